@@ -319,10 +319,11 @@ def grid_line(name: str, grid: "LossGrid") -> str:
 def status(options: argparse.Namespace) -> int:
     """Say which rank is in which state, from the run's files; exits with 1 if something is wrong."""
     from distsummary.tools.columns import width_of
-    from distsummary.tools.status import read_status, text_of
+    from distsummary.tools.status import read_status
+    from distsummary.tools.status_text import as_json, text_of
 
     found = read_status(options.run_dir)
-    print(json.dumps(found.as_json()) if options.json else text_of(found, width=width_of(sys.stdout)))
+    print(json.dumps(as_json(found)) if options.json else text_of(found, width=width_of(sys.stdout)))
     return found.exit_code
 
 

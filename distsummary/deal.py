@@ -22,8 +22,8 @@ class Heartbeat(NamedTuple):
     """What a rank tells about itself, every BEAT_S.
 
     `step`: the newest recorded one; 0 before the first. `phase`: what the process does, such as "training".
-    `step_s`: seconds a step since the last heartbeat; 0 if unknown. `total`: how many steps the training will
-    have by its loader; None if unknown. `dropped`: how many values were dropped so far.
+    `step_s`: seconds a step, the mean of the last 30 s; 0 if none was made. `total`: how many steps the
+    training will have by its loader; None if unknown. `dropped`: how many values were dropped so far.
     """
 
     step: int = 0

@@ -29,6 +29,7 @@ from distsummary.topology import is_alive
 LOST_S = SILENT_S
 NO_END = "it told no end"
 TERMINATED = "Terminated: "  # the error of a rank that SIGTERM or SIGHUP ended
+GONE, SILENT = "its process is gone from", "its heartbeats stopped"  # why a rank is lost, if nobody told
 STATES = ("failed", "interrupted", "running", "lost", "superseded", "unknown")  # of an attempt, first first
 
 
@@ -53,6 +54,7 @@ class RankState:
         step, phase, step_s: the newest step, what the process did, and seconds a step, by its last heartbeat;
             the step is None if there was no heartbeat.
         heard_s: seconds since the rank last told anything.
+        lost_since: of a lost rank, when it last told anything, in seconds since the epoch; else None.
         error: what its training raised: the type and the message's first line.
         reason: why it is lost, or what else is known about its end; of a superseded rank, what the later
             attempt hides.
@@ -68,6 +70,7 @@ class RankState:
     phase: str = ""
     step_s: float = 0.0
     heard_s: float = 0.0
+    lost_since: float | None = None
     error: str = ""
     reason: str = ""
     host: str = ""
@@ -86,7 +89,8 @@ class AttemptState:
         started: seconds since the epoch.
         ranks: those that registered, by rising number. missing: those that never did.
         failure: the first one in time, but a cause before its consequences, such as the broken connections
-            of other ranks; None if no rank failed or is lost.
+            of other ranks; None if nobody told of a failure or a death: of ranks that only fell silent,
+            nobody knows which one was the first.
     """
 
     role: str
@@ -178,12 +182,14 @@ def _attempt(entry: Manifest, entries: list[Manifest], told: Mapping[int, Told],
         ranks.append(state)
         if state.state == "failed":
             failures.append(Failure(rank, state.error, float((found or {}).get("ended") or 0.0)))
-        elif _is_silent(state):
-            seen_s = float(death.get("time", 0.0)) if death else now - state.heard_s
-            failures.append(Failure(rank, state.reason, seen_s))
+        elif _is_silent(state) and death:
+            failures.append(Failure(rank, state.reason, float(death.get("time", 0.0))))
     if noted := entry.get("failure"):
         failures.append(Failure(int(noted["rank"]), str(noted["error"]), float(noted.get("time", 0.0))))
     unseen = {one.rank for one in ranks if _is_silent(one) and str(one.rank) not in deaths}
+    if failures or any(one.state == "interrupted" for one in ranks):  # which may follow from the death
+        silent = [one for one in ranks if one.rank in unseen]
+        failures += [Failure(one.rank, one.reason, now - one.heard_s) for one in silent]
 
     def precedence(failure: Failure) -> tuple[bool, bool, float]:
         """What follows from the end of another rank comes last, also if it was told before that end was seen.
@@ -247,7 +253,7 @@ def _rank(
         elif is_alive(found) is False:
             state, reason = "lost", _gone(found)
         elif heard_s > LOST_S:
-            state, reason = "lost", f"no heartbeat for {heard_s:.0f} s"
+            state, reason = "lost", SILENT
     elif state in TRAINED:
         reason = str(found["health"].get("missing", ""))
     return RankState(
@@ -259,6 +265,7 @@ def _rank(
         phase=str(beat.get("phase", "")),
         step_s=float(beat.get("step_s") or 0.0),
         heard_s=heard_s,
+        lost_since=heard if state == "lost" else None,
         error=str(found.get("error") or ""),
         reason=reason,
         host=found["host"],
@@ -273,4 +280,4 @@ def _is_silent(rank: RankState) -> bool:
 
 
 def _gone(found: Manifest) -> str:
-    return f"process {found['pid']} on {found['host']} is gone"
+    return f"{GONE} {found['host']}"

@@ -2,8 +2,7 @@
 
 from collections.abc import Set as AbstractSet
 
-from distsummary.aggregate.statistics import RANKS_TAG
-from distsummary.format.records import CUSTOM_SCALARS, Value
+from distsummary.format.records import CUSTOM_SCALARS, RANKS_TAG, Value
 from distsummary.pb.tensorboard_custom_scalars_pb2 import Category, Chart, Layout, MarginChartContent
 
 LAYOUT_TAG = "custom_scalars__config__"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from distsummary.aggregate.statistics import RANKS_TAG, Floats, Ints
-from distsummary.format.records import MINDSPORE
+from distsummary.aggregate.statistics import Floats, Ints
+from distsummary.format.records import MINDSPORE, RANKS_TAG
 from distsummary.reading.reader import read_once
 from distsummary.reading.scalar_columns import ScalarColumns
 from distsummary.reading.segments import segments

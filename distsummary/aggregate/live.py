@@ -15,13 +15,14 @@ from distsummary.aggregate.hearing import POLL_S, WAIT_S, Hearing
 from distsummary.aggregate.live_bulk import BulkReader, Wanted
 from distsummary.aggregate.live_files import LiveFiles
 from distsummary.aggregate.merge import refuse_foreign_files
-from distsummary.aggregate.statistics import RANKS_TAG, Rows, StatisticsRule
+from distsummary.aggregate.statistics import Rows, StatisticsRule
 from distsummary.aggregate.waiting import GRAPH, BulkKey, Due, Told, Waiting, rows_of
 from distsummary.errors import RunDirError
 from distsummary.format.digest import Digest
 from distsummary.format.records import (
     CUSTOM_SCALARS,
     MAX_TAG_BYTES,
+    RANKS_TAG,
     Value,
 )
 from distsummary.publish import ensure_directory

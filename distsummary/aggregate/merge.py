@@ -20,13 +20,13 @@ from distsummary.aggregate.merge_lineage import Conflict
 from distsummary.aggregate.merged_files import MergedFiles, holds_steps, other_segments
 from distsummary.aggregate.rank_files import Bulk, RankFiles
 from distsummary.aggregate.shards import AddedShards
-from distsummary.aggregate.statistics import RANKS_TAG, StatisticsRule
+from distsummary.aggregate.statistics import StatisticsRule
 from distsummary.aggregate.step_events import recorded_by, step_events
 from distsummary.checks import check_type
 from distsummary.coordination import awaited_aggregator, newest_attempt
 from distsummary.errors import InvalidValueError, MissingFileError, NotADirectoryPathError, RunDirError
 from distsummary.format.encode import Refusal
-from distsummary.format.records import Event, Value
+from distsummary.format.records import RANKS_TAG, Event, Value
 from distsummary.publish import ensure_directory
 from distsummary.reading.reader import Damage
 from distsummary.run_dir import Manifest, RunDir

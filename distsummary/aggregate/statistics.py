@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from distsummary.format.records import Value
+from distsummary.format.records import RANKS_TAG, Value
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -35,7 +35,6 @@ KEY_TAGS = frozenset(
     )
 )
 SAMPLED = ("system/process/", "system/node/", "system/gpu/")  # tags that each rank records at its own steps
-RANKS_TAG = "perf/ranks"  # on how many ranks a merged step stands
 MAX_DIFFERING = 256  # tags that get statistics because ranks differ
 KINDS = ("min", "median", "max", "argmax_rank")  # the statistics that follow a mean, `<tag>/<kind>`
 _ALWAYS, _NEVER = float("-inf"), float("inf")  # as steps

@@ -249,7 +249,7 @@ class SummaryCollector(Callback):
             self._session = self._open(topology, refuse_finished=is_new)
             self._evaluator = None
             self._record_evaluations(self._session)
-            self._session.begin_heartbeats(self._hear)
+            self._session.begin_heartbeats(self._hear, int(params.get("initial_step") or 0))
         session = self._session
         session.phase = "training"
         self.recorder.record = session.record

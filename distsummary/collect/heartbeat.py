@@ -2,12 +2,14 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 
 from distsummary.deal import BEAT_S, Deal, Heartbeat
 from distsummary.writing.health import Failures
 
 FIRST_S = 1.0  # the first heartbeat comes early: it tells the number of steps, which the first deal needs
+WINDOW_S = 30.0  # the seconds a step are told as the mean over so long
 STOP_S = 1.0  # `stop` waits this long for a heartbeat that is being told
 
 
@@ -22,6 +24,7 @@ class Pulse:
         tell: tells a heartbeat; returns the deal that holds for the run, None if there is none.
         follow: called with each deal that is new.
         failures: counts what raises.
+        step: the newest step when the training begins; a resumed one has some behind it.
     """
 
     def __init__(
@@ -30,10 +33,12 @@ class Pulse:
         tell: Callable[[Heartbeat], Deal | None],
         follow: Callable[[Deal], None],
         failures: Failures,
+        step: int = 0,
     ) -> None:
         self._place, self._tell, self._follow, self._failures = place, tell, follow, failures
         self._version = 0  # of the newest deal
-        self._told = (0, time.monotonic())  # the step of the last heartbeat, and when it was told
+        # The steps of the newest heartbeats, and when they were told: as many as WINDOW_S has.
+        self._told = deque([(step, time.monotonic())], maxlen=1 + round(WINDOW_S / BEAT_S))
         self._is_stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="distsummary-heartbeat", daemon=True)
         self._thread.start()
@@ -54,12 +59,14 @@ class Pulse:
 
     def _beat(self) -> None:
         place = self._place()
-        step = place.step
-        before, then_s = self._told
-        now_s = time.monotonic()
-        step_s = (now_s - then_s) / (step - before) if step > before else 0.0
-        self._told = step, now_s
-        deal = self._tell(place._replace(step_s=step_s))
+        self._told.append((place.step, time.monotonic()))
+        deal = self._tell(place._replace(step_s=seconds_a_step(self._told)))
         if deal is not None and deal.version > self._version:
             self._version = deal.version
             self._follow(deal)
+
+
+def seconds_a_step(told: Sequence[tuple[int, float]]) -> float:
+    """The mean from the first to the last (step, time in seconds); 0 if no step was made."""
+    (first, began_s), (last, now_s) = told[0], told[-1]
+    return (now_s - began_s) / (last - first) if last > first else 0.0

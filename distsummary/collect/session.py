@@ -195,10 +195,14 @@ class Session:
                 listed(names),
             )
 
-    def begin_heartbeats(self, follow: Callable[[Deal], None]) -> None:
-        """From now on, tell the coordinator how far this rank is; `follow` is called with each new deal."""
+    def begin_heartbeats(self, follow: Callable[[Deal], None], step: int = 0) -> None:
+        """From now on, tell the coordinator how far this rank is; `follow` is called with each new deal.
+
+        `step`: how many steps a resumed training has behind it.
+        """
+        self._step = step
         tell = partial(self._coordinator.beat, self.topology, self._registration.attempt)
-        self._pulse = Pulse(self._place, tell, follow, self.failures)
+        self._pulse = Pulse(self._place, tell, follow, self.failures, step)
 
     def _place(self) -> Heartbeat:
         dropped = sum(self.health().dropped.values())

@@ -20,6 +20,7 @@ TENSORBOARD_PLUGINS = (HPARAMS, CUSTOM_SCALARS)
 MINDSPORE = "mindspore"
 TENSORBOARD = "tensorboard"
 DIALECTS = (MINDSPORE, TENSORBOARD)
+RANKS_TAG = "perf/ranks"  # of the merged run: on how many ranks a step stands
 
 # What the acknowledgement of an event guarantees. QUEUED: only that it is in a queue in memory; if writing it
 # fails, it is dropped, not retried. WRITTEN: it survives the death of any process. SYNCED: also a power cut.

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import time
 from collections.abc import Collection, Sequence
 from typing import TextIO
 
@@ -29,14 +30,29 @@ def aligned(rows: Sequence[Sequence[str]], *, right: Collection[int] = (), width
     return lines
 
 
-def width_of(out: TextIO) -> int:
-    """How many characters a line may have: as many as the terminal has, WIDTH elsewhere."""
-    return max(MIN_WIDTH, shutil.get_terminal_size().columns) if out.isatty() else WIDTH
+def width_of(out: TextIO, elsewhere: int = WIDTH) -> int:
+    """How many characters a line may have: as many as the terminal has, `elsewhere` without one."""
+    return max(MIN_WIDTH, shutil.get_terminal_size().columns) if out.isatty() else elsewhere
 
 
 def cut(text: str, width: int) -> str:
     """The text, or its beginning and "..." if it is longer than `width`."""
     return text if len(text) <= width else f"{text[: width - 3]}..."
+
+
+def shortened(path: str, width: int) -> str:
+    """The path, or its beginning, "..." and its longer end if it is longer than `width`."""
+    if len(path) <= width:
+        return path
+    head = (width - 3) // 3
+    return f"{path[:head]}...{path[head + 3 - width :]}"
+
+
+def clock(moment: float, now: float) -> str:
+    """A local time such as 14:35:00, with the date if it is not that of `now`; both in s since the epoch."""
+    then = time.localtime(moment)
+    is_today = then[:3] == time.localtime(now)[:3]
+    return time.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M:%S", then)
 
 
 def printable(text: str) -> str:

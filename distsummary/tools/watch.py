@@ -9,7 +9,9 @@ from typing import TextIO
 
 from distsummary.states import is_over
 from distsummary.tools.columns import width_of
-from distsummary.tools.status import Status, read_status, text_of
+from distsummary.tools.status import Status, read_status
+from distsummary.tools.status_text import as_json as json_of
+from distsummary.tools.status_text import text_of
 
 _CLEAR = "\x1b[H\x1b[2J"  # the cursor goes to the corner of an empty screen
 
@@ -41,7 +43,7 @@ def watch(
             now = summary(status)
             if now != before:
                 clock = time.strftime("%H:%M:%S", time.localtime(status.now))
-                print(json.dumps(status.as_json()) if as_json else f"{clock} {now}", file=out, flush=True)
+                print(json.dumps(json_of(status)) if as_json else f"{clock} {now}", file=out, flush=True)
             before = now
         if is_last:
             break

@@ -38,6 +38,9 @@ def check_states(made: Any) -> Iterator[str]:
             yield f"rank {rank.rank} is {rank.state}, expected {expected}: {_told(attempt)}"
     if ending.words:
         failure = attempt.failure
+        if failure is None:  # nobody told of a failure or a death
+            silent = [one for one in attempt.ranks if one.rank == made.culprit and one.state == "lost"]
+            failure = states.Failure(made.culprit, silent[0].reason, 0) if silent else None
         if (
             failure is None
             or failure.rank != made.culprit

@@ -1,7 +1,10 @@
 """The ends of event files."""
 
+import pytest
+
 from distsummary.format.records import DIALECTS, Batch, Event, Value
-from distsummary.reading.newest import newest_events
+from distsummary.reading import newest
+from distsummary.reading.newest import newest_events, step_since
 from distsummary.reading.segments import segments
 from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter
@@ -43,3 +46,39 @@ def test_an_earlier_attempt_is_found_behind_a_later_one(tmp_path):
     written(tmp_path, range(1, 6), attempt=1)
     assert [max(e.step for e in newest_events(tmp_path, attempt=n)) for n in (0, 1, None)] == [30, 5, 5]
     assert newest_events(tmp_path, attempt=2) == []
+
+
+STEPS = 2000
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A file with two scalars a step, and at each tenth step an event of its own that says something else."""
+    place = tmp_path_factory.mktemp("run")
+    writer = RankWriter(WriterSpec(directory=place, run_id=RUN))
+    events = []
+    for step in range(1, STEPS + 1):
+        if step % 10 == 0:
+            events.append(Event(step - 5, 0.0, [Value("text", "note", "x" * 300)]))
+        events.append(Event(step, 0.0, [Value("scalar", "a", float(step)), Value("scalar", "b", 0.0)]))
+    writer.write(Batch(run_id=RUN, attempt=0, rank=0, first_seq=1, events=events))
+    writer.close()
+    return place
+
+
+@pytest.mark.parametrize("since", [1, 2, 700, 1337, STEPS, None])
+def test_the_step_since_which_something_holds_is_found_in_few_places(place, since, monkeypatch):
+    asked = []
+
+    def holds(event):
+        asked.append(event.step)
+        values = [value.data for value in event.values if value.tag == "a"]
+        return values[0] >= (since or STEPS + 1) if values else None
+
+    monkeypatch.setattr(newest, "TAIL_BYTES", 4096)
+    assert step_since(place, holds) == since
+    assert len(asked) < STEPS / 10
+
+
+def test_a_directory_without_events_has_no_such_step(tmp_path):
+    assert step_since(tmp_path, lambda event: True) is None

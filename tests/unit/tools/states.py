@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from distsummary.states import AttemptState, Failure, RankState, RunState
-from distsummary.tools.status import Status
+from distsummary.tools.status import Merged, Status
 
 BEGAN = 1_800_000_000.0
 
@@ -27,7 +27,7 @@ def attempt_state(ranks, state: str = "running", **fields) -> AttemptState:
     return AttemptState(state=state, ranks=tuple(ranks), world_size=world_size, **fields)
 
 
-def status_of(*attempts: AttemptState, merged_step: int | None = None) -> Status:
+def status_of(*attempts: AttemptState, merged: Merged | None = None) -> Status:
     newest = attempts[-1] if attempts else None
     run = RunState(
         path=Path("/runs/mine"),
@@ -36,11 +36,12 @@ def status_of(*attempts: AttemptState, merged_step: int | None = None) -> Status
         attempts=attempts,
         newest=newest,
     )
-    return Status(run=run, now=BEGAN + 3120.0, merged_step=merged_step)
+    return Status(run=run, now=BEGAN + 3120.0, merged=merged)
 
 
 def lost(rank: int, **fields) -> RankState:
-    return rank_state(rank, "lost", reason=f"process {1000 + rank} on node-0 is gone", heard_s=95.0, **fields)
+    fields = {"heard_s": 95.0, "reason": "its process is gone from node-0", **fields}
+    return rank_state(rank, "lost", lost_since=BEGAN + 3120 - fields["heard_s"], **fields)
 
 
 def failure(rank: int, error: str) -> Failure:

@@ -470,7 +470,7 @@ def test_lost_ranks_are_noted_and_no_problem(nasty_tmp_path: Path):
     [note] = report.findings
     assert (note.kind, note.severity, report.exit_code) == ("lost_ranks", "note", 0)
     assert "ranks 0, 1, 2, 3, 4 and 3 more of attempt 0 of role train died without a word" in note.message
-    assert "process 1 on n0 is gone" in note.message
+    assert "its process is gone from n0" in note.message
 
 
 def test_a_run_of_an_older_version_is_divided_among_its_ranks(nasty_tmp_path: Path):

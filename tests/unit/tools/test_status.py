@@ -10,7 +10,8 @@ import pytest
 import distsummary as ds
 from distsummary.errors import DamagedFileError, MissingFileError
 from distsummary.run_dir import RunDir
-from distsummary.tools.status import hints, read_status, text_of
+from distsummary.tools.status import Merged, read_status
+from distsummary.tools.status_text import as_json, hints, text_of
 from tests.unit.tools.states import attempt_state, failure, lost, rank_state, status_of
 
 
@@ -26,9 +27,9 @@ def _in_utc(monkeypatch):
 def test_a_run_of_four_ranks_is_a_line_for_each():
     ranks = [rank_state(rank) for rank in range(4)]
     ranks[3] = rank_state(3, step=118, step_s=0.2, phase="evaluating", health={"dropped": 2})
-    assert text_of(status_of(attempt_state(ranks), merged_step=118)).splitlines() == [
+    assert text_of(status_of(attempt_state(ranks), merged=Merged(118, 4))).splitlines() == [
         "/runs/mine: running, attempt 0, 4 ranks, step 120, began 2027-01-15 08:00:00 (52 min ago)",
-        "  merged up to step 118",
+        "  merged up to step 118, the newest on 4 ranks",
         "",
         "rank  state    step  phase       ms/step  heard  dropped  process",
         "0     running   120  training       12.3    2 s        -  node-0:1000",
@@ -52,25 +53,83 @@ def test_a_run_that_lost_a_rank_names_it_and_why():
         "rank  state    step  phase     ms/step  heard  dropped  process",
         "0     running   120  training     12.3    2 s        -  node-0:1000",
         "1     running   120  training     12.3    2 s        -  node-0:1001",
-        "2     lost       31  training     12.3   95 s        -  node-0:1002  process 1002 on node-0 is gone",
+        "2     lost       31  -               -   95 s        -  node-0:1002  "
+        "its process is gone from node-0",
         "3     missing     -  -               -      -        -  -            never registered",
         "",
         "The run goes on without rank 2: 2 ranks run.",
-        "  Rank 2 lost: process 1002 on node-0 is gone",
+        "  Rank 2 lost since 08:50:25 (95 s ago): its process is gone from node-0",
         "Rank 3 never registered; a training may record on some ranks only.",
+        "To have rank 2 again, end the job and start it again from its newest checkpoint with initial_step= "
+        "(attempt 1).",
         "next: distsummary watch /runs/mine",
     ]
     assert status.exit_code == 1
 
 
 def test_a_dead_run_says_where_it_ended_and_what_to_do():
-    status = status_of(attempt_state([lost(rank) for rank in range(2)], "lost"), merged_step=100)
+    silent = attempt_state([lost(rank, heard_s=95.0 - 4 * rank) for rank in range(2)], "lost")
+    status = status_of(silent, merged=Merged(100, 2))
     assert hints(status) == [
         "The run is dead at step 120.",
-        "  Ranks 0-1 lost: process 1000 on node-0 is gone",
+        "  Ranks 0-1 lost between 08:50:25 and 08:50:29 (91 s ago): their processes are gone from node-0",
+        "Nobody told why: look at the job's log and at the kernel's (dmesg: out of memory?).",
         "The merged run ends at step 100, the ranks came to 120: distsummary merge /runs/mine",
-        "next: start the job again (attempt 1), or: distsummary fsck /runs/mine",
+        "next: mend the cause, then start it again from its newest checkpoint with initial_step= (attempt 1)",
     ]
+    assert "first failure" not in text_of(status)
+
+
+def test_checkpoints_that_a_dead_run_has_are_named(tmp_path):
+    run = ds.init(tmp_path, quiet=True)
+    list(run.steps(range(2)))
+    run.__exit__(ValueError, ValueError("no"), None)
+    assert "ckpt_dir" not in hints(read_status(tmp_path))[-1]
+    RunDir(tmp_path).ckpt_dir.mkdir()
+    (RunDir(tmp_path).ckpt_dir / "Net_12_step.ckpt").touch()
+    assert hints(read_status(tmp_path))[-1].endswith(f"its ckpt_dir holds parameters: {tmp_path}/ckpt_dir")
+
+
+def test_ranks_of_several_hosts_that_fell_silent_are_one_line_without_their_hosts():
+    ranks = [lost(rank, host=f"n{rank}", reason=f"its process is gone from n{rank}") for rank in range(2)]
+    assert hints(status_of(attempt_state(ranks, "lost")))[1] == (
+        "  Ranks 0-1 lost since 08:50:25 (95 s ago): their processes are gone from 2 hosts"
+    )
+    ranks = [lost(rank, reason="its heartbeats stopped") for rank in range(2)]
+    assert hints(status_of(attempt_state(ranks, "lost")))[1].endswith("(95 s ago): their heartbeats stopped")
+
+
+def test_a_rank_that_is_behind_is_named_in_a_run_of_any_size():
+    ranks = [rank_state(rank, step=717, step_s=1.0) for rank in range(4)]
+    ranks[3] = rank_state(3, step=522, step_s=1.5)
+    status = status_of(attempt_state(ranks), merged=Merged(689, 3, 61))
+    assert hints(status) == [
+        "The run goes on: all 4 ranks run, but rank 3 is behind.",
+        "Rank 3 is 195 steps, 3 min, behind the others (1.5 s a step against 1.0 s).",
+        "The merged run stands on 3 of the 4 ranks that run since step 61 or so: rank 3 tells steps 30 s "
+        "after the first; the merge at the end completes it.",
+        "next: distsummary watch /runs/mine",
+    ]
+    assert status.exit_code == 0
+    [attempt] = as_json(status)["attempts"]
+    assert [rank["behind"] for rank in attempt["ranks"]] == [0, 0, 0, 195]
+
+
+@pytest.mark.parametrize(
+    ("step", "step_s", "is_behind"),
+    [(702, 1.0, False), (701, 1.0, True), (690, 0.0, True), (710, 0.5, False)],
+)
+def test_fifteen_seconds_of_steps_are_behind(step, step_s, is_behind):
+    ranks = [
+        *[rank_state(rank, step=717, step_s=1.0) for rank in range(3)],
+        rank_state(3, step=step, step_s=step_s),
+    ]
+    assert (3 in status_of(attempt_state(ranks)).behind) is is_behind
+
+
+def test_steps_of_minutes_are_behind_by_more_than_two():
+    ranks = [rank_state(rank, step=20 - 2 * rank, step_s=60.0) for rank in range(3)]
+    assert status_of(attempt_state(ranks)).behind == {2: 4}
 
 
 def test_a_run_that_ended_without_a_rank_is_not_called_dead():
@@ -79,7 +138,7 @@ def test_a_run_that_ended_without_a_rank_is_not_called_dead():
 
 
 def test_the_step_is_the_newest_that_is_known():
-    assert status_of(attempt_state([rank_state(0)]), merged_step=130).step == 130
+    assert status_of(attempt_state([rank_state(0)]), merged=Merged(130)).step == 130
 
 
 @pytest.mark.parametrize(
@@ -106,8 +165,7 @@ def test_a_run_without_ranks_says_so():
 def test_a_hang_names_the_rank_that_is_behind():
     ranks = [rank_state(rank, step=30 if rank == 1 else 31, step_s=0.0) for rank in range(4)]
     assert hints(status_of(attempt_state(ranks)))[1] == (
-        "No rank has made a step since its last heartbeat; look at rank 1 first: at step 30, the others are "
-        "further."
+        "No rank has made a step for 30 s; look at rank 1 first: at step 30, the others are further."
     )
     ranks[3] = rank_state(3, step=31, step_s=0.0, phase="evaluating")
     assert "No rank" not in text_of(status_of(attempt_state(ranks)))
@@ -168,10 +226,10 @@ def test_a_thousand_different_errors_fit_on_a_screen():
 def test_a_dead_node_is_a_line_with_its_name():
     ranks = [rank_state(rank) for rank in range(64)]
     ranks[16:40] = [
-        rank_state(rank, "lost", reason="no heartbeat for 41 s", host="n7") for rank in range(16, 40)
+        rank_state(rank, "lost", reason="its heartbeats stopped", host="n7") for rank in range(16, 40)
     ]
     lines = text_of(status_of(attempt_state(ranks)), width=200).splitlines()
-    assert re.fullmatch(r"16-39 +lost +120 .* n7 +no heartbeat for 41 s", lines[3])
+    assert re.fullmatch(r"16-39 +lost +120 .* n7 +its heartbeats stopped", lines[3])
 
 
 def test_a_long_path_has_a_line_of_its_own():
@@ -187,10 +245,11 @@ def test_text_of_others_cannot_control_the_terminal():
 
 
 def test_json_is_strict_and_has_every_rank():
-    status = status_of(attempt_state([rank_state(0, health={"dropped": 2}), lost(1)]), merged_step=7)
-    found = json.loads(json.dumps(status.as_json(), allow_nan=False))
+    status = status_of(attempt_state([rank_state(0, health={"dropped": 2}), lost(1)]), merged=Merged(7, 2))
+    found = json.loads(json.dumps(as_json(status), allow_nan=False))
     assert found["attempts"][found["newest"]]["ranks"][0]["dropped"] == 2
-    assert (found["is_healthy"], found["step"], found["merged_step"]) == (False, 120, 7)
+    assert (found["step"], found["merged_step"], found["merged_ranks"]) == (120, 7, 2)
+    assert found["is_healthy"] is False
     assert found["hints"] == hints(status)
 
 

@@ -1,0 +1,333 @@
+"""What is said of a run's states: a text of one screen, the same as JSON, what they mean and what to do."""
+
+import re
+import shlex
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from itertools import compress
+from operator import not_
+from pathlib import Path
+from typing import Any
+
+from distsummary.run_dir import RunDir
+from distsummary.states import GONE, SILENT, AttemptState, RankState
+from distsummary.tools.columns import (
+    WIDTH,
+    aligned,
+    clock,
+    cut,
+    lasting,
+    named,
+    numbered,
+    printable,
+    short_ranges,
+)
+from distsummary.tools.status import EACH_RANK, GOOD, Status, dropped_by, newest_step, ranks_behind
+
+ODD_RANKS = 12  # of more ranks, up to so many that are not as they should be
+MAX_ROWS = 18  # of more ranks; with all else, 40 lines
+EARLIER = 3  # attempts before the newest that have a line
+
+_HEAD = ("rank", "state", "step", "phase", "ms/step", "heard", "dropped", "process", "")
+_RIGHT = (2, 4, 5, 6)
+
+
+def text_of(status: Status, *, width: int = WIDTH) -> str:
+    """The run, its ranks and what to do next, in lines of at most `width` characters."""
+    run, newest = status.run, status.run.newest
+    lines = [cut(line, width) for line in _head(status, width)]
+    if newest is None:
+        return "\n".join([*lines, *hints(status)])
+    if newest.failure is not None:
+        lines.append(
+            cut(f"  first failure: rank {newest.failure.rank}, {printable(newest.failure.error)}", width)
+        )
+    if status.merged is not None:
+        on = "" if status.merged.ranks is None else f", the newest on {numbered(status.merged.ranks, 'rank')}"
+        lines.append(f"  merged up to step {status.merged.step:,}{on}")
+    others = [one for one in run.attempts if one is not newest]
+    if len(others) > EARLIER:
+        lines.append(f"  {numbered(len(others) - EARLIER, 'earlier attempt')}: see --json")
+    lines += [cut(f"  {_other_line(one, newest)}", width) for one in others[-EARLIER:]]
+    lines += ["", *aligned([_HEAD, *_rows(newest)], right=_RIGHT, width=width), ""]
+    return "\n".join(lines + hints(status))
+
+
+def _head(status: Status, width: int) -> list[str]:
+    """The run in one line; in two if it is too long for one."""
+    run, newest = status.run, status.run.newest
+    parts = [run.state]
+    if newest is not None:
+        role = "" if newest.role == "train" else f" of role {newest.role}"
+        parts.append(f"attempt {newest.attempt}{role}")
+        parts.append(numbered(newest.world_size, "rank"))
+        if status.step is not None:
+            parts.append(f"step {status.step:,}")
+        began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(newest.started))
+        parts.append(f"began {began} ({lasting(max(0.0, status.now - newest.started))} ago)")
+    path, facts = f"{printable(str(run.path))}:", ", ".join(parts)
+    return [f"{path} {facts}"] if len(path) + 1 + len(facts) <= width else [path, f"  {facts}"]
+
+
+def as_json(status: Status) -> dict[str, Any]:
+    """For JSON; docs/ranks.md lists the fields."""
+    run = asdict(status.run)
+    attempts = [_attempt_as_json(attempt, attempt is status.run.newest) for attempt in status.run.attempts]
+    newest = None if status.run.newest is None else status.run.attempts.index(status.run.newest)
+    return {
+        "path": str(status.run.path),
+        "run_id": run["run_id"],
+        "state": run["state"],
+        "is_healthy": status.is_healthy,
+        "step": status.step,
+        "merged_step": status.merged_step,
+        "merged_ranks": status.merged.ranks if status.merged else None,
+        "now": status.now,
+        "newest": newest,
+        "attempts": attempts,
+        "hints": hints(status),
+    }
+
+
+def hints(status: Status) -> list[str]:
+    """What the states mean, what to do, and the next command; sentences, one in each line."""
+    run, newest = status.run, status.run.newest
+    path = shlex.quote(printable(str(run.path)))
+    if newest is None:
+        return ["No rank has registered: the job has not reached its first step."]
+    bad = [rank for rank in newest.ranks if rank.state not in GOOD]
+    living = [rank for rank in newest.ranks if rank.state == "running"]
+    lost = [rank for rank in bad if rank.state == "lost"]
+    said = [_verdict(status, newest, bad, living), *_causes(newest, bad, status.now)]
+    if lost and newest.failure is None:
+        said.append("Nobody told why: look at the job's log and at the kernel's (dmesg: out of memory?).")
+    if newest.missing and bad + living:
+        said.append(f"{named(newest.missing)} never registered; a training may record on some ranks only.")
+    said += _standing_still(newest, living) or _behind(status, living)
+    said += _merged_short(status, living)
+    if dropped := {rank.rank: count for rank in newest.ranks if (count := dropped_by(rank))}:
+        values = numbered(sum(dropped.values()), "value")
+        said.append(f"{named(dropped)} dropped {values}; the log names each reason once.")
+    step = newest_step(newest)
+    if newest.world_size > 1 and not living and step and (status.merged_step or 0) < step:
+        at = f"ends at step {status.merged_step:,}" if status.merged_step is not None else "is missing"
+        said.append(f"The merged run {at}, the ranks came to {step:,}: distsummary merge {path}")
+    again = f"start it again from its newest checkpoint with initial_step= (attempt {newest.attempt + 1})"
+    if living and bad:
+        said.append(f"To have {named([rank.rank for rank in bad], 'rank')} again, end the job and {again}.")
+    if living:
+        said.append(f"next: distsummary watch {path}")
+    elif newest.state in ("lost", "failed", "interrupted"):
+        there = f"; its ckpt_dir holds parameters: {path}/ckpt_dir" if _has_checkpoints(run.path) else ""
+        said.append(f"next: mend the cause, then {again}{there}")
+    elif bad:
+        said.append(f"next: distsummary fsck {path}")
+    else:
+        said.append(f"next: tensorboard --logdir {path}")
+    return said
+
+
+def _attempt_as_json(attempt: AttemptState, is_newest: bool) -> dict[str, Any]:
+    found = asdict(attempt)
+    behind = ranks_behind(attempt.ranks) if is_newest else {}
+    for rank, state in zip(found["ranks"], attempt.ranks, strict=True):
+        rank["dropped"] = dropped_by(state)
+        rank["behind"] = behind.get(state.rank, 0) if state.state == "running" else None
+        rank["health"] = dict(state.health)
+    return found | {
+        "failure": None if attempt.failure is None else attempt.failure._asdict(),
+        "step": newest_step(attempt),
+    }
+
+
+def _other_line(attempt: AttemptState, newest: AttemptState) -> str:
+    """What an attempt beside the newest one came to."""
+    step = newest_step(attempt)
+    came = "" if step is None else f", came to step {step:,}"
+    if attempt.role != newest.role:
+        return f"{attempt.role} attempt {attempt.attempt}: {attempt.state}{came}"
+    why = f" (rank {attempt.failure.rank}: {printable(attempt.failure.error)})" if attempt.failure else ""
+    ranks = numbered(attempt.world_size, "rank")
+    return f"before: attempt {attempt.attempt}, {attempt.state}, {ranks}{came}{why}"
+
+
+def _verdict(
+    status: Status, newest: AttemptState, bad: Sequence[RankState], living: Sequence[RankState]
+) -> str:
+    others = numbered(len(living), "rank")
+    lacking = named([rank.rank for rank in bad], "rank")
+    goes_on = f"{others} {'goes' if len(living) == 1 else 'go'} on"
+    if living and not bad:
+        is_all = len(living) == newest.world_size > 1
+        ended = len(newest.ranks) - len(living)
+        finished = f", {ended:,} {'has' if ended == 1 else 'have'} finished" if ended else ""
+        runs = f"{f'all {others} run' if is_all else goes_on}{finished}"
+        if slow := status.behind:
+            are = "is" if len(slow) == 1 else "are"
+            return f"The run goes on: {runs}, but {named(slow, 'rank')} {are} behind."
+        return f"The run is fine: {runs}."
+    if living:
+        return f"The run goes on without {lacking}: {others} {'runs' if len(living) == 1 else 'run'}."
+    if not newest.ranks:
+        return "No rank has registered in this attempt."
+    if not bad:
+        return "The run is fine: it has finished."
+    if newest.state == "finished":
+        return "The run has finished, but events are missing from the files."
+    if newest.state == "lost" and len(bad) < len(newest.ranks):
+        return f"The run has ended without {lacking}, which did not finish."
+    verb = {"interrupted": "was interrupted", "failed": "has failed", "lost": "is dead"}
+    step = newest_step(newest)
+    return f"The run {verb.get(newest.state, 'has ended')}" + (f" at step {step:,}." if step else ".")
+
+
+def _causes(newest: AttemptState, bad: Sequence[RankState], now: float) -> list[str]:
+    """The ranks that are not as they should be, one line for each reason, at most four."""
+    first = newest.failure.rank if newest.failure else -1
+    causes = sorted(_alike(bad), key=lambda ranks: first not in [rank.rank for rank in ranks])
+    said = []
+    for ranks in causes[:3]:
+        why = _why(ranks)
+        numbers = named([rank.rank for rank in ranks])
+        since = _since([one.lost_since for one in ranks if one.lost_since is not None], now)
+        said.append(f"  {numbers} {ranks[0].state}{since}" + (f": {why}" if why else ""))
+    if len(causes) > 3:
+        said.append(f"  and {numbered(sum(map(len, causes[3:])), 'more rank')}: see --json")
+    return said
+
+
+def _since(moments: Sequence[float], now: float) -> str:
+    """When ranks were last heard of, such as: since 14:35:00 (5 min ago)."""
+    if not moments:
+        return ""
+    ends = dict.fromkeys(clock(moment, now) for moment in (min(moments), max(moments)))
+    ago = lasting(max(0.0, now - max(moments)))
+    between = "since " if len(ends) == 1 else "between "
+    return f" {between}{' and '.join(ends)} ({ago} ago)"
+
+
+def _why(ranks: Sequence[RankState]) -> str:
+    """The reason of ranks that have the same one."""
+    why = printable(ranks[0].error or ranks[0].reason)
+    if len(ranks) == 1 or not why.startswith((GONE, SILENT)):
+        return why
+    hosts = {rank.host for rank in ranks}
+    where = printable(ranks[0].host) if len(hosts) == 1 else numbered(len(hosts), "host")
+    return f"their processes are gone from {where}" if why.startswith(GONE) else "their heartbeats stopped"
+
+
+def _behind(status: Status, living: Sequence[RankState]) -> list[str]:
+    """Which ranks are behind the others, and whether they are slower."""
+    behind = status.behind
+    if not behind:
+        return []
+    paces, others = (
+        [rank.step_s for rank in living if rank.step_s and (rank.rank in behind) is is_behind]
+        for is_behind in (True, False)
+    )
+    steps = _span([f"{min(behind.values()):,}", f"{max(behind.values()):,}"])
+    verb, pace = "is" if len(behind) == 1 else "are", ""
+    if others:
+        usual = statistics.median(others)
+        slow = _pace(statistics.median(paces)) if paces else "no step in the last 30 s"
+        pace = f" ({slow} a step against {_pace(usual)})" if paces else f" ({slow})"
+        steps = f"{steps} steps, {lasting(max(behind.values()) * usual)},"
+    else:
+        steps = f"{steps} steps"
+    return [f"{named([*behind])} {verb} {steps} behind the others{pace}."]
+
+
+def _pace(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+
+
+def _merged_short(status: Status, living: Sequence[RankState]) -> list[str]:
+    """Whether the newest merged steps lack ranks that run."""
+    merged = status.merged
+    if merged is None or merged.ranks is None or merged.ranks >= len(living):
+        return []
+    since = "" if merged.short_since is None else f" since step {merged.short_since:,} or so"
+    late = [rank.rank for rank in living if (rank.step or 0) < merged.step]
+    tells = f": {named(late, 'rank')} {'tells' if len(late) == 1 else 'tell'} steps 30 s after the first"
+    return [
+        f"The merged run stands on {merged.ranks:,} of the {len(living):,} ranks that run{since}"
+        f"{tells if late else ''}; the merge at the end completes it."
+    ]
+
+
+def _has_checkpoints(path: Path) -> bool:
+    directory = RunDir(path).ckpt_dir
+    return directory.is_dir() and any(directory.iterdir())
+
+
+def _standing_still(newest: AttemptState, living: Sequence[RankState]) -> list[str]:
+    """Whether no rank makes steps any more, and at which one to look first."""
+    training = [rank for rank in living if rank.phase == "training" and rank.step]
+    if not training or len(training) < len(living) or any(rank.step_s for rank in training):
+        return []
+    least = min(rank.step or 0 for rank in training)
+    slowest = [rank.rank for rank in training if rank.step == least]
+    if len(slowest) == len(training):
+        return [f"No rank has made a step for 30 s; all are at step {least:,}."]
+    return [
+        f"No rank has made a step for 30 s; look at {named(slowest, 'rank')} first: "
+        f"at step {least:,}, the others are further."
+    ]
+
+
+def _rows(attempt: AttemptState) -> list[tuple[str, ...]]:
+    """The rows of the table: a rank each or, if there are many, ranks that are alike."""
+    ranks = attempt.ranks
+    missing = (short_ranges(attempt.missing), "missing", *["-"] * 6, "never registered")
+    end = [missing] if attempt.missing else []
+    if len(ranks) <= EACH_RANK:
+        return [_row([rank]) for rank in ranks] + end
+    behind = ranks_behind(ranks)
+    is_odd = [rank.state not in GOOD or rank.rank in behind or bool(dropped_by(rank)) for rank in ranks]
+    odd = [*compress(ranks, is_odd)]
+    rows = [_row(alike) for alike in ([[rank] for rank in odd] if len(odd) <= ODD_RANKS else _alike(odd))]
+    rows += [_row(alike) for alike in _alike(compress(ranks, map(not_, is_odd)))] + end
+    if len(rows) > MAX_ROWS:
+        rest = numbered(len(rows) - MAX_ROWS, "more line")
+        rows[MAX_ROWS:] = [("...", f"{rest}: see --json", *[""] * 7)]
+    return rows
+
+
+def _alike(ranks: Iterable[RankState]) -> list[list[RankState]]:
+    """Ranks of the same state, phase and reason together; numbers in the reason may differ."""
+    groups: dict[tuple[str, str, bool, str], list[RankState]] = defaultdict(list)
+    for rank in ranks:
+        why = re.sub(r"\d+", "#", rank.error or rank.reason)
+        groups[rank.state, rank.phase, bool(dropped_by(rank)), why].append(rank)
+    return sorted(groups.values(), key=len)
+
+
+def _row(ranks: Sequence[RankState]) -> tuple[str, ...]:
+    """One rank, or ranks that are alike, as the cells of a line."""
+    first = ranks[0]
+    steps = [rank.step for rank in ranks if rank.step is not None]
+    is_running = first.state == "running"
+    paces = [1e3 * rank.step_s for rank in ranks if rank.step_s and is_running]
+    dropped = [count for rank in ranks if (count := dropped_by(rank)) is not None]
+    hosts = {rank.host for rank in ranks}
+    process = f"{first.host}:{first.pid}" if len(ranks) == 1 else first.host
+    if len(hosts) > 1:
+        process = numbered(len(hosts), "host")
+    return (
+        short_ranges([rank.rank for rank in ranks]),
+        first.state,
+        _span([f"{min(steps)}", f"{max(steps)}"] if steps else []),
+        (is_running and printable(first.phase)) or "-",
+        _span([f"{min(paces):.1f}", f"{max(paces):.1f}"] if paces else []),
+        lasting(max(rank.heard_s for rank in ranks)),
+        f"{sum(dropped)}" if dropped else "-",
+        printable(process),
+        printable(first.error or first.reason),
+    )
+
+
+def _span(ends: Sequence[str]) -> str:
+    return "-".join(dict.fromkeys(ends)) or "-"

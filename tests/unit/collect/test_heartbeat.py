@@ -1,0 +1,48 @@
+"""What a rank tells of its pace."""
+
+import logging
+import threading
+
+import pytest
+
+from distsummary.collect import heartbeat
+from distsummary.collect.heartbeat import Pulse, seconds_a_step
+from distsummary.deal import Heartbeat
+from distsummary.writing.health import Failures, Health
+
+
+@pytest.mark.parametrize(
+    ("told", "pace"),
+    [
+        ([(0, 100.0)], 0.0),
+        ([(7, 100.0), (7, 105.0)], 0.0),
+        ([(0, 100.0), (4, 105.0), (10, 110.0)], 1.0),
+        ([(9, 100.0), (3, 105.0)], 0.0),
+    ],
+)
+def test_a_pace_is_the_mean_over_all_heartbeats_that_are_kept(told, pace):
+    assert seconds_a_step(told) == pace
+
+
+def test_heartbeats_of_the_last_half_minute_make_the_pace(monkeypatch):
+    """By a clock that makes 5 s a heartbeat; a resumed training has 1,000 steps behind it."""
+    ticks, told, is_done = iter(range(100, 1000, 5)), [], threading.Event()
+    steps = iter([1000, 1000, *[1001] * 7, 1051, 1101])
+
+    def place():
+        return Heartbeat(step=next(steps))
+
+    def tell(beat):
+        told.append(beat.step_s)
+        if len(told) == 11:
+            is_done.set()
+
+    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: float(next(ticks)))
+    monkeypatch.setattr(heartbeat, "FIRST_S", 0.0)
+    monkeypatch.setattr(heartbeat, "BEAT_S", 0.001)
+    monkeypatch.setattr(heartbeat, "WINDOW_S", 0.006)
+    pulse = Pulse(place, tell, lambda deal: None, Failures(Health(), logging.getLogger()), 1000)
+    assert is_done.wait(10)
+    pulse.stop()
+    assert told[:4] == [0.0, 0.0, 15.0, 20.0]
+    assert told[8:11] == [0.0, 30 / 50, 30 / 100]
