@@ -13,8 +13,8 @@ from typing import Any
 from distsummary import topology as topologies
 from distsummary.aggregate.merge import refuse_foreign_files
 from distsummary.checks import check_choice, check_type
+from distsummary.claims import next_run_dir, refuse_reuse
 from distsummary.collect.collector import SummaryCollector
-from distsummary.coordination import next_run_dir, refuse_reuse
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.records import TENSORBOARD
 from distsummary.frameworks.base import framework_of

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from distsummary.attempts import TRAINED, newest_attempt
 from distsummary.consequences import follows_from_another
-from distsummary.coordination import TRAINED, newest_attempt
 from distsummary.publish import file_system_time
 from distsummary.rank_manifest import SILENT_S, Told, read_ranks
 from distsummary.run_dir import Manifest, RunDir

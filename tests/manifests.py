@@ -3,7 +3,7 @@
 from os import PathLike
 from typing import Any
 
-from distsummary.coordination import with_ranks
+from distsummary.attempts import with_ranks
 from distsummary.run_dir import RunDir
 
 

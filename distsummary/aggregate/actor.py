@@ -14,12 +14,9 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from distsummary.aggregate.actor_listener import DigestListener
 from distsummary.aggregate.aggregator import Aggregator
 from distsummary.aggregate.rank_files import first_free_attempt
-from distsummary.coordination import (
-    LocalCoordinator,
-    Registration,
-    refuse_other_version,
-    refuse_unshared,
-)
+from distsummary.attempts import Registration
+from distsummary.claims import refuse_other_version, refuse_unshared
+from distsummary.coordination import LocalCoordinator
 from distsummary.deal import Deal, Heartbeat
 from distsummary.run_dir import RunDir
 from distsummary.topology import Topology

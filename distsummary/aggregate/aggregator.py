@@ -11,7 +11,7 @@ from distsummary.aggregate.description import Description, describe, tell_settin
 from distsummary.aggregate.live import LiveMerge, LiveReport
 from distsummary.aggregate.merge import merge_facts, merge_run
 from distsummary.aggregate.registrar import Registrar
-from distsummary.coordination import (
+from distsummary.attempts import (
     Registration,
     end_of,
     find_attempt,

@@ -14,7 +14,7 @@ from types import FrameType
 from filelock import FileLock, Timeout
 
 from distsummary.aggregate.aggregator import Aggregator
-from distsummary.coordination import open_attempts
+from distsummary.attempts import open_attempts
 from distsummary.errors import DistSummaryError
 from distsummary.run_dir import RunDir
 from distsummary.states import read_run

@@ -22,8 +22,8 @@ from distsummary.aggregate.rank_files import Bulk, RankFiles
 from distsummary.aggregate.shards import AddedShards
 from distsummary.aggregate.statistics import StatisticsRule
 from distsummary.aggregate.step_events import recorded_by, step_events
+from distsummary.attempts import awaited_aggregator, newest_attempt
 from distsummary.checks import check_type
-from distsummary.coordination import awaited_aggregator, newest_attempt
 from distsummary.errors import InvalidValueError, MissingFileError, NotADirectoryPathError, RunDirError
 from distsummary.format.encode import Refusal
 from distsummary.format.records import RANKS_TAG, Event, Value

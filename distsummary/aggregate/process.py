@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from distsummary.aggregate.rank_files import first_free_attempt
-from distsummary.coordination import (
-    LocalCoordinator,
+from distsummary.attempts import (
     Registration,
     find_attempt,
     merged_states,
@@ -19,6 +18,7 @@ from distsummary.coordination import (
     note_evaluation,
     with_ranks,
 )
+from distsummary.coordination import LocalCoordinator
 from distsummary.deal import Deal, Heartbeat
 from distsummary.rank_manifest import ranks_of
 from distsummary.run_dir import RunDir

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from distsummary.aggregate.rank_files import first_free_attempt
-from distsummary.coordination import (
+from distsummary.attempts import (
     ENDED,
     Registration,
     begin_attempt,
@@ -15,10 +15,9 @@ from distsummary.coordination import (
     find_attempt,
     note_state,
     rank_states,
-    refuse_other_world,
     refuse_stale,
-    refuse_taken,
 )
+from distsummary.claims import refuse_other_world, refuse_taken
 from distsummary.publish import file_system_time
 from distsummary.rank_manifest import new_entry, ranks_of
 from distsummary.run_dir import Manifest, RunDir

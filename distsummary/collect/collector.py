@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import distsummary
 from distsummary import topology as topologies
+from distsummary.attempts import newest_attempt
 from distsummary.checks import check_choice, check_int, check_type
 from distsummary.collect.config import differing, listed, read_config
 from distsummary.collect.lineage import custom_lineage, dataset_graph, evaluation_lineage, train_lineage
@@ -39,7 +40,6 @@ from distsummary.collect.step_values import (
     loss_values,
     unless_logged,
 )
-from distsummary.coordination import newest_attempt
 from distsummary.deal import Deal
 from distsummary.errors import ClosedError, InvalidValueError
 from distsummary.format.hparams import session_end, session_start

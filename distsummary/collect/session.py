@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from distsummary.attempts import Registration, find_attempt, newest_attempt
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.sketch.keeper import SketchKeeper
 from distsummary.checkpoints.sketch.parts import ModelParts
@@ -26,13 +27,7 @@ from distsummary.collect.plan import Group
 from distsummary.collect.provenance import error_text, provenance
 from distsummary.collect.system_metrics import Sampler, SystemMonitor, sources_of
 from distsummary.collect.trajectory_keeper import KeptTrajectory, keep_trajectory, share_of
-from distsummary.coordination import (
-    Coordinator,
-    LocalCoordinator,
-    Registration,
-    find_attempt,
-    newest_attempt,
-)
+from distsummary.coordination import Coordinator, LocalCoordinator
 from distsummary.deal import Deal, Heartbeat
 from distsummary.errors import WriteError
 from distsummary.format.records import DIALECTS, LINEAGE_PLUGINS, Event, Health, Value

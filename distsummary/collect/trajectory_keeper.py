@@ -12,12 +12,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from distsummary.attempts import Registration
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.shard_file import ShardRank
 from distsummary.checkpoints.trajectory_writer import TrajectoryWriter
 from distsummary.collect.lineage import class_name
 from distsummary.collect.plan import Group
-from distsummary.coordination import Registration
 from distsummary.errors import InvalidValueError
 from distsummary.format.records import Shard
 from distsummary.frameworks.base import Array, Framework, framework_of

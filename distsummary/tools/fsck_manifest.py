@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from distsummary.coordination import decides
+from distsummary.attempts import decides
 from distsummary.errors import DistSummaryError, RunDirError
 from distsummary.publish import publish
 from distsummary.rank_manifest import (

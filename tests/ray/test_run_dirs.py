@@ -12,7 +12,7 @@ import pytest
 import ray
 
 import distsummary as ds
-from distsummary import Topology, coordination
+from distsummary import Topology, claims
 from distsummary.aggregate.actor import NAMESPACE, AggregatorClient, actor_name
 from distsummary.errors import InvalidValueError, RunDirError
 from distsummary.run_dir import RunDir
@@ -55,7 +55,7 @@ class OtherNode:
         return all(subprocess.run(command, check=False).returncode == 0 for command in commands)
 
     def record(self, path: str, *, holds_a_run: bool) -> None:
-        coordination.SHARED_S = 0.5
+        claims.SHARED_S = 0.5
         os.environ[LAUNCH_ID] = "launch-1"
         if holds_a_run:
             RunDir(path).create().update_manifest(lambda manifest: None)
@@ -75,7 +75,6 @@ def test_a_run_dir_that_is_not_shared_is_refused_by_the_rank_on_the_other_node(
             pytest.skip("mounting a disk for one process is not permitted here")
         client = AggregatorClient(run_dir.create())
         client.register(Topology(world_size=2, incarnation="launch-1+0", is_incarnation_unique=True))
-        client._finished.set()
         with pytest.raises(
             RunDirError, match=rf"is not shared: on .* it holds {seen}, .* that all nodes share"
         ):

@@ -12,23 +12,20 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from distsummary import coordination, rank_manifest
-from distsummary.coordination import (
+from distsummary import claims, rank_manifest
+from distsummary.attempts import (
     JOIN_WINDOW_S,
     LOOKED_AT,
-    LocalCoordinator,
     choose_attempt,
     find_attempt,
     newest_attempt,
-    next_run_dir,
     note_death,
     open_attempts,
     rank_states,
-    refuse_reuse,
-    refuse_taken,
-    states_of_all_that_left,
     with_ranks,
 )
+from distsummary.claims import next_run_dir, refuse_reuse, refuse_taken
+from distsummary.coordination import LocalCoordinator, states_of_all_that_left
 from distsummary.deal import Deal, Heartbeat
 from distsummary.errors import InvalidValueError, RunDirError, StaleAttemptError, WorldMismatchError
 from distsummary.rank_manifest import Told
@@ -537,8 +534,8 @@ def other_process(**fields: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def all_live(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordination.refuse_taken, "__kwdefaults__", {
-        **(coordination.refuse_taken.__kwdefaults__ or {}), "alive": lambda known: True,
+    monkeypatch.setattr(claims.refuse_taken, "__kwdefaults__", {
+        **(claims.refuse_taken.__kwdefaults__ or {}), "alive": lambda known: True,
     })  # fmt: skip
 
 
@@ -575,9 +572,9 @@ def test_a_job_on_another_machine_is_refused_if_its_heart_beats(
     coordinator = LocalCoordinator(run)
     coordinator.register(unique(0, 1, **FAR))
     other = unique(0, 1, incarnation="another")
-    monkeypatch.setattr(coordination, "FAR_S", 0.0)
+    monkeypatch.setattr(claims, "FAR_S", 0.0)
     refuse_reuse(run, other, refuse_finished=False)  # it may have died a moment ago
-    monkeypatch.setattr(coordination, "FAR_S", 60.0)
+    monkeypatch.setattr(claims, "FAR_S", 60.0)
     beats = []
 
     def sleep(seconds: float) -> None:
@@ -587,7 +584,7 @@ def test_a_job_on_another_machine_is_refused_if_its_heart_beats(
             coordinator.beat(unique(0, 1, **FAR), 0, Heartbeat())
             os.utime(file, (file.stat().st_mtime + 5,) * 2)
 
-    monkeypatch.setattr(coordination.time, "sleep", sleep)
+    monkeypatch.setattr(claims.time, "sleep", sleep)
     with pytest.raises(
         RunDirError, match="is in use: rank 0 of attempt 0 runs as process 7 on far, and anoth"
     ):

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from distsummary.attempts import note_deaths
 from distsummary.consequences import follows_from_another
-from distsummary.coordination import LocalCoordinator, note_deaths
+from distsummary.coordination import LocalCoordinator
 from distsummary.publish import file_system_time
 from distsummary.run_dir import RunDir
 from distsummary.states import AttemptState, read_run

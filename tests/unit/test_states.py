@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from distsummary import publish
-from distsummary.coordination import LocalCoordinator, note_death
+from distsummary.attempts import note_death
+from distsummary.coordination import LocalCoordinator
 from distsummary.deal import Heartbeat
 from distsummary.errors import DamagedFileError
 from distsummary.rank_manifest import RANK_MANIFEST

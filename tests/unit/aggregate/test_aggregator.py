@@ -12,7 +12,8 @@ from distsummary import run_dir as run_dir_module
 from distsummary.aggregate import aggregator as aggregator_module
 from distsummary.aggregate.aggregator import Aggregator
 from distsummary.aggregate.rank_files import first_free_attempt
-from distsummary.coordination import LocalCoordinator, Registration, rank_states, with_ranks
+from distsummary.attempts import Registration, rank_states, with_ranks
+from distsummary.coordination import LocalCoordinator
 from distsummary.deal import Deal, Heartbeat
 from distsummary.errors import RunDirError, StaleAttemptError
 from distsummary.format.frames import frame

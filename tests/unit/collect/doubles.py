@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from distsummary.coordination import Registration
+from distsummary.attempts import Registration
 from distsummary.format.records import Health, Scalars
 from distsummary.format.scalar_rows import events_of
 from distsummary.training.callbacks import CallbackParams, RunContext

@@ -5,10 +5,10 @@ from itertools import product
 import numpy as np
 import pytest
 
+from distsummary.attempts import Registration
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.collect.plan import Group
 from distsummary.collect.trajectory_keeper import is_first, keep_trajectory, shard_rank_of
-from distsummary.coordination import Registration
 from distsummary.errors import InvalidValueError
 from distsummary.topology import Topology
 from tests.unit.collect.doubles import Model
