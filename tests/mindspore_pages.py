@@ -212,6 +212,7 @@ COUNTS = (
     "keep_checkpoint_max",
     "keep_checkpoint_per_n_minutes",
 )
+RUN, LOG = {"summary_dir": "run"}, {"log_dir": "run"}
 
 BAD = [
     *[Bad("CheckpointConfig", {name: -1}, VALUE) for name in COUNTS],
@@ -244,6 +245,39 @@ BAD = [
     *[Bad("TimeMonitor", {"data_size": value}, VALUE) for value in (0, -1)],
     *[Bad("TimeMonitor", {"data_size": value}, BOTH) for value in (1.5, True, "a")],
     *[Bad("TimeMonitor", {"data_time": value}, TYPE) for value in (1, None)],
+    *[Bad("SummaryCollector", {"summary_dir": value}, TYPE) for value in (3, None)],
+    *[Bad("SummaryCollector", {"summary_dir": value}, VALUE) for value in ("", "x" * 5000)],
+    *[Bad("SummaryCollector", RUN | {"collect_freq": value}, TYPE) for value in (1.0, True, None)],
+    *[Bad("SummaryCollector", RUN | {"collect_freq": value}, VALUE) for value in (0, -1)],
+    *[
+        Bad("SummaryCollector", RUN | {name: value}, error)
+        for name in ("collect_tensor_freq", "max_file_size")
+        for value, error in ((1.0, TYPE), (True, TYPE), ("1", TYPE), (0, VALUE), (-1, VALUE))
+    ],
+    *[Bad("SummaryCollector", RUN | {"keep_default_action": value}, TYPE) for value in (None, 1)],
+    *[
+        Bad("SummaryCollector", RUN | {"export_options": value}, error)
+        for value, error in (
+            ([], TYPE), ({3: "npy"}, TYPE), ({"tensor_format": 3}, TYPE), ({"tensor_format": "csv"}, VALUE),
+            ({"format": "npy"}, VALUE),
+        )
+    ],
+    *[Bad("SummaryCollector", RUN | {"custom_lineage_data": value}, TYPE) for value in ([], {3: 1})],
+    *[
+        Bad("SummaryCollector", RUN | {"collect_specified_data": value}, error)
+        for value, error in (
+            ([], TYPE), ({3: True}, TYPE), ({"collect_graph": 1}, TYPE), ({"collect_metric": None}, TYPE),
+            ({"collect_all": True}, VALUE), ({"histogram_regular": 3}, TYPE),
+            ({"histogram_regular": "("}, VALUE),
+            ({"collect_landscape": True}, TYPE), ({"collect_landscape": {"unit": "step"}}, TYPE),
+            ({"collect_landscape": {"intervals": [[1, 2]]}}, VALUE),
+        )
+    ],
+    *[Bad("SummaryRecord", LOG | {name: 3}, TYPE) for name in ("log_dir", "file_prefix", "file_suffix")],
+    *[Bad("SummaryRecord", LOG | {name: "a b"}, VALUE) for name in ("file_prefix", "file_suffix")],
+    *[Bad("SummaryRecord", LOG | {"max_file_size": value}, TYPE) for value in (1.0, "1")],
+    Bad("SummaryRecord", LOG | {"raise_exception": 1}, TYPE),
+    *[Bad("SummaryLandscape", {"summary_dir": value}, TYPE) for value in (3, None)],
     *[Bad("RunContext", {"original_args": value}, TYPE) for value in (None, [], "x", 1)],
 ]  # fmt: skip
 

@@ -133,6 +133,8 @@ def _check_regular(field: str, value: str) -> Selection:
 def check_summary_dir(value: object, field: str = "summary_dir") -> RunDir:
     """The run dir, created if absent; raises if the path is a file, is too long or cannot be written."""
     check_type(field, value, (str, os.PathLike))
+    if isinstance(value, str) and not value.strip():
+        raise InvalidValueError(f"{field} must not be blank, got {value!r}; name a directory")
     refuse_temporary(field, value)  # type: ignore[arg-type]  # just checked
     run_dir = RunDir(value)  # type: ignore[arg-type]  # just checked
     parts = [os.fsencode(part) for part in run_dir.base.parts]
