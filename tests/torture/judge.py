@@ -129,7 +129,11 @@ def judge_case(place: Path, *, tensorboard: bool) -> Verdict:
 
 def judge_run(place: Path, facts: dict[str, Any]) -> Verdict:
     """The verdict on a run of several ranks: each has a ledger and a directory."""
-    verdict = Verdict(cases=1, violations=[f"{place.name}: {what}" for what in facts["complaints"]])
+    verdict = Verdict(
+        cases=1,
+        orphans=facts["orphans"],
+        violations=[f"{place.name}: {what}" for what in facts["complaints"]],
+    )
     for rank in range(facts["ranks"]):
         account = read_account(place / f"ledger_{rank}")
         directory = place / "disk" / "run" / f"rank_{rank:05d}"

@@ -180,6 +180,7 @@ class Round:
     ending: Ending
     generator: random.Random
     faults: int = 0
+    orphans: int = 0
     complaints: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)  # what was done, in order
     known: dict[int, psutil.Process] = field(default_factory=dict)  # processes of the run that were seen
@@ -402,6 +403,7 @@ class Round:
         while left := self._left():
             if time.monotonic() - self.ended_s > GONE_S:
                 for process in left:
+                    self.orphans += 1
                     self.complaints.append(f"left behind: {process.pid} {title(process)}")
                     with suppress(psutil.NoSuchProcess):
                         process.kill()
@@ -423,7 +425,7 @@ class Round:
             self.complaints.append(f"cannot be judged: {error!r}")
         facts = {
             "ranks": RANKS, "seed": self.seed, "mode": self.mode, "told": self.told, "culprit": self.culprit,
-            "collective": self.is_collective, "complaints": self.complaints,
+            "collective": self.is_collective, "complaints": self.complaints, "orphans": self.orphans,
         }  # fmt: skip
         (self.place / "case.json").write_text(json.dumps(facts))
         return True
@@ -435,7 +437,10 @@ class Round:
             self.known |= {process.pid: process for process in self._fresh() if is_ours(process)}
 
     def _left(self) -> list[psutil.Process]:
-        """Those of the run's processes that still run."""
+        """Those of the run's processes that still run; the aggregator may be a new one."""
+        with suppress(psutil.NoSuchProcess):
+            if pid := self._aggregator():
+                self.known.setdefault(pid, psutil.Process(pid))
         return [process for process in self.known.values() if process.is_running() and is_alive(process.pid)]
 
     def leave_the_disk(self) -> None:
