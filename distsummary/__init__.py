@@ -22,6 +22,14 @@ if TYPE_CHECKING:  # type checkers do not run __getattr__
     from distsummary.landscapes.run.progress import Progress
     from distsummary.landscapes.summary_landscape import SummaryLandscape
     from distsummary.launcher import launch
+    from distsummary.pb.mindspore_anf_ir_pb2 import GraphProto, ModelProto
+    from distsummary.pb.mindspore_lineage_pb2 import (
+        DatasetGraph,
+        EvaluationLineage,
+        TrainLineage,
+        UserDefinedInfo,
+    )
+    from distsummary.pb.mindspore_summary_pb2 import LossLandscape
     from distsummary.topology import Topology
     from distsummary.training.callbacks import Callback, CallbackParams, LossMonitor, RunContext, TimeMonitor
     from distsummary.training.evaluation import EvaluationRun
@@ -35,10 +43,13 @@ __version__ = "0.1.0"
 __all__ = [
     "Callback",
     "CallbackParams",
+    "DatasetGraph",
     "Directions",
     "DistSummaryError",
     "Evaluation",
+    "EvaluationLineage",
     "EvaluationRun",
+    "GraphProto",
     "Health",
     "History",
     "LambdaCallback",
@@ -46,8 +57,10 @@ __all__ = [
     "LandscapeError",
     "LearningRateScheduler",
     "LossGrid",
+    "LossLandscape",
     "LossMonitor",
     "MergeReport",
+    "ModelProto",
     "NonFiniteError",
     "Progress",
     "Run",
@@ -58,6 +71,8 @@ __all__ = [
     "SummaryRecord",
     "TimeMonitor",
     "Topology",
+    "TrainLineage",
+    "UserDefinedInfo",
     "init",
     "landscape",
     "landscape_set",
@@ -82,6 +97,14 @@ _NAMES_OF = {  # module -> its public names, as above: only type checkers run th
     "distsummary.landscapes.run.progress": ("Progress",),
     "distsummary.landscapes.summary_landscape": ("SummaryLandscape",),
     "distsummary.launcher": ("launch",),
+    "distsummary.pb.mindspore_anf_ir_pb2": ("GraphProto", "ModelProto"),
+    "distsummary.pb.mindspore_lineage_pb2": (
+        "DatasetGraph",
+        "EvaluationLineage",
+        "TrainLineage",
+        "UserDefinedInfo",
+    ),
+    "distsummary.pb.mindspore_summary_pb2": ("LossLandscape",),
     "distsummary.topology": ("Topology",),
     "distsummary.training.callbacks": (
         "Callback",

@@ -43,7 +43,9 @@ class OnlyExported:
         return self._copy.result()
 
 
-def checked_value(plugin: object, name: object, value: object, *, exports: bool = False) -> Value:
+def checked_value(
+    plugin: object, name: object, value: object, *, exports: bool = False, mindspore_compat: bool = False
+) -> Value:
     """A checked `Value` of a plugin (the kind of value), with a copy of the value.
 
     Does not wait for a device, except for arrays of JAX.
@@ -61,7 +63,8 @@ def checked_value(plugin: object, name: object, value: object, *, exports: bool 
             "landscape": a `records.Landscape`, or MindSpore's LossLandscape message.
             "graph": a ModelProto or GraphProto, or the bytes of one.
             a lineage plugin: its protobuf message, of MindSpore's classes or of ours.
-        exports: whether tensors are also exported as .npy files: see `checked_copy`.
+        exports: whether tensors are also exported as .npy files. mindspore_compat: whether histograms and
+            images are MindSpore's. For both see `checked_copy`.
 
     Raises:
         InvalidTypeError: the value is of a type that the plugin cannot hold.
@@ -91,7 +94,7 @@ def checked_value(plugin: object, name: object, value: object, *, exports: bool 
     tensor = _tensor(field, value)
     if kind != "image" and not spec_of(field, tensor).shape:
         raise InvalidValueError(f"{field} must have at least one dimension; record it as a scalar")
-    copy = checked_copy(kind, name, tensor, exports=exports)
+    copy = checked_copy(kind, name, tensor, exports=exports, mindspore_compat=mindspore_compat)
     return Value(kind, name, copy, framework_of(tensor).shard(tensor))
 
 
@@ -128,7 +131,7 @@ def checked_copy(
         exports: also accept tensors that only a .npy file can hold (complex, long double, text, times,
             structs, and tensors too large for an event), as OnlyExported.
         mindspore_compat: histogram edges are in the dtype of the tensor, as in MindSpore; the histogram is
-            therefore counted later on the host, not on the tensor's device.
+            therefore counted later on the host, not on the tensor's device. Images must be (N, C, H, W).
 
     Raises:
         InvalidTypeError: the dtype cannot be recorded. InvalidValueError: the shape or size is wrong.
@@ -144,7 +147,7 @@ def checked_copy(
         )
     if plugin == "image":
         try:
-            layout_of(spec.shape)
+            layout_of(spec.shape, mindspore_compat=mindspore_compat)
         except InvalidValueError as error:
             raise InvalidValueError(f"{field}: {error}") from error
     elif plugin == "tensor" and not _fits_event(spec):

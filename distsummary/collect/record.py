@@ -61,6 +61,8 @@ class SummaryRecord:
         delivery: what `flush` guarantees if it returns True: "written": all events survive the death of any
             process; "synced": they also survive a power cut (without `flush`, after about a second);
             "queued": as "written", but events that cannot be written at once are dropped and counted.
+        mindspore_compat: compute histograms and scale images as MindSpore does, bit for bit; images must then
+            have its shape, (N, C, H, W) with one or three channels.
         writer: internal, an `EventWriter` that receives the events instead of files in `log_dir`; closed with
             the record.
 
@@ -85,6 +87,7 @@ class SummaryRecord:
         rotate_bytes: int | None = None,
         rotate_s: float | None = None,
         delivery: str = WRITTEN,
+        mindspore_compat: bool = False,
         writer: Any = None,
     ) -> None:
         check_network("network", network)
@@ -95,6 +98,7 @@ class SummaryRecord:
         )
         check_delivery(delivery)
         check_type("raise_exception", raise_exception, bool)
+        check_type("mindspore_compat", mindspore_compat, bool)
         exports = check_export_options(export_options)
         chosen = check_formats(formats)
         self._directory = check_summary_dir(log_dir, "log_dir").base
@@ -102,7 +106,7 @@ class SummaryRecord:
         self._known: set[str] = set()  # names of scalars that have been checked
         self._pool: dict[tuple[str, str], Value] = {}
         self._packers: dict[tuple[str, ...], tuple[tuple[str, ...], Callable[..., bytes]]] = {}
-        self._mode = "train"
+        self._mode, self._compat = "train", mindspore_compat
         self._is_closed = False
         self._own_health = Health()
         self._files = Background(self._own_health, raise_exception=raise_exception) if exports else None
@@ -118,6 +122,7 @@ class SummaryRecord:
                 delivery=delivery,
                 prefix=prefix,
                 suffix=suffix,
+                mindspore_compat=mindspore_compat,
                 raise_exception=raise_exception,
             )
             files = RankWriter(spec)
@@ -179,7 +184,9 @@ class SummaryRecord:
         if type(value) is float and name in self._known and plugin == "scalar" and not self._pool:
             self._scalars[name] = value  # the usual case: the name was checked at its first use
             return
-        new = checked_value(plugin, name, value, exports=self._exports is not None)
+        new = checked_value(
+            plugin, name, value, exports=self._exports is not None, mindspore_compat=self._compat
+        )
         self._pool.pop((new.plugin, new.tag), None)
         if new.plugin == "scalar" and isinstance(new.data, float):
             self._scalars[new.tag] = new.data

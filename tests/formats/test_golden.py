@@ -11,6 +11,7 @@ import PIL.Image
 import pytest
 from google.protobuf.json_format import MessageToDict
 
+import distsummary as ds
 from distsummary.format import mindspore_format
 from distsummary.format.encode import encode_event
 from distsummary.format.frames import frame, read_frames
@@ -111,6 +112,33 @@ def test_scalars_are_rounded_as_mindspore_does():
                 assert payload["mindspore"] == encoded_again(event)
                 compared += 1
     assert compared >= 11
+
+
+def test_a_record_is_that_of_mindspore_for_every_accepted_value(tmp_path: Path):
+    """Through the public door: the values that MindSpore was given, in the steps and order of its log."""
+    inputs = np.load(SPECIAL / "inputs.npz")
+    written = [
+        (event.step, value)
+        for event in read_directory(SPECIAL / "summary")
+        for value in event.values
+        if f"{value.plugin}__{value.tag}" in inputs
+    ]
+    with ds.SummaryRecord(tmp_path, formats=("mindspore",), mindspore_compat=True) as record:
+        for step, value in written:
+            record.add_value(value.plugin, value.tag, inputs[f"{value.plugin}__{value.tag}"])
+            record.record(step)
+        assert not record.health().dropped
+    again = [(e.step, v) for e in read_directory(tmp_path) for v in e.values]
+    assert len(again) == len(written) == 51
+    for (step, ours), (their_step, theirs) in zip(again, written, strict=True):
+        assert (step, ours.plugin, ours.tag) == (their_step, theirs.plugin, theirs.tag)
+        if ours.plugin == "histogram":
+            assert_same(ours.data, theirs.data)
+        elif ours.plugin == "image":
+            assert_same_picture(ours.data, theirs.data)
+        else:
+            pair = [Event(1, 0.0, [value]) for value in (ours, theirs)]
+            assert encoded_again(pair[0]) == encoded_again(pair[1])
 
 
 def test_input_images_of_a_training_are_drawn_as_mindspore_does():

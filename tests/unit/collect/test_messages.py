@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+import distsummary as ds
 from distsummary.collect.checked_values import checked_value
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format import mindspore_format
@@ -81,3 +82,15 @@ def test_a_landscape_message_is_a_landscape():
     message.landscape.z.dims[0] = 7
     with pytest.raises(InvalidValueError, match="the landscape 'l' is not MindSpore's LossLandscape"):
         checked_value("landscape", "l", message)
+
+
+def test_the_classes_of_messages_have_public_names():
+    info = ds.UserDefinedInfo()
+    info.user_info.add().map_str["note"] = "x"
+    assert checked_value("custom_lineage_data", None, info).data == info
+    public = {ds.TrainLineage, ds.EvaluationLineage, ds.DatasetGraph, ds.UserDefinedInfo}
+    assert {type(message) for message in MESSAGES.values()} == public
+    graph = ds.GraphProto(name="net")
+    graph.node.add(name="add", op_type="Add")
+    assert checked_value("graph", None, ds.ModelProto(ir_version=1, domain="d", model_version=2, graph=graph))
+    assert summary_pb2.LossLandscape is ds.LossLandscape
