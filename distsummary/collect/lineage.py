@@ -1,12 +1,14 @@
 """Builds the lineage messages of one rank: the model, the hyperparameters, the data sets and the metrics."""
 
+import itertools
 import json
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Iterable, Mapping, Sized
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from distsummary.errors import InvalidTypeError
 from distsummary.frameworks.base import framework_of
@@ -18,6 +20,7 @@ from distsummary.training.values import resolve, scalar
 logger = logging.getLogger(__name__)
 
 INT32 = 2**31 - 1
+MAX_TRANSFORMS = 64  # of a data set, and attributes of a transform
 MAX_HYPER_CONFIG = 100_000  # characters, MindSpore's limit
 _WRAPPERS = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
 
@@ -132,7 +135,10 @@ def _parse_hyper_config(text: str) -> dict[str, str | int | float]:
 
 
 def dataset_graph(loader: object, steps: int = 0) -> pb.DatasetGraph:
-    """Describes a loader and its nested data sets as a chain: class names, sizes, batching and sampling.
+    """Describes a loader and its nested data sets as a chain: names, sizes, batching, sampling, transforms.
+
+    The transforms of a data set are those of its `transform` and `target_transform` or, without these, of its
+    `transforms`, each with the numbers, texts and lists among its attributes.
 
     Args:
         loader: any object; the attributes of a torch DataLoader are read if present, without importing torch.
@@ -154,8 +160,47 @@ def dataset_graph(loader: object, steps: int = 0) -> pb.DatasetGraph:
             break
         inner = inner.children.add()
         _describe(inner, dataset, ("root", "path", "split", "train"))
+        for transform in _transforms(dataset)[:MAX_TRANSFORMS]:
+            _describe_transform(inner.operations.add(), transform)
         dataset = getattr(dataset, "dataset", None)
     return graph
+
+
+def _transforms(dataset: object) -> list[object]:
+    """The single transforms of a data set, in the order in which they are applied."""
+    given = [getattr(dataset, name, None) for name in ("transform", "target_transform")]
+    if all(one is None for one in given):
+        given = [getattr(dataset, "transforms", None)]
+    found: list[object] = []
+    for _ in range(MAX_TRANSFORMS):  # ends a transform that contains itself
+        if not given:
+            break
+        first, *given = given
+        inner = next((one for one in (first, getattr(first, "transforms", None)) if _is_sequence(one)), None)
+        if inner is not None:
+            given = [*itertools.islice(inner, MAX_TRANSFORMS), *given]
+        elif first is not None:
+            found.append(first)
+    return found
+
+
+def _is_sequence(thing: object) -> TypeGuard[Iterable[object]]:
+    return isinstance(thing, (list, tuple)) or type(thing).__name__ in ("Sequential", "ModuleList")  # torch's
+
+
+def _describe_transform(operation: pb.Operation, transform: object) -> None:
+    """MindSpore's names for an operation of a data set, and its attributes of simple kinds."""
+    parameters = operation.operationParam
+    parameters.mapStr["tensor_op_name"] = class_name(transform) or ""
+    parameters.mapStr["tensor_op_module"] = str(getattr(transform, "__module__", None) or "")
+    attributes = vars(transform) if hasattr(transform, "__dict__") and not callable_name(transform) else {}
+    for name, value in itertools.islice(attributes.items(), MAX_TRANSFORMS):
+        if name.startswith("_") or name == "training":
+            continue
+        if isinstance(value, (list, tuple)) and all(isinstance(one, (int, float, str)) for one in value):
+            parameters.mapStrList[name].strValue.extend(json.dumps(one) for one in value[:MAX_TRANSFORMS])
+        else:
+            _put_parameter(parameters, name, value.value if isinstance(value, Enum) else value)
 
 
 def _describe(graph: pb.DatasetGraph, source: object, names: tuple[str, ...]) -> None:
@@ -182,10 +227,12 @@ def class_name(thing: object) -> str | None:
         return None
     for _ in range(len(_WRAPPERS)):
         thing = getattr(thing, _WRAPPERS.get(type(thing).__name__, ""), thing)
-    named: Callable[..., object] | type = (
-        thing if callable(thing) and hasattr(thing, "__name__") else type(thing)
-    )
-    return str(named.__name__)
+    return callable_name(thing) or type(thing).__name__
+
+
+def callable_name(thing: object) -> str:
+    """The name of a function or class, "" for any other object."""
+    return str(getattr(thing, "__name__", "")) if callable(thing) else ""
 
 
 def batch_size(loader: object, batch: object = None) -> int | None:

@@ -1,3 +1,4 @@
+import enum
 import json
 
 import numpy as np
@@ -169,6 +170,64 @@ def test_the_graph_of_a_dataset_is_the_chain_below_its_loader():
     assert (subset.parameter.mapStr["op_type"], digits.parameter.mapStr["op_type"]) == ("Subset", "Digits")
     assert digits.parameter.mapStr["root"] == "data/digits"
     assert digits.parameter.mapInt["size"] == 12
+
+
+class Mode(enum.Enum):
+    BILINEAR = "bilinear"
+
+
+class Compose:
+    def __init__(self, *transforms):
+        self.transforms = list(transforms)
+
+
+class Resize:
+    def __init__(self, size):
+        self.size, self.interpolation, self.training, self._hidden = size, Mode.BILINEAR, True, 1
+
+
+class Normalize:
+    def __init__(self):
+        self.mean, self.std, self.inplace, self.scale = [0.5, 0.25], (1.0,), False, 2.0
+
+
+class Transformed(Digits):
+    def __init__(self, transform, target_transform=None):
+        self.transform, self.target_transform = transform, target_transform
+
+
+def one_hot(label):
+    return label
+
+
+def test_the_graph_of_the_data_has_the_transforms_in_their_order():
+    transform = Compose(Resize((28, 28)), Compose(Normalize(), lambda image: image))
+    graph = dataset_graph(DataLoader(Subset(Transformed(transform, one_hot))))
+    [digits] = graph.children[0].children
+    said = [operation.operationParam for operation in digits.operations]
+    names = [parameters.mapStr["tensor_op_name"] for parameters in said]
+    assert names == ["Resize", "Normalize", "<lambda>", "one_hot"]
+    assert {parameters.mapStr["tensor_op_module"] for parameters in said} == {__name__}
+    resize, normalize, *_ = said
+    assert list(resize.mapStrList["size"].strValue) == ["28", "28"]
+    assert resize.mapStr["interpolation"] == "bilinear"
+    assert not {"training", "_hidden"} & {*resize.mapBool, *resize.mapInt}
+    assert list(normalize.mapStrList["mean"].strValue) == ["0.5", "0.25"]
+    assert (dict(normalize.mapBool), dict(normalize.mapDouble)) == ({"inplace": False}, {"scale": 2.0})
+
+
+def test_a_transform_within_itself_ends():
+    endless = Compose()
+    endless.transforms = [endless, Resize(3)]
+    graph = dataset_graph(DataLoader(Transformed(endless)))
+    assert len(graph.children[0].operations) <= 64
+
+
+@pytest.mark.parametrize("transform", [None, 3, "flip", {"a": 1}, [], object()])
+def test_odd_transforms_are_named_or_left_out(transform):
+    graph = dataset_graph(DataLoader(Transformed(transform)))
+    names = [one.operationParam.mapStr["tensor_op_name"] for one in graph.children[0].operations]
+    assert names in ([], [type(transform).__name__])
 
 
 def test_a_dataset_that_is_its_own_ends():
