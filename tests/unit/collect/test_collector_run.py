@@ -16,6 +16,7 @@ from distsummary.run_dir import RunDir
 from distsummary.tools.fsck import fsck
 from distsummary.topology import Topology
 from distsummary.training.callbacks import CallbackParams, LossMonitor, RunContext
+from distsummary.training.learning_rate import LearningRateScheduler
 from distsummary.training.run import Run
 from tests.unit.collect.doubles import IMAGES, ListCoordinator, ListWriter, Model, Momentum, drive, train
 
@@ -324,6 +325,23 @@ def test_the_learning_rate_is_that_of_the_step_not_what_a_scheduler_set_for_the_
             optimizer.learning_rate /= 10
     rates = [v.data for e in read_directory(tmp_path) for v in e.values if v.tag == "learning_rate/auto"]
     assert np.allclose(rates, [0.1, 0.01, 0.001])
+
+
+def test_a_scheduled_rate_is_recorded_at_the_steps_that_had_it(tmp_path):
+    class Sgd:
+        learning_rate = 1.0
+
+    callbacks = [
+        LearningRateScheduler(lambda rate, step: rate / 2),
+        SummaryCollector(tmp_path, collect_freq=2),
+    ]
+    with Run(callbacks=callbacks, optimizer=Sgd()) as run:
+        for _ in run.steps(range(6)):
+            run.log(loss=1.0)
+    found = {
+        e.step: v.data for e in read_directory(tmp_path) for v in e.values if v.tag == "learning_rate/auto"
+    }
+    assert found == {1: 1.0, 2: 0.5, 4: 0.125, 6: 0.03125}
 
 
 @pytest.mark.parametrize("compat", [False, True])
