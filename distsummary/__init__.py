@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # type checkers do not run __getattr__
     from distsummary._init import init
     from distsummary.aggregate.merge import MergeReport, merge_run
+    from distsummary.checkpoints.load import load_checkpoint, load_param_into_net
     from distsummary.collect.collector import SummaryCollector
     from distsummary.collect.record import SummaryRecord
     from distsummary.errors import DistSummaryError, LandscapeCancelled, LandscapeError, NonFiniteError
@@ -32,10 +33,12 @@ if TYPE_CHECKING:  # type checkers do not run __getattr__
     from distsummary.pb.mindspore_summary_pb2 import LossLandscape
     from distsummary.topology import Topology
     from distsummary.training.callbacks import Callback, CallbackParams, LossMonitor, RunContext, TimeMonitor
+    from distsummary.training.checkpoint_config import CheckpointConfig
     from distsummary.training.evaluation import EvaluationRun
     from distsummary.training.history import History
     from distsummary.training.lambda_callback import LambdaCallback
     from distsummary.training.learning_rate import LearningRateScheduler
+    from distsummary.training.model_checkpoint import ModelCheckpoint
     from distsummary.training.run import Run
 
 __version__ = "0.1.0"
@@ -43,6 +46,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Callback",
     "CallbackParams",
+    "CheckpointConfig",
     "DatasetGraph",
     "Directions",
     "DistSummaryError",
@@ -60,6 +64,7 @@ __all__ = [
     "LossLandscape",
     "LossMonitor",
     "MergeReport",
+    "ModelCheckpoint",
     "ModelProto",
     "NonFiniteError",
     "Progress",
@@ -77,6 +82,8 @@ __all__ = [
     "landscape",
     "landscape_set",
     "launch",
+    "load_checkpoint",
+    "load_param_into_net",
     "merge_run",
     "training_path",
 ]
@@ -84,6 +91,7 @@ __all__ = [
 _NAMES_OF = {  # module -> its public names, as above: only type checkers run those imports
     "distsummary._init": ("init",),
     "distsummary.aggregate.merge": ("MergeReport", "merge_run"),
+    "distsummary.checkpoints.load": ("load_checkpoint", "load_param_into_net"),
     "distsummary.collect.collector": ("SummaryCollector",),
     "distsummary.collect.record": ("SummaryRecord",),
     "distsummary.errors": ("DistSummaryError", "LandscapeCancelled", "LandscapeError", "NonFiniteError"),
@@ -113,10 +121,12 @@ _NAMES_OF = {  # module -> its public names, as above: only type checkers run th
         "RunContext",
         "TimeMonitor",
     ),
+    "distsummary.training.checkpoint_config": ("CheckpointConfig",),
     "distsummary.training.evaluation": ("EvaluationRun",),
     "distsummary.training.history": ("History",),
     "distsummary.training.lambda_callback": ("LambdaCallback",),
     "distsummary.training.learning_rate": ("LearningRateScheduler",),
+    "distsummary.training.model_checkpoint": ("ModelCheckpoint",),
     "distsummary.training.run": ("Run",),
 }
 _NOT_OURS = {  # names of MindSpore -> what to do instead

@@ -82,7 +82,7 @@ class MappedState(StoredState):
     arrays is alive, which is safe because checkpoints are replaced as whole files, never rewritten in place.
     """
 
-    def __init__(self, data: mmap.mmap, arrays: dict[str, StoredArray]) -> None:
+    def __init__(self, data: mmap.mmap | bytes, arrays: dict[str, StoredArray]) -> None:
         self._data = data
         self._arrays = arrays
 
@@ -113,7 +113,7 @@ class MappedState(StoredState):
 
     def release(self, name: str) -> None:
         """See StoredState."""
-        if not hasattr(mmap, "MADV_DONTNEED"):  # not available on this system
+        if isinstance(self._data, bytes) or not hasattr(mmap, "MADV_DONTNEED"):  # not on this system
             return
         for start, stop in self._arrays[name].spans:
             begin = start - start % mmap.PAGESIZE
@@ -124,7 +124,7 @@ class MappedState(StoredState):
         return type(self)(self._data, {new: self._arrays[old] for new, old in names.items()})
 
 
-def decode(data: mmap.mmap | Array, array: StoredArray) -> Array:
+def decode(data: mmap.mmap | bytes | Array, array: StoredArray) -> Array:
     """The array that is stored in the byte ranges `array.spans` of `data`."""
     stored = array.stored
     pieces = [

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -26,6 +27,8 @@ from distsummary.errors import DamagedFileError, InvalidTypeError, InvalidValueE
 from distsummary.format.wire import read_varint
 from distsummary.pb import mindspore_checkpoint_pb2 as pb
 from distsummary.publish import replacing
+
+Bytes: TypeAlias = mmap.mmap | bytes
 
 SLICE_BYTES = 512 << 20
 
@@ -59,9 +62,25 @@ def map_ckpt(path: str | os.PathLike[str]) -> MappedState:
         raise InvalidValueError(f"{os.fspath(path)} cannot be used: {error}") from error
     except ValueError as error:  # a DamagedFileError, or an error of read_varint
         raise DamagedFileError(
-            f"{os.fspath(path)} is not a MindSpore checkpoint: {error}; encrypted files cannot be read, "
-            "a damaged one must be written again"
+            f"{os.fspath(path)} is not a MindSpore checkpoint: {error}; an encrypted one is read by "
+            "ds.load_checkpoint(path, dec_key=key), a damaged one must be written again"
         ) from error
+
+
+def parse_ckpt(data: bytes) -> MappedState:
+    """As `map_ckpt`, of the bytes of a file."""
+    try:
+        return MappedState(data, _stored_arrays(data))
+    except InvalidValueError:
+        raise
+    except ValueError as error:
+        raise DamagedFileError(f"it is not a MindSpore checkpoint: {error}; train again") from error
+
+
+def ckpt_bytes(state: Mapping[str, Array]) -> bytes:
+    """The file that `write_ckpt` writes; raises the same errors for a bad state."""
+    _check_state(state)
+    return b"".join(_messages(state, SLICE_BYTES))
 
 
 def write_ckpt(
@@ -74,6 +93,12 @@ def write_ckpt(
     to float64; an array of str must be 0-d. An array of more than `slice_bytes` is split into several values.
     Raises InvalidTypeError or InvalidValueError before anything is written, or RunDirError if writing fails.
     """
+    _check_state(state)
+    with replacing(Path(path)) as temporary, open(temporary, "xb") as file:
+        file.writelines(_messages(state, slice_bytes))
+
+
+def _check_state(state: Mapping[str, Array]) -> None:
     check_type("state", state, Mapping)
     if not state:
         raise InvalidValueError("state must hold at least one array: an empty checkpoint cannot be read")
@@ -90,15 +115,17 @@ def write_ckpt(
                 f"state[{name!r}] has the dtype {value.dtype}, which a .ckpt cannot hold; "
                 "convert it or leave it out"
             )
-    with replacing(Path(path)) as temporary, open(temporary, "xb") as file:
-        for name, value in state.items():
-            array = value.astype(value.dtype.newbyteorder("<"), copy=False)
-            if array.dtype.kind == "U":
-                file.write(_message(name, (0,), "str", array))
-                continue
-            # MindSpore also uses array_split, so both write the same bytes
-            for piece in np.array_split(array.reshape(-1), max(1, math.ceil(array.nbytes / slice_bytes))):
-                file.write(_message(name, array.shape, _NAMES[array.dtype], piece))
+
+
+def _messages(state: Mapping[str, Array], slice_bytes: int) -> Iterator[bytes]:
+    for name, value in state.items():
+        array = value.astype(value.dtype.newbyteorder("<"), copy=False)
+        if array.dtype.kind == "U":
+            yield _message(name, (0,), "str", array)
+            continue
+        # MindSpore also uses array_split, so both write the same bytes
+        for piece in np.array_split(array.reshape(-1), max(1, math.ceil(array.nbytes / slice_bytes))):
+            yield _message(name, array.shape, _NAMES[array.dtype], piece)
 
 
 def _message(name: str, shape: tuple[int, ...], kind: str, content: Array) -> bytes:
@@ -113,7 +140,7 @@ def _message(name: str, shape: tuple[int, ...], kind: str, content: Array) -> by
 #   Tensor  = 1: dims (varint each, or packed), 2: tensor_type, 3: tensor_content
 
 
-def _stored_arrays(data: mmap.mmap) -> dict[str, StoredArray]:
+def _stored_arrays(data: Bytes) -> dict[str, StoredArray]:
     """The arrays in a file, by name, with their byte ranges; consecutive slices of an array are joined."""
     arrays: dict[str, StoredArray] = {}
     last, position, size = "", 0, len(data)
@@ -148,7 +175,7 @@ def _stored_arrays(data: mmap.mmap) -> dict[str, StoredArray]:
     return arrays
 
 
-def _value(data: mmap.mmap, start: int, stop: int) -> tuple[str, StoredArray]:
+def _value(data: Bytes, start: int, stop: int) -> tuple[str, StoredArray]:
     """The name and the array (or slice of an array) in a Value message."""
     name: str | None = None
     tensor: tuple[int, int] | None = None
@@ -190,7 +217,7 @@ def _value(data: mmap.mmap, start: int, stop: int) -> tuple[str, StoredArray]:
     return name, StoredArray(dtype=_DTYPES[kind], shape=tuple(shape), spans=(content,))
 
 
-def _text(data: mmap.mmap, start: int, stop: int) -> str:
+def _text(data: Bytes, start: int, stop: int) -> str:
     if stop - start > MAX_NAME_BYTES:
         raise DamagedFileError(f"the name at byte {start} has more than {MAX_NAME_BYTES} bytes")
     try:
@@ -199,14 +226,14 @@ def _text(data: mmap.mmap, start: int, stop: int) -> str:
         raise DamagedFileError(f"the name at byte {start} is not UTF-8") from error
 
 
-def _fields(data: mmap.mmap, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
+def _fields(data: Bytes, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
     while start < stop:
         number, wire, first, last = _field(data, start, stop)
         yield number, wire, first, last
         start = last
 
 
-def _field(data: mmap.mmap, start: int, stop: int) -> tuple[int, int, int, int]:
+def _field(data: Bytes, start: int, stop: int) -> tuple[int, int, int, int]:
     """Number and wire type of the field at `start`, and the byte range of its content."""
     key, first = read_varint(data, start)
     wire = key & 7

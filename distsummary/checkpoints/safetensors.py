@@ -71,6 +71,27 @@ def open_safetensors(
         ) from error
 
 
+def parse_safetensors(data: bytes) -> MappedState:
+    """As `map_safetensors`, of the bytes of a file."""
+    package = library()
+    try:
+        package.deserialize(data)  # checks the header
+        size = int.from_bytes(data[:8], "little")
+        return MappedState(data, _stored_arrays(json.loads(data[8 : 8 + size]), 8 + size, len(data)))
+    except InvalidValueError:
+        raise
+    except (package.SafetensorError, RecursionError, ValueError) as error:
+        raise DamagedFileError(f"it is not a safetensors file: {error}; train again") from error
+
+
+def safetensors_bytes(state: Mapping[str, Array]) -> bytes:
+    """The file that `write_safetensors` writes; raises the same errors for a bad state."""
+    library()
+    save = importlib.import_module("safetensors.numpy").save
+    data: bytes = save({name: writable(name, value) for name, value in state.items()})
+    return data
+
+
 def write_safetensors(
     path: str | os.PathLike[str], state: Mapping[str, Array], metadata: Mapping[str, str] | None = None
 ) -> None:

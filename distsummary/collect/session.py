@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from distsummary.attempts import Registration, find_attempt, newest_attempt
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
+from distsummary.checkpoints.share import share_of
 from distsummary.checkpoints.sketch.keeper import SketchKeeper
 from distsummary.checkpoints.sketch.parts import ModelParts
 from distsummary.checkpoints.sketch.sketch_file import SketchHeader, SketchWriter
@@ -26,7 +27,7 @@ from distsummary.collect.open_writer import open_writer
 from distsummary.collect.plan import Group
 from distsummary.collect.provenance import error_text, provenance
 from distsummary.collect.system_metrics import Sampler, SystemMonitor, sources_of
-from distsummary.collect.trajectory_keeper import KeptTrajectory, keep_trajectory, share_of
+from distsummary.collect.trajectory_keeper import KeptTrajectory, keep_trajectory
 from distsummary.coordination import Coordinator, LocalCoordinator
 from distsummary.deal import Deal, Heartbeat
 from distsummary.errors import WriteError
@@ -311,7 +312,7 @@ class Session:
 
     def _keep_sketches(self, every: int, network: object, group: Group) -> None:
         framework, attempt = framework_of(network), self._registration.attempt
-        share = share_of(network, self.topology, group, attempt=attempt)
+        share = share_of(network, self.topology, group.size, attempt=attempt)
         if share is None:
             return  # other ranks keep the whole network
         parts = ModelParts(framework, network, is_mine=share.holds)

@@ -124,6 +124,28 @@ class Framework(Protocol):
         A rate that is a tensor or an array is written in place.
         """
 
+    def optimizer_entries(self, optimizer: Any) -> dict[str, Any]:
+        """The state of an optimizer by name, for a checkpoint: tensors, numbers and tuples of numbers.
+
+        The names begin with `optimizer/`. Empty for an optimizer whose state is unknown.
+        """
+
+    def load_optimizer(self, optimizer: Any, state: Mapping[str, Array]) -> list[str]:
+        """Write whole arrays, as `optimizer_entries` names them; returns the names that were not used.
+
+        Raises InvalidTypeError for an optimizer whose state is unknown, InvalidValueError for one that does
+        not fit the state.
+        """
+
+    def whole(self, tensor: Any) -> Any:
+        """The whole of a sharded tensor: a collective operation. Any other tensor is returned as it is."""
+
+    def agreed(self, value: str) -> str:
+        """Rank 0's value, on all ranks of a distributed model: a collective operation."""
+
+    def write(self, tensor: Any, array: Array) -> None:
+        """Write an array into a tensor; a sharded tensor takes its slice of the whole array."""
+
 
 def check_state(
     expected: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]], state: Mapping[str, Array]

@@ -130,6 +130,29 @@ class NumpyFramework:
         else:
             setattr(optimizer, field, rate)
 
+    def optimizer_entries(self, optimizer: Any) -> dict[str, Any]:
+        """Empty: nothing is known of such an optimizer but its rate, which the training sets."""
+        return {}
+
+    def load_optimizer(self, optimizer: Any, state: Mapping[str, Array]) -> list[str]:
+        """Raises InvalidTypeError."""
+        raise InvalidTypeError(
+            "the state of an optimizer can be loaded for torch.optim.Optimizer, got "
+            f"{type(optimizer).__name__}"
+        )
+
+    def whole(self, tensor: Any) -> Any:
+        """The array itself: it is not sharded."""
+        return tensor
+
+    def agreed(self, value: str) -> str:
+        """The value itself: such a model is not distributed."""
+        return value
+
+    def write(self, tensor: Any, array: Array) -> None:
+        """Copies into the array."""
+        np.copyto(tensor, array, casting="same_kind")
+
 
 def _rate_field(optimizer: Any) -> str | None:
     """The name of the attribute that holds an optimizer's learning rate, None without one."""

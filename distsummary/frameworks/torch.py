@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.records import Shard
+from distsummary.frameworks import torch_checkpoint
 from distsummary.frameworks.base import ArraySpec, check_state
 from distsummary.frameworks.numpy import HostCopy
 from distsummary.frameworks.staging import blank
@@ -231,6 +232,30 @@ class TorchFramework:
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
+
+    def optimizer_entries(self, optimizer: Any) -> dict[str, Any]:
+        """See `torch_checkpoint.optimizer_entries`."""
+        return torch_checkpoint.optimizer_entries(optimizer)
+
+    def load_optimizer(self, optimizer: Any, state: Mapping[str, Array]) -> list[str]:
+        """See `torch_checkpoint.load_optimizer`."""
+        return torch_checkpoint.load_optimizer(optimizer, state)
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """`full_tensor()` of a DTensor."""
+        return torch_checkpoint.whole(tensor.detach())
+
+    def agreed(self, value: str) -> str:
+        """Broadcast from rank 0, if torch.distributed is initialized."""
+        return torch_checkpoint.agreed(value)
+
+    def write(self, tensor: Tensor, array: Array) -> None:
+        """Copies into the local part, also of a parameter that requires a gradient."""
+        shard = self.shard(tensor)
+        if shard is not None:
+            local = zip(shard.offset, local_part(tensor).shape, strict=True)
+            array = array[tuple(slice(start, start + size) for start, size in local)]
+        _local(tensor).copy_(torch_checkpoint.as_tensor(array))
 
 
 def counted(tensor: Tensor) -> CountedHistogram:

@@ -1,0 +1,189 @@
+"""The checkpoint files of a training: a model, its optimizer's state, and texts, in one file or in shards."""
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from distsummary.checkpoints import encryption
+from distsummary.checkpoints.mapped import Array, StoredState, map_file
+from distsummary.checkpoints.mindspore_ckpt import ckpt_bytes, parse_ckpt, write_ckpt
+from distsummary.checkpoints.safetensors import parse_safetensors, safetensors_bytes, write_safetensors
+from distsummary.checkpoints.shard_file import SUFFIX, read_shards, sibling_name, verify
+from distsummary.checkpoints.sharded import ShardedState
+from distsummary.checkpoints.trajectory import map_checkpoint
+from distsummary.errors import DamagedFileError, DistSummaryError, InvalidValueError, MissingFileError
+from distsummary.publish import TEMPORARY, replacing
+
+State: TypeAlias = Mapping[str, "Array | str"]
+
+FORMATS = ("safetensors", "ckpt")
+SUFFIXES = tuple(f".{format}" for format in FORMATS)
+BREAKPOINT = "_breakpoint"
+
+TEXT = "text/"  # before the name of a text, which safetensors holds as the bytes of its UTF-8
+
+_RANK = re.compile(r"_rank_(\d{5,8})_of_(\d{5,8})$")
+
+
+def with_texts(state: State) -> dict[str, Array]:
+    """The state as safetensors holds it: each text becomes an array of bytes."""
+    arrays: dict[str, Array] = {}
+    for name, value in state.items():
+        if isinstance(value, str):
+            arrays[TEXT + name] = np.frombuffer(value.encode(), np.uint8)
+        else:
+            arrays[name] = value
+    return arrays
+
+
+def write_model(path: Path, state: State, *, key: bytes | None = None, mode: str = encryption.GCM) -> None:
+    """Replace `path`, whose suffix says the format, by a file of this state.
+
+    Raises InvalidTypeError or InvalidValueError before anything is written, MissingExtraError, or RunDirError
+    if writing fails.
+    """
+    if path.suffix == ".ckpt":
+        arrays = {name: np.array(value) if isinstance(value, str) else value for name, value in state.items()}
+        if key is None:
+            write_ckpt(path, arrays)
+            return
+        data = ckpt_bytes(arrays)
+    else:
+        arrays = with_texts(state)
+        if key is None:
+            write_safetensors(path, arrays)
+            return
+        data = safetensors_bytes(arrays)
+    with replacing(path) as temporary, open(temporary, "xb") as file:
+        file.writelines(encryption.encrypt(data, key, mode))
+
+
+def read_model(path: Path, *, key: bytes | None = None, mode: str = encryption.GCM) -> StoredState:
+    """Open a checkpoint: a file, any of its shards, or the newest complete checkpoint in a directory.
+
+    An array is read when it is accessed. Raises MissingFileError, DamagedFileError, InvalidValueError,
+    MissingExtraError.
+    """
+    if path.is_dir():
+        found = [one for one in saved_in(path) if one.is_complete()]
+        if not found:
+            raise MissingFileError(
+                f"{path} holds no complete checkpoint ({' or '.join(SUFFIXES)}); check the path or "
+                "train again"
+            )
+        path = found[-1].path
+    if path.suffix not in SUFFIXES:
+        raise InvalidValueError(f"a checkpoint must end with one of {SUFFIXES}, got {path}")
+    if _RANK.search(path.stem):
+        return _read_shards(path)
+    data = map_file(path)
+    if not encryption.is_encrypted(data):
+        if key is not None:
+            raise InvalidValueError(f"{path} is not encrypted; leave dec_key= out")
+        return map_checkpoint(path)
+    if key is None:
+        raise InvalidValueError(f"{path} is encrypted; pass dec_key=")
+    try:
+        plain = encryption.decrypt(data, key, mode)
+        return parse_ckpt(plain) if path.suffix == ".ckpt" else parse_safetensors(plain)
+    except (InvalidValueError, DamagedFileError) as error:
+        raise type(error)(f"{path} cannot be used: {error}") from error
+
+
+def _read_shards(path: Path) -> ShardedState:
+    match = _RANK.search(path.stem)
+    assert match is not None
+    first = path.with_name(f"{path.stem[: match.start()]}_rank_00000_of_{match[2]}{SUFFIX}")
+    files = [read_shards(first.with_name(sibling_name(first.name, rank))) for rank in range(int(match[2]))]
+    for rank, file in enumerate(files):
+        if file.header.rank != rank or not file.header.is_beside(files[0].header):
+            raise MissingFileError(
+                f"{file.version.path} is from another checkpoint than {files[0].version.path}; put the right "
+                "one back, or load another checkpoint"
+            )
+        verify(file)
+    return ShardedState(files)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Saved:
+    """A checkpoint in a directory; `stem` is its name without the suffix and the rank. Ordered by time.
+
+    `path` is the file, or rank 0's shards; `ranks` is 0 for a single file.
+    """
+
+    modified_s: float
+    stem: str
+    path: Path
+    ranks: int = 0
+
+    @property
+    def files(self) -> list[Path]:
+        """The file, or the files of all ranks."""
+        return [
+            self.path if not self.ranks else self.path.with_name(sibling_name(self.path.name, rank))
+            for rank in range(max(1, self.ranks))
+        ]
+
+    def is_complete(self) -> bool:
+        """Whether the shards of all ranks are there, from one save; a single file always is."""
+        if not self.ranks:
+            return True
+        try:
+            headers = [read_shards(file).header for file in self.files]
+        except DistSummaryError:
+            return False
+        return all(header.is_beside(headers[0]) for header in headers)
+
+
+def saved_in(directory: Path, prefix: str | None = None) -> list[Saved]:
+    """The checkpoints in a directory, oldest first; of one prefix those that count for what is kept.
+
+    With `prefix`, only `<prefix>-<epoch>_<step>` are listed, not those of an exception.
+    """
+    found: list[Saved] = []
+    for path in directory.iterdir():
+        if path.suffix not in SUFFIXES or path.name.startswith(TEMPORARY) or not path.is_file():
+            continue
+        match = _RANK.search(path.stem)
+        stem = path.stem[: match.start()] if match else path.stem
+        if prefix is not None and not re.fullmatch(rf"{re.escape(prefix)}-\d+_\d+", stem):
+            continue
+        if match and int(match[1]):
+            continue
+        try:
+            modified_s = path.stat().st_mtime
+        except FileNotFoundError:  # removed meanwhile
+            continue
+        found.append(Saved(modified_s, stem, path, int(match[2]) if match else 0))
+    return sorted(found)
+
+
+def superseded(saved: Iterable[Saved], *, keep_max: int | None, keep_minutes: int | None) -> list[Saved]:
+    """Which of these complete checkpoints, oldest first, are not kept; the last one always is.
+
+    With `keep_minutes`, of those of the last so many minutes before the newest the oldest is kept.
+    """
+    listed = list(saved)
+    if keep_max:
+        return listed[:-keep_max]
+    if not keep_minutes or not listed:
+        return []
+    *earlier, newest = listed
+    recent = [one for one in earlier if newest.modified_s - one.modified_s < 60 * keep_minutes]
+    return recent[1:]
+
+
+def free_prefix(directory: Path, prefix: str) -> str:
+    """The prefix, or `<prefix>_1`, `<prefix>_2` ... if an earlier training used it in this directory."""
+    used = -1
+    for name in os.listdir(directory) if directory.is_dir() else ():
+        match = re.match(rf"{re.escape(prefix)}(?:_(\d+))?-\d+_\d+", name)
+        if match and name.endswith(SUFFIXES):
+            used = max(used, int(match[1] or 0))
+    return prefix if used < 0 else f"{prefix}_{used + 1}"

@@ -1,0 +1,190 @@
+"""CheckpointConfig: when ModelCheckpoint saves, which files it keeps, and how it writes them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from distsummary.checkpoints.encryption import GCM, check_key
+from distsummary.checkpoints.model_file import FORMATS
+from distsummary.checks import check_choice, check_int, check_type
+from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.frameworks.base import framework_of, spec_of
+
+EPOCH, STEP = "epoch_num", "step_num"
+INFO = (EPOCH, STEP)
+
+
+class CheckpointConfig:
+    """When a ModelCheckpoint saves, which of its files it keeps, and how it writes them.
+
+    Args:
+        save_checkpoint_steps: save after so many steps, >= 0; 0 or None: see the next argument.
+        save_checkpoint_seconds: save at the end of the first step after so many seconds. Not used if
+            save_checkpoint_steps is given (then the property is None). Without both, only the end of the
+            training is saved. A sharded model needs save_checkpoint_steps: its ranks have different clocks.
+        keep_checkpoint_max: keep so many files, >= 0, and remove the oldest. 0 without the next argument: 1.
+        keep_checkpoint_per_n_minutes: of the files of so many minutes keep the oldest, and the newest file.
+            Not used if keep_checkpoint_max is given (then the property is None).
+        integrated_save: of a model that is sharded over ranks (FSDP2, tensor parallel), True: gather it, one
+            tensor at a time, and save one file on rank 0. False: each rank saves its shards, without any
+            communication, always as safetensors.
+        async_save: True, "thread" or "process": write in a thread, while the training goes on; the training
+            waits only for a copy of the state. A process is not forked, which a process with threads, as all
+            of torch's are, may not survive.
+        saved_network: the model to save instead of the one in training.
+        append_info: a list of "epoch_num", "step_num" and at most one dict of names and values (int, float,
+            bool, str, or a tensor), which `load_checkpoint` returns with the parameters. The epoch and the
+            step are always saved; numbers given for them in the dict are added to them.
+        enc_key: encrypts the files: 16, 24 or 32 bytes. Needs `pip install 'distsummary[crypto]'`.
+        enc_mode: "AES-GCM", which also detects changes, or "AES-CBC".
+        exception_save: also save when an exception, SIGTERM or SIGHUP ends the training, as
+            `<prefix>-<epoch>_<step>_breakpoint`. After a signal, the step that runs is ended first; that and
+            the writing must take less than 5 s.
+        format: "safetensors", or "ckpt", which MindSpore loads.
+
+    Raises:
+        InvalidTypeError: a wrong type; of enc_key and enc_mode InvalidArgumentError, which is both.
+        InvalidValueError: a value out of its range, or all of the first four arguments 0 or None.
+        MissingExtraError: enc_key is given and cryptography is not installed.
+    """
+
+    def __init__(
+        self,
+        save_checkpoint_steps: int | None = 1,
+        save_checkpoint_seconds: int | None = 0,
+        keep_checkpoint_max: int | None = 5,
+        keep_checkpoint_per_n_minutes: int | None = 0,
+        integrated_save: bool = True,
+        async_save: bool | str = False,
+        saved_network: object = None,
+        append_info: list[Any] | None = None,
+        enc_key: bytes | None = None,
+        enc_mode: str = GCM,
+        exception_save: bool = False,
+        *,
+        format: str = "safetensors",
+    ) -> None:
+        given = {
+            "save_checkpoint_steps": save_checkpoint_steps,
+            "save_checkpoint_seconds": save_checkpoint_seconds,
+            "keep_checkpoint_max": keep_checkpoint_max,
+            "keep_checkpoint_per_n_minutes": keep_checkpoint_per_n_minutes,
+        }
+        for field, value in given.items():
+            check_int(field, value, low=0, optional=True)
+        if not any(given.values()):
+            raise InvalidValueError(f"{', '.join(given)} must not all be 0 or None; give one of them")
+        check_type("integrated_save", integrated_save, bool)
+        check_type("async_save", async_save, (bool, str))
+        if isinstance(async_save, str):
+            check_choice("async_save", async_save, ("process", "thread"))
+        if saved_network is not None:
+            try:
+                dict(framework_of(saved_network).tensors(saved_network))
+            except InvalidTypeError as error:
+                raise InvalidTypeError(f"saved_network: {error}") from None
+        check_type("exception_save", exception_save, bool)
+        check_key("enc_key", enc_key, "enc_mode", enc_mode)
+        check_choice("format", format, FORMATS)
+        self.exception_save = exception_save
+        self._steps = save_checkpoint_steps
+        self._seconds = None if save_checkpoint_steps else save_checkpoint_seconds
+        self._keep_max = keep_checkpoint_max
+        self._keep_minutes = None if keep_checkpoint_max else keep_checkpoint_per_n_minutes
+        if not keep_checkpoint_max and not keep_checkpoint_per_n_minutes:
+            self._keep_max = 1
+        self._integrated_save, self._async_save = integrated_save, async_save
+        self._saved_network = saved_network
+        self._append_dict = _append_dict(append_info)
+        self._enc_key, self._enc_mode = enc_key, enc_mode
+        self._format = format
+
+    @property
+    def save_checkpoint_steps(self) -> int | None:
+        """Steps from one checkpoint to the next."""
+        return self._steps
+
+    @property
+    def save_checkpoint_seconds(self) -> int | None:
+        """Seconds from one checkpoint to the next; None if steps are counted."""
+        return self._seconds
+
+    @property
+    def keep_checkpoint_max(self) -> int | None:
+        """The number of files that are kept."""
+        return self._keep_max
+
+    @property
+    def keep_checkpoint_per_n_minutes(self) -> int | None:
+        """The minutes of which one file is kept; None if their number is limited."""
+        return self._keep_minutes
+
+    @property
+    def integrated_save(self) -> bool:
+        """Whether a sharded model is gathered and saved as one file."""
+        return self._integrated_save
+
+    @property
+    def async_save(self) -> bool | str:
+        """Whether the files are written in the background."""
+        return self._async_save
+
+    @property
+    def saved_network(self) -> object:
+        """The model that is saved instead of the one in training."""
+        return self._saved_network
+
+    @property
+    def append_dict(self) -> dict[str, Any] | None:
+        """What append_info adds to the parameters, by name; None without it."""
+        return self._append_dict
+
+    @property
+    def enc_key(self) -> bytes | None:
+        """The key of the encryption."""
+        return self._enc_key
+
+    @property
+    def enc_mode(self) -> str:
+        """The mode of the encryption."""
+        return self._enc_mode
+
+    @property
+    def format(self) -> str:
+        """The format of the files: "safetensors" or "ckpt"."""
+        return self._format
+
+    def get_checkpoint_policy(self) -> dict[str, Any]:
+        """The four numbers that say what is saved and kept, and saved_network, by name."""
+        return {
+            "save_checkpoint_steps": self.save_checkpoint_steps,
+            "save_checkpoint_seconds": self.save_checkpoint_seconds,
+            "keep_checkpoint_max": self.keep_checkpoint_max,
+            "keep_checkpoint_per_n_minutes": self.keep_checkpoint_per_n_minutes,
+            "saved_network": self.saved_network,
+        }
+
+
+def _append_dict(append_info: object) -> dict[str, Any] | None:
+    check_type("append_info", append_info, list, optional=True)
+    if not isinstance(append_info, list) or not append_info:
+        return None
+    names: dict[str, Any] = {}
+    dicts = [element for element in append_info if isinstance(element, Mapping)]
+    for element in append_info:
+        check_type("an element of append_info", element, (str, dict))
+        if isinstance(element, str):
+            check_choice("a name in append_info", element, INFO)
+            names[element] = 0
+    if len(dicts) > 1:
+        raise InvalidTypeError(f"append_info must hold at most one dict, got {len(dicts)}; merge them")
+    for key, value in (dicts[0] if dicts else {}).items():
+        check_type("a name in append_info's dict", key, str)
+        if not isinstance(value, int | float | bool | str):
+            if not framework_of(value).is_tensor(value):
+                raise InvalidTypeError(
+                    f"{key!r} in append_info must be int, float, bool, str or a tensor, got "
+                    f"{type(value).__name__}"
+                )
+            spec_of(f"{key!r} in append_info", value)
+        names[key] = value
+    return names

@@ -1,0 +1,301 @@
+"""ModelCheckpoint: a callback that saves the model, the optimizer's state and the step while it trains."""
+
+import logging
+import os
+import threading
+import uuid
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+from typing import Any, Self
+
+from distsummary.checkpoints.model_file import BREAKPOINT, free_prefix, saved_in, superseded
+from distsummary.checks import check_type
+from distsummary.errors import DistSummaryError, InvalidArgumentError, InvalidValueError
+from distsummary.publish import ensure_directory, remove_leftovers
+from distsummary.termination import tell_termination
+from distsummary.training.callbacks import Callback, CallbackParams, RunContext, step_in_epoch
+from distsummary.training.checkpoint_config import CheckpointConfig
+from distsummary.training.model_state import Kept, Source, source_of
+
+logger = logging.getLogger(__name__)
+
+SIGNAL_S = 4.5  # how long a signal waits for the end of the step; the process dies of it after 5 s
+
+
+class ModelCheckpoint(Callback):
+    """Saves checkpoints of a training: parameters, buffers, the optimizer's state, epoch and step.
+
+        config = ds.CheckpointConfig(save_checkpoint_steps=1000, keep_checkpoint_max=3)
+        checkpoints = ds.ModelCheckpoint("resnet", "checkpoints", config)
+        ds.init("runs/resnet", network=model, optimizer=optimizer, callbacks=checkpoints)
+
+    A file is called `<prefix>-<epoch>_<step in the epoch>.safetensors` (or .ckpt), and if an earlier training
+    used the directory, `<prefix>_1-...`, `<prefix>_2-...`. It is written under another name and renamed once
+    it is complete and on the disk, so that a killed training leaves no damaged checkpoint; files that are no
+    longer to be kept are removed after that. The last step is always saved when the training ends.
+
+    Replicas are saved once, by rank 0; the directory should be one that all ranks see. See CheckpointConfig
+    for sharded models. A checkpoint that cannot be saved, for example on a full disk, does not end the
+    training: the log says why, and `failures` counts them. `load_checkpoint` reads the files.
+
+    If async_save, and the previous file is still being written when the next is due, that is saved at the
+    first step after it. (The ranks of a sharded model wait instead, because they must save the same step.)
+
+    Args:
+        prefix: begins the names of the files, without "/"; or a function of the loop's parameters that
+            returns the name of a file without its suffix. The files of a function are all kept.
+        directory: made if it does not exist; by default the current one. Or a function of the loop's
+            parameters that returns it.
+        config: when to save, and how; by default `CheckpointConfig()`.
+
+    Raises:
+        InvalidArgumentError: prefix or directory is of a wrong type. InvalidValueError: prefix contains "/".
+        InvalidTypeError: config is no CheckpointConfig. NotADirectoryPathError, RunDirError: the directory
+        cannot be made. When the training begins, InvalidValueError for a sharded model that cannot be saved
+        in this way.
+
+    Attributes:
+        failures: how many checkpoints could not be saved.
+    """
+
+    def __init__(
+        self,
+        prefix: str | Callable[[CallbackParams], str] = "CKP",
+        directory: str | os.PathLike[str] | Callable[[CallbackParams], str] | None = None,
+        config: CheckpointConfig | None = None,
+    ) -> None:
+        if not callable(prefix):
+            _check_prefix("prefix", prefix)
+        if directory is not None and not callable(directory):
+            _check_directory("directory", directory)
+            ensure_directory(Path(directory))
+        check_type("config", config, CheckpointConfig, optional=True)
+        self._prefix, self._directory = prefix, Path.cwd() if directory is None else directory
+        self._config = config or CheckpointConfig()
+        self._latest = ""
+        self._params: CallbackParams | None = None  # of the training that runs
+        self._source: Source | None = None
+        self._run_id, self._own_prefix = "", ""
+        self._begun_step = self._saved_step = 0
+        self._next_step: float | None = None  # the step that is due; None: seconds count, or only the end
+        self._saved_s, self._seconds = 0.0, self._config.save_checkpoint_seconds
+        self._writing: threading.Thread | None = None
+        self._wanted = threading.Event()  # a signal ends the process: save at the end of this step
+        self._is_saved = threading.Event()
+        self._ignore_signals: Callable[[], None] = _nothing
+        self.failures = 0
+
+    @property
+    def latest_ckpt_file_name(self) -> str:
+        """The path of the newest checkpoint that is complete on this rank; "" before the first."""
+        return self._latest
+
+    def __enter__(self) -> Self:
+        if self._config.exception_save:
+            self._wanted.clear()
+            self._is_saved.clear()
+            self._ignore_signals = tell_termination(self._save_before_death)
+        return self
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        """Find out what this rank saves; a collective operation for a sharded model."""
+        params, config = run_context.original_args(), self._config
+        self._params = params
+        source = source_of(params, config)
+        if source.is_split:
+            if not config.save_checkpoint_steps and config.save_checkpoint_seconds:
+                raise InvalidValueError(
+                    "save_checkpoint_seconds cannot be used for a sharded model, whose ranks would save "
+                    "different steps; pass save_checkpoint_steps"
+                )
+            if not config.integrated_save and config.enc_key is not None:
+                raise InvalidValueError(
+                    "enc_key cannot be used with integrated_save=False: shards are not encrypted; "
+                    "leave one out"
+                )
+        self._source = source
+        if not self._own_prefix:
+            prefix = self._prefix
+            if isinstance(prefix, str):
+                prefix = free_prefix(self._place(params), prefix) if self._is_first(params) else prefix
+            token = f"{uuid.uuid4().hex}/{prefix if isinstance(prefix, str) else ''}"
+            if source.is_split:
+                token = source.framework.agreed(token)
+            self._run_id, _, self._own_prefix = token.partition("/")
+            if self._is_first(params):
+                self._guard("leftovers are not removed", partial(remove_leftovers, self._place(params)))
+        self._begun_step = self._saved_step = int(params["cur_step_num"])
+        self._plan_next()
+        super().on_train_begin(run_context)
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        """Save if it is due."""
+        params = run_context.original_args()
+        if self._next_step is not None:
+            if params["cur_step_num"] >= self._next_step:
+                self._save(params)
+        elif self._seconds and monotonic() - self._saved_s > self._seconds:
+            self._save(params)
+        if self._wanted.is_set():
+            self._save_breakpoint(params)
+            self._is_saved.set()
+        super().on_train_step_end(run_context)
+
+    def on_train_end(self, run_context: RunContext) -> None:
+        """Save the last step, and wait until it is written."""
+        params = run_context.original_args()
+        self._join()
+        if params["cur_step_num"] != self._saved_step:
+            self._save(params)
+        self._join()
+        self._tell(params)
+        super().on_train_end(run_context)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ignore_signals()
+        self._ignore_signals = _nothing
+        if error is not None and self._config.exception_save and self._params is not None:
+            self._save_breakpoint(self._params)
+        self._join()
+        self._params = None
+
+    def _is_first(self, params: CallbackParams) -> bool:
+        topology = params.get("topology")
+        return topology is None or topology.rank == 0
+
+    def _place(self, params: CallbackParams) -> Path:
+        directory: Any = self._directory
+        if callable(directory):
+            directory = directory(params)
+            _check_directory("the result of directory", directory)
+            ensure_directory(Path(directory))
+        return Path(os.path.abspath(directory))
+
+    def _stem(self, params: CallbackParams) -> str:
+        if not callable(self._prefix):
+            return f"{self._own_prefix}-{params.get('cur_epoch_num', 1)}_{step_in_epoch(params)}"
+        stem = self._prefix(params)
+        _check_prefix("the result of prefix", stem)
+        return stem
+
+    def _plan_next(self) -> None:
+        self._saved_s = monotonic()
+        steps = self._config.save_checkpoint_steps
+        self._next_step = self._saved_step + steps if steps else None
+
+    def _save(self, params: CallbackParams) -> None:
+        assert self._source is not None
+        if self._writing is not None and self._writing.is_alive() and not self._source.is_split:
+            return  # still due at the next step
+        self._join()
+        self._tell(params)
+        self._guard(f"the checkpoint of step {params['cur_step_num']} is not saved", self._begin_save, params)
+        self._saved_step = int(params["cur_step_num"])
+        params["last_save_ckpt_step"] = self._saved_step
+        self._plan_next()
+        if self._writing is None:
+            self._tell(params)
+
+    def _begin_save(self, params: CallbackParams, suffix: str = "") -> None:
+        """Copy what this rank saves and write it, in a thread if async_save; nothing if it saves nothing."""
+        assert self._source is not None
+        gathers = self._config.integrated_save and not suffix  # no other rank may be left to take part
+        kept = self._source.keep(params, self._config, gathers=gathers, run_id=self._run_id)
+        if kept is None:
+            return
+        directory, stem = self._place(params), self._stem(params) + suffix
+        write = partial(self._write, kept, directory, stem, is_counted=not suffix)
+        if self._config.async_save and not suffix:
+            self._writing = threading.Thread(
+                target=self._guard,
+                args=(f"the checkpoint {stem} is not saved", write),
+                name="distsummary-checkpoint",
+            )
+            self._writing.start()
+        else:
+            write()
+
+    def _write(self, kept: Kept, directory: Path, stem: str, *, is_counted: bool) -> None:
+        self._latest = str(kept.write(directory, stem))
+        config = self._config
+        if not is_counted or not kept.is_first or callable(self._prefix):
+            return
+        # only what is complete counts, so that there always is a checkpoint to load
+        listed = saved_in(directory, self._own_prefix)
+        complete = [one for one in listed if one.is_complete()]
+        removed = superseded(
+            complete, keep_max=config.keep_checkpoint_max, keep_minutes=config.keep_checkpoint_per_n_minutes
+        )
+        oldest = next((one for one in complete if one not in removed), None)
+        torn = [one for one in listed if one not in complete and oldest is not None and one < oldest]
+        for one in (*removed, *torn):
+            for file in one.files:
+                file.unlink(missing_ok=True)
+
+    def _save_breakpoint(self, params: CallbackParams) -> None:
+        """Save the state in which an exception left the training, or in which a signal will end it."""
+        self._join()
+        step = int(params["cur_step_num"])
+        if (step == self._saved_step and self._latest) or step == self._begun_step:
+            return  # it is saved already, or nothing was trained
+        what = f"the checkpoint of step {step}, at which the training ends, is not saved"
+        self._guard(what, self._begin_save, params, BREAKPOINT)
+        self._tell(params)
+
+    def _save_before_death(self, error: BaseException) -> None:
+        """In another thread: let the training thread save at the end of its step, and wait for it."""
+        if self._params is None:
+            return
+        self._wanted.set()
+        if not self._is_saved.wait(SIGNAL_S):
+            logger.error(
+                "%s ends the training, and its step did not end in %g s: it is not saved; the newest "
+                "checkpoint is %s",
+                error,
+                SIGNAL_S,
+                self._latest or "none",
+            )
+
+    def _tell(self, params: CallbackParams) -> None:
+        """Give the name of the newest file to the other callbacks, for the lineage."""
+        if self._latest:
+            params["latest_ckpt_file"] = self._latest
+
+    def _join(self) -> None:
+        if self._writing is not None:
+            self._writing.join()
+            self._writing = None
+
+    def _guard(self, what: str, function: Callable[..., object], *args: Any) -> None:
+        """Call a function; an error does not end the training, but is logged and counted."""
+        try:
+            function(*args)
+        except (DistSummaryError, OSError) as error:
+            self.failures += 1
+            logger.error("%s, and the training goes on: %s", what, error)
+        except Exception:
+            self.failures += 1
+            logger.exception("%s, and the training goes on", what)
+
+
+def _check_prefix(field: str, prefix: object) -> None:
+    if not isinstance(prefix, str):
+        raise InvalidArgumentError(f"{field} must be str or callable, got {prefix!r}")
+    if not prefix or "/" in prefix or os.sep in prefix or "\0" in prefix:
+        raise InvalidValueError(
+            f"{field} must be the beginning of a file's name, without '/', got {prefix!r}"
+        )
+
+
+def _check_directory(field: str, directory: object) -> None:
+    if not isinstance(directory, str | os.PathLike):
+        raise InvalidArgumentError(f"{field} must be str, a path or callable, got {directory!r}")
+
+
+def _nothing() -> None:
+    pass

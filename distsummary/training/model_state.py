@@ -1,0 +1,164 @@
+"""Copies what this rank saves of a model and its optimizer, and writes the copy."""
+
+import math
+from collections.abc import Container
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from distsummary.checkpoints.mapped import Array
+from distsummary.checkpoints.model_file import State, with_texts, write_model
+from distsummary.checkpoints.shard_file import ShardHeader, first_name, sibling_name, write_shards
+from distsummary.checkpoints.share import Share, share_of
+from distsummary.errors import InvalidValueError
+from distsummary.format.records import Shard
+from distsummary.frameworks.base import Framework, Pending, framework_of
+from distsummary.topology import DATA_AXES
+from distsummary.training.callbacks import CallbackParams
+from distsummary.training.checkpoint_config import INFO, CheckpointConfig
+
+
+@dataclass(kw_only=True)
+class Kept:
+    """A copy of what this rank saves; `header` is None for a whole model, `slices` are those of shards."""
+
+    config: CheckpointConfig
+    header: ShardHeader | None = None
+    values: dict[str, "Pending | Array | str"] = field(default_factory=dict)
+    slices: dict[str, Shard] = field(default_factory=dict)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the file, or the first file, of a checkpoint."""
+        return self.header is None or self.header.rank == 0
+
+    def write(self, directory: Path, stem: str) -> Path:
+        """Write the file of this rank; returns the path of the first rank's file."""
+        state: State = {
+            name: value if isinstance(value, np.ndarray | str) else value.result()
+            for name, value in self.values.items()
+        }
+        self.values.clear()
+        if self.header is None:
+            path = directory / f"{stem}.{self.config.format}"
+            write_model(path, state, key=self.config.enc_key, mode=self.config.enc_mode)
+            return path
+        first = directory / first_name(stem, self.header.ranks)
+        arrays = with_texts(state)
+        slices = {
+            name: self.slices.get(name) or Shard(global_shape=one.shape, offset=(0,) * one.ndim)
+            for name, one in arrays.items()
+        }
+        header = replace(self.header, slices=slices)
+        write_shards(first.with_name(sibling_name(first.name, self.header.rank)), header, arrays)
+        return first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What checkpoints are made of, and this rank's share of it.
+
+    Attributes:
+        split: the names of the model's sharded tensors; empty if the model is whole on every rank.
+        share: None if this rank saves nothing.
+        optimizer: None if its state is not saved.
+    """
+
+    framework: Framework
+    network: Any
+    optimizer: Any
+    split: frozenset[str]
+    share: Share | None
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the model is sharded."""
+        return bool(self.split)
+
+    def keep(
+        self, params: CallbackParams, config: CheckpointConfig, *, gathers: bool, run_id: str
+    ) -> Kept | None:
+        """Copy this rank's share; None if it saves nothing. `gathers`: collectively, whole tensors to rank 0.
+
+        Raises InvalidValueError if FSDP2 has gathered a parameter that was sharded when the training began.
+        """
+        gathers = gathers and self.is_split
+        is_writer = params["topology"].rank == 0 if gathers else self.share is not None
+        kept = Kept(config=config)
+        place = None if gathers or self.share is None else self.share.shard_rank
+        if place is not None:
+            step = int(params["cur_step_num"])
+            kept.header = ShardHeader(run_id=run_id, number=step, rank=place.rank, ranks=place.ranks)
+        model = dict(self.framework.tensors(self.network))
+        of_optimizer = {} if self.optimizer is None else self.framework.optimizer_entries(self.optimizer)
+        for name, value in (model | of_optimizer).items():
+            framework = framework_of(value)
+            if not framework.is_tensor(value):
+                if is_writer and (place is None or place.rank == 0):
+                    kept.values[name] = np.array(value)
+                continue
+            shard = framework.shard(value)
+            if name in model and (shard is not None) != (name in self.split):
+                raise InvalidValueError(
+                    f"{name} is {'whole' if shard is None else 'in shards'}, unlike when the training began; "
+                    "FSDP2 gathers parameters for an evaluation: call model.reshard() after it"
+                )
+            if gathers:
+                value, shard = framework.whole(value), None
+            elif self.share is not None and not self.share.holds(framework.split_axes(value)):
+                continue
+            if is_writer:
+                kept.values[name] = framework.snapshot(value)
+            if is_writer and shard is not None:
+                kept.slices[name] = shard
+        if not is_writer:
+            return None
+        if place is None or place.rank == 0:
+            kept.values |= _information(params, config, taken=kept.values)
+        return kept
+
+
+def source_of(params: CallbackParams, config: CheckpointConfig) -> Source:
+    """What this rank saves of the training; raises InvalidValueError if that is unknown."""
+    network = config.saved_network if config.saved_network is not None else params.get("network")
+    if network is None:
+        raise InvalidValueError(
+            "ModelCheckpoint needs a network; pass network= to ds.init or Run, or saved_network= to "
+            "CheckpointConfig"
+        )
+    framework, topology = framework_of(network), params["topology"]
+    split = frozenset(name for name, tensor in framework.tensors(network) if framework.split_axes(tensor))
+    sizes = (extent for axis, (_, extent) in topology.mesh.items() if axis in DATA_AXES)
+    copies = math.prod(sizes) if topology.mesh else topology.world_size
+    return Source(
+        framework=framework,
+        network=network,
+        optimizer=params.get("optimizer") if config.saved_network is None else None,
+        split=split,
+        share=share_of(network, topology, copies, attempt=0),
+    )
+
+
+def _information(
+    params: CallbackParams, config: CheckpointConfig, *, taken: Container[str]
+) -> dict[str, Array | str]:
+    """The epoch, the step and what append_info gives; raises InvalidValueError for a name that is taken."""
+    given = config.append_dict or {}
+    counted = dict(zip(INFO, (params.get("cur_epoch_num", 1), params["cur_step_num"]), strict=True))
+    found: dict[str, Array | str] = {}
+    for name, value in (given | counted).items():
+        if name in taken:
+            raise InvalidValueError(
+                f"append_info must not have the name {name!r} of a parameter; choose another"
+            )
+        if name in counted:
+            before = given.get(name, 0)
+            found[name] = np.array(int(value) + (int(before) if isinstance(before, int) else 0), np.int64)
+        elif isinstance(value, str):
+            found[name] = value
+        else:
+            framework = framework_of(value)
+            found[name] = framework.to_numpy(value) if framework.is_tensor(value) else np.array(value)
+    return found
