@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -33,6 +34,13 @@ ARGUMENTS = "directions", "around", "runs", "parameters", "centering", "workers"
 FIELDS = (*ARGUMENTS, "size", "seed", "refine", "ranks", "epochs")
 
 
+EXIT_CODES = (
+    "Exit codes: 0 success; 1 it failed, or something is wrong with the run (status, watch) or its files "
+    "(fsck); 2 wrong arguments, or a path that is missing or not what the verb takes; 130 Ctrl-C, 143 "
+    "SIGTERM."
+)
+
+
 class Argument(NamedTuple):
     """What `argparse.ArgumentParser.add_argument` takes."""
 
@@ -52,11 +60,9 @@ VERBS: dict[str, Verb] = {}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb; returns 0 for success, 1 for failure (with a one-line message), 130 for Ctrl-C.
+    """Run one verb; returns its exit code (EXIT_CODES), with a one-line message for 1 and 2.
 
-    argparse exits with 2 for wrong arguments. `fsck` has its own codes: 0 clean, 1 problems remain, 2 the
-    directory cannot be checked. So have `status` and `watch`: 0 running or finished, 1 failed, interrupted or
-    with a rank lost, 2 no run.
+    argparse exits with 2 for wrong arguments.
     """
     handler = logging.StreamHandler()
     handler.setFormatter(_Formatter("%(levelname)s %(name)s: %(message)s"))
@@ -75,7 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         OSError,
     ) as error:  # the operating system refuses a path
         print(f"distsummary {options.verb}: {_in_options(str(error))}", file=sys.stderr)
-        return 2 if options.verb in ("fsck", "status", "watch") else 1
+        is_missing = isinstance(error, FileNotFoundError | NotADirectoryError)
+        return 2 if is_missing or options.verb in ("fsck", "status", "watch") else 1
     except KeyboardInterrupt as stop:
         if options.verb == "watch":  # has written nothing
             return 130
@@ -89,12 +96,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all verbs; each verb also takes --json."""
-    parser = argparse.ArgumentParser(prog="distsummary", description="One training run out of many ranks.")
+    parser = argparse.ArgumentParser(
+        prog="distsummary", description="One training run out of many ranks.", epilog=EXIT_CODES
+    )
     parser.add_argument("--version", action="version", version=f"distsummary {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for name, entry in VERBS.items():
         text = entry.run.__doc__
-        one = verbs.add_parser(name, help=text, description=text)
+        one = verbs.add_parser(name, help=text, description=text, epilog=EXIT_CODES)
         one.add_argument("--json", action="store_true", help="print the result as one line of JSON on stdout")
         for names, settings in entry.arguments:
             one.add_argument(*names, **settings)
@@ -346,18 +355,25 @@ def watch(options: argparse.Namespace) -> int:
     """Show the states of the ranks until the run is over; exits as `status` does."""
     from distsummary.tools.watch import watch
 
-    return watch(options.run_dir, sys.stdout, every_s=options.every, as_json=options.json).exit_code
+    def end(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        return watch(options.run_dir, sys.stdout, every_s=options.every, as_json=options.json).exit_code
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @verb(argument("directory", metavar="DIR", help="the directory that the run dirs are in"))
 def runs(options: argparse.Namespace) -> None:
     """List the runs below a directory, the newest first."""
     from distsummary.tools.columns import width_of
-    from distsummary.tools.runs import find_runs, text_of
+    from distsummary.tools.runs import WIDTH, find_runs, text_of
 
     found = find_runs(options.directory)
     text = {"runs": [row.as_json() for row in found]}
-    print(json.dumps(text) if options.json else text_of(found, width=width_of(sys.stdout)))
+    print(json.dumps(text) if options.json else text_of(found, width=width_of(sys.stdout, WIDTH)))
 
 
 @verb(

@@ -22,7 +22,7 @@ from distsummary.format.records import (
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 from distsummary.reading.reader import ReadValue, decode_frame, values_of
 from distsummary.reading.scalar_columns import ScalarColumns, read_pieces
-from distsummary.reading.segments import all_event_files, dialect_of
+from distsummary.reading.segments import all_event_files, dialect_of, stamp_of
 
 Json: TypeAlias = Any  # what json.dumps takes; Python has no better type for JSON
 
@@ -43,6 +43,7 @@ def dump(path: str | os.PathLike[str], *, full: bool = False) -> Iterator[dict[s
 
     Raises:
         MissingFileError: there is no such path, or no event file in the directory.
+        DamagedFileError: it is a file of another kind, by its name and its bytes.
     """
     return _dump(event_files(path), full)
 
@@ -53,7 +54,7 @@ def to_line(record: dict[str, Json]) -> str:
 
 
 def event_files(path: str | os.PathLike[str]) -> list[Path]:
-    """The file `path`, or the event files of a directory and its direct children; raises MissingFileError."""
+    """The file `path`, or the event files of a directory and its direct children; see `dump` for errors."""
     target = Path(path)
     if target.is_dir():
         children = sorted(p for p in target.iterdir() if p.is_dir() and not p.is_symlink())
@@ -65,7 +66,17 @@ def event_files(path: str | os.PathLike[str]) -> list[Path]:
         return found
     if not target.exists():
         raise MissingFileError(f"there is no {target}; name an event file, a rank's directory or a run dir")
+    if stamp_of(target.name) is None and not _has_event(target):
+        raise DamagedFileError(
+            f"{target} is no event file: it has neither the name of one nor an intact event; name an event "
+            "file, a rank's directory or a run dir"
+        )
     return [target]
+
+
+def _has_event(file: Path) -> bool:
+    pieces = read_pieces(file, dialect_of(file), resync=True)
+    return any(isinstance(piece, ScalarColumns) or piece.damage is None for piece in pieces)
 
 
 def _dump(files: list[Path], full: bool) -> Iterator[dict[str, Json]]:

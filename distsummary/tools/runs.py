@@ -2,6 +2,7 @@
 
 import math
 import os
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -13,13 +14,18 @@ from distsummary.reading.newest import newest_events
 from distsummary.reading.reader import ReadEvent
 from distsummary.reading.segments import all_event_files, stamp_of
 from distsummary.run_dir import MANIFEST, RunDir
-from distsummary.tools.columns import WIDTH, aligned, lasting, named, printable
+from distsummary.tools.columns import aligned, lasting, printable, shortened
 from distsummary.tools.status import newest_step, read_status
+from distsummary.tools.status_text import causes, slow_ranks
 
 DEPTH = 8  # directories below the given one that are looked into
 LOSSES = ("loss", "train/loss", "loss/auto")  # tags of the loss, the first that is there
 _INSIDE = ("ckpt_dir", "landscape", "eval")  # directories of a run that hold no runs
-_HEAD = ("run", "state", "ranks", "step", "began", "lasted", "loss", "note")
+WIDTH = 80  # of the table, where no terminal has another one
+LEAST = 12  # characters of a path that are shown
+NOTE_LINES = 2
+OLD_S = 300 * 86400.0  # from then on a date has its year
+_HEAD = ("run", "state", "ranks", "step", "began", "lasted", "loss")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,15 +36,17 @@ class RunRow:
         name: the path relative to the directory that was searched.
         state: as `distsummary status` tells it; "no run.json" for files that a SummaryRecord wrote alone,
             "unreadable" if the run.json cannot be read.
+        is_healthy: whether `distsummary status` exits with 0; None without a run.json.
         ranks: the world size. step: the newest one. Both None if unknown.
         started: seconds since the epoch. lasted_s: seconds from then to the last sign of life.
         loss: the newest one in the merged run or, before it is merged, in the files of rank 0; None without
             any.
-        note: what else is to be known, such as the first failure.
+        note: what is wrong, and whether it is a later attempt.
     """
 
     name: str
     state: str
+    is_healthy: bool | None = None
     ranks: int | None = None
     step: int | None = None
     started: float | None = None
@@ -73,21 +81,43 @@ def find_runs(directory: str | os.PathLike[str]) -> list[RunRow]:
 
 
 def text_of(rows: Sequence[RunRow], *, width: int = WIDTH) -> str:
-    """The table, in lines of at most `width` characters."""
+    """The table, in lines of at most `width` characters; what is wrong with a run is below it.
+
+    Long paths are shortened in the middle.
+    """
     cells = [
         (
-            printable(row.name),
             row.state,
             "-" if row.ranks is None else f"{row.ranks}",
             "-" if row.step is None else f"{row.step}",
-            "-" if row.started is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(row.started)),
+            _when(row.started),
             "-" if row.lasted_s is None else lasting(row.lasted_s),
             "-" if row.loss is None else f"{row.loss:.4g}",
-            printable(row.note),
         )
         for row in rows
     ]
-    return "\n".join(aligned([_HEAD, *cells], right=(2, 3, 5, 6), width=width))
+    sizes = [max(map(len, column)) for column in zip(_HEAD[1:], *cells, strict=True)]
+    room = max(LEAST, width - sum(sizes) - 2 * len(sizes))
+    named = [(shortened(printable(row.name), room), *cell) for row, cell in zip(rows, cells, strict=True)]
+    head, *lines = aligned([_HEAD, *named], right=(2, 3, 5, 6), width=width)
+    for number, row in reversed([*enumerate(rows, 1)]):
+        lines[number:number] = textwrap.wrap(
+            printable(row.note),
+            width,
+            initial_indent="    ",
+            subsequent_indent="    ",
+            max_lines=NOTE_LINES,
+            placeholder=" ...",
+        )
+    return "\n".join([head, *lines])
+
+
+def _when(began: float | None) -> str:
+    """Such as 11-23 14:34, or 2025-11-23 if it is long ago."""
+    if began is None:
+        return "-"
+    is_old = abs(time.time() - began) > OLD_S
+    return time.strftime("%Y-%m-%d" if is_old else "%m-%d %H:%M", time.localtime(began))
 
 
 def _places(directory: Path, depth: int) -> Iterator[Path]:
@@ -117,19 +147,14 @@ def _run(base: Path, place: Path) -> RunRow:
         status = read_status(place)
         events = newest_events(place) or newest_events(RunDir(place).rank_dirs().get(0, place))
     except (DistSummaryError, OSError) as error:
-        return RunRow(name=name, state="unreadable", note=str(error))
+        return RunRow(name=name, state="unreadable", is_healthy=False, note=str(error))
     newest = status.run.newest
     if newest is None:
-        return RunRow(name=name, state=status.run.state, note="no rank has registered")
-    bad = [rank.rank for rank in newest.ranks if rank.state not in ("running", "finished")]
-    notes = []
-    if newest.failure is not None:
-        states_of = {rank.rank: rank.state for rank in newest.ranks}
-        state = states_of.get(newest.failure.rank, "failed")
-        notes.append(f"rank {newest.failure.rank} {state}: {newest.failure.error}")
-    elif bad:
-        states = "/".join(dict.fromkeys(rank.state for rank in newest.ranks if rank.rank in bad))
-        notes.append(f"{named(bad, 'rank')} {states}")
+        return RunRow(name=name, state=status.run.state, is_healthy=False, note="no rank has registered")
+    notes = [line.strip() for line in causes(status)]
+    if newest.failure is not None and not notes:
+        notes.append(f"rank {newest.failure.rank} failed: {newest.failure.error}")
+    notes += slow_ranks(status)
     if earlier := newest.attempt:
         notes.append(f"attempt {earlier}")
     began = min(attempt.started for attempt in status.run.attempts)
@@ -138,6 +163,7 @@ def _run(base: Path, place: Path) -> RunRow:
     return RunRow(
         name=name,
         state=status.run.state,
+        is_healthy=status.is_healthy,
         ranks=newest.world_size,
         step=max(steps) or None,
         started=began,

@@ -101,12 +101,12 @@ def hints(status: Status) -> list[str]:
     bad = [rank for rank in newest.ranks if rank.state not in GOOD]
     living = [rank for rank in newest.ranks if rank.state == "running"]
     lost = [rank for rank in bad if rank.state == "lost"]
-    said = [_verdict(status, newest, bad, living), *_causes(newest, bad, status.now)]
+    said = [_verdict(status, newest, bad, living), *causes(status)]
     if lost and newest.failure is None:
         said.append("Nobody told why: look at the job's log and at the kernel's (dmesg: out of memory?).")
     if newest.missing and bad + living:
         said.append(f"{named(newest.missing)} never registered; a training may record on some ranks only.")
-    said += _standing_still(newest, living) or _behind(status, living)
+    said += _standing_still(newest, living) or slow_ranks(status)
     said += _merged_short(status, living)
     if dropped := {rank.rank: count for rank in newest.ranks if (count := dropped_by(rank))}:
         values = numbered(sum(dropped.values()), "value")
@@ -184,18 +184,22 @@ def _verdict(
     return f"The run {verb.get(newest.state, 'has ended')}" + (f" at step {step:,}." if step else ".")
 
 
-def _causes(newest: AttemptState, bad: Sequence[RankState], now: float) -> list[str]:
+def causes(status: Status) -> list[str]:
     """The ranks that are not as they should be, one line for each reason, at most four."""
+    newest = status.run.newest
+    if newest is None:
+        return []
     first = newest.failure.rank if newest.failure else -1
-    causes = sorted(_alike(bad), key=lambda ranks: first not in [rank.rank for rank in ranks])
+    bad = _alike(rank for rank in newest.ranks if rank.state not in GOOD)
+    bad.sort(key=lambda ranks: first not in [rank.rank for rank in ranks])
     said = []
-    for ranks in causes[:3]:
+    for ranks in bad[:3]:
         why = _why(ranks)
         numbers = named([rank.rank for rank in ranks])
-        since = _since([one.lost_since for one in ranks if one.lost_since is not None], now)
+        since = _since([one.lost_since for one in ranks if one.lost_since is not None], status.now)
         said.append(f"  {numbers} {ranks[0].state}{since}" + (f": {why}" if why else ""))
-    if len(causes) > 3:
-        said.append(f"  and {numbered(sum(map(len, causes[3:])), 'more rank')}: see --json")
+    if len(bad) > 3:
+        said.append(f"  and {numbered(sum(map(len, bad[3:])), 'more rank')}: see --json")
     return said
 
 
@@ -219,25 +223,22 @@ def _why(ranks: Sequence[RankState]) -> str:
     return f"their processes are gone from {where}" if why.startswith(GONE) else "their heartbeats stopped"
 
 
-def _behind(status: Status, living: Sequence[RankState]) -> list[str]:
+def slow_ranks(status: Status) -> list[str]:
     """Which ranks are behind the others, and whether they are slower."""
-    behind = status.behind
-    if not behind:
+    newest, behind = status.run.newest, status.behind
+    if newest is None or not behind:
         return []
-    paces, others = (
-        [rank.step_s for rank in living if rank.step_s and (rank.rank in behind) is is_behind]
-        for is_behind in (True, False)
-    )
-    steps = _span([f"{min(behind.values()):,}", f"{max(behind.values()):,}"])
-    verb, pace = "is" if len(behind) == 1 else "are", ""
+    told = [rank for rank in newest.ranks if rank.state == "running" and rank.step_s]
+    paces = [rank.step_s for rank in told if rank.rank in behind]
+    others = [rank.step_s for rank in told if rank.rank not in behind]
+    steps = f"{_span([f'{min(behind.values()):,}', f'{max(behind.values()):,}'])} steps"
+    pace = ""
     if others:
         usual = statistics.median(others)
-        slow = _pace(statistics.median(paces)) if paces else "no step in the last 30 s"
-        pace = f" ({slow} a step against {_pace(usual)})" if paces else f" ({slow})"
-        steps = f"{steps} steps, {lasting(max(behind.values()) * usual)},"
-    else:
-        steps = f"{steps} steps"
-    return [f"{named([*behind])} {verb} {steps} behind the others{pace}."]
+        steps += f", {lasting(max(behind.values()) * usual)},"
+        slow = f"{_pace(statistics.median(paces))} a step" if paces else "no step in the last 30 s"
+        pace = f" ({slow} against {_pace(usual)})"
+    return [f"{named([*behind])} {'is' if len(behind) == 1 else 'are'} {steps} behind the others{pace}."]
 
 
 def _pace(seconds: float) -> str:

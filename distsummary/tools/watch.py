@@ -3,16 +3,17 @@
 import json
 import os
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from typing import TextIO
 
 from distsummary.states import is_over
-from distsummary.tools.columns import width_of
+from distsummary.tools.columns import clock, named, width_of
 from distsummary.tools.status import Status, read_status
 from distsummary.tools.status_text import as_json as json_of
 from distsummary.tools.status_text import text_of
 
+PROGRESS_S = 60.0  # at most so often a line tells new steps
 _CLEAR = "\x1b[H\x1b[2J"  # the cursor goes to the corner of an empty screen
 
 
@@ -26,38 +27,50 @@ def watch(
 ) -> Status:
     """Show the run every `every_s` seconds; returns its last state when none of its ranks runs any more.
 
-    On a terminal, the screen is drawn again each time. Otherwise each change is one line, and the whole text
-    comes at the end; with `as_json`, each change is one object in a line, and nothing else is written.
+    On a terminal, the screen is drawn again each time. Otherwise a line is written when a state changes and,
+    if the steps go on, once in PROGRESS_S; the whole text comes at the end, also if KeyboardInterrupt or
+    SystemExit ends it. With `as_json`, each line is an object, and nothing else is written.
 
     Raises the errors of `read_status`.
     """
     is_screen = out.isatty() and not as_json
-    before = ""
-    while True:
-        status = read_status(path)
-        newest = status.run.newest
-        is_last = newest is not None and is_over(newest)
-        if is_screen:
-            print(f"{_CLEAR}{text_of(status, width=width_of(out))}", file=out, flush=True)
-        else:
-            now = summary(status)
-            if now != before:
-                clock = time.strftime("%H:%M:%S", time.localtime(status.now))
-                print(json.dumps(json_of(status)) if as_json else f"{clock} {now}", file=out, flush=True)
-            before = now
-        if is_last:
-            break
-        sleep(every_s)
-    if not is_screen and not as_json:
-        print(text_of(status), file=out, flush=True)
-    return status
+    status = read_status(path)
+    before, told_s = "", 0.0
+    try:
+        while True:
+            newest = status.run.newest
+            if is_screen:
+                end = f"every {every_s:g} s; Ctrl-C ends the view, not the run"
+                print(f"{_CLEAR}{text_of(status, width=width_of(out))}\n{end}", file=out, flush=True)
+            else:
+                is_due = status.now - told_s >= PROGRESS_S and summary(status) != before
+                if is_due or _states(status) not in before:
+                    before, told_s = summary(status), status.now
+                    text = f"{clock(status.now, status.now)} {before}"
+                    print(json.dumps(json_of(status)) if as_json else text, file=out, flush=True)
+            if newest is not None and is_over(newest):
+                return status
+            sleep(every_s)
+            status = read_status(path)
+    finally:
+        if not is_screen and not as_json:
+            print(text_of(status), file=out, flush=True)
 
 
 def summary(status: Status) -> str:
-    """The run in a few words: its state, its newest step, and how many ranks are in which state."""
+    """The run in a line: which ranks are in which state, the newest step, which ranks are behind."""
+    slow = f", {named(status.behind, 'rank')} behind" if status.behind else ""
+    return f"{_states(status)}; step {status.step or '-'}{slow}"
+
+
+def _states(status: Status) -> str:
     newest = status.run.newest
     if newest is None:
         return f"{status.run.state}, no rank has registered"
-    states = Counter(rank.state for rank in newest.ranks) + Counter(missing=len(newest.missing))
-    ranks = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    return f"{status.run.state}, attempt {newest.attempt}, step {status.step or '-'}, ranks: {ranks}"
+    ranks = defaultdict(list)
+    for rank in newest.ranks:
+        ranks[rank.state].append(rank.rank)
+    if newest.missing:
+        ranks["missing"] = [*newest.missing]
+    told = [f"{named(numbers, 'rank')} {state}" for state, numbers in sorted(ranks.items())]
+    return f"{status.run.state}, attempt {newest.attempt}: {', '.join(told) or 'no rank'}"

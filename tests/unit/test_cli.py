@@ -71,7 +71,7 @@ def test_what_the_ranks_disagree_on_is_printed_once_in_words(tmp_path, capsys, c
 
 
 def test_an_error_is_one_line_that_names_the_verb(tmp_path, capsys):
-    assert main(["merge", str(tmp_path / "absent")]) == 1
+    assert main(["merge", str(tmp_path / "absent")]) == 2
     message = capsys.readouterr().err
     assert message.startswith("distsummary merge: ")
     assert str(tmp_path / "absent") in message
@@ -159,7 +159,40 @@ def test_dump_prints_every_value_of_a_run_as_strict_json_lines(tmp_path, capsys)
         for dialect in ("mindspore", "tensorboard")
         for step in (1, 2)
     ]
-    assert main(["dump", str(tmp_path / "absent")]) == 1
+
+
+@pytest.mark.parametrize("verb", ["merge", "dump", "fsck", "convert", "status", "watch", "runs"])
+def test_a_path_that_is_missing_has_the_exit_code_of_wrong_arguments(verb, tmp_path, capsys):
+    assert main([verb, str(tmp_path / "absent")]) == 2
+    assert str(tmp_path / "absent") in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="0"):
+        main([verb, "--help"])
+    assert "2 wrong arguments, or a path that is missing" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_file_of_another_kind_is_not_dumped(tmp_path, capsys):
+    file = tmp_path / "notes.txt"
+    for text in ("", "some words\n"):
+        file.write_text(text)
+        assert main(["dump", str(file)]) == 1
+        told = capsys.readouterr()
+        assert told.out == ""
+        assert f"{file} is no event file: it has neither the name of one nor an intact event" in told.err
+    run_dir = two_ranks(tmp_path / "run")
+    [events] = [path for path in run_dir.writer_dir("train", 0, 2).iterdir() if path.name.endswith("_MS")]
+    file.write_bytes(b"damage" + events.read_bytes())  # an event file by another name
+    assert main(["dump", str(file)]) == 0
+    assert "acc" in capsys.readouterr().out
+
+
+def test_sigterm_ends_watch_with_its_own_exit_code(tmp_path, monkeypatch):
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(
+        "distsummary.tools.watch.watch", lambda *given, **options: signal.raise_signal(signal.SIGTERM)
+    )
+    with pytest.raises(SystemExit, match="143"):
+        main(["watch", str(tmp_path)])
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_fsck_tells_scripts_by_its_exit_code(tmp_path, capsys):
@@ -243,7 +276,7 @@ def test_runs_are_listed(tmp_path, capsys):
     assert main(["runs", str(tmp_path), "--json"]) == 0
     assert [row["name"] for row in json.loads(capsys.readouterr().out)["runs"]] == ["run"]
     (tmp_path / "empty").mkdir()
-    assert main(["runs", str(tmp_path / "empty")]) == 1
+    assert main(["runs", str(tmp_path / "empty")]) == 2
     assert "holds no runs" in capsys.readouterr().err
 
 

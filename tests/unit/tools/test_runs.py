@@ -1,12 +1,14 @@
 """The table of runs below a directory."""
 
 import json
+import re
 
 import pytest
 
 import distsummary as ds
 from distsummary.errors import MissingFileError
 from distsummary.tools.runs import RunRow, find_runs, text_of
+from tests.unit.tools.states import attempt_state, rank_state, status_of
 
 
 def record(path, steps=3, **given):
@@ -31,6 +33,7 @@ def test_runs_of_every_kind_are_found_the_newest_first(tmp_path):
     assert (rows["record"].state, rows["record"].step, rows["record"].loss) == ("no run.json", 7, 0.25)
     started = [row.started for row in find_runs(tmp_path)]
     assert started == sorted(started, reverse=True)
+    assert [rows[name].is_healthy for name in ("a/alone", "two", "record")] == [True, True, None]
 
 
 def test_a_run_itself_is_a_table_of_one(tmp_path):
@@ -44,8 +47,9 @@ def test_failures_and_damage_are_noted(tmp_path):
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / "run.json").write_text("{")
     rows = {row.name: row for row in find_runs(tmp_path)}
-    assert (rows["bad"].state, rows["bad"].note) == ("failed", "rank 0 failed: ValueError: no data")
+    assert (rows["bad"].state, rows["bad"].note) == ("failed", "Rank 0 failed: ValueError: no data")
     assert rows["torn"].state == "unreadable"
+    assert [rows[name].is_healthy for name in ("bad", "torn")] == [False, False]
     assert "is not JSON" in rows["torn"].note
 
 
@@ -73,9 +77,34 @@ def test_the_table_and_its_json():
         RunRow(name="b", state="running", ranks=4, step=120, started=None, lasted_s=3121.0, loss=0.123456),
         RunRow(name="a\x1b", state="failed", loss=float("nan"), note="rank 2 failed: " + "x" * 200),
     ]
-    first, second, third = text_of(rows).splitlines()
-    assert first.split() == ["run", "state", "ranks", "step", "began", "lasted", "loss", "note"]
+    first, second, third, *note = text_of(rows).splitlines()
+    assert first.split() == ["run", "state", "ranks", "step", "began", "lasted", "loss"]
     assert second.split() == ["b", "running", "4", "120", "-", "52", "min", "0.1235"]
     assert third.startswith("a?   failed")
-    assert (len(third), third[-3:]) == (100, "...")
+    assert note[0].startswith("    rank 2 failed:")
+    assert len(note) == 2
+    assert max(map(len, note)) <= 80
     assert json.loads(json.dumps(rows[1].as_json(), allow_nan=False))["loss"] == "nan"
+
+
+def test_a_long_path_is_shortened_in_its_middle_and_the_state_is_whole():
+    row = RunRow(
+        name="experiments/" + "x" * 100 + "/seed-17", state="interrupted", ranks=1024, step=1234567,
+        started=1_600_000_000.0, lasted_s=345600.0, loss=0.00012345,
+    )  # fmt: skip
+    lines = text_of([row]).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert re.fullmatch(
+        r"exper\.\.\.x+/seed-17  interrupted   1024  1234567  2020-09-13 .*0\.0001234", lines[1]
+    )
+
+
+def test_a_rank_that_is_behind_is_noted(tmp_path, monkeypatch):
+    record(tmp_path / "run")
+    slow = status_of(attempt_state([rank_state(0, step=900), rank_state(1, step=9000)]))
+    monkeypatch.setattr("distsummary.tools.runs.read_status", lambda place: slow)
+    [row] = find_runs(tmp_path)
+    assert (row.is_healthy, row.note) == (
+        True,
+        "Rank 0 is 8,100 steps, 100 s, behind the others (12.3 ms a step against 12.3 ms).",
+    )

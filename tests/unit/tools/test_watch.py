@@ -3,11 +3,13 @@
 import io
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
 import distsummary as ds
 from distsummary.tools.watch import watch
+from tests.unit.tools.states import attempt_state, lost, rank_state, status_of
 
 
 class Screen(io.StringIO):
@@ -39,8 +41,8 @@ def test_in_a_pipe_each_change_is_a_line_and_the_end_is_the_table(training):
     out = io.StringIO()
     status = watch(path, out, every_s=1.5, sleep=sleep)
     lines = out.getvalue().splitlines()
-    assert re.fullmatch(r"\d\d:\d\d:\d\d running, attempt 0, step \S+, ranks: 1 running", lines[0])
-    assert re.fullmatch(r"\d\d:\d\d:\d\d finished, attempt 0, step 3, ranks: 1 finished", lines[1])
+    assert re.fullmatch(r"\d\d:\d\d:\d\d running, attempt 0: rank 0 running; step \S+", lines[0])
+    assert re.fullmatch(r"\d\d:\d\d:\d\d finished, attempt 0: rank 0 finished; step 3", lines[1])
     assert lines[-2:] == ["The run is fine: it has finished.", f"next: tensorboard --logdir {path}"]
     assert (status.exit_code, looks) == (0, [1.5, 1.5])
 
@@ -57,4 +59,62 @@ def test_a_screen_is_drawn_again(training):
     out = Screen()
     watch(path, out, every_s=1.0, sleep=sleep)
     assert out.getvalue().count("\x1b[H\x1b[2J") == 3
-    assert out.getvalue().endswith(f"next: tensorboard --logdir {path}\n")
+    assert out.getvalue().endswith("every 1 s; Ctrl-C ends the view, not the run\n")
+
+
+class Looks:
+    """What `read_status` finds, look by look."""
+
+    def __init__(self, monkeypatch, *found):
+        self.found = iter(found)
+        monkeypatch.setattr("distsummary.tools.watch.read_status", lambda path: next(self.found))
+
+
+def at(seconds, *ranks, state="running"):
+    status = status_of(attempt_state(ranks, state))
+    return replace(status, now=status.now + seconds)
+
+
+def test_steps_alone_are_a_line_a_minute_and_a_new_state_is_one_at_once(monkeypatch):
+    looks = [at(n, rank_state(0, step=n), rank_state(1, step=n)) for n in (1, 3, 59, 62, 64)]
+    looks.append(at(66, rank_state(0, step=66), lost(1, step=65)))
+    looks.append(at(68, rank_state(0, "finished", step=68), lost(1, step=65), state="lost"))
+    Looks(monkeypatch, *looks)
+    out = io.StringIO()
+    watch("run", out, every_s=1.0, sleep=lambda seconds: None)
+    lines = [line[9:] for line in out.getvalue().splitlines()[:4]]
+    assert lines == [
+        "running, attempt 0: ranks 0-1 running; step 1",
+        "running, attempt 0: ranks 0-1 running; step 62",
+        "running, attempt 0: rank 1 lost, rank 0 running; step 66",
+        "lost, attempt 0: rank 0 finished, rank 1 lost; step 68",
+    ]
+
+
+def test_a_run_that_stands_still_is_one_line_and_ranks_behind_are_named(monkeypatch):
+    ranks = [rank_state(0, step=9000), rank_state(1, step=10)]
+    Looks(monkeypatch, at(0, *ranks), at(500, *ranks), at(501, lost(0), lost(1), state="lost"))
+    out = io.StringIO()
+    watch("run", out, every_s=1.0, sleep=lambda seconds: None)
+    lines = [line[9:] for line in out.getvalue().splitlines()[:2]]
+    assert lines == [
+        "running, attempt 0: ranks 0-1 running; step 9000, rank 1 behind",
+        "lost, attempt 0: ranks 0-1 lost; step 120",
+    ]
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
+def test_what_ends_it_in_a_pipe_leaves_the_whole_text(training, end):
+    path, _, _ = training
+
+    def sleep(seconds):
+        raise end
+
+    out = io.StringIO()
+    with pytest.raises(end):
+        watch(path, out, every_s=1.0, sleep=sleep)
+    assert out.getvalue().endswith(f"next: distsummary watch {path}\n")
+    out = Screen()
+    with pytest.raises(end):
+        watch(path, out, every_s=1.0, sleep=sleep)
+    assert out.getvalue().endswith("not the run\n")
