@@ -54,7 +54,7 @@ def test_landscape_of_a_factory_without_ray(tmp_path, capsys, monkeypatch):
         "0",
         "--json",
     ]
-    assert main([*arguments, "--directions", "random"]) == 1  # the run kept no checkpoints
+    assert main([*arguments, "--directions", "random"]) == 2  # the run kept no checkpoints
     assert "train_metadata.json" in capsys.readouterr().err
     assert main(["landscape", str(run_dir.base), "nowhere:parts", "--workers", "0"]) == 1
     assert "nowhere" in capsys.readouterr().err
@@ -103,17 +103,17 @@ def test_the_centering_and_the_subspace_of_a_landscape(bowl, capsys):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "code", "said"),
     [
-        (["--size", "1000"], "--size must be in [3, 256], got 1000"),
-        (["--directions", "hessian"], "--directions 'hessian' needs a torch model"),
-        (["--engine", "fast"], "--engine must be 'auto' or 'naive'"),
-        (["--around", "absent"], "absent does not exist; check the path"),
+        (["--size", "1000"], 1, "--size must be in [3, 256], got 1000"),
+        (["--directions", "hessian"], 1, "--directions 'hessian' needs a torch model"),
+        (["--engine", "fast"], 1, "--engine must be 'auto' or 'naive'"),
+        (["--around", "absent"], 2, "absent does not exist; check the path"),
     ],
 )
-def test_what_cannot_be_is_refused_before_ray_is_started(wrong, said, bowl, capsys, monkeypatch):
+def test_what_cannot_be_is_refused_before_ray_is_started(wrong, code, said, bowl, capsys, monkeypatch):
     monkeypatch.setattr("ray.init", lambda **_: pytest.fail("Ray was started"))
-    assert main([*bowl, "--workers", "auto", *wrong]) == 1
+    assert main([*bowl, "--workers", "auto", *wrong]) == code
     assert said in capsys.readouterr().err
 
 
@@ -126,7 +126,7 @@ def test_a_landscape_around_another_run_or_a_file(bowl, capsys, tmp_path):
     assert "normalization='filter' leaves random directions" in capsys.readouterr().err
     assert main([*bowl, "--around", str(file), "--directions", "pca"]) == 1
     assert "--directions 'pca' needs --around with a run" in capsys.readouterr().err
-    assert main([*bowl, "--around", str(file.with_name("absent.ckpt"))]) == 1
+    assert main([*bowl, "--around", str(file.with_name("absent.ckpt"))]) == 2
     assert "absent.ckpt does not exist" in capsys.readouterr().err
 
 
