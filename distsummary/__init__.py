@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # type checkers do not run __getattr__
     from distsummary.landscapes.run.progress import Progress
     from distsummary.landscapes.summary_landscape import SummaryLandscape
     from distsummary.launcher import launch
+    from distsummary.metrics import Accuracy, Loss
     from distsummary.pb.mindspore_anf_ir_pb2 import GraphProto, ModelProto
     from distsummary.pb.mindspore_lineage_pb2 import (
         DatasetGraph,
@@ -38,21 +39,30 @@ if TYPE_CHECKING:  # type checkers do not run __getattr__
     from distsummary.training.history import History
     from distsummary.training.lambda_callback import LambdaCallback
     from distsummary.training.learning_rate import LearningRateScheduler
+    from distsummary.training.loss_scale import (
+        DynamicLossScaleManager,
+        FixedLossScaleManager,
+        LossScaleManager,
+    )
+    from distsummary.training.model import Model
     from distsummary.training.model_checkpoint import ModelCheckpoint
     from distsummary.training.run import Run
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Accuracy",
     "Callback",
     "CallbackParams",
     "CheckpointConfig",
     "DatasetGraph",
     "Directions",
     "DistSummaryError",
+    "DynamicLossScaleManager",
     "Evaluation",
     "EvaluationLineage",
     "EvaluationRun",
+    "FixedLossScaleManager",
     "GraphProto",
     "Health",
     "History",
@@ -60,10 +70,13 @@ __all__ = [
     "LandscapeCancelled",
     "LandscapeError",
     "LearningRateScheduler",
+    "Loss",
     "LossGrid",
     "LossLandscape",
     "LossMonitor",
+    "LossScaleManager",
     "MergeReport",
+    "Model",
     "ModelCheckpoint",
     "ModelProto",
     "NonFiniteError",
@@ -105,6 +118,7 @@ _NAMES_OF = {  # module -> its public names, as above: only type checkers run th
     "distsummary.landscapes.run.progress": ("Progress",),
     "distsummary.landscapes.summary_landscape": ("SummaryLandscape",),
     "distsummary.launcher": ("launch",),
+    "distsummary.metrics": ("Accuracy", "Loss"),
     "distsummary.pb.mindspore_anf_ir_pb2": ("GraphProto", "ModelProto"),
     "distsummary.pb.mindspore_lineage_pb2": (
         "DatasetGraph",
@@ -126,6 +140,12 @@ _NAMES_OF = {  # module -> its public names, as above: only type checkers run th
     "distsummary.training.history": ("History",),
     "distsummary.training.lambda_callback": ("LambdaCallback",),
     "distsummary.training.learning_rate": ("LearningRateScheduler",),
+    "distsummary.training.loss_scale": (
+        "DynamicLossScaleManager",
+        "FixedLossScaleManager",
+        "LossScaleManager",
+    ),
+    "distsummary.training.model": ("Model",),
     "distsummary.training.model_checkpoint": ("ModelCheckpoint",),
     "distsummary.training.run": ("Run",),
 }

@@ -13,6 +13,7 @@ DistSummaryError
 ├── MissingParameterError     (AttributeError, KeyError)  a callback asks for what the loop does not give
 ├── ClosedError               (RuntimeError)        a closed record, writer or run was used
 ├── NonFiniteError            (ArithmeticError)     a logged value is NaN or infinite, with on_nan="stop"
+├── NoSamplesError          (RuntimeError)        a metric was read before it had any sample
 ├── WriteError                (RuntimeError)        recording failed in the background
 ├── StaleAttemptError         (RuntimeError)        a message came from an attempt that was superseded
 ├── ClusterError              (ConnectionError)     the Ray cluster does not answer
@@ -82,6 +83,10 @@ class ClosedError(DistSummaryError, RuntimeError):
 
 class NonFiniteError(DistSummaryError, ArithmeticError):
     """A logged value is NaN or infinite; raised if a run has `on_nan="stop"`."""
+
+
+class NoSamplesError(DistSummaryError, RuntimeError):
+    """A metric was read before `update` gave it any sample."""
 
 
 class WriteError(DistSummaryError, RuntimeError):

@@ -460,6 +460,10 @@ class SummaryCollector(Callback):
         try:
             if not _is_sink(params):
                 self._record_step(params, int(params["cur_step_num"]))
+            elif params.get("logged") or params.get("values"):  # the rest is recorded when the epoch ends
+                self._open_session().record(
+                    int(params["cur_step_num"]), params.get("logged", {}), params.get("values", ())
+                )
         except Exception as error:
             self._failures.fail("step", error)
         if session is None or session.keeps_checkpoints:

@@ -35,6 +35,8 @@ class EvaluationRun:
         self.logged: dict[str, Scalar] = {}
         self._is_over = False
         self.metrics: dict[str, float] = {}
+        self.eval_loss: dict[str, float] = {}
+        self.loss: float | None = None  # shown as `eval_loss`; None: a metric named loss is
         # as in MindSpore, a callback also finds what it knows of the training: the optimizer, for example
         hidden = ("step_in_epoch", "eval_results")
         of_training = {name: value for name, value in train.items() if name not in hidden}
@@ -51,6 +53,11 @@ class EvaluationRun:
             batch_num=0 if dataset is None else length(dataset),
         )
         self._context = RunContext(self._params)
+
+    @property
+    def params(self) -> CallbackParams:
+        """What callbacks see of this evaluation."""
+        return self._params
 
     def log(self, values: Mapping[str, object] | None = None, /, **named: object) -> None:
         """Log metrics by name, like `Run.log`; raises ClosedError after the evaluation's `with` block."""
@@ -77,9 +84,9 @@ class EvaluationRun:
         """Wait until the metrics are known; returns what the training's callbacks find of this evaluation."""
         self._is_over = True
         self.metrics = {name: resolve(value) for name, value in self.logged.items()}
-        loss = self.metrics.get("loss", self.metrics.get("Loss"))
-        results = self.metrics | ({} if loss is None else {"eval_loss": loss})
-        self._params |= {"metrics": self.metrics, "eval_results": results}
+        loss = self.metrics.get("loss", self.metrics.get("Loss")) if self.loss is None else self.loss
+        self.eval_loss = {} if loss is None else {"eval_loss": loss}
+        self._params |= {"metrics": self.metrics, "eval_results": self.metrics | self.eval_loss}
         return {name: self._params[name] for name in OF_TRAINING}
 
     def call(self, *hooks: str) -> None:
