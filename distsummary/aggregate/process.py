@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 BACKOFF_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # pauses before the aggregator is started again
 AGAIN_S = 10.0  # the first of the intervals, each twice the one before
 MISSING_S = 30.0  # when one rank of each node looks whether rank 0 has begun in the same directory
+START_S = 1.0  # how long rank 0 waits at its end for the start of an aggregator that had died
 MERGE_WAIT_S = 10.0  # how long the last rank's `finish` waits for the merged run
 POLL_S = 0.1
 # Without `-P`, files in the working directory would hide modules of the standard library. The package is that
@@ -50,6 +51,7 @@ class AggregatorProcess:
     def __init__(self, run_dir: RunDir) -> None:
         self._base = run_dir.base
         self.has_failed = False  # it died so often that it is not started again
+        self._is_hurried, self._runs = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._keep, name="distsummary-aggregator", daemon=True)
         self._thread.start()
 
@@ -57,6 +59,12 @@ class AggregatorProcess:
     def is_kept(self) -> bool:
         """Whether it runs or will be started again; False once it has ended by itself or has failed."""
         return self._thread.is_alive()
+
+    def hurry(self) -> None:
+        """Wait no longer between its death and its next start: this process is about to end."""
+        self._is_hurried.set()
+        if self.is_kept:
+            self._runs.wait(START_S)
 
     def join(self) -> None:
         """Wait until it is not kept any more."""
@@ -71,7 +79,7 @@ class AggregatorProcess:
                 logger.warning(
                     "the aggregator of %s %s; it is started again in %g s", self._base, how, pause_s
                 )
-                time.sleep(pause_s)
+                self._is_hurried.wait(pause_s)
         self.has_failed = True
         logger.warning(
             "the aggregator of %s %s and is not started again; after the training, run: distsummary merge %s",
@@ -87,7 +95,9 @@ class AggregatorProcess:
             )
         except OSError as error:
             return f"cannot be started ({error.strerror})"
+        self._runs.set()
         code = child.wait()
+        self._runs.clear()
         if code < 0:
             return f"was ended by {signal.Signals(-code).name}"
         return f"ended with exit code {code}" if code else ""
@@ -143,6 +153,8 @@ class ProcessCoordinator(LocalCoordinator):
     def finish(self, topology: Topology, attempt: int, health: Mapping[str, int | str]) -> None:
         """Leave the run; the last rank waits for the merged run."""
         self._start(topology)  # unless it is there
+        if self._process is not None:
+            self._process.hurry()
         if self._finish(topology, attempt, health):
             self._await_merge(topology.role, attempt)
 

@@ -59,3 +59,22 @@ def test_a_rank_0_that_goes_on_starts_the_next_aggregator_unless_it_has_failed_f
     found.append(len(started))
     coordinator.finish(place, attempt, {})
     assert [*found, len(started)] == times
+
+
+def test_at_its_end_rank_0_starts_an_aggregator_that_died_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = []
+
+    def run(self: AggregatorProcess) -> str:
+        runs.append(self)
+        return "was ended by SIGKILL" if len(runs) == 1 else ""
+
+    monkeypatch.setattr(AggregatorProcess, "_run", run)
+    monkeypatch.setattr(process, "BACKOFF_S", (600.0,))
+    monkeypatch.setattr(process, "START_S", 0.0)
+    kept = AggregatorProcess(RunDir(tmp_path).create())
+    kept.hurry()
+    kept.join()
+    assert len(runs) == 2
+    assert not kept.has_failed
