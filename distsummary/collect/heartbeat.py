@@ -59,6 +59,8 @@ class Pulse:
 
     def _beat(self) -> None:
         place = self._place()
+        if place.step == self._told[-1][0] and len(self._told) == 1:
+            self._told.clear()  # the time before the first step is not that of steps
         self._told.append((place.step, time.monotonic()))
         deal = self._tell(place._replace(step_s=seconds_a_step(self._told)))
         if deal is not None and deal.version > self._version:

@@ -44,5 +44,5 @@ def test_heartbeats_of_the_last_half_minute_make_the_pace(monkeypatch):
     pulse = Pulse(place, tell, lambda deal: None, Failures(Health(), logging.getLogger()), 1000)
     assert is_done.wait(10)
     pulse.stop()
-    assert told[:4] == [0.0, 0.0, 15.0, 20.0]
+    assert told[:4] == [0.0, 0.0, 5.0, 10.0]
     assert told[8:11] == [0.0, 30 / 50, 30 / 100]
