@@ -32,19 +32,17 @@ Makers = dict[str, Callable[[Path], ds.Callback]]
 
 def makers() -> Makers:
     """Name -> what makes a callback for which nothing is due."""
-    known: Makers = {
+    config = ds.CheckpointConfig(save_checkpoint_steps=NEVER)
+    return {
         "LossMonitor(0)": lambda _: ds.LossMonitor(0),
         "LossMonitor(1e9)": lambda _: ds.LossMonitor(NEVER),
         "TimeMonitor(data_time=True)": lambda _: ds.TimeMonitor(data_time=True),
         "LearningRateScheduler": lambda _: ds.LearningRateScheduler(lambda lr, step: lr),
         "History": lambda _: ds.History(),
         "LambdaCallback(on_train_epoch_end=f)": lambda _: ds.LambdaCallback(on_train_epoch_end=str),
+        "ModelCheckpoint(steps=1e9)": lambda path: ds.ModelCheckpoint("ckpt", str(path), config),
         "SummaryCollector(collect_freq=1e9)": lambda path: ds.SummaryCollector(path / "run", NEVER),
     }
-    if hasattr(ds, "ModelCheckpoint"):
-        config = ds.CheckpointConfig(save_checkpoint_steps=NEVER)
-        known["ModelCheckpoint(steps=1e9)"] = lambda path: ds.ModelCheckpoint("ckpt", str(path), config)
-    return known
 
 
 def step_us(callbacks: list[ds.Callback], loss: object, blocks: int) -> list[float]:

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from distsummary.checks import check_int_or_both, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError, MissingParameterError
+from distsummary.frameworks.base import framework_of
 from distsummary.topology import DATA_AXES, Topology
 from distsummary.training.recorder import Recorder
 from distsummary.training.values import mean_of, resolve
@@ -344,8 +345,11 @@ class TimeMonitor(Callback):
 
 def loss_of(outputs: object) -> float | None:
     """The loss in a network's outputs as a float, waiting for its device; None if they hold no number."""
-    if type(outputs) is float:
+    if outputs is None or type(outputs) is float:
         return outputs
+    number = framework_of(outputs).number(outputs)  # the usual tensor, found quickly
+    if number is not None:
+        return number
     try:
         mean = mean_of(outputs)
     except (InvalidTypeError, InvalidValueError, OverflowError):

@@ -67,10 +67,8 @@ class EvaluationRun:
         self.logged |= self._numbers({**given, **named})
 
     def steps(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches of a loader, one step each, until a callback requests a stop."""
+        """Yield the batches of a loader, one step each, until a callback has requested a stop."""
         self._params |= {"valid_dataset": loader, "batch_num": length(loader)}
-        if self._context.is_stop_requested:
-            return
         for batch in loader:
             self._params.cur_step_num += 1
             self._params.eval_dataset_element = batch

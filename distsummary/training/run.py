@@ -207,12 +207,17 @@ class Run(Recording):
         self._begin_stepping()
         if loader is ENDLESS:
             loader = itertools.count(self.step * accumulate)
+        was_stopped = self._context.is_stop_requested
         self._begin_epoch(loader, -(-length(loader) // accumulate))
         self._record_pending()
-        return self._steps(loader, accumulate)
+        return self._steps(loader, accumulate, was_stopped)
 
-    def _steps(self, loader: Iterable[Any], accumulate: int) -> Iterator[Any]:
-        """Yield the batches; before each step's first batch, end the previous step and begin the new one."""
+    def _steps(self, loader: Iterable[Any], accumulate: int, heeds_stop: bool) -> Iterator[Any]:
+        """Yield the batches; before each step's first batch, end the previous step and begin the new one.
+
+        An epoch at whose beginning a callback requests a stop has one step, as in MindSpore; if the stop was
+        requested before (`heeds_stop`), it has none.
+        """
         clock, params, context = self._clock, self._params, self._context
         opener = object()
         batches: Iterator[Any] | None = None
@@ -225,8 +230,9 @@ class Run(Recording):
             elif not missing:
                 self._end_step(asked_s, is_whole=True)
                 asked_s = clock()
-            if not missing and (self._is_closed or context.is_stop_requested):
+            if not missing and (self._is_closed or (heeds_stop and context.is_stop_requested)):
                 break
+            heeds_stop = True
             if batches is None:
                 batches = iter(loader)  # only now, because starting the loader's workers counts as waiting
             try:

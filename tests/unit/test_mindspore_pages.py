@@ -14,7 +14,6 @@ from tests.mindspore_pages import (
     BAD,
     COUNTS,
     NOT_OURS,
-    NOT_YET_THERE,
     PAGES,
     POLICIES,
     Bad,
@@ -29,13 +28,6 @@ def ours(name: str) -> Any:
         return getattr(importlib.import_module(PAGES[name].module), name)
     except (AttributeError, ModuleNotFoundError):
         return None
-
-
-def ours_or_skip(name: str) -> Any:
-    found = ours(name)
-    if found is None and name in NOT_YET_THERE:
-        pytest.skip(f"{name} is not there yet")
-    return found
 
 
 def parameters(text: str) -> list[inspect.Parameter]:
@@ -71,13 +63,13 @@ def check_parameters(where: str, function: Any, text: str) -> None:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_every_class_of_the_pages_is_there(name):
-    assert (ours(name) is not None) or name in NOT_OURS | NOT_YET_THERE
+    assert (ours(name) is not None) or name in NOT_OURS
     assert not (ours(name) is not None and name in NOT_OURS), f"{name} is there: take it out of NOT_OURS"
 
 
 @pytest.mark.parametrize("name", [name for name in PAGES if name not in NOT_OURS])
 def test_a_class_has_what_its_page_says(name):
-    page, found = PAGES[name], ours_or_skip(name)
+    page, found = PAGES[name], ours(name)
     assert name in distsummary.__all__ or page.module != "distsummary"
     if page.base:
         assert issubclass(found, distsummary.Callback)
@@ -98,7 +90,7 @@ def test_a_class_has_what_its_page_says(name):
 @pytest.mark.parametrize("bad", BAD, ids=lambda bad: f"{bad.name}-{bad.arguments}")
 def test_bad_arguments_raise_what_mindspore_raises_or_documents(bad: Bad, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    made = ours_or_skip(bad.name)
+    made = ours(bad.name)
     for error in bad.errors:
         with pytest.raises(error) as raised:
             made(**bad.arguments)
@@ -109,7 +101,7 @@ def test_bad_arguments_raise_what_mindspore_raises_or_documents(bad: Bad, tmp_pa
 
 @pytest.mark.parametrize(("given", "kept"), POLICIES.items(), ids=str)
 def test_one_rule_of_a_checkpoint_policy_cancels_the_other(given, kept):
-    config = ours_or_skip("CheckpointConfig")(*given)
+    config = ours("CheckpointConfig")(*given)
     assert tuple(getattr(config, name) for name in COUNTS) == kept
     policy = config.get_checkpoint_policy()
     assert {name: policy[name] for name in COUNTS} == dict(zip(COUNTS, kept, strict=True))
@@ -118,7 +110,7 @@ def test_one_rule_of_a_checkpoint_policy_cancels_the_other(given, kept):
 
 @pytest.mark.parametrize(("info", "kept"), APPENDED, ids=str)
 def test_what_is_appended_to_a_checkpoint(info, kept):
-    assert ours_or_skip("CheckpointConfig")(append_info=info).append_dict == kept
+    assert ours("CheckpointConfig")(append_info=info).append_dict == kept
 
 
 def test_what_is_not_ours_stands_in_the_document():
@@ -130,9 +122,7 @@ def test_what_is_not_ours_stands_in_the_document():
 
 def test_names_that_are_listed_as_missing_are_names_of_pages():
     members = {f"{name}.{method}" for name, page in PAGES.items() for method in page.methods}
-    assert PAGES.keys() >= NOT_YET_THERE
     assert {name for name in NOT_OURS if "(" not in name} <= PAGES.keys() | members
-    assert not NOT_OURS & NOT_YET_THERE
 
 
 @pytest.mark.parametrize("name", sorted(name for name in NOT_OURS if "." not in name))

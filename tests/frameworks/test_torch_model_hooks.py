@@ -1,0 +1,125 @@
+"""The hooks of Model come in MindSpore's order and with its parameters: executed by MindSpore 2.10."""
+
+import pytest
+import torch
+
+import distsummary as ds
+from distsummary.training.callbacks import HOOKS
+from tests.unit.training.test_mindspore_hooks import GOLDEN, LAST_BATCH, check, watcher
+
+
+def data(rows=6):
+    torch.manual_seed(0)
+    labels = torch.tensor([0, 1] * (rows // 2))
+    return torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(torch.rand(rows, 4), labels), batch_size=2
+    )
+
+
+def model():
+    network = torch.nn.Linear(4, 2)
+    return ds.Model(
+        network,
+        torch.nn.CrossEntropyLoss(),
+        torch.optim.SGD(network.parameters(), 0.1),
+        metrics={"acc": ds.Accuracy(), "Loss": ds.Loss()},
+    )
+
+
+def test_training():
+    seen = []
+    model().train(2, data(), callbacks=watcher(seen))
+    check(seen, GOLDEN["train"])
+
+
+def test_evaluation():
+    seen = []
+    model().eval(data(), callbacks=watcher(seen))
+    check(seen, GOLDEN["eval"])
+
+
+def test_fit():
+    seen = []
+    model().fit(2, data(), data(4), callbacks=watcher(seen))
+    check(seen[1:-1], [one for one in GOLDEN["fit"] if one[0] not in ("enter", "exit")])
+
+
+@pytest.mark.parametrize("case", [case for case in GOLDEN if case.startswith("stop")])
+def test_a_requested_stop(case):
+    seen = []
+    stop = case.split()[1]
+    if "train" in stop:
+        model().train(2, data(), callbacks=watcher(seen, stop=stop))
+    else:
+        model().eval(data(), callbacks=watcher(seen, stop=stop))
+    check(seen, GOLDEN[case])
+
+
+def test_an_evaluation_in_a_hook_with_the_same_callback():
+    seen, trained = [], model()
+    callback = watcher(seen, name="a ")
+
+    class Evaluator(ds.Callback):
+        def on_train_epoch_end(self, run_context):
+            seen.append(["ev begin", None, None])
+            trained.eval(data(2), callbacks=callback)
+            seen.append(["ev end", None, None])
+
+    trained.train(1, data(2), callbacks=[Evaluator(), callback])
+    check(seen, GOLDEN["eval in a hook"])
+
+
+@pytest.mark.parametrize("case", ["keys of train", "keys of fit", "keys of eval"])
+def test_a_hook_finds_every_parameter_that_mindspore_gives_it(case):
+    found = {}
+
+    def keep(hook):
+        return lambda self, run_context: found.__setitem__(hook, set(run_context.original_args()))
+
+    callback = type("Keys", (ds.Callback,), {hook: keep(hook) for hook in HOOKS})()
+    if case == "keys of eval":
+        model().eval(data(), callbacks=callback)
+    elif case == "keys of fit":
+        model().fit(1, data(), data(4), callbacks=callback)
+    else:
+        model().train(1, data(), callbacks=callback)
+    assert found.keys() == GOLDEN[case].keys()
+    for hook, names in GOLDEN[case].items():
+        assert set(names) - (LAST_BATCH if "train" in hook else set()) <= found[hook], hook
+
+
+def test_the_callback_family_in_one_fit(capsys, tmp_path):
+    history, fitted = ds.History(), model()
+    fitted.fit(
+        2,
+        data(),
+        data(4),
+        callbacks=[
+            ds.LossMonitor(2),
+            ds.TimeMonitor(),
+            ds.LearningRateScheduler(lambda lr, step: lr / 2),
+            history,
+            ds.LambdaCallback(on_train_end=lambda context: print("the end")),
+            ds.SummaryCollector(tmp_path / "run"),
+        ],
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("epoch")][-1].startswith("epoch: 2 step: 3, loss is 0.")
+    assert sum(line.startswith("Eval result: epoch ") for line in lines) == 2
+    assert sum(line.startswith("Train epoch time: ") for line in lines) == 2
+    assert lines[-1] == "the end"
+    assert history.epoch == {"epoch": [1, 2]}
+    assert {name: len(values) for name, values in history.history.items()} == {
+        "net_output": 2,
+        "acc": 2,
+        "Loss": 2,
+    }
+    assert fitted._optimizer.param_groups[0]["lr"] == 0.1 / 2**6
+
+
+def test_a_nan_stops_a_model_at_its_step():
+    trained = model()
+    with torch.no_grad():
+        trained.train_network.weight.fill_(float("nan"))
+    with pytest.raises(ValueError, match="epoch: 1 step: 1, the loss is nan"):
+        trained.train(1, data(), callbacks=ds.LossMonitor(0))
