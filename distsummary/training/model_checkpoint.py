@@ -5,6 +5,7 @@ import os
 import threading
 import uuid
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -82,7 +83,10 @@ class ModelCheckpoint(Callback):
         self._begun_step = self._saved_step = 0
         self._next_step: float | None = None  # the step that is due; None: seconds count, or only the end
         self._saved_s, self._seconds = 0.0, self._config.save_checkpoint_seconds
-        self._writing: threading.Thread | None = None
+        self._writer: ThreadPoolExecutor | None = (
+            None  # of one thread, kept: starting one takes longer than a copy
+        )
+        self._writing: Future[None] | None = None
         self._wanted = threading.Event()  # a signal ends the process: save at the end of this step
         self._is_saved = threading.Event()
         self._ignore_signals: Callable[[], None] = _nothing
@@ -140,6 +144,7 @@ class ModelCheckpoint(Callback):
         elif self._seconds and monotonic() - self._saved_s > self._seconds:
             self._save(params)
         if self._wanted.is_set():
+            self._wanted.clear()
             self._save_breakpoint(params)
             self._is_saved.set()
         super().on_train_step_end(run_context)
@@ -162,7 +167,9 @@ class ModelCheckpoint(Callback):
         if error is not None and self._config.exception_save and self._params is not None:
             self._save_breakpoint(self._params)
         self._join()
-        self._params = None
+        if self._writer is not None:
+            self._writer.shutdown()
+        self._params = self._writer = None
 
     def _is_first(self, params: CallbackParams) -> bool:
         topology = params.get("topology")
@@ -190,7 +197,7 @@ class ModelCheckpoint(Callback):
 
     def _save(self, params: CallbackParams) -> None:
         assert self._source is not None
-        if self._writing is not None and self._writing.is_alive() and not self._source.is_split:
+        if self._writing is not None and not self._writing.done() and not self._source.is_split:
             return  # still due at the next step
         self._join()
         self._tell(params)
@@ -211,12 +218,10 @@ class ModelCheckpoint(Callback):
         directory, stem = self._place(params), self._stem(params) + suffix
         write = partial(self._write, kept, directory, stem, is_counted=not suffix)
         if self._config.async_save and not suffix:
-            self._writing = threading.Thread(
-                target=self._guard,
-                args=(f"the checkpoint {stem} is not saved", write),
-                name="distsummary-checkpoint",
-            )
-            self._writing.start()
+            if self._writer is None:
+                self._writer = ThreadPoolExecutor(1, thread_name_prefix="distsummary-checkpoint")
+            what = f"the checkpoint {stem} is not saved"
+            self._writing = self._writer.submit(self._guard, what, write)
         else:
             write()
 
@@ -268,7 +273,7 @@ class ModelCheckpoint(Callback):
 
     def _join(self) -> None:
         if self._writing is not None:
-            self._writing.join()
+            self._writing.result()
             self._writing = None
 
     def _guard(self, what: str, function: Callable[..., object], *args: Any) -> None:

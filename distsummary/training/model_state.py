@@ -85,6 +85,8 @@ class Source:
         Raises InvalidValueError if FSDP2 has gathered a parameter that was sharded when the training began.
         """
         gathers = gathers and self.is_split
+        if self.share is None and not gathers:
+            return None
         is_writer = params["topology"].rank == 0 if gathers else self.share is not None
         kept = Kept(config=config)
         place = None if gathers or self.share is None else self.share.shard_rank

@@ -1,0 +1,206 @@
+"""Checkpoints of processes that are killed, that a signal ends, and of models sharded over other ranks."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import distsummary as ds
+from distsummary.checkpoints.model_file import saved_in
+from distsummary.publish import TEMPORARY
+from tests.conftest import ROOT
+
+KILLS = 50
+
+# Forks a training again and again, and kills it while it saves: all it does is to save, at each step.
+KILLED = """
+import os, pathlib, random, signal, sys, time
+import numpy as np
+import distsummary as ds
+from distsummary.training import model_checkpoint  # imported before the forks
+
+class Net:
+    def __init__(self):
+        self.parameters = {f"w{i}": np.zeros(20_000, np.float32) for i in range(5)}
+
+def train(directory, **how):
+    net = Net()
+    config = ds.CheckpointConfig(1, keep_checkpoint_max=1, **how)
+    with ds.Run(callbacks=ds.ModelCheckpoint("a", directory, config), network=net) as run:
+        for _ in run.steps():
+            for array in net.parameters.values():
+                array[:] = run.step
+
+place, kills, random = pathlib.Path(sys.argv[1]), int(sys.argv[2]), random.Random(7)
+for number in range(kills):
+    directory = place / str(number)
+    how = {"async_save": number % 2 == 0, "format": "ckpt" if number % 4 > 1 else "safetensors"}
+    child = os.fork()
+    if not child:
+        try:
+            train(directory, **how)
+        finally:
+            os._exit(1)
+    while not (directory.is_dir() and any(one.name[0] == "a" for one in directory.iterdir())):
+        time.sleep(0.001)
+    time.sleep(random.uniform(0, 0.02))
+    os.kill(child, signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+"""
+
+
+def test_killed_while_it_saves_the_newest_complete_checkpoint_loads(tmp_path):
+    run([sys.executable, "-c", KILLED, str(tmp_path), str(KILLS)])
+    torn = 0
+    for number in range(KILLS):
+        directory = tmp_path / str(number)
+        loaded = ds.load_checkpoint(directory)
+        assert loaded["step_num"] == max(
+            ds.load_checkpoint(one.path)["step_num"] for one in saved_in(directory)
+        )
+        for index in range(5):
+            np.testing.assert_array_equal(loaded[f"w{index}"], np.full(20_000, loaded["step_num"]))
+        torn += any(path.name.startswith(TEMPORARY) for path in directory.iterdir())
+    assert torn > KILLS // 5  # otherwise the kills did not come while something was written
+
+
+TERMINATED = """
+import os, signal, sys
+import numpy as np
+import distsummary as ds
+
+class Net:
+    parameters = {"w": np.zeros(3, np.float32)}
+
+class Dying(ds.Callback):
+    def on_train_step_begin(self, run_context):
+        if run_context.original_args()["cur_step_num"] == 4:
+            os.kill(os.getpid(), int(sys.argv[2]))
+
+config = ds.CheckpointConfig(10**9, exception_save=True)
+callbacks = [Dying(), ds.ModelCheckpoint("a", sys.argv[1], config)]
+with ds.Run(callbacks=callbacks, network=Net()) as run:
+    for _ in run.steps():
+        Net.parameters["w"][:2] = run.step
+        Net.parameters["w"][2:] = run.step
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_that_ends_the_training_saves_a_whole_step(tmp_path, number):
+    done = run([sys.executable, "-c", TERMINATED, str(tmp_path), str(int(number))], code=-number)
+    (saved,) = tmp_path.iterdir()
+    assert saved.name.endswith("_breakpoint.safetensors"), done.stderr
+    loaded = ds.load_checkpoint(saved)
+    if number != signal.SIGINT:  # an exception in the midst of a step
+        assert loaded["step_num"] >= 4
+        np.testing.assert_array_equal(loaded["w"], np.full(3, loaded["step_num"]))
+
+
+# All ranks see the same batches, so that the mean of their gradients is that of one process. The ranks are
+# forked from one process that has imported torch, which takes longer than all the rest.
+SHARDED = """
+import os, sys
+import numpy as np
+import torch
+import torch._dynamo  # the first step of an optimizer imports it
+from torch.distributed.fsdp import fully_shard
+import distsummary as ds
+
+torch.set_num_threads(1)
+
+def train(place, rank, ranks, source):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3))
+    inputs = torch.randn(32, 6)
+    if ranks > 1:
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks))
+        store = f"file://{place}/store_of_{ranks}"
+        torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks)
+        fully_shard(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    step, callbacks = 0, []
+    if source:
+        parameters = ds.load_checkpoint(source)
+        assert ds.load_param_into_net(model, parameters)[0] == []
+        ds.load_param_into_net(optimizer, parameters)
+        step = int(parameters["step_num"])
+    else:
+        for name in ("whole", "shards"):
+            config = ds.CheckpointConfig(2, 0, 2, integrated_save=name == "whole", async_save=True)
+            callbacks.append(ds.ModelCheckpoint(name, place, config))
+    losses = []
+    with ds.Run(callbacks=callbacks, network=model, optimizer=optimizer, initial_step=step) as run:
+        for _ in run.steps(range(3 if source else 6)):
+            loss = model(inputs).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    assert not any(callback.failures for callback in callbacks)
+    np.save(f"{place}/losses_{rank}_of_{ranks}_{os.path.basename(source)[:5]}.npy", losses)
+    if ranks > 1:
+        torch.distributed.destroy_process_group()
+
+def fork(place, ranks, source):
+    children = []
+    for rank in range(ranks):
+        child = os.fork()
+        if not child:
+            try:
+                train(place, rank, ranks, source)
+                os._exit(0)
+            except BaseException:
+                sys.excepthook(*sys.exc_info())
+            os._exit(1)
+        children.append(child)
+    assert not any(os.waitpid(child, 0)[1] for child in children)
+
+place = sys.argv[1]
+fork(place, 2, "")
+whole, shards = f"{place}/whole-1_6.safetensors", f"{place}/shards-1_6_rank_00001_of_00002.safetensors"
+for source in (whole, shards):
+    fork(place, 1, source)
+fork(place, 4, shards)
+"""
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without torch.distributed")
+def test_a_checkpoint_of_two_ranks_goes_on_on_one_and_on_four(tmp_path):
+    run([sys.executable, "-c", SHARDED, str(tmp_path)])
+    assert sorted(path.name for path in tmp_path.glob("*.safetensors")) == [
+        *(f"shards-1_{step}_rank_{rank:05d}_of_00002.safetensors" for step in (4, 6) for rank in (0, 1)),
+        "whole-1_4.safetensors",
+        "whole-1_6.safetensors",
+    ]
+    whole = ds.load_checkpoint(tmp_path / "whole-1_6.safetensors")
+    shards = ds.load_checkpoint(tmp_path / "shards-1_6_rank_00000_of_00002.safetensors")
+    assert whole.keys() == shards.keys()
+    assert "optimizer/state/0/exp_avg" in whole
+    for name in whole:
+        np.testing.assert_array_equal(shards[name], whole[name], err_msg=name)
+
+    before, expected = (
+        np.load(tmp_path / name) for name in ("losses_0_of_2_.npy", "losses_0_of_1_whole.npy")
+    )
+    assert (expected < before[-1]).all()
+    np.testing.assert_array_equal(np.load(tmp_path / "losses_0_of_1_shard.npy"), expected)
+    for rank in range(4):
+        losses = np.load(tmp_path / f"losses_{rank}_of_4_shard.npy")
+        np.testing.assert_allclose(losses, expected, rtol=1e-6)
+
+
+def run(command: list[str], *, code: int = 0) -> "subprocess.CompletedProcess[str]":
+    done = subprocess.run(
+        command,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == code, done.stderr
+    return done
