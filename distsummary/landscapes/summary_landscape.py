@@ -64,9 +64,10 @@ class SummaryLandscape:
                 (model, loss_fn, batches), as `landscape` takes them, or a dict of these by name, in which
                 `batch_loss` may take the place of `loss_fn`; or, as for MindSpore,
                 (model, network, valid_dataset, metrics): `network` is the torch module or numpy model,
-                `valid_dataset` its batches, and `model` the loss function, or an object that has it as
-                `loss_fn`. If `model` is the network itself, or None, the loss function is metrics["Loss"].
-                `metrics` is a dict with the key "Loss", or None; no other metric is computed.
+                `valid_dataset` its batches, and `model` a `ds.Model`, the loss function, or an object that
+                has it as `loss_fn`. If `model` is the network itself, or None, the loss function is
+                metrics["Loss"]. `metrics` is a dict with the key "Loss", or None; no other metric is
+                computed.
             collect_landscape: settings that replace the recorded ones for this call only. The keys are those
                 of the collector, all optional: landscape_size, unit, num_samples, intervals, create_landscape
                 (with both "train" and "result").
@@ -220,6 +221,8 @@ def parts_of(result: object) -> dict[str, Any]:
         )
     if model is None or model is network:
         found, place = (metrics or {}).get("Loss"), "metrics['Loss']"
+    elif getattr(model, "loss_fn", model) is None and callable(getattr(model, "batch_loss", None)):
+        return {"model": network, "batch_loss": model.batch_loss, "batches": batches}  # a ds.Model
     else:
         found, place = getattr(model, "loss_fn", model), "the model (the first value of callback_fn)"
     if not callable(found):

@@ -219,6 +219,8 @@ def _pair(batch: Any) -> tuple[Any, Any]:
 
 def _loss_in(outputs: Any) -> Tensor:
     """The loss: the outputs themselves, or the first of several."""
+    if isinstance(outputs, Tensor):
+        return outputs
     loss = outputs[0] if isinstance(outputs, (tuple, list)) and outputs else outputs
     if isinstance(outputs, Mapping):  # as the models of Hugging Face return
         loss = outputs.get("loss")

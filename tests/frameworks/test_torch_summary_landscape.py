@@ -68,3 +68,58 @@ def test_a_run_of_torch_is_drawn_from_its_trajectory(tmp_path: Path) -> None:
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     landscapes.clean_ckpt()
     assert not (tmp_path / "run" / "ckpt_dir").exists()
+
+
+class OwnLoss(Mlp):
+    """The net with its loss inside, as a Model without a loss_fn takes it."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """The loss of a batch."""
+        return nn.functional.cross_entropy(super().forward(x), y)
+
+
+def test_the_sample_of_mindspores_page_runs_with_a_model(tmp_path: Path) -> None:
+    _, _, ds_train, _ = callback_fn()
+    network = Mlp()
+    net_loss = nn.CrossEntropyLoss()
+    net_opt = torch.optim.SGD(network.parameters(), 0.01, 0.9)
+    model = ds.Model(network, net_loss, net_opt, metrics={"Accuracy": ds.Accuracy()})
+    interval_1 = [1, 2, 3, 4, 5]
+    summary_collector = ds.SummaryCollector(
+        summary_dir=str(tmp_path / "lenet_interval_1"),
+        collect_specified_data={
+            "collect_landscape": {
+                "landscape_size": 4,
+                "unit": "step",
+                "create_landscape": {"train": True, "result": False},
+                "num_samples": 2048,
+                "intervals": [interval_1],
+            }
+        },
+    )
+    model.train(2, ds_train, callbacks=[summary_collector], dataset_sink_mode=False)
+
+    def made(network: nn.Module, net_loss: Any) -> tuple[Any, ...]:
+        metrics = {"Loss": ds.Loss()}
+        model = ds.Model(network, net_loss, metrics=metrics, eval_network=network)
+        return model, network, ds_train, metrics
+
+    summary_landscape = ds.SummaryLandscape(str(tmp_path / "lenet_interval_1"))
+    collect_landscape = {
+        "landscape_size": 4,
+        "create_landscape": {"train": True, "result": False},
+        "num_samples": 2048,
+        "intervals": [interval_1],
+    }
+    drawn = [
+        summary_landscape.gen_landscapes_with_multi_process(
+            lambda made_of=made_of: made(*made_of),  # type: ignore[misc]
+            collect_landscape=collect_landscape,
+            device_ids=[1],
+            resume=False,
+        )["pca"]
+        for made_of in ((Mlp(), net_loss), (OwnLoss(), None))
+    ]
+    assert drawn[0].z.shape == (4, 4)
+    assert drawn[0].numbers == (1, 2, 3, 4, 5)
+    np.testing.assert_allclose(drawn[1].z, drawn[0].z, rtol=1e-5)
