@@ -137,6 +137,8 @@ class Model:
         dataset_sink_mode: bool = False,
         sink_size: int = -1,
         initial_epoch: int = 0,
+        *,
+        initial_step: int | None = None,
     ) -> None:
         """Train up to epoch number `epoch`.
 
@@ -152,14 +154,26 @@ class Model:
                 themselves are the same.
             sink_size: in sink mode, the number of steps of an epoch; the next epoch goes on with the batches
                 that follow, and a data set that ends begins again. -1: an epoch is the whole data set.
-            initial_epoch: the number of epochs that a resumed training has completed. The steps are counted
-                on from there, so the data set needs a length.
+            initial_epoch: the number of epochs that a resumed training has completed: the `epoch_num` of a
+                checkpoint that was saved at the end of an epoch.
+            initial_step: the number of steps that it has completed, from which steps are counted on: the
+                `step_num` of the checkpoint. None: `initial_epoch` times the length of the data set. If that
+                is within an epoch, the epoch's data begin again.
 
         Raises:
             InvalidTypeError, InvalidValueError: bad arguments; a data set without batches; a batch or loss
                 that does not fit. What a callback, the network or the data set raises passes through.
         """
-        self._train("train", epoch, train_dataset, callbacks, dataset_sink_mode, sink_size, initial_epoch)
+        self._train(
+            "train",
+            epoch,
+            train_dataset,
+            callbacks,
+            dataset_sink_mode,
+            sink_size,
+            initial_epoch,
+            initial_step,
+        )
 
     def fit(
         self,
@@ -172,6 +186,8 @@ class Model:
         valid_dataset_sink_mode: bool = False,
         sink_size: int = -1,
         initial_epoch: int = 0,
+        *,
+        initial_step: int | None = None,
     ) -> None:
         """Train as `train` does, and evaluate at the end of epochs, before `on_train_epoch_end`.
 
@@ -198,7 +214,7 @@ class Model:
             else (lambda done: done % valid_frequency == 0)
         )
         self._train(
-            "fit", epoch, train_dataset, callbacks, dataset_sink_mode, sink_size, initial_epoch,
+            "fit", epoch, train_dataset, callbacks, dataset_sink_mode, sink_size, initial_epoch, initial_step,
             valid_dataset, due,
         )  # fmt: skip
 
@@ -259,11 +275,13 @@ class Model:
         sinks: bool,
         sink_size: int,
         initial_epoch: int,
+        initial_step: int | None,
         valid_dataset: Iterable[Any] | None = None,
         is_due: Callable[[int], bool] = bool,
     ) -> None:
         check_int("epoch", epoch, low=1)
         check_int("initial_epoch", initial_epoch, low=0)
+        check_int("initial_step", initial_step, low=0, optional=True)
         check_type("dataset_sink_mode", sinks, bool)
         check_int("sink_size", sink_size)
         if sink_size < -1 or sink_size == 0:
@@ -281,10 +299,10 @@ class Model:
                 f"{epoch - initial_epoch} epochs; pass a list or a loader"
             )
         batch_num = sink_size if has_sinks else length(dataset)
-        if initial_epoch and not batch_num:
+        if initial_epoch and not batch_num and initial_step is None:
             raise InvalidValueError(
-                f"initial_epoch={initial_epoch} needs a train_dataset with a length, to know the step, got a "
-                f"{type(dataset).__name__}; give it a __len__"
+                f"initial_epoch={initial_epoch} needs the step or a train_dataset with a length, got a "
+                f"{type(dataset).__name__}; pass initial_step="
             )
         run = ModelRun(
             dataset=dataset,
@@ -293,7 +311,7 @@ class Model:
             manager=self._manager,
             epochs=epoch,
             initial_epoch=initial_epoch,
-            initial_step=initial_epoch * batch_num,
+            initial_step=initial_epoch * batch_num if initial_step is None else initial_step,
             **self._of_run(callbacks),
         )
         params, step = run.context.original_args(), self._steps.training_step()

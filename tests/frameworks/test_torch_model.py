@@ -275,8 +275,38 @@ def test_a_resumed_training_counts_on():
     seen = Seen("initial_step")
     model_of().train(3, batches(4), seen, initial_epoch=2)
     assert seen.of("on_train_step_end") == [(3, step, 8) for step in (9, 10, 11, 12)]
-    with pytest.raises(InvalidValueError, match="initial_epoch=2 needs a train_dataset with a length"):
+    with pytest.raises(InvalidValueError, match=r"initial_epoch=2 needs the step.*pass initial_step="):
         model_of().train(3, iter(batches()), initial_epoch=2)
+    seen = Seen()
+    model_of(metrics={"acc"}).fit(3, iter(batches(2)), callbacks=seen, initial_epoch=2, initial_step=7)
+    assert seen.of("on_train_step_end") == [(3, 8), (3, 9)]
+
+
+def plain(seed=0):
+    """A network without dropout, whose training depends on nothing but its state."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+
+
+@pytest.mark.parametrize("sinks", [False, True])
+def test_a_training_resumed_from_a_checkpoint_ends_like_one_that_was_not_interrupted(tmp_path, sinks):
+    data, whole, first, second = batches(3), plain(), plain(), plain(1)
+    model_of(whole).train(4, data)
+    config = ds.CheckpointConfig(save_checkpoint_steps=3, keep_checkpoint_max=1)
+    checkpoints = ds.ModelCheckpoint("net", str(tmp_path), config)
+    model_of(first).train(2, data, checkpoints, dataset_sink_mode=sinks)
+    [file] = tmp_path.glob("*.safetensors")
+    assert checkpoints.latest_ckpt_file_name == str(file)
+    optimizer = sgd(second)
+    parameters = ds.load_checkpoint(file, second)
+    ds.load_param_into_net(optimizer, parameters)
+    seen = Seen()
+    model = ds.Model(second, LOSS, optimizer)
+    model.train(4, data, seen, dataset_sink_mode=sinks, initial_epoch=int(parameters["epoch_num"]))
+    assert seen.of("on_train_begin") == [(3, 6)]
+    assert int(parameters["step_num"]) == 6
+    assert seen.of("on_train_end") == [(4, 12)]
+    assert equal(second, whole)
 
 
 def test_a_sampler_is_told_the_epoch():
@@ -499,6 +529,8 @@ def test_what_has_no_effect_is_said(caplog):
         ({"epoch": True}, InvalidTypeError, "epoch must be int"),
         ({"epoch": 1.0}, InvalidTypeError, "epoch must be int"),
         ({"initial_epoch": -1}, InvalidValueError, "initial_epoch must be >= 0"),
+        ({"initial_step": -1}, InvalidValueError, "initial_step must be >= 0"),
+        ({"initial_step": 1.0}, InvalidTypeError, "initial_step must be int or None"),
         ({"initial_epoch": 2}, InvalidValueError, "epoch must be above initial_epoch, got 2 and 2"),
         ({"dataset_sink_mode": 1}, InvalidTypeError, "dataset_sink_mode must be bool"),
         ({"sink_size": 0}, InvalidValueError, "sink_size must be -1 or >= 1, got 0"),
