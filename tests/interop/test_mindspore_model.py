@@ -1,0 +1,70 @@
+"""Model and the metrics, against MindSpore's with the same data, weights and optimizer."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import distsummary as ds
+from distsummary import metrics
+from tests.interop.conftest import run_mindspore
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+
+OF_KIND = {  # kind -> the arguments of its metrics, and the names of its inputs
+    "classification": ((), ("predicted", "labels")),
+    "multilabel": (("multilabel",), ("predicted_many", "labels_many")),
+    "numbers": ((), ("predicted", "numbers")),
+}
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The inputs, and what MindSpore made of them."""
+    place: Path = tmp_path_factory.mktemp("mindspore_model")
+    run_mindspore("mindspore_model.py", place)
+    with np.load(place / "inputs.npz") as inputs:
+        return dict(inputs), json.loads((place / "told.json").read_text())
+
+
+@pytest.mark.parametrize("kind", OF_KIND)
+def test_a_metric_gives_mindspores_number(kind: str, told: Any) -> None:
+    inputs, answers = told
+    arguments, names = OF_KIND[kind]
+    for name, expected in answers[kind].items():
+        metric = getattr(metrics, name)(*arguments)
+        for predicted, true in zip(*(inputs[name] for name in names), strict=True):
+            metric.update(torch.from_numpy(predicted), torch.from_numpy(true))
+        np.testing.assert_allclose(metric.eval(), expected, rtol=1e-6, err_msg=name)
+
+
+def test_a_training_has_mindspores_losses_and_results(told: Any) -> None:
+    inputs, answers = told
+    network = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 6))
+    network.load_state_dict({name: torch.from_numpy(inputs[name]) for name in network.state_dict()})
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+    model = ds.Model(network, nn.CrossEntropyLoss(), optimizer, metrics={"acc", "recall", "loss"})
+    data = [
+        (torch.from_numpy(x), torch.from_numpy(y).long())
+        for x, y in zip(inputs["data"], inputs["labels"], strict=True)
+    ]
+    losses: list[float] = []
+    results: list[dict[str, Any]] = []
+    keep = ds.LambdaCallback(
+        on_train_step_end=lambda context: losses.append(float(context.original_args().net_outputs)),
+        on_train_epoch_end=lambda context: results.append(context.original_args().eval_results),
+    )
+    model.fit(3, data, data, callbacks=keep)
+    expected = answers["training"]
+    np.testing.assert_allclose(losses, expected["losses"], rtol=1e-5)
+    assert len(results) == len(expected["results"]) == 3
+    for ours, theirs in zip(results, expected["results"], strict=True):
+        assert ours.keys() == theirs.keys()
+        # MindSpore 2.10 makes a new metric for each batch: its eval_loss is that of the last batch alone
+        assert ours["eval_loss"] == ours["loss"]
+        for name, value in (theirs | {"eval_loss": theirs["loss"]}).items():
+            np.testing.assert_allclose(ours[name], value, rtol=1e-5, err_msg=name)
