@@ -101,14 +101,17 @@ def write_safetensors(
     InvalidTypeError or InvalidValueError before anything is written, MissingExtraError, or RunDirError if
     writing fails.
     """
-    library()
+    package = library()
     save_file = importlib.import_module("safetensors.numpy").save_file
     check_type("state", state, Mapping)
     if not state and metadata is None:
         raise InvalidValueError("state must hold at least one array: an empty checkpoint has no use")
     ready = {name: writable(name, value) for name, value in state.items()}
     with replacing(Path(path)) as temporary:
-        save_file(ready, temporary, metadata=None if metadata is None else dict(metadata))
+        try:
+            save_file(ready, temporary, metadata=None if metadata is None else dict(metadata))
+        except package.SafetensorError as error:  # the arrays are in order, so it is the file
+            raise OSError(str(error)) from error
 
 
 def writable(name: object, value: object) -> Array:

@@ -31,7 +31,7 @@ class ModelCheckpoint(Callback):
 
         config = ds.CheckpointConfig(save_checkpoint_steps=1000, keep_checkpoint_max=3)
         checkpoints = ds.ModelCheckpoint("resnet", "checkpoints", config)
-        ds.init("runs/resnet", network=model, optimizer=optimizer, callbacks=checkpoints)
+        ds.init("runs/resnet", watch=model, optimizer=optimizer, callbacks=checkpoints)
 
     A file is called `<prefix>-<epoch>_<step in the epoch>.safetensors` (or .ckpt), and if an earlier training
     used the directory, `<prefix>_1-...`, `<prefix>_2-...`. It is written under another name and renamed once

@@ -127,7 +127,7 @@ def source_of(params: CallbackParams, config: CheckpointConfig) -> Source:
     network = config.saved_network if config.saved_network is not None else params.get("network")
     if network is None:
         raise InvalidValueError(
-            "ModelCheckpoint needs a network; pass network= to ds.init or Run, or saved_network= to "
+            "ModelCheckpoint needs a network; pass watch= to ds.init, network= to Run, or saved_network= to "
             "CheckpointConfig"
         )
     framework, topology = framework_of(network), params["topology"]

@@ -101,6 +101,34 @@ def test_a_signal_that_ends_the_training_saves_a_whole_step(tmp_path, number):
         np.testing.assert_array_equal(loaded["w"], np.full(3, loaded["step_num"]))
 
 
+FULL = """
+import resource, sys
+import numpy as np
+import distsummary as ds
+
+class Net:
+    parameters = {"w": np.zeros(30_000, np.float32)}
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
+checkpoint = ds.ModelCheckpoint("a", sys.argv[1], ds.CheckpointConfig(2, format=sys.argv[2]))
+with ds.Run(callbacks=checkpoint, network=Net()) as run:
+    for _ in run.steps(range(8)):
+        if run.step == 6:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+print(run.step, checkpoint.failures)
+"""
+
+
+@pytest.mark.parametrize("format", ["safetensors", "ckpt"])
+def test_a_full_disk_is_said_and_the_training_goes_on(tmp_path, format):
+    done = run([sys.executable, "-c", FULL, str(tmp_path), format])
+    assert done.stdout.split() == ["8", "2"]
+    assert done.stderr.count("and the training goes on") == 2
+    assert done.stderr.count("free space or fix the directory's permissions") == 2, done.stderr
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == [f"a-1_6.{format}", f"a-1_8.{format}"]  # nothing is left of what failed
+
+
 # All ranks see the same batches, so that the mean of their gradients is that of one process. The ranks are
 # forked from one process that has imported torch, which takes longer than all the rest.
 SHARDED = """
