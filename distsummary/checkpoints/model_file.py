@@ -112,13 +112,14 @@ def _read_shards(path: Path) -> ShardedState:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Saved:
-    """A checkpoint in a directory; `stem` is its name without the suffix and the rank. Ordered by time.
+    """A checkpoint in a directory. Ordered by time; for file systems with a coarse one also by `numbers`.
 
-    `path` is the file, or rank 0's shards; `ranks` is 0 for a single file.
+    `numbers` are those in its name, epoch and step. `path` is the file, or rank 0's shards; `ranks` is 0 for
+    a single file.
     """
 
     modified_s: float
-    stem: str
+    numbers: tuple[int, ...]
     path: Path
     ranks: int = 0
 
@@ -160,7 +161,8 @@ def saved_in(directory: Path, prefix: str | None = None) -> list[Saved]:
             modified_s = path.stat().st_mtime
         except FileNotFoundError:  # removed meanwhile
             continue
-        found.append(Saved(modified_s, stem, path, int(match[2]) if match else 0))
+        numbers = tuple(int(digits) for digits in re.findall(r"\d+", stem))
+        found.append(Saved(modified_s, numbers, path, int(match[2]) if match else 0))
     return sorted(found)
 
 

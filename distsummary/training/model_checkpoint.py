@@ -226,18 +226,22 @@ class ModelCheckpoint(Callback):
             write()
 
     def _write(self, kept: Kept, directory: Path, stem: str, *, is_counted: bool) -> None:
-        self._latest = str(kept.write(directory, stem))
+        path = kept.write(directory, stem)
+        self._latest = str(path)
         config = self._config
         if not is_counted or not kept.is_first or callable(self._prefix):
             return
         # only what is complete counts, so that there always is a checkpoint to load
-        listed = saved_in(directory, self._own_prefix)
+        # the file just written is the newest, even if a clock was set back
+        listed = sorted(saved_in(directory, self._own_prefix), key=lambda one: (one.path == path, one))
         complete = [one for one in listed if one.is_complete()]
         removed = superseded(
             complete, keep_max=config.keep_checkpoint_max, keep_minutes=config.keep_checkpoint_per_n_minutes
         )
-        oldest = next((one for one in complete if one not in removed), None)
-        torn = [one for one in listed if one not in complete and oldest is not None and one < oldest]
+        kept_ones = [one for one in complete if one not in removed]
+        torn = [
+            one for one in listed[: listed.index(kept_ones[0]) if kept_ones else 0] if one not in complete
+        ]
         for one in (*removed, *torn):
             for file in one.files:
                 file.unlink(missing_ok=True)

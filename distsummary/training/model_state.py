@@ -93,12 +93,13 @@ class Source:
         if place is not None:
             step = int(params["cur_step_num"])
             kept.header = ShardHeader(run_id=run_id, number=step, rank=place.rank, ranks=place.ranks)
+        failure: Exception | None = None
         model = dict(self.framework.tensors(self.network))
         of_optimizer = {} if self.optimizer is None else self.framework.optimizer_entries(self.optimizer)
         for name, value in (model | of_optimizer).items():
             framework = framework_of(value)
             if not framework.is_tensor(value):
-                if is_writer and (place is None or place.rank == 0):
+                if is_writer and failure is None and (place is None or place.rank == 0):
                     kept.values[name] = np.array(value)
                 continue
             shard = framework.shard(value)
@@ -111,10 +112,19 @@ class Source:
                 value, shard = framework.whole(value), None
             elif self.share is not None and not self.share.holds(framework.split_axes(value)):
                 continue
-            if is_writer:
+            if not is_writer or failure is not None:
+                continue
+            try:
                 kept.values[name] = framework.snapshot(value)
-            if is_writer and shard is not None:
+            except Exception as error:
+                if not gathers:
+                    raise
+                kept.values.clear()
+                failure = error  # raised later: the other ranks wait for this one to gather the rest
+            if shard is not None:
                 kept.slices[name] = shard
+        if failure is not None:
+            raise failure
         if not is_writer:
             return None
         if place is None or place.rank == 0:

@@ -138,8 +138,27 @@ import torch
 import torch._dynamo  # the first step of an optimizer imports it
 from torch.distributed.fsdp import fully_shard
 import distsummary as ds
+from distsummary.frameworks.torch import TorchFramework
 
 torch.set_num_threads(1)
+
+class Failing(ds.Callback):
+    "From here on in each step, rank 0 cannot copy a tensor, or can again."
+
+    now, copy = False, TorchFramework.snapshot
+
+    def __init__(self, now):
+        self.next = now
+
+    def on_train_step_end(self, run_context):
+        Failing.now = self.next
+
+def snapshot(framework, tensor):
+    if Failing.now and os.environ["RANK"] == "0":
+        raise MemoryError
+    return Failing.copy(framework, tensor)
+
+TorchFramework.snapshot = snapshot
 
 def train(place, rank, ranks, source):
     torch.manual_seed(0)
@@ -158,9 +177,10 @@ def train(place, rank, ranks, source):
         ds.load_param_into_net(optimizer, parameters)
         step = int(parameters["step_num"])
     else:
-        for name in ("whole", "shards"):
-            config = ds.CheckpointConfig(2, 0, 2, integrated_save=name == "whole", async_save=True)
+        for name in ("whole", "shards", "failed"):
+            config = ds.CheckpointConfig(2, 0, 2, integrated_save=name != "shards", async_save=True)
             callbacks.append(ds.ModelCheckpoint(name, place, config))
+        callbacks[2:] = [Failing(True), callbacks[2], Failing(False)]
     losses = []
     with ds.Run(callbacks=callbacks, network=model, optimizer=optimizer, initial_step=step) as run:
         for _ in run.steps(range(3 if source else 6)):
@@ -169,7 +189,10 @@ def train(place, rank, ranks, source):
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-    assert not any(callback.failures for callback in callbacks)
+    if callbacks:
+        whole, shards, _, failed, _ = callbacks
+        assert (whole.failures, shards.failures) == (0, 0)
+        assert failed.failures == (0 if rank else 3)  # and the other rank did not wait for ever
     np.save(f"{place}/losses_{rank}_of_{ranks}_{os.path.basename(source)[:5]}.npy", losses)
     if ranks > 1:
         torch.distributed.destroy_process_group()

@@ -99,12 +99,38 @@ def test_seconds_count_if_steps_do_not(tmp_path, monkeypatch):
 
 
 def test_what_is_kept():
-    saved = [
-        Saved(60.0 * minute, f"a-1_{minute}", Path(f"a-1_{minute}.ckpt")) for minute in (0, 1, 2, 5, 6, 7)
-    ]
+    saved = [Saved(60.0 * minute, (1, minute), Path(f"a-1_{minute}.ckpt")) for minute in (0, 1, 2, 5, 6, 7)]
     assert superseded(saved, keep_max=2, keep_minutes=None) == saved[:4]
     assert superseded(saved, keep_max=None, keep_minutes=3) == [saved[4]]  # 5 is the oldest after 4
     assert superseded(saved[:1], keep_max=None, keep_minutes=3) == []
+
+
+def test_a_clock_that_is_set_back_removes_no_newer_file(tmp_path, monkeypatch):
+    write = model_state.write_model
+
+    def written_earlier(path, *args, **kwargs):
+        write(path, *args, **kwargs)
+        step = int(path.stem.rpartition("_")[2])
+        os.utime(path, (2e9 - step, 2e9 - step))
+
+    monkeypatch.setattr(model_state, "write_model", written_earlier)
+    train(ds.ModelCheckpoint("a", tmp_path, ds.CheckpointConfig(1, keep_checkpoint_max=1)), epochs=1)
+    assert names(tmp_path) == ["a-1_5.safetensors"]
+
+
+def test_a_coarse_clock_orders_the_files_by_their_numbers(tmp_path, monkeypatch):
+    write = model_state.write_model
+
+    def written_at_once(path, *args, **kwargs):
+        write(path, *args, **kwargs)
+        os.utime(path, (2e9, 2e9))
+
+    monkeypatch.setattr(model_state, "write_model", written_at_once)
+    train(
+        ds.ModelCheckpoint("a", tmp_path, ds.CheckpointConfig(1, keep_checkpoint_max=3)), steps=11, epochs=1
+    )
+    assert names(tmp_path) == ["a-1_10.safetensors", "a-1_11.safetensors", "a-1_9.safetensors"]
+    assert ds.load_checkpoint(tmp_path)["step_num"] == 11
 
 
 def test_of_n_minutes_one_file_is_kept(tmp_path):
