@@ -197,7 +197,8 @@ def _placing(device: torch.device) -> Callable[[Any], Any]:
         if isinstance(part, Tensor):
             return part if is_host and part.is_cpu else part.to(device, non_blocking=True)
         if isinstance(part, np.ndarray):
-            return torch.from_numpy(part).to(device, non_blocking=True)
+            writable = part if part.flags.writeable else part.copy()  # torch has no read-only tensors
+            return torch.from_numpy(writable).to(device, non_blocking=True)
         if isinstance(part, Mapping):
             return {name: place(each) for name, each in part.items()}
         if type(part) in (tuple, list):
