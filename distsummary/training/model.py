@@ -298,6 +298,11 @@ class Model:
                 f"train_dataset can be read only once, got a {type(dataset).__name__} for "
                 f"{epoch - initial_epoch} epochs; pass a list or a loader"
             )
+        if isinstance(valid_dataset, Iterator) and sum(map(is_due, range(initial_epoch + 1, epoch + 1))) > 1:
+            raise InvalidValueError(
+                f"valid_dataset can be read only once, got a {type(valid_dataset).__name__} for several "
+                "evaluations; pass a list or a loader"
+            )
         batch_num = sink_size if has_sinks else length(dataset)
         if initial_epoch and not batch_num and initial_step is None:
             raise InvalidValueError(

@@ -153,6 +153,14 @@ def test_the_epochs_of_evaluations(frequency, epochs):
     assert [step // 2 for _, _, step in seen.of("on_eval_end")] == epochs
 
 
+def test_data_that_can_be_read_once_are_evaluated_once():
+    history = ds.History()
+    model_of(metrics={"loss"}).fit(3, batches(2), iter(batches(1)), 2, history)
+    assert len(history.history["loss"]) == 1
+    with pytest.raises(InvalidValueError, match="valid_dataset can be read only once, got a list_iterator"):
+        model_of(metrics={"loss"}).fit(3, batches(2), iter(batches(1)))
+
+
 def test_an_evaluation_changes_nothing():
     network = net()
     network[1].eval()  # a frozen batch norm, as some users have
