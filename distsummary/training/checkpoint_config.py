@@ -38,7 +38,8 @@ class CheckpointConfig:
         enc_mode: "AES-GCM", which also detects changes, or "AES-CBC".
         exception_save: also save when an exception, SIGTERM or SIGHUP ends the training, as
             `<prefix>-<epoch>_<step>_breakpoint`. After a signal, the step that runs is ended first; that and
-            the writing must take less than 5 s.
+            the writing must take less than 5 s. Of a sharded model each rank then saves its shards, which
+            make a complete checkpoint only if all ranks end at the same step.
         format: "safetensors", or "ckpt", which MindSpore loads.
 
     Raises:

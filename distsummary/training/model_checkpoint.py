@@ -99,8 +99,6 @@ class ModelCheckpoint(Callback):
 
     def __enter__(self) -> Self:
         if self._config.exception_save:
-            self._wanted.clear()
-            self._is_saved.clear()
             self._ignore_signals = tell_termination(self._save_before_death)
         return self
 
@@ -131,6 +129,8 @@ class ModelCheckpoint(Callback):
             self._run_id, _, self._own_prefix = token.partition("/")
             if self._is_first(params):
                 self._guard("leftovers are not removed", partial(remove_leftovers, self._place(params)))
+        self._wanted.clear()
+        self._is_saved.clear()
         self._begun_step = self._saved_step = int(params["cur_step_num"])
         self._plan_next()
         super().on_train_begin(run_context)
@@ -156,6 +156,7 @@ class ModelCheckpoint(Callback):
         if params["cur_step_num"] != self._saved_step:
             self._save(params)
         self._join()
+        self._is_saved.set()  # a signal need not wait for another step
         self._tell(params)
         super().on_train_end(run_context)
 
