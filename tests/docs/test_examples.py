@@ -1,5 +1,6 @@
 """Every example runs as it stands, and leaves what it says; that of many ranks does so in tests/ray."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -33,7 +34,7 @@ def tags(directory: Path) -> dict[str, set[int]]:
 def test_every_example_is_tested() -> None:
     assert {path.name for path in EXAMPLES} == {
         "own_loop.py", "reinforcement.py", "accumulate.py", "summary_record.py",
-        "many_ranks.py", "landscape.py",
+        "many_ranks.py", "landscape.py", "from_mindspore.py",
     }  # fmt: skip
 
 
@@ -92,3 +93,31 @@ def test_the_landscape_has_its_path(tmp_path: Path) -> None:
     assert len(grid.numbers) == 11
     assert grid.true_loss[-1] < grid.true_loss[0]
     assert (tmp_path / "run" / "valley.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_samples_of_mindspores_pages_run_with_their_lines_unchanged(tmp_path: Path) -> None:
+    pages = (ROOT / "tests" / "mindspore_samples.txt").read_text().splitlines()  # all lines that name a class
+    ours = {line.strip() for line in (ROOT / "examples" / "from_mindspore.py").read_text().splitlines()}
+    assert set(pages) <= ours
+    said = run("from_mindspore.py", str(tmp_path))
+    steps = len(re.findall(r"^epoch: \d+ step: \d, loss is 2\.\d+$", said, re.MULTILINE))
+    assert (steps, said.count("Train epoch time: ")) == (50, 10)
+    for line in (
+        "step_num:  2",
+        "{'epoch': [1, 2]}",
+        "stop: False",
+        "landscapes: landscape_[1, 5]",
+        "networks: True",
+        "evaluated: acc predicted: (1, 10)",
+    ):
+        assert f"\n{line}\n" in said
+    found = tags(tmp_path / "summary_collector" / "summary_dir")
+    assert {"loss/auto", "conv1.weight/auto", "input_data/auto"} <= found.keys()
+    lineage = read_lineage(tmp_path / "summary_collector" / "summary_dir").train
+    assert lineage is not None
+    assert (lineage.algorithm.network, lineage.hyper_parameters.batch_size) == ("LeNet5", 8)
+    assert tags(tmp_path / "summary_record" / "summary_dir") == {"loss": {2}}
+    assert (tmp_path / "summary_landscape/summary/lenet_interval_1/landscape/landscape_1-5.npz").exists()
+    saved = {path.name for path in (tmp_path / "checkpoints").rglob("*.safetensors")}
+    steps_of_myckpt = {f"myckpt-{epoch}_{step}.safetensors" for epoch in (1, 2) for step in (1, 2)}
+    assert saved == steps_of_myckpt | {f"LeNet5-10_{step}.safetensors" for step in range(1, 6)}
