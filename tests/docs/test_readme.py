@@ -17,7 +17,9 @@ from tests.docs.documents import ROOT, anchors, blocks, commands, documents, lin
 
 README = (ROOT / "README.md").read_text()
 RECORDING = (ROOT / "docs/recording.md").read_text()
-SNIPPETS = [block for text in (README, RECORDING) for block in blocks(text) if block.language == "python"]
+MINDSPORE = (ROOT / "docs/mindspore.md").read_text()
+PAGES = (README, RECORDING, MINDSPORE)
+SNIPPETS = [block for text in PAGES for block in blocks(text) if block.language == "python"]
 
 
 def verbs() -> dict[str, argparse.ArgumentParser]:
@@ -38,7 +40,7 @@ def test_the_readme_has_python_that_runs() -> None:
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=lambda block: f"line_{block.line}")
-def test_the_python_of_readme_and_recording_runs_as_it_stands(snippet, tmp_path: Path) -> None:
+def test_the_python_of_these_pages_runs_as_it_stands(snippet, tmp_path: Path) -> None:
     (tmp_path / "snippet.py").write_text("\n" * (snippet.line - 1) + snippet.code)
     done = subprocess.run(
         [sys.executable, "snippet.py"], cwd=tmp_path, capture_output=True, text=True, timeout=150
