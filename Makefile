@@ -15,8 +15,8 @@ PYTHON311 ?= $(or $(shell command -v python3.11 || { $(PYTHON) --version | grep 
 demo: .venv/.demo
 	$(BIN)/distsummary demo
 
-# In two processes. Bytecode is kept even if the shell forbids it: some 200 child processes import the package.
-JOBS ?= 2
+# In a process for each core, four at most: some tests start clusters. Bytecode is kept even if the shell forbids it: some 200 child processes import the package.
+JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n > 4 ? 4 : n)))
 test: .venv/.dev
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest tests -m "not interop" -n $(JOBS)
 

@@ -17,6 +17,7 @@ import base64
 import gc
 import glob
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -34,6 +35,10 @@ from tests import parallel
 
 settings.register_profile("untimed", deadline=None)  # a busy machine fails no test
 settings.load_profile("untimed")
+
+# A script's `make test &` has Ctrl-C ignored, and so would the processes of tests that are sent one.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 gc.disable()  # until everything is imported and collected, which makes no garbage
 

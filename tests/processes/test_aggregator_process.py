@@ -25,11 +25,8 @@ from distsummary.topology import Topology
 TIMEOUT_S = 60.0
 # Logs a step for each line that it reads.
 RANK = """
-import signal
 import sys
 import distsummary as ds
-
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's `make test &` has it ignored
 
 aggregate = "alone" not in sys.argv
 with ds.init(sys.argv[1], aggregate=aggregate, system_metrics=False) as run:
