@@ -165,9 +165,11 @@ def map_file(path: Path) -> mmap.mmap:
     if not path.is_file():
         if path.exists():
             raise DamagedFileError(f"the checkpoint {path} is not a regular file")
+        beside = [path.with_suffix(suffix) for suffix in (".safetensors", ".ckpt")]
+        found = next((other.name for other in beside if other.is_file()), "")
         raise MissingFileError(
-            f"the checkpoint {path} does not exist; train again, or choose the checkpoint of another step or "
-            "epoch"
+            f"the checkpoint {path} does not exist; "
+            + (f"beside it is {found}" if found else "choose the checkpoint of another step or epoch")
         )
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_size == 0:

@@ -393,3 +393,11 @@ def test_names_that_regular_expressions_would_misread(tmp_path):
     train(ds.ModelCheckpoint("a+(b", tmp_path, ds.CheckpointConfig(keep_checkpoint_max=1)))
     assert names(tmp_path) == ["a+(b-2_5.safetensors"]
     assert model_file.free_prefix(tmp_path, "a+(b") == "a+(b_1"
+
+
+def test_a_checkpoint_under_the_name_that_mindspore_gives_it_is_named_as_it_is_called_here(tmp_path):
+    (tmp_path / "lenet-3_20.safetensors").write_bytes(b"")
+    with pytest.raises(
+        MissingFileError, match=r"lenet-3_20\.ckpt does not exist; beside it is lenet-3_20\.safetensors"
+    ):
+        ds.load_checkpoint(tmp_path / "lenet-3_20.ckpt")
