@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
 RAY = "tests/ray/"
+# These files of tests/ray take half of its time, and have a cluster of their own beside that of the others.
+DRAWING = ("test_absent_modules", "test_crew", "test_landscape", "test_summary_landscape")
 # What takes longest begins first, so that no process is left alone with it at the end.
 FIRST = (RAY, "tests/demo/", "tests/docs/test_examples.py", "tests/frameworks/", "tests/torture/")
 
@@ -18,8 +20,11 @@ def is_parallel(config: pytest.Config) -> bool:
 
 
 def together(nodeid: str) -> str:
-    """Tests with the same answer run in one process: those of the session's cluster, else those of a file."""
-    return RAY if nodeid.startswith(RAY) else nodeid.partition("::")[0]
+    """Tests with the same answer run in one process: those that share a cluster, else those of a file."""
+    file = nodeid.partition("::")[0]
+    if not nodeid.startswith(RAY):
+        return file
+    return RAY + ("drawing" if file.removeprefix(RAY).removesuffix(".py") in DRAWING else "recording")
 
 
 def turn(nodeid: str) -> int:

@@ -21,6 +21,7 @@ _SAYS_EXIT = "distsummary: this rank calls os._exit"
 _EXITED = re.compile(rf"{re.escape(_SAYS_EXIT)}\((-?\d+)\)")
 _SIGNALLED = re.compile(r"\*\*\* (SIG[A-Z]+) received")  # written by the handler that Ray installs
 _ABSENT = re.compile(r"ModuleNotFoundError: (No module named '([^'.]+)[^']*')")
+_VANISHED = ("connection error code", "connection closed unexpectedly")  # Ray of a process that is gone
 _NUMBER = re.compile(r"0x[0-9a-f]+|(?<!exit code )(?<!by signal )(?<!\d)\d+")
 _PLUMBING = "site-packages", "distsummary/", "/lib/python", "<frozen "
 
@@ -114,7 +115,7 @@ def death(error: str, trace: Trace | None, address: str = "") -> str:
     detail = " ".join(" ".join(lines).split()) or error
     detail = detail.removeprefix("The actor is dead because its worker process has died. ")
     # Ray's own memory monitor, a dead node and the like say what they are; a vanished process says nothing.
-    if "connection error code" not in detail:
+    if not any(words in detail for words in _VANISHED):
         if "is unavailable" in detail and trace is None:
             return f"its node {address} does not answer: {detail}"
         kind = "out of memory" if "low on memory" in detail else "died"

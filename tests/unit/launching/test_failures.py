@@ -133,3 +133,9 @@ def test_a_stderr_that_is_no_file_is_no_path():
     with exits_are_told():
         assert os._exit.__name__ == "tell"
     assert os._exit.__name__ == "_exit"
+
+
+def test_a_process_that_is_gone_is_so_in_either_of_rays_words() -> None:
+    words = "died: Worker exit type: SYSTEM_ERROR Worker exit detail: Worker connection closed unexpectedly."
+    assert death(words, Trace()).startswith("killed by signal 9 (SIGKILL)")
+    assert death(words, Trace(exit_code=3)) == "exit code 3 (os._exit)"
