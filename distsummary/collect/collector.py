@@ -4,18 +4,19 @@ import dataclasses
 import logging
 import math
 import os
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 import distsummary
 from distsummary import topology as topologies
-from distsummary.attempts import newest_attempt
 from distsummary.checks import check_choice, check_int, check_type
-from distsummary.collect.config import differing, listed, read_config
-from distsummary.collect.lineage import custom_lineage, dataset_graph, evaluation_lineage, train_lineage
+from distsummary.collect.config import read_config
+from distsummary.collect.description import Description
+from distsummary.collect.evaluations import Evaluations, metric_values
+from distsummary.collect.lineage import evaluation_lineage
 from distsummary.collect.older_order import is_older_collector, without_num_process
 from distsummary.collect.open_writer import COLLECTORS
 from distsummary.collect.options import (
@@ -29,30 +30,20 @@ from distsummary.collect.options import (
     check_summary_dir,
     with_landscape,
 )
-from distsummary.collect.plan import DEALS, Group, Steps, dealing_group, regular_steps, tensor_steps
+from distsummary.collect.plan import DEALS, Group, dealing_group, regular_steps, tensor_steps
 from distsummary.collect.run_recorder import RunRecorder
 from distsummary.collect.selection import BY_DEFAULT, Selection, default_steps
-from distsummary.collect.session import ENDED_LATE, Past, Session, find_past
-from distsummary.collect.step_values import (
-    Parameters,
-    image_values,
-    learning_rate_values,
-    loss_values,
-    unless_logged,
-)
+from distsummary.collect.session import Past, Session
+from distsummary.collect.sources import Images, LearningRate, Loss, Source, WatchedParameters
+from distsummary.collect.step_values import Parameters
 from distsummary.deal import Deal
 from distsummary.errors import ClosedError, InvalidValueError
-from distsummary.format.hparams import session_end, session_start
-from distsummary.format.lineage import custom_values
 from distsummary.format.records import DIALECTS, MINDSPORE, WRITTEN, Health, Value
 from distsummary.frameworks.base import framework_of
 from distsummary.interrupts import is_interruption
-from distsummary.reading.reader import read_last_step
-from distsummary.run_dir import RunDir
 from distsummary.topology import Topology
 from distsummary.training.callbacks import STEP_HOOKS, Callback, CallbackParams, RunContext
 from distsummary.training.run import STEP_TIMES
-from distsummary.training.values import mean_of, resolve, scalar
 from distsummary.writing.health import Failures
 from distsummary.writing.spec import WriterSpec
 
@@ -190,16 +181,13 @@ class SummaryCollector(Callback):
         self._topology, self._coordinator, self._exists = topology, coordinator, exists
         self.run_dir = check_summary_dir(summary_dir)
         self._session: Session | None = None
-        self._evaluator_pid = 0
-        self._evaluator: Topology | None = None  # set while evaluations wait to be recorded
-        self._evaluations: list[tuple[int, list[Value], list[Value]]] = []  # step, scalars, lineage
         self._reset()
 
     def _reset(self) -> None:
         """Reset the state for the next training."""
         self._is_over = False
-        self._has_settings = False  # whether TensorBoard shows the settings of the current training
-        self._evaluations.clear()
+        self._evaluations: Evaluations | None = None  # set while evaluations wait to be recorded
+        self._description = Description(self._collected, self._custom, mindspore_compat=self._compat)
         self._health = Health()
         self._failures = Failures(self._health, logger, raise_exception=self._spec.raise_exception)
         self.recorder: RunRecorder = RunRecorder(
@@ -213,27 +201,40 @@ class SummaryCollector(Callback):
         self._group = Group()
         self._coming: Deal | None = None  # a deal that begins at a later step
         self._total: int | None = None  # steps of the training by the deal that holds
-        self._regular = regular_steps(self._freq)
-        self._histogram_steps = self._regular
-        # By default, pictures get rarer as histograms do: those of a small CNN take as long as a step of it.
-        is_default = self._collected.histogram is BY_DEFAULT
-        self._image_steps = default_steps(self._freq, 0) if is_default else self._regular
-        self._tensors = tensor_steps(None, self._freq, self._tensor_freq)
-        self._histograms: Parameters | None = None
-        self._whole: Parameters | None = None
-        self._last: int | None = None  # the newest recorded step
-        # the next due steps; the first step is due
-        self._regular_at = self._images_at = self._histograms_at = self._tensors_at = -math.inf
-        self._takes_images = self._collected.input_data
+        self._last: int | None = None  # the newest step at which more than the logged values was due
+        self._plain_before = -math.inf  # the first due step; the first step is due
+        self._make_sources()
         self._params: CallbackParams | None = None  # the parameters of the current training
         self._recorded: object = None  # the `logged` dict that was recorded last
-        self._rate: list[Value] = []  # the learning rate of the current step
+
+    def _make_sources(self) -> None:
+        """Make the sources of values. A further kind of values joins here; see `Source`."""
+        collected, failures, compat = self._collected, self._failures, self._compat
+        regular = regular_steps(self._freq)
+        # By default, pictures get rarer as histograms do: those of a small CNN take as long as a step of it.
+        is_default = collected.histogram is BY_DEFAULT
+        images = default_steps(self._freq, 0) if is_default else regular
+        tensors = tensor_steps(None, self._freq, self._tensor_freq)
+        spread = partial(default_steps, self._freq) if is_default else None
+        self._loss = Loss(regular, failures, mindspore_compat=compat)
+        self._rate = LearningRate(regular, failures)
+        self._images = Images(images, mindspore_compat=compat)
+        self._histograms = WatchedParameters("histogram", regular, failures, spread=spread)
+        self._whole = WatchedParameters("tensor", tensors, failures)
+        # MindSpore's kinds, in the order of their values in an event
+        self._mindspores: list[Loss | LearningRate | Images | WatchedParameters] = []
+        if collected.metric:
+            self._mindspores += [self._loss, self._rate]
+        if collected.input_data:
+            self._mindspores.append(self._images)
+        self._mindspores += [self._histograms, self._whole]
+        self._sources: list[Source] = [*self._mindspores]
 
     def _keep(self, step: int, numbers: Mapping[str, object], values: Sequence[Value] = ()) -> None:
         """Keep the values of a run that only evaluates, to record them with its evaluations."""
-        if self._evaluator is not None:
-            kept = [Value("scalar", tag, number) for tag, number in numbers.items()]
-            self._evaluations.append((step, [*kept, *values], []))
+        if self._evaluations is not None:
+            scalars = [Value("scalar", tag, number) for tag, number in numbers.items()]
+            self._evaluations.keep(step, [*scalars, *values])
         else:
             lost = Counter({"scalar": len(numbers)}) + Counter(value.plugin for value in values)
             self._failures.count(
@@ -247,8 +248,9 @@ class SummaryCollector(Callback):
         if self._session is None:
             is_new = self._exists == "refuse" and not params.get("initial_step")
             self._session = self._open(topology, refuse_finished=is_new)
-            self._evaluator = None
-            self._record_evaluations(self._session)
+            if self._evaluations is not None:
+                self._evaluations.record(self._session)
+                self._evaluations = None
             self._session.begin_heartbeats(self._hear, int(params.get("initial_step") or 0))
         session = self._session
         session.phase = "training"
@@ -272,7 +274,8 @@ class SummaryCollector(Callback):
             self._session.begin_heartbeats(self._hear)
             self.recorder.record = self._session.record
         elif self._session is None:
-            self._evaluator, self._evaluator_pid = topology, os.getpid()
+            self._evaluations = self._evaluations or Evaluations(topology)
+            self._evaluations.own()
         if self._session is not None:
             self._session.phase = "evaluating"
 
@@ -292,7 +295,8 @@ class SummaryCollector(Callback):
             return self._session.topology
         if self._is_over:
             self._reset()
-        topology = self._evaluator or self._topology or params.get("topology") or topologies.detect()
+        known = self._topology if self._evaluations is None else self._evaluations.evaluator
+        topology = known or params.get("topology") or topologies.detect()
         network = params.get("network")
         if not topology.mesh and network is not None:
             mesh = self._failures.call("the mesh", framework_of(network).mesh, network)
@@ -301,7 +305,7 @@ class SummaryCollector(Callback):
         return topology
 
     def _open(
-        self, topology: Topology, *, refuse_finished: bool = False, past: Past | None = None
+        self, topology: Topology, past: Past | None = None, *, refuse_finished: bool = False
     ) -> Session:
         formats, coordinator = self._spec.formats, self._coordinator
         if coordinator is None and topology.world_size > 1:
@@ -322,43 +326,6 @@ class SummaryCollector(Callback):
             past=past,
         )
 
-    def _record_evaluations(self, session: Session, last_step: int = 0) -> None:
-        """Record the evaluations that ended before the session was opened."""
-        for step, values, lineage in self._evaluations:
-            session.record(step or last_step, {}, values)
-            session.report(step or last_step, lineage)
-        self._evaluations.clear()
-
-    def _close_evaluations(self, evaluator: Topology) -> None:
-        """Add the evaluations to the last training's files; without a training, join the run as role eval."""
-        past = find_past(self.run_dir, evaluator)
-        training = newest_attempt(self.run_dir.read_manifest())
-        if past is None:
-            if training is None and evaluator.rank == 0:
-                logger.warning(
-                    "%s holds no training: the evaluation is recorded in %s; name the directory of the "
-                    'training, or pass role="eval" if there is none',
-                    self.run_dir.base,
-                    self.run_dir.base / "eval",
-                )
-            session = self._open(dataclasses.replace(evaluator, role="eval"))
-            self._record_evaluations(session)
-            self._health = session.close()
-            return
-        # A script that both trains and evaluates passes the config that its training has recorded.
-        given = self._config.nested
-        own = differing({}, given)  # all its names
-        names = [name for name in differing((training or {}).get("config", {}), given) if name in own]
-        if names and evaluator.rank == 0:
-            self._failures.count(
-                "the config of a run that only evaluates is not recorded; it differs from that of the "
-                f"training in {listed(names)}: record these by run.text"
-            )
-        with RunDir(past.rank_dir).locked("evaluation"):  # only one writer at a time may append events
-            session = self._open(evaluator, past=past)
-            self._record_evaluations(session, read_last_step(past.rank_dir))
-            self._health = session.close()
-
     def _watch(self, session: Session, network: object, params: CallbackParams) -> None:
         def parameters(selection: Selection | None) -> Parameters | None:
             if selection is None:
@@ -373,8 +340,8 @@ class SummaryCollector(Callback):
                 tell=logger.warning if session.topology.rank == 0 else None,
             )
 
-        self._histograms = parameters(self._collected.histogram)
-        self._whole = parameters(self._collected.tensor)
+        self._histograms.parameters = parameters(self._collected.histogram)
+        self._whole.parameters = parameters(self._collected.tensor)
         if self._collected.landscape is not None:
             steps = params.get("batch_num") or 0
             session.keep_trajectory(self._collected.landscape, network, self._group, steps)
@@ -390,11 +357,11 @@ class SummaryCollector(Callback):
         place = deal.place(self._open_session().topology.rank)
         if place is not None:
             self._group = Group(index=place[0], size=place[1])
-            for parameters in (self._histograms, self._whole):
-                if parameters is not None:
-                    parameters.deal_among(self._group)
+            for watched in (self._histograms, self._whole):
+                if watched.parameters is not None:
+                    watched.parameters.deal_among(self._group)
         if self._total is not None:
-            self._tensors = tensor_steps(self._total, self._freq, self._tensor_freq)
+            self._whole.steps = tensor_steps(self._total, self._freq, self._tensor_freq)
         if self._last is not None:
             self._last = max(self._last, deal.since - 1)  # due steps before the deal are done
             self._plan_next()
@@ -412,43 +379,35 @@ class SummaryCollector(Callback):
         if self._session is not None:
             self._session.total = own
         total_of_all = own if self._total is None else self._total
-        self._tensors = tensor_steps(total_of_all, self._freq, self._tensor_freq)
+        self._whole.steps = tensor_steps(total_of_all, self._freq, self._tensor_freq)
         self._plan_next()
 
     def _plan_next(self) -> None:
-        """Find the next steps at which more than the logged values are due; until then, steps are "plain".
+        """Find the next step at which more than the logged values is due; until then, steps are "plain".
 
         Only a `Run` has a faster path for plain steps. A `Run` knows only a loss that was logged, so
         `loss/auto` is never due in it, except with `mindspore_compat`.
         """
         if self._last is None or self._session is None:
             return
+        for source in self._sources:
+            source.plan(self._last)
+        coming = self._coming.since if self._coming is not None else math.inf
+        due = [source.at for source in self._sources if source is not self._loss]
+        due_in_run = min([coming, *due])
+        self._plain_before = min(due_in_run, self._loss.at) if self._collected.metric else due_in_run
         # A subclass that overrides a step hook must see every step, so no step is plain.
         is_own = all(getattr(type(self), hook) is getattr(SummaryCollector, hook) for hook in STEP_HOOKS)
-        plain_before = math.inf
-        self._regular_at = self._regular.after(self._last)
-        optimizer = None if self._params is None else self._params.get("optimizer")
-        if self._collected.metric and (optimizer is not None or self._compat):
-            plain_before = self._regular_at
-        if self._takes_images:
-            self._images_at = self._image_steps.after(self._last)
-            plain_before = min(plain_before, self._images_at)
-        if self._histograms is not None:
-            self._histograms_at = self._histogram_steps.after(self._last)
-            plain_before = min(plain_before, self._histograms_at)
-        if self._whole is not None:
-            self._tensors_at = self._tensors.after(self._last)
-            plain_before = min(plain_before, self._tensors_at)
-        if self._coming is not None:
-            plain_before = min(plain_before, self._coming.since)
-        is_plain = is_own and not self._session.keeps_checkpoints
-        self.recorder.plain_before = plain_before if is_plain else -math.inf
+        if not is_own or self._session.keeps_checkpoints:
+            self.recorder.plain_before = -math.inf
+        else:
+            self.recorder.plain_before = self._plain_before if self._compat else due_in_run
 
     def on_train_step_begin(self, run_context: RunContext) -> None:
         """Keep the learning rate of this step: when the step ends, a scheduler may have set the next rate."""
         params = run_context.original_args()
-        if self._collected.metric and params.get("optimizer") is not None and not self._is_plain(params):
-            self._rate = self._failures.call("learning rate", learning_rate_values, params) or []
+        if self._collected.metric and not self._is_plain(params):
+            self._rate.begin(params)
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         """Record the step."""
@@ -475,7 +434,7 @@ class SummaryCollector(Callback):
         return (
             type(step) is int
             and step < self.recorder.plain_before
-            and step < self._regular_at
+            and step < self._plain_before
             and not _is_sink(params)
         )
 
@@ -492,17 +451,16 @@ class SummaryCollector(Callback):
         self._recorded = logged = params.get("logged", {})
         values, step = list(params.get("values", ())), int(params.cur_step_num)
         if self._compat:  # MindSpore records the last step of an epoch twice if it was due
-            if self._regular.holds_multiple(step):
-                values += self._regular_values(params) + self._image_values(params)
-                values += self._histogram_values(params, step)
-            values += self._tensor_values(params, step) if self._tensors.holds_multiple(step) else []
+            for source in self._mindspores:
+                if source.steps.holds_multiple(step):
+                    values += self._failures.call(source.what, source.values, params, step) or []
         self._open_session().record(step, logged, values)
 
     def on_train_end(self, run_context: RunContext) -> None:
         """Record what was logged after the last step, and the complete lineage."""
         params = run_context.original_args()
         self._failures.call("values", self._record_rest, params)
-        self._failures.call("lineage", self._record_lineage, params, is_final=True)
+        self._failures.call("lineage", self._end_description, params)
 
     def on_eval_end(self, run_context: RunContext) -> None:
         """Record the metrics as scalars and as lineage."""
@@ -518,123 +476,26 @@ class SummaryCollector(Callback):
             self._follow(self._coming)
         last, self._last = self._last, number
         values: list[Value] = list(params.get("values", ()))
-        if number >= self._regular_at:
-            values += self._regular_values(params)
-        if number >= self._images_at:
-            values += self._image_values(params)
-        if number >= self._histograms_at:
-            values += self._histogram_values(params, number)
-        if self._whole is not None and number >= self._tensors_at:
-            values += self._tensor_values(params, number)
+        for source in self._sources:
+            if number >= source.at:
+                values += self._failures.call(source.what, source.values, params, number) or []
         self._plan_next()
         self._open_session().record(int(params["cur_step_num"]), logged, values)
         if last is None:
-            self._failures.call("lineage", self._record_lineage, params, is_final=False)
+            self._failures.call("lineage", self._begin_description, params)
 
     def _record_rest(self, params: CallbackParams) -> None:
         self._recorded = logged = params.get("logged", {})
         self._open_session().record(int(params.cur_step_num), logged, params.get("values", ()))
 
-    def _regular_values(self, params: CallbackParams) -> list[Value]:
-        values: list[Value] = []
-        if self._collected.metric:
-            values += self._loss(params)
-            if self._rate:
-                values += unless_logged(self._rate, params)
-        return values
+    def _begin_description(self, params: CallbackParams) -> None:
+        self._description.begin(self._open_session(), params)
 
-    def _image_values(self, params: CallbackParams) -> list[Value]:
-        if not self._takes_images:
-            return []
-        batch = params.get("train_dataset_element")
-        images = self._failures.call("input_data", image_values, batch, mindspore_compat=self._compat) or []
-        self._takes_images = bool(images)  # if a batch holds no images, do not try again
-        return images
-
-    def _loss(self, params: CallbackParams) -> list[Value]:
-        """The loss in the loop's outputs, unless the loop logged it; outputs without a loss are counted."""
-        logged, outputs = params.get("logged"), params.get("net_outputs")
-        if outputs is None and (logged is not None or "net_outputs" not in params):
-            return []  # a Run whose user logs no loss, or a loop that knows no outputs
-        if "loss" in (logged or {}) and not self._compat:
-            return []
-        values = self._failures.call("loss", loss_values, outputs)
-        if values is None:
-            self._failures.health.drop("scalar")
-        return values or []
-
-    def _histogram_values(self, params: CallbackParams, number: int) -> list[Value]:
-        if self._histograms is None:
-            return []
-        steps, found = self._histogram_steps, self._histograms
-        values = self._parameter_values(found, "histogram", steps, params, number)
-        if self._collected.histogram is BY_DEFAULT:
-            self._histogram_steps = default_steps(self._freq, found.elements)
-        return values
-
-    def _tensor_values(self, params: CallbackParams, number: int) -> list[Value]:
-        if self._whole is None:
-            return []
-        return self._parameter_values(self._whole, "tensor", self._tensors, params, number)
-
-    def _parameter_values(
-        self, parameters: Parameters, plugin: str, steps: Steps, params: CallbackParams, number: int
-    ) -> list[Value]:
-        """This rank's parameters at a step; counted as dropped if the step's end was seen too late."""
-        call, failures = self._failures.call, self._failures
-        if not params.get("ended_late"):
-            return call(f"{plugin}s", parameters.values, plugin, steps, number, failures) or []
-        due = call(f"{plugin}s", parameters.due, steps, number, failures)
-        if due:
-            failures.count(ENDED_LATE, dropped={plugin: len(due)})
-        return []
-
-    def _record_lineage(self, params: CallbackParams, *, is_final: bool) -> None:
-        values = []
-        if self._collected.train_lineage:
-            # the loss; at the first step, do not wait for the device to compute it
-            output = mean_of(params.get("net_outputs")) if is_final else None
-            loss = None if output is None else resolve(output)
-            topology = self._open_session().topology
-            message = train_lineage(params, topology, loss=loss, mindspore_compat=self._compat)
-            values.append(Value("train_lineage", "", message))
-        if not is_final and self._collected.dataset_graph:
-            graph = dataset_graph(params.get("train_dataset"), params.get("batch_num") or 0)
-            values.append(Value("dataset_graph", "", graph))
-        if not is_final:
-            custom = custom_lineage(self._custom, topologies.hyper_config())
-            values += [Value("custom_lineage_data", "", custom)] if custom.user_info else []
-            self._record_settings(custom_values(custom), int(params.cur_step_num))
-            if self._collected.train_lineage and not self._compat:
-                self._open_session().describe_run(int(params.cur_step_num))
-        elif self._has_settings:
-            self._record_end(params, is_success=True)
-        self._open_session().report(int(params.cur_step_num), values)
-
-    def _record_settings(self, settings: Mapping[str, str | float], step: int) -> None:
-        """Record the settings for TensorBoard, if there is only one rank.
-
-        With several ranks, only the merged run holds them.
-        """
-        topology = self._open_session().topology
-        self._has_settings = bool(settings) and topology.role == "train" and topology.world_size == 1
-        if self._has_settings:
-            self._open_session().record(step, {}, [session_start(settings, time.time())])
-
-    def _record_end(self, params: CallbackParams, *, is_success: bool) -> None:
-        """Record for TensorBoard how the training with the recorded settings ended."""
-        self._has_settings = False
-        end = session_end(time.time(), is_success=is_success)
-        self._open_session().record(int(params.cur_step_num), {}, [end])
+    def _end_description(self, params: CallbackParams) -> None:
+        self._description.end(self._open_session(), params)
 
     def _record_metrics(self, params: CallbackParams) -> None:
-        metrics = params.get("metrics")
-        named = metrics if isinstance(metrics, Mapping) else {}
-        values = []
-        for name, metric in named.items():
-            value = self._failures.call("metric", scalar, f"metric {name!r}", metric)
-            if value is not None:
-                values.append(Value("scalar", f"eval/{name}", value))
+        values = metric_values(params, self._failures)
         lineage = []
         if self._collected.eval_lineage:
             message = self._failures.call(
@@ -642,8 +503,8 @@ class SummaryCollector(Callback):
             )
             lineage += [Value("eval_lineage", "", message)] if message is not None else []
         step = int(params.get("global_step", 0))  # 0 if the evaluation is outside a training
-        if self._evaluator is not None:
-            self._evaluations.append((step, values, lineage))
+        if self._evaluations is not None:
+            self._evaluations.keep(step, values, lineage)
             return
         self._open_session().record(step, {}, values)
         self._open_session().report(step, lineage)
@@ -669,13 +530,17 @@ class SummaryCollector(Callback):
         interrupted if `interrupts.is_interruption` says so.
         """
         session, self._session = self._session, None
-        evaluator, self._evaluator = self._evaluator, None
-        if evaluator is not None and self._evaluator_pid == os.getpid():  # not in a forked child
-            self._failures.call("evaluations", self._close_evaluations, evaluator)
+        evaluations, self._evaluations = self._evaluations, None
+        if evaluations is not None:
+            self._failures.call("evaluations", self._close_evaluations, evaluations)
         self.recorder.plain_before, self.recorder.record = -math.inf, self._keep
         self._is_over = True
         if session is not None:
             self._health = session.close(error)
+
+    def _close_evaluations(self, evaluations: Evaluations) -> None:
+        health = evaluations.close(self.run_dir, self._config.nested, self._open, self._failures)
+        self._health = health or self._health
 
     def __enter__(self) -> Self:
         return self
@@ -692,8 +557,9 @@ class SummaryCollector(Callback):
         ):
             self._failures.call("values", self._record_rest, params)  # logged in the step that failed
         has_failed = error is not None and not is_interruption(error)
-        if has_failed and params is not None and self._session is not None and self._has_settings:
-            self._failures.call("the end of the settings", self._record_end, params, is_success=False)
+        if has_failed and params is not None and self._session is not None:
+            end = self._description.end_settings
+            self._failures.call("the end of the settings", end, self._session, params, is_success=False)
         self.close(error=error)
 
 

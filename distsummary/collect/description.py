@@ -1,0 +1,69 @@
+"""Description: what a collector records of a training as a whole, at its first step and at its end."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from distsummary import topology as topologies
+from distsummary.collect.lineage import custom_lineage, dataset_graph, train_lineage
+from distsummary.collect.options import Collected
+from distsummary.collect.session import Session
+from distsummary.format.hparams import session_end, session_start
+from distsummary.format.lineage import custom_values
+from distsummary.format.records import Value
+from distsummary.training.callbacks import CallbackParams
+from distsummary.training.values import mean_of, resolve
+
+
+class Description:
+    """Records the lineage, the data graph and the settings.
+
+    Args:
+        collected: what is recorded of them.
+        custom: the user's settings, which become lineage and TensorBoard's hyperparameters.
+        mindspore_compat: see `SummaryCollector`.
+    """
+
+    def __init__(self, collected: Collected, custom: Mapping[str, Any], *, mindspore_compat: bool) -> None:
+        self._collected, self._custom, self._compat = collected, custom, mindspore_compat
+        self._has_settings = False  # whether TensorBoard shows settings of a training that has not ended
+
+    def begin(self, session: Session, params: CallbackParams) -> None:
+        """Record what is known at the first step."""
+        step = int(params.cur_step_num)
+        values = self._train_lineage(session, params, has_loss=False)  # do not wait until it is computed
+        if self._collected.dataset_graph:
+            graph = dataset_graph(params.get("train_dataset"), params.get("batch_num") or 0)
+            values.append(Value("dataset_graph", "", graph))
+        custom = custom_lineage(self._custom, topologies.hyper_config())
+        values += [Value("custom_lineage_data", "", custom)] if custom.user_info else []
+        settings = custom_values(custom)
+        topology = session.topology
+        # With several ranks, only the merged run holds the settings.
+        self._has_settings = bool(settings) and topology.role == "train" and topology.world_size == 1
+        if self._has_settings:
+            session.record(step, {}, [session_start(settings, time.time())])
+        if self._collected.train_lineage and not self._compat:
+            session.describe_run(step)
+        session.report(step, values)
+
+    def end(self, session: Session, params: CallbackParams) -> None:
+        """Record the complete lineage of a training that ended."""
+        values = self._train_lineage(session, params, has_loss=True)
+        self.end_settings(session, params, is_success=True)
+        session.report(int(params.cur_step_num), values)
+
+    def end_settings(self, session: Session, params: CallbackParams, *, is_success: bool) -> None:
+        """Record for TensorBoard how the training with the recorded settings ended, if it has any."""
+        if self._has_settings:
+            self._has_settings = False
+            ended = session_end(time.time(), is_success=is_success)
+            session.record(int(params.cur_step_num), {}, [ended])
+
+    def _train_lineage(self, session: Session, params: CallbackParams, *, has_loss: bool) -> list[Value]:
+        if not self._collected.train_lineage:
+            return []
+        output = mean_of(params.get("net_outputs")) if has_loss else None
+        loss = None if output is None else resolve(output)
+        message = train_lineage(params, session.topology, loss=loss, mindspore_compat=self._compat)
+        return [Value("train_lineage", "", message)]

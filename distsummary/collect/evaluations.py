@@ -1,0 +1,101 @@
+"""Evaluations: those of a process that does not train, kept until it trains or ends."""
+
+import dataclasses
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from distsummary.attempts import newest_attempt
+from distsummary.collect.config import differing, listed
+from distsummary.collect.session import Past, Session, find_past
+from distsummary.format.records import Health, Value
+from distsummary.reading.reader import read_last_step
+from distsummary.run_dir import RunDir
+from distsummary.topology import Topology
+from distsummary.training.callbacks import CallbackParams
+from distsummary.training.values import scalar
+from distsummary.writing.health import Failures
+
+logger = logging.getLogger(__name__)
+
+
+def metric_values(params: CallbackParams, failures: Failures) -> list[Value]:
+    """The metrics of an evaluation as scalars `eval/<name>`; those that are no numbers are counted."""
+    metrics = params.get("metrics")
+    values = []
+    for name, metric in metrics.items() if isinstance(metrics, Mapping) else ():
+        value = failures.call("metric", scalar, f"metric {name!r}", metric)
+        if value is not None:
+            values.append(Value("scalar", f"eval/{name}", value))
+    return values
+
+
+class Evaluations:
+    """What a process evaluates outside of a training.
+
+    If it trains later, the training's session records the evaluations; otherwise `close` does.
+
+    Args:
+        evaluator: this rank's place among the ranks.
+    """
+
+    def __init__(self, evaluator: Topology) -> None:
+        self.evaluator = evaluator
+        self._pid = 0
+        self._kept: list[tuple[int, Sequence[Value], Sequence[Value]]] = []  # step, values, lineage
+
+    def own(self) -> None:
+        """From now on, this process records them: a process forked later does not."""
+        self._pid = os.getpid()
+
+    def keep(self, step: int, values: Sequence[Value], lineage: Sequence[Value] = ()) -> None:
+        """Keep the values of a step (0: none is known) and lineage."""
+        self._kept.append((step, values, lineage))
+
+    def record(self, session: Session, last_step: int = 0) -> None:
+        """Record what was kept; `last_step` is the step where none is known."""
+        for step, values, lineage in self._kept:
+            session.record(step or last_step, {}, values)
+            session.report(step or last_step, [*lineage])
+        self._kept.clear()
+
+    def close(
+        self,
+        run_dir: RunDir,
+        config: Mapping[str, Any],
+        open_session: Callable[[Topology, Past | None], Session],
+        failures: Failures,
+    ) -> Health | None:
+        """Add them to the last training's files; without a training, join the run as role eval.
+
+        `config` is that of this process. Returns what was written; None in a forked process.
+        """
+        if self._pid != os.getpid():
+            return None
+        evaluator = self.evaluator
+        past = find_past(run_dir, evaluator)
+        training = newest_attempt(run_dir.read_manifest())
+        if past is None:
+            if training is None and evaluator.rank == 0:
+                logger.warning(
+                    "%s holds no training: the evaluation is recorded in %s; name the directory of the "
+                    'training, or pass role="eval" if there is none',
+                    run_dir.base,
+                    run_dir.base / "eval",
+                )
+            session = open_session(dataclasses.replace(evaluator, role="eval"), None)
+            self.record(session)
+            return session.close()
+        # A script that both trains and evaluates passes the config that its training has recorded.
+        own = differing({}, config)  # all its names
+        names = [name for name in differing((training or {}).get("config", {}), config) if name in own]
+        if names and evaluator.rank == 0:
+            failures.count(
+                "the config of a run that only evaluates is not recorded; it differs from that of the "
+                f"training in {listed(names)}: record these by run.text"
+            )
+        with RunDir(past.rank_dir).locked("evaluation"):  # only one writer at a time may append events
+            session = open_session(evaluator, past)
+            self.record(session, read_last_step(past.rank_dir))
+            return session.close()

@@ -1,0 +1,158 @@
+"""The kinds of values that a collector itself adds to a training's steps, each due at steps of its own."""
+
+import math
+from collections.abc import Callable
+from typing import ClassVar, Protocol
+
+from distsummary.collect.plan import Steps
+from distsummary.collect.session import ENDED_LATE
+from distsummary.collect.step_values import (
+    Parameters,
+    image_values,
+    learning_rate_values,
+    loss_values,
+    unless_logged,
+)
+from distsummary.format.records import Value
+from distsummary.training.callbacks import CallbackParams
+from distsummary.writing.health import Failures
+
+
+class Source(Protocol):
+    """A kind of values. Steps before the `at` of every source are plain: nothing is computed at them.
+
+    `what` names the values in the message about a failure.
+    """
+
+    what: str
+    at: float  # the next due step; before the first step -inf, if none is due any more inf
+
+    def plan(self, last: int) -> None:
+        """Set `at` to the first due step after `last`."""
+
+    def values(self, params: CallbackParams, step: int) -> list[Value]:
+        """The values of a step at which they are due. What it raises is counted, and the step goes on.
+
+        If the parameter `ended_late` is set, the model may have changed since the step: do not read it.
+        """
+
+
+class Loss:
+    """The loss in the loop's outputs as `loss/auto`, unless the loop logged it.
+
+    Outputs that hold no loss are counted. A `Run` passes no outputs, but with `mindspore_compat` a logged
+    `loss` is recorded as `loss/auto` too.
+    """
+
+    what = "loss"
+
+    def __init__(self, steps: Steps, failures: Failures, *, mindspore_compat: bool) -> None:
+        self.at, self.steps = -math.inf, steps
+        self._failures, self._compat = failures, mindspore_compat
+
+    def plan(self, last: int) -> None:
+        """See `Source`."""
+        self.at = self.steps.after(last)
+
+    def values(self, params: CallbackParams, step: int) -> list[Value]:
+        """See `Source`."""
+        logged, outputs = params.get("logged"), params.get("net_outputs")
+        if outputs is None and (logged is not None or "net_outputs" not in params):
+            return []  # a Run whose user logs no loss, or a loop that knows no outputs
+        if "loss" in (logged or {}) and not self._compat:
+            return []
+        try:
+            return loss_values(outputs)
+        except Exception:
+            self._failures.health.drop("scalar")
+            raise
+
+
+class LearningRate:
+    """The learning rate as `learning_rate/auto`, unless the loop logged it."""
+
+    what = "learning rate"
+
+    def __init__(self, steps: Steps, failures: Failures) -> None:
+        self.at, self.steps = -math.inf, steps
+        self._failures = failures
+        self._has_optimizer = False
+        self._rate: list[Value] = []
+
+    def begin(self, params: CallbackParams) -> None:
+        """Keep the rate of the step that begins: when it ends, a scheduler may have set the next rate."""
+        self._has_optimizer = params.get("optimizer") is not None
+        if self._has_optimizer:
+            self._rate = self._failures.call(self.what, learning_rate_values, params) or []
+
+    def plan(self, last: int) -> None:
+        """See `Source`."""
+        self.at = self.steps.after(last) if self._has_optimizer else math.inf
+
+    def values(self, params: CallbackParams, step: int) -> list[Value]:
+        """See `Source`."""
+        return unless_logged(self._rate, params) if self._rate else []
+
+
+class Images:
+    """The first images of the batch, until a batch holds none."""
+
+    what = "input_data"
+
+    def __init__(self, steps: Steps, *, mindspore_compat: bool) -> None:
+        self.at, self.steps = -math.inf, steps
+        self._compat = mindspore_compat
+        self._has_images = True
+
+    def plan(self, last: int) -> None:
+        """See `Source`."""
+        self.at = self.steps.after(last) if self._has_images else math.inf
+
+    def values(self, params: CallbackParams, step: int) -> list[Value]:
+        """See `Source`."""
+        if not self._has_images:
+            return []
+        self._has_images = False  # also if it raises
+        images = image_values(params.get("train_dataset_element"), mindspore_compat=self._compat)
+        self._has_images = bool(images)
+        return images
+
+
+class WatchedParameters:
+    """Parameters of the model, recorded as histograms or whole.
+
+    Args:
+        plugin: "histogram" or "tensor".
+        steps: when they are due; the collector may change the attribute.
+        spread: the steps for a number of elements, once it is known; None: `steps` holds.
+
+    `parameters` is None until there is a model, or if none of its parameters are to be recorded.
+    """
+
+    PLURAL: ClassVar = {"histogram": "histograms", "tensor": "tensors"}
+
+    def __init__(
+        self, plugin: str, steps: Steps, failures: Failures, *, spread: Callable[[int], Steps] | None = None
+    ) -> None:
+        self.what = self.PLURAL[plugin]
+        self.at, self.steps = -math.inf, steps
+        self.parameters: Parameters | None = None
+        self._plugin, self._failures, self._spread = plugin, failures, spread
+
+    def plan(self, last: int) -> None:
+        """See `Source`."""
+        self.at = math.inf if self.parameters is None else self.steps.after(last)
+
+    def values(self, params: CallbackParams, step: int) -> list[Value]:
+        """See `Source`; counted as dropped if the step's end was seen too late."""
+        found, failures = self.parameters, self._failures
+        if found is None:
+            return []
+        values: list[Value] = []
+        if not params.get("ended_late"):
+            values = found.values(self._plugin, self.steps, step, failures)
+        elif due := found.due(self.steps, step, failures):
+            failures.count(ENDED_LATE, dropped={self._plugin: len(due)})
+        if self._spread is not None:
+            self.steps = self._spread(found.elements)
+        return values
