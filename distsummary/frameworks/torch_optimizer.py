@@ -1,0 +1,255 @@
+"""Tells when an optimizer that holds parameters of a model is about to step, and when it has stepped."""
+
+import logging
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from distsummary.format.records import Health
+from distsummary.frameworks.torch_modules import unwrap
+from distsummary.writing.health import Failures
+
+logger = logging.getLogger(__name__)
+
+CAPTURED = (
+    "a CUDA graph captures a step of the optimizer, and no hook sees the steps that it replays: nothing of "
+    "them is recorded; leave optimizer.step() out of the graph"
+)
+UNSEEN = (
+    "the optimizer's step is compiled with fullgraph=True, which leaves no place to look at its gradients: "
+    "nothing of it is recorded; compile it without fullgraph"
+)
+_STEP_FILE = sys.modules[Optimizer.__module__].__file__  # of the function that calls an optimizer's hooks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerStep:
+    """One call of an optimizer's step.
+
+    Attributes:
+        optimizer: the optimizer.
+        names: the parameters of the model that it holds, named as in the unwrapped model, in its own order.
+        scale: the gradients are this number times too large, because the optimizer itself divides them, as
+            fused ones do for GradScaler; a tensor of one element, maybe on a device. None: they are right.
+        found_inf: a tensor of one element, maybe on a device: not 0 if the optimizer will change nothing,
+            since GradScaler found gradients that are not finite. None: it steps.
+    """
+
+    optimizer: Optimizer
+    names: tuple[str, ...]
+    scale: Tensor | None = None
+    found_inf: Tensor | None = None
+
+    def is_skipped(self) -> bool:
+        """Whether the optimizer will change nothing; waits for the device if it is not known yet."""
+        return self.found_inf is not None and bool(self.found_inf.item())
+
+
+class OptimizerSteps:
+    """Calls `before` and `after` around each step of the optimizers that hold parameters of a model.
+
+    The optimizers need not be given, nor exist yet: torch's hooks of all optimizers tell. A step that calls
+    another (of its base class, or of an optimizer that it wraps) for the same parameters counts once. If a
+    step raises, `after` is not called. A step that GradScaler leaves out is not told, except that of a fused
+    optimizer, which `OptimizerStep.is_skipped` tells apart.
+
+    What `before` and `after` raise, and what goes wrong here, is counted in `failures` and never reaches the
+    training. In a forked child, nothing is called. The hooks are removed by `close`, and at the latest when
+    this object is no longer referenced.
+
+    Args:
+        model: a torch.nn.Module; it may be wrapped by DDP or torch.compile.
+        before, after: called in the thread of the step; `current` then tells which step it is. With an
+            optimizer for each parameter that steps during backward, they are called for each of them.
+        failures: counts what went wrong; by default, it is only logged.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        before: Callable[[], None],
+        after: Callable[[], None],
+        failures: Failures | None = None,
+    ) -> None:
+        self._model = model
+        self._before, self._after = before, after
+        self._failures = failures or Failures(Health(), logger)
+        self._pid = os.getpid()
+        self._names: dict[int, tuple[weakref.ref[Tensor], str]] = {}  # the id of a parameter -> it, its name
+        self._list_parameters()
+        self._held: weakref.WeakKeyDictionary[Optimizer, _Held] = weakref.WeakKeyDictionary()
+        self._running = _Running()
+        this = weakref.ref(self)
+
+        # torch.compile must not look into these: it would compile the step anew as the run changes.
+        hide = torch.compiler.disable
+
+        @hide  # type: ignore[untyped-decorator]
+        def begin(optimizer: Optimizer) -> None:
+            if (steps := this()) is not None:
+                steps._call("before", steps._begin, optimizer)
+
+        @hide  # type: ignore[untyped-decorator]
+        def end(optimizer: Optimizer) -> None:
+            if (steps := this()) is not None:
+                steps._call("after", steps._end, optimizer)
+
+        @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+        def is_unseen() -> bool:
+            """Called while torch.compile traces a hook."""
+            is_whole = _is_fullgraph()
+            if is_whole and (steps := this()) is not None:
+                steps._failures.count(UNSEEN)
+            return is_whole
+
+        def pre_hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            if not (torch.compiler.is_compiling() and is_unseen()):
+                begin(optimizer)
+
+        def post_hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            if not (torch.compiler.is_compiling() and is_unseen()):
+                end(optimizer)
+
+        handles = register_optimizer_step_pre_hook(pre_hook), register_optimizer_step_post_hook(post_hook)
+        self._remove = weakref.finalize(self, _remove, handles)
+        self._remove.atexit = False
+
+    @property
+    def current(self) -> OptimizerStep:
+        """The step that is about to be made, or was just made; only inside of `before` and `after`."""
+        return self._running.steps[-1][0]
+
+    def close(self) -> None:
+        """Remove the hooks; a second call does nothing."""
+        self._remove()
+
+    def _call(self, moment: str, function: Callable[[Optimizer], None], optimizer: Optimizer) -> None:
+        if os.getpid() != self._pid:
+            return
+        try:
+            function(optimizer)
+        except Exception as error:
+            self._failures.count(f"{moment} the optimizer's step: {type(error).__name__}: {error}")
+
+    def _begin(self, optimizer: Optimizer) -> None:
+        held = self._held_by(optimizer)
+        if not held.names:
+            return
+        caller, running = _step_frame(), self._running.steps
+        while running and not _is_below(running[-1][1], caller):
+            running.pop()  # that step raised
+        if running and held.set <= self._held_by(running[-1][0].optimizer).set:
+            return
+        if _is_captured():
+            self._failures.count(CAPTURED)
+            return
+        scale, found_inf = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
+        step = OptimizerStep(optimizer=optimizer, names=held.names, scale=scale, found_inf=found_inf)
+        running.append((step, caller))
+        self._before()
+
+    def _end(self, optimizer: Optimizer) -> None:
+        running = self._running.steps
+        if not running or running[-1][0].optimizer is not optimizer or running[-1][1] is not _step_frame():
+            return  # it holds nothing of the model, or is part of another optimizer's step
+        try:
+            self._after()
+        finally:
+            running.pop()
+
+    def _held_by(self, optimizer: Optimizer) -> "_Held":
+        """What the optimizer holds of the model; looked up again when the optimizer has more or fewer groups.
+
+        A model may gain parameters that the optimizer already holds: what it holds is looked up again at its
+        2nd, 4th, 8th ... step, too.
+        """
+        held = self._held.get(optimizer)
+        sizes = [len(group["params"]) for group in optimizer.param_groups]
+        if held is not None:
+            held.times += 1
+            if held.sizes == sizes and held.times & (held.times - 1):
+                return held
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if any(self._name(parameter) is None for parameter in parameters):
+            self._list_parameters()
+        names = tuple(name for parameter in parameters if (name := self._name(parameter)) is not None)
+        found = _Held(sizes, names, held.times if held is not None else 1)
+        self._held[optimizer] = found
+        return found
+
+    def _name(self, parameter: Tensor) -> str | None:
+        known = self._names.get(id(parameter))
+        return known[1] if known is not None and known[0]() is parameter else None
+
+    def _list_parameters(self) -> None:
+        # Those of before are kept: FSDP2 replaces a module's parameters while it computes.
+        named = unwrap(self._model).named_parameters()
+        found: dict[int, tuple[weakref.ref[Tensor], str]]
+        found = {id(parameter): (weakref.ref(parameter), name) for name, parameter in named}
+        living = {key: entry for key, entry in self._names.items() if entry[0]() is not None}
+        self._names = living | found
+
+
+class _Held:
+    """The model's parameters that an optimizer holds, and for which of its steps this is known."""
+
+    __slots__ = ("names", "set", "sizes", "times")
+
+    def __init__(self, sizes: list[int], names: tuple[str, ...], times: int) -> None:
+        self.sizes, self.names, self.times = sizes, names, times
+        self.set = frozenset(names)
+
+
+class _Running(threading.local):
+    """The steps that are being made in a thread, the innermost last, with the frames of their calls."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[OptimizerStep, FrameType]] = []
+
+
+def _remove(handles: tuple[RemovableHandle, ...]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
+def _is_captured() -> bool:
+    """Whether what the device is asked to do now becomes part of a CUDA graph."""
+    is_in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return bool(is_in_use and torch.cuda.is_current_stream_capturing())
+
+
+def _is_fullgraph() -> bool:
+    """Whether torch.compile traces with fullgraph=True, so that a call that it cannot trace is an error."""
+    try:  # private, seen in torch 2.13
+        from torch._dynamo.symbolic_convert import InstructionTranslator
+
+        return bool(InstructionTranslator.current_tx().one_graph)
+    except (ImportError, AttributeError):
+        return True  # rather record nothing than stop the training
+
+
+def _step_frame() -> FrameType:
+    """The frame that calls the hooks of the step, and the step itself."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != _STEP_FILE:
+        frame = frame.f_back
+    return frame or sys._getframe(1)
+
+
+def _is_below(frame: FrameType, other: FrameType | None) -> bool:
+    """Whether `frame` is among the callers of `other`."""
+    while other is not None and other is not frame:
+        other = other.f_back
+    return other is not None

@@ -1,0 +1,305 @@
+"""The moments before and after an optimizer's step: each once, for the optimizers of the model alone."""
+
+import gc
+import os
+import weakref
+
+import pytest
+import torch
+import torch.optim.optimizer as of_torch
+from torch import nn
+
+from distsummary.format.records import Health
+from distsummary.frameworks.torch_optimizer import CAPTURED, UNSEEN, OptimizerSteps, logger
+from distsummary.writing.health import Failures
+
+NAME = OptimizerSteps.__module__
+# what torch imports to compile
+COMPILES = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+
+
+class Told(OptimizerSteps):
+    """Keeps what was told: ("before" or "after", the names, the value of the first bias)."""
+
+    def __init__(self, model):
+        self.calls = []
+        self.health = Health()
+        self.failures = Failures(self.health, logger)
+        super().__init__(
+            model,
+            before=lambda: self.calls.append(("before", *self.current.names)),
+            after=lambda: self.calls.append(("after", *self.current.names)),
+            failures=self.failures,
+        )
+
+
+@pytest.fixture(autouse=True)
+def hooks():
+    """Lists the hooks of ours for all optimizers, of which a test leaves none."""
+
+    def ours():
+        registered = (of_torch._global_optimizer_pre_hooks, of_torch._global_optimizer_post_hooks)
+        return [hook for each in registered for hook in each.values() if hook.__module__ == NAME]
+
+    yield ours
+    gc.collect()
+    assert not ours()
+
+
+@pytest.fixture
+def model():
+    return nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+
+
+NAMES = ("0.weight", "0.bias", "1.weight", "1.bias")
+ONCE = [("before", *NAMES), ("after", *NAMES)]
+
+
+def backward(model):
+    model.zero_grad()
+    model(torch.ones(4, 3)).sum().backward()
+
+
+def trained(model, optimizer, steps=1):
+    for _ in range(steps):
+        backward(model)
+        optimizer.step()
+
+
+def test_a_step_is_told_before_and_after_it_changed_the_parameters(model):
+    seen = []
+    optimizer = torch.optim.SGD(model.parameters(), lr=1)
+    bias = model[1].bias
+    bias.data.fill_(5)
+    steps = OptimizerSteps(
+        model, before=lambda: seen.append(bias.item()), after=lambda: seen.append(bias.item())
+    )
+    trained(model, optimizer)
+    steps.close()
+    assert seen == [5, 1]
+
+
+class Doubled(torch.optim.Adam):
+    """Calls the step of its class, as optimizers do that look at the gradients first."""
+
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+class Around(torch.optim.Optimizer):
+    """Wraps an optimizer whose groups it shares."""
+
+    def __init__(self, inner):
+        self.inner = inner
+        super().__init__(inner.param_groups, {})
+
+    def step(self, closure=None):
+        return self.inner.step(closure)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        torch.optim.SGD,
+        torch.optim.AdamW,
+        lambda parameters: torch.optim.Adam(parameters, fused=True),
+        lambda parameters: (torch.optim.Adam([nn.Parameter(torch.ones(1))]), Doubled(parameters))[1],
+        lambda parameters: Around(torch.optim.SGD(parameters, lr=0.1)),
+    ],
+    ids=["SGD", "AdamW", "fused", "subclass", "wrapper"],
+)
+def test_each_step_is_told_once(model, make):
+    told = Told(model)
+    trained(model, make(model.parameters()), steps=3)
+    told.close()
+    assert told.calls == 3 * ONCE
+    assert not told.health.errors
+
+
+def test_a_closure_may_be_called_several_times(model):
+    told = Told(model)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (model(torch.ones(4, 3)) - 1).square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    told.close()
+    assert told.calls == ONCE
+
+
+def test_optimizers_of_other_models_are_not_told_and_several_of_one_model_are(model):
+    told, other = Told(model), nn.Linear(3, 1)
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (model[1], other, model[0])]
+    for optimizer in optimizers:
+        trained(model, optimizer)
+    told.close()
+    assert told.calls == [
+        ("before", *NAMES[2:]),
+        ("after", *NAMES[2:]),
+        ("before", *NAMES[:2]),
+        ("after", *NAMES[:2]),
+    ]
+
+
+def test_optimizers_that_step_during_backward_are_told_one_by_one(model):
+    told = Told(model)
+    optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+    for parameter, optimizer in optimizers.items():
+        parameter.register_post_accumulate_grad_hook(lambda _, of=optimizer: of.step())
+    model(torch.ones(4, 3)).sum().backward()
+    told.close()
+    assert sorted(told.calls) == sorted((moment, name) for moment in ("before", "after") for name in NAMES)
+
+
+def test_parameters_that_come_later_are_told(model):
+    told = Told(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trained(model, optimizer)
+    model.append(nn.Linear(1, 1, bias=False))
+    optimizer.add_param_group({"params": model[2].parameters()})
+    trained(model, optimizer)
+    told.close()
+    assert told.calls == [*ONCE, ("before", *NAMES, "2.weight"), ("after", *NAMES, "2.weight")]
+
+
+def test_an_optimizer_whose_parameters_join_the_model_later_is_found(model):
+    told, late = Told(model), nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(late.parameters(), lr=0.1)
+    trained(model, optimizer, steps=3)
+    model.append(late)
+    trained(model, optimizer, steps=2)
+    told.close()
+    assert told.calls == [("before", "2.weight", "2.bias"), ("after", "2.weight", "2.bias")] * 2
+
+
+def test_a_fused_optimizer_tells_the_scale_and_that_it_skips(model):
+    told, optimizer = [], torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+
+    def before():
+        told.append((float(steps.current.scale), steps.current.is_skipped()))
+
+    steps = OptimizerSteps(model, before=before, after=lambda: None)
+    for factor in (1, float("inf")):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.ones(4, 3)).sum() * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    steps.close()
+    assert told == [(8.0, False), (8.0, True)]
+
+
+def test_a_step_that_the_scaler_leaves_out_is_not_told(model):
+    told, optimizer = Told(model), torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model(torch.ones(4, 3)).sum() * float("inf")).backward()
+    scaler.step(optimizer)
+    told.close()
+    assert told.calls == []
+
+
+def test_a_step_that_raised_does_not_hide_the_next(model):
+    told = Told(model)
+    optimizer = Doubled(model.parameters())
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step(lambda: 1 / 0)
+    trained(model, optimizer)
+    told.close()
+    assert told.calls == [ONCE[0], *ONCE]
+
+
+def test_an_error_in_a_hook_is_counted_and_does_not_reach_the_training(model, caplog):
+    health = Health()
+    steps = OptimizerSteps(
+        model, before=lambda: 1 / 0, after=lambda: [][1], failures=Failures(health, logger)
+    )
+    trained(model, torch.optim.SGD(model.parameters(), lr=0.1), steps=2)
+    steps.close()
+    assert health.errors == {
+        "before the optimizer's step: ZeroDivisionError: division by zero": 2,
+        "after the optimizer's step: IndexError: list index out of range": 2,
+    }
+
+
+def test_no_hook_is_left_when_it_is_closed_or_forgotten(model, hooks):
+    told = Told(model)
+    assert len(hooks()) == 2
+    told.close()
+    assert not hooks()
+    told.close()
+    forgotten = weakref.ref(OptimizerSteps(model, before=print, after=print))
+    gc.collect()
+    assert forgotten() is None
+    assert not hooks()
+
+
+def test_a_forked_child_is_told_nothing(model):
+    told, optimizer = Told(model), torch.optim.SGD(model.parameters(), lr=0.1)
+    backward(model)
+    child = os.fork()
+    if child == 0:
+        optimizer.step()
+        os._exit(len(told.calls))
+    assert os.waitpid(child, 0)[1] == 0
+    told.close()
+
+
+@COMPILES
+def test_a_compiled_step_is_told_and_compiled_once(model):
+    torch._dynamo.reset()
+    told, optimizer = Told(model), torch.optim.SGD(model.parameters(), lr=0.1)
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    step = torch.compile(optimizer.step, backend=backend)
+    for _ in range(4):
+        backward(model)
+        step()
+    told.close()
+    assert told.calls == 4 * ONCE
+    assert len(graphs) == 1
+
+
+class Whole(torch.optim.Optimizer):
+    """Can be compiled with fullgraph, unlike those of torch."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            parameter.sub_(parameter.grad)
+
+
+@COMPILES
+def test_a_step_compiled_as_one_graph_still_runs_and_says_that_it_is_not_seen(model):
+    torch._dynamo.reset()
+    told, optimizer = Told(model), Whole(model.parameters(), {})
+    step = torch.compile(optimizer.step, backend="eager", fullgraph=True)
+    model[1].bias.data.fill_(5)
+    backward(model)
+    step()
+    told.close()
+    assert model[1].bias.item() == 1
+    assert told.calls == []
+    assert [*told.health.errors] == [UNSEEN]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_a_step_that_a_cuda_graph_captures_is_not_told(model):
+    model.cuda()
+    told, optimizer = Told(model), torch.optim.SGD(model.parameters(), lr=0.1)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        optimizer.step()
+    graph.replay()
+    told.close()
+    assert told.calls == []
+    assert [*told.health.errors] == [CAPTURED]
