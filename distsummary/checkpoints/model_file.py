@@ -9,20 +9,20 @@ from typing import TypeAlias
 
 import numpy as np
 
-from distsummary.checkpoints import encryption
+from distsummary.checkpoints import dcp, encryption
 from distsummary.checkpoints.mapped import Array, StoredState, map_file
 from distsummary.checkpoints.mindspore_ckpt import ckpt_bytes, parse_ckpt, write_ckpt
 from distsummary.checkpoints.safetensors import parse_safetensors, safetensors_bytes, write_safetensors
-from distsummary.checkpoints.shard_file import SUFFIX, read_shards, sibling_name, verify
-from distsummary.checkpoints.sharded import ShardedState
+from distsummary.checkpoints.shard_file import SUFFIX, read_shards, sibling_name
+from distsummary.checkpoints.sharded import ShardedState, open_shards
 from distsummary.checkpoints.trajectory import map_checkpoint
 from distsummary.errors import DamagedFileError, DistSummaryError, InvalidValueError, MissingFileError
 from distsummary.publish import TEMPORARY, replacing
 
 State: TypeAlias = Mapping[str, "Array | str"]
 
-FORMATS = ("safetensors", "ckpt")
-SUFFIXES = tuple(f".{format}" for format in FORMATS)
+FORMATS = ("safetensors", "ckpt", "dcp")
+SUFFIXES = (".safetensors", ".ckpt")  # of files; a dcp is a directory
 BREAKPOINT = "_breakpoint"
 
 TEXT = "text/"  # before the name of a text, which safetensors holds as the bytes of its UTF-8
@@ -64,21 +64,25 @@ def write_model(path: Path, state: State, *, key: bytes | None = None, mode: str
 
 
 def read_model(path: Path, *, key: bytes | None = None, mode: str = encryption.GCM) -> StoredState:
-    """Open a checkpoint: a file, any of its shards, or the newest complete checkpoint in a directory.
+    """Open a checkpoint: a file, any of its shards, a .dcp, or the newest complete checkpoint in a directory.
 
     An array is read when it is accessed. Raises MissingFileError, DamagedFileError, InvalidValueError,
     MissingExtraError.
     """
-    if path.is_dir():
+    if path.is_dir() and path.suffix != dcp.SUFFIX:
         found = [one for one in saved_in(path) if one.is_complete()]
         if not found:
             raise MissingFileError(
-                f"{path} holds no complete checkpoint ({' or '.join(SUFFIXES)}); check the path or "
-                "train again"
+                f"{path} holds no complete checkpoint ({', '.join(SUFFIXES)} or {dcp.SUFFIX}); check the "
+                "path or train again"
             )
         path = found[-1].path
+    if path.suffix == dcp.SUFFIX:
+        if key is not None:
+            raise InvalidValueError(f"{path} is not encrypted; leave dec_key= out")
+        return dcp.read_dcp(path)
     if path.suffix not in SUFFIXES:
-        raise InvalidValueError(f"a checkpoint must end with one of {SUFFIXES}, got {path}")
+        raise InvalidValueError(f"a checkpoint must end with one of {(*SUFFIXES, dcp.SUFFIX)}, got {path}")
     if _RANK.search(path.stem):
         return _read_shards(path)
     data = map_file(path)
@@ -99,23 +103,15 @@ def _read_shards(path: Path) -> ShardedState:
     match = _RANK.search(path.stem)
     assert match is not None
     first = path.with_name(f"{path.stem[: match.start()]}_rank_00000_of_{match[2]}{SUFFIX}")
-    files = [read_shards(first.with_name(sibling_name(first.name, rank))) for rank in range(int(match[2]))]
-    for rank, file in enumerate(files):
-        if file.header.rank != rank or not file.header.is_beside(files[0].header):
-            raise MissingFileError(
-                f"{file.version.path} is from another checkpoint than {files[0].version.path}; put the right "
-                "one back, or load another checkpoint"
-            )
-        verify(file)
-    return ShardedState(files)
+    return ShardedState(open_shards(first, int(match[2])))
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Saved:
     """A checkpoint in a directory. Ordered by time; for file systems with a coarse one also by `numbers`.
 
-    `numbers` are those in its name, epoch and step. `path` is the file, or rank 0's shards; `ranks` is 0 for
-    a single file.
+    `numbers` are those in its name, epoch and step. `path` is the file, rank 0's shards, or a .dcp; `ranks`
+    is 0 for a single file or a .dcp.
     """
 
     modified_s: float
@@ -123,23 +119,32 @@ class Saved:
     path: Path
     ranks: int = 0
 
-    @property
-    def files(self) -> list[Path]:
-        """The file, or the files of all ranks."""
-        return [
-            self.path if not self.ranks else self.path.with_name(sibling_name(self.path.name, rank))
-            for rank in range(max(1, self.ranks))
-        ]
+    def remove(self) -> None:
+        """Remove the file, or what all ranks wrote."""
+        if self.path.suffix == dcp.SUFFIX:
+            dcp.remove_dcp(self.path)
+            return
+        for file in self._files(self.path, self.ranks) if self.ranks else [self.path]:
+            file.unlink(missing_ok=True)
 
     def is_complete(self) -> bool:
         """Whether the shards of all ranks are there, from one save; a single file always is."""
-        if not self.ranks:
-            return True
+        first, ranks = self.path, self.ranks
         try:
-            headers = [read_shards(file).header for file in self.files]
-        except DistSummaryError:
+            if first.suffix == dcp.SUFFIX:
+                in_directory = dcp.first_file(first)
+                if in_directory is None:
+                    return False
+                first, ranks = in_directory, dcp.ranks_of(in_directory)
+            elif not ranks:
+                return True
+            headers = [read_shards(file).header for file in self._files(first, ranks)]
+        except (DistSummaryError, OSError):
             return False
         return all(header.is_beside(headers[0]) for header in headers)
+
+    def _files(self, first: Path, ranks: int) -> list[Path]:
+        return [first.with_name(sibling_name(first.name, rank)) for rank in range(ranks)]
 
 
 def saved_in(directory: Path, prefix: str | None = None) -> list[Saved]:
@@ -149,7 +154,8 @@ def saved_in(directory: Path, prefix: str | None = None) -> list[Saved]:
     """
     found: list[Saved] = []
     for path in directory.iterdir():
-        if path.suffix not in SUFFIXES or path.name.startswith(TEMPORARY) or not path.is_file():
+        is_kind = path.is_dir() if path.suffix == dcp.SUFFIX else path.suffix in SUFFIXES and path.is_file()
+        if not is_kind or path.name.startswith(TEMPORARY):
             continue
         match = _RANK.search(path.stem)
         stem = path.stem[: match.start()] if match else path.stem
@@ -186,6 +192,6 @@ def free_prefix(directory: Path, prefix: str) -> str:
     used = -1
     for name in os.listdir(directory) if directory.is_dir() else ():
         match = re.match(rf"{re.escape(prefix)}(?:_(\d+))?-\d+_\d+", name)
-        if match and name.endswith(SUFFIXES):
+        if match and name.endswith((*SUFFIXES, dcp.SUFFIX)):
             used = max(used, int(match[1] or 0))
     return prefix if used < 0 else f"{prefix}_{used + 1}"

@@ -128,8 +128,12 @@ def _stamp(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def write_shards(path: Path, header: ShardHeader, state: Mapping[str, Array]) -> None:
+def write_shards(
+    path: Path, header: ShardHeader, state: Mapping[str, Array], metadata: Mapping[str, str] | None = None
+) -> None:
     """Replace `path` by a file of these arrays; `header.slices` are their places in the whole arrays.
+
+    `metadata`: more entries of the file's metadata, which the sha256 does not cover.
 
     Raises InvalidTypeError or InvalidValueError before anything is written, MissingExtraError, or RunDirError
     if writing fails.
@@ -144,7 +148,7 @@ def write_shards(path: Path, header: ShardHeader, state: Mapping[str, Array]) ->
     for name, array in arrays.items():
         _check_slice(name, header.slices[name], array.shape)
     digest = _digest(header, (arrays[name].data for name in sorted(arrays)))
-    write_safetensors(path, arrays, {ENTRY: replace(header, sha256=digest).to_json()})
+    write_safetensors(path, arrays, {**(metadata or {}), ENTRY: replace(header, sha256=digest).to_json()})
 
 
 def read_shards(path: Path) -> ShardFile:

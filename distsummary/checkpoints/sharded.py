@@ -8,13 +8,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Self
 
 import numpy as np
 
 from distsummary.checkpoints.mapped import Array, StoredArray, StoredState, decode
-from distsummary.checkpoints.shard_file import FileVersion, ShardFile
-from distsummary.errors import DamagedFileError
+from distsummary.checkpoints.shard_file import FileVersion, ShardFile, read_shards, sibling_name, verify
+from distsummary.errors import DamagedFileError, MissingFileError
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,22 @@ class ShardedState(StoredState):
         fill(stored, start, stop, array.shape or (1,), array.boxes)
         spans = ((0, stored.nbytes),)
         return decode(stored, StoredArray(dtype=array.one.dtype, shape=stored.shape, spans=spans))
+
+
+def open_shards(first: Path, ranks: int) -> list[ShardFile]:
+    """Open and verify the files of all ranks; `first` is rank 0's.
+
+    Raises MissingFileError if one is missing or from another checkpoint, DamagedFileError, MissingExtraError.
+    """
+    files = [read_shards(first.with_name(sibling_name(first.name, rank))) for rank in range(ranks)]
+    for rank, file in enumerate(files):
+        if file.header.rank != rank or not file.header.is_beside(files[0].header):
+            raise MissingFileError(
+                f"{file.version.path} is from another checkpoint than {files[0].version.path}; put the right "
+                "one back, or load another checkpoint"
+            )
+        verify(file)
+    return files
 
 
 def fill(out: Array, start: int, stop: int, shape: Sequence[int], boxes: Sequence[Box]) -> None:

@@ -55,9 +55,16 @@ def train_lineage(
     _put(message.train_dataset, "train_dataset_size", dataset_size(dataset, steps, batch, mindspore_compat))
     path = params.get("latest_ckpt_file")
     message.model.path = json.dumps({"ckpt": os.path.abspath(path) if path else None})
-    saved = os.path.getsize(path) if path and os.path.isfile(path) else 0
+    saved = _size_of(path) if path else 0
     message.model.size = saved if mindspore_compat else model_bytes(network) or saved
     return message
+
+
+def _size_of(path: str) -> int:
+    """The bytes of a checkpoint: of a file, or of the files in a directory; 0 if it does not exist."""
+    if os.path.isdir(path):
+        return sum(entry.stat().st_size for entry in os.scandir(path) if entry.is_file())
+    return os.path.getsize(path) if os.path.isfile(path) else 0
 
 
 def model_bytes(network: object) -> int:

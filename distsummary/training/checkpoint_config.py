@@ -40,7 +40,9 @@ class CheckpointConfig:
             `<prefix>-<epoch>_<step>_breakpoint`. After a signal, the step that runs is ended first; that and
             the writing must take less than 5 s. Of a sharded model each rank then saves its shards, which
             make a complete checkpoint only if all ranks end at the same step.
-        format: "safetensors", or "ckpt", which MindSpore loads.
+        format: "safetensors"; "ckpt", which MindSpore loads; or "dcp", a directory that
+            torch.distributed.checkpoint loads: each rank of a sharded model writes its shards, whatever
+            integrated_save says, and the directory gets its name once all ranks have written.
 
     Raises:
         InvalidTypeError: a wrong type; of enc_key and enc_mode InvalidArgumentError, which is both.
@@ -86,6 +88,10 @@ class CheckpointConfig:
         check_type("exception_save", exception_save, bool)
         check_key("enc_key", enc_key, "enc_mode", enc_mode)
         check_choice("format", format, FORMATS)
+        if format == "dcp" and enc_key is not None:
+            raise InvalidValueError(
+                "enc_key cannot be used with format='dcp', whose shards are not encrypted; leave one out"
+            )
         self.exception_save = exception_save
         self._steps = save_checkpoint_steps
         self._seconds = None if save_checkpoint_steps else save_checkpoint_seconds
@@ -151,7 +157,7 @@ class CheckpointConfig:
 
     @property
     def format(self) -> str:
-        """The format of the files: "safetensors" or "ckpt"."""
+        """The format of the checkpoints: "safetensors", "ckpt" or "dcp"."""
         return self._format
 
     def get_checkpoint_policy(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
+from distsummary.checkpoints import dcp
 from distsummary.checkpoints.model_file import BREAKPOINT, free_prefix, saved_in, superseded
 from distsummary.checks import check_type
 from distsummary.errors import DistSummaryError, InvalidArgumentError, InvalidValueError
@@ -24,6 +25,7 @@ from distsummary.training.model_state import Kept, Source, source_of
 logger = logging.getLogger(__name__)
 
 SIGNAL_S = 4.5  # how long a signal waits for the end of the step; the process dies of it after 5 s
+BREAKPOINT_WAIT_S = 3.0  # how long the ranks then wait for each other's shards in a .dcp
 
 
 class ModelCheckpoint(Callback):
@@ -79,7 +81,7 @@ class ModelCheckpoint(Callback):
         self._latest = ""
         self._params: CallbackParams | None = None  # of the training that runs
         self._source: Source | None = None
-        self._run_id, self._own_prefix = "", ""
+        self._run_id, self._mark, self._own_prefix = "", "", ""
         self._begun_step = self._saved_step = 0
         self._next_step: float | None = None  # the step that is due; None: seconds count, or only the end
         self._saved_s, self._seconds = 0.0, self._config.save_checkpoint_seconds
@@ -123,10 +125,10 @@ class ModelCheckpoint(Callback):
             prefix = self._prefix
             if isinstance(prefix, str):
                 prefix = free_prefix(self._place(params), prefix) if self._is_first(params) else prefix
-            token = f"{uuid.uuid4().hex}/{prefix if isinstance(prefix, str) else ''}"
+            token = f"{uuid.uuid4().hex}/{dcp.writers_mark()}/{prefix if isinstance(prefix, str) else ''}"
             if source.is_split:
                 token = source.framework.agreed(token)
-            self._run_id, _, self._own_prefix = token.partition("/")
+            self._run_id, self._mark, self._own_prefix = token.split("/")
             if self._is_first(params):
                 self._guard("leftovers are not removed", partial(remove_leftovers, self._place(params)))
         self._wanted.clear()
@@ -212,8 +214,9 @@ class ModelCheckpoint(Callback):
     def _begin_save(self, params: CallbackParams, suffix: str = "") -> None:
         """Copy what this rank saves and write it, in a thread if async_save; nothing if it saves nothing."""
         assert self._source is not None
-        gathers = self._config.integrated_save and not suffix  # no other rank may be left to take part
-        kept = self._source.keep(params, self._config, gathers=gathers, run_id=self._run_id)
+        # no other rank may be left to take part after an exception
+        gathers = self._config.integrated_save and self._config.format != "dcp" and not suffix
+        kept = self._source.keep(params, self._config, gathers=gathers, run_id=self._run_id, mark=self._mark)
         if kept is None:
             return
         directory, stem = self._place(params), self._stem(params) + suffix
@@ -227,7 +230,7 @@ class ModelCheckpoint(Callback):
             write()
 
     def _write(self, kept: Kept, directory: Path, stem: str, *, is_counted: bool) -> None:
-        path = kept.write(directory, stem)
+        path = kept.write(directory, stem, wait_s=dcp.WAIT_S if is_counted else BREAKPOINT_WAIT_S)
         self._latest = str(path)
         config = self._config
         if not is_counted or not kept.is_first or callable(self._prefix):
@@ -244,8 +247,7 @@ class ModelCheckpoint(Callback):
             one for one in listed[: listed.index(kept_ones[0]) if kept_ones else 0] if one not in complete
         ]
         for one in (*removed, *torn):
-            for file in one.files:
-                file.unlink(missing_ok=True)
+            one.remove()
 
     def _save_breakpoint(self, params: CallbackParams) -> None:
         """Save the state in which an exception left the training, or in which a signal will end it."""

@@ -8,9 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from distsummary.checkpoints import dcp
 from distsummary.checkpoints.mapped import Array
 from distsummary.checkpoints.model_file import State, with_texts, write_model
-from distsummary.checkpoints.shard_file import ShardHeader, first_name, sibling_name, write_shards
+from distsummary.checkpoints.shard_file import (
+    ShardHeader,
+    ShardRank,
+    first_name,
+    sibling_name,
+    write_shards,
+)
 from distsummary.checkpoints.share import Share, share_of
 from distsummary.errors import InvalidValueError
 from distsummary.format.records import Shard
@@ -28,14 +35,20 @@ class Kept:
     header: ShardHeader | None = None
     values: dict[str, "Pending | Array | str"] = field(default_factory=dict)
     slices: dict[str, Shard] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)  # those of torch in a .dcp, where they differ
+    mark: str = ""  # of the temporary directory of a .dcp
+    failure: Exception | None = None  # why a .dcp has no shards of this rank: the other ranks wait for them
 
     @property
     def is_first(self) -> bool:
         """Whether this is the file, or the first file, of a checkpoint."""
         return self.header is None or self.header.rank == 0
 
-    def write(self, directory: Path, stem: str) -> Path:
-        """Write the file of this rank; returns the path of the first rank's file."""
+    def write(self, directory: Path, stem: str, *, wait_s: float) -> Path:
+        """Write the file of this rank; returns the path of the first rank's file, or of the .dcp.
+
+        `wait_s`: how long the ranks wait for each other, which write into one .dcp.
+        """
         state: State = {
             name: value if isinstance(value, np.ndarray | str) else value.result()
             for name, value in self.values.items()
@@ -45,13 +58,21 @@ class Kept:
             path = directory / f"{stem}.{self.config.format}"
             write_model(path, state, key=self.config.enc_key, mode=self.config.enc_mode)
             return path
-        first = directory / first_name(stem, self.header.ranks)
         arrays = with_texts(state)
         slices = {
             name: self.slices.get(name) or Shard(global_shape=one.shape, offset=(0,) * one.ndim)
             for name, one in arrays.items()
         }
         header = replace(self.header, slices=slices)
+        if self.config.format == "dcp":
+            path = directory / (stem + dcp.SUFFIX)
+            # a rank without elements writes none: torch would take its empty slice for one at that place
+            arrays = {n: a for n, a in arrays.items() if a.size or not math.prod(slices[n].global_shape)}
+            dcp.write_dcp(
+                path, header, arrays, self.names, mark=self.mark, wait_s=wait_s, failure=self.failure
+            )
+            return path
+        first = directory / first_name(stem, self.header.ranks)
         write_shards(first.with_name(sibling_name(first.name, self.header.rank)), header, arrays)
         return first
 
@@ -78,9 +99,11 @@ class Source:
         return bool(self.split)
 
     def keep(
-        self, params: CallbackParams, config: CheckpointConfig, *, gathers: bool, run_id: str
+        self, params: CallbackParams, config: CheckpointConfig, *, gathers: bool, run_id: str, mark: str
     ) -> Kept | None:
         """Copy this rank's share; None if it saves nothing. `gathers`: collectively, whole tensors to rank 0.
+
+        `run_id` is the same on all ranks of a sharded model, and `mark` rank 0's `dcp.writers_mark`.
 
         Raises InvalidValueError if FSDP2 has gathered a parameter that was sharded when the training began.
         """
@@ -88,11 +111,27 @@ class Source:
         if self.share is None and not gathers:
             return None
         is_writer = params["topology"].rank == 0 if gathers else self.share is not None
-        kept = Kept(config=config)
+        kept = Kept(config=config, mark=mark)
         place = None if gathers or self.share is None else self.share.shard_rank
+        if config.format == "dcp" and place is None:
+            place = ShardRank(rank=0, ranks=1)
         if place is not None:
             step = int(params["cur_step_num"])
             kept.header = ShardHeader(run_id=run_id, number=step, rank=place.rank, ranks=place.ranks)
+        try:
+            self._fill(kept, params, place, gathers=gathers, is_writer=is_writer)
+        except Exception as error:
+            if config.format != "dcp":
+                raise
+            kept.values.clear()
+            kept.failure = error
+        return kept if is_writer else None
+
+    def _fill(
+        self, kept: Kept, params: CallbackParams, place: ShardRank | None, *, gathers: bool, is_writer: bool
+    ) -> None:
+        """Copy what this rank saves; `place` is its place among those that write shards."""
+        config = kept.config
         failure: Exception | None = None
         model = dict(self.framework.tensors(self.network))
         of_optimizer = {} if self.optimizer is None else self.framework.optimizer_entries(self.optimizer)
@@ -126,10 +165,15 @@ class Source:
         if failure is not None:
             raise failure
         if not is_writer:
-            return None
+            return
+        if config.format == "dcp" and of_optimizer:
+            known = {id(tensor): name for name, tensor in model.items()}
+            groups = getattr(self.optimizer, "param_groups", [])
+            parameters = [known.get(id(one)) for group in groups for one in group["params"]]
+            torch_names = ((name, dcp.torch_name(name, parameters)) for name in of_optimizer)
+            kept.names = {name: other for name, other in torch_names if name != other}
         if place is None or place.rank == 0:
             kept.values |= _information(params, config, taken=kept.values)
-        return kept
 
 
 def source_of(params: CallbackParams, config: CheckpointConfig) -> Source:

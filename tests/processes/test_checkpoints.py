@@ -38,7 +38,7 @@ def train(directory, **how):
 place, kills, random = pathlib.Path(sys.argv[1]), int(sys.argv[2]), random.Random(7)
 for number in range(kills):
     directory = place / str(number)
-    how = {"async_save": number % 2 == 0, "format": "ckpt" if number % 4 > 1 else "safetensors"}
+    how = {"async_save": number % 2 == 0, "format": ("safetensors", "ckpt", "dcp")[number % 3]}
     child = os.fork()
     if not child:
         try:
@@ -119,7 +119,7 @@ print(run.step, checkpoint.failures)
 """
 
 
-@pytest.mark.parametrize("format", ["safetensors", "ckpt"])
+@pytest.mark.parametrize("format", ["safetensors", "ckpt", "dcp"])
 def test_a_full_disk_is_said_and_the_training_goes_on(tmp_path, format):
     done = run([sys.executable, "-c", FULL, str(tmp_path), format])
     assert done.stdout.split() == ["8", "2"]
@@ -136,6 +136,8 @@ import os, sys
 import numpy as np
 import torch
 import torch._dynamo  # the first step of an optimizer imports it
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.fsdp import fully_shard
 import distsummary as ds
 from distsummary.frameworks.torch import TorchFramework
@@ -160,13 +162,26 @@ def snapshot(framework, tensor):
 
 TorchFramework.snapshot = snapshot
 
+def same_by_torch(model, optimizer, source):
+    "torch reads what load_param_into_net has read."
+    loaded, state = get_state_dict(model, optimizer)
+    found = {**loaded, "optimizer": {"state": state["state"]}}
+    found = torch.utils._pytree.tree_map(torch.zeros_like, found)
+    expected = torch.utils._pytree.tree_leaves({**loaded, "optimizer": {"state": state["state"]}})
+    dcp.load(found, storage_reader=dcp.HuggingFaceStorageReader(source))
+    for value, other in zip(torch.utils._pytree.tree_leaves(found), expected, strict=True):
+        assert torch.equal(*(getattr(one, "to_local", lambda: one)() for one in (value, other)))
+    rate = {"optimizer.param_groups.0.lr": torch.zeros((), dtype=torch.float64)}
+    dcp.load(rate, storage_reader=dcp.HuggingFaceStorageReader(source))
+    assert rate.popitem()[1] == 0.05
+
 def train(place, rank, ranks, source):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3))
     inputs = torch.randn(32, 6)
     if ranks > 1:
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks))
-        store = f"file://{place}/store_of_{ranks}"
+        store = f"file://{place}/store_{ranks}_{os.path.basename(source)[:5]}"
         torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks)
         fully_shard(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
@@ -176,11 +191,16 @@ def train(place, rank, ranks, source):
         assert ds.load_param_into_net(model, parameters)[0] == []
         ds.load_param_into_net(optimizer, parameters)
         step = int(parameters["step_num"])
+        if source.endswith(".dcp"):
+            same_by_torch(model, optimizer, source)
     else:
-        for name in ("whole", "shards", "failed"):
-            config = ds.CheckpointConfig(2, 0, 2, integrated_save=name != "shards", async_save=True)
+        for name in ("whole", "shards", "dcp", "failed"):
+            config = ds.CheckpointConfig(
+                2, 0, 2, integrated_save=name != "shards", async_save=True,
+                format="dcp" if name == "dcp" else "safetensors",
+            )
             callbacks.append(ds.ModelCheckpoint(name, place, config))
-        callbacks[2:] = [Failing(True), callbacks[2], Failing(False)]
+        callbacks[3:] = [Failing(True), callbacks[3], Failing(False)]
     losses = []
     with ds.Run(callbacks=callbacks, network=model, optimizer=optimizer, initial_step=step) as run:
         for _ in run.steps(range(3 if source else 6)):
@@ -190,8 +210,9 @@ def train(place, rank, ranks, source):
             optimizer.step()
             losses.append(loss.item())
     if callbacks:
-        whole, shards, _, failed, _ = callbacks
-        assert (whole.failures, shards.failures) == (0, 0)
+        whole, shards, by_torch, _, failed, _ = callbacks
+        assert (whole.failures, shards.failures, by_torch.failures) == (0, 0, 0)
+        assert by_torch.latest_ckpt_file_name == f"{place}/dcp-1_6.dcp"
         assert failed.failures == (0 if rank else 3)  # and the other rank did not wait for ever
     np.save(f"{place}/losses_{rank}_of_{ranks}_{os.path.basename(source)[:5]}.npy", losses)
     if ranks > 1:
@@ -214,9 +235,10 @@ def fork(place, ranks, source):
 place = sys.argv[1]
 fork(place, 2, "")
 whole, shards = f"{place}/whole-1_6.safetensors", f"{place}/shards-1_6_rank_00001_of_00002.safetensors"
-for source in (whole, shards):
+for source in (whole, shards, f"{place}/dcp-1_6.dcp"):
     fork(place, 1, source)
-fork(place, 4, shards)
+for source in (shards, f"{place}/dcp-1_6.dcp"):
+    fork(place, 4, source)
 """
 
 
@@ -232,17 +254,23 @@ def test_a_checkpoint_of_two_ranks_goes_on_on_one_and_on_four(tmp_path):
     shards = ds.load_checkpoint(tmp_path / "shards-1_6_rank_00000_of_00002.safetensors")
     assert whole.keys() == shards.keys()
     assert "optimizer/state/0/exp_avg" in whole
+    by_torch = ds.load_checkpoint(tmp_path / "dcp-1_6.dcp")
+    assert whole.keys() == by_torch.keys()
     for name in whole:
         np.testing.assert_array_equal(shards[name], whole[name], err_msg=name)
+        np.testing.assert_array_equal(by_torch[name], whole[name], err_msg=name)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["dcp-1_4.dcp", "dcp-1_6.dcp"]
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.read_bytes()[:1] == b"\x80"]
 
     before, expected = (
         np.load(tmp_path / name) for name in ("losses_0_of_2_.npy", "losses_0_of_1_whole.npy")
     )
     assert (expected < before[-1]).all()
-    np.testing.assert_array_equal(np.load(tmp_path / "losses_0_of_1_shard.npy"), expected)
-    for rank in range(4):
-        losses = np.load(tmp_path / f"losses_{rank}_of_4_shard.npy")
-        np.testing.assert_allclose(losses, expected, rtol=1e-6)
+    for kind in ("shard", "dcp-1"):
+        np.testing.assert_array_equal(np.load(tmp_path / f"losses_0_of_1_{kind}.npy"), expected)
+        for rank in range(4):
+            losses = np.load(tmp_path / f"losses_{rank}_of_4_{kind}.npy")
+            np.testing.assert_allclose(losses, expected, rtol=1e-6)
 
 
 def run(command: list[str], *, code: int = 0) -> "subprocess.CompletedProcess[str]":

@@ -49,7 +49,7 @@ def names(directory: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("async_save", [False, True, "thread", "process"])
-@pytest.mark.parametrize("format", ["safetensors", "ckpt"])
+@pytest.mark.parametrize("format", ["safetensors", "ckpt", "dcp"])
 def test_mindspores_example_of_every_third_step_and_the_last(tmp_path, async_save, format):
     config = ds.CheckpointConfig(3, async_save=async_save, format=format)
     checkpoint = ds.ModelCheckpoint(directory=str(tmp_path / "new" / "dir"), config=config)
