@@ -266,7 +266,7 @@ class RankFiles:
             with open(file, "rb") as opened:
                 opened.seek(start)
                 [frame] = read_frames(BytesIO(opened.read(end - start)))
-            decoded = decode_frame(frame, dialect_of(file))
+            decoded = decode_frame(frame, dialect_of(file), file)
             assert decoded is not None  # it was decoded before
             values = {(value.plugin, value.tag): value for value in decoded[1].values}  # the last ones
             for bulk in same_event:
@@ -367,7 +367,7 @@ class _Part(NamedTuple):
             for frame in some:
                 assert isinstance(frame, Frame)
                 try:
-                    decoded = decode_frame(frame, dialect)
+                    decoded = decode_frame(frame, dialect, chunk.file)
                 except DamagedFileError as error:  # since it was read for the index
                     damage.append(Damage(chunk.file, chunk.start + frame.offset, str(error)))
                     continue

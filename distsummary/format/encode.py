@@ -17,6 +17,7 @@ from distsummary.format import mindspore_format, tensorboard_format
 from distsummary.format.frames import MAX_PAYLOAD, Framed, Part, frame_parts
 from distsummary.format.histogram import count_histogram
 from distsummary.format.mindspore_format import DATA_TYPES
+from distsummary.format.norms import TableTurns, carrier_of, checked_norms, encode_norms, encode_table
 from distsummary.format.png import encode_image
 from distsummary.format.records import (
     CUSTOM_SCALARS,
@@ -24,6 +25,7 @@ from distsummary.format.records import (
     HPARAMS,
     LINEAGE_PLUGINS,
     MAX_TAG_BYTES,
+    NORMS,
     PLUGINS,
     SUMMARY_PLUGINS,
     TENSORBOARD,
@@ -66,6 +68,7 @@ def encode_event(
     *,
     mindspore_compat: bool = False,
     max_payload: int = MAX_PAYLOAD,
+    tables: TableTurns | None = None,
 ) -> tuple[dict[str, bytes | None], list[Refusal]]:
     """The payload of an event in each format (None if the format cannot show it), and the refused values.
 
@@ -81,9 +84,10 @@ def encode_event(
         formats: some of "mindspore" and "tensorboard".
         mindspore_compat: compute histogram edges and scale images as MindSpore does.
         max_payload: in bytes; a value that would exceed it is refused, since readers reject larger events.
+        tables: decides whether norms are written with the table of their parameters; None: they are.
     """
     payloads, refused = event_parts(
-        event, ids, formats, mindspore_compat=mindspore_compat, max_payload=max_payload
+        event, ids, formats, mindspore_compat=mindspore_compat, max_payload=max_payload, tables=tables
     )
     return {name: None if parts is None else b"".join(parts) for name, parts in payloads.items()}, refused
 
@@ -95,6 +99,7 @@ def event_parts(
     *,
     mindspore_compat: bool = False,
     max_payload: int = MAX_PAYLOAD,
+    tables: TableTurns | None = None,
 ) -> tuple[dict[str, list[Part] | None], list[Refusal]]:
     """The same as `encode_event`, with each payload in parts for `frames.frame_parts` and `os.writev`.
 
@@ -103,6 +108,8 @@ def event_parts(
     refused: list[Refusal] = []
     encoded: dict[str, list[list[Part]]] = {dialect: [] for dialect in formats}
     graph: bytes | None = None
+    norms = b""
+    carrier = carrier_of(formats)
     room = {dialect: max_payload - _ENVELOPE for dialect in formats}
     for value in event.values:
         try:
@@ -126,6 +133,12 @@ def event_parts(
                     ) from error
                 checked = bytes(value.data)
                 parts = {dialect: [checked] for dialect in formats}
+            elif value.plugin == NORMS:
+                if norms:
+                    raise InvalidValueError("an event can have the norms of one model only")
+                measured = finish_value(value).data
+                has_table = tables is None or tables.carries(measured.table)
+                parts = {carrier: [encode_norms(measured, has_table=has_table)]}
             else:
                 finished = finish_value(value, mindspore_compat=mindspore_compat, max_payload=max_payload)
                 shown_in = [d for d in formats if value.plugin not in TENSORBOARD_PLUGINS or d == TENSORBOARD]
@@ -141,11 +154,16 @@ def event_parts(
                     )
         except Exception as error:  # becomes a refusal: another library's array may raise anything
             refused.append(Refusal(value.plugin, str(value.tag), f"{type(error).__name__}: {error}"))
+            if value.plugin == NORMS and tables is not None:
+                tables.repeat()
             continue
         for dialect, need in needs.items():
             room[dialect] -= need
         if value.plugin == "graph":
             graph = checked
+            continue
+        if value.plugin == NORMS:
+            norms = b"".join(parts[carrier] or ())
             continue
         for dialect, part in parts.items():
             if part is not None:
@@ -154,14 +172,17 @@ def event_parts(
     payloads: dict[str, list[Part] | None] = {}
     holds_summary = not event.values or any(value.plugin in SUMMARY_PLUGINS for value in event.values)
     for dialect, values in encoded.items():
+        own = norms if dialect == carrier else b""
         if dialect == "tensorboard":
             payloads[dialect] = (
-                tensorboard_format.summary_parts(event.step, event.wall_time, values, ids) if values else None
+                tensorboard_format.summary_parts(event.step, event.wall_time, values, ids, own)
+                if values or own
+                else None
             )
         elif graph is not None:
             payloads[dialect] = [mindspore_format.encode_graph(graph, event.wall_time, ids)]
         elif holds_summary:
-            payloads[dialect] = mindspore_format.summary_parts(event.step, event.wall_time, values, ids)
+            payloads[dialect] = mindspore_format.summary_parts(event.step, event.wall_time, values, ids, own)
         else:
             payloads[dialect] = None
     return payloads, refused
@@ -230,6 +251,8 @@ def finish_value(value: Value, *, mindspore_compat: bool = False, max_payload: i
                     f"{data.path_x.shape}, {data.path_y.shape} and {data.path_z.shape}; "
                     "give one point per checkpoint"
                 )
+        case "norms":
+            data = checked_norms(data)
         case "text":
             check_type("the data of a text", data, str)
             check_text(f"the text {value.tag!r}", data)
@@ -263,6 +286,16 @@ class EventEncoder:
         self._run_id, self._attempt, self._formats = run_id, attempt, formats
         self._mindspore_compat = mindspore_compat
         self._scalars = ScalarEncoder(run_id, attempt, formats)
+        self._tables = TableTurns()
+
+    def first_fields(self) -> dict[str, bytes]:
+        """What the first record of a file that begins now has besides: the table of the norms, if any."""
+        table = self._tables.table
+        return {} if table is None else {carrier_of(self._formats): encode_table(table)}
+
+    def repeat(self) -> None:
+        """What was encoded last may not have been written: the table of the norms follows again."""
+        self._tables.repeat()
 
     def encode(self, first_seq: int, events: Iterable[Event | Scalars]) -> Encoded:
         """The frames of events first_seq, first_seq + 1, ...; large arrays are referenced, not copied."""
@@ -289,7 +322,9 @@ class EventEncoder:
 
     def _add_event(self, encoded: Encoded, seq: int, event: Event) -> None:
         ids = EventIds(self._run_id, self._attempt, seq)
-        payloads, refused = event_parts(event, ids, self._formats, mindspore_compat=self._mindspore_compat)
+        payloads, refused = event_parts(
+            event, ids, self._formats, mindspore_compat=self._mindspore_compat, tables=self._tables
+        )
         encoded.refused.extend(refused)
         for dialect, payload in payloads.items():
             if payload is not None:

@@ -12,7 +12,18 @@ from distsummary.errors import DamagedFileError, InvalidTypeError
 from distsummary.format import wire
 from distsummary.format.frames import Part
 from distsummary.format.histogram import coarser, fixed_edges, fixed_part
-from distsummary.format.records import Array, Event, EventIds, Histogram, Image, Landscape, Shard, Value
+from distsummary.format.norms import NORMS_TAG, decode_norms
+from distsummary.format.records import (
+    NORMS,
+    Array,
+    Event,
+    EventIds,
+    Histogram,
+    Image,
+    Landscape,
+    Shard,
+    Value,
+)
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 from distsummary.pb import mindspore_summary_pb2 as summary_pb2
 
@@ -30,9 +41,9 @@ _DTYPES = {number: np.dtype(name) for name, number in DATA_TYPES.items()}
 # --- encoding: each function returns the same bytes as protobuf's SerializeToString
 
 
-def encode_version(wall_time: float, ids: EventIds | None = None) -> bytes:
-    """The payload of a file's first record."""
-    return b"".join((wire.double(1, wall_time), wire.text(3, VERSION), wire.identity(ids)))
+def encode_version(wall_time: float, ids: EventIds | None = None, own: bytes = b"") -> bytes:
+    """The payload of a file's first record; `own`: more fields of distsummary, encoded."""
+    return b"".join((wire.double(1, wall_time), wire.text(3, VERSION), wire.identity(ids), own))
 
 
 def encode_summary(
@@ -43,12 +54,15 @@ def encode_summary(
 
 
 def summary_parts(
-    step: int, wall_time: float, values: Iterable[list[Part]], ids: EventIds | None = None
+    step: int, wall_time: float, values: Iterable[list[Part]], ids: EventIds | None = None, own: bytes = b""
 ) -> list[Part]:
-    """The payload of one summary event in parts; `values` come from `value_parts` and are not copied."""
+    """The payload of one summary event in parts; `values` come from `value_parts` and are not copied.
+
+    `own`: more fields of distsummary, encoded.
+    """
     head = wire.double(1, wall_time) + wire.integer(2, step)
     summary = [part for value in values for part in wire.message(1, value)]
-    return [head, *wire.message(5, summary), wire.identity(ids)]
+    return [head, *wire.message(5, summary), wire.identity(ids), own]
 
 
 def encode_graph(graph: bytes, wall_time: float, ids: EventIds | None = None) -> bytes:
@@ -174,9 +188,12 @@ def decode_event(payload: bytes) -> tuple[EventIds, Event] | None:
         if message.HasField("graph_def"):
             graph = Value("graph", "", message.graph_def.SerializeToString())
             return ids, Event(message.step, message.wall_time, [graph])
+        norms = decode_norms(message.norms) if message.HasField("norms") else None
         if not message.HasField("summary"):
             return None
         values = [decoded for value in message.summary.value if (decoded := _decode_value(value))]
+        if norms is not None:
+            values.append(Value(NORMS, NORMS_TAG, norms))
         return ids, Event(message.step, message.wall_time, values)
     except (DecodeError, ValueError) as error:
         raise DamagedFileError(f"not an event of MindSpore ({error})") from error

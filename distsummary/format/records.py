@@ -9,10 +9,12 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-SUMMARY_PLUGINS = ("scalar", "tensor", "histogram", "image", "landscape", "text")
+NORMS = "norms"  # of every parameter at a step, see `format/norms.py`; not for users
+SUMMARY_PLUGINS = ("scalar", "tensor", "histogram", "image", "landscape", "text", NORMS)
 LINEAGE_PLUGINS = ("dataset_graph", "train_lineage", "eval_lineage", "custom_lineage_data")
 PLUGINS = (*SUMMARY_PLUGINS, "graph", *LINEAGE_PLUGINS)
-GIVEN_PLUGINS = (*PLUGINS, "figure")  # what users name; a figure is recorded as an image
+# What users name; a figure is recorded as an image.
+GIVEN_PLUGINS = (*(plugin for plugin in PLUGINS if plugin != NORMS), "figure")
 HPARAMS = "hparams"
 CUSTOM_SCALARS = "custom_scalars"
 # For the pages of TensorBoard with these names; not for users, and not in MindSpore's dialect.
@@ -31,6 +33,7 @@ DELIVERIES = (QUEUED, WRITTEN, SYNCED)
 
 MAX_TAG_BYTES = 1024
 BULK_PLUGINS = frozenset(("tensor", "histogram", "image", "graph", "landscape", "text"))
+SIZED_PLUGINS = BULK_PLUGINS | {NORMS}  # whose data take more memory than a number
 
 Array: TypeAlias = NDArray[Any]
 
@@ -96,9 +99,9 @@ class Value(NamedTuple):
 
     The plugin determines what `data` is. scalar: a float; tensor: an array; histogram: an array or a
     Histogram; image: an array with one of `png.LAYOUTS`, or an Image; landscape: a Landscape; text: a
-    str; graph: the bytes of a GraphProto; lineage plugins and those of TensorBoard's pages: their protobuf
-    message. Until a writer thread resolves `data`, it may also be any object with `result()` (a device copy
-    in progress).
+    str; norms: a `norms.ParameterNorms`; graph: the bytes of a GraphProto; lineage plugins and those of
+    TensorBoard's pages: their protobuf message. Until a writer thread resolves `data`, it may also be any
+    object with `result()` (a device copy in progress).
 
     `description` is what TensorBoard shows beside a histogram or image, that of the first one of a tag. It is
     in no other dialect, and readers of this package leave it out.
@@ -109,6 +112,11 @@ class Value(NamedTuple):
     data: Any
     shard: Shard | None = None
     description: str = ""
+
+
+def is_part(value: Value) -> bool:
+    """Whether a value is a rank's part of a whole, which a merge puts together from all ranks."""
+    return value.shard is not None or value.plugin == NORMS
 
 
 class Event(NamedTuple):

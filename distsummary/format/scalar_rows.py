@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from distsummary.format.records import BULK_PLUGINS, Event, Scalars, Value, nbytes_of, split_event
+from distsummary.format.records import SIZED_PLUGINS, Event, Scalars, Value, nbytes_of, split_event
 
 # A row: f64 wall_time | i64 step | one f64 number for each tag; all little-endian.
 HEAD_BYTES = 16
@@ -62,8 +62,8 @@ def events_in(item: Item) -> Iterator[Event]:
 
 def size_of(event: Event) -> int:
     """The bytes of the budget that an event takes in addition to ITEM_BYTES."""
-    bulk = [value.data for value in event.values if value.plugin in BULK_PLUGINS]
-    return SCALAR_BYTES * len(event.values) + sum(map(nbytes_of, bulk))
+    sized = [value.data for value in event.values if value.plugin in SIZED_PLUGINS]
+    return SCALAR_BYTES * len(event.values) + sum(map(nbytes_of, sized))
 
 
 def joined(items: Iterable[Item], resolved: Callable[[Event], Event]) -> list[Event | Scalars]:

@@ -10,9 +10,11 @@ from distsummary.errors import DamagedFileError
 from distsummary.format import wire
 from distsummary.format.frames import Part
 from distsummary.format.mindspore_format import image_parts
+from distsummary.format.norms import NORMS_TAG, decode_norms
 from distsummary.format.records import (
     CUSTOM_SCALARS,
     HPARAMS,
+    NORMS,
     Array,
     Event,
     EventIds,
@@ -41,9 +43,9 @@ _NO_NUMBERS = wire.integer(1, 1) + wire.delimited(2, wire.delimited(2, b""))
 # --- encoding: each function returns the same bytes as protobuf's SerializeToString
 
 
-def encode_version(wall_time: float, ids: EventIds | None = None) -> bytes:
-    """The payload of a file's first record."""
-    return b"".join((_head(0, wall_time), wire.text(3, VERSION), wire.identity(ids)))
+def encode_version(wall_time: float, ids: EventIds | None = None, own: bytes = b"") -> bytes:
+    """The payload of a file's first record; `own`: more fields of distsummary, encoded."""
+    return b"".join((_head(0, wall_time), wire.text(3, VERSION), wire.identity(ids), own))
 
 
 def encode_session_start(step: int, wall_time: float, ids: EventIds | None = None) -> bytes:
@@ -60,11 +62,14 @@ def encode_summary(
 
 
 def summary_parts(
-    step: int, wall_time: float, values: Iterable[list[Part]], ids: EventIds | None = None
+    step: int, wall_time: float, values: Iterable[list[Part]], ids: EventIds | None = None, own: bytes = b""
 ) -> list[Part]:
-    """The payload of one summary event in parts; `values` come from `value_parts` and are not copied."""
+    """The payload of one summary event in parts; `values` come from `value_parts` and are not copied.
+
+    `own`: more fields of distsummary, encoded.
+    """
     summary = [part for value in values for part in wire.message(1, value)]
-    return [_head(step, wall_time), *wire.message(5, summary), wire.identity(ids)]
+    return [_head(step, wall_time), *wire.message(5, summary), wire.identity(ids), own]
 
 
 def encode_value(value: Value) -> bytes | None:
@@ -147,9 +152,12 @@ def decode_event(payload: bytes) -> tuple[EventIds, Event] | None:
     """
     try:
         message = tensorboard_pb2.Event.FromString(payload)
+        norms = decode_norms(message.norms) if message.HasField("norms") else None
         if not message.HasField("summary"):
             return None
         values = [decoded for value in message.summary.value if (decoded := _decode_value(value))]
+        if norms is not None:
+            values.append(Value(NORMS, NORMS_TAG, norms))
         return wire.read_identity(payload), Event(message.step, message.wall_time, values)
     except (DecodeError, ValueError) as error:
         raise DamagedFileError(f"not an event of TensorBoard ({error})") from error

@@ -13,9 +13,10 @@ _sym_db = _symbol_database.Default()
 
 
 from distsummary.pb import mindspore_anf_ir_pb2 as distsummary_dot_pb_dot_mindspore__anf__ir__pb2
+from distsummary.pb import norms_pb2 as distsummary_dot_pb_dot_norms__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&distsummary/pb/mindspore_summary.proto\x12\x18\x64istsummary.pb.mindspore\x1a%distsummary/pb/mindspore_anf_ir.proto\"\x9b\x02\n\x05\x45vent\x12\x11\n\twall_time\x18\x01 \x02(\x01\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x11\n\x07version\x18\x03 \x01(\tH\x00\x12\x39\n\tgraph_def\x18\x04 \x01(\x0b\x32$.distsummary.pb.mindspore.GraphProtoH\x00\x12\x34\n\x07summary\x18\x05 \x01(\x0b\x32!.distsummary.pb.mindspore.SummaryH\x00\x12\x34\n\x07\x65xplain\x18\x06 \x01(\x0b\x32!.distsummary.pb.mindspore.ExplainH\x00\x12\x0f\n\x06run_id\x18\xe8\x07 \x01(\x06\x12\x10\n\x07\x61ttempt\x18\xe9\x07 \x01(\r\x12\x0c\n\x03seq\x18\xea\x07 \x01(\x04\x42\x06\n\x04what\"\xeb\x04\n\rLossLandscape\x12@\n\tlandscape\x18\x01 \x01(\x0b\x32-.distsummary.pb.mindspore.LossLandscape.Point\x12\x43\n\tloss_path\x18\x02 \x01(\x0b\x32\x30.distsummary.pb.mindspore.LossLandscape.LossPath\x12\x42\n\x08metadata\x18\x03 \x01(\x0b\x32\x30.distsummary.pb.mindspore.LossLandscape.Metadata\x12H\n\x11\x63onvergence_point\x18\x04 \x01(\x0b\x32-.distsummary.pb.mindspore.LossLandscape.Point\x1a\x9d\x01\n\x05Point\x12\x30\n\x01x\x18\x01 \x01(\x0b\x32%.distsummary.pb.mindspore.TensorProto\x12\x30\n\x01y\x18\x02 \x01(\x0b\x32%.distsummary.pb.mindspore.TensorProto\x12\x30\n\x01z\x18\x03 \x01(\x0b\x32%.distsummary.pb.mindspore.TensorProto\x1a\\\n\x08LossPath\x12\x11\n\tintervals\x18\x01 \x03(\x05\x12=\n\x06points\x18\x02 \x01(\x0b\x32-.distsummary.pb.mindspore.LossLandscape.Point\x1aG\n\x08Metadata\x12\x15\n\rdecomposition\x18\x01 \x01(\t\x12\x0c\n\x04unit\x18\x02 \x01(\t\x12\x16\n\x0estep_per_epoch\x18\x03 \x01(\x05\"\xb7\x06\n\x07Summary\x12\x36\n\x05value\x18\x01 \x03(\x0b\x32\'.distsummary.pb.mindspore.Summary.Value\x1aQ\n\x05Image\x12\x0e\n\x06height\x18\x01 \x02(\x05\x12\r\n\x05width\x18\x02 \x02(\x05\x12\x12\n\ncolorspace\x18\x03 \x02(\x05\x12\x15\n\rencoded_image\x18\x04 \x02(\x0c\x1a\xae\x02\n\tHistogram\x12\x43\n\x07\x62uckets\x18\x01 \x03(\x0b\x32\x32.distsummary.pb.mindspore.Summary.Histogram.bucket\x12\x11\n\tnan_count\x18\x02 \x01(\x03\x12\x15\n\rpos_inf_count\x18\x03 \x01(\x03\x12\x15\n\rneg_inf_count\x18\x04 \x01(\x03\x12\x0b\n\x03max\x18\x05 \x01(\x01\x12\x0b\n\x03min\x18\x06 \x01(\x01\x12\x0b\n\x03sum\x18\x07 \x01(\x01\x12\r\n\x05\x63ount\x18\x08 \x01(\x03\x12\x14\n\x0b\x66irst_fixed\x18\xe8\x07 \x01(\x05\x12\x19\n\x0c\x66ixed_counts\x18\xe9\x07 \x03(\x03\x42\x02\x10\x01\x1a\x34\n\x06\x62ucket\x12\x0c\n\x04left\x18\x01 \x02(\x01\x12\r\n\x05width\x18\x02 \x02(\x01\x12\r\n\x05\x63ount\x18\x03 \x02(\x03\x1a\xef\x02\n\x05Value\x12\x0b\n\x03tag\x18\x01 \x02(\t\x12\x16\n\x0cscalar_value\x18\x03 \x01(\x02H\x00\x12\x38\n\x05image\x18\x04 \x01(\x0b\x32\'.distsummary.pb.mindspore.Summary.ImageH\x00\x12\x37\n\x06tensor\x18\x08 \x01(\x0b\x32%.distsummary.pb.mindspore.TensorProtoH\x00\x12@\n\thistogram\x18\t \x01(\x0b\x32+.distsummary.pb.mindspore.Summary.HistogramH\x00\x12\x41\n\x0eloss_landscape\x18\n \x01(\x0b\x32\'.distsummary.pb.mindspore.LossLandscapeH\x00\x12\x0f\n\x04text\x18\xe9\x07 \x01(\tH\x00\x12/\n\x05shard\x18\xe8\x07 \x01(\x0b\x32\x1f.distsummary.pb.mindspore.ShardB\x07\n\x05value\"\xb9\x08\n\x07\x45xplain\x12\x11\n\tsample_id\x18\x01 \x01(\x05\x12\x12\n\nimage_path\x18\x02 \x01(\t\x12\x1a\n\x12ground_truth_label\x18\x03 \x03(\x05\x12>\n\tinference\x18\x04 \x01(\x0b\x32+.distsummary.pb.mindspore.Explain.Inference\x12\x42\n\x0b\x65xplanation\x18\x05 \x03(\x0b\x32-.distsummary.pb.mindspore.Explain.Explanation\x12>\n\tbenchmark\x18\x06 \x03(\x0b\x32+.distsummary.pb.mindspore.Explain.Benchmark\x12<\n\x08metadata\x18\x07 \x01(\x0b\x32*.distsummary.pb.mindspore.Explain.Metadata\x12\x0e\n\x06status\x18\x08 \x01(\t\x12\x32\n\x03hoc\x18\t \x03(\x0b\x32%.distsummary.pb.mindspore.Explain.Hoc\x1a\x9c\x02\n\tInference\x12\x19\n\x11ground_truth_prob\x18\x01 \x03(\x02\x12\x17\n\x0fpredicted_label\x18\x02 \x03(\x05\x12\x16\n\x0epredicted_prob\x18\x03 \x03(\x02\x12\x1c\n\x14ground_truth_prob_sd\x18\x04 \x03(\x02\x12#\n\x1bground_truth_prob_itl95_low\x18\x05 \x03(\x02\x12\"\n\x1aground_truth_prob_itl95_hi\x18\x06 \x03(\x02\x12\x19\n\x11predicted_prob_sd\x18\x07 \x03(\x02\x12 \n\x18predicted_prob_itl95_low\x18\x08 \x03(\x02\x12\x1f\n\x17predicted_prob_itl95_hi\x18\t \x03(\x02\x1aJ\n\x0b\x45xplanation\x12\x16\n\x0e\x65xplain_method\x18\x01 \x01(\t\x12\r\n\x05label\x18\x02 \x01(\x05\x12\x14\n\x0cheatmap_path\x18\x03 \x01(\t\x1ag\n\tBenchmark\x12\x18\n\x10\x62\x65nchmark_method\x18\x01 \x01(\t\x12\x16\n\x0e\x65xplain_method\x18\x02 \x01(\t\x12\x13\n\x0btotal_score\x18\x03 \x01(\x02\x12\x13\n\x0blabel_score\x18\x04 \x03(\x02\x1aK\n\x08Metadata\x12\r\n\x05label\x18\x01 \x03(\t\x12\x16\n\x0e\x65xplain_method\x18\x02 \x03(\t\x12\x18\n\x10\x62\x65nchmark_method\x18\x03 \x03(\t\x1a%\n\x08HocLayer\x12\x0c\n\x04prob\x18\x01 \x01(\x02\x12\x0b\n\x03\x62ox\x18\x02 \x03(\x05\x1a]\n\x03Hoc\x12\r\n\x05label\x18\x01 \x01(\x05\x12\x0c\n\x04mask\x18\x02 \x01(\t\x12\x39\n\x05layer\x18\x03 \x03(\x0b\x32*.distsummary.pb.mindspore.Explain.HocLayer\"-\n\x05Shard\x12\x14\n\x0cglobal_shape\x18\x01 \x03(\x03\x12\x0e\n\x06offset\x18\x02 \x03(\x03')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&distsummary/pb/mindspore_summary.proto\x12\x18\x64istsummary.pb.mindspore\x1a%distsummary/pb/mindspore_anf_ir.proto\x1a\x1a\x64istsummary/pb/norms.proto\"\xc8\x02\n\x05\x45vent\x12\x11\n\twall_time\x18\x01 \x02(\x01\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x11\n\x07version\x18\x03 \x01(\tH\x00\x12\x39\n\tgraph_def\x18\x04 \x01(\x0b\x32$.distsummary.pb.mindspore.GraphProtoH\x00\x12\x34\n\x07summary\x18\x05 \x01(\x0b\x32!.distsummary.pb.mindspore.SummaryH\x00\x12\x34\n\x07\x65xplain\x18\x06 \x01(\x0b\x32!.distsummary.pb.mindspore.ExplainH\x00\x12\x0f\n\x06run_id\x18\xe8\x07 \x01(\x06\x12\x10\n\x07\x61ttempt\x18\xe9\x07 \x01(\r\x12\x0c\n\x03seq\x18\xea\x07 \x01(\x04\x12+\n\x05norms\x18\xeb\x07 \x01(\x0b\x32\x1b.distsummary.pb.norms.NormsB\x06\n\x04what\"\xeb\x04\n\rLossLandscape\x12@\n\tlandscape\x18\x01 \x01(\x0b\x32-.distsummary.pb.mindspore.LossLandscape.Point\x12\x43\n\tloss_path\x18\x02 \x01(\x0b\x32\x30.distsummary.pb.mindspore.LossLandscape.LossPath\x12\x42\n\x08metadata\x18\x03 \x01(\x0b\x32\x30.distsummary.pb.mindspore.LossLandscape.Metadata\x12H\n\x11\x63onvergence_point\x18\x04 \x01(\x0b\x32-.distsummary.pb.mindspore.LossLandscape.Point\x1a\x9d\x01\n\x05Point\x12\x30\n\x01x\x18\x01 \x01(\x0b\x32%.distsummary.pb.mindspore.TensorProto\x12\x30\n\x01y\x18\x02 \x01(\x0b\x32%.distsummary.pb.mindspore.TensorProto\x12\x30\n\x01z\x18\x03 \x01(\x0b\x32%.distsummary.pb.mindspore.TensorProto\x1a\\\n\x08LossPath\x12\x11\n\tintervals\x18\x01 \x03(\x05\x12=\n\x06points\x18\x02 \x01(\x0b\x32-.distsummary.pb.mindspore.LossLandscape.Point\x1aG\n\x08Metadata\x12\x15\n\rdecomposition\x18\x01 \x01(\t\x12\x0c\n\x04unit\x18\x02 \x01(\t\x12\x16\n\x0estep_per_epoch\x18\x03 \x01(\x05\"\xb7\x06\n\x07Summary\x12\x36\n\x05value\x18\x01 \x03(\x0b\x32\'.distsummary.pb.mindspore.Summary.Value\x1aQ\n\x05Image\x12\x0e\n\x06height\x18\x01 \x02(\x05\x12\r\n\x05width\x18\x02 \x02(\x05\x12\x12\n\ncolorspace\x18\x03 \x02(\x05\x12\x15\n\rencoded_image\x18\x04 \x02(\x0c\x1a\xae\x02\n\tHistogram\x12\x43\n\x07\x62uckets\x18\x01 \x03(\x0b\x32\x32.distsummary.pb.mindspore.Summary.Histogram.bucket\x12\x11\n\tnan_count\x18\x02 \x01(\x03\x12\x15\n\rpos_inf_count\x18\x03 \x01(\x03\x12\x15\n\rneg_inf_count\x18\x04 \x01(\x03\x12\x0b\n\x03max\x18\x05 \x01(\x01\x12\x0b\n\x03min\x18\x06 \x01(\x01\x12\x0b\n\x03sum\x18\x07 \x01(\x01\x12\r\n\x05\x63ount\x18\x08 \x01(\x03\x12\x14\n\x0b\x66irst_fixed\x18\xe8\x07 \x01(\x05\x12\x19\n\x0c\x66ixed_counts\x18\xe9\x07 \x03(\x03\x42\x02\x10\x01\x1a\x34\n\x06\x62ucket\x12\x0c\n\x04left\x18\x01 \x02(\x01\x12\r\n\x05width\x18\x02 \x02(\x01\x12\r\n\x05\x63ount\x18\x03 \x02(\x03\x1a\xef\x02\n\x05Value\x12\x0b\n\x03tag\x18\x01 \x02(\t\x12\x16\n\x0cscalar_value\x18\x03 \x01(\x02H\x00\x12\x38\n\x05image\x18\x04 \x01(\x0b\x32\'.distsummary.pb.mindspore.Summary.ImageH\x00\x12\x37\n\x06tensor\x18\x08 \x01(\x0b\x32%.distsummary.pb.mindspore.TensorProtoH\x00\x12@\n\thistogram\x18\t \x01(\x0b\x32+.distsummary.pb.mindspore.Summary.HistogramH\x00\x12\x41\n\x0eloss_landscape\x18\n \x01(\x0b\x32\'.distsummary.pb.mindspore.LossLandscapeH\x00\x12\x0f\n\x04text\x18\xe9\x07 \x01(\tH\x00\x12/\n\x05shard\x18\xe8\x07 \x01(\x0b\x32\x1f.distsummary.pb.mindspore.ShardB\x07\n\x05value\"\xb9\x08\n\x07\x45xplain\x12\x11\n\tsample_id\x18\x01 \x01(\x05\x12\x12\n\nimage_path\x18\x02 \x01(\t\x12\x1a\n\x12ground_truth_label\x18\x03 \x03(\x05\x12>\n\tinference\x18\x04 \x01(\x0b\x32+.distsummary.pb.mindspore.Explain.Inference\x12\x42\n\x0b\x65xplanation\x18\x05 \x03(\x0b\x32-.distsummary.pb.mindspore.Explain.Explanation\x12>\n\tbenchmark\x18\x06 \x03(\x0b\x32+.distsummary.pb.mindspore.Explain.Benchmark\x12<\n\x08metadata\x18\x07 \x01(\x0b\x32*.distsummary.pb.mindspore.Explain.Metadata\x12\x0e\n\x06status\x18\x08 \x01(\t\x12\x32\n\x03hoc\x18\t \x03(\x0b\x32%.distsummary.pb.mindspore.Explain.Hoc\x1a\x9c\x02\n\tInference\x12\x19\n\x11ground_truth_prob\x18\x01 \x03(\x02\x12\x17\n\x0fpredicted_label\x18\x02 \x03(\x05\x12\x16\n\x0epredicted_prob\x18\x03 \x03(\x02\x12\x1c\n\x14ground_truth_prob_sd\x18\x04 \x03(\x02\x12#\n\x1bground_truth_prob_itl95_low\x18\x05 \x03(\x02\x12\"\n\x1aground_truth_prob_itl95_hi\x18\x06 \x03(\x02\x12\x19\n\x11predicted_prob_sd\x18\x07 \x03(\x02\x12 \n\x18predicted_prob_itl95_low\x18\x08 \x03(\x02\x12\x1f\n\x17predicted_prob_itl95_hi\x18\t \x03(\x02\x1aJ\n\x0b\x45xplanation\x12\x16\n\x0e\x65xplain_method\x18\x01 \x01(\t\x12\r\n\x05label\x18\x02 \x01(\x05\x12\x14\n\x0cheatmap_path\x18\x03 \x01(\t\x1ag\n\tBenchmark\x12\x18\n\x10\x62\x65nchmark_method\x18\x01 \x01(\t\x12\x16\n\x0e\x65xplain_method\x18\x02 \x01(\t\x12\x13\n\x0btotal_score\x18\x03 \x01(\x02\x12\x13\n\x0blabel_score\x18\x04 \x03(\x02\x1aK\n\x08Metadata\x12\r\n\x05label\x18\x01 \x03(\t\x12\x16\n\x0e\x65xplain_method\x18\x02 \x03(\t\x12\x18\n\x10\x62\x65nchmark_method\x18\x03 \x03(\t\x1a%\n\x08HocLayer\x12\x0c\n\x04prob\x18\x01 \x01(\x02\x12\x0b\n\x03\x62ox\x18\x02 \x03(\x05\x1a]\n\x03Hoc\x12\r\n\x05label\x18\x01 \x01(\x05\x12\x0c\n\x04mask\x18\x02 \x01(\t\x12\x39\n\x05layer\x18\x03 \x03(\x0b\x32*.distsummary.pb.mindspore.Explain.HocLayer\"-\n\x05Shard\x12\x14\n\x0cglobal_shape\x18\x01 \x03(\x03\x12\x0e\n\x06offset\x18\x02 \x03(\x03')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -24,40 +25,40 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   DESCRIPTOR._options = None
   _globals['_SUMMARY_HISTOGRAM'].fields_by_name['fixed_counts']._options = None
   _globals['_SUMMARY_HISTOGRAM'].fields_by_name['fixed_counts']._serialized_options = b'\020\001'
-  _globals['_EVENT']._serialized_start=108
-  _globals['_EVENT']._serialized_end=391
-  _globals['_LOSSLANDSCAPE']._serialized_start=394
-  _globals['_LOSSLANDSCAPE']._serialized_end=1013
-  _globals['_LOSSLANDSCAPE_POINT']._serialized_start=689
-  _globals['_LOSSLANDSCAPE_POINT']._serialized_end=846
-  _globals['_LOSSLANDSCAPE_LOSSPATH']._serialized_start=848
-  _globals['_LOSSLANDSCAPE_LOSSPATH']._serialized_end=940
-  _globals['_LOSSLANDSCAPE_METADATA']._serialized_start=942
-  _globals['_LOSSLANDSCAPE_METADATA']._serialized_end=1013
-  _globals['_SUMMARY']._serialized_start=1016
-  _globals['_SUMMARY']._serialized_end=1839
-  _globals['_SUMMARY_IMAGE']._serialized_start=1083
-  _globals['_SUMMARY_IMAGE']._serialized_end=1164
-  _globals['_SUMMARY_HISTOGRAM']._serialized_start=1167
-  _globals['_SUMMARY_HISTOGRAM']._serialized_end=1469
-  _globals['_SUMMARY_HISTOGRAM_BUCKET']._serialized_start=1417
-  _globals['_SUMMARY_HISTOGRAM_BUCKET']._serialized_end=1469
-  _globals['_SUMMARY_VALUE']._serialized_start=1472
-  _globals['_SUMMARY_VALUE']._serialized_end=1839
-  _globals['_EXPLAIN']._serialized_start=1842
-  _globals['_EXPLAIN']._serialized_end=2923
-  _globals['_EXPLAIN_INFERENCE']._serialized_start=2247
-  _globals['_EXPLAIN_INFERENCE']._serialized_end=2531
-  _globals['_EXPLAIN_EXPLANATION']._serialized_start=2533
-  _globals['_EXPLAIN_EXPLANATION']._serialized_end=2607
-  _globals['_EXPLAIN_BENCHMARK']._serialized_start=2609
-  _globals['_EXPLAIN_BENCHMARK']._serialized_end=2712
-  _globals['_EXPLAIN_METADATA']._serialized_start=2714
-  _globals['_EXPLAIN_METADATA']._serialized_end=2789
-  _globals['_EXPLAIN_HOCLAYER']._serialized_start=2791
-  _globals['_EXPLAIN_HOCLAYER']._serialized_end=2828
-  _globals['_EXPLAIN_HOC']._serialized_start=2830
-  _globals['_EXPLAIN_HOC']._serialized_end=2923
-  _globals['_SHARD']._serialized_start=2925
-  _globals['_SHARD']._serialized_end=2970
+  _globals['_EVENT']._serialized_start=136
+  _globals['_EVENT']._serialized_end=464
+  _globals['_LOSSLANDSCAPE']._serialized_start=467
+  _globals['_LOSSLANDSCAPE']._serialized_end=1086
+  _globals['_LOSSLANDSCAPE_POINT']._serialized_start=762
+  _globals['_LOSSLANDSCAPE_POINT']._serialized_end=919
+  _globals['_LOSSLANDSCAPE_LOSSPATH']._serialized_start=921
+  _globals['_LOSSLANDSCAPE_LOSSPATH']._serialized_end=1013
+  _globals['_LOSSLANDSCAPE_METADATA']._serialized_start=1015
+  _globals['_LOSSLANDSCAPE_METADATA']._serialized_end=1086
+  _globals['_SUMMARY']._serialized_start=1089
+  _globals['_SUMMARY']._serialized_end=1912
+  _globals['_SUMMARY_IMAGE']._serialized_start=1156
+  _globals['_SUMMARY_IMAGE']._serialized_end=1237
+  _globals['_SUMMARY_HISTOGRAM']._serialized_start=1240
+  _globals['_SUMMARY_HISTOGRAM']._serialized_end=1542
+  _globals['_SUMMARY_HISTOGRAM_BUCKET']._serialized_start=1490
+  _globals['_SUMMARY_HISTOGRAM_BUCKET']._serialized_end=1542
+  _globals['_SUMMARY_VALUE']._serialized_start=1545
+  _globals['_SUMMARY_VALUE']._serialized_end=1912
+  _globals['_EXPLAIN']._serialized_start=1915
+  _globals['_EXPLAIN']._serialized_end=2996
+  _globals['_EXPLAIN_INFERENCE']._serialized_start=2320
+  _globals['_EXPLAIN_INFERENCE']._serialized_end=2604
+  _globals['_EXPLAIN_EXPLANATION']._serialized_start=2606
+  _globals['_EXPLAIN_EXPLANATION']._serialized_end=2680
+  _globals['_EXPLAIN_BENCHMARK']._serialized_start=2682
+  _globals['_EXPLAIN_BENCHMARK']._serialized_end=2785
+  _globals['_EXPLAIN_METADATA']._serialized_start=2787
+  _globals['_EXPLAIN_METADATA']._serialized_end=2862
+  _globals['_EXPLAIN_HOCLAYER']._serialized_start=2864
+  _globals['_EXPLAIN_HOCLAYER']._serialized_end=2901
+  _globals['_EXPLAIN_HOC']._serialized_start=2903
+  _globals['_EXPLAIN_HOC']._serialized_end=2996
+  _globals['_SHARD']._serialized_start=2998
+  _globals['_SHARD']._serialized_end=3043
 # @@protoc_insertion_point(module_scope)

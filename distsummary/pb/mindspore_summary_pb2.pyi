@@ -1,4 +1,5 @@
 from distsummary.pb import mindspore_anf_ir_pb2 as _mindspore_anf_ir_pb2
+from distsummary.pb import norms_pb2 as _norms_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -7,7 +8,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Event(_message.Message):
-    __slots__ = ("wall_time", "step", "version", "graph_def", "summary", "explain", "run_id", "attempt", "seq")
+    __slots__ = ("wall_time", "step", "version", "graph_def", "summary", "explain", "run_id", "attempt", "seq", "norms")
     WALL_TIME_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +18,7 @@ class Event(_message.Message):
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
+    NORMS_FIELD_NUMBER: _ClassVar[int]
     wall_time: float
     step: int
     version: str
@@ -26,7 +28,8 @@ class Event(_message.Message):
     run_id: int
     attempt: int
     seq: int
-    def __init__(self, wall_time: _Optional[float] = ..., step: _Optional[int] = ..., version: _Optional[str] = ..., graph_def: _Optional[_Union[_mindspore_anf_ir_pb2.GraphProto, _Mapping]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., explain: _Optional[_Union[Explain, _Mapping]] = ..., run_id: _Optional[int] = ..., attempt: _Optional[int] = ..., seq: _Optional[int] = ...) -> None: ...
+    norms: _norms_pb2.Norms
+    def __init__(self, wall_time: _Optional[float] = ..., step: _Optional[int] = ..., version: _Optional[str] = ..., graph_def: _Optional[_Union[_mindspore_anf_ir_pb2.GraphProto, _Mapping]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., explain: _Optional[_Union[Explain, _Mapping]] = ..., run_id: _Optional[int] = ..., attempt: _Optional[int] = ..., seq: _Optional[int] = ..., norms: _Optional[_Union[_norms_pb2.Norms, _Mapping]] = ...) -> None: ...
 
 class LossLandscape(_message.Message):
     __slots__ = ("landscape", "loss_path", "metadata", "convergence_point")

@@ -23,6 +23,7 @@ from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.pb import mindspore_summary_pb2 as summary_pb2
 from distsummary.pb import tensorboard_pb2
 from distsummary.reading.deduplicate import Seen
+from distsummary.reading.norm_tables import named
 from distsummary.reading.scalar_columns import ScalarColumns, read_pieces
 from distsummary.reading.segments import dialect_of, lineage_files, segments
 
@@ -48,9 +49,10 @@ _logger = logging.getLogger(__name__)
 class ReadEvent(NamedTuple):
     """An event of a file; `run_id` is empty and `attempt` and `seq` are 0 if another program wrote the event.
 
-    `values` hold decoded data: float, array in its source dtype, Histogram, Image, Landscape, the bytes of a
-    graph, a lineage message. `wall_time`: seconds since the epoch. `offset`, `end`: the bytes at which the
-    event's frame begins and ends in the file.
+    `values` hold decoded data: float, array in its source dtype, Histogram, Image, Landscape, ParameterNorms
+    (UnnamedNorms if no file has the table of their parameters), the bytes of a graph, a lineage message.
+    `wall_time`: seconds since the epoch. `offset`, `end`: the bytes at which the event's frame begins and
+    ends in the file.
     """
 
     run_id: str
@@ -72,7 +74,7 @@ class ReadValue(NamedTuple):
     step: int
     wall_time: float
     tag: str
-    value: Any  # float, array, Histogram, Image, Landscape, bytes or a lineage message
+    value: Any  # float, array, Histogram, Image, Landscape, ParameterNorms, bytes or a lineage message
 
 
 # These take half the time of a NamedTuple's own constructor.
@@ -148,7 +150,7 @@ def _read_file(
                 yield _new_event((*fields, path, piece.offset, piece.end))
                 continue
             try:
-                decoded = _decode(piece, dialect)
+                decoded = _decode(piece, dialect, path)
             except DamagedFileError as error:
                 skipping.skip(piece.offset, str(error))
                 continue
@@ -189,17 +191,17 @@ def values_of(piece: Piece) -> Iterable[ReadValue]:
     return map(_new_read_value, zip(*fields, strict=False))
 
 
-def decode_frame(frame: Frame, dialect: str) -> tuple[EventIds, Event] | None:
-    """The event in a frame of a file in `dialect`; None for a record without values.
+def decode_frame(frame: Frame, dialect: str, file: Path) -> tuple[EventIds, Event] | None:
+    """The event in a frame of `file`, which is in `dialect`; None for a record without values.
 
     Raises DamagedFileError.
     """
     if frame.damage is None and (fields := decode_scalars(frame.payload, dialect)) is not None:
         return EventIds(*fields[:3]), Event(*fields[3:])
-    return _decode(frame, dialect)
+    return _decode(frame, dialect, file)
 
 
-def _decode(frame: Frame, dialect: str) -> tuple[EventIds, Event] | None:
+def _decode(frame: Frame, dialect: str, file: Path) -> tuple[EventIds, Event] | None:
     if frame.damage is not None:
         raise DamagedFileError(frame.damage)
     decoder = _DECODERS[dialect]
@@ -209,6 +211,7 @@ def _decode(frame: Frame, dialect: str) -> tuple[EventIds, Event] | None:
             decoded = decoder.decode(frame.payload)
         if decoded is not None:
             refuse_bad_text(decoded[1].values)
+            named(decoded[1], file)
         return decoded
     except RecursionError as error:
         raise DamagedFileError("the event is nested too deeply") from error

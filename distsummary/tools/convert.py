@@ -17,9 +17,11 @@ from distsummary.format import mindspore_format, tensorboard_format
 from distsummary.format.encode import encode_event
 from distsummary.format.frames import frame
 from distsummary.format.mindspore_format import MAX_BUCKETS
+from distsummary.format.norms import TableTurns, UnnamedNorms
 from distsummary.format.records import (
     DIALECTS,
     MINDSPORE,
+    NORMS,
     SUMMARY_PLUGINS,
     TENSORBOARD,
     TENSORBOARD_PLUGINS,
@@ -108,10 +110,10 @@ def convert(
     """Convert the event files of a directory, and of its direct children, to the dialect `to`.
 
     Each directory gets one file, which appears complete or not at all. Times, steps and the identities of the
-    events are kept. TensorBoard's dialect holds scalars, histograms, images and texts; other values are left
-    out and counted. Damaged places are skipped and listed. MindInsight drops histograms of more than 90
-    buckets: for MindSpore's dialect, adjacent buckets of such histograms are merged. A directory whose output
-    directory already has files of the target dialect is skipped, so nothing is duplicated.
+    events are kept. TensorBoard's dialect holds scalars, histograms, images, texts and norms; other values
+    are left out and counted. Damaged places are skipped and listed. MindInsight drops histograms of more than
+    90 buckets: for MindSpore's dialect, adjacent buckets of such histograms are merged. A directory whose
+    output directory already has files of the target dialect is skipped, so nothing is duplicated.
 
     Args:
         path: a run dir or a rank's directory.
@@ -193,6 +195,7 @@ class _Conversion:
         self.refused = 0
         self.left_out: Counter[str] = Counter()
         self._to = to
+        self._tables = TableTurns()
 
     def payloads(self, events: Iterable[ReadEvent]) -> Iterator[bytes]:
         """Yield a version record, then the encoded events; nothing if the dialect can hold no value."""
@@ -200,7 +203,11 @@ class _Conversion:
         for event in events:
             kept: list[Value] = []
             for value in event.values:
-                if self._to == MINDSPORE and value.plugin not in TENSORBOARD_PLUGINS:
+                if isinstance(value.data, UnnamedNorms):
+                    self.left_out[value.plugin] += 1
+                elif value.plugin == NORMS:
+                    kept.append(value)
+                elif self._to == MINDSPORE and value.plugin not in TENSORBOARD_PLUGINS:
                     is_wide = value.plugin == "histogram" and value.data.left.size > MAX_BUCKETS
                     kept.append(value._replace(data=widened(value.data, MAX_BUCKETS)) if is_wide else value)
                 elif value.plugin in SUMMARY_PLUGINS and tensorboard_format.encode_value(value) is not None:
@@ -210,7 +217,9 @@ class _Conversion:
             if not kept:
                 continue
             ids = EventIds(event.run_id, event.attempt, event.seq) if event.run_id else None
-            encoded, refused = encode_event(Event(event.step, event.wall_time, kept), ids, (self._to,))
+            encoded, refused = encode_event(
+                Event(event.step, event.wall_time, kept), ids, (self._to,), tables=self._tables
+            )
             self.refused += len(refused)
             payload = encoded[self._to]
             if payload is None or len(refused) == len(kept):

@@ -13,6 +13,7 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from distsummary.errors import DamagedFileError, MissingFileError
+from distsummary.format.norms import ParameterNorms, UnnamedNorms
 from distsummary.format.records import (
     MINDSPORE,
     TENSORBOARD,
@@ -95,7 +96,7 @@ def _dump(files: list[Path], full: bool) -> Iterator[dict[str, Json]]:
                 continue
             end = piece.end
             try:
-                decoded = decode_frame(piece, kind)
+                decoded = decode_frame(piece, kind, file)
             except DamagedFileError as error:
                 yield place | _damage(piece.offset, str(error))
                 continue
@@ -176,6 +177,8 @@ def _described(value: Value, full: bool) -> Json:
             }
             if full:
                 described |= {name: numbers(array) for name, array in arrays.items()}
+        case "norms":
+            return _norms(data, full)
         case "text":
             described = {"characters": len(data), "text": data if full else data[:MAX_TEXT]}
         case "graph":
@@ -187,6 +190,34 @@ def _described(value: Value, full: bool) -> Json:
         case _:
             return fields(data)
     return described
+
+
+def _norms(norms: ParameterNorms | UnnamedNorms, full: bool) -> Json:
+    """One object for each parameter; its name is null if the table is missing."""
+    table = norms.table if isinstance(norms, ParameterNorms) else None
+    digest = norms.table.digest if isinstance(norms, ParameterNorms) else norms.digest
+    columns = norms.columns
+    with np.errstate(all="ignore"):  # whatever numbers the file holds
+        roots = {name: np.sqrt(columns[f"{name}_sums"]).tolist() for name in ("weight", "gradient", "update")}
+    has_gradient = columns["has_gradient"].tolist()
+    nonfinite = {name: columns[f"{name}_nonfinite"].tolist() for name in ("weight", "gradient")}
+    rows: list[dict[str, Json]] = []
+    for row, has in enumerate(has_gradient):
+        described = {
+            "name": table.names[row] if table else None,
+            "weight": number(roots["weight"][row]),
+            "gradient": number(roots["gradient"][row]) if has else None,
+            "nonfinite": [nonfinite["weight"][row], nonfinite["gradient"][row]],
+        }
+        if full:
+            described["update"] = number(roots["update"][row])
+            described["update_max"] = number(float(columns["update_max"][row]))
+            if table:
+                described["shape"] = list(table.shapes[row])
+                described["local_size"] = table.local_sizes[row]
+                described["split"] = list(table.split[row])
+        rows.append(described)
+    return {"table": digest.hex(), "parameters": rows}
 
 
 def number(value: float | None) -> Json:

@@ -26,6 +26,7 @@ KINDS = {
     "unreadable": Kind(ERROR, "fix its permissions"),
     "empty": Kind(WARNING, "remove the file: nothing was written to it"),
     "live": Kind(NOTE, "check again when its writer has ended"),
+    "norms_table": Kind(ERROR, "put the directory's older event files back: one of them has the names"),
     # the names and places of files
     "stamp": Kind(ERROR, "rename it: the number after 'summary.' must be seconds, ten digits"),
     "short_stamp": Kind(WARNING, "rename it: viewers compare stamps as text, so they must have ten digits"),

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from distsummary.errors import DamagedFileError
 from distsummary.format.frames import read_frames, whole_length
-from distsummary.format.records import MINDSPORE, TENSORBOARD
+from distsummary.format.norms import UnnamedNorms
+from distsummary.format.records import MINDSPORE, NORMS, TENSORBOARD
 from distsummary.reading.reader import decode_frame
 from distsummary.reading.segments import LANDSCAPE, source_of, stamp_of
 from distsummary.tools.findings import Finding, finding
@@ -17,6 +18,7 @@ from distsummary.tools.fsck_steps import StepOrder
 from distsummary.tools.fsck_values import LOSS_TAG, MAX_TAGS, MAX_TENSOR_TAGS, tag_key, value_problems
 
 MAX_FINDINGS = 20  # for each kind in one file; further findings are only counted
+_NOT_SHOWN = ("text", NORMS)  # MindInsight knows nothing of them: they take no place among its tags
 MAX_KNOWN_TAGS = 100_000  # remembered per directory; further tags are ignored
 
 
@@ -78,7 +80,7 @@ def _check_file(file: EventFile, facts: DirectoryFacts, steps: StepOrder | None)
             yield finding(path, "zero_frame", text, offset=frame.offset)
             continue
         try:
-            decoded = decode_frame(frame, file.kind)
+            decoded = decode_frame(frame, file.kind, path)
         except DamagedFileError as error:
             yield finding(path, "damaged", str(error), offset=frame.offset)
             continue
@@ -94,12 +96,15 @@ def _check_file(file: EventFile, facts: DirectoryFacts, steps: StepOrder | None)
             continue  # a copy of an earlier event: its values have been checked
         for value in event.values:
             key = (value.plugin, tag_key(value.tag))
+            if isinstance(value.data, UnnamedNorms):
+                text = f"the norms of {len(value.data.columns['weight_sums'])} parameters without their names"
+                yield finding(path, "norms_table", text, offset=frame.offset)
             if file.kind != TENSORBOARD:
                 for problem in value_problems(value):
                     yield finding(path, problem.kind, problem.message, offset=frame.offset)
                 facts.has_landscape |= value.plugin == "landscape"
-                # MindInsight knows nothing of texts: they take no place among its tags
-                if file.kind == MINDSPORE and value.plugin != "text" and len(facts.tags) <= MAX_KNOWN_TAGS:
+                is_shown = value.plugin not in _NOT_SHOWN
+                if file.kind == MINDSPORE and is_shown and len(facts.tags) <= MAX_KNOWN_TAGS:
                     facts.tags.add(key)
             if steps is not None:
                 steps.take(key, ids, event.step)

@@ -16,7 +16,6 @@ from distsummary.format.scalar_rows import (
     FLUSH,
     ITEM_BYTES,
     MAX_ROW_BYTES,
-    SCALAR_BYTES,
     Item,
     events_in,
     events_of,
@@ -131,7 +130,7 @@ class AsyncWriter:
                 return
             self._drop([value for value in event.values if value.plugin in BULK_PLUGINS], BUDGET_FULL)
             small = [value for value in event.values if value.plugin not in BULK_PLUGINS]
-            size = len(small) * SCALAR_BYTES
+            size = size_of(event._replace(values=small))
             self._changed.notify_all()
             if small and not self._room.wait_for(lambda: self._has_room(size), BLOCK_S):
                 self._drop(small, BUDGET_FULL)

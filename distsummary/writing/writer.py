@@ -145,11 +145,13 @@ class RankWriter:
                 else event._replace(values=[v for v in event.values if v.plugin not in BULK_PLUGINS])
                 for event in events
             ]
+        self._event_files.first_fields = self._encoder.first_fields()
         encoded = self._encoder.encode(batch.first_seq, events)
         before = dict(self._event_files.last_seq)
         try:
             appended = self._event_files.append(encoded.framed, batch.first_step)
         except OSError:
+            self._encoder.repeat()
             if spared and self._event_files.last_seq != before:  # one file took the batch, without them
                 self._left_out = batch.first_seq, spared
             raise

@@ -7,13 +7,26 @@ import numpy as np
 import pytest
 
 import distsummary as ds
-from distsummary.format.records import PLUGINS, Batch, Event, Landscape, Shard, Value
+from distsummary.format.records import (
+    MINDSPORE,
+    NORMS,
+    PLUGINS,
+    TENSORBOARD,
+    Batch,
+    Event,
+    Landscape,
+    Shard,
+    Value,
+)
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
-from distsummary.writing.spec import WriterSpec
+from distsummary.reading.reader import read_directory
+from distsummary.reading.segments import segments
+from distsummary.writing.spec import Limits, WriterSpec
 from distsummary.writing.writer import RankWriter
 from tests.interop.test_mindinsight import Verdict, check
 from tests.interop.views import differences, own_view, python_view, server_view
+from tests.unit.format import samples
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 
@@ -67,9 +80,20 @@ def lineage() -> dict[str, Any]:
     }
 
 
+def write_norms(directory: Path, formats: tuple[str, ...]) -> None:
+    """Scalars with norms, norms alone and scalars alone, in several segments that begin with the table."""
+    spec = WriterSpec(directory=directory, run_id="e" * 16, formats=formats, limits=Limits(rotate_bytes=700))
+    writer = RankWriter(spec)
+    for step in STEPS:
+        loss, norms = Value("scalar", "loss", LOSSES[step]), samples.norms(step=step)
+        events = [Event(step, float(step), [loss, norms] if step % 2 else [loss]), Event(step, 9.0, [norms])]
+        writer.write(Batch(run_id="e" * 16, attempt=0, rank=0, first_seq=2 * step - 1, events=events))
+    writer.close()
+
+
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base directory with the jobs `everything` and `shard`."""
+    """A base directory with the jobs `everything`, `norms`, `shard` and `tensorboard`."""
     base = tmp_path_factory.mktemp("plugins") / "my runs"
     random = np.random.default_rng(3)
     recorded = set()
@@ -95,7 +119,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
         add("landscape", "landscape_[5]", landscape())
         record.record(0)
         assert record.health().errors == {}
-    assert recorded == set(PLUGINS)
+    assert recorded == set(PLUGINS) - {NORMS}
+    for name, formats in (("norms", (MINDSPORE, TENSORBOARD)), ("tensorboard", (TENSORBOARD,))):
+        write_norms(base / name, formats)
     half = np.random.default_rng(3).normal(size=SHARD_SIZE).astype(np.float32)
     shard = Value("histogram", "weight", half, Shard(global_shape=(2 * SHARD_SIZE,), offset=(0,)))
     writer = RankWriter(WriterSpec(directory=base / "shard", run_id="f" * 16, attempt=0, rank=0))
@@ -175,3 +201,18 @@ def test_both_readers_of_tensorboard_show_scalars_histograms_images_and_texts(ba
     assert own.texts[".", "remark"] == [(step, TEXT.format(step)) for step in STEPS]
     assert differences(python_view(base / "everything"), own) == []
     assert differences(server_view(base / "everything"), own) == []
+
+
+@pytest.mark.parametrize(("name", "carrier"), [("norms", MINDSPORE), ("tensorboard", TENSORBOARD)])
+def test_norms_disturb_no_viewer(verdict: Verdict, base: Path, name: str, carrier: str) -> None:
+    found = [value for event in read_directory(base / name, carrier) for value in event.values]
+    assert sum(value.plugin == NORMS for value in found) == 8
+    assert len(segments(base / name, carrier)) > 1
+    own = own_view(base / name)
+    assert [step for step, _ in own.scalars[".", "loss"]] == [*STEPS]
+    assert differences(python_view(base / name), own) == []
+    assert differences(server_view(base / name), own) == []
+    if carrier == MINDSPORE:
+        scalar = verdict.read("./norms")["scalar"]["loss/scalar"]
+        assert (scalar["points"], scalar["last"]) == (len(STEPS), [STEPS[-1]])
+        assert [*verdict.read("./norms")["scalar"]] == ["loss/scalar"]

@@ -14,13 +14,14 @@ from distsummary.format.records import Value
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.pb import mindspore_summary_pb2 as summary_pb2
+from distsummary.pb import norms_pb2
 from tests.unit.format import samples
 
 
 def foreign(message: Any) -> Any:
     """The same message of a class of another package, as in MindSpore's lineage_pb2."""
     pool = descriptor_pool.DescriptorPool()
-    for module in (anf_ir_pb2, lineage_pb2, summary_pb2):
+    for module in (norms_pb2, anf_ir_pb2, lineage_pb2, summary_pb2):
         file = descriptor_pb2.FileDescriptorProto()
         module.DESCRIPTOR.CopyToProto(file)
         other = file.SerializeToString().replace(b"distsummary.pb.mindspore", b"mindsporedotpackage.irpb")

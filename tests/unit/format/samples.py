@@ -6,8 +6,9 @@ from hypothesis.extra import numpy as hnp
 
 from distsummary.format.histogram import count_histogram
 from distsummary.format.mindspore_format import DATA_TYPES
+from distsummary.format.norms import NORMS_TAG, ParameterNorms, ParameterTable
 from distsummary.format.png import encode_image
-from distsummary.format.records import EventIds, Landscape, Shard, Value
+from distsummary.format.records import NORMS, EventIds, Landscape, Shard, Value
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 
@@ -62,3 +63,25 @@ def custom(**entries: object) -> lineage_pb2.UserDefinedInfo:
         kind = {int: "map_int32", float: "map_double", str: "map_str"}[type(entry)]
         getattr(info.user_info.add(), kind)[key] = entry
     return info
+
+
+def norms(names: tuple[str, ...] = ("a.weight", "b.größe", "c"), *, step: int = 1) -> Value:
+    """The norms of whole small parameters; the last has no gradient, that of the second has NaNs."""
+    n = len(names)
+    table = ParameterTable(names, ((4,),) * n, (4,) * n, ((),) * n)
+    number = np.arange(1.0, n + 1)
+    has_gradient = np.arange(n) < n - 1
+    return Value(
+        NORMS,
+        NORMS_TAG,
+        ParameterNorms(
+            table,
+            weight_sums=number**2,
+            gradient_sums=np.where(has_gradient, np.where(number == 2, np.nan, step**2 * number), 0.0),
+            has_gradient=has_gradient,
+            weight_nonfinite=np.zeros(n, np.int64),
+            gradient_nonfinite=(number == 2).astype(np.int64) * 3,
+            update_sums=np.where(number == 1, 0.25, np.nan),
+            update_max=np.where(number == 1, np.float32(0.5), np.float32(np.nan)),
+        ),
+    )

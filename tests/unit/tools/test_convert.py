@@ -228,3 +228,19 @@ def test_what_is_for_a_page_of_tensorboard_has_no_place_in_mindspores_dialect(na
         {"hparams": 1, "custom_scalars": 1},
         0,
     )
+
+
+def test_norms_go_both_ways(nasty_tmp_path: Path):
+    writer = RankWriter(WriterSpec(directory=nasty_tmp_path / "one", run_id=RUN, formats=("mindspore",)))
+    events = [Event(step, 1.0, [Value("scalar", "x", 0.5), samples.norms(step=step)]) for step in (1, 2)]
+    writer.write(Batch(run_id=RUN, attempt=0, rank=0, first_seq=1, events=events))
+    writer.close()
+    (there,) = convert(nasty_tmp_path / "one", out=nasty_tmp_path / "two").converted
+    (back,) = convert(nasty_tmp_path / "two", to="mindspore", out=nasty_tmp_path / "three").converted
+    assert (there.left_out, back.left_out, there.events, back.events) == ({}, {}, 2, 2)
+    for place, dialect in (("two", "tensorboard"), ("three", "mindspore")):
+        read = [event.values[1].data for event in read_directory(nasty_tmp_path / place, dialect)]
+        for event, found in zip(events, read, strict=True):
+            recorded = event.values[1].data
+            assert found.table == recorded.table
+            assert found.gradient_sums.tobytes() == recorded.gradient_sums.tobytes()

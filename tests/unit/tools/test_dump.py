@@ -15,6 +15,7 @@ from distsummary.format.encode import encode_event
 from distsummary.format.frames import frame
 from distsummary.format.hparams import session_start
 from distsummary.format.lineage import Lineage, encode_lineage
+from distsummary.format.norms import TableTurns
 from distsummary.format.records import Batch, Event, EventIds, Shard, Value
 from distsummary.tools.dump import dump, to_line
 from distsummary.writing.spec import WriterSpec
@@ -225,3 +226,40 @@ def test_a_layout_for_tensorboard_is_described(tmp_path):
     margin = {"series": [{"value": "loss/median", "lower": "loss/min", "upper": "loss/max"}]}
     chart = {"title": "loss: median, min to max", "margin": margin}
     assert record["value"] == {"category": [{"title": "loss and learning rate", "chart": [chart]}]}
+
+
+def test_norms_are_listed_by_parameter(nasty_tmp_path: Path):
+    path = event_file(nasty_tmp_path, samples.norms(step=3))
+    [line] = lines(path)
+    assert (line["plugin"], line["tag"], line["step"]) == ("norms", "norms", 7)
+    assert line["value"]["parameters"] == [
+        {"name": "a.weight", "weight": 1.0, "gradient": 3.0, "nonfinite": [0, 0]},
+        {"name": "b.größe", "weight": 2.0, "gradient": "NaN", "nonfinite": [0, 3]},
+        {"name": "c", "weight": 3.0, "gradient": None, "nonfinite": [0, 0]},
+    ]
+    [line] = lines(path, full=True)
+    assert line["value"]["parameters"][0] == {
+        "name": "a.weight",
+        "weight": 1.0,
+        "gradient": 3.0,
+        "nonfinite": [0, 0],
+        "update": 0.5,
+        "update_max": 0.5,
+        "shape": [4],
+        "local_size": 4,
+        "split": [],
+    }
+    assert line["value"]["parameters"][1]["update"] == "NaN"
+
+
+def test_norms_without_their_table_have_no_names(nasty_tmp_path: Path):
+    tables = TableTurns()
+    value = samples.norms(("of", "a", "lost", "table"))
+    payloads = [
+        encode_event(Event(step, 1.0, [value]), None, ("mindspore",), tables=tables)[0]["mindspore"]
+        for step in (1, 2)
+    ]
+    path = write(nasty_tmp_path, MINDSPORE.format(17), [frame(payloads[1])])
+    [line] = lines(path, full=True)
+    assert [row["name"] for row in line["value"]["parameters"]] == [None] * 4
+    assert line["value"]["table"] == value.data.table.digest.hex()

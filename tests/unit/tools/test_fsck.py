@@ -14,6 +14,7 @@ from distsummary.format.encode import encode_event
 from distsummary.format.frames import frame
 from distsummary.format.histogram import count_histogram
 from distsummary.format.lineage import Lineage, encode_lineage
+from distsummary.format.norms import TableTurns
 from distsummary.format.records import Batch, Event, EventIds, Histogram, Landscape, Shard, Value
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
@@ -558,3 +559,18 @@ def test_every_mendable_kind_names_the_repair():
 def test_histograms_of_our_own_have_few_enough_buckets():
     values = np.random.default_rng(1).normal(size=1_000_000).astype(np.float32)
     assert count_histogram(values).left.size <= 90
+
+
+def test_norms_that_have_lost_their_names_are_found(nasty_tmp_path: Path):
+    tables = TableTurns()
+    frames = []
+    for step in (1, 2):
+        value = samples.norms(("names", "that", "nothing", "has"))
+        payloads, _ = encode_event(Event(step, 1.0, [value]), None, ("mindspore",), tables=tables)
+        frames.append(frame(payloads["mindspore"]))
+    path = write(nasty_tmp_path, MINDSPORE.format(17), [frames[1]])
+    [found] = [one for one in fsck(nasty_tmp_path).findings if one.kind == "norms_table"]
+    assert (found.file, found.offset, found.severity) == (path, 0, "error")
+    assert "the norms of 4 parameters without their names" in found.message
+    write(nasty_tmp_path, MINDSPORE.format(16), [frames[0]])
+    assert "norms_table" not in kinds(fsck(nasty_tmp_path))

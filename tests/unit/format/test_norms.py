@@ -1,0 +1,180 @@
+"""Norms of every parameter: what is written is read, with the table of names from wherever it stands."""
+
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.format import mindspore_format, norms, tensorboard_format
+from distsummary.format.encode import encode_event
+from distsummary.format.norms import (
+    COLUMNS,
+    NORMS_TAG,
+    REPEAT,
+    ParameterNorms,
+    ParameterTable,
+    TableTurns,
+    UnnamedNorms,
+    checked_norms,
+)
+from distsummary.format.records import DIALECTS, MINDSPORE, NORMS, TENSORBOARD, Event, EventIds, Value
+from distsummary.format.scalar_rows import size_of
+
+NAN, INF = float("nan"), float("inf")
+DECODERS = {MINDSPORE: mindspore_format.decode_event, TENSORBOARD: tensorboard_format.decode_event}
+TABLE = ParameterTable(
+    names=("embedding.weight", "block.0.größe", "scale", "empty"),
+    shapes=((10, 4), (3,), (), (0, 7)),
+    local_sizes=(20, 3, 1, 0),
+    split=(("dp_shard", "tp"), (), (), ("dp_shard",)),
+)
+
+
+def measured(table=TABLE, **more):
+    columns = {
+        "weight_sums": [1.5, NAN, 1e-300, 0.0],
+        "gradient_sums": [1e300, 0.0, INF, 2.0],
+        "has_gradient": [True, False, True, True],
+        "weight_nonfinite": [0, 3, 0, 0],
+        "gradient_nonfinite": [0, 0, 2**40, 0],
+        "update_sums": [NAN, 1e-20, NAN, INF],
+        "update_max": [NAN, 1e-10, NAN, INF],
+    } | more
+    return ParameterNorms(table, **{name: np.array(columns[name], COLUMNS[name]) for name in COLUMNS})
+
+
+def value(data):
+    return Value(NORMS, NORMS_TAG, data)
+
+
+def encoded(*values, formats=DIALECTS, tables=None, step=3):
+    payloads, refused = encode_event(
+        Event(step, 10.0, [*values]), EventIds("a" * 16, 0, 7), formats, tables=tables
+    )
+    assert refused == []
+    return payloads
+
+
+def same(left, right):
+    assert left.table == right.table
+    for name, dtype in COLUMNS.items():
+        assert getattr(left, name).dtype == dtype
+        assert getattr(left, name).tobytes() == getattr(right, name).tobytes(), name
+
+
+@pytest.fixture(autouse=True)
+def nothing_read(monkeypatch):
+    """No table has been read in this process."""
+    monkeypatch.setattr(norms, "_known", type(norms._known)())
+
+
+@pytest.mark.parametrize("formats", [DIALECTS, (MINDSPORE,), (TENSORBOARD,)])
+def test_norms_come_back_from_the_one_dialect_that_has_them(formats):
+    payloads = encoded(Value("scalar", "loss", 0.5), value(measured()), formats=formats)
+    carrier = formats[0]
+    for dialect in formats:
+        ids, event = DECODERS[dialect](payloads[dialect])
+        assert (ids, event.step, event.values[0]) == (
+            EventIds("a" * 16, 0, 7),
+            3,
+            Value("scalar", "loss", 0.5),
+        )
+        assert len(event.values) == (2 if dialect == carrier else 1)
+    norms_read = DECODERS[carrier](payloads[carrier])[1].values[1]
+    assert norms_read[:2] == (NORMS, NORMS_TAG)
+    same(norms_read.data, measured())
+
+
+def test_an_event_of_norms_alone_is_in_their_dialect_only():
+    payloads = encoded(value(measured()))
+    assert payloads[TENSORBOARD] is None
+    assert [one.plugin for one in DECODERS[MINDSPORE](payloads[MINDSPORE])[1].values] == [NORMS]
+    alone = encoded(value(measured()), formats=(TENSORBOARD,))
+    assert [one.plugin for one in DECODERS[TENSORBOARD](alone[TENSORBOARD])[1].values] == [NORMS]
+
+
+def test_a_record_without_its_table_is_unnamed_until_the_table_has_been_read():
+    tables = TableTurns()
+    first = encoded(value(measured()), tables=tables)[MINDSPORE]
+    second = encoded(value(measured()), tables=tables)[MINDSPORE]
+    assert TABLE.compressed in first
+    assert TABLE.compressed not in second
+    [unnamed] = DECODERS[MINDSPORE](second)[1].values
+    assert isinstance(unnamed.data, UnnamedNorms)
+    assert unnamed.data.digest == TABLE.digest
+    same(unnamed.data.named(TABLE), measured())
+    DECODERS[MINDSPORE](first)
+    same(DECODERS[MINDSPORE](second)[1].values[0].data, measured())
+
+
+def test_the_table_is_written_first_after_a_change_after_a_failure_and_every_so_often():
+    tables, other = TableTurns(), replace(TABLE, names=("a", "b", "c", "d"))
+    assert [tables.carries(TABLE) for _ in range(3)] == [True, False, False]
+    assert [tables.carries(replace(TABLE)) for _ in range(2)] == [
+        False,
+        False,
+    ]  # equal, though another object
+    assert [tables.carries(other), tables.carries(other), tables.carries(TABLE)] == [True, False, True]
+    tables.repeat()
+    assert [tables.carries(TABLE), tables.carries(TABLE)] == [True, False]
+    turns = [tables.carries(TABLE) for _ in range(2 * REPEAT)]
+    assert sum(turns) == 2
+    assert turns.index(True) == REPEAT - 2
+
+
+def test_the_first_record_of_a_file_can_have_the_table():
+    own = norms.encode_table(TABLE)
+    for dialect, form in ((MINDSPORE, mindspore_format), (TENSORBOARD, tensorboard_format)):
+        norms._known.clear()
+        assert DECODERS[dialect](form.encode_version(1.0, EventIds("a" * 16, 0), own)) is None
+        assert norms.known_table(TABLE.digest) == TABLE
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (3.0, "must be ParameterNorms"),
+        (measured(weight_sums=[1.0]), r"weight_sums of norms must have the shape \(4,\)"),
+        (measured(weight_nonfinite=[0, 0, 0, -1]), "must not be negative"),
+        (replace(measured(), has_gradient=np.ones(4)), "has_gradient of norms must be bool, got float64"),
+        (measured(replace(TABLE, split=((),))), "must be equally long, got 4, 4, 4 and 1"),
+        (measured(replace(TABLE, names=("a", "a", "b", "c"))), "4 with 3 different ones"),
+    ],
+)
+def test_norms_that_do_not_fit_are_refused_and_nothing_else_is(data, reason):
+    loss = Value("scalar", "loss", 0.5)
+    payloads, refused = encode_event(Event(1, 1.0, [value(data), loss]), None)
+    assert [one.plugin for one in refused] == [NORMS]
+    with pytest.raises((InvalidTypeError, InvalidValueError), match=reason):
+        checked_norms(data).table.digest  # noqa: B018
+    assert DECODERS[MINDSPORE](payloads[MINDSPORE])[1].values == [loss]
+
+
+def test_an_event_has_the_norms_of_one_model():
+    payloads, refused = encode_event(Event(1, 1.0, [value(measured()), value(measured())]), None)
+    assert "one model only" in refused[0].reason
+    same(DECODERS[MINDSPORE](payloads[MINDSPORE])[1].values[0].data, measured())
+
+
+def test_any_damage_is_an_error_of_the_reader_and_nothing_else():
+    whole = encoded(value(measured()))[MINDSPORE]
+    random = np.random.default_rng(5)
+    for _ in range(300):
+        norms._known.clear()
+        octets = bytearray(whole)
+        for place in random.integers(0, len(octets), 3):
+            octets[place] = random.integers(0, 256)
+        try:
+            DECODERS[MINDSPORE](bytes(octets[: random.integers(1, len(octets) + 1)]))
+        except ValueError:  # DamagedFileError, which is one
+            continue
+
+
+def test_a_queue_counts_the_bytes_of_norms_and_many_ranks_share_the_names():
+    assert size_of(Event(1, 1.0, [value(measured())])) > measured().nbytes == 4 * (4 * 8 + 8 + 4 + 1)
+    sent = [pickle.loads(pickle.dumps(replace(TABLE, local_sizes=(n, 3, 1, 0)))) for n in (20, 20, 21)]
+    assert sent[0] == TABLE
+    assert sent[0] is sent[1]
+    assert sent[0].names is sent[2].names
