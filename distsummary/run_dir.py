@@ -27,6 +27,7 @@ _LOOK_AGAIN_S = (0.02, 0.1)  # while another process makes a change that may be 
 PROBE_BYTES = 4096  # written and removed by `create`
 LANDSCAPE_JOURNAL = re.compile(r"journal-[0-9a-f]{16}\.bin")
 _RANK_DIR = re.compile(r"(?:(?P<role>[a-z]+)_)?rank_(?P<rank>\d{5,})")
+_NUMBERED = re.compile(r"(?P<prefix>.*?)(?P<number>0|[1-9]\d{0,5})")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # one slash: Path turns s3://bucket/run into s3:/bucket/run
 _RAY_COPY = re.compile(r"/session_[^/]+/runtime_resources/")  # of Ray's temporary directory
 _REMEDY = (
@@ -116,6 +117,28 @@ class RunDir:
         except (FileNotFoundError, NotADirectoryError):
             return {}
         return dict(sorted(found.items()))
+
+    def numbered_dirs(self) -> dict[int, Path]:
+        """Number -> the directory that a script names `path + str(number)`; empty if there is none.
+
+        These are numbers in the run dir, as for the path `runs/`, or else beside it, as for `runs/summary`.
+        """
+        inside = {number: path for path in _children(self.base) if (number := _number(path.name)) is not None}
+        beside = {
+            number: path
+            for path in _children(self.base.parent)
+            if path.name.startswith(self.base.name)
+            and (number := _number(path.name[len(self.base.name) :])) is not None
+        }
+        return dict(sorted((inside or beside).items()))
+
+    def without_number(self) -> tuple["RunDir", int] | None:
+        """The run dir that this one belongs to by `numbered_dirs`, and the number; None without a number."""
+        match = _NUMBERED.fullmatch(self.base.name)
+        if match is None:
+            return None
+        prefix = match["prefix"]
+        return RunDir(self.base.with_name(prefix) if prefix else self.base.parent), int(match["number"])
 
     def create(self) -> "RunDir":
         """Make the directory and check that it can be written; raises RunDirError with the path if not."""
@@ -236,6 +259,21 @@ class RunDir:
             yield
         finally:
             lock.release()
+
+
+def _children(directory: Path) -> list[Path]:
+    """The directories in a directory, without symbolic links; none if there is no such directory."""
+    try:
+        with os.scandir(directory) as entries:
+            return [directory / entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _number(text: str) -> int | None:
+    """The number that a text is, None for any other text."""
+    match = _NUMBERED.fullmatch(text)
+    return int(match["number"]) if match and not match["prefix"] else None
 
 
 def refuse_temporary(field: str, path: str | os.PathLike[str]) -> None:

@@ -3,11 +3,13 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from distsummary.errors import MissingFileError, NotADirectoryPathError, RunDirError
+from distsummary.errors import DistSummaryError, MissingFileError, NotADirectoryPathError, RunDirError
 from distsummary.run_dir import MANIFEST, RunDir
+from distsummary.sibling_run import SiblingRun, sibling_run
 from distsummary.tools.findings import Finding, finding
 from distsummary.tools.fsck_files import DirectoryFacts, check_files
 from distsummary.tools.fsck_journals import check_journals, journals
@@ -66,6 +68,8 @@ class _Tree:
 def fsck(path: str | os.PathLike[str], *, repair: bool = False, files: Files | None = None) -> FsckReport:
     """Check a run dir, a rank's directory or the parent of runs; symbolic links are not followed.
 
+    Of ranks in `path + "0"`, `path + "1"` ... (see `sibling_run`), these directories are checked too.
+
     A repair cuts the torn tail (the incomplete last frame) off event files and journals of landscapes, and
     keeps it in `torn-<n>.bin`. It rebuilds run.json and the manifest.json of the ranks from each other and
     from the event files, and keeps the old ones beside them. It deletes nothing, and does not touch files
@@ -105,11 +109,12 @@ def fsck(path: str | os.PathLike[str], *, repair: bool = False, files: Files | N
 
 
 def _check(base: Path) -> _Tree:
-    if not base.exists():
+    siblings = _siblings(base)
+    if not base.exists() and not siblings:
         raise MissingFileError(
             f"there is no directory {base}; name a run dir, a rank's directory or their parent"
         )
-    if not base.is_dir():
+    if base.exists() and not base.is_dir():
         raise NotADirectoryPathError(f"{base} is a file; name the directory that holds it")
     tree = _Tree()
 
@@ -119,12 +124,13 @@ def _check(base: Path) -> _Tree:
         text = f"it cannot be read: {error.strerror}"
         tree.findings.append(finding(Path(error.filename), "unreadable", text))
 
-    for root, names, _ in os.walk(base, onerror=unreadable):
+    tops = [base, *siblings] if base.exists() else siblings
+    for root, names, _ in chain.from_iterable(os.walk(top, onerror=unreadable) for top in tops):
         names.sort()
         directory = Path(root)
         run = RunDir(directory)
         if (directory / MANIFEST).exists() or any(run.rank_dirs(role) for role in ("train", "eval")):
-            tree.runs.append(run)
+            tree.runs.append(_sibling_run(directory) or run)
         event_files, of_names = check_names(directory)
         facts, of_files = check_files(event_files)
         found_journals = journals(directory)
@@ -133,7 +139,7 @@ def _check(base: Path) -> _Tree:
         if event_files:
             tree.facts[directory] = facts
             # A viewer started on `base`, or on a run in it, looks into the direct children, but no deeper.
-            viewed = {Path(os.path.realpath(base)), *(run.base for run in tree.runs)}
+            viewed = {*(Path(os.path.realpath(top)) for top in tops), *(run.base for run in tree.runs)}
             real = Path(os.path.realpath(directory))
             if real not in viewed and real.parent not in viewed:
                 text = f"{len(event_files)} event file(s) more than one level below a run or the checked path"
@@ -141,8 +147,23 @@ def _check(base: Path) -> _Tree:
     if not (tree.facts or tree.journals or tree.runs or tree.findings):
         raise MissingFileError(f"there is no event file in {base}; name a run dir or a rank's directory")
     for run in tree.runs:
-        tree.findings += check_manifest(run, tree.of_run(run))
+        if not isinstance(run, SiblingRun):  # what it knows of its ranks comes from their manifests
+            tree.findings += check_manifest(run, tree.of_run(run))
     return tree
+
+
+def _siblings(base: Path) -> list[Path]:
+    """The directories of ranks that are beside `base`; see `sibling_run`, also for errors."""
+    run = _sibling_run(base) if base.exists() else sibling_run(base)
+    return [path for path in run.siblings.values() if path.parent != run.base] if run else []
+
+
+def _sibling_run(directory: Path) -> SiblingRun | None:
+    """The run of siblings whose merged run is in a directory; None if it is another or cannot be read."""
+    try:
+        return sibling_run(directory)
+    except DistSummaryError:
+        return None
 
 
 def _cut(places: set[Path], cut: Callable[[Path, Files], object], files: Files) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from distsummary.errors import DistSummaryError, MissingFileError
 from distsummary.publish import file_system_time
 from distsummary.run_dir import MANIFEST, RunDir
+from distsummary.sibling_run import sibling_run
 from distsummary.states import AttemptState, RankState, RunState, read_run
 
 if TYPE_CHECKING:
@@ -80,9 +81,19 @@ def read_status(path: str | os.PathLike[str]) -> Status:
         MissingFileError: it is no run; the message says what it is.
         DamagedFileError, RunDirError: run.json is damaged, of an older version, or cannot be read.
     """
-    run_dir = RunDir(path)
-    _check_is_run(run_dir.base, os.fspath(path))
-    now = file_system_time(run_dir.base)
+    siblings = sibling_run(path)
+    run_dir = siblings or RunDir(path)
+    place = run_dir.base
+    if siblings is not None and siblings.read_manifest()["attempts"]:
+        place = next(iter(siblings.siblings.values()))  # before the first merge there is no other
+    elif siblings is not None:
+        raise MissingFileError(
+            f"{place}<rank> are {len(siblings.siblings)} directories of ranks without states (they have no "
+            f"{MANIFEST}), as SummaryRecord and MindSpore write; read them with: distsummary merge {place}"
+        )
+    else:
+        _check_is_run(place, os.fspath(path))
+    now = file_system_time(place)
     run = read_run(run_dir, now=now)
     attempts = [
         _with_recorded_steps(run_dir, attempt, EACH_RANK if attempt is run.newest else 1)

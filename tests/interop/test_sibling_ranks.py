@@ -1,0 +1,44 @@
+"""The merged run of ranks in directories `PREFIX0`, `PREFIX1`, ours and MindSpore's, in both viewers."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import distsummary as ds
+from tests.conftest import ROOT
+from tests.interop.test_mindinsight import check
+from tests.interop.views import differences, own_view, python_view, server_view
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+
+GOLDEN = ROOT / "tests" / "golden" / "ms" / "mlp_train_eval" / "summary"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.mktemp("siblings")
+    for rank in range(2):
+        shutil.copytree(GOLDEN, base / f"mindspore{rank}")
+        with ds.SummaryRecord(f"{base}/ours{rank}") as record:
+            for step in range(1, 4):
+                record.add_value("scalar", "loss", float(rank + step))
+                record.record(step)
+    for name in ("mindspore", "ours"):
+        ds.merge_run(base / name)
+    return base
+
+
+def test_tensorboard_reads_the_merged_runs(base: Path) -> None:
+    recorded = own_view(base)
+    assert {"mindspore", "ours"} <= {run for run, _ in recorded.scalars}
+    assert differences(python_view(base), recorded) == []
+    assert differences(server_view(base), recorded) == []
+
+
+def test_mindinsight_reads_the_merged_runs(base: Path, mindinsight: Path) -> None:
+    verdict = check(base, mindinsight)
+    assert (verdict.complaints(), verdict.status) == ([], 0)
+    assert "loss/scalar" in verdict.read("./ours")["scalar"]
+    assert "loss/auto/scalar" in verdict.read("./mindspore")["scalar"]
+    assert verdict.read("./mindspore")["lineage"]["device_num"] == 2
