@@ -9,7 +9,7 @@ from distsummary.errors import InvalidValueError
 from distsummary.format.records import MINDSPORE, Health, Value
 from distsummary.writing.health import Failures
 
-ONLY_MINDSPORE = ("tensor", "landscape", "graph")  # TensorBoard's files have no place for these plugins
+ONLY_MINDSPORE = ("tensor", "landscape")  # TensorBoard's files have no place for these plugins
 
 
 class RunRecorder:

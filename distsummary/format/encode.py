@@ -9,11 +9,10 @@ from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
-from google.protobuf.message import DecodeError
 
 from distsummary.checks import check_choice, check_text, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.format import mindspore_format, tensorboard_format
+from distsummary.format import mindspore_format, mindspore_graph, tensorboard_format, tensorboard_graph
 from distsummary.format.frames import MAX_PAYLOAD, Framed, Part, frame_parts
 from distsummary.format.histogram import count_histogram
 from distsummary.format.mindspore_format import DATA_TYPES
@@ -40,7 +39,6 @@ from distsummary.format.records import (
 )
 from distsummary.format.scalar_encoder import ScalarEncoder
 from distsummary.format.scalar_rows import events_of
-from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 from distsummary.pb.tensorboard_custom_scalars_pb2 import Layout
 from distsummary.pb.tensorboard_hparams_pb2 import HParamsPluginData
 
@@ -50,6 +48,10 @@ _MESSAGES = {HPARAMS: HParamsPluginData, CUSTOM_SCALARS: Layout}
 _VALUE_ENCODERS: dict[str, Callable[[Value], list[Part] | None]] = {
     "mindspore": mindspore_format.value_parts,
     "tensorboard": tensorboard_format.value_parts,
+}
+_GRAPH_ENCODERS = {
+    "mindspore": mindspore_format.graph_parts,
+    "tensorboard": tensorboard_format.graph_parts,
 }
 
 
@@ -107,7 +109,7 @@ def event_parts(
     """
     refused: list[Refusal] = []
     encoded: dict[str, list[list[Part]]] = {dialect: [] for dialect in formats}
-    graph: bytes | None = None
+    graphs: dict[str, list[Part] | None] = {}
     norms = b""
     carrier = carrier_of(formats)
     room = {dialect: max_payload - _ENVELOPE for dialect in formats}
@@ -125,14 +127,11 @@ def event_parts(
                         "use records.split_event"
                     )
                 check_type("the data of a graph", value.data, bytes)
-                try:
-                    anf_ir_pb2.GraphProto.FromString(value.data)
-                except DecodeError as error:
-                    raise InvalidValueError(
-                        f"the data of a graph must be a serialised GraphProto ({error})"
-                    ) from error
-                checked = bytes(value.data)
-                parts = {dialect: [checked] for dialect in formats}
+                graph = mindspore_graph.decode(value.data)
+                parts = {
+                    dialect: [tensorboard_graph.encode(graph) if dialect == TENSORBOARD else value.data]
+                    for dialect in formats
+                }
             elif value.plugin == NORMS:
                 if norms:
                     raise InvalidValueError("an event can have the norms of one model only")
@@ -160,7 +159,7 @@ def event_parts(
         for dialect, need in needs.items():
             room[dialect] -= need
         if value.plugin == "graph":
-            graph = checked
+            graphs = parts
             continue
         if value.plugin == NORMS:
             norms = b"".join(parts[carrier] or ())
@@ -173,14 +172,14 @@ def event_parts(
     holds_summary = not event.values or any(value.plugin in SUMMARY_PLUGINS for value in event.values)
     for dialect, values in encoded.items():
         own = norms if dialect == carrier else b""
-        if dialect == "tensorboard":
+        if (encoded_graph := graphs.get(dialect)) is not None:
+            payloads[dialect] = _GRAPH_ENCODERS[dialect](encoded_graph, event.wall_time, ids)
+        elif dialect == "tensorboard":
             payloads[dialect] = (
                 tensorboard_format.summary_parts(event.step, event.wall_time, values, ids, own)
                 if values or own
                 else None
             )
-        elif graph is not None:
-            payloads[dialect] = [mindspore_format.encode_graph(graph, event.wall_time, ids)]
         elif holds_summary:
             payloads[dialect] = mindspore_format.summary_parts(event.step, event.wall_time, values, ids, own)
         else:

@@ -65,9 +65,9 @@ def summary_parts(
     return [head, *wire.message(5, summary), wire.identity(ids), own]
 
 
-def encode_graph(graph: bytes, wall_time: float, ids: EventIds | None = None) -> bytes:
-    """The payload of a graph event, which has no step; `graph` is a serialised GraphProto."""
-    return b"".join((wire.double(1, wall_time), wire.delimited(4, graph), wire.identity(ids)))
+def graph_parts(graph: Iterable[Part], wall_time: float, ids: EventIds | None = None) -> list[Part]:
+    """The payload of a graph event, which has no step; `graph` is a serialised GraphProto in parts."""
+    return [wire.double(1, wall_time), *wire.message(4, graph), wire.identity(ids)]
 
 
 def encode_value(value: Value) -> bytes:

@@ -7,7 +7,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from distsummary.errors import DamagedFileError
-from distsummary.format import wire
+from distsummary.format import mindspore_graph, tensorboard_graph, wire
 from distsummary.format.frames import Part
 from distsummary.format.mindspore_format import image_parts
 from distsummary.format.norms import NORMS_TAG, decode_norms
@@ -25,6 +25,7 @@ from distsummary.format.records import (
 )
 from distsummary.pb import tensorboard_pb2
 from distsummary.pb.tensorboard_custom_scalars_pb2 import Layout
+from distsummary.pb.tensorboard_graph_pb2 import GraphDef
 from distsummary.pb.tensorboard_hparams_pb2 import HParamsPluginData
 
 VERSION = "brain.Event:2"
@@ -70,6 +71,11 @@ def summary_parts(
     """
     summary = [part for value in values for part in wire.message(1, value)]
     return [_head(step, wall_time), *wire.message(5, summary), wire.identity(ids), own]
+
+
+def graph_parts(graph: Iterable[Part], wall_time: float, ids: EventIds | None = None) -> list[Part]:
+    """The payload of a graph event, which has the step 0; `graph` is a serialised GraphDef in parts."""
+    return [_head(0, wall_time), *wire.message(4, graph), wire.identity(ids)]
 
 
 def encode_value(value: Value) -> bytes | None:
@@ -146,12 +152,17 @@ def _double(field: int, number: float) -> bytes:
 
 
 def decode_event(payload: bytes) -> tuple[EventIds, Event] | None:
-    """The identity and values of a summary event; None for a version, session or graph record.
+    """The identity and values of a summary or graph event; None for a version or session record.
 
-    Skips values of kinds that `records.Value` does not know (audio, meshes ...). Raises DamagedFileError.
+    A graph becomes the bytes of a GraphProto, as everywhere in events. Skips values of kinds that
+    `records.Value` does not know (audio, meshes ...). Raises DamagedFileError.
     """
     try:
         message = tensorboard_pb2.Event.FromString(payload)
+        if message.HasField("graph_def"):
+            wire.refuse_bombs(message.graph_def, GraphDef.DESCRIPTOR)
+            graph = Value("graph", "", mindspore_graph.encode(tensorboard_graph.decode(message.graph_def)))
+            return wire.read_identity(payload), Event(message.step, message.wall_time, [graph])
         norms = decode_norms(message.norms) if message.HasField("norms") else None
         if not message.HasField("summary"):
             return None

@@ -230,7 +230,7 @@ class OutputProto(_message.Message):
     def __init__(self, name: _Optional[str] = ..., type: _Optional[_Union[TypeProto, _Mapping]] = ...) -> None: ...
 
 class InputProto(_message.Message):
-    __slots__ = ("name", "type")
+    __slots__ = ("name", "type", "output")
     class EdgeType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         DATA_EDGE: _ClassVar[InputProto.EdgeType]
@@ -239,9 +239,11 @@ class InputProto(_message.Message):
     CONTROL_EDGE: InputProto.EdgeType
     NAME_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
     name: str
     type: InputProto.EdgeType
-    def __init__(self, name: _Optional[str] = ..., type: _Optional[_Union[InputProto.EdgeType, str]] = ...) -> None: ...
+    output: int
+    def __init__(self, name: _Optional[str] = ..., type: _Optional[_Union[InputProto.EdgeType, str]] = ..., output: _Optional[int] = ...) -> None: ...
 
 class NodeProto(_message.Message):
     __slots__ = ("input", "name", "op_type", "scope", "attribute", "output_type", "output_i", "full_name", "instance_name")

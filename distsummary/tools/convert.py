@@ -110,10 +110,10 @@ def convert(
     """Convert the event files of a directory, and of its direct children, to the dialect `to`.
 
     Each directory gets one file, which appears complete or not at all. Times, steps and the identities of the
-    events are kept. TensorBoard's dialect holds scalars, histograms, images, texts and norms; other values
-    are left out and counted. Damaged places are skipped and listed. MindInsight drops histograms of more than
-    90 buckets: for MindSpore's dialect, adjacent buckets of such histograms are merged. A directory whose
-    output directory already has files of the target dialect is skipped, so nothing is duplicated.
+    events are kept. TensorBoard's dialect holds scalars, histograms, images, texts, graphs and norms; other
+    values are left out and counted. Damaged places are skipped and listed. MindInsight drops histograms of
+    more than 90 buckets: for MindSpore's dialect, adjacent buckets of such histograms are merged. A directory
+    whose output directory already has files of the target dialect is skipped, so nothing is duplicated.
 
     Args:
         path: a run dir or a rank's directory.

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distsummary.format import encode, mindspore_format, tensorboard_format
+from distsummary.format import encode, mindspore_format, mindspore_graph, tensorboard_format
 from distsummary.format.encode import EventEncoder, encode_event, event_parts
 from distsummary.format.frames import Framed, frame, frame_parts
 from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Event, EventIds, Value
@@ -135,12 +135,13 @@ def test_a_value_that_would_make_the_event_too_large_is_refused():
     assert all(len(payload) <= 6000 for payload in payloads.values() if payload is not None)
 
 
-def test_a_graph_alone_is_an_event_of_the_mindspore_dialect():
+def test_a_graph_alone_is_an_event_of_each_dialect():
     graph = samples.GRAPH.SerializeToString()
     payloads, refused = encode_event(Event(1, 1.0, [Value("graph", "", graph)]), samples.IDS, BOTH)
     assert refused == []
     assert read(payloads, "mindspore").values == [Value("graph", "", graph)]
-    assert payloads["tensorboard"] is None
+    [value] = read(payloads, "tensorboard").values
+    assert mindspore_graph.decode(value.data) == mindspore_graph.decode(graph)
 
 
 def test_a_graph_that_is_none_is_refused():

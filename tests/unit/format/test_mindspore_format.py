@@ -84,7 +84,7 @@ def test_the_version_record_has_the_bytes_of_protobuf():
 def test_a_graph_has_the_bytes_of_protobuf_and_no_step():
     event = with_ids(summary_pb2.Event(wall_time=2.5, graph_def=samples.GRAPH), samples.IDS)
     graph = samples.GRAPH.SerializeToString()
-    encoded = ms.encode_graph(graph, 2.5, samples.IDS)
+    encoded = b"".join(ms.graph_parts([graph], 2.5, samples.IDS))
     assert encoded == event.SerializeToString()
     assert ms.decode_event(encoded) == (samples.IDS, Event(0, 2.5, [Value("graph", "", graph)]))
 
