@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # type checkers do not run __getattr__
+    from distsummary import summary
     from distsummary._init import init
     from distsummary.aggregate.merge import MergeReport, merge_run
     from distsummary.checkpoints.load import load_checkpoint, load_param_into_net
@@ -32,6 +33,7 @@ if TYPE_CHECKING:  # type checkers do not run __getattr__
         UserDefinedInfo,
     )
     from distsummary.pb.mindspore_summary_pb2 import LossLandscape
+    from distsummary.summary import HistogramSummary, ImageSummary, ScalarSummary, TensorSummary
     from distsummary.topology import Topology
     from distsummary.training.callbacks import Callback, CallbackParams, LossMonitor, RunContext, TimeMonitor
     from distsummary.training.checkpoint_config import CheckpointConfig
@@ -65,7 +67,9 @@ __all__ = [
     "FixedLossScaleManager",
     "GraphProto",
     "Health",
+    "HistogramSummary",
     "History",
+    "ImageSummary",
     "LambdaCallback",
     "LandscapeCancelled",
     "LandscapeError",
@@ -83,10 +87,12 @@ __all__ = [
     "Progress",
     "Run",
     "RunContext",
+    "ScalarSummary",
     "SketchedPath",
     "SummaryCollector",
     "SummaryLandscape",
     "SummaryRecord",
+    "TensorSummary",
     "TimeMonitor",
     "Topology",
     "TrainLineage",
@@ -127,6 +133,7 @@ _NAMES_OF = {  # module -> its public names, as above: only type checkers run th
         "UserDefinedInfo",
     ),
     "distsummary.pb.mindspore_summary_pb2": ("LossLandscape",),
+    "distsummary.summary": ("HistogramSummary", "ImageSummary", "ScalarSummary", "TensorSummary"),
     "distsummary.topology": ("Topology",),
     "distsummary.training.callbacks": (
         "Callback",
@@ -150,10 +157,6 @@ _NAMES_OF = {  # module -> its public names, as above: only type checkers run th
     "distsummary.training.run": ("Run",),
 }
 _NOT_OURS = {  # names of MindSpore -> what to do instead
-    "ScalarSummary": "run.log(name=value) in the loop",
-    "ImageSummary": "run.image(name, value) in the loop",
-    "TensorSummary": "run.tensor(name, value) in the loop",
-    "HistogramSummary": "run.histogram(name, value) in the loop",
     "ConvertNetUtils": "an optimizer of torch, or of a library: THOR is MindSpore's alone",
     "ConvertModelUtils": "an optimizer of torch, or of a library: THOR is MindSpore's alone",
 }
@@ -163,6 +166,8 @@ _MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in na
 def __getattr__(name: str) -> Any:
     if name in _NOT_OURS:
         raise AttributeError(f"{name} of MindSpore is not in {__name__}; use {_NOT_OURS[name]}")
+    if name == "summary":  # a module that users name as ds.summary; it needs torch
+        return importlib.import_module(f"{__name__}.summary")
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_MODULE_OF[name]), name)

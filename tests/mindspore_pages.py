@@ -165,18 +165,14 @@ PAGES = {
     "load_param_into_net": Page("net, parameter_dict, strict_load=False"),
     "ConvertNetUtils": Page("", {"convert_to_thor_net": "net"}),
     "ConvertModelUtils": Page(""),
-    "ScalarSummary": Page(""),
-    "ImageSummary": Page(""),
-    "TensorSummary": Page(""),
-    "HistogramSummary": Page(""),
+    "ScalarSummary": Page("", {"forward": "name, value"}),
+    "ImageSummary": Page("", {"forward": "name, value"}),
+    "TensorSummary": Page("", {"forward": "name, value"}),
+    "HistogramSummary": Page("", {"forward": "name, value"}),
 }
 
 # Names, "Class.member" or "Class(parameter)", that ours does not have. docs/mindspore.md says why.
 NOT_OURS = {
-    "ScalarSummary",
-    "ImageSummary",
-    "TensorSummary",
-    "HistogramSummary",
     "ConvertNetUtils",
     "ConvertModelUtils",
     "Model.build",

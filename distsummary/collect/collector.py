@@ -36,6 +36,7 @@ from distsummary.collect.selection import BY_DEFAULT, Selection, default_steps
 from distsummary.collect.session import Past, Session
 from distsummary.collect.sources import Images, LearningRate, Loss, Source, WatchedParameters
 from distsummary.collect.step_values import Parameters
+from distsummary.collect.taps import Taps
 from distsummary.deal import Deal
 from distsummary.errors import ClosedError, InvalidValueError
 from distsummary.format.records import DIALECTS, MINDSPORE, WRITTEN, Health, Value
@@ -204,6 +205,15 @@ class SummaryCollector(Callback):
         self._last: int | None = None  # the newest step at which more than the logged values was due
         self._plain_before = -math.inf  # the first due step; the first step is due
         self._make_sources()
+        self._taps = Taps(
+            self.recorder.snapshot,
+            self._failures,
+            regular=regular_steps(self._freq),
+            tensors=self._whole.steps,
+            deal=self._deal,
+            mindspore_compat=self._compat,
+        )
+        self.recorder.gather = self._taps.gather
         self._params: CallbackParams | None = None  # the parameters of the current training
         self._recorded: object = None  # the `logged` dict that was recorded last
 
@@ -254,7 +264,9 @@ class SummaryCollector(Callback):
             self._session.begin_heartbeats(self._hear, int(params.get("initial_step") or 0))
         session = self._session
         session.phase = "training"
-        self.recorder.record = session.record
+        self._taps.begin(params, session.record)
+        self._taps.group = self._group
+        self.recorder.record = self._taps.record
         self._params = params
         network = params.get("network")
         if network is not None:
@@ -276,6 +288,7 @@ class SummaryCollector(Callback):
         elif self._session is None:
             self._evaluations = self._evaluations or Evaluations(topology)
             self._evaluations.own()
+        self._taps.pause()
         if self._session is not None:
             self._session.phase = "evaluating"
 
@@ -360,8 +373,10 @@ class SummaryCollector(Callback):
             for watched in (self._histograms, self._whole):
                 if watched.parameters is not None:
                     watched.parameters.deal_among(self._group)
+            self._taps.group = self._group
         if self._total is not None:
             self._whole.steps = tensor_steps(self._total, self._freq, self._tensor_freq)
+            self._taps.tensors = self._whole.steps
         if self._last is not None:
             self._last = max(self._last, deal.since - 1)  # due steps before the deal are done
             self._plan_next()
@@ -380,6 +395,7 @@ class SummaryCollector(Callback):
             self._session.total = own
         total_of_all = own if self._total is None else self._total
         self._whole.steps = tensor_steps(total_of_all, self._freq, self._tensor_freq)
+        self._taps.tensors = self._whole.steps
         self._plan_next()
 
     def _plan_next(self) -> None:
@@ -465,6 +481,7 @@ class SummaryCollector(Callback):
     def on_eval_end(self, run_context: RunContext) -> None:
         """Record the metrics as scalars and as lineage."""
         params = run_context.original_args()
+        self._taps.resume()
         self._failures.call("metrics", self._record_metrics, params)
         if self._session is not None and self._session.topology.role == "train":
             self._session.phase = "training"
@@ -480,13 +497,15 @@ class SummaryCollector(Callback):
             if number >= source.at:
                 values += self._failures.call(source.what, source.values, params, number) or []
         self._plan_next()
-        self._open_session().record(int(params["cur_step_num"]), logged, values)
+        self._open_session()
+        self._taps.record(int(params["cur_step_num"]), logged, values, number=number)
         if last is None:
             self._failures.call("lineage", self._begin_description, params)
 
     def _record_rest(self, params: CallbackParams) -> None:
         self._recorded = logged = params.get("logged", {})
-        self._open_session().record(int(params.cur_step_num), logged, params.get("values", ()))
+        self._open_session()
+        self._taps.record(int(params.cur_step_num), logged, params.get("values", ()))
 
     def _begin_description(self, params: CallbackParams) -> None:
         self._description.begin(self._open_session(), params)
@@ -529,6 +548,7 @@ class SummaryCollector(Callback):
         `error` is the exception that ended the training, if one did: the rank has then failed, or was
         interrupted if `interrupts.is_interruption` says so.
         """
+        self._failures.call("tapped numbers", self._taps.close)
         session, self._session = self._session, None
         evaluations, self._evaluations = self._evaluations, None
         if evaluations is not None:

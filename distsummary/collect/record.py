@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from distsummary.checks import check_choice, check_int, check_type
+from distsummary.collect import operators
 from distsummary.collect.background import Background
 from distsummary.collect.checked_values import checked_value
 from distsummary.collect.export import Exports, write_values
@@ -29,6 +30,7 @@ from distsummary.format.scalar_rows import MAX_PACKERS, row_struct
 from distsummary.training.values import resolve
 from distsummary.training.values import scalars as values_of
 from distsummary.writing.async_writer import AsyncWriter
+from distsummary.writing.health import Failures
 from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import EventWriter, RankWriter
 
@@ -129,6 +131,13 @@ class SummaryRecord:
             self._event_file = partial(files.path, chosen[0])
             writer = AsyncWriter(files, spec)
         self._writer: EventWriter = writer
+        failures = Failures(self._own_health, logger)
+        self._tapped = operators.Listener(self._snapshot, lambda: failures)
+        operators.listen(self._tapped)
+
+    def _snapshot(self, plugin: str, name: str | None, value: object) -> Value:
+        exports = self._exports is not None
+        return checked_value(plugin, name, value, exports=exports, mindspore_compat=self._compat)
 
     @property
     def log_dir(self) -> str:
@@ -141,9 +150,16 @@ class SummaryRecord:
         return str(self._directory if self._event_file is None else self._event_file())
 
     def set_mode(self, mode: str) -> None:
-        """Say which phase is recorded, "train" or "eval"; raises InvalidValueError for any other."""
+        """Say which phase is recorded, "train" or "eval"; raises InvalidValueError for any other.
+
+        What operators (`ds.summary`, ScalarSummary ...) tap during "eval" is not recorded.
+        """
         check_choice("mode", mode, ("train", "eval"))
         self._mode = mode
+        if mode == "eval":
+            self._tapped.pause()
+        else:
+            self._tapped.resume()
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Write scalars as the event of a step, at once and independently of values collected by `add_value`.
@@ -184,9 +200,7 @@ class SummaryRecord:
         if type(value) is float and name in self._known and plugin == "scalar" and not self._pool:
             self._scalars[name] = value  # the usual case: the name was checked at its first use
             return
-        new = checked_value(
-            plugin, name, value, exports=self._exports is not None, mindspore_compat=self._compat
-        )
+        new = self._snapshot(plugin, name, value)
         self._pool.pop((new.plugin, new.tag), None)
         if new.plugin == "scalar" and isinstance(new.data, float):
             self._scalars[new.tag] = new.data
@@ -205,6 +219,10 @@ class SummaryRecord:
     ) -> bool:
         """Write all collected values as the event of a step and forget them; returns False after close.
 
+        These are the values of `add_value` and, except in the mode "eval", what operators (`ds.summary`,
+        ScalarSummary ...) have tapped since the last call. Tapped numbers that are still on a device follow
+        as a further event of the step, at a later call.
+
         Args:
             step: an integer of at most 64 bits.
             train_network: a network; accepted for compatibility with MindSpore.
@@ -222,6 +240,16 @@ class SummaryRecord:
             return False
         numbers, self._scalars = self._scalars, {}
         pool, self._pool = self._pool, {}
+        if self._mode == "train":
+            tapped = self._tapped.take(step)
+            self._write_late(tapped.earlier)
+            given = {
+                *pool,
+                *(("scalar", name) for name in numbers),
+            }  # what was given goes before what was tapped
+            numbers |= {name: n for name, n in tapped.numbers.items() if ("scalar", name) not in given}
+            heard = {(value.plugin, value.tag): value for value in tapped.values}
+            pool |= {key: value for key, value in heard.items() if key not in given}
         if numbers and not pool and plugin_filter is None:
             self.scalars(step, numbers)
             return True
@@ -229,6 +257,12 @@ class SummaryRecord:
         kept = [v for v in values if plugin_filter is None or plugin_filter(v.plugin)]
         write_values(self._writer, self._exports, step, kept)
         return True
+
+    def _write_late(self, earlier: Sequence[tuple[int, Mapping[str, float]]]) -> None:
+        """Write tapped numbers of earlier steps, which have arrived from a device."""
+        for step, numbers in earlier:
+            if numbers:
+                self.scalars(step, numbers)
 
     def flush(self) -> bool:
         """Wait until everything recorded so far is in the files, as `delivery` promises.
@@ -241,6 +275,7 @@ class SummaryRecord:
         if self._is_closed:
             logger.error("the record of %s is closed; there is nothing to flush", self._directory)
             return False
+        self._write_late(self._tapped.take_late(waits=True))
         is_written = self._writer.flush()
         if self._files is not None:
             self._files.flush()
@@ -254,6 +289,8 @@ class SummaryRecord:
         """Flush and close the files; a second call does nothing."""
         if self._is_closed:
             return
+        operators.stop_listening(self._tapped)
+        self._write_late(self._tapped.take_late(waits=True))
         self._is_closed = True
         self._packers.clear()  # so that `scalars` checks whether the record is closed
         try:

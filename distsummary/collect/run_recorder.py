@@ -15,8 +15,7 @@ ONLY_MINDSPORE = ("tensor", "landscape")  # TensorBoard's files have no place fo
 class RunRecorder:
     """The `training.recorder.Recorder` of a SummaryCollector, which sets its attributes.
 
-    `record` and `health` are attributes so that a step makes as few calls as possible: while a session is
-    open, `record` is that of the session.
+    `record`, `health` and `gather` are attributes so that a step makes as few calls as possible.
 
     Args:
         path: the directory of the run.
@@ -40,6 +39,7 @@ class RunRecorder:
         self.dir = path
         self.plain_before = -math.inf
         self.record, self.health, self.failures = record, health, failures
+        self.gather: Callable[[], None] = lambda: None
         self._formats, self._exports = formats, exports
 
     def snapshot(self, plugin: str, name: str | None, value: object) -> Value:

@@ -44,6 +44,10 @@ class TorchCopy:
         """The bytes of the array that `result` returns."""
         return self._copy.numel() * _array_dtype(self._copy.dtype).itemsize
 
+    def is_done(self) -> bool:
+        """Whether `result` does not wait for the device."""
+        return self._done is None or bool(self._done.query())  # type: ignore[no-untyped-call]
+
     def result(self) -> Array:
         """The array on the host, bfloat16 as float32."""
         if self._done is None:

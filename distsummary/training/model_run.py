@@ -33,6 +33,7 @@ class ModelRun(Run):
         super().__init__(**others)
         self._dataset, self._batch_num = dataset, batch_num
         self._params |= {
+            "is_model": True,  # values tapped in the network are recorded at the same steps as the loss
             "dataset_sink_mode": sink_size is not None,
             "loss_scale_mananger": manager,
             "batch_num": batch_num,

@@ -1,6 +1,6 @@
 """Recorder: what a Run needs from the callback that records the user's values; NoRecorder, without one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -39,6 +39,14 @@ class Recorder(Protocol):
 
     def record(self, step: int, numbers: Mapping[str, object], values: Sequence[Value] = ()) -> None:
         """Record numbers by name, and values made by `snapshot`, as one event of a step."""
+
+    @property
+    def gather(self) -> Callable[[], None]:
+        """Called when `run.log` gives a value in a loop that counts no steps.
+
+        What operators inside of the network have tapped so far then belongs to the step of this value, which
+        ends only with the next step's first value.
+        """
 
     def health(self) -> Health:
         """What was recorded, dropped and refused so far."""

@@ -295,6 +295,9 @@ class Recording(abc.ABC):
                 return False
         elif is_repeated and not self._is_stepped:
             self._go_on()
+        if not self._is_stepped:
+            for recorder in self._recorders():
+                recorder.gather()
         return True
 
     def after_fork(self) -> None:

@@ -50,3 +50,8 @@ def test_every_public_name_resolves_and_is_listed(name: str) -> None:
     value = getattr(distsummary, name)
     assert callable(value)
     assert name in dir(distsummary)
+
+
+def test_the_operators_of_a_network_load_torch_on_first_use() -> None:
+    assert "torch" in loaded_after("import distsummary as ds; ds.summary.scalar")
+    assert "torch" in loaded_after("from distsummary import ScalarSummary")

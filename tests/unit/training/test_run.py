@@ -801,6 +801,9 @@ class Plain(Callback):
     def health(self):
         return self.failures.health
 
+    def gather(self):
+        pass
+
     def record(self, step, logged, values=()):
         self.calls.append((step, sorted(logged)))
 

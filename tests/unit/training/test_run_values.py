@@ -35,6 +35,9 @@ class Keeper(Callback):
             raise RuntimeError("no storage")
         return Value(plugin, name or "", np.array(value))
 
+    def gather(self):
+        pass
+
     def record(self, step, numbers, values=()):
         kept = {name: value for name, value in numbers.items() if not name.startswith("perf/")}
         for value in values:
