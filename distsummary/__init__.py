@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # type checkers do not run __getattr__
-    from distsummary import summary
+    from distsummary import summary as summary  # a module, named as ds.summary
     from distsummary._init import init
     from distsummary.aggregate.merge import MergeReport, merge_run
     from distsummary.checkpoints.load import load_checkpoint, load_param_into_net
