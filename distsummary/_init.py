@@ -15,6 +15,7 @@ from distsummary.aggregate.merge import refuse_foreign_files
 from distsummary.checks import check_choice, check_type
 from distsummary.claims import next_run_dir, refuse_reuse
 from distsummary.collect.collector import SummaryCollector
+from distsummary.collect.options import refuse_without_torch
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.records import TENSORBOARD
 from distsummary.frameworks.base import framework_of
@@ -43,6 +44,7 @@ def init(
     initial_epoch: int = 0,
     exists: str = "refuse",
     histograms: bool | int | str = True,
+    gradients: bool | int | str = False,
     on_nan: str = WARN,
     system_metrics: bool = True,
     aggregate: bool = True,
@@ -87,6 +89,9 @@ def init(
             `collect_freq` steps. n: the first n, at the same steps. False: none. True means none with
             `keep_default_action=False`, and the first five with `mindspore_compat=True`; the key
             `histogram_regular` of `collect_specified_data` replaces True.
+        gradients: which parameters get histograms of their gradients, as `<name>/gradient`: True, text or n,
+            as for `histograms` and at the same steps; False: none. They are the gradients that the optimizer
+            uses: accumulated, unscaled and clipped, if the loop does that. Needs a torch model.
         on_nan: "warn", "stop" or "ignore" if a logged number is NaN or infinite; see Run.
         system_metrics: every 10 s, record what the process, its node and its GPU use, as `system/...`.
         aggregate: True: while several ranks train, an aggregator writes the merged run: an actor under Ray,
@@ -137,7 +142,9 @@ def init(
             logger.warning("%s is taken; this training is recorded in %s", given.base, directory.base)
     refuse_reuse(directory, topology, refuse_finished=False)
     if watch is None and topology.rank == 0:  # rank 0 records the values that all ranks share
-        refuse_unwatched(collector_options, histograms)
+        refuse_unwatched(collector_options, histograms, gradients)
+    if watch is not None and gradients is not False:
+        refuse_without_torch("gradients", watch)
     merged = directory.writer_dir(role, 0, 1)
     if topology.world_size > 1 and merged.is_dir():
         refuse_foreign_files(merged)  # fail now, not after the training
@@ -147,6 +154,7 @@ def init(
         coordinator=coordinator(directory, topology, aggregate=aggregate),
         exists="attempt" if exists == "attempt" else "refuse",
         histograms=histograms,
+        gradients=gradients,
         config=config,
         system_metrics=system_metrics,
         **collector_options,
@@ -224,13 +232,14 @@ def check_watch(watch: object) -> None:
         ) from error
 
 
-def refuse_unwatched(collector_options: Mapping[str, Any], histograms: object) -> None:
-    """Raise InvalidValueError if histograms, checkpoints or sketches are requested without a model."""
-    if not isinstance(histograms, bool):
-        raise InvalidValueError(
-            f"histograms={histograms!r} chooses parameters of the watched model, got watch=None; pass the "
-            "model: ds.init(..., watch=model), or leave histograms out"
-        )
+def refuse_unwatched(collector_options: Mapping[str, Any], histograms: object, gradients: object) -> None:
+    """Raise InvalidValueError if values of a model are requested without a model."""
+    for field, value in (("histograms", histograms), ("gradients", gradients)):
+        if value is not False and (field, value) != ("histograms", True):  # the default
+            raise InvalidValueError(
+                f"{field}={value!r} chooses parameters of the watched model, got watch=None; pass the "
+                f"model: ds.init(..., watch=model), or leave {field} out"
+            )
     specified = collector_options.get("collect_specified_data")
     given = specified.get("collect_landscape") if isinstance(specified, Mapping) else None
     if collector_options.get("collect_landscape") or given:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import distsummary
 from distsummary import topology as topologies
@@ -28,11 +28,12 @@ from distsummary.collect.options import (
     check_max_file_size,
     check_specified,
     check_summary_dir,
+    refuse_without_torch,
     with_landscape,
 )
 from distsummary.collect.plan import DEALS, Group, dealing_group, regular_steps, tensor_steps
 from distsummary.collect.run_recorder import RunRecorder
-from distsummary.collect.selection import BY_DEFAULT, Selection, default_steps
+from distsummary.collect.selection import BY_DEFAULT, GRADIENTS_BY_DEFAULT, Selection, default_steps
 from distsummary.collect.session import Past, Session
 from distsummary.collect.sources import Images, LearningRate, Loss, Source, WatchedParameters
 from distsummary.collect.step_values import Parameters
@@ -47,6 +48,9 @@ from distsummary.training.callbacks import STEP_HOOKS, Callback, CallbackParams,
 from distsummary.training.run import STEP_TIMES
 from distsummary.writing.health import Failures
 from distsummary.writing.spec import WriterSpec
+
+if TYPE_CHECKING:
+    from distsummary.collect.torch_gradients import Gradients
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +91,7 @@ class SummaryCollector(Callback):
         histograms: which parameters get histograms. None: the first five, as in MindSpore, or those that
             `histogram_regular` matches. True, False, a pattern or a number: as in `ds.init`, where True is
             the default.
+        gradients: which parameters get histograms of their gradients. As in `ds.init`; needs a torch network.
         deal: who records a parameter that is equal on all ranks: "parameters": one rank, always the same;
             "steps": the ranks take turns; "all": every rank.
         collect_landscape: the same as the key `collect_landscape` of `collect_specified_data`; off by
@@ -133,6 +138,7 @@ class SummaryCollector(Callback):
         *,
         formats: Sequence[str] | None = None,
         histograms: bool | int | str | None = None,
+        gradients: bool | int | str = False,
         deal: str = "parameters",
         collect_landscape: dict[str, Any] | None = None,
         mindspore_compat: bool = False,
@@ -158,7 +164,11 @@ class SummaryCollector(Callback):
         check_type("topology", topology, Topology, optional=True)
         specified = with_landscape(collect_specified_data, collect_landscape)
         self._collected = check_specified(
-            specified, keep_default_action, histograms=histograms, mindspore_compat=mindspore_compat
+            specified,
+            keep_default_action,
+            histograms=histograms,
+            gradients=gradients,
+            mindspore_compat=mindspore_compat,
         )
         is_quiet = topology is not None and topology.rank > 0
         self._config = read_config(config, is_quiet=is_quiet)
@@ -239,6 +249,7 @@ class SummaryCollector(Callback):
             self._mindspores.append(self._images)
         self._mindspores += [self._histograms, self._whole]
         self._sources: list[Source] = [*self._mindspores]
+        self._gradients: Gradients | None = None  # joins the sources when there is a network
 
     def _keep(self, step: int, numbers: Mapping[str, object], values: Sequence[Value] = ()) -> None:
         """Keep the values of a run that only evaluates, to record them with its evaluations."""
@@ -355,9 +366,30 @@ class SummaryCollector(Callback):
 
         self._histograms.parameters = parameters(self._collected.histogram)
         self._whole.parameters = parameters(self._collected.tensor)
+        if (chosen := parameters(self._collected.gradient)) is not None:
+            self._failures.call("gradients", self._watch_gradients, chosen, network, params)
         if self._collected.landscape is not None:
             steps = params.get("batch_num") or 0
             session.keep_trajectory(self._collected.landscape, network, self._group, steps)
+
+    def _watch_gradients(self, chosen: Parameters, network: object, params: CallbackParams) -> None:
+        refuse_without_torch("gradients", network)
+        from distsummary.collect.torch_gradients import Gradients
+
+        if self._gradients is not None:
+            self._sources.remove(self._gradients)
+            self._gradients.close()
+        is_default = self._collected.gradient is GRADIENTS_BY_DEFAULT
+        self._gradients = Gradients(
+            chosen,
+            network,
+            regular_steps(self._freq),
+            self._failures,
+            params,
+            spread=partial(default_steps, self._freq) if is_default else None,
+            mindspore_compat=self._compat,
+        )
+        self._sources.append(self._gradients)
 
     def _hear(self, deal: Deal) -> None:
         """Keep a new deal until its first step; called by the thread of the heartbeats."""
@@ -370,8 +402,8 @@ class SummaryCollector(Callback):
         place = deal.place(self._open_session().topology.rank)
         if place is not None:
             self._group = Group(index=place[0], size=place[1])
-            for watched in (self._histograms, self._whole):
-                if watched.parameters is not None:
+            for watched in (self._histograms, self._whole, self._gradients):
+                if watched is not None and watched.parameters is not None:
                     watched.parameters.deal_among(self._group)
             self._taps.group = self._group
         if self._total is not None:
@@ -422,8 +454,12 @@ class SummaryCollector(Callback):
     def on_train_step_begin(self, run_context: RunContext) -> None:
         """Keep the learning rate of this step: when the step ends, a scheduler may have set the next rate."""
         params = run_context.original_args()
-        if self._collected.metric and not self._is_plain(params):
+        if self._is_plain(params):
+            return
+        if self._collected.metric:
             self._rate.begin(params)
+        if self._gradients is not None:
+            self._failures.call(self._gradients.what, self._gradients.begin)
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         """Record the step."""
@@ -555,6 +591,8 @@ class SummaryCollector(Callback):
             self._failures.call("evaluations", self._close_evaluations, evaluations)
         self.recorder.plain_before, self.recorder.record = -math.inf, self._keep
         self._is_over = True
+        if self._gradients is not None:
+            self._gradients.close()
         if session is not None:
             self._health = session.close(error)
 

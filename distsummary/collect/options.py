@@ -10,9 +10,10 @@ from typing import Any
 from distsummary.checkpoints.landscape_spec import DEFAULT_SPEC, LandscapeSpec, check_collect_landscape
 from distsummary.checks import check_choice, check_int, check_keys, check_text, check_type
 from distsummary.collect.config import FlatValue, read_config
-from distsummary.collect.selection import BY_DEFAULT, MINDSPORES, Selection
-from distsummary.errors import InvalidValueError
+from distsummary.collect.selection import BY_DEFAULT, GRADIENTS_BY_DEFAULT, MINDSPORES, Selection
+from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.records import DELIVERIES, DIALECTS
+from distsummary.frameworks.base import framework_of
 from distsummary.run_dir import RunDir, refuse_temporary
 from distsummary.writing.spec import Limits
 
@@ -26,7 +27,7 @@ FLAGS = (
     "collect_input_data",
     "collect_dataset_graph",
 )
-PATTERNS = ("histogram_regular", "tensor_regular")
+PATTERNS = ("histogram_regular", "gradient_regular", "tensor_regular")
 MAX_PATH = 4096  # bytes; the limits of Linux
 MAX_PATH_PART = 255
 MIN_ROTATE_BYTES = 4096
@@ -38,8 +39,8 @@ _AFFIX = re.compile(r"\w+[0-9a-zA-Z_.]*", re.ASCII)
 class Collected:
     """What a collector collects.
 
-    `histogram`: the parameters that get histograms; `tensor`: those that are recorded whole. `landscape`:
-    None for no trajectory.
+    `histogram`: the parameters that get histograms; `gradient`: those whose gradients get them; `tensor`:
+    those that are recorded whole. `landscape`: None for no trajectory.
     """
 
     metric: bool = False
@@ -49,6 +50,7 @@ class Collected:
     input_data: bool = False
     dataset_graph: bool = False
     histogram: Selection | None = None
+    gradient: Selection | None = None
     tensor: Selection | None = None
     landscape: LandscapeSpec | None = None
 
@@ -63,9 +65,16 @@ def with_landscape(specified: object, landscape: object) -> object:
 
 
 def check_specified(
-    value: object, keep_default_action: bool, *, histograms: object = None, mindspore_compat: bool = False
+    value: object,
+    keep_default_action: bool,
+    *,
+    histograms: object = None,
+    gradients: object = False,
+    mindspore_compat: bool = False,
 ) -> Collected:
-    """The checked `collect_specified_data` and `histograms`; `keep_default_action`: add the defaults.
+    """The checked `collect_specified_data`, `histograms` and `gradients`.
+
+    `keep_default_action`: add the defaults.
 
     The defaults collect everything except whole parameters and, without `mindspore_compat`, a trajectory.
     Raises InvalidTypeError or InvalidValueError where MindSpore raises TypeError or ValueError.
@@ -86,6 +95,7 @@ def check_specified(
     return Collected(
         **flags,
         histogram=histogram,
+        gradient=_check_gradients(gradients, given),
         tensor=_check_pattern("tensor_regular", given.get("tensor_regular")),
         landscape=landscape,
     )
@@ -102,18 +112,42 @@ def _check_histograms(
         if not keep_default_action and "histogram_regular" not in given:
             return None
         return MINDSPORES if value is None else BY_DEFAULT
-    check_type("histograms", value, (bool, int, str))
-    if "histogram_regular" in given:
+    return _check_choice("histograms", value, given, "histogram_regular")
+
+
+def _check_gradients(value: object, given: Mapping[str, object]) -> Selection | None:
+    """The parameters whose gradients get histograms, from `gradients` and the key `gradient_regular`."""
+    named = _check_pattern("gradient_regular", given.get("gradient_regular"))
+    if value is False or (value is True and named is not None):
+        return named
+    if value is True:
+        return GRADIENTS_BY_DEFAULT
+    return _check_choice("gradients", value, given, "gradient_regular")
+
+
+def _check_choice(field: str, value: object, given: Mapping[str, object], key: str) -> Selection | None:
+    """The parameters that a pattern or a number chooses; `key`: the key that must not choose them, too."""
+    check_type(field, value, (bool, int, str))
+    if key in given:
         raise InvalidValueError(
-            f"histograms={value!r} and collect_specified_data['histogram_regular']="
-            f"{given['histogram_regular']!r} both choose the parameters that get histograms; pass one of them"
+            f"{field}={value!r} and collect_specified_data[{key!r}]={given[key]!r} both choose the "
+            "parameters that get histograms; pass one of them"
         )
     if isinstance(value, str):
-        return _check_regular("histograms", value)
+        return _check_regular(field, value)
     if value is False:
         return None
-    check_int("histograms", value, low=1)
-    return Selection(first=int(value), argument=f"histograms={value}")  # type: ignore[call-overload]  # an int
+    check_int(field, value, low=1)
+    return Selection(first=int(value), argument=f"{field}={value}")  # type: ignore[call-overload]  # an int
+
+
+def refuse_without_torch(field: str, network: object) -> None:
+    """Raise InvalidTypeError unless `network` is a torch model; `field`: the option that needs one."""
+    if framework_of(network).name != "torch":
+        raise InvalidTypeError(
+            f"{field} looks into a torch.nn.Module, got a network of type {type(network).__name__}; leave "
+            f"{field} out"
+        )
 
 
 def _check_pattern(name: str, value: object) -> Selection | None:

@@ -12,6 +12,7 @@ MAX_PARAMETERS = 200
 MAX_ELEMENTS = 16_000_000
 AT_ONCE = 1_000_000  # elements; histograms of more elements begin later, see `default_steps`
 EXAMPLES = 5
+KINDS = {"histograms": "histograms", "gradients": "histograms of gradients"}  # what each field chooses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,11 +23,13 @@ class Selection:
         pattern: a regular expression for the beginning of the names.
         first: the number of parameters, in the order of the model.
         argument: what the user passed, for messages; None if this is a default.
+        field: the argument that chooses others, for messages.
     """
 
     pattern: str | None = None
     first: int | None = None
     argument: str | None = None
+    field: str = "histograms"
 
     def of(self, parameters: Mapping[str, Any]) -> list[str]:
         """The selected names of parameters (name -> tensor), in their order."""
@@ -56,15 +59,17 @@ class Selection:
             if self.first is None
             else f"the first {self.first}, as in MindSpore"
         )
+        field = self.field
         return (
-            f"{left_out} of {len(names)} parameters get no histograms by default ({rule}); to choose others, "
-            'pass a pattern for the beginning of their names, such as histograms="conv", or a number of '
-            "parameters, histograms=n"
+            f"{left_out} of {len(names)} parameters get no {KINDS[field]} by default ({rule}); to choose "
+            f'others, pass a pattern for the beginning of their names, such as {field}="conv", or a number '
+            f"of parameters, {field}=n"
         )
 
 
 MINDSPORES = Selection(first=5)
 BY_DEFAULT = Selection()
+GRADIENTS_BY_DEFAULT = Selection(field="gradients")
 
 
 def default_steps(freq: int, elements: int) -> Steps:

@@ -117,7 +117,7 @@ class TorchFramework:
         Raises InvalidValueError for a DTensor that is a pending sum (a partial placement), or whose mesh does
         not contain this rank.
         """
-        dtensor = _as_dtensor(tensor)
+        dtensor = as_dtensor(tensor)
         if dtensor is None or not self.split_axes(tensor):
             return None
         mesh, placements, global_shape = dtensor.device_mesh, dtensor.placements, tuple(dtensor.shape)
@@ -138,7 +138,7 @@ class TorchFramework:
 
     def split_axes(self, tensor: Tensor) -> tuple[str, ...]:
         """The axes of a DTensor's mesh with more than one rank, except those that replicate the tensor."""
-        dtensor = _as_dtensor(tensor)
+        dtensor = as_dtensor(tensor)
         if dtensor is None:
             return ()
         mesh = dtensor.device_mesh
@@ -207,7 +207,7 @@ class TorchFramework:
                 axes["dp"] = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
             outer = wrapped(outer)
         for parameter in unwrap(model).parameters():
-            dtensor = _as_dtensor(parameter)
+            dtensor = as_dtensor(parameter)
             coordinate = None if dtensor is None else dtensor.device_mesh.get_coordinate()
             if dtensor is not None and coordinate is not None:  # None: this rank is not in the mesh
                 mesh = dtensor.device_mesh
@@ -289,7 +289,8 @@ def _copied(local: Tensor) -> HostCopy | TorchCopy:
     return TorchCopy(local.clone())
 
 
-def _as_dtensor(tensor: Tensor) -> "DTensor | None":
+def as_dtensor(tensor: Tensor) -> "DTensor | None":
+    """The tensor itself if it is a DTensor, else None."""
     if type(tensor) in (Tensor, nn.Parameter):
         return None  # the usual case: returns before importing DTensor, which takes about one second
     from torch.distributed.tensor import DTensor
@@ -300,7 +301,7 @@ def _as_dtensor(tensor: Tensor) -> "DTensor | None":
 def local_part(tensor: Tensor) -> Tensor:
     """The part of the tensor that this rank holds, detached; it shares the tensor's memory."""
     detached = tensor.detach()
-    dtensor = _as_dtensor(detached)
+    dtensor = as_dtensor(detached)
     return detached if dtensor is None else dtensor.to_local()
 
 

@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from distsummary.format.records import Health
+from distsummary.frameworks.torch import as_dtensor, local_part
 from distsummary.frameworks.torch_modules import unwrap
 from distsummary.writing.health import Failures
 
@@ -200,6 +201,32 @@ class OptimizerSteps:
         found = {id(parameter): (weakref.ref(parameter), name) for name, parameter in named}
         living = {key: entry for key, entry in self._names.items() if entry[0]() is not None}
         self._names = living | found
+
+
+def as_seen(gradient: Tensor, scale: Tensor | None) -> Tensor:
+    """A gradient as the optimizer uses it: divided by `OptimizerStep.scale`.
+
+    Of a sparse gradient, its values of shape (rows, ...), of which each row of the parameter has one at most.
+    Floats of 16 bits that are divided become float32. May share the gradient's memory.
+    """
+    gradient = gradient.detach()
+    if gradient.layout == torch.sparse_coo:
+        gradient = gradient.coalesce().values()
+    if scale is None:
+        return gradient
+    local = local_part(gradient)
+    local = (local.float() if local.element_size() < 4 else local) / scale.to(local.device)
+    whole = as_dtensor(gradient)
+    if whole is None:
+        return local
+    return type(whole).from_local(
+        local,
+        whole.device_mesh,
+        whole.placements,
+        run_check=False,  # it would ask the other ranks
+        shape=whole.shape,
+        stride=whole.stride(),
+    )
 
 
 class _Held:

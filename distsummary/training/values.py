@@ -81,6 +81,11 @@ def scalar(name: str, value: object, *, instead: str = "log its mean, for exampl
         raise InvalidValueError(f"{name} must have one element, got shape {tuple(tensor.shape)}; {instead}")
     if isinstance(tensor, (np.ndarray, np.generic)):
         return float(known_numbers(np.asarray(tensor)).reshape(-1)[0])
+    if framework.split_axes(tensor):  # the number here would be a part, such as the norm of a shard
+        raise InvalidValueError(
+            f"{name} is spread over ranks, each of which has a part; log value.full_tensor(), which all "
+            "ranks must call"
+        )
     return Mean(framework.snapshot(tensor))
 
 

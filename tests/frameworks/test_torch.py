@@ -21,6 +21,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from distsummary.errors import InvalidValueError
 from distsummary.format import records
+from distsummary.training.values import scalar
 from tests.frameworks.suite import FrameworkSuite
 
 
@@ -262,6 +263,14 @@ def test_the_mesh_has_the_axes_of_all_parameters(framework):
             )
             setattr(model, name, nn.Parameter(split))
         assert framework.mesh(model) == {"dp2": (1, 2), "tp2": (0, 2)}
+
+
+def test_a_norm_of_which_this_rank_has_a_part_is_refused_as_a_number():
+    with rank_of_four(1) as mesh:
+        sharded = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0), Replicate()], src_data_rank=None)
+        norm = torch.linalg.vector_norm(sharded)
+        with pytest.raises(InvalidValueError, match=r"norm is spread over ranks.* log value.full_tensor\(\)"):
+            scalar("norm", norm)
 
 
 def test_the_axes_that_split_a_tensor_are_told(framework):

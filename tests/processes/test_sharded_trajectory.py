@@ -1,4 +1,4 @@
-"""A training with FSDP2 on two processes: the trajectory that its ranks keep, each its shards."""
+"""A training with FSDP2 on two processes: the trajectory and the histograms of which each rank has shards."""
 
 import os
 import subprocess
@@ -47,14 +47,16 @@ optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
 inputs, targets = torch.randn(32, 6), torch.randint(0, 3, (32,))
 kept = {}
 intervals = [[1, 2, 3, 4, 5]] + ([[5, 6, 7]] if rank >= 0 else [])
-options = {"collect_landscape": {"sketch": 1, "intervals": intervals}}
+options = {"collect_landscape": {"sketch": 1, "intervals": intervals}, "gradients": True}
 collector = ds.SummaryCollector(run_dir, **options)
 with ds.Run(callbacks=collector, network=model, optimizer=optimizer) as run:
     for x in run.steps([inputs] * 6):
         loss = torch.nn.functional.cross_entropy(model(x), targets)
         optimizer.zero_grad()
         loss.backward()
+        kept |= {f"{run.step}/gradient {name}": whole(p.grad) for name, p in model.named_parameters()}
         optimizer.step()
+        optimizer.zero_grad()
         run.log(loss=loss)
         kept |= {f"{run.step} {name}": whole(tensor) for name, tensor in model.state_dict().items()}
         with torch.no_grad():
@@ -90,8 +92,8 @@ def runs(tmp_path_factory):
     return path / "sharded", path / "whole"
 
 
-def gathered(run: Path, number: int) -> dict[str, np.ndarray]:
-    """What the training itself put together at the end of a step."""
+def gathered(run: Path, number: int | str) -> dict[str, np.ndarray]:
+    """What the training itself put together at the end of a step, or "1/gradient": in that step."""
     with np.load(f"{run}.npz") as arrays:
         return {name.split(" ")[1]: arrays[name] for name in arrays if name.split(" ")[0] == str(number)}
 
@@ -155,16 +157,18 @@ def test_its_directions_are_those_of_a_run_of_one_process(runs):
         assert all(np.array_equal(sharded[name], whole[name]) for name in names)
 
 
-def test_the_merged_histogram_of_a_sharded_parameter_is_that_of_the_whole_one_bucket_for_bucket(runs):
-    report = ds.merge_run(runs[0])
-    assert report.sharded == 0
-    expected = {name: count_histogram(array, fixed=True) for name, array in gathered(runs[0], 1).items()}
+@pytest.mark.parametrize(("what", "number"), [("auto", 5), ("gradient", 6)])
+def test_the_merged_histogram_of_what_is_sharded_is_that_of_the_whole_bucket_for_bucket(runs, what, number):
+    assert ds.merge_run(runs[0]).sharded == 0
+    arrays = gathered(runs[0], 1 if what == "auto" else "1/gradient")
+    expected = {f"{name}/{what}": count_histogram(array, fixed=True) for name, array in arrays.items()}
     for dialect in DIALECTS:
         events = [event for event in read_directory(runs[0], dialect) if event.step == 1]
-        found = {v.tag: v for event in events for v in event.values if v.plugin == "histogram"}
-        assert len(found) == 5  # by default those of the first five parameters
+        histograms = {v.tag: v for event in events for v in event.values if v.plugin == "histogram"}
+        found = {tag: value for tag, value in histograms.items() if tag.endswith(f"/{what}")}
+        assert len(found) == number  # by default those of the first five parameters, and of all gradients
         for tag, value in found.items():
-            whole, counted = expected[tag.removesuffix("/auto")], value.data
+            whole, counted = expected[tag], value.data
             assert value.shard is None
             assert counted.counts.tolist() == whole.counts.tolist()
             for name in ("count", "min", "max"):

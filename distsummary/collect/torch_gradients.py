@@ -1,0 +1,158 @@
+"""Histograms of the gradients of a torch model, as its optimizers see them."""
+
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
+
+from distsummary.collect.checked_values import checked_copy
+from distsummary.collect.plan import Steps
+from distsummary.collect.session import ENDED_LATE
+from distsummary.collect.step_values import Parameters
+from distsummary.format.records import Shard, Value
+from distsummary.frameworks.base import framework_of
+from distsummary.frameworks.torch_optimizer import OptimizerSteps, as_seen
+from distsummary.training.callbacks import CallbackParams
+from distsummary.writing.health import Failures
+
+logger = logging.getLogger(__name__)
+
+SUFFIX = "/gradient"
+SKIPPED = (
+    "gradients are due, but the optimizer skips its step, since GradScaler found some that are not finite; "
+    "they are recorded at the next step that it makes"
+)
+NO_STEP = (
+    "gradients are due, but up to the next time they are due no torch optimizer that holds parameters of the "
+    "model has made a step: those of this time are dropped; pass the model that is trained as watch=, or "
+    "record gradients by run.histogram"
+)
+
+
+class Gradients:
+    """A `collect.sources.Source`: copies gradients before a step of an optimizer.
+
+    Each parameter's gradient is recorded as `<name>/gradient`: after what the loop did to it (accumulation,
+    unscaling, clipping), before the optimizer uses it. Of several steps of the optimizer within a step of the
+    training, the first counts. If the optimizer makes no step when gradients are due, as while the loop
+    accumulates them or if GradScaler skips the step, they are recorded at the next step that it makes. A
+    parameter without a gradient records nothing. Of a sparse gradient, the values of the rows that it has
+    are recorded.
+
+    Args:
+        parameters: which parameters, and which of them this rank records.
+        steps: when gradients are due; the collector may change the attribute.
+        spread: the steps for a number of elements, once it is known; None: `steps` holds.
+        params: the parameters of the training, which tell its current step.
+        failures: counts what went wrong.
+    """
+
+    what = "gradients"
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        network: Any,
+        steps: Steps,
+        failures: Failures,
+        params: CallbackParams,
+        *,
+        spread: Callable[[int], Steps] | None = None,
+        mindspore_compat: bool = False,
+    ) -> None:
+        self.at, self.steps = -math.inf, steps
+        self.parameters = parameters
+        self._framework = framework_of(network)
+        self._failures, self._params = failures, params
+        self._spread, self._compat = spread, mindspore_compat
+        # What this rank records when gradients are due, by name; None: not looked up for this step yet.
+        self._due: dict[str, tuple[Any, Shard | None]] | None = None
+        self._taken: dict[str, Value | None] = {}  # what the optimizers of this step were seen to have
+        self._has_stepped = False  # while gradients were due
+        self._waits_since: int | None = None  # the due step at which no optimizer made a step
+        # An exception would reach the optimizer's step: `values` raises what was counted, if so configured.
+        self._in_hook = Failures(failures.health, logger)
+        self._moments = OptimizerSteps(network, before=self._take, after=_nothing, failures=self._in_hook)
+
+    def begin(self) -> None:
+        """Look up what is due in the step that begins: FSDP2 replaces parameters while it computes."""
+        self._due = None
+        if self._number() >= self.at:
+            self._due = self._look_up()
+
+    def plan(self, last: int) -> None:
+        """See `Source`."""
+        self.at = self.steps.after(last) if self._waits_since is None else last + 1
+
+    def values(self, params: CallbackParams, step: int) -> list[Value]:
+        """See `Source`; counted as dropped if the step's end was seen too late."""
+        found = [value for value in self._taken.values() if value is not None]
+        has_stepped, self._has_stepped = self._has_stepped, False
+        self._taken = {}
+        if params.get("ended_late"):
+            if found:
+                self._failures.count(ENDED_LATE, dropped={"histogram": len(found)})
+            found = []
+        elif not has_stepped:
+            self._wait(step)
+        if has_stepped:
+            self._waits_since = None
+            if self._spread is not None:
+                self.steps = self._spread(self.parameters.elements)
+        reason, self._in_hook.last = self._in_hook.last, None
+        self._failures.last = reason or self._failures.last
+        self._failures.raise_last()
+        return found
+
+    def close(self) -> None:
+        """Look at no further step of an optimizer."""
+        self._moments.close()
+
+    def _number(self) -> int:
+        """The current step; in sink mode the current epoch."""
+        return int(self._params["cur_epoch_num" if self._params.get("dataset_sink_mode") else "cur_step_num"])
+
+    def _look_up(self) -> dict[str, tuple[Any, Shard | None]]:
+        due = self.parameters.due(self.steps, max(self._number(), 1), self._in_hook)
+        return {name: (tensor, shard) for name, tensor, shard in due}
+
+    def _wait(self, step: int) -> None:
+        """Gradients stay due; those of the time before are lost when the next time comes."""
+        if self._waits_since is None:
+            self._waits_since = step
+        elif step >= self.steps.after(self._waits_since):
+            self._waits_since = step
+            self._failures.count(NO_STEP, dropped={"histogram": len(self._due or ())})
+
+    def _take(self) -> None:
+        """Copy the gradients that are due of an optimizer that is about to step."""
+        if self._number() < self.at:
+            return
+        step = self._moments.current
+        if step.is_skipped():
+            self._in_hook.count(SKIPPED)
+            return
+        if self._due is None:
+            self._due = self._look_up()
+        self._has_stepped = True
+        for name in step.names:
+            if name in self._due and name not in self._taken:
+                parameter, shard = self._due[name]
+                self._taken[name] = self._in_hook.call(
+                    f"gradient of {name}", self._value, name, parameter, shard, step.scale
+                )
+
+    def _value(self, name: str, parameter: Any, shard: Shard | None, scale: Any) -> Value | None:
+        if parameter.grad is None:
+            return None
+        gradient, tag = as_seen(parameter.grad, scale), name + SUFFIX
+        if not gradient.shape:
+            gradient = gradient.reshape(1)  # viewers do not show a tensor without dimensions
+        if shard is not None:
+            shard = self._framework.shard(gradient)
+        data = checked_copy("histogram", tag, gradient, mindspore_compat=self._compat)
+        return Value("histogram", tag, data, shard)
+
+
+def _nothing() -> None:
+    return None
