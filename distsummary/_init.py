@@ -15,6 +15,7 @@ from distsummary.aggregate.merge import refuse_foreign_files
 from distsummary.checks import check_choice, check_type
 from distsummary.claims import next_run_dir, refuse_reuse
 from distsummary.collect.collector import SummaryCollector
+from distsummary.collect.norms import check_norms, refuse_unmeasured
 from distsummary.collect.options import refuse_without_torch
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.records import TENSORBOARD
@@ -45,6 +46,7 @@ def init(
     exists: str = "refuse",
     histograms: bool | int | str = True,
     gradients: bool | int | str = False,
+    norms: bool | str = False,
     on_nan: str = WARN,
     system_metrics: bool = True,
     aggregate: bool = True,
@@ -92,7 +94,11 @@ def init(
         gradients: which parameters get histograms of their gradients, as `<name>/gradient`: True, text or n,
             as for `histograms` and at the same steps; False: none. They are the gradients that the optimizer
             uses: accumulated, unscaled and clipped, if the loop does that. Needs a torch model.
-        on_nan: "warn", "stop" or "ignore" if a logged number is NaN or infinite; see Run.
+        norms: True: at every step, the norm and the number of NaN and infinite elements of the weight and the
+            gradient of every parameter of `watch`, and norm and maximum of the update; see docs/recording.md.
+            "float32" is the same as True; "float64" is exact to 1e-12 instead of 5e-6, for more time.
+        on_nan: "warn", "stop" or "ignore" if a logged number (with `norms`, a parameter or its gradient) is
+            NaN or infinite; see Run.
         system_metrics: every 10 s, record what the process, its node and its GPU use, as `system/...`.
         aggregate: True: while several ranks train, an aggregator writes the merged run: an actor under Ray,
             elsewhere a child process that rank 0 starts and that ends with the run. False: there is none;
@@ -119,6 +125,8 @@ def init(
     check_choice("exists", exists, ("refuse", "attempt", "new"))
     check_options(collector_options)
     check_watch(watch)
+    if check_norms(norms) is not None:
+        refuse_unmeasured(watch)
     check_type("aggregate", aggregate, bool)
     check_type("quiet", quiet, bool)
     if mesh is None and watch is not None:
@@ -155,6 +163,7 @@ def init(
         exists="attempt" if exists == "attempt" else "refuse",
         histograms=histograms,
         gradients=gradients,
+        norms=norms,
         config=config,
         system_metrics=system_metrics,
         **collector_options,

@@ -17,6 +17,7 @@ from distsummary.collect.config import read_config
 from distsummary.collect.description import Description
 from distsummary.collect.evaluations import Evaluations, metric_values
 from distsummary.collect.lineage import evaluation_lineage
+from distsummary.collect.norms import check_norms, refuse_unmeasured
 from distsummary.collect.older_order import is_older_collector, without_num_process
 from distsummary.collect.open_writer import COLLECTORS
 from distsummary.collect.options import (
@@ -45,12 +46,14 @@ from distsummary.frameworks.base import framework_of
 from distsummary.interrupts import is_interruption
 from distsummary.topology import Topology
 from distsummary.training.callbacks import STEP_HOOKS, Callback, CallbackParams, RunContext
+from distsummary.training.finite import WARN, FiniteCheck
 from distsummary.training.run import STEP_TIMES
 from distsummary.writing.health import Failures
 from distsummary.writing.spec import WriterSpec
 
 if TYPE_CHECKING:
     from distsummary.collect.torch_gradients import Gradients
+    from distsummary.collect.torch_norms import Norms
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +95,7 @@ class SummaryCollector(Callback):
             `histogram_regular` matches. True, False, a pattern or a number: as in `ds.init`, where True is
             the default.
         gradients: which parameters get histograms of their gradients. As in `ds.init`; needs a torch network.
+        norms: as in `ds.init`, of the loop's `network`; a loop other than Run must step torch's optimizers.
         deal: who records a parameter that is equal on all ranks: "parameters": one rank, always the same;
             "steps": the ranks take turns; "all": every rank.
         collect_landscape: the same as the key `collect_landscape` of `collect_specified_data`; off by
@@ -139,6 +143,7 @@ class SummaryCollector(Callback):
         formats: Sequence[str] | None = None,
         histograms: bool | int | str | None = None,
         gradients: bool | int | str = False,
+        norms: bool | str = False,
         deal: str = "parameters",
         collect_landscape: dict[str, Any] | None = None,
         mindspore_compat: bool = False,
@@ -188,7 +193,7 @@ class SummaryCollector(Callback):
         self._collectors, self._exports_npy = collectors, check_export_options(export_options)
         self._freq, self._tensor_freq = collect_freq, collect_tensor_freq
         self._deal, self._compat = deal, mindspore_compat
-        self._system_metrics = system_metrics
+        self._system_metrics, self._precision = system_metrics, check_norms(norms)
         self._topology, self._coordinator, self._exists = topology, coordinator, exists
         self.run_dir = check_summary_dir(summary_dir)
         self._session: Session | None = None
@@ -214,6 +219,7 @@ class SummaryCollector(Callback):
         self._total: int | None = None  # steps of the training by the deal that holds
         self._last: int | None = None  # the newest step at which more than the logged values was due
         self._plain_before = -math.inf  # the first due step; the first step is due
+        self._norms: Norms | None = None
         self._make_sources()
         self._taps = Taps(
             self.recorder.snapshot,
@@ -265,6 +271,8 @@ class SummaryCollector(Callback):
     def on_train_begin(self, run_context: RunContext) -> None:
         """Join the run and open the files; raises for bad arguments and for files that cannot be opened."""
         params = run_context.original_args()
+        if self._precision is not None:
+            refuse_unmeasured(params.get("network"))
         topology = self._begin(params, "train")
         if self._session is None:
             is_new = self._exists == "refuse" and not params.get("initial_step")
@@ -282,6 +290,8 @@ class SummaryCollector(Callback):
         network = params.get("network")
         if network is not None:
             self._failures.call("the parameters", self._watch, session, network, params)
+        if self._precision is not None:
+            self._failures.call("norms", self._measure_norms, topology, network, params, self._precision)
         if self._system_metrics:
             self._failures.call("system metrics", session.monitor_system, network)
 
@@ -391,6 +401,27 @@ class SummaryCollector(Callback):
         )
         self._sources.append(self._gradients)
 
+    def _measure_norms(
+        self, topology: Topology, network: Any, params: CallbackParams, precision: str
+    ) -> None:
+        from distsummary.collect.torch_norms import Norms  # imports torch, which is imported already
+
+        if self._norms is not None:  # of the training before in the same session
+            self._norms.close()
+            self._sources.remove(self._norms)
+        finite = params.get("finite_check") or FiniteCheck(WARN, topology.rank, lambda: self._failures)
+        self._norms = Norms(
+            network,
+            precision=precision,
+            group=self._group,
+            mesh=topology.mesh,
+            params=params,
+            finite=finite,
+            failures=self._failures,
+            is_quiet=topology.rank > 0,
+        )
+        self._sources.append(self._norms)
+
     def _hear(self, deal: Deal) -> None:
         """Keep a new deal until its first step; called by the thread of the heartbeats."""
         self._coming = deal
@@ -406,6 +437,8 @@ class SummaryCollector(Callback):
                 if watched is not None and watched.parameters is not None:
                     watched.parameters.deal_among(self._group)
             self._taps.group = self._group
+            if self._norms is not None:
+                self._norms.deal_among(self._group)
         if self._total is not None:
             self._whole.steps = tensor_steps(self._total, self._freq, self._tensor_freq)
             self._taps.tensors = self._whole.steps
@@ -593,6 +626,8 @@ class SummaryCollector(Callback):
         self._is_over = True
         if self._gradients is not None:
             self._gradients.close()
+        if self._norms is not None:
+            self._norms.close()
         if session is not None:
             self._health = session.close(error)
 

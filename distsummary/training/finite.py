@@ -29,7 +29,8 @@ class FiniteCheck:
     def __init__(self, on_nan: str, rank: int, failures: Callable[[], Failures]) -> None:
         self.error: NonFiniteError | None = None
         self.is_over = False  # a callback has raised, such as LossMonitor, which names the loss itself
-        self._on_nan, self._rank, self._failures = on_nan, rank, failures
+        self.rank = rank
+        self._on_nan, self._failures = on_nan, failures
         self._reasons: dict[tuple[str, bool], str] = {}  # by tag, and whether the number is finite
 
     def look(self, step: int, numbers: Mapping[str, Scalar]) -> None:
@@ -49,17 +50,35 @@ class FiniteCheck:
         if LOWEST < number < LARGEST or self.is_over:
             return
         is_finite = math.isfinite(number)
-        if self._on_nan == IGNORE and not is_finite:
-            return
-        found = f"{tag!r} is {number:g} at step {step} on rank {self._rank}"
+        found = f"{tag!r} is {number:g} at step {step} on rank {self.rank}"
         if is_finite:
-            found += "; files hold float32, in which it is infinite; log its logarithm"
+            self._count(
+                (tag, True), f"{found}; files hold float32, in which it is infinite; log its logarithm"
+            )
+        else:
+            self.tell(tag, found)
+
+    def tell(self, what: str, found: str) -> bool:
+        """Report numbers that are not finite; returns whether `found` is named, which it is once for `what`.
+
+        Args:
+            what: a tag, or another name of the numbers.
+            found: says where they are, at which step and on which rank. May be called from any thread.
+        """
+        if self._on_nan == IGNORE or self.is_over:
+            return False
+        is_new = self._count((what, False), found)
+        if self._on_nan == STOP and self.error is None:
+            self.error = NonFiniteError(f"{found}; the training stops because of on_nan={STOP!r}")
+        return is_new
+
+    def _count(self, key: tuple[str, bool], found: str) -> bool:
+        """Count under the first reason that was found for `key`; returns whether it is this one."""
         if len(self._reasons) > MAX_TAGS:
             self._reasons.clear()
-        reason = self._reasons.setdefault((tag, is_finite), found)
+        reason = self._reasons.setdefault(key, found)
         self._failures().count(reason)
-        if self._on_nan == STOP and not is_finite and self.error is None:
-            self.error = NonFiniteError(f"{found}; the training stops because of on_nan={STOP!r}")
+        return reason is found
 
 
 class Checked:

@@ -66,6 +66,7 @@ class Recording(abc.ABC):
         self._kinds: dict[str, str] = {}  # name -> plugin, or SEVERAL
         self._own_failures = Failures(Health(), logger)  # while no recorder is there to count
         self._finite = FiniteCheck(on_nan, rank, self._failures)
+        params["finite_check"] = self._finite  # for callbacks that find numbers which are not finite
         self._is_closed = self._is_stepped = self._is_forked = False
         self._inherited_dir: Path | None = None  # set in a forked child
         self._forks = Forks()

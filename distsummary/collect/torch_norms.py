@@ -1,0 +1,483 @@
+"""The norms of every parameter of a torch model at every step, measured around the optimizer's step.
+
+Each rank measures the elements that it holds: no collective operation runs, the merge adds up the ranks. On
+an accelerator, nothing waits: the results are copied to the host while the training goes on.
+"""
+
+import logging
+import math
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from distsummary.collect.norms import UpdateDeal
+from distsummary.collect.plan import Group
+from distsummary.collect.session import ENDED_LATE
+from distsummary.format.norms import COLUMNS, NORMS_TAG, ParameterNorms, ParameterTable
+from distsummary.format.records import Array, Value
+from distsummary.frameworks.base import Pending
+from distsummary.frameworks.torch import FRAMEWORK
+from distsummary.frameworks.torch_modules import memory, unwrap
+from distsummary.frameworks.torch_optimizer import OptimizerSteps
+from distsummary.frameworks.torch_squares import (
+    device_largest,
+    device_sums,
+    flat,
+    host_sums,
+    largest,
+    working_dtype,
+)
+from distsummary.training.callbacks import CallbackParams
+from distsummary.training.finite import FiniteCheck
+from distsummary.writing.health import Failures
+
+logger = logging.getLogger(__name__)
+
+NONFINITE_TAG = "norms/nonfinite"  # of the text that names the first parameter
+_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+_PLAIN = (Tensor, nn.Parameter)
+_HOST = ("cpu",)  # devices whose tensors are measured at once
+
+
+class Norms:
+    """Measures every parameter of a model at every step; a `collect.sources.Source`.
+
+    The gradient is that which the optimizer sees, after unscaling and clipping. The weight is that after the
+    optimizer's step. If a parameter is stepped several times in a step of the run, the last time counts. A
+    step of the run in which no optimizer stepped has no norms.
+
+    Args:
+        model: a torch.nn.Module, which `collect.norms.refuse_unmeasured` does not refuse.
+        precision: "float32" or "float64"; see `host_sums`.
+        group, mesh: see `UpdateDeal`.
+        params: the loop's parameters, of which the current step is read.
+        finite: is told of the first parameter that is not finite.
+        failures: counts what cannot be measured.
+        is_quiet: whether another rank says what is the same on all ranks.
+    """
+
+    what = "norms"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        precision: str,
+        group: Group,
+        mesh: Mapping[str, tuple[int, int]],
+        params: CallbackParams,
+        finite: FiniteCheck,
+        failures: Failures,
+        is_quiet: bool = False,
+    ) -> None:
+        self.at = -math.inf  # due at every step
+        self._model, self._precision = model, _DTYPES[precision]
+        self._group, self._mesh = group, mesh
+        self._params, self._finite, self._failures = params, finite, failures
+        self._is_quiet = is_quiet
+        self._said: set[str] = set()
+        self._texts: deque[Value] = deque()
+        self._listed: _Listed | None = None
+        self._deal: UpdateDeal | None = None
+        self._measured: _Measured | None = None  # what was measured in the current step
+        self._snapshots = _Snapshots()
+        self._nonfinite: dict[str, set[int]] = {"weight": set(), "gradient": set()}  # on devices, lately
+        self._has_steps, self._has_norms = False, False
+        self._optimizers = OptimizerSteps(model, before=self._before, after=self._after, failures=failures)
+        if next(model.parameters(), None) is None:
+            self._say("the model has no parameters, so there is nothing to measure")
+
+    def close(self) -> None:
+        """Measure no more; a second call does nothing."""
+        self._optimizers.close()
+        if self._has_steps and not self._has_norms and next(self._model.parameters(), None) is not None:
+            self._failures.count(
+                "norms: none were measured, since no torch.optim.Optimizer that holds parameters of the "
+                "watched model stepped in a step of the run; call optimizer.step() inside of run.steps"
+            )
+            self._has_steps = False
+
+    def deal_among(self, group: Group) -> None:
+        """From now on, the ranks of `group` divide the updates of the parameters that are whole on them."""
+        self._group, self._deal = group, None
+
+    def plan(self, last: int) -> None:
+        """See `Source`: every step is due."""
+
+    def values(self, params: CallbackParams, step: int) -> list[Value]:
+        """See `Source`: the norms of the step, and once a text that names what is not finite."""
+        measured, self._measured = self._measured, None
+        self._has_steps = True
+        found = []
+        if measured is None or not measured.is_weighed or not measured.norms.table.names:
+            pass  # no optimizer has stepped, or not to the end
+        elif params.get("ended_late"):
+            self._has_norms = True
+            self._failures.count(ENDED_LATE, dropped={"norms": 1})
+        else:
+            self._has_norms = True
+            norms = PendingNorms(measured.norms, measured.arriving, lambda norms: self._look(step, norms))
+            found.append(Value("norms", NORMS_TAG, norms if norms.is_pending else norms.result()))
+        while self._texts:
+            found.append(self._texts.popleft())
+        return found
+
+    def _before(self) -> None:
+        """Measure the gradients, and copy the weights whose update is due."""
+        with torch.no_grad():
+            listed, measured = self._current()
+            step = self._optimizers.current
+            measured.is_skipped = False
+            found_inf, scale = step.found_inf, step.scale
+            if found_inf is not None and found_inf.device.type in _HOST and step.is_skipped():
+                measured.is_skipped = True
+                return
+            held = listed.held_by(step.optimizer)
+            places, gradients, refused = [], [], []
+            for place in held:
+                gradient = listed.parameters[place].grad
+                if gradient is None:
+                    continue
+                if not _has_layout_of(gradient, listed.parameters[place]):
+                    refused.append(listed.table.names[place])
+                    continue
+                places.append(place)
+                gradients.append(_local(gradient))
+            norms = measured.norms
+            norms.has_gradient[list(held)] = False
+            norms.has_gradient[places] = True
+            self._measure("gradient", places, gradients, measured, scale)
+            if found_inf is not None and found_inf.device.type not in _HOST:
+                measured.arriving.append((_forget_if_skipped(places), FRAMEWORK.snapshot(found_inf)))
+            if refused:
+                self._failures.count(
+                    f"norms: the gradient of {refused[0]!r}"
+                    + (f" and {len(refused) - 1} more are" if len(refused) > 1 else " is")
+                    + " split over the mesh in another way than the parameter, such as a pending sum "
+                    "(Partial), whose norm needs communication; it is left out: call p.grad = "
+                    "p.grad.redistribute(placements=p.placements) before optimizer.step()"
+                )
+            due = set(self._dealt(listed).due(int(self._params["cur_step_num"]))).intersection(held)
+            self._snapshots.take({place: listed.local(place) for place in due}, self._precision)
+
+    def _after(self) -> None:
+        """Measure the weights and the updates."""
+        with torch.no_grad():
+            measured, listed = self._measured, self._listed
+            if measured is None or listed is None or measured.is_skipped:
+                return
+            held = listed.held_by(self._optimizers.current.optimizer)
+            # all weights once, also those that no optimizer holds; at a step's further optimizers only theirs
+            places = held if measured.is_weighed else range(len(listed.parameters))
+            measured.is_weighed = True
+            weights = {place: listed.local(place) for place in places}
+            self._measure("weight", places, list(weights.values()), measured)
+            changed = self._snapshots.differences(weights)
+            if changed:
+                self._measure("update", list(changed), list(changed.values()), measured)
+
+    def _current(self) -> "tuple[_Listed, _Measured]":
+        """The parameters, listed again if they changed, and what is measured in this step."""
+        if self._listed is None or not self._listed.is_unchanged():
+            self._listed, self._deal, self._measured = _Listed(self._model), None, None
+            self._nonfinite = {"weight": set(), "gradient": set()}
+            for reason in self._listed.left_out:
+                self._say(reason)
+        if self._measured is None:
+            self._measured = _Measured(self._listed.table)
+        return self._listed, self._measured
+
+    def _say(self, reason: str) -> None:
+        """Say once what is not measured; one rank says it for all."""
+        if reason not in self._said and not self._is_quiet:
+            logger.warning("norms: %s", reason)
+        self._said.add(reason)
+
+    def _dealt(self, listed: "_Listed") -> UpdateDeal:
+        if self._deal is None:
+            self._deal = UpdateDeal(listed.table, self._group, self._mesh)
+        return self._deal
+
+    def _measure(
+        self,
+        kind: str,
+        places: Sequence[int],
+        tensors: Sequence[Tensor],
+        measured: "_Measured",
+        scale: Tensor | None = None,
+    ) -> None:
+        """Measure tensors: those on the host at once, those on devices when their results arrive."""
+        norms = measured.norms
+        fill = _fill_update if kind == "update" else _fill
+        there = [index for index, one in enumerate(tensors) if one.device.type not in _HOST]
+        if len(there) < len(tensors):
+            hosts = sorted(set(range(len(tensors))).difference(there))
+            mine, own = [tensors[index] for index in hosts], [places[index] for index in hosts]
+            sums, counts = host_sums(mine, self._precision)
+            if scale is not None:
+                sums /= float(scale.item()) ** 2
+            more = np.array([largest(one) for one in mine]) if kind == "update" else counts
+            fill(norms, kind, own, sums, more)
+        flats = {index: flat(tensors[index]) for index in there if tensors[index].numel()}
+        for device in {one.device for one in flats.values()}:
+            own = [index for index, one in flats.items() if one.device == device]
+            here = [flats[index] for index in own]
+            self._measure_there(kind, [places[index] for index in own], here, measured, scale)
+
+    def _measure_there(
+        self,
+        kind: str,
+        places: list[int],
+        flats: list[Tensor],
+        measured: "_Measured",
+        scale: Tensor | None = None,
+    ) -> None:
+        """Measure tensors on one device; their results are on their way to the host."""
+        n, known = len(places), self._nonfinite.get(kind, set())
+        # Whether a sum is finite is only known later, so the elements of those that lately were not are
+        # counted; at the first step, the count is 1, which says that there are some.
+        counted = [index for index, place in enumerate(places) if place in known]
+        packed = device_sums(flats, counted)
+        if scale is not None:
+            packed[:n] /= scale.to(packed.device, packed.dtype).square()
+        if kind == "update":
+            packed = torch.cat((packed, device_largest(flats).to(packed.dtype)))
+
+        def arrive(norms: ParameterNorms, results: Array) -> None:
+            numbers = results.astype(np.float64)
+            sums = numbers[:n]
+            if kind == "update":
+                _fill_update(norms, kind, places, sums, numbers[n:])
+                return
+            counts = (~np.isfinite(sums)).astype(np.int64)
+            counts[counted] = numbers[n:]
+            known.update(place for place, count in zip(places, counts, strict=True) if count)
+            known.difference_update(place for place, count in zip(places, counts, strict=True) if not count)
+            _fill(norms, kind, places, sums, counts)
+
+        measured.arriving.append((arrive, FRAMEWORK.snapshot(packed)))
+
+    def _look(self, step: int, norms: ParameterNorms) -> None:
+        """Tell the first parameter that is not finite; may be called from any thread."""
+        for kind in ("gradient", "weight"):
+            counts = getattr(norms, f"{kind}_nonfinite")
+            bad = np.flatnonzero(counts)
+            if not len(bad):
+                continue
+            first, table = int(bad[0]), norms.table
+            others = f" (and those of {len(bad) - 1} other parameters)" if len(bad) > 1 else ""
+            found = (
+                f"the {kind} of {table.names[first]!r} has {int(counts[first])} of "
+                f"{table.local_sizes[first]} elements that are not finite at step {step} on rank "
+                f"{self._finite.rank}{others}"
+            )
+            if self._finite.tell(f"norms/{kind}", found):
+                self._texts.append(Value("text", NONFINITE_TAG, found))
+
+
+class PendingNorms:
+    """The norms of a step, some of which may still be on their way from a device.
+
+    Args:
+        norms: filled by `result`.
+        arriving: the results of devices, and what puts them into `norms`.
+        look: called once with the complete norms.
+    """
+
+    __slots__ = ("_arriving", "_is_seen", "_look", "_norms")
+
+    def __init__(
+        self,
+        norms: ParameterNorms,
+        arriving: "list[tuple[Callable[[ParameterNorms, Array], None], Pending]]",
+        look: Callable[[ParameterNorms], None],
+    ) -> None:
+        self._norms, self._arriving, self._look = norms, arriving, look
+        self._is_seen = False
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether results are still to come from a device."""
+        return bool(self._arriving)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the columns and of the results to come."""
+        return self._norms.nbytes + sum(copy.nbytes for _, copy in self._arriving)
+
+    def result(self) -> ParameterNorms:
+        """Wait for the results and return the norms."""
+        while self._arriving:
+            fill, copy = self._arriving.pop(0)
+            fill(self._norms, np.asarray(copy.result()))
+        if not self._is_seen:
+            self._is_seen = True
+            self._look(self._norms)
+        return self._norms
+
+
+class _Measured:
+    """What was measured so far in a step of the run."""
+
+    __slots__ = ("arriving", "is_skipped", "is_weighed", "norms")
+
+    def __init__(self, table: ParameterTable) -> None:
+        n = len(table.names)
+        columns: dict[str, Any] = {name: np.zeros(n, dtype) for name, dtype in COLUMNS.items()}
+        columns["update_sums"].fill(np.nan)
+        columns["update_max"].fill(np.nan)
+        self.norms = ParameterNorms(table, **columns)
+        self.arriving: list[tuple[Callable[[ParameterNorms, Array], None], Pending]] = []
+        self.is_weighed = False  # whether weights were measured: an optimizer has stepped
+        self.is_skipped = False  # whether GradScaler leaves out the optimizer's current step
+
+
+class _Listed:
+    """The parameters of a model: those that share memory once, frozen ones too."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.is_unchanged = FRAMEWORK.watch(model)
+        self.left_out: list[str] = []  # why some parameters are not measured
+        named = [(name, one) for name, one in unwrap(model).named_parameters() if self._is_known(name, one)]
+        first = {memory(one): name for name, one in reversed(named)}
+        named = [(name, one) for name, one in named if first[memory(one)] == name]
+        self.parameters: list[Tensor] = [one for _, one in named]
+        self.table = ParameterTable(
+            names=tuple(name for name, _ in named),
+            shapes=tuple(tuple(one.shape) for one in self.parameters),
+            local_sizes=tuple(_local(one).numel() for one in self.parameters),
+            split=tuple(FRAMEWORK.split_axes(one) for one in self.parameters),
+        )
+        self._places = {id(one): place for place, one in enumerate(self.parameters)}
+        self._held: weakref.WeakKeyDictionary[Optimizer, tuple[list[int], tuple[int, ...]]]
+        self._held = weakref.WeakKeyDictionary()
+
+    def _is_known(self, name: str, parameter: Tensor) -> bool:
+        """Whether the parameter has elements to measure; if not, notes why."""
+        if nn.parameter.is_lazy(parameter):
+            return False  # listed again when it gets its shape
+        local = _local(parameter)
+        if not local.is_floating_point() and not local.is_complex():
+            self.left_out.append(f"{name!r} is left out: {local.dtype} holds no real numbers")
+        elif local.is_meta:
+            self.left_out.append(f"{name!r} is left out: on the device meta it has no values")
+        elif type(local) not in _PLAIN and (reason := _cannot_measure(local)):
+            self.left_out.append(f"{name!r} is left out: {reason}")
+        else:
+            return True
+        return False
+
+    def local(self, place: int) -> Tensor:
+        """This rank's part of a parameter, as it is now."""
+        return _local(self.parameters[place])
+
+    def held_by(self, optimizer: Optimizer) -> tuple[int, ...]:
+        """The places of the parameters that an optimizer holds."""
+        sizes = [len(group["params"]) for group in optimizer.param_groups]
+        known = self._held.get(optimizer)
+        if known is not None and known[0] == sizes:
+            return known[1]
+        ids: Iterable[int] = (id(one) for group in optimizer.param_groups for one in group["params"])
+        held = tuple(sorted({self._places[key] for key in ids if key in self._places}))
+        self._held[optimizer] = sizes, held
+        return held
+
+
+class _Snapshots:
+    """Copies of parameters before a step; the memory of those on the host is used again."""
+
+    def __init__(self) -> None:
+        self._memory: dict[torch.dtype, Tensor] = {}
+        self._copies: dict[int, Tensor] = {}
+
+    def take(self, tensors: Mapping[int, Tensor], precision: torch.dtype) -> None:
+        """Copy parameters by place."""
+        self._copies.clear()
+        needed: dict[torch.dtype, int] = {}
+        starts: dict[int, tuple[torch.dtype, int]] = {}
+        for place, one in tensors.items():
+            if one.device.type in _HOST:
+                dtype = working_dtype(one, precision)
+                starts[place] = dtype, needed.get(dtype, 0)
+                needed[dtype] = starts[place][1] + flat(one).numel()
+            else:
+                self._copies[place] = flat(one).to(working_dtype(one, torch.float32), copy=True)
+        for dtype, size in needed.items():
+            held = self._memory.get(dtype)
+            if held is None or held.numel() < size:
+                self._memory[dtype] = torch.empty(size, dtype=dtype)
+        for place, (dtype, start) in starts.items():
+            one = flat(tensors[place])
+            self._copies[place] = self._memory[dtype][start : start + one.numel()].copy_(one)
+
+    def differences(self, tensors: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """By place, what was added to the copied parameters since; forgets the copies."""
+        copies, self._copies = self._copies, {}
+        found = {}
+        for place, copy in copies.items():
+            one = flat(tensors[place]) if place in tensors else None
+            if one is not None and one.shape == copy.shape:
+                found[place] = torch.sub(one, copy, out=copy)
+        return found
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that this rank holds; called without gradients, so that it costs little."""
+    if type(tensor) in _PLAIN or not hasattr(tensor, "to_local"):
+        return tensor
+    with torch.no_grad():
+        local: Tensor = tensor.to_local()
+    return local
+
+
+def _cannot_measure(tensor: Tensor) -> str:
+    """Why there is no norm of a tensor of another class, such as a quantized one; empty if there is."""
+    try:
+        torch.linalg.vector_norm(flat(tensor.detach())[:1])
+    except Exception as error:  # the class may raise anything
+        return f"a {type(tensor.data).__name__} does not give its elements ({type(error).__name__}: {error})"
+    return ""
+
+
+def _has_layout_of(gradient: Any, parameter: Any) -> bool:
+    """Whether a gradient is split over the mesh as its parameter is, so that ranks' sums can be added."""
+    if type(gradient) in _PLAIN:
+        return True
+    own, theirs = getattr(gradient, "placements", None), getattr(parameter, "placements", None)
+    if own == theirs:
+        return True
+    if own is None or theirs is None:
+        return FRAMEWORK.split_axes(gradient) == FRAMEWORK.split_axes(parameter)
+    sizes = gradient.device_mesh.shape  # along an axis of one rank, all layouts are the same
+    return len(own) == len(theirs) and all(
+        mine == other for mine, other, size in zip(own, theirs, sizes, strict=True) if size > 1
+    )
+
+
+def _fill(norms: ParameterNorms, kind: str, places: Sequence[int], sums: Array, counts: Array) -> None:
+    getattr(norms, f"{kind}_sums")[places] = sums
+    getattr(norms, f"{kind}_nonfinite")[places] = counts
+
+
+def _fill_update(norms: ParameterNorms, kind: str, places: Sequence[int], sums: Array, maxima: Array) -> None:
+    """NaN means "not measured", so an update that is not finite becomes infinite."""
+    norms.update_sums[places] = np.where(np.isnan(sums), np.inf, sums)
+    norms.update_max[places] = np.where(np.isnan(maxima), np.inf, maxima)
+
+
+def _forget_if_skipped(places: list[int]) -> Callable[[ParameterNorms, Array], None]:
+    """What takes the gradients back if GradScaler found that they are not finite, and left out the step."""
+
+    def arrive(norms: ParameterNorms, found_inf: Array) -> None:
+        if float(found_inf.reshape(-1)[0]):
+            norms.has_gradient[places] = False
+            norms.gradient_sums[places] = 0
+            norms.gradient_nonfinite[places] = 0
+
+    return arrive

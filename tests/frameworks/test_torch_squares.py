@@ -1,0 +1,91 @@
+"""Sums of squares of many tensors, against float64; the accelerator's way runs on the host here."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from distsummary.frameworks.torch_squares import BLOCK, CHUNK, device_largest, device_sums, host_sums, largest
+
+
+def exact(tensor: Tensor) -> float:
+    """The sum of squares in float64."""
+    wide = tensor.detach().to_dense() if tensor.layout != torch.strided else tensor.detach()
+    parts = torch.view_as_real(wide.resolve_conj()) if wide.is_complex() else wide
+    values = parts.double().reshape(-1)
+    return float(torch.dot(values, values))
+
+
+def of_many_sizes(dtype: torch.dtype) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    sizes = [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, CHUNK, CHUNK + 5]
+    return [torch.randn(size, generator=generator).to(dtype) for size in sizes]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize(
+    ("precision", "tolerance"), [(torch.float32, 5e-6), (torch.float64, 1e-12)], ids=["float32", "float64"]
+)
+def test_norms_are_exact(dtype: torch.dtype, precision: torch.dtype, tolerance: float) -> None:
+    tensors = of_many_sizes(dtype)
+    sums, counts = host_sums(tensors, precision)
+    expected = [exact(tensor) for tensor in tensors]
+    assert np.sqrt(sums).tolist() == pytest.approx(np.sqrt(expected).tolist(), rel=tolerance)
+    assert not counts.any()
+
+
+def test_small_elements_after_large_ones_are_not_lost() -> None:
+    blocks = torch.full((2000, BLOCK), 3e-4)
+    blocks[:, :64] = 1.0  # the worst order: the sum is large before the small elements come
+    rising = torch.logspace(-12, 3, 1_000_000)  # nearly all elements are small
+    sums, _ = host_sums([blocks, rising, rising.flip(0)], torch.float32)
+    expected = [exact(blocks), exact(rising), exact(rising)]
+    assert np.sqrt(sums).tolist() == pytest.approx(np.sqrt(expected).tolist(), rel=5e-6)
+
+
+def test_any_layout() -> None:
+    base = torch.randn(6, 8, 4, 4)
+    indices = torch.tensor([[1, 1, 3]])
+    tensors = [
+        base.permute(3, 1, 0, 2),
+        base.to(memory_format=torch.channels_last),
+        base[:, ::3],
+        torch.tensor(3.0),
+        torch.randn(5, dtype=torch.complex64).conj(),
+        torch.sparse_coo_tensor(indices, torch.randn(3, 4), (9, 4), check_invariants=True),  # row 1 twice
+        torch.randn(40, 60).t(),
+        torch.tensor([1.0, -2.0]).to(torch.float8_e4m3fn),
+    ]
+    sums, counts = host_sums(tensors, torch.float32)
+    assert sums.tolist() == pytest.approx([exact(tensor) for tensor in tensors], rel=1e-6)
+    assert not counts.any()
+
+
+def test_infinite_sums_are_told_apart_from_infinite_elements() -> None:
+    tensors = [
+        torch.full((3000,), 1e30),  # the squares overflow float32
+        torch.full((3000,), 1e-30),  # and here they vanish
+        torch.zeros(3000),
+        torch.tensor([1.0, torch.inf, torch.nan] + [0.0] * 3000),
+        torch.tensor([1.0, -torch.inf]).bfloat16(),
+        torch.full((2,), 1e300, dtype=torch.float64),
+    ]
+    sums, counts = host_sums(tensors, torch.float32)
+    assert counts.tolist() == [0, 0, 0, 2, 1, 0]
+    assert sums[:3].tolist() == pytest.approx([3e63, 3e-57, 0.0], rel=1e-6)
+    assert np.isnan(sums[3])
+    assert sums[4:].tolist() == [np.inf, np.inf]  # the last: beyond float64
+
+
+def test_largest() -> None:
+    found = [largest(torch.tensor(values)) for values in ([1.0, -3.0], [2.0], [], [torch.nan, 1.0])]
+    assert found == [3.0, 2.0, 0.0, np.inf]
+
+
+def test_the_accelerators_way() -> None:
+    tensors = [torch.full((30,), 1e25), torch.randn(9).bfloat16(), torch.tensor([torch.nan, 1.0, torch.inf])]
+    packed = device_sums(tensors, [2]).tolist()
+    assert packed[:2] == pytest.approx([exact(tensor) for tensor in tensors[:2]], rel=1e-12)
+    assert np.isnan(packed[2])
+    assert packed[3] == 2
+    assert device_largest(tensors[:2]).tolist() == [largest(tensor) for tensor in tensors[:2]]
