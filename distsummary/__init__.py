@@ -33,6 +33,9 @@ if TYPE_CHECKING:  # type checkers do not run __getattr__
         UserDefinedInfo,
     )
     from distsummary.pb.mindspore_summary_pb2 import LossLandscape
+    from distsummary.runs.listing import list_runs
+    from distsummary.runs.recorded_run import RecordedRun, open_run
+    from distsummary.runs.table import ScalarTable, Table, ValueTable
     from distsummary.summary import HistogramSummary, ImageSummary, ScalarSummary, TensorSummary
     from distsummary.topology import Topology
     from distsummary.training.callbacks import Callback, CallbackParams, LossMonitor, RunContext, TimeMonitor
@@ -85,25 +88,31 @@ __all__ = [
     "ModelProto",
     "NonFiniteError",
     "Progress",
+    "RecordedRun",
     "Run",
     "RunContext",
     "ScalarSummary",
+    "ScalarTable",
     "SketchedPath",
     "SummaryCollector",
     "SummaryLandscape",
     "SummaryRecord",
+    "Table",
     "TensorSummary",
     "TimeMonitor",
     "Topology",
     "TrainLineage",
     "UserDefinedInfo",
+    "ValueTable",
     "init",
     "landscape",
     "landscape_set",
     "launch",
+    "list_runs",
     "load_checkpoint",
     "load_param_into_net",
     "merge_run",
+    "open_run",
     "training_path",
 ]
 
@@ -133,6 +142,9 @@ _NAMES_OF = {  # module -> its public names, as above: only type checkers run th
         "UserDefinedInfo",
     ),
     "distsummary.pb.mindspore_summary_pb2": ("LossLandscape",),
+    "distsummary.runs.listing": ("list_runs",),
+    "distsummary.runs.recorded_run": ("RecordedRun", "open_run"),
+    "distsummary.runs.table": ("ScalarTable", "Table", "ValueTable"),
     "distsummary.summary": ("HistogramSummary", "ImageSummary", "ScalarSummary", "TensorSummary"),
     "distsummary.topology": ("Topology",),
     "distsummary.training.callbacks": (

@@ -5,11 +5,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from distsummary.aggregate.rank_tail import Place
-from distsummary.aggregate.shards import AddedShards
 from distsummary.aggregate.step_events import recorded_by
 from distsummary.aggregate.waiting import GRAPH, Bulk, BulkKey
 from distsummary.format.records import Value
 from distsummary.reading.reader import Damage, read_file
+from distsummary.reading.shards import AddedShards
 
 _MAX_PLACES = 4096  # whose last position is remembered
 

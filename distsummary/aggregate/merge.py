@@ -19,7 +19,6 @@ from distsummary.aggregate.earlier_merge import EarlierMerge
 from distsummary.aggregate.merge_lineage import Conflict
 from distsummary.aggregate.merged_files import MergedFiles, holds_steps, other_segments
 from distsummary.aggregate.rank_files import Bulk, RankFiles
-from distsummary.aggregate.shards import AddedShards
 from distsummary.aggregate.statistics import StatisticsRule
 from distsummary.aggregate.step_events import recorded_by, step_events
 from distsummary.attempts import awaited_aggregator, newest_attempt
@@ -29,6 +28,7 @@ from distsummary.format.encode import Refusal
 from distsummary.format.records import RANKS_TAG, Event, Value
 from distsummary.publish import ensure_directory
 from distsummary.reading.reader import Damage
+from distsummary.reading.shards import AddedShards
 from distsummary.run_dir import Manifest, RunDir
 from distsummary.sibling_run import sibling_hint, sibling_run
 from distsummary.writing.files import Files

@@ -21,6 +21,7 @@ from distsummary.errors import DamagedFileError
 from distsummary.format.frames import Frame, read_frames
 from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, TENSORBOARD_PLUGINS, Value
 from distsummary.format.wire import read_identity
+from distsummary.reading.deduplicate import ends_of_attempts
 from distsummary.reading.reader import Damage, Piece, ReadEvent, decode_frame, read_file, read_once
 from distsummary.reading.scalar_columns import ScalarColumns, read_pieces
 from distsummary.reading.segments import dialect_of, segments
@@ -462,13 +463,3 @@ def first_free_attempt(run_dir: RunDir, role: str) -> int:
                         ids = read_identity(first.payload)
                         newest = max(newest, ids.attempt if ids.run_id else -1)
     return newest + 1
-
-
-def ends_of_attempts(attempts: Ints, steps: Ints) -> dict[int, float]:
-    """Attempt -> the lowest step of any later attempt, or inf; `attempts` and `steps` are int64 (N,)."""
-    ends: dict[int, float] = {}
-    end = np.inf
-    for attempt in np.unique(attempts)[::-1].tolist():
-        ends[attempt] = float(end)
-        end = min(end, float(steps[attempts == attempt].min()))
-    return dict(sorted(ends.items()))

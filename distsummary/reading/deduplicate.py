@@ -1,7 +1,8 @@
-"""Recognises events that have been read before, with bounded memory."""
+"""Recognises what has been read before: events with bounded memory, and steps that a restart repeated."""
 
 from bisect import bisect_right
 from collections import OrderedDict
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,10 +36,14 @@ class Seen:
         """Note several events of one attempt in their order; returns which are new, bool (n,)."""
         if not seqs.any():
             return np.ones(seqs.size, np.bool_)
-        if seqs[0] and (np.diff(seqs) == 1).all():
+        steps = np.diff(seqs)
+        if seqs[0] and (steps > 0).all():
             known = self._attempt(run_id, attempt)
             if seqs[0] > known.last:  # nearly always
                 known.add(int(seqs[0]))
+                for place in np.flatnonzero(steps != 1).tolist():
+                    known.last = int(seqs[place])
+                    known.add(int(seqs[place + 1]))
                 known.last = int(seqs[-1])
                 return np.ones(seqs.size, np.bool_)
         return np.array([self.add(run_id, attempt, seq) for seq in seqs.tolist()], np.bool_)
@@ -51,6 +56,19 @@ class Seen:
                 self._attempts.popitem(last=False)
             known = self._attempts[key] = _Attempt()
         return known
+
+
+def ends_of_attempts(attempts: NDArray[np.int64], steps: NDArray[Any]) -> dict[int, float]:
+    """Attempt -> the lowest step of any later attempt, or inf; `attempts` and `steps` are (N,).
+
+    A later attempt repeats the steps from there on: what an earlier one recorded of them does not count.
+    """
+    ends: dict[int, float] = {}
+    end = np.inf
+    for attempt in np.unique(attempts)[::-1].tolist():
+        ends[attempt] = float(end)
+        end = min(end, float(steps[attempts == attempt].min()))
+    return dict(sorted(ends.items()))
 
 
 class _Attempt:

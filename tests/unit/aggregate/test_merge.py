@@ -13,7 +13,7 @@ from distsummary import run_dir as run_dir_module
 from distsummary.aggregate import rank_files, step_events
 from distsummary.aggregate.charts import LAYOUT_TAG
 from distsummary.aggregate.merged_files import MERGED
-from distsummary.aggregate.rank_files import RankFiles, ends_of_attempts
+from distsummary.aggregate.rank_files import RankFiles
 from distsummary.coordination import LocalCoordinator
 from distsummary.errors import (
     InvalidTypeError,
@@ -38,6 +38,7 @@ from distsummary.format.records import (
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.pb import tensorboard_pb2
+from distsummary.reading.deduplicate import ends_of_attempts
 from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.reading.segments import lineage_files, segments
 from distsummary.run_dir import RunDir

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from distsummary.aggregate.shards import add_shards
 from distsummary.format import mindspore_format, tensorboard_format
 from distsummary.format.histogram import coarser, count_histogram
 from distsummary.format.records import Shard, Value
 from distsummary.pb import mindspore_summary_pb2
+from distsummary.reading.shards import add_shards
 
 NAN, INF = float("nan"), float("inf")
 WHOLE = np.random.default_rng(0).normal(0, 0.02, (7, 40)).astype(np.float32)

@@ -1,0 +1,250 @@
+"""The index of an event file, `seg-<hash>.idx`: its columns, so that a tag is read without reading the file.
+
+The event file stays the truth: an index that is missing, damaged, of another version or of other bytes is
+made again. It is valid for the first `end` bytes of the file, which must be those that it was made from: of
+the same size and modification time, or with the same CRC. What a growing file holds after them is read from
+the file itself.
+
+    8 bytes magic | u32 length of the header | u32 CRC of the header | header, JSON | columns
+
+A column in the header is ["p", first, stride, count] (a progression) or ["a", dtype, place, count, CRC].
+"""
+
+import hashlib
+import json
+import logging
+import os
+import struct
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import google_crc32c
+import numpy as np
+
+from distsummary.errors import RunDirError
+from distsummary.format.records import Shard
+from distsummary.publish import replacing
+from distsummary.reading.contents import EVENT_COLUMNS, Array, Column, Part, Places, Progression, Series
+from distsummary.reading.reader import Damage
+
+MAGIC = b"dsindex\n"
+VERSION = 1
+LEAST_BYTES = 1 << 16  # of an event file; less is read as fast as its index
+_MAX_HEADER = 64 << 20
+_BLOCK = 8 << 20
+_FREE = 16  # an index is written only where so many times its size is free: the disk is the training's
+_HEAD = struct.Struct("<8sII")
+_DTYPES = ("<f4", "<f8", "<i4", "<i8")
+
+logger = logging.getLogger(__name__)
+
+
+class DamagedIndexError(Exception):
+    """Internal: an index does not hold what its header says; `path` is the index."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+
+
+class Stored(NamedTuple):
+    """A column in an index file, read when it is needed."""
+
+    path: Path
+    dtype: str
+    place: int
+    length: int
+    crc: int
+
+    @property
+    def size(self) -> int:
+        """n."""
+        return self.length
+
+    def load(self) -> Array:
+        """Read the array; raises DamagedIndexError."""
+        try:
+            with open(self.path, "rb", buffering=0) as file:
+                file.seek(self.place)
+                found = np.fromfile(file, self.dtype, self.length)
+        except (OSError, ValueError) as error:
+            raise DamagedIndexError(self.path, str(error)) from error
+        if found.size != self.length or google_crc32c.value(found.tobytes()) != self.crc:
+            raise DamagedIndexError(self.path, f"the column at byte {self.place} is damaged")
+        return found
+
+
+def index_path(segment: Path) -> Path:
+    """The index of an event file, beside it; no viewer takes the name for that of an event file."""
+    return segment.parent / f"seg-{hashlib.blake2b(segment.name.encode(), digest_size=8).hexdigest()}.idx"
+
+
+def is_index(path: Path) -> bool:
+    """Whether a file is an index, by its name."""
+    return path.name.startswith("seg-") and path.suffix == ".idx"
+
+
+def read_index(segment: Path) -> Part | None:
+    """What the index says about the beginning of an event file; None if there is none that is valid."""
+    path = index_path(segment)
+    try:
+        header, at = _header(path)
+        if header["version"] != VERSION or header["file"] != segment.name:
+            return None
+        part = _part(path, segment, header, at)
+        stat = segment.stat()
+        is_same = (stat.st_size, stat.st_mtime_ns) == (header["size"], header["mtime_ns"])
+        if stat.st_size < part.end or not (is_same or crc_of(segment, part.end) == header["crc"]):
+            return None
+        return part
+    except (OSError, DamagedIndexError):
+        return None
+
+
+def check_index(path: Path) -> str:
+    """Why an index file is of no use; empty if it is intact, whether its event file has changed or not."""
+    try:
+        header, at = _header(path)
+        if header["version"] != VERSION:
+            return f"it is of version {header['version']!r}, this version of distsummary reads {VERSION}"
+        segment = path.parent / str(header["file"])
+        part = _part(path, segment, header, at)
+        for column in _columns(part):
+            column.load()
+        return "" if segment.exists() else f"its event file {segment.name} is gone"
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
+    except DamagedIndexError as error:
+        return f"it is damaged ({error})"
+
+
+def write_index(segment: Path, part: Part) -> bool:
+    """Write the index of the first `part.end` bytes of an event file, replacing an older one.
+
+    False if that is not possible: the directory cannot be written, or the disk is nearly full.
+    """
+    path = index_path(segment)
+    data: list[bytes] = []
+    try:
+        stat = segment.stat()
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            return False
+        header = _described(part, data) | {
+            "version": VERSION,
+            "file": segment.name,
+            "size": stat.st_size if stat.st_size == part.end else -1,  # it grows: the CRC decides
+            "mtime_ns": stat.st_mtime_ns,
+            "crc": crc_of(segment, part.end),
+        }
+        head = json.dumps(header).encode()
+        disk = os.statvfs(path.parent)
+        if disk.f_bavail * disk.f_frsize < _FREE * (len(head) + sum(map(len, data))):
+            return False
+        with replacing(path, is_durable=False) as temporary, open(temporary, "xb") as file:
+            file.write(_HEAD.pack(MAGIC, len(head), google_crc32c.value(head)))
+            file.writelines([head, *data])
+    except (OSError, RunDirError) as error:
+        logger.debug("no index of %s: %s", segment, error)
+        with suppress(OSError):
+            path.unlink()
+        return False
+    return True
+
+
+def crc_of(path: Path, size: int) -> int:
+    """The CRC-32C of the first `size` bytes of a file."""
+    crc = 0
+    with open(path, "rb", buffering=0) as file:
+        while size > 0 and (block := file.read(min(size, _BLOCK))):
+            crc = google_crc32c.extend(crc, block)
+            size -= len(block)
+    return crc
+
+
+def _header(path: Path) -> tuple[dict[str, Any], int]:
+    """The header, and the byte at which the columns begin."""
+    with open(path, "rb") as file:
+        head = file.read(_HEAD.size)
+        if len(head) < _HEAD.size:
+            raise DamagedIndexError(path, "it is too short")
+        magic, length, crc = _HEAD.unpack(head)
+        if magic != MAGIC or length > _MAX_HEADER:
+            raise DamagedIndexError(path, "it is no index")
+        text = file.read(length)
+    if google_crc32c.value(text) != crc:
+        raise DamagedIndexError(path, "its header is damaged")
+    try:
+        header = json.loads(text)
+        return {"version": header["version"], "file": header["file"], **header}, _HEAD.size + length
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedIndexError(path, f"its header is no header ({error})") from error
+
+
+def _part(path: Path, segment: Path, header: dict[str, Any], at: int) -> Part:
+    size = path.stat().st_size
+
+    def column(found: list[Any]) -> Column:
+        if found[0] == "p":
+            return Progression(*map(int, found[1:]))
+        _, dtype, place, count, crc = found
+        stored = Stored(path, dtype, at + int(place), int(count), int(crc))
+        end = stored.place + stored.length * np.dtype(stored.dtype).itemsize
+        if dtype not in _DTYPES or not at <= stored.place <= end <= size:
+            raise ValueError(f"a column of {dtype} ends at byte {end} of {size}")
+        return stored
+
+    try:
+        part = Part(
+            end=int(header["end"]),
+            owners=tuple((str(run_id), int(attempt)) for run_id, attempt in header["owners"]),
+            lows=tuple(np.inf if low is None else float(low) for low in header["lows"]),
+            shards=tuple(
+                Shard(global_shape=tuple(shape), offset=tuple(offset)) for shape, offset in header["shards"]
+            ),
+            events={name: column(found) for name, found in header["events"].items()},
+            scalars={tag: Series(*map(column, found)) for tag, *found in header["scalars"]},
+            others={(plugin, tag): Places(*map(column, found)) for plugin, tag, *found in header["others"]},
+            damage=tuple(Damage(segment, int(offset), str(why)) for offset, why in header["damage"]),
+        )
+        if part.events and part.events.keys() != EVENT_COLUMNS.keys():
+            raise ValueError(f"the columns are {', '.join(part.events)}")
+        return part
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedIndexError(path, f"its header is no header ({error})") from error
+
+
+def _described(part: Part, data: list[bytes]) -> dict[str, Any]:
+    """The part as JSON; the bytes of its arrays are appended to `data`."""
+    place = 0
+
+    def described(column: Column) -> list[Any]:
+        nonlocal place
+        if isinstance(column, Progression):
+            return ["p", *column]
+        array = column.load()
+        if array.dtype.kind == "i" and array.size and -(2**31) <= array.min() <= array.max() < 2**31:
+            array = array.astype(np.int32)
+        octets = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
+        found = ["a", array.dtype.newbyteorder("<").str, place, array.size, google_crc32c.value(octets)]
+        data.append(octets)
+        place += len(octets)
+        return found
+
+    return {
+        "end": part.end,
+        "owners": part.owners,
+        "lows": [None if np.isinf(low) else low for low in part.lows],
+        "shards": [(shard.global_shape, shard.offset) for shard in part.shards],
+        "events": {name: described(column) for name, column in part.events.items()},
+        "scalars": [[tag, *map(described, series)] for tag, series in part.scalars.items()],
+        "others": [[*key, *map(described, places)] for key, places in part.others.items()],
+        "damage": [(one.offset, one.reason) for one in part.damage],
+    }
+
+
+def _columns(part: Part) -> Iterable[Column]:
+    yield from part.events.values()
+    for found in (*part.scalars.values(), *part.others.values()):
+        yield from found

@@ -1,0 +1,343 @@
+"""What the event files of one directory recorded: each event once, and which steps count after a restart."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from io import BytesIO
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from distsummary.errors import DamagedFileError, MissingFileError
+from distsummary.format.frames import read_frames
+from distsummary.format.records import MINDSPORE, TENSORBOARD, Shard, Value
+from distsummary.reading.contents import Array, Owner, Part, joined, scan
+from distsummary.reading.deduplicate import Seen
+from distsummary.reading.index import LEAST_BYTES, read_index, write_index
+from distsummary.reading.reader import Damage, decode_frame, read_file
+from distsummary.reading.segments import dialect_of, segments
+
+_MAX_PARTS = 16  # of a growing file, before they become one
+
+
+class ScalarPiece(NamedTuple):
+    """The scalars of one tag in one directory, in recording order; all arrays are (n,).
+
+    `attempts`, `steps` int64, `wall_times` float64 in seconds since the epoch, `values` float32.
+    """
+
+    tag: str
+    attempts: Array
+    steps: Array
+    wall_times: Array
+    values: Array
+
+
+class Place(NamedTuple):
+    """Where a value that is no scalar stands: the bytes `offset` to `end` of `file` are its event's frame."""
+
+    attempt: int
+    seq: int
+    step: int
+    wall_time: float
+    plugin: str
+    tag: str
+    file: Path
+    offset: int
+    end: int
+    shard: Shard | None
+
+    def read(self) -> Value:
+        """The value; raises MissingFileError, or DamagedFileError if the file has changed since."""
+        try:
+            with open(self.file, "rb") as opened:
+                opened.seek(self.offset)
+                frame = next(read_frames(BytesIO(opened.read(self.end - self.offset))), None)
+        except FileNotFoundError as error:
+            raise MissingFileError(f"{self.file} was removed while it was read") from error
+        decoded = None if frame is None else decode_frame(frame, dialect_of(self.file), self.file)
+        found = [value for value in decoded[1].values if self._is(value)] if decoded else []
+        if not found:
+            raise DamagedFileError(
+                f"{self.file} no longer holds {self.tag!r} of step {self.step} at byte {self.offset}; it was "
+                "changed while it was read: open the run again"
+            )
+        return found[-1]  # the last one counts
+
+    def _is(self, value: Value) -> bool:
+        return (value.plugin, value.tag) == (self.plugin, self.tag)
+
+
+class _File:
+    """An event file that may grow: its parts up to the last whole event."""
+
+    def __init__(self, path: Path, *, uses_index: bool) -> None:
+        self.path, self.parts = path, list[Part]()
+        self.size = 0
+        self._uses_index = uses_index
+        self._indexed = 0  # how many bytes the index covers
+        self._known: tuple[int, ...] = ()
+
+    @property
+    def end(self) -> int:
+        """Where the last whole event ends."""
+        return self.parts[-1].end if self.parts else 0
+
+    def refresh(self) -> bool:
+        """Read what has been added; returns whether anything has changed."""
+        stat = self.path.stat()
+        known = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        if known == self._known:
+            return False
+        if self._known and (stat.st_ino != self._known[0] or stat.st_size < self.end):
+            self.forget()  # another file has taken its place, or it was cut
+        if not self._known and self._uses_index and (part := read_index(self.path)) is not None:
+            self.parts, self._indexed = [part], part.end
+        if self.end < stat.st_size:
+            part = scan(self.path, self.end)
+            if part.size or part.damage:
+                self.parts.append(part)
+        if len(self.parts) > _MAX_PARTS:
+            self.parts = [joined(self.parts)]
+        self._known, self.size = known, stat.st_size
+        if self._uses_index and self.end - self._indexed >= max(LEAST_BYTES, self._indexed // 4):
+            self._write_index()
+        return True
+
+    def forget(self) -> None:
+        """Begin anew, without the index."""
+        self.parts, self._indexed, self._known = [], 0, (0, 0, 0)
+
+    def _write_index(self) -> None:
+        part = joined(self.parts)
+        self._indexed = part.end  # also if it cannot be written: another try comes when the file has grown
+        if write_index(self.path, part):
+            self.parts = [read_index(self.path) or part]
+
+
+class Recorded:
+    """What the event files of one directory hold; `refresh` reads on.
+
+    An attempt is read from its MindSpore files or, if it has none, from its TensorBoard files; files of other
+    programs in TensorBoard's dialect only if there are no others.
+
+    Args:
+        directory: where the files are.
+        belongs: which of them count, by their path.
+        uses_index: read the indexes beside the files, and write those that are missing.
+    """
+
+    def __init__(
+        self, directory: Path, *, belongs: Callable[[Path], bool] = lambda path: True, uses_index: bool = True
+    ) -> None:
+        self.directory = directory
+        self._belongs, self._uses_index = belongs, uses_index
+        self._files: dict[Path, _File] = {}
+        self._firsts: dict[Path, Owner | None] = {}  # file of TensorBoard's dialect -> its first owner
+        self._parts: list[tuple[_File, Part, Array | None]] = []  # which events are new; None: all
+
+    def refresh(self) -> None:
+        """Read what has been added to the files.
+
+        Raises MissingFileError if the directory is gone; a file that was removed is left out.
+        """
+        try:
+            found = [path for path in segments(self.directory, MINDSPORE) if self._belongs(path)]
+            others = [path for path in segments(self.directory, TENSORBOARD) if self._belongs(path)]
+        except FileNotFoundError as error:
+            raise MissingFileError(f"{self.directory} was removed while it was read") from error
+        before = [*self._files]
+        has_changed = self._refresh(found)
+        known = {owner for path in found if path in self._files for owner in self._owners(path)}
+        rest = [path for path in others if not known or self._is_other(path, known)]
+        has_changed |= self._refresh(rest)
+        wanted = [path for path in (*found, *rest) if path in self._files]
+        self._files = {path: self._files[path] for path in wanted}
+        if has_changed or before != wanted:
+            self._parts = [*self._once()]
+
+    def forget(self, index: Path) -> None:
+        """Read the file anew whose index is damaged."""
+        for file in self._files.values():
+            if any(getattr(column, "path", None) == index for part in file.parts for column in _all(part)):
+                file.forget()
+        index.unlink(missing_ok=True)
+
+    def _refresh(self, paths: list[Path]) -> bool:
+        has_changed = False
+        for path in paths:
+            file = self._files.setdefault(path, _File(path, uses_index=self._uses_index))
+            try:
+                has_changed |= file.refresh()
+            except FileNotFoundError:  # removed since the directory was listed
+                del self._files[path]
+                has_changed = True
+        return has_changed
+
+    def _owners(self, path: Path) -> set[Owner]:
+        return {owner for part in self._files[path].parts for owner in part.owners}
+
+    def _is_other(self, path: Path, known: set[Owner]) -> bool:
+        """Whether a file holds another attempt, by its first event: an event file has one writer."""
+        if path not in self._firsts:
+            with suppress(MissingFileError):
+                first = next(read_file(path, "skip", skipped=[]), None)
+                if first is None:
+                    return False  # nothing yet
+                self._firsts[path] = (first.run_id, first.attempt) if first.run_id else None
+        owner = self._firsts.get(path)
+        return owner is not None and owner not in known
+
+    def _once(self) -> Iterator[tuple[_File, Part, Array | None]]:
+        seen = Seen()
+        for file in self._files.values():
+            for part in file.parts:
+                if not part.size:
+                    continue
+                seqs = part.events["seq"].load()
+                owners = part.events["owner"].load() if len(part.owners) > 1 else np.zeros(seqs.size, int)
+                is_new = np.ones(seqs.size, np.bool_)
+                for number, owner in enumerate(part.owners):
+                    mine = owners == number
+                    is_new[mine] = seen.add_all(*owner, seqs[mine].astype(np.int64, copy=False))
+                yield file, part, None if is_new.all() else is_new
+
+    @property
+    def damage(self) -> list[Damage]:
+        """What was skipped."""
+        return [one for file in self._files.values() for part in file.parts for one in part.damage]
+
+    @property
+    def torn(self) -> list[Damage]:
+        """The files that do not end with a whole event: torn, or being written."""
+        text = "the file ends inside an event: it is torn, or being written"
+        return [
+            Damage(file.path, file.end, text) for file in self._files.values() if 0 < file.end < file.size
+        ]
+
+    @property
+    def files(self) -> list[Path]:
+        """The event files that count, in the order in which they are read."""
+        return [*self._files]
+
+    def lows(self) -> dict[int, float]:
+        """Attempt -> the lowest of its steps."""
+        found: dict[int, float] = {}
+        for _, part, _ in self._parts:
+            for (_, attempt), low in zip(part.owners, part.lows, strict=True):
+                found[attempt] = min(low, found.get(attempt, np.inf))
+        return found
+
+    def tags(self) -> list[str]:
+        """The tags of the scalars, in the order of their first values."""
+        return [*dict.fromkeys(tag for _, part, _ in self._parts for tag in part.scalars)]
+
+    def kinds(self) -> dict[tuple[str, str], int]:
+        """(Plugin, tag) -> how many values that are no scalars there are, superseded ones included."""
+        found: dict[tuple[str, str], int] = {}
+        for _, part, _ in self._parts:
+            for key, places in part.others.items():
+                found[key] = found.get(key, 0) + places.events.size
+        return found
+
+    def scalars(self, tag: str, ends: Mapping[int, float]) -> ScalarPiece:
+        """The scalars of a tag that count.
+
+        Of a step that was recorded twice, the last value counts; files of other programs are taken as they
+        are, since their steps need not mean one thing.
+
+        Args:
+            ends: attempt -> the step from which on a later attempt has repeated it, see
+                `deduplicate.ends_of_attempts`.
+        """
+        found: list[tuple[Array, ...]] = []
+        is_ours = True
+        for _, part, is_new in self._parts:
+            series = part.scalars.get(tag)
+            if series is None:
+                continue
+            at = series.events.load()
+            steps, times = part.events["step"].load(), part.events["wall_time"].load()
+            is_each = at.size == steps.size
+            columns = [_attempts(part, at), *((steps, times) if is_each else (steps[at], times[at]))]
+            columns.append(series.values.load())
+            counts = _counting(part, columns[0], columns[1], ends)
+            if is_new is not None:
+                counts = is_new[at] if counts is None else counts & is_new[at]
+            found.append(tuple(columns if counts is None else (column[counts] for column in columns)))
+            is_ours &= all(run_id for run_id, _ in part.owners)
+        if not found:
+            return ScalarPiece(tag, *(np.empty(0, kind) for kind in (np.int64, np.int64, float, np.float32)))
+        columns_of = zip(*found, strict=True)
+        attempts, steps, times, values = (
+            one[0] if len(one) == 1 else np.concatenate(one) for one in columns_of
+        )
+        if is_ours and steps.size and not (np.diff(steps) > 0).all():
+            order = np.argsort(steps, kind="stable")
+            last = np.sort(order[np.append(np.diff(steps[order]) != 0, True)])
+            attempts, steps, times, values = attempts[last], steps[last], times[last], values[last]
+        return ScalarPiece(tag, attempts, steps, times, values)
+
+    def places(self, plugin: str, tag: str | None, ends: Mapping[int, float]) -> list[Place]:
+        """Where the values of a plugin stand that count, in recording order; `tag` None: of all tags."""
+        found: list[Place] = []
+        is_ours = True
+        for file, part, is_new in self._parts:
+            here: list[tuple[int, Place]] = []
+            for (kind, name), places in part.others.items():
+                if kind != plugin or tag not in (None, name):
+                    continue
+                at = places.events.load()
+                attempts, steps = _attempts(part, at), part.events["step"].load()[at]
+                counts = None if plugin == "graph" else _counting(part, attempts, steps, ends)
+                if is_new is not None:
+                    counts = is_new[at] if counts is None else counts & is_new[at]
+                columns: tuple[Array, ...] = (
+                    at, attempts, part.events["seq"].load()[at], steps, part.events["wall_time"].load()[at],
+                    places.offsets.load(), places.ends.load(), places.shards.load(),
+                )  # fmt: skip
+                if counts is not None:
+                    columns = tuple(column[counts] for column in columns)
+                for event, attempt, seq, step, time_s, offset, end, shard in zip(
+                    *(column.tolist() for column in columns), strict=True
+                ):
+                    one = part.shards[shard] if shard >= 0 else None
+                    place = Place(attempt, seq, step, time_s, kind, name, file.path, offset, end, one)
+                    here.append((event, place))
+            here.sort(key=lambda one: one[0])
+            found += [place for _, place in here]
+            is_ours &= all(run_id for run_id, _ in part.owners)
+        if is_ours:
+            last = {(place.tag, place.step): place for place in found}
+            found = [place for place in found if last[place.tag, place.step] is place]
+        return found
+
+    def steps(self) -> tuple[int, int] | None:
+        """The lowest and the highest step of any event; None without any."""
+        found = [part.events["step"].load() for _, part, _ in self._parts]
+        if not found:
+            return None
+        return min(int(steps.min()) for steps in found), max(int(steps.max()) for steps in found)
+
+
+def _attempts(part: Part, at: Array) -> Array:
+    """The attempt of each of the events with the indices `at`."""
+    if len({attempt for _, attempt in part.owners}) == 1:
+        return np.full(at.size, part.owners[0][1], np.int64)
+    return np.array([attempt for _, attempt in part.owners])[part.events["owner"].load()[at]]
+
+
+def _counting(part: Part, attempts: Array, steps: Array, ends: Mapping[int, float]) -> Array | None:
+    """Which of these steps come before their attempt's end, bool (n,); None: all."""
+    if all(ends.get(attempt, np.inf) == np.inf for _, attempt in part.owners):
+        return None
+    counts = np.ones(steps.size, np.bool_)
+    for attempt in {attempt for _, attempt in part.owners}:
+        counts &= (attempts != attempt) | (steps < ends.get(attempt, np.inf))
+    return counts
+
+
+def _all(part: Part) -> Iterator[object]:
+    yield from part.events.values()
+    for found in (*part.scalars.values(), *part.others.values()):
+        yield from found

@@ -1,0 +1,599 @@
+"""RecordedRun: a run on disk, read as tables; `open_run` opens one."""
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import numpy as np
+
+from distsummary.checks import check_choice, check_type
+from distsummary.errors import (
+    DamagedFileError,
+    DistSummaryError,
+    InvalidValueError,
+    MissingFileError,
+    NotADirectoryPathError,
+)
+from distsummary.format.lineage import custom_values, lineage_values
+from distsummary.landscapes.output.loss_grid import LossGrid
+from distsummary.pb.mindspore_anf_ir_pb2 import GraphProto
+from distsummary.reading.deduplicate import ends_of_attempts
+from distsummary.reading.index import DamagedIndexError
+from distsummary.reading.reader import read_file, read_lineage
+from distsummary.reading.recorded import Place, Recorded
+from distsummary.reading.segments import all_event_files, landscape_files, source_of
+from distsummary.reading.shards import AddedShards
+from distsummary.run_dir import MANIFEST, Manifest, RunDir
+from distsummary.run_text import as_ranges
+from distsummary.runs.table import Labels, Piece, ScalarTable, Table, ValueTable, labels, objects
+from distsummary.states import RunState, read_run
+from distsummary.tools.dump import fields
+
+Result = TypeVar("Result")
+Rank: TypeAlias = int | Literal["merged"] | None
+Tags: TypeAlias = str | Sequence[str] | None
+
+MERGED = "merged"
+MERGED_RANK = -1  # in the column `rank`
+NO_MANIFEST = f"no {MANIFEST}"
+_RANK_NAME = re.compile(r"(?:[a-z]+_)?rank_(\d{5,})")
+_TOLD = 10  # tags named in a message
+_VERDICT = {
+    "rank": np.int32, "cause": object, "since_step": np.int64, "until_step": np.int64, "evidence": object,
+    "first_told_step": np.int64,
+}  # fmt: skip
+
+
+def open_run(path: str | os.PathLike[str], *, role: str = "train", index: bool = True) -> "RecordedRun":
+    """Open a run to read it, whether it still runs or has ended; nothing is read before it is asked for.
+
+    Args:
+        path: a run dir; the directory of one rank; or any directory with event files of TensorBoard, torch or
+            MindSpore, which is read as a run of one rank.
+        role: "train", or "eval" for the evaluation of several ranks.
+        index: keep the columns of event files beside them, in `seg-<hash>.idx`, so that the next reader need
+            not read the files. Without, or where the directory cannot be written, nothing is written.
+
+    Raises:
+        MissingFileError: there is no such directory, or it holds no run; the message says what it holds.
+        NotADirectoryPathError: it is a file. InvalidValueError: it is a URL.
+    """
+    return RecordedRun(path, role=role, index=index)
+
+
+class RecordedRun:
+    """A run on disk; see `open_run`.
+
+    Each call and each property reads what the run has recorded until then, so a run that goes on is followed
+    by asking again; a table that was returned does not change. What cannot be read is left out, and named in
+    `problems`.
+
+    In all tables `rank` is -1 for the merged run, and after a restart the steps that a later attempt repeated
+    are left out of the earlier ones, as in the merged run.
+
+    Attributes:
+        path: the directory. role: as given.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, role: str = "train", index: bool = True) -> None:
+        check_choice("role", role, ("train", "eval", "landscape"))
+        check_type("index", index, bool)
+        run = RunDir(path)
+        self.path, self.role = run.base, role
+        self._run_dir, self._uses_index = run, index
+        self._ranks: dict[int, Recorded] = {}
+        self._merged: Recorded | None = None
+        self._gone: dict[int, str] = {}  # rank -> why it cannot be read
+        self._told: dict[str, None] = {}  # problems that were met on the way, in their order
+        _check_is_run(run, os.fspath(path), role)
+
+    def __repr__(self) -> str:
+        return f"open_run({str(self.path)!r})"
+
+    # --- the run
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that have a directory; (0,) for a run of one rank."""
+        return tuple(self._directories())
+
+    @property
+    def state(self) -> str:
+        """As `distsummary status` tells it: running, finished, failed, lost and so on.
+
+        "no run.json" for event files of other programs, "unreadable" if the run.json cannot be read.
+        """
+        if not self._run_dir.manifest_path.exists():
+            return NO_MANIFEST
+        state = self._state()
+        return "unreadable" if state is None else state.state
+
+    @property
+    def attempts(self) -> Table:
+        """The starts of the job: attempt, role, state, world_size, ranks (registered), started (seconds since
+        the epoch), failed_rank (-1: none) and error.
+        """
+        state = self._state()
+        rows = [
+            (
+                one.attempt, one.role, one.state, one.world_size, len(one.ranks), one.started,
+                one.failure.rank if one.failure else -1, one.failure.error if one.failure else "",
+            )
+            for one in (state.attempts if state else ())
+        ]  # fmt: skip
+        names = ("attempt", "role", "state", "world_size", "ranks", "started", "failed_rank", "error")
+        return _table(names, rows, "attempts", texts=("role", "state", "error"), reals=("started",))
+
+    @property
+    def health(self) -> Table:
+        """The ranks of all attempts: rank, attempt, role, state, step (-1: none told), heard_s (seconds since
+        the last sign of life), dropped values (-1: not told), error, host, and `counters`, a dict of what the
+        rank told about itself.
+        """
+        state = self._state()
+        rows = []
+        for attempt in state.attempts if state else ():
+            for one in attempt.ranks:
+                dropped = one.health.get("dropped", -1)
+                step = -1 if one.step is None else one.step
+                said = one.error or one.reason
+                known = (one.rank, one.attempt, one.role, one.state, step, one.heard_s)
+                rows.append((*known, dropped, said, one.host, dict(one.health)))
+        numbers = ("step", "heard_s", "dropped")
+        names = ("rank", "attempt", "role", "state", *numbers, "error", "host", "counters")
+        texts = ("role", "state", "error", "host", "counters")
+        return _table(names, rows, "health", texts=texts, reals=("heard_s",))
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The `config` of the newest attempt, nested as it was given; {} if there was none.
+
+        For files of MindSpore, its custom lineage; for files of TensorBoard, what is on the page HPARAMS.
+        """
+        entry = self._entry()
+        if entry.get("config"):
+            return dict(entry["config"])
+        lineage = self._lineage()
+        if lineage.custom is not None:
+            return dict(custom_values(lineage.custom))
+        found: dict[str, Any] = {}
+        for place in self._places("hparams", None, None):
+            for value in _readable(place, self._told):
+                for name, entered in value.session_start_info.hparams.items():
+                    kind = entered.WhichOneof("kind")
+                    found[name] = getattr(entered, kind) if kind and kind != "null_value" else None
+        return found
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """The commit, command line and versions of the newest attempt, from run.json; {} if unknown."""
+        return dict(self._entry().get("provenance") or {})
+
+    @property
+    def lineage(self) -> dict[str, Any]:
+        """What was trained, with which data and how well, as plain dicts: train, evaluation, dataset_graph
+        and custom; those that are there. Of several ranks, the merged one.
+        """
+        values = lineage_values(self._lineage())
+        words = {"train_lineage": "train", "eval_lineage": "evaluation", "custom_lineage_data": "custom"}
+        return {words.get(value.plugin, value.plugin): fields(value.data) for value in values}
+
+    @property
+    def problems(self) -> list[str]:
+        """What could not be read until now, one line each; [] if all is well. Asking reads the files."""
+        self._read(lambda: None)
+        state = self._state()
+        told = [*self._told, *(f"rank {rank}: {why}" for rank, why in self._gone.items())]
+        damage = [one for recorded in self._recorded() for one in recorded.damage]
+        if state is None or state.state != "running":
+            damage += [one for recorded in self._recorded() for one in recorded.torn]
+        told += [f"{one.file}, byte {one.offset}: {one.reason}" for one in damage]
+        newest = state.newest if state else None
+        if newest and newest.role == self.role and newest.world_size > 1:
+            if missing := sorted(set(range(newest.world_size)) - set(self._ranks)):
+                told.append(f"no directory of rank {', '.join(map(str, missing))}")
+            if self._merged is None or not self._merged.files:
+                told.append(f"not merged: distsummary merge {self.path}")
+        return [*dict.fromkeys(told)]
+
+    @property
+    def verdicts(self) -> Table:
+        """Which rank was told to be slow, stuck or sick, from alerts.jsonl: rank, cause, since_step,
+        until_step (-1: to the end), evidence and first_told_step. Empty if nothing was told.
+        """
+        rows: list[Mapping[str, Any]] = []
+        path = self.path / "alerts.jsonl"
+        try:
+            lines = path.read_text(errors="replace").splitlines()
+        except FileNotFoundError:
+            lines = []
+        for number, line in enumerate(lines, 1):
+            try:
+                row = json.loads(line)
+                _ = [int(row[name]) for name in ("rank", "since_step")]
+                rows.append(row)
+            except (ValueError, TypeError, KeyError) as error:
+                self._told[f"{path}, line {number}: no verdict ({error})"] = None
+        columns: dict[str, Any] = {}
+        for name, dtype in _VERDICT.items():
+            values = [row.get(name) for row in rows]
+            if dtype is object:
+                columns[name] = objects(values)
+            else:
+                columns[name] = np.array([-1 if value is None else value for value in values], dtype)
+        return Table(columns, title="verdicts")
+
+    # --- what was recorded
+
+    @property
+    def tags(self) -> dict[str, dict[str, int]]:
+        """What there is: plugin -> tag -> how many ranks have it, the merged run not counted."""
+
+        def count() -> dict[str, dict[str, int]]:
+            found: dict[str, dict[str, int]] = {}
+            for recorded in self._ranks.values():
+                keys = [*(("scalar", tag) for tag in recorded.tags()), *recorded.kinds()]
+                for plugin, tag in keys:
+                    of_plugin = found.setdefault(plugin, {})
+                    of_plugin[tag] = of_plugin.get(tag, 0) + 1
+            return found
+
+        return self._read(count)
+
+    @property
+    def steps(self) -> tuple[int, int] | None:
+        """The lowest and the highest recorded step of any rank; None if nothing was recorded."""
+
+        def span() -> tuple[int, int] | None:
+            found = [steps for one in self._ranks.values() if (steps := one.steps()) is not None]
+            return (min(low for low, _ in found), max(high for _, high in found)) if found else None
+
+        return self._read(span)
+
+    def scalars(self, tag: Tags = None, rank: Rank = None) -> ScalarTable:
+        """The scalars by tag, then rank, in recording order: rank, attempt, step, wall_time, tag and value.
+
+        Args:
+            tag: one tag or several; None: all.
+            rank: a rank; None: all ranks; "merged": the merged run, whose rank is -1.
+
+        Raises:
+            InvalidValueError: no rank recorded this tag (the nearest are named), or there is no such rank.
+            MissingFileError: the run was removed.
+        """
+
+        def read() -> ScalarTable:
+            chosen, ends = self._chosen(rank)
+            of_rank = {number: recorded.tags() for number, recorded in chosen.items()}
+            known = [*dict.fromkeys(name for names in of_rank.values() for name in names)]
+            pieces = [
+                Piece(number, *chosen[number].scalars(name, ends)._replace(tag=name))
+                for name in _wanted(tag, known, "scalars")
+                for number, names in of_rank.items()
+                if name in names
+            ]
+            return ScalarTable(pieces)
+
+        return self._read(read)
+
+    def histograms(self, tag: Tags = None, rank: Rank = None) -> ValueTable:
+        """The histograms (records with left, width, counts, min, max ...), by rank.
+
+        Those of the shards of one parameter are added up to that of the whole, one row under the lowest rank,
+        unless `rank` names one. Where shards are missing, their rows stand as they are. The arguments and
+        errors are those of `scalars`.
+        """
+        return self._values("histogram", tag, rank, join=_added)
+
+    def tensors(self, tag: Tags = None, rank: Rank = None) -> ValueTable:
+        """The tensors as arrays, by rank.
+
+        The shards of a tensor are put together to the whole, one row under the lowest rank, unless `rank`
+        names one: then it is its shard. What no shard holds is masked (`numpy.ma.MaskedArray`). The arguments
+        and errors are those of `scalars`.
+        """
+        return self._values("tensor", tag, rank, join=_assembled)
+
+    def images(self, tag: Tags = None, rank: Rank = None) -> ValueTable:
+        """The images: height, width, and `encoded`, the bytes of the PNG. Arguments, errors: as `scalars`."""
+        return self._values("image", tag, rank)
+
+    def text(self, tag: Tags = None, rank: Rank = None) -> ValueTable:
+        """The texts. The arguments and errors are those of `scalars`."""
+        return self._values("text", tag, rank)
+
+    @property
+    def graph(self) -> GraphProto | None:
+        """The newest graph of the model that is recorded, of the lowest rank that has one; None without."""
+
+        def read() -> GraphProto | None:
+            for recorded in [*self._ranks.values(), *([self._merged] if self._merged else [])]:
+                if places := recorded.places("graph", None, {}):
+                    newest = max(places, key=lambda place: place.attempt)
+                    return GraphProto.FromString(newest.read().data)
+            return None
+
+        return self._read(read)
+
+    @property
+    def landscapes(self) -> dict[str, Any]:  # LossGrid or Landscape
+        """The loss landscapes by name: of `landscape/*.npz` a LossGrid with all that is known, of event files
+        alone a Landscape with axes, losses and path.
+        """
+        found: dict[str, Any] = {}
+        directory = self._run_dir.landscape_dir
+        for path in sorted(directory.glob("*.npz")) if directory.is_dir() else ():
+            try:
+                found[path.stem] = LossGrid.load(path)
+            except (DistSummaryError, OSError) as error:
+                self._told[str(error)] = None
+        if not found:
+            for path in landscape_files(self.path):
+                for event in read_file(path, "skip", skipped=[]):
+                    found |= {one.tag: one.data for one in event.values if one.plugin == "landscape"}
+            for place in self._places("landscape", None, None):
+                for value in _readable(place, self._told):
+                    found[place.tag] = value
+        return found
+
+    # --- reading
+
+    def _directories(self) -> dict[int, Path]:
+        """Rank -> its directory."""
+        if found := self._run_dir.rank_dirs(self.role):
+            return found
+        alone = self._run_dir.writer_dir(self.role, 0, 1)
+        name = _RANK_NAME.fullmatch(alone.name)
+        return {int(name[1]) if name else 0: alone}
+
+    def _read(self, read: Callable[[], Result]) -> Result:
+        """What `read` gives after reading on; once more if an index turns out to be damaged."""
+        while True:
+            try:
+                self._refresh()
+                return read()
+            except DamagedIndexError as error:
+                for recorded in self._recorded():
+                    recorded.forget(error.path)
+
+    def _refresh(self) -> None:
+        directories = self._directories()
+        base = self._run_dir.writer_dir(self.role, 0, 1)
+        is_alone = [*directories.values()] == [base]
+        if not self.path.is_dir():
+            raise MissingFileError(f"the run {self.path} was removed while it was read")
+        self._gone = {
+            rank: f"its directory {recorded.directory} was removed"
+            for rank, recorded in self._ranks.items()
+            if rank not in directories
+        } | {rank: why for rank, why in self._gone.items() if rank not in directories}
+        self._ranks = {
+            rank: self._ranks.get(rank) or Recorded(directory, uses_index=self._uses_index)
+            for rank, directory in directories.items()
+        }
+        if is_alone:
+            self._merged = None
+        elif self._merged is None and base.is_dir():
+            self._merged = Recorded(base, belongs=_is_merged, uses_index=self._uses_index)
+        for rank, recorded in [*self._ranks.items()]:
+            try:
+                recorded.refresh()
+            except (DistSummaryError, OSError) as error:
+                self._gone[rank] = str(error)
+                del self._ranks[rank]
+        if self._merged is not None:
+            self._merged.refresh()
+
+    def _recorded(self) -> list[Recorded]:
+        return [*self._ranks.values(), *([self._merged] if self._merged is not None else [])]
+
+    def _chosen(self, rank: Rank) -> tuple[dict[int, Recorded], dict[int, float]]:
+        """The directories to read by rank, and the ends of their attempts."""
+        if rank == MERGED and self._merged is not None:
+            return {MERGED_RANK: self._merged}, _ends([self._merged])
+        ends = _ends(self._ranks.values())
+        if rank is None or rank == MERGED:  # of one rank, its files are the run
+            return self._ranks, ends
+        check_type("rank", rank, (int, str), optional=True)
+        if isinstance(rank, str) or rank not in self._ranks:
+            there = as_ranges(self._ranks)
+            raise InvalidValueError(f"rank must be 'merged', None or one of {there}, got {rank!r}")
+        return {rank: self._ranks[rank]}, ends
+
+    def _places(self, plugin: str, tag: Tags, rank: Rank) -> list[Place]:
+        return [place for _, place in self._read(partial(self._found, plugin, tag, rank))]
+
+    def _found(self, plugin: str, tag: Tags, rank: Rank) -> list[tuple[int, Place]]:
+        chosen, ends = self._chosen(rank)
+        if tag is not None:
+            known = [name for one in chosen.values() for kind, name in one.kinds() if kind == plugin]
+            tag = _wanted(tag, [*dict.fromkeys(known)], plugin)
+        return [
+            (number, place)
+            for number, recorded in chosen.items()
+            for name in ([None] if tag is None else tag)
+            for place in recorded.places(plugin, name, ends)
+        ]
+
+    def _values(
+        self,
+        plugin: str,
+        tag: Tags,
+        rank: Rank,
+        join: "Callable[[list[Place]], Callable[[], Any] | None] | None" = None,
+    ) -> ValueTable:
+        """A table of values; `join` makes one of the shards of a tag at a step, None if that cannot be."""
+        found = self._read(partial(self._found, plugin, tag, rank))
+        rows: list[tuple[int, Place, Callable[[], Any]]] = []
+        shards: dict[tuple[str, int], list[tuple[int, Place]]] = {}
+        for number, place in found:
+            if place.shard is not None and join is not None and rank is None:
+                shards.setdefault((place.tag, place.step), []).append((number, place))
+            else:
+                rows.append((number, place, partial(_data, place)))
+        for parts in shards.values():
+            assert join is not None
+            whole = join([place for _, place in parts])
+            if whole is None:
+                rows += [(number, place, partial(_data, place)) for number, place in parts]
+            else:
+                rows.append((*min(parts, key=lambda part: part[0]), whole))
+        if shards:
+            rows.sort(key=lambda row: (row[0], row[1].step))
+        places = [place for _, place, _ in rows]
+        columns: dict[str, Any] = {
+            "rank": np.array([number for number, _, _ in rows], np.int32),
+            "attempt": np.array([place.attempt for place in places], np.int64),
+            "step": np.array([place.step for place in places], np.int64),
+            "wall_time": np.array([place.wall_time for place in places], np.float64),
+            "tag": labels([place.tag for place in places]) if places else Labels(np.empty(0, np.int32), ()),
+        }
+        return ValueTable(columns, lambda row: rows[row][2](), title=f"{plugin} values")
+
+    def _state(self) -> RunState | None:
+        """What the manifests tell; None if run.json cannot be read."""
+        try:
+            return read_run(self._run_dir)
+        except (DistSummaryError, OSError) as error:
+            self._told[str(error)] = None
+            return None
+
+    def _entry(self) -> Manifest:
+        """The entry of the newest attempt in run.json; {} if there is none."""
+        try:
+            entries: list[Manifest] = self._run_dir.read_manifest()["attempts"]
+        except (DistSummaryError, OSError) as error:
+            self._told[str(error)] = None
+            return {}
+        mine = [entry for entry in entries if entry["role"] == self.role]
+        return max(mine, key=lambda entry: int(entry["attempt"]), default={})
+
+    def _lineage(self) -> Any:
+        """The lineage of the run or, before there is one, of its lowest rank."""
+        for directory in (self._run_dir.writer_dir(self.role, 0, 1), *self._directories().values()):
+            if directory.is_dir():
+                lineage = read_lineage(directory)
+                if lineage_values(lineage):
+                    return lineage
+        return read_lineage(self.path)
+
+
+def _check_is_run(run: RunDir, given: str, role: str) -> None:
+    """Raise unless the directory holds a run or event files."""
+    base = run.base
+    if not base.exists():
+        raise MissingFileError(f"there is no {given}; name the directory of a run")
+    if not base.is_dir():
+        raise NotADirectoryPathError(f"{given} is a file; name the directory that it is in")
+    if run.rank_dirs(role) or (role == "train" and run.manifest_path.exists()):
+        return
+    directory = run.writer_dir(role, 0, 1)
+    if directory.is_dir() and all_event_files(directory):
+        return
+    if role != "train" and run.manifest_path.exists():
+        raise MissingFileError(
+            f"{given} holds nothing of the role {role!r}; leave role= out for its training"
+        )
+    children = [child for child in base.iterdir() if child.is_dir()]
+    has_runs = any((child / MANIFEST).exists() or all_event_files(child) for child in children)
+    remedy = f"it holds runs: distsummary runs {given}" if has_runs else "name the directory of a run"
+    raise MissingFileError(
+        f"{given} is not a run: it has neither {MANIFEST} nor rank directories nor event files; {remedy}"
+    )
+
+
+def _is_merged(path: Path) -> bool:
+    return source_of(path.name) == MERGED
+
+
+def _ends(recorded: Iterable[Recorded]) -> dict[int, float]:
+    lows = [low for one in recorded for low in one.lows().items()]
+    attempts, steps = (np.array([low[column] for low in lows]) for column in (0, 1))
+    return ends_of_attempts(attempts.astype(np.int64), steps)
+
+
+def _wanted(tag: Tags, known: Sequence[str], what: str) -> list[str]:
+    """The tags that were asked for; raises InvalidValueError for one that is not there."""
+    if tag is None:
+        return [*known]
+    check_type("tag", tag, (str, list, tuple), optional=True)
+    wanted = [tag] if isinstance(tag, str) else [*tag]
+    there = set(known)
+    for one in wanted:
+        if one not in there:
+            near = get_close_matches(one, known, 3) or sorted(known)
+            more = f" and {len(near) - _TOLD} more" if len(near) > _TOLD else ""
+            names = f"the nearest are {', '.join(near[:_TOLD])}{more}" if near else f"there are no {what}"
+            raise InvalidValueError(f"tag must be one that was recorded, got {one!r}; {names}")
+    return wanted
+
+
+def _data(place: Place) -> Any:
+    return place.read().data
+
+
+def _readable(place: Place, told: dict[str, None]) -> Iterator[Any]:
+    """The data of a value, or nothing but a line about why not."""
+    try:
+        yield _data(place)
+    except (DistSummaryError, OSError) as error:
+        told[str(error)] = None
+
+
+def _added(places: list[Place]) -> Callable[[], Any] | None:
+    """The histogram of a parameter from those of its shards; None if shards are missing."""
+    added = AddedShards()
+    for place in places:
+        added.add(place.read())
+    whole = added.whole()
+    return None if whole is None else lambda: whole.data
+
+
+def _assembled(places: list[Place]) -> Callable[[], Any]:
+    """A tensor from its shards; what none holds is masked."""
+    return partial(_assemble, places)
+
+
+def _assemble(places: list[Place]) -> Any:
+    whole: Any = None
+    missing = np.ones((), np.bool_)
+    for place in places:
+        value = place.read()
+        assert value.shard is not None
+        part = np.asarray(value.data)
+        if whole is None:
+            whole = np.zeros(value.shard.global_shape, part.dtype)
+            missing = np.ones(whole.shape, np.bool_)
+        box = tuple(slice(at, at + size) for at, size in zip(value.shard.offset, part.shape, strict=True))
+        if value.shard.global_shape != whole.shape or whole[box].shape != part.shape:
+            raise DamagedFileError(
+                f"the shards of {place.tag!r} at step {place.step} do not fit together: {part.shape} at "
+                f"{value.shard.offset} of {value.shard.global_shape}; read those of each rank with rank="
+            )
+        whole[box] = part
+        missing[box] = False
+    return np.ma.MaskedArray(whole, missing) if missing.any() else whole
+
+
+def _table(
+    names: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    title: str,
+    *,
+    texts: Iterable[str],
+    reals: Iterable[str],
+) -> Table:
+    """Rows as a table of whole numbers, but for the columns that are named."""
+    columns: dict[str, Any] = {}
+    for number, name in enumerate(names):
+        values = [row[number] for row in rows]
+        if name in texts:
+            columns[name] = objects(values)
+        else:
+            columns[name] = np.array(values, np.float64 if name in reals else np.int64)
+    return Table(columns, title=title)

@@ -1,0 +1,368 @@
+"""Table: rows as NumPy columns, for pandas, polars, Arrow, a notebook or a plot."""
+
+import html
+from collections import namedtuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsummary.checks import check_choice
+from distsummary.errors import InvalidValueError, MissingExtraError
+from distsummary.format.records import Histogram, Image
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+    import pyarrow
+    from matplotlib.figure import Figure
+
+Array: TypeAlias = NDArray[Any]
+
+_SHOWN = 10  # rows at the beginning and at the end of a table in a notebook
+_MAX_TEXT = 80  # characters of a cell there
+MAX_LINES = 16  # ranks with a line each in a plot; of more, their median and the band of all
+_MAX_TAGS = 24  # in one plot
+_EXTRAS = {"pandas": "read", "polars": "read", "pyarrow": "read", "matplotlib": "report"}
+
+
+class Labels(NamedTuple):
+    """A column of texts that come again and again: `codes` int32 (n,) are their numbers in `names`."""
+
+    codes: Array
+    names: tuple[str, ...]
+
+    @property
+    def array(self) -> Array:
+        """The texts themselves, an array of objects (n,)."""
+        return np.array([*self.names, ""], object)[self.codes]
+
+
+Columns: TypeAlias = Mapping[str, Array | Labels]
+
+
+class Table:
+    """Rows of a run as columns; it does not change when the run goes on.
+
+    `table["step"]` is a NumPy array (n,), `len(table)` is n, and `for row in table` gives named tuples.
+
+    Columns of scalars: `rank` int32 (-1: the merged run), `attempt` and `step` int64, `wall_time` float64 in
+    seconds since the epoch, `tag` texts, `value` float64.
+    """
+
+    def __init__(self, columns: Columns, *, title: str = "") -> None:
+        self._given = dict(columns)
+        self._title = title
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return tuple(self._columns)
+
+    @cached_property
+    def _columns(self) -> dict[str, Array | Labels]:
+        return self._given
+
+    def __len__(self) -> int:
+        return next((_size(column) for column in self._columns.values()), 0)
+
+    def __getitem__(self, name: str) -> Array:
+        check_choice("a column", name, self.columns)
+        column = self._columns[name]
+        return column.array if isinstance(column, Labels) else column
+
+    def __iter__(self) -> Iterator[Any]:  # named tuples of the columns
+        row = namedtuple("Row", self.columns, rename=True)  # type: ignore[misc]
+        return map(row._make, zip(*(self[name].tolist() for name in self.columns), strict=True))
+
+    def __repr__(self) -> str:
+        rows = f"{len(self):,} row{'' if len(self) == 1 else 's'}"
+        return f"<{self._title or 'table'}: {rows} of {', '.join(self.columns)}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the first and the last rows."""
+        shown = [*range(len(self))]
+        if len(shown) > 2 * _SHOWN:
+            shown = [*shown[:_SHOWN], -1, *shown[-_SHOWN:]]
+        cells = [
+            [_cell(self._at(name, row)) if row >= 0 else "..." for name in self.columns] for row in shown
+        ]
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in self.columns)
+        body = "".join(f"<tr>{''.join(f'<td>{html.escape(c)}</td>' for c in row)}</tr>" for row in cells)
+        return f"<p>{html.escape(repr(self)[1:-1])}</p><table><tr>{head}</tr>{body}</table>"
+
+    def _at(self, name: str, row: int) -> Any:  # a cell of any type
+        column = self._columns[name]
+        return column.names[column.codes[row]] if isinstance(column, Labels) else column[row]
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """A pandas DataFrame; `tag` is categorical. Raises MissingExtraError without pandas."""
+        pandas = imported("pandas")
+        return pandas.DataFrame(
+            {
+                name: pandas.Categorical.from_codes(column.codes, column.names)
+                if isinstance(column, Labels)
+                else column
+                for name, column in self._columns.items()
+            },
+            copy=False,
+        )
+
+    def to_arrow(self) -> "pyarrow.Table":
+        """A pyarrow Table; `tag` is a dictionary, images and histograms are structs.
+
+        Raises MissingExtraError without pyarrow.
+        """
+        arrow = imported("pyarrow")
+
+        def converted(column: Array | Labels) -> Any:
+            if isinstance(column, Labels):
+                names = arrow.array([*column.names], arrow.string())
+                return arrow.DictionaryArray.from_arrays(arrow.array(column.codes), names)
+            return arrow.array([*map(_plain, column)] if column.dtype == object else column)
+
+        return arrow.table({name: converted(column) for name, column in self._columns.items()})
+
+    def to_polars(self) -> "polars.DataFrame":
+        """A polars DataFrame. Raises MissingExtraError without polars or pyarrow."""
+        return imported("polars").from_arrow(self.to_arrow())
+
+
+class Piece(NamedTuple):
+    """The scalars of one rank and tag; arrays (n,) as in `recorded.ScalarPiece`."""
+
+    rank: int
+    tag: str
+    attempts: Array
+    steps: Array
+    wall_times: Array
+    values: Array
+
+
+class ScalarTable(Table):
+    """Scalars by rank and tag; the columns become arrays when they are first asked for.
+
+    Args:
+        pieces: what the table holds, in its order.
+    """
+
+    def __init__(self, pieces: Sequence[Piece], *, title: str = "scalars") -> None:
+        super().__init__({}, title=title)
+        self._pieces = [piece for piece in pieces if piece.steps.size]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return ("rank", "attempt", "step", "wall_time", "tag", "value")
+
+    @cached_property
+    def _columns(self) -> dict[str, Array | Labels]:
+        sizes = [piece.steps.size for piece in self._pieces]
+        names = tuple(dict.fromkeys(piece.tag for piece in self._pieces))
+        place = {name: number for number, name in enumerate(names)}
+        codes = np.repeat(np.array([place[piece.tag] for piece in self._pieces], np.int32), sizes)
+        return {
+            "rank": np.repeat(np.array([piece.rank for piece in self._pieces], np.int32), sizes),
+            "attempt": _joined([piece.attempts for piece in self._pieces], np.int64),
+            "step": _joined([piece.steps for piece in self._pieces], np.int64),
+            "wall_time": _joined([piece.wall_times for piece in self._pieces], np.float64),
+            "tag": Labels(codes, names),
+            "value": _joined([piece.values for piece in self._pieces], np.float64),
+        }
+
+    def __len__(self) -> int:
+        return sum(piece.steps.size for piece in self._pieces)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The tags, in the order of the table."""
+        return tuple(dict.fromkeys(piece.tag for piece in self._pieces))
+
+    def batches(self) -> Iterator["ScalarTable"]:
+        """The table in parts of one rank and tag each, for programs that cannot hold all of it."""
+        return (ScalarTable([piece], title=self._title) for piece in self._pieces)
+
+    def matrix(self, tag: str | None = None) -> tuple[Array, Array, Array]:
+        """One tag as steps int64 (S,), ranks int32 (R,) and values float32 (S, R), NaN where nothing is.
+
+        Of a step that a rank has twice, as files of other programs may, the last value is taken.
+
+        Args:
+            tag: may be left out if the table has only one.
+        """
+        if tag is None and len(self.tags) == 1:
+            [tag] = self.tags
+        if tag not in self.tags:
+            raise InvalidValueError(f"tag must be one of {sorted(self.tags)[:20]}, got {tag!r}")
+        pieces = [piece for piece in self._pieces if piece.tag == tag]
+        first = pieces[0].steps
+        if all(piece.steps.size == first.size and (piece.steps == first).all() for piece in pieces):
+            steps = np.unique(first)
+        else:
+            steps = np.unique(np.concatenate([piece.steps for piece in pieces]))
+        values = np.full((len(pieces), steps.size), np.nan, np.float32)
+        for row, piece in zip(values, pieces, strict=True):
+            row[np.searchsorted(steps, piece.steps)] = piece.values
+        return steps, np.array([piece.rank for piece in pieces], np.int32), values.T
+
+    def plot(self, *, log: bool = False) -> "Figure":
+        """One matplotlib figure with the curves of each tag, which a notebook shows; nothing is smoothed.
+
+        Up to 16 ranks have a line each. Of more, their median is drawn, and the band from the lowest to the
+        highest rank.
+
+        Args:
+            log: the values on a logarithmic axis.
+
+        Raises MissingExtraError without matplotlib; InvalidValueError for more than 24 tags.
+        """
+        imported("matplotlib")
+        from matplotlib.figure import Figure
+
+        tags = self.tags
+        if len(tags) > _MAX_TAGS:
+            raise InvalidValueError(
+                f"a plot shows at most {_MAX_TAGS} tags, got {len(tags)}; name some: scalars(tag=[...])"
+            )
+        figure = Figure(figsize=(7.0, max(1, len(tags)) * 2.6), layout="constrained")
+        axes = figure.subplots(max(1, len(tags)), 1, squeeze=False)[:, 0]
+        for axis, tag in zip(axes, tags, strict=False):
+            pieces = [piece for piece in self._pieces if piece.tag == tag]
+            ranks = [piece for piece in pieces if piece.rank >= 0]
+            if len(ranks) > MAX_LINES:
+                steps, _, values = ScalarTable(ranks).matrix(tag)
+                has_any = np.isfinite(values).any(axis=1)
+                steps, values = steps[has_any], np.where(np.isfinite(values), values, np.nan)[has_any]
+                low, median, high = (f(values, axis=1) for f in (np.nanmin, np.nanmedian, np.nanmax))
+                axis.fill_between(steps, low, high, alpha=0.3, label=f"all {len(ranks)} ranks")
+                axis.plot(steps, median, label="median of the ranks")
+                pieces = [piece for piece in pieces if piece.rank < 0]
+            for piece in pieces:
+                name, width = ("merged", 1.8) if piece.rank < 0 else (f"rank {piece.rank}", 0.9)
+                is_alone = piece.steps.size == 1
+                axis.plot(
+                    piece.steps, piece.values, label=name, linewidth=width, marker="o" if is_alone else None
+                )
+            axis.set_title(tag.replace("$", r"\$"), fontsize=10)  # no formulas
+            axis.set_xlabel("step", fontsize=9)
+            if log:
+                axis.set_yscale("log")
+            if axis.get_legend_handles_labels()[0]:
+                axis.legend(fontsize=7)
+        return figure
+
+
+class ValueTable(Table):
+    """Values that are no scalars; they are read from the files when they are asked for.
+
+    `for row in table` reads one value after the other, `table["value"]` all of them, `table.value(3)` one.
+    The columns: `rank`, `attempt`, `step`, `wall_time`, `tag` and `value`.
+
+    Args:
+        columns: all but `value`.
+        read: gives the value of a row.
+    """
+
+    def __init__(self, columns: Columns, read: Callable[[int], Any], *, title: str) -> None:
+        super().__init__(columns, title=title)
+        self._read = read
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return (*self._given, "value")
+
+    def __len__(self) -> int:
+        return _size(self._given["rank"])
+
+    @cached_property
+    def _columns(self) -> dict[str, Array | Labels]:
+        values = np.empty(len(self), object)
+        for row in range(len(self)):
+            values[row] = self._read(row)
+        return {**self._given, "value": values}
+
+    def value(self, row: int) -> Any:
+        """The value of one row, counted from 0; it is read from its file."""
+        return self._read(range(len(self))[row])
+
+    def __getitem__(self, name: str) -> Array:
+        if name in self._given:
+            column = self._given[name]
+            return column.array if isinstance(column, Labels) else column
+        return super().__getitem__(name)
+
+    def __iter__(self) -> Iterator[Any]:
+        row = namedtuple("Row", self.columns, rename=True)  # type: ignore[misc]
+        given = zip(*(self[name].tolist() for name in self._given), strict=True)
+        return (row._make((*cells, self._read(number))) for number, cells in enumerate(given))
+
+    def _at(self, name: str, row: int) -> Any:
+        if name == "value":
+            return self._read(row)
+        column = self._given[name]
+        return column.names[column.codes[row]] if isinstance(column, Labels) else column[row]
+
+
+def imported(name: str) -> Any:
+    """A library of an extra; raises MissingExtraError with the pip line that installs it."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise MissingExtraError(
+            f"{name} is not installed; run: pip install {name}, or all of: "
+            f"pip install 'distsummary[{_EXTRAS[name]}]'"
+        ) from error
+
+
+def labels(texts: Sequence[str]) -> Labels:
+    """Texts as a column."""
+    numbers: dict[str, int] = {}
+    codes = np.array([numbers.setdefault(text, len(numbers)) for text in texts], np.int32)
+    return Labels(codes, tuple(numbers))
+
+
+def objects(values: Sequence[Any]) -> Array:
+    """Values of any type as a column (n,)."""
+    column = np.empty(len(values), object)
+    for number, value in enumerate(values):
+        column[number] = value
+    return column
+
+
+def _size(column: Array | Labels) -> int:
+    return int((column.codes if isinstance(column, Labels) else column).size)
+
+
+def _joined(arrays: Sequence[Array], dtype: type[np.generic]) -> Array:
+    return np.concatenate([np.empty(0, dtype), *arrays], dtype=dtype)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {value.shape}"
+    if isinstance(value, Histogram):
+        return f"{value.count:,} values from {value.min} to {value.max}"
+    if isinstance(value, Image):
+        return f"{value.width} x {value.height}"
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 3]}..."
+
+
+def _plain(value: Any) -> Any:
+    """A value for Arrow."""
+    if isinstance(value, Histogram):
+        names = ("count", "nan_count", "pos_inf_count", "neg_inf_count", "min", "max", "sum")
+        bins = {name: getattr(value, name).tolist() for name in ("left", "width", "counts")}
+        return {**{name: getattr(value, name) for name in names}, **bins}
+    if isinstance(value, Image):
+        return {"height": value.height, "width": value.width, "encoded": value.encoded}
+    if isinstance(value, np.ndarray):
+        flat = np.ma.filled(value, np.nan) if isinstance(value, np.ma.MaskedArray) else value
+        return {"shape": [*value.shape], "dtype": str(value.dtype), "values": flat.reshape(-1).tolist()}
+    return value

@@ -1,0 +1,383 @@
+"""open_run: runs of one rank, of several, that go on, that were restarted, damaged, removed."""
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+import distsummary as ds
+from distsummary.errors import InvalidValueError, MissingFileError, NotADirectoryPathError
+from distsummary.format.histogram import count_histogram
+from distsummary.format.records import MINDSPORE, TENSORBOARD, Batch, Event, Shard, Value
+from distsummary.reading import index, recorded
+from distsummary.reading.index import check_index, index_path, is_index
+from distsummary.reading.segments import segments
+from distsummary.run_dir import RunDir
+from distsummary.writing.spec import WriterSpec
+from distsummary.writing.writer import RankWriter
+from tests.unit.runs.recording import RUN, record
+
+
+@pytest.fixture(autouse=True)
+def _indexes_of_small_files(monkeypatch):
+    monkeypatch.setattr(recorded, "LEAST_BYTES", 1)
+
+
+def rows(table, *names):
+    return list(zip(*(table[name].tolist() for name in names), strict=True))
+
+
+def indexes(path):
+    return [one for one in path.rglob("*") if is_index(one)]
+
+
+def test_scalars_of_all_ranks_of_one_and_of_the_merged_run(tmp_path):
+    for rank in range(2):
+        record(tmp_path, rank=rank, ranks=2, steps=[1, 2])
+    run = ds.open_run(tmp_path)
+    assert (run.ranks, run.steps) == ((0, 1), (1, 2))
+    assert run.tags == {"scalar": {"loss": 2, "lr": 2}}
+    table = run.scalars("loss")
+    assert table.columns == ("rank", "attempt", "step", "wall_time", "tag", "value")
+    assert [tuple(row) for row in table] == [
+        (0, 0, 1, 101.0, "loss", 1.0), (0, 0, 2, 102.0, "loss", 2.0),
+        (1, 0, 1, 101.0, "loss", 1.25), (1, 0, 2, 102.0, "loss", 2.25),
+    ]  # fmt: skip
+    assert rows(run.scalars(rank=1), "tag", "value") == [
+        ("loss", 1.25),
+        ("loss", 2.25),
+        ("lr", 0.5),
+        ("lr", 0.5),
+    ]
+    assert rows(run.scalars(["lr", "loss"], rank=0), "tag", "step") == [
+        ("lr", 1), ("lr", 2), ("loss", 1), ("loss", 2)
+    ]  # fmt: skip
+    assert len(run.scalars(rank="merged")) == 0
+    ds.merge_run(tmp_path)
+    merged = run.scalars("loss", rank="merged")
+    assert rows(merged, "rank", "step", "value") == [(-1, 1, 1.125), (-1, 2, 2.125)]
+    assert run.scalars("loss/max", rank="merged")["value"].tolist() == [1.25, 2.25]
+
+
+def test_a_run_of_one_rank_is_its_own_merged_run(tmp_path):
+    record(tmp_path)
+    run = ds.open_run(tmp_path)
+    assert rows(run.scalars("loss"), "rank", "step") == [(0, step) for step in range(1, 6)]
+    assert rows(run.scalars("loss", rank="merged"), "rank", "step") == rows(
+        run.scalars("loss"), "rank", "step"
+    )
+
+
+def test_steps_that_a_restart_repeated_count_once_on_every_rank(tmp_path):
+    record(tmp_path, rank=0, ranks=2, steps=range(1, 9))
+    record(tmp_path, rank=1, ranks=2, steps=range(1, 7))
+    record(tmp_path, rank=0, ranks=2, steps=range(6, 11), attempt=1)
+    record(tmp_path, rank=1, ranks=2, steps=range(5, 11), attempt=1)  # its first step counts for both
+    table = ds.open_run(tmp_path).scalars("loss")
+    first = [(0, step) for step in range(1, 5)]
+    assert rows(table, "attempt", "step")[:9] == first + [(1, step) for step in range(6, 11)]
+    assert rows(table, "attempt", "step")[9:] == first + [(1, step) for step in range(5, 11)]
+
+
+def test_an_attempt_without_files_of_mindspore_is_read_from_those_of_tensorboard(tmp_path):
+    record(tmp_path, steps=[1, 2])
+    record(tmp_path, steps=[3, 4], attempt=1, formats=(TENSORBOARD,))
+    table = ds.open_run(tmp_path).scalars("loss")
+    assert rows(table, "attempt", "step") == [(0, 1), (0, 2), (1, 3), (1, 4)]
+
+
+@pytest.mark.parametrize("uses_index", [True, False])
+def test_a_run_that_goes_on_is_followed_and_a_table_stays(tmp_path, uses_index):
+    writer = RankWriter(WriterSpec(directory=tmp_path, run_id=RUN))
+    seq, tables = 1, []
+    run = None
+    for count in (1, 3, 200, 1, 40, 500):
+        events = [
+            Event(step, 0.0, [Value("scalar", "loss", float(step))]) for step in range(seq, seq + count)
+        ]
+        writer.write(Batch(run_id=RUN, attempt=0, rank=0, first_seq=seq, events=events))
+        writer.flush()
+        seq += count
+        run = run or ds.open_run(tmp_path, index=uses_index)
+        tables.append(run.scalars("loss"))
+        assert tables[-1]["step"].tolist() == list(range(1, seq))
+        assert ds.open_run(tmp_path, index=uses_index).scalars("loss")["value"].tolist() == list(
+            range(1, seq)
+        )
+    writer.close()
+    assert [len(table) for table in tables] == [1, 4, 204, 205, 245, 745]
+    assert bool(indexes(tmp_path)) is uses_index
+
+
+def test_a_torn_end_is_read_when_it_is_whole(tmp_path):
+    directory = record(tmp_path)
+    [file] = segments(directory, MINDSPORE)
+    data = file.read_bytes()
+    file.write_bytes(data[:-5])
+    run = ds.open_run(tmp_path)
+    assert run.scalars("loss")["step"].tolist() == [1, 2, 3, 4]
+    assert [line for line in run.problems if file.name in line and "torn" in line]
+    with open(file, "ab") as growing:
+        growing.write(data[-5:])
+    assert run.scalars("loss")["step"].tolist() == [1, 2, 3, 4, 5]
+    assert run.problems == []
+
+
+# --- the index
+
+
+def test_the_index_is_read_in_place_of_the_file_and_only_while_it_is_the_same_file(tmp_path):
+    directory = record(tmp_path, formats=(MINDSPORE,))
+    [file] = segments(directory, MINDSPORE)
+    before = rows(ds.open_run(tmp_path).scalars(), "tag", "step", "value")
+    [path] = indexes(tmp_path)
+    assert (path, check_index(path)) == (index_path(file), "")
+    data, stat = file.read_bytes(), file.stat()
+    file.write_bytes(bytes(len(data)))
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert rows(ds.open_run(tmp_path).scalars(), "tag", "step", "value") == before  # from the index
+    os.utime(file, (0, 0))
+    assert len(ds.open_run(tmp_path).scalars()) == 0  # the file is the truth
+    file.write_bytes(data)
+    assert rows(ds.open_run(tmp_path).scalars(), "tag", "step", "value") == before
+    copy = shutil.copytree(tmp_path, tmp_path / "copy", ignore=shutil.ignore_patterns("copy"))
+    os.utime(copy / file.name)  # a copy without its times: the CRC tells that it is the same
+    opened = ds.open_run(copy)
+    assert rows(opened.scalars(), "tag", "step", "value") == before
+
+
+def test_an_index_that_is_damaged_anywhere_changes_nothing(tmp_path):
+    def values(step, rank):
+        return [Value("scalar", "loss", step / 3), Value("text", "note", f"t{step % 3}")]
+
+    def read():
+        run = ds.open_run(tmp_path)
+        return rows(run.scalars(), "step", "wall_time", "value"), rows(run.text(), "step", "value")
+
+    record(tmp_path, steps=[1, 2, 3, 5, 8, 13], values=values)
+    before = read()
+    [path] = indexes(tmp_path)
+    data = path.read_bytes()
+    for place in [0, 9, 15, 40, *range(len(data) - 60, len(data), 7)]:
+        path.write_bytes(data[:place] + bytes([data[place] ^ 0x55]) + data[place + 1 :])
+        assert read() == before
+    path.write_bytes(data[: len(data) // 2])
+    assert "damaged" in check_index(path)
+    assert read() == before
+    assert check_index(path) == ""  # made again
+
+
+def test_an_index_of_another_version_is_made_again(tmp_path, monkeypatch):
+    record(tmp_path)
+    with monkeypatch.context() as newer:
+        newer.setattr(index, "VERSION", 99)
+        assert len(ds.open_run(tmp_path).scalars("loss")) == 5
+    [path] = indexes(tmp_path)
+    assert "version 99" in check_index(path)
+    assert len(ds.open_run(tmp_path).scalars("loss")) == 5
+    assert check_index(path) == ""
+
+
+def test_where_no_index_can_be_written_all_is_read(tmp_path, monkeypatch):
+    directory = record(tmp_path)
+    [file] = segments(directory, MINDSPORE)
+    index_path(file).mkdir()
+    assert len(ds.open_run(tmp_path).scalars("loss")) == 5
+    index_path(file).rmdir()
+    monkeypatch.setattr(index, "_FREE", 1 << 60)  # the disk is nearly full
+    assert len(ds.open_run(tmp_path).scalars("loss")) == 5
+    monkeypatch.undo()
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert len(ds.open_run(tmp_path).scalars("loss")) == 5
+    assert indexes(tmp_path) == []
+
+
+# --- what is not scalars
+
+
+def test_values_are_read_one_by_one_from_where_they_stand(tmp_path):
+    def values(step, rank):
+        picture = np.full((2, 3, 3), step, np.uint8)
+        return [Value("image", "im", picture), Value("text", "note", f"<b>{step}</b>"), *weights(step)]
+
+    def weights(step):
+        array = np.arange(6.0, dtype=np.float32).reshape(2, 3) * step
+        return [Value("tensor", "w", array), Value("histogram", "h", array)]
+
+    record(tmp_path, steps=[1, 2], values=values)
+    for run in (ds.open_run(tmp_path), ds.open_run(tmp_path)):  # from the file, then from the index
+        assert rows(run.text(), "step", "tag", "value") == [(1, "note", "<b>1</b>"), (2, "note", "<b>2</b>")]
+        [first, second] = run.images("im")
+        assert (first.value.height, first.value.width, first.step, second.step) == (2, 3, 1, 2)
+        assert run.tensors().value(1).tolist() == [[0, 2, 4], [6, 8, 10]]
+        assert run.histograms("h").value(-1).max == 10.0
+        assert run.tags["histogram"] == {"h": 1}
+        with pytest.raises(InvalidValueError, match="'imm'; the nearest are im"):
+            run.images("imm")
+
+
+def test_shards_are_put_together_and_what_is_missing_is_masked(tmp_path):
+    whole = np.arange(12.0, dtype=np.float32).reshape(4, 3)
+
+    def shard_of(step, rank):
+        shard = Shard(global_shape=(4, 3), offset=(2 * rank, 0))
+        part = whole[2 * rank : 2 * rank + 2] * step
+        counted = count_histogram(part, fixed=True)
+        return [Value("tensor", "w", part, shard), Value("histogram", "w", counted, shard)]
+
+    record(tmp_path, rank=0, ranks=2, steps=[1, 2], values=shard_of)
+    record(tmp_path, rank=1, ranks=2, steps=[1], values=shard_of)
+    for run in (ds.open_run(tmp_path), ds.open_run(tmp_path)):
+        table = run.tensors("w")
+        assert rows(table, "rank", "step") == [(0, 1), (0, 2)]
+        assert table.value(0).tolist() == whole.tolist()
+        second = table.value(1)
+        assert second.mask.tolist() == [[False] * 3] * 2 + [[True] * 3] * 2
+        assert second[:2].tolist() == (2 * whole[:2]).tolist()
+        assert run.tensors("w", rank=1).value(0).tolist() == whole[2:].tolist()
+        histograms = run.histograms("w")
+        assert rows(histograms, "rank", "step") == [(0, 1), (0, 2)]
+        assert [histograms.value(row).count for row in (0, 1)] == [12, 6]  # those of step 2 lack a shard
+
+
+# --- what is said about the run
+
+
+def test_config_lineage_attempts_and_health_of_a_recorded_run(tmp_path):
+    for rank in range(2):
+        with ds.init(
+            tmp_path,
+            rank=rank,
+            world_size=2,
+            aggregate=False,
+            quiet=True,
+            config={"seed": 7, "opt": {"lr": 0.5}},
+        ) as run:
+            for _ in run.steps(range(3)):
+                run.log(loss=1.0)
+    run = ds.open_run(tmp_path)
+    assert (run.state, run.config) == ("finished", {"seed": 7, "opt": {"lr": 0.5}})
+    assert "argv" in run.provenance
+    assert run.problems == [f"not merged: distsummary merge {tmp_path}"]
+    ds.merge_run(tmp_path)
+    assert run.problems == []
+    assert run.lineage["train"]["hyper_parameters"]["device_num"] == 2
+    [attempt] = run.attempts
+    assert (attempt.attempt, attempt.state, attempt.world_size, attempt.ranks) == (0, "finished", 2, 2)
+    assert rows(run.health, "rank", "state", "step") == [(0, "finished", 3), (1, "finished", 3)]
+    assert run.graph is None
+    assert run.landscapes == {}
+
+
+def test_verdicts_are_read_line_by_line(tmp_path):
+    record(tmp_path)
+    run = ds.open_run(tmp_path)
+    assert len(run.verdicts) == 0
+    said = {"rank": 2, "cause": "slow: data", "since_step": 40, "until_step": None, "evidence": {"ms": 12.5}}
+    (tmp_path / "alerts.jsonl").write_text(f"{json.dumps(said | {'first_told_step': 45})}\nno json\n")
+    [row] = run.verdicts
+    assert (row.rank, row.cause, row.since_step, row.until_step, row.first_told_step) == (
+        2,
+        said["cause"],
+        40,
+        -1,
+        45,
+    )
+    assert row.evidence == {"ms": 12.5}
+    assert ["line 2" in line for line in run.problems] == [True]
+
+
+# --- bad input
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda path: path / "nowhere", MissingFileError, "name the directory of a run"),
+        (lambda path: (path / "f").touch() or path / "f", NotADirectoryPathError, "is a file"),
+        (lambda path: path, MissingFileError, "is not a run: .* name the directory of a run"),
+        (lambda path: record(path / "a" / "b") and path / "a", MissingFileError, "holds runs: distsummary "),
+        (lambda path: "s3://bucket/run", InvalidValueError, "file system"),
+        (lambda path: " ", InvalidValueError, "blank"),
+    ],
+)  # fmt: skip
+def test_what_is_no_run_is_one_line(tmp_path, make, error, message):
+    with pytest.raises(error, match=message) as caught:
+        ds.open_run(make(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_tag_or_rank_names_what_there_is(tmp_path):
+    record(tmp_path)
+    run = ds.open_run(tmp_path)
+    with pytest.raises(InvalidValueError, match="'los'; the nearest are loss"):
+        run.scalars("los")
+    with pytest.raises(InvalidValueError, match="rank must be 'merged', None or one of 0, got 3"):
+        run.scalars("loss", rank=3)
+    with pytest.raises(InvalidValueError, match="got 'all'"):
+        run.scalars("loss", rank="all")
+    with pytest.raises(InvalidValueError, match="role"):
+        ds.open_run(tmp_path, role="training")
+
+
+def test_damage_is_left_out_and_named(tmp_path):
+    directory = record(tmp_path, steps=range(1, 101))
+    [file] = segments(directory, MINDSPORE)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    file.write_bytes(data)
+    for run in (ds.open_run(tmp_path), ds.open_run(tmp_path)):
+        assert len(run.scalars("loss")) == 99
+        [line] = run.problems
+        assert (str(file) in line, "byte" in line) == (True, True)
+
+
+def test_a_manifest_of_a_newer_version_hides_nothing_else(tmp_path):
+    record(tmp_path)
+    RunDir(tmp_path).manifest_path.write_text('{"format": 99, "run_id": "ab", "attempts": []}')
+    run = ds.open_run(tmp_path)
+    assert run.state == "unreadable"
+    assert len(run.scalars("loss")) == 5
+    assert [line for line in run.problems if "format 99" in line]
+    assert run.config == {}
+
+
+def test_a_rank_or_run_that_is_removed_while_it_is_read(tmp_path):
+    base = tmp_path / "run"
+    for rank in range(2):
+        record(base, rank=rank, ranks=2)
+    run = ds.open_run(base)
+    assert len(run.scalars("loss")) == 10
+    texts = run.text()
+    shutil.rmtree(base / "rank_00001")
+    assert set(run.scalars("loss")["rank"].tolist()) == {0}
+    assert [line for line in run.problems if "rank 1: " in line and "removed" in line]
+    shutil.rmtree(base)
+    with pytest.raises(MissingFileError, match="was removed while it was read"):
+        run.scalars("loss")
+    assert len(texts) == 0
+
+
+def test_a_value_whose_file_is_gone_says_so(tmp_path):
+    record(tmp_path, values=lambda step, rank: [Value("text", "note", "x")])
+    table = ds.open_run(tmp_path).text()
+    for file in segments(tmp_path, MINDSPORE):
+        file.write_bytes(b"")
+    with pytest.raises(ValueError, match="changed while it was read"):
+        table.value(0)
+    for file in segments(tmp_path, MINDSPORE):
+        file.unlink()
+    with pytest.raises(MissingFileError, match="was removed"):
+        table.value(0)
+
+
+def test_runs_are_listed_as_a_table(tmp_path):
+    record(tmp_path / "a")
+    record(tmp_path / "b", steps=[9])
+    table = ds.list_runs(tmp_path)
+    assert sorted(rows(table, "path", "step")) == [("a", 5), ("b", 9)]
+    assert set(table["state"].tolist()) == {"no run.json"}
+    with pytest.raises(MissingFileError):
+        ds.list_runs(tmp_path / "nowhere")

@@ -1,0 +1,106 @@
+"""Tables of runs: columns, data frames, notebooks and plots."""
+
+import importlib
+
+import numpy as np
+import pytest
+
+from distsummary.errors import InvalidValueError, MissingExtraError
+from distsummary.runs.table import Piece, ScalarTable, Table, objects
+
+
+def piece(rank, tag, steps, values):
+    steps = np.array(steps, np.int64)
+    return Piece(
+        rank, tag, np.zeros_like(steps), steps, steps / 2, np.array(values, np.float32)
+    )  # fmt: skip
+
+
+@pytest.fixture
+def table():
+    return ScalarTable(
+        [
+            piece(0, "loss", [1, 2], [1.5, 2.5]),
+            piece(1, "loss", [2, 3], [3.5, np.nan]),
+            piece(0, "lr", [1], [0.5]),
+        ]
+    )
+
+
+def test_the_libraries_get_the_same_rows(table):
+    frame, arrow, polars = table.to_pandas(), table.to_arrow(), table.to_polars()
+    for name in table.columns:
+        expected = table[name].tolist()
+        for found in (frame[name].tolist(), arrow[name].to_pylist(), polars[name].to_list()):
+            assert repr(found) == repr(expected)
+    assert str(frame["tag"].dtype) == "category"
+    assert {name: str(kind) for name, kind in frame.dtypes.items() if name != "tag"} == {
+        "rank": "int32", "attempt": "int64", "step": "int64", "wall_time": "float64", "value": "float64",
+    }  # fmt: skip
+    assert [(row.rank, row.step, row.tag) for row in table] == [
+        (0, 1, "loss"), (0, 2, "loss"), (1, 2, "loss"), (1, 3, "loss"), (0, 1, "lr"),
+    ]  # fmt: skip
+    assert [len(batch) for batch in table.batches()] == [2, 2, 1]
+
+
+def test_an_empty_table_has_its_columns():
+    empty = ScalarTable([])
+    assert (len(empty), list(empty)) == (0, [])
+    assert [*empty.to_pandas().columns] == [*empty.columns]
+    assert empty.to_arrow().num_rows == empty.to_polars().height == 0
+    assert "0 rows" in empty._repr_html_()
+
+
+@pytest.mark.parametrize("name", ["pandas", "polars", "pyarrow", "matplotlib"])
+def test_a_library_that_is_missing_is_named_with_its_pip_line(table, name, monkeypatch):
+    real = importlib.import_module
+
+    def absent(wanted):
+        if wanted == name:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return real(wanted)
+
+    monkeypatch.setattr("distsummary.runs.table.import_module", absent)
+    use = {
+        "pandas": table.to_pandas,
+        "polars": table.to_polars,
+        "pyarrow": table.to_arrow,
+        "matplotlib": table.plot,
+    }
+    with pytest.raises(MissingExtraError, match=f"{name} is not installed; run: pip install {name}"):
+        use[name]()
+
+
+def test_a_notebook_shows_text_of_others_as_text_and_a_bounded_number_of_rows():
+    nasty = "<script>alert(1)</script>"
+    shown = ScalarTable([piece(0, nasty, range(1000), range(1000))])._repr_html_()
+    assert "<script" not in shown
+    assert "&lt;script&gt;" in shown
+    assert shown.count("<tr>") == 22  # a head, ten rows, dots, ten rows
+    assert "&lt;b&gt;" in Table({"note": objects(["<b>"])}, title="<i>")._repr_html_()
+
+
+def test_a_matrix_has_a_row_for_each_step_and_nan_where_a_rank_has_nothing(table):
+    steps, ranks, values = table.matrix("loss")
+    assert (steps.tolist(), ranks.tolist()) == ([1, 2, 3], [0, 1])
+    assert repr(values.tolist()) == "[[1.5, nan], [2.5, 3.5], [nan, nan]]"
+    with pytest.raises(InvalidValueError, match="tag must be one of"):
+        table.matrix()
+
+
+def test_a_column_that_is_not_there_is_named(table):
+    with pytest.raises(InvalidValueError, match="'steps'"):
+        table["steps"]
+
+
+def test_a_plot_draws_lines_of_few_ranks_and_a_band_of_many(table):
+    figure = table.plot()
+    assert [axis.get_title() for axis in figure.axes] == ["loss", "lr"]
+    assert [line.get_label() for line in figure.axes[0].lines] == ["rank 0", "rank 1"]
+    many = ScalarTable([piece(rank, "$a$", [1, 2], [rank, 2 * rank]) for rank in range(-1, 21)])
+    [axis] = many.plot(log=True).axes
+    assert [line.get_label() for line in axis.lines] == ["median of the ranks", "merged"]
+    assert axis.lines[0].get_ydata().tolist() == [10.0, 20.0]
+    assert axis.get_yscale() == "log"
+    with pytest.raises(InvalidValueError, match="at most 24 tags"):
+        ScalarTable([piece(0, f"t{number}", [1], [1]) for number in range(25)]).plot()
