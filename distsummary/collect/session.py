@@ -138,6 +138,7 @@ class Session:
             attempt=self._registration.attempt,
             begun=self._registration.created or None,
             hides_lineage=run_dir.is_rank_dir(rank_dir),
+            shows_norms=not run_dir.is_rank_dir(rank_dir),
             role=topology.role,
             rank=topology.rank,
         )

@@ -41,6 +41,8 @@ class WriterSpec:
             by default the rank.
         hides_lineage: for one of several ranks: give the lineage file a name that MindInsight does not see,
             as it takes each directory with lineage for a training of its own.
+        shows_norms: for the only rank of a run: beside norms, also write the scalars that viewers show of
+            them (see `norm_scalars`); of several ranks, a merge writes them.
         limits: how large and how old the files may become.
         delivery: the guarantee for an acknowledged event. "written": it survives the death of any process;
             "synced": it is durable about a second later, or when a flush returns True; "queued": as
@@ -67,6 +69,7 @@ class WriterSpec:
     suffix: str = "_MS"
     source: str | None = None
     hides_lineage: bool = False
+    shows_norms: bool = False
     limits: Limits = Limits()
     delivery: str = WRITTEN
     mindspore_compat: bool = False

@@ -3,16 +3,20 @@
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from distsummary.errors import ClosedError, RunDirError
+from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError, RunDirError
 from distsummary.format.encode import EventEncoder
 from distsummary.format.frames import frame
 from distsummary.format.lineage import encode_lineage, updated_lineage
+from distsummary.format.norm_scalars import NormScalars, with_scalars
+from distsummary.format.norms import checked_norms
 from distsummary.format.records import (
     BULK_PLUGINS,
     LINEAGE_PLUGINS,
+    NORMS,
     Batch,
     Event,
     Health,
@@ -110,6 +114,8 @@ class RankWriter:
         )
         self._is_closed = False
         self._left_out: tuple[int, Sequence[Value]] = 0, ()  # the first seq of a batch, and what a file lacks
+        self._norm_scalars = NormScalars()
+        self._shown: tuple[int, dict[int, list[Value]]] = 0, {}  # last seq of a batch; place in it -> scalars
         self._health = Health()
         self._failures = Failures(self._health, logger)
         self._event_files = EventFiles(spec, self._files, self._failures.count)
@@ -136,7 +142,7 @@ class RankWriter:
         """Append the batch with one write to each file; after an OSError the files end in whole frames."""
         if self._is_closed:
             raise ClosedError(f"the writer of {self.directory} is closed; open a new one")
-        events = batch.events
+        events = self._with_norm_scalars(batch)
         spared: Sequence[Value] = self._bulk_to_spare(batch)
         if spared:
             events = [
@@ -178,6 +184,34 @@ class RankWriter:
             health.fail(reason)
             logger.warning("the %s %r was not recorded: %s", plugin, tag, reason)
         self._count_spared(spared)
+
+    def _with_norm_scalars(self, batch: Batch) -> Sequence[Event | Scalars]:
+        """The events of a batch, those with norms together with the scalars that viewers show of them.
+
+        A batch that is sent again has the same scalars: its steps must not count twice as the past.
+        """
+        if not self.spec.shows_norms:
+            return batch.events
+        if batch.first_seq > self._shown[0]:
+            self._shown = batch.last_seq, {}
+        events: list[Event | Scalars] = []
+        for place, item in enumerate(batch.events):
+            if isinstance(item, Event):
+                for value in item.values:
+                    if value.plugin == NORMS:
+                        item = item._replace(values=with_scalars(item.values, self._scalars_of(place, value)))
+                        break
+            events.append(item)
+        return events
+
+    def _scalars_of(self, place: int, value: Value) -> list[Value]:
+        """The scalars of the norms at a place of the batch; none if the encoder will refuse them."""
+        shown = self._shown[1]
+        if place not in shown:
+            shown[place] = []
+            with suppress(InvalidTypeError, InvalidValueError):
+                shown[place] = self._norm_scalars.add(checked_norms(value.data))
+        return shown[place]
 
     def _count_spared(self, spared: Sequence[Value]) -> None:
         """Count the bulk values that were left out for want of room, from one file at least."""

@@ -1,6 +1,8 @@
 """Norms in the files of a rank: every segment names its parameters, whatever happens to the writer."""
 
 import errno
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -156,3 +158,39 @@ def test_norms_stay_when_bulk_values_have_to_go_and_count_as_norms(tmp_path):
     rank.close()
     assert names(read_directory(tmp_path)) == [(1, TABLE)]
     assert rank.health().dropped == {"tensor": 1, NORMS: 1}
+
+
+@pytest.mark.parametrize("failing", [None, 2, 3, 4])
+def test_the_only_rank_of_a_run_shows_their_totals_also_if_a_batch_is_sent_twice(tmp_path, failing):
+    rank = writer(tmp_path, Refusing(failing), shows_norms=True)
+    for first in (1, 3):
+        sent = batch(first, (first, first + 1), None)
+        own = Value("scalar", "norms/weight", 7.0)  # what a user recorded under a name of ours stays
+        sent.events[0].values.append(own)
+        with suppress(OSError):
+            rank.write(sent)
+        rank.write(sent)
+    rank.close()
+    for dialect in DIALECTS:
+        found = {
+            (event.step, value.tag): value.data
+            for event in read_directory(tmp_path, dialect)
+            for value in event.values
+            if value.plugin == "scalar"
+        }
+        weights = {step: number for (step, tag), number in found.items() if tag == "norms/weight"}
+        assert weights == {1: 7.0, 2: pytest.approx(14**0.5), 3: 7.0, 4: pytest.approx(14**0.5)}
+        assert {tag for _, tag in found} == {
+            "loss", "norms/gradient", "norms/weight", "norms/gradient/b.größe"
+        }  # fmt: skip
+    assert rank.health().dropped == {}
+
+
+def test_norms_that_are_none_cost_themselves_also_where_their_totals_are_shown(tmp_path):
+    rank = writer(tmp_path, shows_norms=True)
+    bad = replace(samples.norms().data, weight_sums=samples.norms().data.weight_sums[:1])
+    rank.write(batch(1, (1,), Value(NORMS, "norms", bad)))
+    rank.close()
+    [event] = read_directory(tmp_path)
+    assert event.values == [Value("scalar", "loss", 0.5)]
+    assert rank.health().dropped == {NORMS: 1}
