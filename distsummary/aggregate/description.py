@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from distsummary.aggregate.merge_lineage import Conflict, merge_lineage
@@ -65,7 +66,9 @@ def describe(run_dir: RunDir, role: str, manifest: Manifest, directories: Mappin
     world_size = newest.world_size if newest else max(directories, default=0) + 1
     # A rank beyond the world size belongs to an earlier attempt with more ranks, and so does its lineage.
     places = {rank: path for rank, path in directories.items() if rank < world_size}
-    lineages = dict(zip(places, read_each(read_lineage, [*places.values()]), strict=True))
+    lineages = _lineages(places, newest.attempt if newest else 0)
+    if all(one == Lineage() for one in lineages.values()):  # the newest attempt has not recorded any yet
+        lineages = _lineages(places, 0)
     lineage, conflicts = merge_lineage(lineages, world_size)
     has_text = newest is not None and lineage.train is not None
     return Description(
@@ -75,6 +78,12 @@ def describe(run_dir: RunDir, role: str, manifest: Manifest, directories: Mappin
         attempt=newest,
         text=run_text(manifest, run, role) if has_text else "",
     )
+
+
+def _lineages(places: Mapping[int, Path], attempt: int) -> dict[int, Lineage]:
+    """Rank -> its lineage since an attempt."""
+    read = partial(read_lineage, attempt=attempt)
+    return dict(zip(places, read_each(read, [*places.values()]), strict=True))
 
 
 def tell_settings(conflicts: Sequence[Conflict], target: Path) -> None:

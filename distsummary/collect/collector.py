@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import math
 import os
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -281,6 +282,7 @@ class SummaryCollector(Callback):
                 self._evaluations.record(self._session)
                 self._evaluations = None
             self._session.begin_heartbeats(self._hear, int(params.get("initial_step") or 0))
+            self._tell_attempt(self._session)
         session = self._session
         session.phase = "training"
         self._taps.begin(params, session.record)
@@ -294,6 +296,17 @@ class SummaryCollector(Callback):
             self._failures.call("norms", self._measure_norms, topology, network, params, self._precision)
         if self._system_metrics:
             self._failures.call("system metrics", session.monitor_system, network)
+
+    def _tell_attempt(self, session: Session) -> None:
+        """Say that the run dir holds a training already; `ds.init` asks the user, by `exists`."""
+        if session.attempt > 0 and session.topology.rank == 0 and self._coordinator is None:
+            print(
+                f"distsummary: {self.run_dir.base} holds a training already; this one is attempt "
+                f"{session.attempt}, which viewers show instead from its first step on; for a run of its "
+                "own, name another summary_dir",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def on_eval_begin(self, run_context: RunContext) -> None:
         """Join the run if the role is eval; otherwise, outside a training, keep the evaluation for later.

@@ -192,6 +192,11 @@ class Session:
                 listed(names),
             )
 
+    @property
+    def attempt(self) -> int:
+        """The number of the attempt that this rank records."""
+        return self._registration.attempt
+
     def begin_heartbeats(self, follow: Callable[[Deal], None], step: int = 0) -> None:
         """From now on, tell the coordinator how far this rank is; `follow` is called with each new deal.
 

@@ -263,8 +263,11 @@ class RankWriter:
         return bulk if free - incoming < min(MAX_RESERVE, size // 50) else []
 
     def _publish_lineage(self, values: Sequence[Value]) -> None:
-        """Replace the lineage file of the directory with a new one that also contains `values`."""
-        lineage = read_lineage(self.directory)
+        """Replace the lineage file of the directory with a new one that also contains `values`.
+
+        The lineage of an earlier attempt goes: of several files, MindInsight shows the newest.
+        """
+        lineage = read_lineage(self.directory, attempt=self.spec.attempt)
         for value in values:
             lineage = updated_lineage(lineage, value)
         older, now = lineage_files(self.directory), self._files.now()

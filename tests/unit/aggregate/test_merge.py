@@ -467,6 +467,22 @@ def test_the_lineage_of_the_run_is_one_file_and_its_conflicts_stand_in_the_manif
     assert [c.field for c in report.conflicts] == ["hyper_parameters.optimizer", "metric.loss"]
 
 
+def test_the_lineage_of_the_run_is_that_of_its_newest_attempt(run):
+    def custom(key):
+        return Event(
+            0, 1.0, [Value("custom_lineage_data", "", lineage_pb2.UserDefinedInfo(map_str={key: key}))]
+        )
+
+    for rank in (0, 1):
+        run.write(rank, [scalar(1, loss=1.0), custom("first")])
+    run.start()
+    run.merge()  # the newest attempt has recorded nothing yet
+    assert read_lineage(run.run_dir.base).custom.user_info[0].map_str == {"first": "first"}
+    run.write(0, [scalar(1, loss=2.0), custom("second")])  # rank 1 died before its first step
+    run.merge()
+    assert [[*one.map_str] for one in read_lineage(run.run_dir.base).custom.user_info] == [["second"]]
+
+
 def test_merging_again_replaces_the_files_with_the_same_records(run):
     for rank in (0, 1):
         run.write(rank, [scalar(1, loss=rank + 0.1, acc=NAN), tensor(1, "w", 1.0), lineage_event(epoch=3)])

@@ -473,3 +473,17 @@ def test_pictures_of_the_batch_get_rarer_by_default_as_histograms_do(tmp_path, w
 
     assert steps_of_pictures() == [1, 2, 4, 6, 8, 10, 12, 14, 16]
     assert steps_of_pictures(histograms=True) == [1, 2, 4, 8, 16]
+
+
+def test_a_second_training_in_a_run_dir_is_told_on_the_console_and_has_its_own_lineage(
+    nasty_tmp_path, capsys
+):
+    for name in ("first", "second"):
+        collector = SummaryCollector(nasty_tmp_path, custom_lineage_data={name: name})
+        with ds.Run(callbacks=[collector]) as run:
+            for step in run.steps(range(2)):
+                run.log(loss=float(step))
+        told = capsys.readouterr().err
+        assert ("holds a training already; this one is attempt 1, which" in told) == (name == "second")
+    assert str(nasty_tmp_path) in told
+    assert [[*entry.map_str] for entry in read_lineage(nasty_tmp_path).custom.user_info] == [["second"]]

@@ -189,6 +189,18 @@ def test_a_later_writer_keeps_the_lineage_that_it_does_not_replace(tmp_path):
     assert (lineage.train, lineage.evaluation) == (train, evaluation)
 
 
+def test_a_later_attempt_begins_its_lineage_anew(tmp_path):
+    for attempt in (0, 1):
+        rank_writer = writer(tmp_path, attempt=attempt)
+        for number in range(2):
+            custom = lineage_pb2.UserDefinedInfo(map_int32={f"attempt {attempt}, {number}": number})
+            values = [Value("custom_lineage_data", "", custom)]
+            rank_writer.write(batch(number + 1, [Event(1, 0.0, values)], attempt=attempt))
+        rank_writer.close()
+    kept = {key for entry in read_lineage(tmp_path).custom.user_info for key in entry.map_int32}
+    assert kept == {"attempt 1, 0", "attempt 1, 1"}
+
+
 def test_a_later_attempt_tells_tensorboard_where_it_starts(tmp_path):
     for attempt, first_step in ((0, 1), (1, 50)):
         rank_writer = writer(tmp_path, attempt=attempt)
