@@ -54,16 +54,18 @@ class Selection:
         left_out = len(names) - len(selected)
         if self.argument is not None or not left_out:
             return ""
-        rule = (
-            f"weights first, then biases, up to {MAX_PARAMETERS} parameters and {MAX_ELEMENTS:,} elements"
-            if self.first is None
-            else f"the first {self.first}, as in MindSpore"
-        )
         field = self.field
+        if self.first is None:
+            rule = (
+                f"weights first, then biases, up to {MAX_PARAMETERS} parameters and {MAX_ELEMENTS:,} elements"
+            )
+            remedy = f'{field}="conv", or a number of parameters, {field}=n'
+        else:  # who has this default uses MindSpore's arguments
+            rule = f"the first {self.first}, as in MindSpore"
+            remedy = 'collect_specified_data={"histogram_regular": "conv"}'
         return (
             f"{left_out} of {len(names)} parameters get no {KINDS[field]} by default ({rule}); to choose "
-            f'others, pass a pattern for the beginning of their names, such as {field}="conv", or a number '
-            f"of parameters, {field}=n"
+            f"others, pass a pattern for the beginning of their names, such as {remedy}"
         )
 
 

@@ -161,8 +161,9 @@ class Model:
                 is within an epoch, the epoch's data begin again.
 
         Raises:
-            InvalidTypeError, InvalidValueError: bad arguments; a data set without batches; a batch or loss
-                that does not fit. What a callback, the network or the data set raises passes through.
+            InvalidTypeError, InvalidValueError: bad arguments; an optimizer without parameters of the
+                network; a data set without batches; a batch or loss that does not fit. What a callback, the
+                network or the data set raises passes through.
         """
         self._train(
             "train",

@@ -52,8 +52,12 @@ class TorchSteps:
 
         With a loss scale that may drop steps, it returns (loss, whether it overflowed, the scale); without an
         optimizer, what the network or the loss function returned. Puts the network into training mode.
+
+        Raises InvalidValueError if the optimizer holds no parameter of the network or of the loss function.
         """
         network, optimizer, manager = self._network, self._optimizer, self._manager
+        if optimizer is not None:
+            self._check_held(optimizer)
         if not network.training:
             network.train()
         run = self._outputs_of(network) if self._loss_fn is None else self._loss_of(network)
@@ -83,6 +87,17 @@ class TorchSteps:
             return loss.detach(), overflow, scale
 
         return step
+
+    def _check_held(self, optimizer: Any) -> None:
+        modules = [module for module in (self._network, self._loss_fn) if isinstance(module, nn.Module)]
+        known = {id(parameter) for module in modules for parameter in module.parameters()}
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if not any(id(parameter) in known for parameter in held):
+            raise InvalidValueError(
+                f"optimizer must hold parameters of the network, got {type(optimizer).__name__} with "
+                f"{len(held)} others, and {type(self._network).__name__} would not be trained; make it from "
+                "network.parameters(), after anything that replaces them, such as fully_shard"
+            )
 
     def evaluation_step(self) -> Callable[[Any], Any]:
         """A function of a batch: the outputs of `eval_network`, or else (loss, predictions, labels).

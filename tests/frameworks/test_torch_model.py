@@ -627,3 +627,27 @@ def test_nan_stops_the_training_at_its_step():
     with pytest.raises(ValueError, match="epoch: 1 step: 3, the loss is nan"):
         model_of().train(1, data, [seen, ds.LossMonitor(0)])
     assert len(seen.of("on_train_step_end")) == 3
+
+
+@pytest.mark.parametrize("method", ["train", "fit"])
+def test_an_optimizer_of_another_network_is_refused_before_the_first_callback(method):
+    model = ds.Model(net(), LOSS, sgd(net()), metrics={"loss"})
+    data = [batches()] * (1 + (method == "fit"))
+    message = "optimizer must hold parameters of the network, got SGD with 6 others, and Sequential would not"
+    with pytest.raises(InvalidValueError, match=message):
+        getattr(model, method)(1, *data, callbacks=[ds.LambdaCallback(on_train_begin=pytest.fail)])
+
+
+def test_an_optimizer_of_some_parameters_or_of_those_of_the_loss_trains():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, outputs, labels):
+            return LOSS(outputs * self.scale, labels)
+
+    network, loss = net(), Scaled()
+    for optimizer in (torch.optim.SGD([network[4].bias], 0.1), torch.optim.SGD(loss.parameters(), 0.1)):
+        ds.Model(network, loss, optimizer).train(1, batches())
+    assert loss.scale != 1

@@ -65,7 +65,12 @@ def test_only_a_default_and_a_pattern_that_matches_nothing_are_remarked_on():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "1 of 6 parameters get no histograms by default (the first 5, as in MindSpore)"),
+        (
+            {"collect_specified_data": {"histogram_regular": None}},
+            "1 of 6 parameters get no histograms by default (the first 5, as in MindSpore); to choose "
+            "others, pass a pattern for the beginning of their names, such as "
+            'collect_specified_data={"histogram_regular": "conv"}',
+        ),
         ({"histograms": "fc"}, "histograms='fc' matches the beginning of none of the 6 names"),
         (
             {"collect_specified_data": {"histogram_regular": "fc"}},
