@@ -51,6 +51,7 @@ if TYPE_CHECKING:  # type checkers do not run __getattr__
     )
     from distsummary.training.model import Model
     from distsummary.training.model_checkpoint import ModelCheckpoint
+    from distsummary.training.resume import Resumed, resume
     from distsummary.training.run import Run
 
 __version__ = "0.1.0"
@@ -89,6 +90,7 @@ __all__ = [
     "NonFiniteError",
     "Progress",
     "RecordedRun",
+    "Resumed",
     "Run",
     "RunContext",
     "ScalarSummary",
@@ -113,6 +115,7 @@ __all__ = [
     "load_param_into_net",
     "merge_run",
     "open_run",
+    "resume",
     "training_path",
 ]
 
@@ -166,6 +169,7 @@ _NAMES_OF = {  # module -> its public names, as above: only type checkers run th
     ),
     "distsummary.training.model": ("Model",),
     "distsummary.training.model_checkpoint": ("ModelCheckpoint",),
+    "distsummary.training.resume": ("Resumed", "resume"),
     "distsummary.training.run": ("Run",),
 }
 _NOT_OURS = {  # names of MindSpore -> what to do instead

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from distsummary.checkpoints.encryption import GCM, check_key
 from distsummary.checkpoints.mapped import Array, StoredState
-from distsummary.checkpoints.model_file import TEXT, read_model
+from distsummary.checkpoints.model_file import TEXT, TRAINING, read_model
 from distsummary.checkpoints.sharded import ShardedState
 from distsummary.checks import check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError
@@ -70,17 +70,22 @@ def load_checkpoint(
             return not name.startswith(left_out) and (not taken or name.startswith(taken))
         return choice_func is None or choice_func(name)
 
-    names = {name: name for name in stored if is_chosen(name.removeprefix(TEXT))}
+    names = [name for name in stored if is_chosen(name.removeprefix(TEXT))]
     if not names:
         raise InvalidValueError(
             f"filter_prefix, specify_prefix or choice_func leave nothing of {os.fspath(ckpt_file_name)}, "
             f"which holds {', '.join(list(stored)[:5])} ..."
         )
-    chosen = stored.selected(names)
-    parameters = chosen if isinstance(chosen, ShardedState) else _owned(chosen)
+    parameters = parameters_of(stored, names)
     if net is not None:
         load_param_into_net(net, parameters, strict_load)
     return parameters
+
+
+def parameters_of(stored: StoredState, names: Iterable[str]) -> Mapping[str, Any]:
+    """What `load_checkpoint` returns of an open checkpoint, without the entries for `resume`."""
+    chosen = stored.selected({n: n for n in names if not n.removeprefix(TEXT).startswith(TRAINING)})
+    return chosen if isinstance(chosen, ShardedState) else _owned(chosen)
 
 
 def load_param_into_net(

@@ -25,6 +25,7 @@ FORMATS = ("safetensors", "ckpt", "dcp")
 SUFFIXES = (".safetensors", ".ckpt")  # of files; a dcp is a directory
 BREAKPOINT = "_breakpoint"
 
+TRAINING = "training/"  # begins the names of what `training_state` describes
 TEXT = "text/"  # before the name of a text, which safetensors holds as the bytes of its UTF-8
 
 _RANK = re.compile(r"_rank_(\d{5,8})_of_(\d{5,8})$")
@@ -69,14 +70,7 @@ def read_model(path: Path, *, key: bytes | None = None, mode: str = encryption.G
     An array is read when it is accessed. Raises MissingFileError, DamagedFileError, InvalidValueError,
     MissingExtraError.
     """
-    if path.is_dir() and path.suffix != dcp.SUFFIX:
-        found = [one for one in saved_in(path) if one.is_complete()]
-        if not found:
-            raise MissingFileError(
-                f"{path} holds no complete checkpoint ({', '.join(SUFFIXES)} or {dcp.SUFFIX}); check the "
-                "path or train again"
-            )
-        path = found[-1].path
+    path = newest(path)
     if path.suffix == dcp.SUFFIX:
         if key is not None:
             raise InvalidValueError(f"{path} is not encrypted; leave dec_key= out")
@@ -97,6 +91,27 @@ def read_model(path: Path, *, key: bytes | None = None, mode: str = encryption.G
         return parse_ckpt(plain) if path.suffix == ".ckpt" else parse_safetensors(plain)
     except (InvalidValueError, DamagedFileError) as error:
         raise type(error)(f"{path} cannot be used: {error}") from error
+
+
+def newest(path: Path) -> Path:
+    """The newest complete checkpoint in a directory; any other path is returned as it is.
+
+    Raises MissingFileError if there is none.
+    """
+    if not path.is_dir() or path.suffix == dcp.SUFFIX:
+        return path
+    found = [one for one in saved_in(path) if one.is_complete()]
+    if not found:
+        raise MissingFileError(
+            f"{path} holds no complete checkpoint ({', '.join(SUFFIXES)} or {dcp.SUFFIX}); check the path or "
+            "train again"
+        )
+    return found[-1].path
+
+
+def stem_of(path: Path) -> str:
+    """The name of a checkpoint without its suffix and the number of the rank."""
+    return _RANK.sub("", path.stem)
 
 
 def _read_shards(path: Path) -> ShardedState:
@@ -167,9 +182,13 @@ def saved_in(directory: Path, prefix: str | None = None) -> list[Saved]:
             modified_s = path.stat().st_mtime
         except FileNotFoundError:  # removed meanwhile
             continue
-        numbers = tuple(int(digits) for digits in re.findall(r"\d+", stem))
-        found.append(Saved(modified_s, numbers, path, int(match[2]) if match else 0))
+        found.append(Saved(modified_s, numbers_in(stem), path, int(match[2]) if match else 0))
     return sorted(found)
+
+
+def numbers_in(stem: str) -> tuple[int, ...]:
+    """The numbers in a name, which of one prefix are in the order of the steps."""
+    return tuple(int(digits) for digits in re.findall(r"\d+", stem))
 
 
 def superseded(saved: Iterable[Saved], *, keep_max: int | None, keep_minutes: int | None) -> list[Saved]:

@@ -71,6 +71,8 @@ def load_optimizer(optimizer: Any, state: Mapping[str, Array]) -> list[str]:
             groups[place][key] = _number_like(np.asarray(state[name]), groups[place].get(key))
     if tensors or any(name not in unused for name in state):
         optimizer.load_state_dict({"state": tensors, "param_groups": groups})
+        # Private, seen in torch 2.13: else a scheduler warns that the optimizer has not made a step yet.
+        optimizer._opt_called = True
     return unused
 
 
@@ -91,6 +93,11 @@ def agreed(value: str) -> str:
 def as_tensor(array: Array) -> Tensor:
     """A tensor with a copy of the array, in native byte order."""
     return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
+
+
+def as_tensor_of(array: Array, dtype: str) -> Tensor:
+    """A tensor with a copy of the array, of a dtype by torch's name for it, such as "torch.bfloat16"."""
+    return as_tensor(array).to(getattr(torch, dtype.removeprefix("torch.")))
 
 
 def _parameters(optimizer: Any) -> list[Tensor]:

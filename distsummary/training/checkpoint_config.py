@@ -5,6 +5,7 @@ from typing import Any
 
 from distsummary.checkpoints.encryption import GCM, check_key
 from distsummary.checkpoints.model_file import FORMATS
+from distsummary.checkpoints.object_state import state_entries
 from distsummary.checks import check_choice, check_int, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.base import framework_of, spec_of
@@ -32,7 +33,9 @@ class CheckpointConfig:
             of torch's are, may not survive.
         saved_network: the model to save instead of the one in training.
         append_info: a list of "epoch_num", "step_num" and at most one dict of names and values (int, float,
-            bool, str, or a tensor), which `load_checkpoint` returns with the parameters. The epoch and the
+            bool, str, or a tensor), which `load_checkpoint` returns with the parameters. A value may also be
+            an object with `state_dict` and `load_state_dict`, such as a scheduler or a GradScaler: each
+            checkpoint then holds its state of that moment, for `ds.resume`. The epoch and the
             step are always saved; numbers given for them in the dict are added to them.
         enc_key: encrypts the files: 16, 24 or 32 bytes. Needs `pip install 'distsummary[crypto]'`.
         enc_mode: "AES-GCM", which also detects changes, or "AES-CBC".
@@ -186,10 +189,13 @@ def _append_dict(append_info: object) -> dict[str, Any] | None:
         raise InvalidTypeError(f"append_info must hold at most one dict, got {len(dicts)}; merge them")
     for key, value in (dicts[0] if dicts else {}).items():
         check_type("a name in append_info's dict", key, str)
-        if not isinstance(value, int | float | bool | str):
+        if all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict")):
+            state_entries(f"{key!r} in append_info", value.state_dict())
+        elif not isinstance(value, int | float | bool | str):
             if not framework_of(value).is_tensor(value):
                 raise InvalidTypeError(
-                    f"{key!r} in append_info must be int, float, bool, str or a tensor, got "
+                    f"{key!r} in append_info must be int, float, bool, str, a tensor, or an object "
+                    "with state_dict and load_state_dict, got "
                     f"{type(value).__name__}"
                 )
             spec_of(f"{key!r} in append_info", value)

@@ -1,6 +1,7 @@
 """Loss scale managers: how far a loss is enlarged, so that small float16 gradients do not become zero."""
 
 import math
+from collections.abc import Mapping
 
 from distsummary.checks import check_int, check_type
 from distsummary.errors import InvalidValueError, NonFiniteError
@@ -21,6 +22,13 @@ class LossScaleManager:
     def get_drop_overflow_update(self) -> bool:
         """Whether a step with an overflow leaves the parameters as they are."""
         return True
+
+    def state_dict(self) -> dict[str, float]:
+        """What changes in a training, which ModelCheckpoint saves: numbers by name."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Go on with what `state_dict` gave."""
 
     def get_update_cell(self) -> None:
         """None: torch has no cells; Model itself calls `update_loss_scale`."""
@@ -95,6 +103,15 @@ class DynamicLossScaleManager(LossScaleManager):
         self._good_steps += 1
         if self._good_steps % self.scale_window == 0:
             self.loss_scale *= self.scale_factor
+
+    def state_dict(self) -> dict[str, float]:
+        """What changes in a training: the scale and the counts of steps; ModelCheckpoint saves it."""
+        return {"loss_scale": self.loss_scale, "good_steps": self._good_steps, "bad_steps": self._bad_steps}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Go on with what `state_dict` gave."""
+        self.loss_scale = float(state["loss_scale"])
+        self._good_steps, self._bad_steps = int(state["good_steps"]), int(state["bad_steps"])
 
 
 def _check_scale(field: str, value: object) -> None:

@@ -1,16 +1,22 @@
 """Model: trains, evaluates and predicts with a torch network, through the interface of MindSpore's Model."""
 
+import itertools
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from distsummary.checkpoints.encryption import GCM
 from distsummary.checks import check_choice, check_int, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.base import framework_of
 from distsummary.metrics import Loss, get_metrics
 from distsummary.training.callbacks import Callback, length
 from distsummary.training.loss_scale import DynamicLossScaleManager, LossScaleManager
+from distsummary.training.model_checkpoint import ModelCheckpoint
 from distsummary.training.model_run import ModelRun
+from distsummary.training.resume import Resumed
+from distsummary.training.resume import resume as resume_training
 
 logger = logging.getLogger(__name__)
 
@@ -139,6 +145,7 @@ class Model:
         initial_epoch: int = 0,
         *,
         initial_step: int | None = None,
+        resume: str | os.PathLike[str] | None = None,
     ) -> None:
         """Train up to epoch number `epoch`.
 
@@ -159,6 +166,10 @@ class Model:
             initial_step: the number of steps that it has completed, from which steps are counted on: the
                 `step_num` of the checkpoint. None: `initial_epoch` times the length of the data set. If that
                 is within an epoch, the epoch's data begin again.
+            resume: a checkpoint, or a directory: then its newest one. Network, optimizer, loss scale, random
+                numbers and the objects in append_info of a ModelCheckpoint among the callbacks are loaded,
+                and the training goes on with the batch after that of the checkpoint, as if it had not been
+                interrupted. The epochs and steps before come from it. With a sink_size, the data begin again.
 
         Raises:
             InvalidTypeError, InvalidValueError: bad arguments; an optimizer without parameters of the
@@ -174,6 +185,7 @@ class Model:
             sink_size,
             initial_epoch,
             initial_step,
+            resume,
         )
 
     def fit(
@@ -189,6 +201,7 @@ class Model:
         initial_epoch: int = 0,
         *,
         initial_step: int | None = None,
+        resume: str | os.PathLike[str] | None = None,
     ) -> None:
         """Train as `train` does, and evaluate at the end of epochs, before `on_train_epoch_end`.
 
@@ -216,7 +229,7 @@ class Model:
         )
         self._train(
             "fit", epoch, train_dataset, callbacks, dataset_sink_mode, sink_size, initial_epoch, initial_step,
-            valid_dataset, due,
+            resume, valid_dataset, due,
         )  # fmt: skip
 
     def eval(
@@ -277,6 +290,7 @@ class Model:
         sink_size: int,
         initial_epoch: int,
         initial_step: int | None,
+        resume: str | os.PathLike[str] | None,
         valid_dataset: Iterable[Any] | None = None,
         is_due: Callable[[int], bool] = bool,
     ) -> None:
@@ -287,6 +301,14 @@ class Model:
         check_int("sink_size", sink_size)
         if sink_size < -1 or sink_size == 0:
             raise InvalidValueError(f"sink_size must be -1 or >= 1, got {sink_size}")
+        resumed = None
+        if resume is not None:
+            if initial_epoch or initial_step is not None:
+                raise InvalidValueError(
+                    "initial_epoch and initial_step must be left out if resume is given, which says them"
+                )
+            resumed = self._resume(resume, callbacks)
+            initial_epoch, initial_step = resumed.epoch, resumed.step
         if initial_epoch >= epoch:
             raise InvalidValueError(
                 f"epoch must be above initial_epoch, got {epoch} and {initial_epoch}; epoch is the number of "
@@ -315,6 +337,7 @@ class Model:
             batch_num=batch_num,
             sink_size=sink_size if sinks else None,
             manager=self._manager,
+            skipped=0 if resumed is None else resumed.step_in_epoch,
             epochs=epoch,
             initial_epoch=initial_epoch,
             initial_step=initial_epoch * batch_num if initial_step is None else initial_step,
@@ -327,22 +350,53 @@ class Model:
                 for number in run.epochs(epoch):
                     if following is None:
                         _tell_epoch(dataset, number)
+                    batches: Iterable[Any] = dataset
+                    is_rest = resumed is not None and following is None and number == resumed.epoch
+                    if resumed is not None and is_rest:
+                        batches = resumed.rest_of(dataset)
                     if not sinks:
-                        for batch in run.steps(dataset):
+                        for batch in run.steps(batches):
                             params["net_outputs"] = step(batch)
                     else:
-                        for _ in run.steps([None]):
+                        if is_rest:
+                            rest = iter(batches)
+                            some = list(itertools.islice(rest, 1))  # whether there is a step to make
+                            batches = itertools.chain(some, rest)
+                        for _ in run.steps([None] if not is_rest or some else []):
                             outputs = None
-                            for batch in run.sunk(dataset if following is None else following, sink_size):
+                            for batch in run.sunk(batches if following is None else following, sink_size):
                                 outputs = step(batch)
                             params["net_outputs"] = outputs
-                    if params.cur_step_num == run.initial_step:
+                    if params.cur_step_num == run.initial_step and not is_rest:
                         raise InvalidValueError(f"Model.{method}: train_dataset gave no batches; check it")
                     if valid_dataset is not None and is_due(number + 1):
                         self._evaluate(run, valid_dataset)
         finally:
             if following is not None:
                 following.close()  # ends the workers of a loader
+
+    def _resume(
+        self, checkpoint: str | os.PathLike[str], callbacks: Callback | Sequence[Callback] | None
+    ) -> Resumed:
+        """Load a checkpoint into all that this training has."""
+        given = [callbacks] if isinstance(callbacks, Callback) else callbacks or []
+        configs = [callback.config for callback in given if isinstance(callback, ModelCheckpoint)]
+        states = {
+            name: value
+            for config in configs
+            for name, value in (config.append_dict or {}).items()
+            if hasattr(value, "load_state_dict")
+        }
+        key, mode = next(
+            ((config.enc_key, config.enc_mode) for config in configs if config.enc_key is not None),
+            (None, GCM),
+        )
+        resumed = resume_training(
+            checkpoint, self._network, self._optimizer, dec_key=key, dec_mode=mode, **states
+        )
+        if resumed.loss_scale and self._manager is not None:
+            self._manager.load_state_dict(resumed.loss_scale)
+        return resumed
 
     def _evaluate(self, run: ModelRun, dataset: Iterable[Any]) -> dict[str, Any]:
         for metric in self._metrics.values():

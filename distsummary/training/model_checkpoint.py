@@ -13,7 +13,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from distsummary.checkpoints import dcp
-from distsummary.checkpoints.model_file import BREAKPOINT, free_prefix, saved_in, superseded
+from distsummary.checkpoints.mapped import Array
+from distsummary.checkpoints.model_file import BREAKPOINT, TRAINING, free_prefix, saved_in, superseded
+from distsummary.checkpoints.object_state import state_entries
+from distsummary.checkpoints.training_state import remove_orphans, write_rank_file
 from distsummary.checks import check_type
 from distsummary.errors import DistSummaryError, InvalidArgumentError, InvalidValueError
 from distsummary.publish import ensure_directory, remove_leftovers
@@ -21,6 +24,7 @@ from distsummary.termination import tell_termination
 from distsummary.training.callbacks import Callback, CallbackParams, RunContext, step_in_epoch
 from distsummary.training.checkpoint_config import CheckpointConfig
 from distsummary.training.model_state import Kept, Source, source_of
+from distsummary.training.random_state import random_state
 
 logger = logging.getLogger(__name__)
 
@@ -92,12 +96,18 @@ class ModelCheckpoint(Callback):
         self._wanted = threading.Event()  # a signal ends the process: save at the end of this step
         self._is_saved = threading.Event()
         self._ignore_signals: Callable[[], None] = _nothing
+        self._at_epoch: dict[str, Any] | None = None  # random numbers when the epoch began; None: it is over
         self.failures = 0
 
     @property
     def latest_ckpt_file_name(self) -> str:
         """The path of the newest checkpoint that is complete on this rank; "" before the first."""
         return self._latest
+
+    @property
+    def config(self) -> CheckpointConfig:
+        """When it saves, and how."""
+        return self._config
 
     def __enter__(self) -> Self:
         if self._config.exception_save:
@@ -124,7 +134,9 @@ class ModelCheckpoint(Callback):
         if not self._own_prefix:
             prefix = self._prefix
             if isinstance(prefix, str):
-                prefix = free_prefix(self._place(params), prefix) if self._is_first(params) else prefix
+                # replicas need not communicate: none has written before all have come to their first step
+                is_naming = self._is_first(params) or not source.is_split
+                prefix = free_prefix(self._place(params), prefix) if is_naming else prefix
             token = f"{uuid.uuid4().hex}/{dcp.writers_mark()}/{prefix if isinstance(prefix, str) else ''}"
             if source.is_split:
                 token = source.framework.agreed(token)
@@ -136,6 +148,16 @@ class ModelCheckpoint(Callback):
         self._begun_step = self._saved_step = int(params["cur_step_num"])
         self._plan_next()
         super().on_train_begin(run_context)
+
+    def on_train_epoch_begin(self, run_context: RunContext) -> None:
+        """Note the random numbers with which the epoch begins, by which its data may be shuffled."""
+        self._at_epoch = random_state()
+        super().on_train_epoch_begin(run_context)
+
+    def on_train_epoch_end(self, run_context: RunContext) -> None:
+        """Note that the epoch is over."""
+        self._at_epoch = None
+        super().on_train_epoch_end(run_context)
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         """Save if it is due."""
@@ -216,11 +238,17 @@ class ModelCheckpoint(Callback):
         assert self._source is not None
         # no other rank may be left to take part after an exception
         gathers = self._config.integrated_save and self._config.format != "dcp" and not suffix
-        kept = self._source.keep(params, self._config, gathers=gathers, run_id=self._run_id, mark=self._mark)
-        if kept is None:
-            return
+        training = self._training(params)
+        kept = self._source.keep(
+            params, self._config, training, gathers=gathers, run_id=self._run_id, mark=self._mark
+        )
         directory, stem = self._place(params), self._stem(params) + suffix
-        write = partial(self._write, kept, directory, stem, is_counted=not suffix)
+        if kept is None and (self._next_step is None or suffix):
+            return  # this rank does not know what rank 0 saves, and when
+        if kept is None:
+            write = partial(self._write_training, training, directory / f"{stem}.{self._config.format}")
+        else:
+            write = partial(self._write, kept, directory, stem, is_counted=not suffix)
         if self._config.async_save and not suffix:
             if self._writer is None:
                 self._writer = ThreadPoolExecutor(1, thread_name_prefix="distsummary-checkpoint")
@@ -228,6 +256,28 @@ class ModelCheckpoint(Callback):
             self._writing = self._writer.submit(self._guard, what, write)
         else:
             write()
+
+    def _training(self, params: CallbackParams) -> dict[str, Array | str]:
+        """The entries that say where this rank stands in the training."""
+        manager = params.get("loss_scale_mananger")
+        is_over = self._at_epoch is None
+        epoch = int(params.get("cur_epoch_num", 1))
+        state = {
+            "epoch": epoch if is_over else epoch - 1,
+            "step": int(params["cur_step_num"]),
+            "step_in_epoch": 0 if is_over else step_in_epoch(params),
+            "random": random_state(),
+            "random_at_epoch": self._at_epoch,
+            "loss_scale": None if manager is None else manager.state_dict(),
+        }
+        topology = params.get("topology")
+        return state_entries(f"{TRAINING}{0 if topology is None else topology.rank}", state)
+
+    def _write_training(self, training: dict[str, Array | str], path: Path) -> None:
+        """Write the training state of a rank that saves nothing else."""
+        assert self._params is not None
+        rank = self._params["topology"].rank
+        write_rank_file(path, rank, training, key=self._config.enc_key, mode=self._config.enc_mode)
 
     def _write(self, kept: Kept, directory: Path, stem: str, *, is_counted: bool) -> None:
         path = kept.write(directory, stem, wait_s=dcp.WAIT_S if is_counted else BREAKPOINT_WAIT_S)
@@ -248,6 +298,8 @@ class ModelCheckpoint(Callback):
         ]
         for one in (*removed, *torn):
             one.remove()
+        if kept_ones:
+            remove_orphans(directory, self._own_prefix, kept_ones)
 
     def _save_breakpoint(self, params: CallbackParams) -> None:
         """Save the state in which an exception left the training, or in which a signal will end it."""

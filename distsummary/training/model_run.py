@@ -18,6 +18,7 @@ class ModelRun(Run):
         sink_size: None: hooks are called at every step. Otherwise sink mode: the steps of an epoch, after
             which the hooks are called once; -1 for the whole data set.
         manager: the loss scale manager, for callbacks.
+        skipped: how many steps of the first epoch were done before this training.
         others: arguments of Run.
     """
 
@@ -28,10 +29,11 @@ class ModelRun(Run):
         batch_num: int = 0,
         sink_size: int | None = None,
         manager: Any = None,
+        skipped: int = 0,
         **others: Any,
     ) -> None:
         super().__init__(**others)
-        self._dataset, self._batch_num = dataset, batch_num
+        self._dataset, self._batch_num, self._skipped = dataset, batch_num, skipped
         self._params |= {
             "is_model": True,  # values tapped in the network are recorded at the same steps as the loss
             "dataset_sink_mode": sink_size is not None,
@@ -73,6 +75,8 @@ class ModelRun(Run):
 
     def _begin_epoch(self, loader: object, steps: int = 0) -> None:
         super()._begin_epoch(self._dataset, self._batch_num)
+        self._steps_before_epoch -= self._skipped
+        self._skipped = 0
 
     def _recorder_of_steps(self) -> Recorder | NoRecorder:
         if self._params["optimizer"] is None:  # a collector plans loss/auto only beside a learning rate

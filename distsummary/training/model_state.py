@@ -1,7 +1,7 @@
 """Copies what this rank saves of a model and its optimizer, and writes the copy."""
 
 import math
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 from distsummary.checkpoints import dcp
 from distsummary.checkpoints.mapped import Array
 from distsummary.checkpoints.model_file import State, with_texts, write_model
+from distsummary.checkpoints.object_state import state_entries
 from distsummary.checkpoints.shard_file import (
     ShardHeader,
     ShardRank,
@@ -19,6 +20,7 @@ from distsummary.checkpoints.shard_file import (
     write_shards,
 )
 from distsummary.checkpoints.share import Share, share_of
+from distsummary.checkpoints.training_state import STATES
 from distsummary.errors import InvalidValueError
 from distsummary.format.records import Shard
 from distsummary.frameworks.base import Framework, Pending, framework_of
@@ -99,11 +101,19 @@ class Source:
         return bool(self.split)
 
     def keep(
-        self, params: CallbackParams, config: CheckpointConfig, *, gathers: bool, run_id: str, mark: str
+        self,
+        params: CallbackParams,
+        config: CheckpointConfig,
+        training: Mapping[str, Array | str],
+        *,
+        gathers: bool,
+        run_id: str,
+        mark: str,
     ) -> Kept | None:
         """Copy this rank's share; None if it saves nothing. `gathers`: collectively, whole tensors to rank 0.
 
-        `run_id` is the same on all ranks of a sharded model, and `mark` rank 0's `dcp.writers_mark`.
+        `training`: the entries of this rank's training state. `run_id` is the same on all ranks of a sharded
+        model, and `mark` rank 0's `dcp.writers_mark`.
 
         Raises InvalidValueError if FSDP2 has gathered a parameter that was sharded when the training began.
         """
@@ -120,6 +130,7 @@ class Source:
             kept.header = ShardHeader(run_id=run_id, number=step, rank=place.rank, ranks=place.ranks)
         try:
             self._fill(kept, params, place, gathers=gathers, is_writer=is_writer)
+            kept.values |= training
         except Exception as error:
             if config.format != "dcp":
                 raise
@@ -214,6 +225,8 @@ def _information(
             found[name] = np.array(int(value) + (int(before) if isinstance(before, int) else 0), np.int64)
         elif isinstance(value, str):
             found[name] = value
+        elif hasattr(value, "state_dict"):
+            found |= state_entries(STATES + name, value.state_dict())
         else:
             framework = framework_of(value)
             found[name] = framework.to_numpy(value) if framework.is_tensor(value) else np.array(value)

@@ -259,7 +259,7 @@ def test_a_checkpoint_of_two_ranks_goes_on_on_one_and_on_four(tmp_path):
     for name in whole:
         np.testing.assert_array_equal(shards[name], whole[name], err_msg=name)
         np.testing.assert_array_equal(by_torch[name], whole[name], err_msg=name)
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["dcp-1_4.dcp", "dcp-1_6.dcp"]
+    assert sorted(path.name for path in tmp_path.glob("dcp-*")) == ["dcp-1_4.dcp", "dcp-1_6.dcp"]
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.read_bytes()[:1] == b"\x80"]
 
     before, expected = (

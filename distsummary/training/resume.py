@@ -1,0 +1,152 @@
+"""resume: brings a training to where a checkpoint was saved: model, optimizer, random numbers, data."""
+
+import itertools
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from distsummary.checkpoints.encryption import GCM, check_key
+from distsummary.checkpoints.load import load_param_into_net, parameters_of
+from distsummary.checkpoints.model_file import newest, read_model
+from distsummary.checkpoints.training_state import STATES, named_state, saved_states, training_state
+from distsummary.checks import check_type
+from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.topology import detect
+from distsummary.training.callbacks import length
+from distsummary.training.random_state import set_random_state
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class Resumed:
+    """Where the training that saved a checkpoint stood.
+
+    Attributes:
+        epoch: the number of epochs that were over: the `initial_epoch` of the resumed training.
+        step: the number of steps that were done: its `initial_step`.
+        step_in_epoch: how many of these belong to the epoch that was not over.
+        loss_scale: the state of the loss scale manager of `Model`; None without one.
+    """
+
+    epoch: int
+    step: int
+    step_in_epoch: int = 0
+    loss_scale: dict[str, Any] | None = None
+    _now: dict[str, Any] | None = field(default=None, repr=False)
+    _at_epoch: dict[str, Any] | None = field(default=None, repr=False)
+
+    def rest_of(self, loader: Iterable[Any], *, accumulate: int = 1) -> Iterator[Any]:
+        """The batches of the loader that the epoch which was not over had left.
+
+        A loader that shuffles by a random number generator gives the same order again, since the generators
+        are first set back to the epoch's beginning, and after the skipped batches to the moment of the save.
+        The skipped batches are read from the loader, unless none is left.
+
+        Args:
+            loader: the loader of the training that saved the checkpoint.
+            accumulate: how many batches made one step, as given to `run.steps`.
+        """
+        skipped = self.step_in_epoch * accumulate
+        if skipped and 0 < length(loader) <= skipped:
+            self._set(self._now)
+            return
+        self._set(self._at_epoch or self._now)
+        batches = iter(loader)
+        if skipped:
+            for _ in itertools.islice(batches, skipped):
+                pass
+            self._set(self._now)
+        yield from batches
+
+    def begin(self) -> None:
+        """Set the random number generators to the beginning of the epoch that was not over."""
+        self._set(self._at_epoch or self._now)
+
+    def _set(self, state: dict[str, Any] | None) -> None:
+        if state is not None:
+            set_random_state(state)
+
+
+def resume(
+    checkpoint: str | os.PathLike[str],
+    network: Any = None,
+    optimizer: Any = None,
+    *,
+    dec_key: bytes | None = None,
+    dec_mode: str = GCM,
+    **states: Any,
+) -> Resumed:
+    """Load a checkpoint into a network, an optimizer and other objects, and return where its training stood.
+
+        resumed = ds.resume("checkpoints", model, optimizer, scheduler=scheduler)
+        run = ds.init("runs/mine", initial_step=resumed.step, initial_epoch=resumed.epoch, ...)
+        for epoch in run.epochs(10):
+            for x, y in run.steps(resumed.rest_of(loader) if epoch == resumed.epoch else loader):
+                ...
+
+    On a CPU the resumed training computes what the uninterrupted one does, bit for bit. Each rank calls it,
+    after the objects are made, and gets the random number generators of its number.
+
+    Args:
+        checkpoint: a checkpoint, or a directory: then its newest complete one; see `load_checkpoint`.
+        network, optimizer: what `load_param_into_net` takes; None: not loaded.
+        dec_key, dec_mode: of an encrypted checkpoint.
+        states: objects with `load_state_dict`, by the names that append_info gave them.
+
+    Raises the errors of `load_checkpoint` and `load_param_into_net`; InvalidTypeError for an object without
+    load_state_dict, InvalidValueError for a name that was not saved.
+    """
+    check_type("checkpoint", checkpoint, (str, os.PathLike))
+    check_key("dec_key", dec_key, "dec_mode", dec_mode)
+    for name, value in states.items():
+        if not callable(getattr(value, "load_state_dict", None)):
+            raise InvalidTypeError(
+                f"{name} must have load_state_dict, as a scheduler or GradScaler has, got "
+                f"{type(value).__name__}"
+            )
+    path = newest(Path(checkpoint))
+    stored = read_model(path, key=dec_key, mode=dec_mode)
+    saved = saved_states(stored)
+    for name in states:
+        if name not in saved:
+            raise InvalidValueError(
+                f"{path} holds no state {name!r}, only {saved}; give the object to append_info= when saving"
+            )
+    parameters = parameters_of(stored, stored)
+    for target in (network, optimizer):
+        if target is not None:
+            load_param_into_net(target, parameters)
+    for name, value in states.items():
+        value.load_state_dict(named_state(STATES + name, stored))
+    rank = detect().rank
+    first = training_state(path, stored, 0, key=dec_key, mode=dec_mode)
+    own = first if not rank else training_state(path, stored, rank, key=dec_key, mode=dec_mode)
+    if first is None:
+        step, epoch = (
+            int(parameters[name]) if name in parameters else 0 for name in ("step_num", "epoch_num")
+        )
+        logger.warning(
+            "%s does not say where in its epoch the training stood: it goes on with epoch %d, and with other "
+            "random numbers",
+            path,
+            epoch + 1,
+        )
+        return Resumed(epoch=epoch, step=step)
+    if own is not None and own["step"] != first["step"]:
+        own = None  # of a rank that saved at another step
+    if own is None:
+        logger.warning("%s holds no random numbers of rank %d: it goes on with others", path, rank)
+    resumed = Resumed(
+        epoch=first["epoch"],
+        step=first["step"],
+        step_in_epoch=first["step_in_epoch"],
+        loss_scale=first["loss_scale"],
+        _now=None if own is None else own["random"],
+        _at_epoch=None if own is None else own["random_at_epoch"],
+    )
+    resumed.begin()
+    return resumed
