@@ -16,7 +16,7 @@ import numpy as np
 from distsummary.aggregate.rank_tail import Place, RankTail, place_of, rows_in
 from distsummary.aggregate.waiting import Waiting
 from distsummary.format.digest import BulkName, Digest
-from distsummary.format.records import LINEAGE_PLUGINS, TENSORBOARD_PLUGINS
+from distsummary.format.records import LINEAGE_PLUGINS, NORMS, TENSORBOARD_PLUGINS, is_part
 from distsummary.format.scalar_rows import row_dtype, row_struct
 from distsummary.reading.reader import Damage, Piece, ReadEvent
 from distsummary.reading.scalar_columns import ScalarColumns
@@ -71,7 +71,7 @@ class Hearing:
         waiting: receives them.
 
     Attributes:
-        sharded: how many shards are left out, since only those of histograms can be put together.
+        sharded: how many shards are left out, since only those of histograms and norms can be put together.
     """
 
     def __init__(
@@ -139,9 +139,9 @@ class Hearing:
             return
         if not name.is_shard:
             waiting.add_bulk(number, name.step, name.wall_time, key, place)
-        elif name.plugin == "histogram":
+        elif name.plugin in ("histogram", NORMS):
             waiting.add_shard(number, name.step, name.wall_time, key, place)
-        else:  # only histograms can be put together
+        else:  # only these can be put together
             self.sharded += 1
 
     def _take_event(self, number: int, rank: _Rank, event: ReadEvent) -> None:
@@ -155,8 +155,7 @@ class Hearing:
                 tags.append(value.tag)
                 numbers.append(value.data)
             elif value.plugin not in LINEAGE_PLUGINS and value.plugin not in TENSORBOARD_PLUGINS:
-                is_shard = value.shard is not None
-                name = BulkName(event.step, value.plugin, value.tag, is_shard, event.wall_time)
+                name = BulkName(event.step, value.plugin, value.tag, is_part(value), event.wall_time)
                 self._take_bulk(number, name, place)
         if tags:
             packed = row_struct(len(tags)).pack(event.wall_time, event.step, *numbers)

@@ -15,6 +15,7 @@ from distsummary.aggregate.hearing import POLL_S, WAIT_S, Hearing
 from distsummary.aggregate.live_bulk import BulkReader, Wanted
 from distsummary.aggregate.live_files import LiveFiles
 from distsummary.aggregate.merge import refuse_foreign_files
+from distsummary.aggregate.norms import AddedNorms, Meshes
 from distsummary.aggregate.statistics import Rows, StatisticsRule
 from distsummary.aggregate.waiting import GRAPH, BulkKey, Due, Told, Waiting, rows_of
 from distsummary.errors import RunDirError
@@ -45,7 +46,7 @@ class LiveReport:
         late: how many values came after their step had been written without them, or could not be read or
             written when it was; the files of the ranks have them. Of what came late to an earlier LiveMerge
             of the attempt, it counts scalars that differ and values that are missing.
-        sharded: how many shards could not be put together, as in `MergeReport`.
+        sharded: how many shards could not be put together, as in `MergeReport`. short_norms: likewise.
         last_step: the highest step; last_s: the latest wall time, in seconds since the epoch.
         last_steps: rank -> the highest step that it told.
         damage: the parts of rank files that could not be read.
@@ -55,6 +56,7 @@ class LiveReport:
     short: int = 0
     late: int = 0
     sharded: int = 0
+    short_norms: int = 0
     last_step: int = 0
     last_s: float = 0.0
     last_steps: Mapping[int, int] = field(default_factory=dict)
@@ -120,7 +122,10 @@ class LiveMerge:
         self._made: set[str] = set()  # statistics that the charts show
         self._is_layout_new = False
         self._trouble = ""
-        self._bulk = BulkReader()
+        self._norms = AddedNorms(Meshes(directories))
+        for norms in self._files.held_norms():
+            self._norms.recall(attempt, norms)
+        self._bulk = BulkReader(self._norms, attempt)
         self._steps = self._short = self._late = 0
 
     def add(self, digest: Digest) -> None:
@@ -283,6 +288,7 @@ class LiveMerge:
             short=self._short,
             late=self._late + self._bulk.missing + files.left_out + files.differing + files.spared,
             sharded=self._bulk.sharded + self._hearing.sharded,
+            short_norms=self._norms.short,
             last_step=self._files.last_step,
             last_s=self._files.last_s,
             last_steps=dict(sorted(self._waiting.reached.items())),

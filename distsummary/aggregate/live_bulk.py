@@ -3,11 +3,13 @@
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
+from distsummary.aggregate.norms import AddedNorms
 from distsummary.aggregate.rank_tail import Place
 from distsummary.aggregate.step_events import recorded_by
 from distsummary.aggregate.waiting import GRAPH, Bulk, BulkKey
-from distsummary.format.records import Value
+from distsummary.format.records import NORMS, Value, is_part
 from distsummary.reading.reader import Damage, read_file
 from distsummary.reading.shards import AddedShards
 
@@ -16,7 +18,7 @@ _MAX_PLACES = 4096  # whose last position is remembered
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Where the bulk values of one step are: whole ones, and each rank's shard of sharded histograms."""
+    """Where the bulk values of one step are: whole ones, and each rank's part of histograms and norms."""
 
     whole: dict[BulkKey, Bulk] = field(default_factory=dict)
     shards: dict[BulkKey, dict[int, Place]] = field(default_factory=dict)
@@ -28,13 +30,17 @@ class Wanted:
 class BulkReader:
     """Reads values where they are; a place that holds many steps is read once if they are asked in order.
 
+    Args:
+        norms: adds up the norms of ranks. attempt: that of all steps.
+
     Attributes:
         missing: how many values were not there: the rank's writer refused them or had no room for them.
         sharded: how many shards were left out, because they could not be put together.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, norms: AddedNorms, attempt: int) -> None:
         self.missing = self.sharded = 0
+        self._norms, self._attempt = norms, attempt
         self._positions: OrderedDict[Place, int] = OrderedDict()  # where the steps after the last one begin
 
     def values(self, step: int, wanted: Wanted) -> list[Value]:
@@ -45,7 +51,8 @@ class BulkReader:
                 by_place.setdefault(place, {})[key, True] = rank
         for key, bulk in wanted.whole.items():
             by_place.setdefault(bulk.place, {})[key, False] = bulk.rank
-        added = {key: AddedShards() for key in wanted.shards}
+        added = {key: AddedShards() for key in wanted.shards if key[0] != NORMS}
+        norms: dict[int, Any] = {}
         whole: dict[BulkKey, Value] = {}
         for place, ranks in sorted(by_place.items(), key=lambda item: min(item[1].values())):
             found = self._read(place, step)
@@ -56,17 +63,20 @@ class BulkReader:
                 value = found.get((key, is_shard))
                 if value is None:
                     self.missing += 1
+                elif value.plugin == NORMS:
+                    norms[rank] = value.data
                 elif is_shard:
                     added[key].add(value)
                 else:
                     whole[key] = recorded_by(value, step, rank)
-        values = []
-        for key, places in wanted.shards.items():
-            together = added[key].whole()
+        values: list[Value] = []
+        for key, one in added.items():
+            together = one.whole()
             if together is None:
-                self.sharded += len(places)
+                self.sharded += len(wanted.shards[key])
             else:
                 values.append(together)
+        values += self._norms.values(step, self._attempt, norms)
         return [*values, *(whole[key] for key in wanted.whole if key in whole)]
 
     def _read(self, place: Place, step: int) -> dict[tuple[BulkKey, bool], Value]:
@@ -87,5 +97,5 @@ class BulkReader:
                 if event.step == step or is_graph:
                     for value in event.values:
                         key = GRAPH if is_graph else (value.plugin, value.tag)
-                        found[key, value.shard is not None] = value
+                        found[key, is_part(value)] = value
         return found

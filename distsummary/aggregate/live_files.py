@@ -12,11 +12,14 @@ import numpy as np
 
 from distsummary.aggregate.merged_files import MERGED, is_merged
 from distsummary.aggregate.step_events import step_events
+from distsummary.format.norm_scalars import with_scalars
+from distsummary.format.norms import NORMS_TAG, ParameterNorms
 from distsummary.format.records import (
     BULK_PLUGINS,
     DIALECTS,
     MAX_TAG_BYTES,
     MINDSPORE,
+    NORMS,
     TENSORBOARD,
     Batch,
     Event,
@@ -126,6 +129,15 @@ class LiveFiles:
                     lacking = Event(event.step, event.wall_time, event.values)
                     self._writer.write(self._batch_of([lacking], event.seq))
 
+    def held_norms(self) -> Iterator[ParameterNorms]:
+        """The norms that the files held when they were opened, by rising steps."""
+        if (NORMS, NORMS_TAG) in self._written:
+            for event in read_directory(self._directory, MINDSPORE, "skip", skipped=[]):
+                if (event.run_id, event.attempt) == self._owner and is_merged(event.file):
+                    for value in event.values:
+                        if isinstance(value.data, ParameterNorms):
+                            yield value.data
+
     def _note(self, step: int, wall_s: float, values: Iterable[Value]) -> None:
         self.last_step, self.last_s = max(self.last_step, step), max(self.last_s, wall_s)
         for value in values:
@@ -200,7 +212,7 @@ class LiveFiles:
             step, wall_s, scalars, read = self._queue[0]
             if read is not None and room < _BATCH_VALUES:
                 return
-            values = [*scalars, *(read() if read is not None else ())]
+            values = with_scalars(scalars, read()) if read is not None else scalars
             self._queue.popleft()
             room -= _BATCH_VALUES if read is not None else len(values)
             if values:

@@ -18,6 +18,7 @@ from distsummary.aggregate.description import describe, tell_settings
 from distsummary.aggregate.earlier_merge import EarlierMerge
 from distsummary.aggregate.merge_lineage import Conflict
 from distsummary.aggregate.merged_files import MergedFiles, holds_steps, other_segments
+from distsummary.aggregate.norms import AddedNorms, Meshes
 from distsummary.aggregate.rank_files import Bulk, RankFiles
 from distsummary.aggregate.statistics import StatisticsRule
 from distsummary.aggregate.step_events import recorded_by, step_events
@@ -25,7 +26,8 @@ from distsummary.attempts import awaited_aggregator, newest_attempt
 from distsummary.checks import check_type
 from distsummary.errors import InvalidValueError, MissingFileError, NotADirectoryPathError, RunDirError
 from distsummary.format.encode import Refusal
-from distsummary.format.records import RANKS_TAG, Event, Value
+from distsummary.format.norm_scalars import with_scalars
+from distsummary.format.records import NORMS, RANKS_TAG, Event, Value
 from distsummary.publish import ensure_directory
 from distsummary.reading.reader import Damage
 from distsummary.reading.shards import AddedShards
@@ -55,6 +57,8 @@ class MergeReport:
         superseded: how many events were left out because a later attempt repeated their steps.
         sharded: how many shards were left out because they could not be put together: those of tensors, and
             of histograms of which shards are missing. The files of the ranks hold them.
+        short_norms: how many parameters have no norm (NaN) at a step, summed over steps, as those of a rank
+            that holds a part of them are missing.
         files: the merged files.
         evaluation: the report of the role eval.
     """
@@ -73,6 +77,7 @@ class MergeReport:
     refused: tuple[Refusal, ...] = ()
     superseded: int = 0
     sharded: int = 0
+    short_norms: int = 0
     files: tuple[Path, ...] = ()
     evaluation: "MergeReport | None" = None
 
@@ -186,7 +191,8 @@ def _merge_role(
         begun=manifest["created"] or None,
         files=files,
     ) as merged:
-        for event in merged_events(ranks, key_tags):
+        norms = AddedNorms(Meshes(directories))
+        for event in merged_events(ranks, key_tags, norms):
             merged.write(event)
             if event.values[0].plugin != "graph":
                 steps += not steps or event.step > last_step
@@ -219,6 +225,7 @@ def _merge_role(
         refused=tuple(merged.refused),
         superseded=ranks.superseded,
         sharded=ranks.sharded,
+        short_norms=norms.short,
         files=published,
         evaluation=evaluation,
     )
@@ -308,10 +315,12 @@ def refuse_unknown(key_tags: Collection[str], known: Collection[str]) -> None:
         raise InvalidValueError(f"no rank recorded a scalar named {tag!r}; {names}; nothing was merged")
 
 
-def merged_events(ranks: RankFiles, key_tags: Collection[str] = ()) -> Iterator[Event]:
+def merged_events(
+    ranks: RankFiles, key_tags: Collection[str] = (), norms: AddedNorms | None = None
+) -> Iterator[Event]:
     """The events of the merged run in rising step order: the graph at step 0, then one event for each step.
 
-    A large step is split into several events, see `step_events`.
+    A large step is split into several events, see `step_events`. `norms` adds norms up; None leaves them out.
     """
     if ranks.graph is not None:
         yield Event(0, ranks.graph.wall_time, [ranks.graph.value])
@@ -322,6 +331,12 @@ def merged_events(ranks: RankFiles, key_tags: Collection[str] = ()) -> Iterator[
         for step, time_s in zip(window.steps.tolist(), window.times.tolist(), strict=True):
             found = bulk.get(step, [])
             values = [*scalars.get(step, ()), *_added(ranks, [one for one in found if one.is_shard])]
+            by_rank = {
+                one.rank: value.data
+                for one, value in ranks.values(one for one in found if one.plugin == NORMS)
+            }
+            if by_rank and norms is not None:
+                values = with_scalars(values, norms.values(step, ranks.attempt_of(step), by_rank))
             whole = [one for one in found if not one.is_shard]
             if values or whole:
                 rest = (recorded_by(value, step, one.rank) for one, value in ranks.values(whole))
@@ -330,7 +345,7 @@ def merged_events(ranks: RankFiles, key_tags: Collection[str] = ()) -> Iterator[
 
 def _added(ranks: RankFiles, shards: Sequence[Bulk]) -> Iterator[Value]:
     """The histograms of sharded parameters, put together; counts the other shards as left out."""
-    counts = Counter((bulk.plugin, bulk.tag) for bulk in shards)
+    counts = Counter((bulk.plugin, bulk.tag) for bulk in shards if bulk.plugin != NORMS)
     added = defaultdict[str, AddedShards](AddedShards)
     for bulk, value in ranks.values(bulk for bulk in shards if bulk.plugin == "histogram"):
         added[bulk.tag].add(value)

@@ -13,6 +13,7 @@ from distsummary.format import mindspore_format, tensorboard_format
 from distsummary.format.encode import Refusal, encode_event
 from distsummary.format.frames import frame
 from distsummary.format.lineage import Lineage, encode_lineage
+from distsummary.format.norms import TableTurns
 from distsummary.format.records import DIALECTS, HPARAMS, MINDSPORE, TENSORBOARD, Event, EventIds
 from distsummary.publish import TEMPORARY, sync, temporary_name
 from distsummary.reading.reader import read_file
@@ -76,6 +77,7 @@ class MergedFiles:
         self._files, self._begun = files or Files(), begun
         self._run_id, self._attempt, self._seq = run_id, attempt, 0
         self._segments: dict[str, Segment] = {}
+        self._tables = TableTurns()
         for path in directory.iterdir():
             is_staging = path.name.startswith(TEMPORARY) and path.is_dir() and not path.is_symlink()
             if is_staging and {inner.name for inner in path.iterdir()} <= {*DIALECTS, _LINEAGE}:
@@ -91,7 +93,7 @@ class MergedFiles:
     def write(self, event: Event) -> None:
         """Append an event to the files; values that cannot be written are added to `refused`."""
         self._seq += 1
-        payloads, refused = encode_event(event, self._ids(self._seq))
+        payloads, refused = encode_event(event, self._ids(self._seq), tables=self._tables)
         self.refused += refused
         for dialect, payload in payloads.items():
             if payload is not None:

@@ -19,7 +19,14 @@ from numpy.typing import NDArray
 from distsummary.aggregate.statistics import Floats, Ints, Rows
 from distsummary.errors import DamagedFileError
 from distsummary.format.frames import Frame, read_frames
-from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, TENSORBOARD_PLUGINS, Value
+from distsummary.format.records import (
+    DIALECTS,
+    MINDSPORE,
+    TENSORBOARD,
+    TENSORBOARD_PLUGINS,
+    Value,
+    is_part,
+)
 from distsummary.format.wire import read_identity
 from distsummary.reading.deduplicate import ends_of_attempts
 from distsummary.reading.reader import Damage, Piece, ReadEvent, decode_frame, read_file, read_once
@@ -185,6 +192,10 @@ class RankFiles:
     def attempts(self) -> tuple[int, ...]:
         """The attempts that recorded something."""
         return tuple(self._ends)
+
+    def attempt_of(self, step: int) -> int:
+        """The attempt whose events count at a step."""
+        return next(attempt for attempt, end in self._ends.items() if step < end)
 
     @property
     def first_repeated(self) -> float:
@@ -381,7 +392,7 @@ class _Part(NamedTuple):
                         rows.append((number_of(value.tag), step, value.data))
                     else:
                         place = chunk.start + frame.offset, chunk.start + frame.end, chunk.file
-                        names = value.plugin, value.tag, value.shard is not None
+                        names = value.plugin, value.tag, is_part(value)
                         is_kept = len(frame.payload) <= _KEPT_BYTES
                         room = len(frame.payload) // (8 * len(values)) if is_kept else 0
                         kept = value if is_kept else None

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from distsummary.format.frames import MAX_PAYLOAD
+from distsummary.format.norms import ParameterNorms
 from distsummary.format.records import Event, Histogram, Image, Landscape, Value
 
 EVENT_BUDGET = MAX_PAYLOAD // 2  # bytes in one event; further values of the same step go into another event
@@ -40,6 +41,8 @@ def _size(value: Value) -> int:
             body = _BIN_BYTES * len(value.data.left)
         case Image():
             body = len(value.data.encoded)
+        case ParameterNorms():
+            body = 2 * value.data.nbytes + len(value.data.table.serialized)
         case str():
             body = len(value.data.encode())
         case Landscape():

@@ -7,12 +7,15 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from distsummary.format.encode import finish_value
-from distsummary.format.records import LINEAGE_PLUGINS, TENSORBOARD_PLUGINS, Batch, Scalars, Value
+from distsummary.format.records import LINEAGE_PLUGINS, TENSORBOARD_PLUGINS, Batch, Scalars, Value, is_part
 from distsummary.format.scalar_rows import row_struct
 
 
 class BulkName(NamedTuple):
-    """A value that is no scalar, or a shard; a digest only names it, its data are in the rank's files."""
+    """A value that is no scalar, or a part of one; a digest only names it, its data are in the rank's files.
+
+    `is_shard`: whether it is a part, see `records.is_part`.
+    """
 
     step: int
     plugin: str
@@ -61,9 +64,7 @@ def digest_of(batch: Batch, role: str, file: str = "", end: int = 0) -> Digest:
             if value.plugin in LINEAGE_PLUGINS or value.plugin in TENSORBOARD_PLUGINS:
                 continue
             if value.plugin != "scalar" or value.shard is not None:
-                bulk.append(
-                    BulkName(item.step, value.plugin, value.tag, value.shard is not None, item.wall_time)
-                )
+                bulk.append(BulkName(item.step, value.plugin, value.tag, is_part(value), item.wall_time))
             elif (number := _number(value)) is not None:
                 tags.append(value.tag)
                 numbers.append(number)

@@ -103,10 +103,10 @@ class NormScalars:
                 self._shown[name] = HOLD
 
 
-def with_scalars(values: Sequence[Value], scalars: Iterable[Value]) -> list[Value]:
-    """The values of a step and the scalars of its norms, but for those whose names the values have."""
+def with_scalars(values: Sequence[Value], more: Iterable[Value]) -> list[Value]:
+    """The values of a step and more, without scalars of norms whose names the values have already."""
     taken = {value.tag for value in values if value.plugin == "scalar"}
-    return [*values, *(scalar for scalar in scalars if scalar.tag not in taken)]
+    return [*values, *(value for value in more if value.plugin != "scalar" or value.tag not in taken)]
 
 
 class _Past:

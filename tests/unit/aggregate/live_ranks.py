@@ -25,13 +25,15 @@ from distsummary.writing.writer import RankWriter
 
 
 class Ranks:
-    """The ranks of one attempt, which write real files; each `write` returns its digest."""
+    """The ranks of one attempt, on one axis, which write real files; each `write` returns its digest."""
 
-    def __init__(self, path: Path, world_size: int, attempt: int = 0) -> None:
+    def __init__(self, path: Path, world_size: int, attempt: int = 0, axis: str = "") -> None:
         self.run_dir = RunDir(path).create()
         self.world_size, self.attempt = world_size, attempt
         for rank in range(world_size):
-            place = Topology(rank=rank, world_size=world_size, incarnation=f"start {attempt}")
+            mesh = {axis: (rank, world_size)} if axis else {}
+            start = f"start {attempt}"
+            place = Topology(rank=rank, world_size=world_size, incarnation=start, mesh=mesh)
             self.run_id = LocalCoordinator(self.run_dir).register(place).run_id
         self.writers = [self.writer(rank) for rank in range(world_size)]
 

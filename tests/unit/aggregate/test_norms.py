@@ -1,0 +1,219 @@
+"""The norms of ranks in the merged run: the same while they train and afterwards."""
+
+import logging
+import shutil
+
+import numpy as np
+import pytest
+
+from distsummary import merge_run
+from distsummary.aggregate.merged_files import is_merged
+from distsummary.format import norms as norms_module
+from distsummary.format.norm_scalars import WARM
+from distsummary.format.norms import NORMS_TAG, ParameterNorms, ParameterTable
+from distsummary.format.records import MINDSPORE, NORMS, TENSORBOARD, Event, Value
+from distsummary.reading.reader import read_directory
+from distsummary.reading.segments import segments
+from tests.unit.aggregate.live_ranks import Ranks
+
+NAN = float("nan")
+NAMES = ("sharded", "whole", "bias")
+RANKS = 4
+
+
+def part(step, rank, *, gradient=1.0, names=NAMES):
+    """Of a parameter of 8 elements that dp_shard splits, and of two that each rank has, measured in turn."""
+    n = len(names)
+    split = np.array([name == "sharded" for name in names])
+    table = ParameterTable(
+        names,
+        ((8,),) * n,
+        tuple(2 if one else 8 for one in split),
+        tuple(("dp_shard",) if one else () for one in split),
+    )
+    turn = split | (np.arange(n) % RANKS == rank)
+    sums = np.where(split, rank + 1.0, 16.0)
+    zeros = np.zeros(n, np.int64)
+    return Value(
+        NORMS,
+        NORMS_TAG,
+        ParameterNorms(
+            table, sums, sums * gradient**2, np.ones(n, np.bool_), zeros, zeros,
+            np.where(turn, sums / 4, NAN), np.where(turn, np.float32(rank), np.float32(NAN)),
+        ),
+    )  # fmt: skip
+
+
+def event(step, rank, **more):
+    return Event(step, 100.0 + step, [Value("scalar", "loss", float(rank)), part(step, rank, **more)])
+
+
+@pytest.fixture(autouse=True)
+def another_process(monkeypatch):
+    """Nothing that was read before is known."""
+    monkeypatch.setattr(norms_module, "_known", type(norms_module._known)())
+
+
+@pytest.fixture
+def ranks(tmp_path):
+    made = Ranks(tmp_path / "run", RANKS, axis="dp_shard")
+    yield made
+    made.close()
+
+
+def merged(directory, dialect=MINDSPORE, attempt=None):
+    """Step -> the norms as plain numbers, and the scalars of the merged run by tag."""
+    found, scalars = {}, {}
+    for one in read_directory(directory, dialect):
+        if is_merged(one.file) and attempt in (None, one.attempt):
+            for value in one.values:
+                if value.plugin == NORMS:
+                    columns = {name: column.tolist() for name, column in value.data.columns.items()}
+                    found[one.step] = repr((value.data.table, columns))
+                elif value.tag.startswith("norms/"):
+                    scalars.setdefault(value.tag, []).append((one.step, value.data))
+    return found, scalars
+
+
+def norms_at(directory, step):
+    [found] = [
+        value.data
+        for one in read_directory(directory)
+        if is_merged(one.file) and one.step == step
+        for value in one.values
+        if value.plugin == NORMS
+    ]
+    return found
+
+
+def test_parts_add_up_and_copies_count_once(ranks):
+    for rank in range(RANKS):
+        ranks.write(rank, [event(step, rank) for step in (1, 2)])
+    ranks.close()
+    report = merge_run(ranks.run_dir.base)
+    assert (report.short_norms, report.sharded, report.refused) == (0, 0, ())
+    one = norms_at(ranks.run_dir.base, 2)
+    assert one.table == ParameterTable(NAMES, ((8,),) * 3, (8, 8, 8), ((), (), ()))
+    assert one.weight_sums.tolist() == [1.0 + 2 + 3 + 4, 16.0, 16.0]
+    assert one.update_sums.tolist() == [2.5, 4.0, 4.0]
+    assert one.update_max.tolist() == [3.0, 1.0, 2.0]
+    expected = {"norms/gradient": 42**0.5, "norms/weight": 42**0.5, "norms/update": 10.5**0.5}
+    expected["norms/update_to_weight"] = 0.5
+    for dialect in (MINDSPORE, TENSORBOARD):
+        _, scalars = merged(ranks.run_dir.base, dialect)
+        assert scalars == {
+            tag: [(step, pytest.approx(number)) for step in (1, 2)] for tag, number in expected.items()
+        }
+
+
+def train(ranks, steps, live=None, first=1):
+    """Each rank writes step after step; a parameter stands out after WARM steps, an adapter comes late."""
+    for step in range(first, steps + 1):
+        for rank in range(RANKS):
+            gradient = 1e4 if step == WARM + 10 else 1.0 + 0.01 * (step % 3)
+            names = (*NAMES, "lora") if step > WARM else NAMES
+            digest = ranks.write(rank, [event(step, rank, gradient=gradient, names=names)])
+            if live is not None:
+                live.add(digest)
+        if live is not None and step % 7 == 0:
+            live.poll()
+            live.advance(range(RANKS), float(step))
+
+
+def test_live_and_afterwards_are_the_same(ranks, tmp_path):
+    live = ranks.live()
+    live.poll()
+    train(ranks, 60, live)
+    report = live.close()
+    assert (report.is_exact, report.short_norms, report.sharded) == (True, 0, 0)
+    ranks.offline(tmp_path / "offline")
+    for dialect in (MINDSPORE, TENSORBOARD):
+        there = merged(ranks.run_dir.base, dialect)
+        assert there == merged(tmp_path / "offline", dialect)
+        assert len(there[1]["norms/gradient"]) == 60
+        # the norms of all parameters jumped, and there are too few to say that this is common to all
+        assert [step for step, _ in there[1]["norms/gradient/whole"]] == [*range(WARM + 10, 61)]
+        assert "norms/gradient/lora" not in there[1]
+    assert len(merged(ranks.run_dir.base)[0]) == 60
+
+
+def test_live_is_the_same_from_files_alone_and_after_a_restart(ranks, tmp_path):
+    live = ranks.live()
+    train(ranks, 50)
+    live.poll()
+    live.advance(range(RANKS), 0.0)
+    live.abandon()
+    assert len(merged(ranks.run_dir.base)[0]) > 0
+    again = ranks.live()
+    train(ranks, 60, again, first=51)
+    report = again.close()
+    assert report.is_exact
+    ranks.offline(tmp_path / "offline")
+    assert merged(ranks.run_dir.base) == merged(tmp_path / "offline")
+
+
+def test_without_the_norms_of_a_rank_a_parameter_that_is_split_has_none_and_that_is_said(ranks, caplog):
+    for rank in range(RANKS):
+        ranks.write(rank, [event(step, rank) for step in (range(1, 4) if rank != 2 else range(1, 2))])
+    ranks.close()
+    with caplog.at_level(logging.WARNING):
+        report = merge_run(ranks.run_dir.base)
+    assert report.short_norms == 2
+    assert "of 'sharded', ranks 0, 1, 3 hold 6 of 8 elements" in caplog.text
+    assert caplog.text.count("NaN in the merged run") == 1
+    one = norms_at(ranks.run_dir.base, 2)
+    np.testing.assert_equal(one.weight_sums, [NAN, 16.0, 16.0])
+    np.testing.assert_equal(one.gradient_sums, [NAN, 16.0, 16.0])
+    np.testing.assert_equal(one.update_sums, [NAN, 4.0, NAN])  # that of the bias was this rank's turn
+    assert one.weight_nonfinite.tolist() == [0, 0, 0]
+    _, scalars = merged(ranks.run_dir.base)
+    tags = ("norms/gradient", "norms/weight", "norms/update", "norms/update_to_weight")
+    assert {(tag, step) for tag, points in scalars.items() for step, _ in points} == {
+        (tag, 1) for tag in tags
+    }
+
+
+def test_each_attempt_begins_its_own_past_and_what_it_repeats_counts(tmp_path):
+    for attempt, (first, last) in enumerate([(1, 30), (21, 50)]):
+        ranks = Ranks(tmp_path / "run", RANKS, attempt=attempt, axis="dp_shard")
+        live = ranks.live()
+        live.poll()
+        train(ranks, last, live, first=first)
+        live.close()
+        ranks.close()
+    live_scalars = merged(tmp_path / "run", attempt=1)[1]
+    shutil.copytree(tmp_path / "run", tmp_path / "offline")
+    merge_run(tmp_path / "offline")
+    numbers, scalars = merged(tmp_path / "offline")
+    assert sorted(numbers) == [*range(1, 51)]
+    assert {
+        tag: [point for point in points if point[0] > 20] for tag, points in scalars.items()
+    } == live_scalars
+    assert not [tag for tag in scalars if tag.count("/") > 1]  # 22 steps of the second attempt say nothing
+
+
+def test_names_that_are_lost_on_a_rank_are_missing_as_if_it_had_not_recorded(ranks):
+    for rank in range(RANKS):
+        names = NAMES[::-1] if rank == 1 else NAMES  # a table that no other rank has
+        ranks.write(rank, [event(1, rank, names=names), event(2, rank, names=names)])
+    ranks.close()
+    [file] = segments(ranks.run_dir.writer_dir("train", 1, RANKS), MINDSPORE)
+    octets = bytearray(file.read_bytes())
+    octets[octets.index(b"\xda\x3e") + 40] ^= 1  # in the first record with norms, which has the names
+    file.write_bytes(octets)
+    report = merge_run(ranks.run_dir.base)
+    assert len(report.damage) == 1
+    assert report.short_norms == 2
+    assert np.isnan(norms_at(ranks.run_dir.base, 2).weight_sums).tolist() == [True, False, False]
+
+
+def test_copies_of_one_part_are_not_taken_for_all_parts_where_the_axes_are_not_known(tmp_path):
+    ranks = Ranks(tmp_path / "run", 2 * RANKS)  # no mesh: 0 to 3 hold the parts, and so do 4 to 7
+    for rank in (0, 4, 1, 5):
+        value = part(1, rank % RANKS)
+        ranks.write(rank, [Event(1, 1.0, [value])])
+    ranks.close()
+    report = merge_run(ranks.run_dir.base)
+    assert report.short_norms == 1
+    assert np.isnan(norms_at(ranks.run_dir.base, 1).weight_sums).tolist() == [True, False, False]
+    assert np.isnan(norms_at(ranks.run_dir.base, 1).update_sums).tolist() == [True, False, False]
