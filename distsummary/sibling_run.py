@@ -109,8 +109,10 @@ def sibling_run(path: str | os.PathLike[str]) -> SiblingRun | None:
     manifests is damaged.
     """
     run = RunDir(path)
+    if any(run.rank_dirs(role) for role in ROLES):
+        return None
     is_marked = run.manifest_path.exists() and _MARK in run.read_manifest()
-    if not is_marked and (run.manifest_path.exists() or any(run.rank_dirs(role) for role in ROLES)):
+    if not is_marked and run.manifest_path.exists():
         return None
     found = {number: _look(number, place) for number, place in run.numbered_dirs().items()}
     ranks = {number: one for number, one in found.items() if one.kind in (NESTED, PLAIN)}

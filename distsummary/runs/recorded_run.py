@@ -31,6 +31,7 @@ from distsummary.reading.shards import AddedShards
 from distsummary.run_dir import MANIFEST, Manifest, RunDir
 from distsummary.run_text import as_ranges
 from distsummary.runs.table import Labels, Piece, ScalarTable, Table, ValueTable, labels, objects
+from distsummary.sibling_run import SiblingRun, sibling_run
 from distsummary.states import RunState, read_run
 from distsummary.tools.dump import fields
 
@@ -53,15 +54,17 @@ def open_run(path: str | os.PathLike[str], *, role: str = "train", index: bool =
     """Open a run to read it, whether it still runs or has ended; nothing is read before it is asked for.
 
     Args:
-        path: a run dir; the directory of one rank; or any directory with event files of TensorBoard, torch or
-            MindSpore, which is read as a run of one rank.
+        path: a run dir; the directory of one rank; any directory with event files of TensorBoard, torch or
+            MindSpore, which is read as a run of one rank; or PREFIX, where the ranks wrote to `PREFIX0`,
+            `PREFIX1` and so on.
         role: "train", or "eval" for the evaluation of several ranks.
         index: keep the columns of event files beside them, in `seg-<hash>.idx`, so that the next reader need
             not read the files. Without, or where the directory cannot be written, nothing is written.
 
     Raises:
         MissingFileError: there is no such directory, or it holds no run; the message says what it holds.
-        NotADirectoryPathError: it is a file. InvalidValueError: it is a URL.
+        NotADirectoryPathError: it is a file. InvalidValueError: it is a URL. RunDirError: `PREFIX0`,
+        `PREFIX1` ... are not of one job.
     """
     return RecordedRun(path, role=role, index=index)
 
@@ -83,7 +86,7 @@ class RecordedRun:
     def __init__(self, path: str | os.PathLike[str], *, role: str = "train", index: bool = True) -> None:
         check_choice("role", role, ("train", "eval", "landscape"))
         check_type("index", index, bool)
-        run = RunDir(path)
+        run = _run_dir(path)
         self.path, self.role = run.base, role
         self._run_dir, self._uses_index = run, index
         self._ranks: dict[int, Recorded] = {}
@@ -108,7 +111,7 @@ class RecordedRun:
 
         "no run.json" for event files of other programs, "unreadable" if the run.json cannot be read.
         """
-        if not self._run_dir.manifest_path.exists():
+        if not self._run_dir.manifest_path.exists() and not isinstance(self._run_dir, SiblingRun):
             return NO_MANIFEST
         state = self._state()
         return "unreadable" if state is None else state.state
@@ -365,7 +368,7 @@ class RecordedRun:
         directories = self._directories()
         base = self._run_dir.writer_dir(self.role, 0, 1)
         is_alone = [*directories.values()] == [base]
-        if not self.path.is_dir():
+        if is_alone and not self.path.is_dir():
             raise MissingFileError(f"the run {self.path} was removed while it was read")
         self._gone = {
             rank: f"its directory {recorded.directory} was removed"
@@ -483,15 +486,26 @@ class RecordedRun:
         return read_lineage(self.path)
 
 
+def _run_dir(path: str | os.PathLike[str]) -> RunDir:
+    """The run dir, that of siblings too; a damaged run.json hides nothing else."""
+    run = RunDir(path)
+    try:
+        return sibling_run(path) or run
+    except DamagedFileError:
+        if run.manifest_path.exists():
+            return run
+        raise
+
+
 def _check_is_run(run: RunDir, given: str, role: str) -> None:
     """Raise unless the directory holds a run or event files."""
     base = run.base
+    if run.rank_dirs(role) or (role == "train" and run.manifest_path.exists()):
+        return  # ranks may be beside a directory that no merge has made yet, see `sibling_run`
     if not base.exists():
         raise MissingFileError(f"there is no {given}; name the directory of a run")
     if not base.is_dir():
         raise NotADirectoryPathError(f"{given} is a file; name the directory that it is in")
-    if run.rank_dirs(role) or (role == "train" and run.manifest_path.exists()):
-        return
     directory = run.writer_dir(role, 0, 1)
     if directory.is_dir() and all_event_files(directory):
         return

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+import distsummary as ds
 from distsummary import Run, SummaryCollector, SummaryRecord, Topology, merge_run
 from distsummary.cli import main
 from distsummary.coordination import LocalCoordinator
@@ -70,6 +71,21 @@ def test_status_knows_the_ranks_before_and_after_the_merge(nasty_tmp_path):
         assert fsck(prefix).exit_code == 0
         merge_run(prefix)
     assert json.loads((prefix / "run.json").read_text())["state"] == "finished"
+
+
+@pytest.mark.parametrize(("write", "state"), [(record, "unknown"), (train, "finished")])
+def test_open_run_reads_the_ranks_before_and_after_the_merge(nasty_tmp_path, write, state):
+    prefix = nasty_tmp_path / "summary_dir"
+    for rank in range(2):
+        write(prefix, rank)
+    for is_merged in (False, True):
+        run = ds.open_run(prefix)
+        assert (run.ranks, run.state, run.problems) == ((0, 1), state, [])
+        found = run.scalars("loss", rank=1)
+        assert found["value"].tolist() == [11.0, 12.0, 13.0]
+        assert is_merged or not prefix.exists()  # reading makes no directory
+        merge_run(prefix)
+    assert run.scalars("loss", rank="merged")["value"].tolist() == [6.0, 7.0, 8.0]
 
 
 def test_a_rank_without_a_directory_is_missing(nasty_tmp_path):
