@@ -1,0 +1,76 @@
+"""The norms of four ranks, put together, are those of the whole parameters, and need no collective."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import partial
+
+import numpy as np
+import pytest
+
+import distsummary as ds
+from distsummary.reading.reader import read_directory
+from tests.processes.norm_ranks import RANKS, STEPS
+
+# FSDP2 alone and TP alone have no more than these; `benchmarks.norms` measures them.
+RUNS = ("ddp_float32", "hsdp_float32", "hsdp_float64", "both_float32", "sequence_float32")
+PENDING_SUM = "norms: the gradient of '0.weight' and 1 "
+TOLERANCE = {"float32": 5e-6, "float64": 1e-12}  # of norms
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory):
+    """What each rank tells, and where the runs are."""
+    directory = tmp_path_factory.mktemp("norms")
+    arguments = ["-m", "tests.processes.norm_ranks", str(directory), str(directory / "store"), *RUNS]
+    place = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "x", "MASTER_PORT": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, *arguments],
+            env={**os.environ, **place, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(RANKS)
+    ]
+    try:
+        outputs = [rank.communicate(timeout=150)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert [rank.returncode for rank in ranks] == [0] * RANKS
+    return directory, [json.loads(output.splitlines()[-1]) for output in outputs]
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_merged_norms_are_exact_and_need_no_collective(told, run: str) -> None:
+    directory, answers = told
+    kind, precision = run.split("_")
+    for answer in answers:
+        without, found = answer[run]["collectives"]
+        assert found == without > 0
+        assert not answer[run]["dropped"]
+        assert [reason[:40] for reason in answer[run]["errors"]] == [PENDING_SUM] * (kind == "sequence")
+    ds.merge_run(directory / run)
+    events = [event for event in read_directory(directory / run) if event.values]
+    merged = [(e.step, value.data) for e in events for value in e.values if value.plugin == "norms"]
+    assert [step for step, _ in merged] == list(range(1, STEPS + 1))
+    close = partial(pytest.approx, rel=2 * TOLERANCE[precision])  # of squares
+    updated = set()
+    for (_, norms), expected in zip(merged, answers[0][run]["steps"], strict=True):
+        assert norms.table.names == tuple(expected)
+        for place, (name, (weight, gradient, update, largest)) in enumerate(expected.items()):
+            assert norms.weight_sums[place] == close(weight)
+            is_pending_sum = kind == "sequence" and name.startswith("0.")
+            assert norms.has_gradient[place] == (not is_pending_sum)
+            if not is_pending_sum:
+                assert norms.gradient_sums[place] == close(gradient)
+            if not np.isnan(norms.update_sums[place]):
+                updated.add(name)
+                assert norms.update_sums[place] == pytest.approx(update, rel=1e-5)
+                assert norms.update_max[place] == pytest.approx(largest, rel=1e-5)
+        assert not norms.weight_nonfinite.any()
+        assert not norms.gradient_nonfinite.any()
+    assert updated == set(answers[0][run]["steps"][0])
