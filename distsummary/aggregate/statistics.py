@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from distsummary.format.records import RANKS_TAG, Value
+from distsummary.format.records import PHASE_TAGS, RANKS_TAG, Value
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -28,6 +28,8 @@ KEY_TAGS = frozenset(
         "learning_rate/auto",
         "perf/step_ms",
         "perf/data_wait_ms",
+        "perf/own_ms",
+        "perf/wait_ms",
         "system/process/cpu_percent",
         "system/process/memory_gib",
         "system/gpu/memory_percent",
@@ -143,6 +145,8 @@ class StatisticsRule:
     - A name made here, such as `<tag>/min`, is left out from the first step on at which a rank recorded a
       scalar of this name.
 
+    - Tags that begin with PHASE_TAGS are left out.
+
     Values count as the files hold them: as float32.
     """
 
@@ -184,6 +188,7 @@ class StatisticsRule:
         return [merged for merged in found if merged.values]
 
     def _add(self, rows: Rows) -> list[MergedStep]:
+        rows = _without_phases(rows)
         if not len(rows.steps):
             return []
         steps, at = distinct(rows.steps)
@@ -305,6 +310,17 @@ class _Newest:
         newest = newest[counts]
         rows, columns = np.nonzero(newest >= 0)
         return known[columns], unique[counts[1:]][rows], numbers[newest[rows, columns]]
+
+
+def _without_phases(rows: Rows) -> Rows:
+    """The rows without the scalars of the phases of a step."""
+    names = np.array([tag.startswith(PHASE_TAGS) for tag in rows.tags], np.bool_)
+    if not names.any():
+        return rows
+    keep = ~names[rows.which]
+    places = np.cumsum(~names) - 1
+    tags = [tag for tag, is_phase in zip(rows.tags, names.tolist(), strict=True) if not is_phase]
+    return Rows(tags, places[rows.which[keep]], rows.ranks[keep], rows.steps[keep], rows.values[keep])
 
 
 def distinct(numbers: Ints) -> tuple[Ints, Ints]:

@@ -48,6 +48,7 @@ from distsummary.interrupts import is_interruption
 from distsummary.topology import Topology
 from distsummary.training.callbacks import STEP_HOOKS, Callback, CallbackParams, RunContext
 from distsummary.training.finite import WARN, FiniteCheck
+from distsummary.training.phases import CHECKPOINT, STEP_PHASES, in_phase
 from distsummary.training.run import STEP_TIMES
 from distsummary.writing.health import Failures
 from distsummary.writing.spec import WriterSpec
@@ -85,7 +86,7 @@ class SummaryCollector(Callback):
         collect_specified_data: MindSpore's keys (`collect_metric` ... `histogram_regular`,
             `collect_landscape`), and `tensor_regular`, a pattern for parameters to record whole.
             `collect_metric=False` leaves out all numbers that nobody logged: `loss/auto`,
-            `learning_rate/auto` and the times of the steps, `perf/step_ms` and `perf/data_wait_ms`.
+            `learning_rate/auto` and the times of the steps, `perf/...`.
         keep_default_action: False collects only what `collect_specified_data` names.
         custom_lineage_data: a dict of values of any kind, recorded like `config`, but not in the manifest;
             for a name that `config` has too, its value is recorded in the lineage.
@@ -368,7 +369,7 @@ class SummaryCollector(Callback):
             config=self._config.nested,
             coordinator=coordinator,
             failures=self._failures,
-            leaves_out=() if self._collected.metric else STEP_TIMES,
+            leaves_out=() if self._collected.metric else (*STEP_TIMES, *STEP_PHASES),
             refuse_finished=refuse_finished,
             past=past,
         )
@@ -613,7 +614,8 @@ class SummaryCollector(Callback):
     def _save_checkpoint(self, unit: str, params: CallbackParams) -> None:
         number = params.cur_step_num if unit == "step" else params.cur_epoch_num
         is_late = bool(params.get("ended_late"))
-        self._open_session().save_checkpoint(unit, int(number), is_late=is_late)
+        with in_phase(params, CHECKPOINT):
+            self._open_session().save_checkpoint(unit, int(number), is_late=is_late)
 
     def _open_session(self) -> Session:
         if self._session is None:

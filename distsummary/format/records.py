@@ -22,6 +22,9 @@ TENSORBOARD_PLUGINS = (HPARAMS, CUSTOM_SCALARS)
 MINDSPORE = "mindspore"
 TENSORBOARD = "tensorboard"
 DIALECTS = (MINDSPORE, TENSORBOARD)
+# How tags begin that tell what the loop's thread did in each phase of a step, to find out which rank is slow;
+# each rank has them, but not the merged run.
+PHASE_TAGS = "perf/phase/"
 RANKS_TAG = "perf/ranks"  # of the merged run: on how many ranks a step stands
 
 # What the acknowledgement of an event guarantees. QUEUED: only that it is in a queue in memory; if writing it

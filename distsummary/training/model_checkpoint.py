@@ -24,6 +24,7 @@ from distsummary.termination import tell_termination
 from distsummary.training.callbacks import Callback, CallbackParams, RunContext, step_in_epoch
 from distsummary.training.checkpoint_config import CheckpointConfig
 from distsummary.training.model_state import Kept, Source, source_of
+from distsummary.training.phases import CHECKPOINT, in_phase
 from distsummary.training.random_state import random_state
 
 logger = logging.getLogger(__name__)
@@ -226,7 +227,9 @@ class ModelCheckpoint(Callback):
             return  # still due at the next step
         self._join()
         self._tell(params)
-        self._guard(f"the checkpoint of step {params['cur_step_num']} is not saved", self._begin_save, params)
+        what = f"the checkpoint of step {params['cur_step_num']} is not saved"
+        with in_phase(params, CHECKPOINT):
+            self._guard(what, self._begin_save, params)
         self._saved_step = int(params["cur_step_num"])
         params["last_save_ckpt_step"] = self._saved_step
         self._plan_next()

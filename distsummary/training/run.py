@@ -15,6 +15,7 @@ from typing import Any, Self
 from distsummary.checks import check_int, check_type
 from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError, NonFiniteError
 from distsummary.format.records import Value
+from distsummary.frameworks.base import framework_of
 from distsummary.topology import Topology, detect
 from distsummary.training.callbacks import (
     Callback,
@@ -26,6 +27,7 @@ from distsummary.training.callbacks import (
 )
 from distsummary.training.evaluation import EvaluationRun
 from distsummary.training.finite import LARGEST, LOWEST, WARN
+from distsummary.training.phases import DATA, EVALUATION, FORWARD, RECORDING, REST, Phases, in_phase
 from distsummary.training.recorder import NoRecorder, Recorder
 from distsummary.training.recording import Recording
 from distsummary.training.values import Scalar
@@ -146,6 +148,9 @@ class Run(Recording):
         self._is_entered = self._is_training = self._is_epoch_begun = False
         self._in_epochs = self._is_evaluating = self._is_guarded = False
         self._pid = os.getpid()
+        self._phases: Phases | None = None  # measured from two ranks on, to find the one that is slow
+        self._torch_phases: Any = None
+        self._body = REST  # the phase with which the body of a step begins
 
     @property
     def rank(self) -> int:
@@ -222,6 +227,7 @@ class Run(Recording):
         opener = object()
         batches: Iterator[Any] | None = None
         missing = 0  # the number of batches still to come in the current step
+        phases = self._phases
         while True:
             asked_s = clock()
             if self._opener is not opener:  # no step has begun yet, or another call ended it
@@ -233,6 +239,8 @@ class Run(Recording):
             if not missing and (self._is_closed or (heeds_stop and context.is_stop_requested)):
                 break
             heeds_stop = True
+            if phases is not None:
+                phases.enter(DATA)
             if batches is None:
                 batches = iter(loader)  # only now, because starting the loader's workers counts as waiting
             try:
@@ -257,6 +265,8 @@ class Run(Recording):
                 if step >= self._recorder.plain_before:
                     self._call("on_train_step_begin")
                     self._body_start_s = clock()
+            if phases is not None:
+                phases.enter(self._body)
             try:
                 yield batch
             except GeneratorExit:  # the loop was left; nobody would see an exception raised here
@@ -340,7 +350,8 @@ class Run(Recording):
         evaluation.call("on_eval_begin", "on_eval_epoch_begin")
         was_evaluating, self._is_evaluating = self._is_evaluating, True
         try:
-            yield evaluation
+            with in_phase(self._params, EVALUATION):
+                yield evaluation
         finally:
             self._is_evaluating = was_evaluating
         results = evaluation.settle()
@@ -358,6 +369,7 @@ class Run(Recording):
         # what the parent still uses, such as file locks.
         self._parents_callbacks, self._callbacks = self._callbacks, CallbackList()
         self._recorder = NoRecorder(math.inf, self._own_failures)
+        self._phases = self._torch_phases = None
 
     def close(self) -> None:
         """End the step, the epoch and the training, and exit the callbacks; a second call does nothing."""
@@ -406,10 +418,22 @@ class Run(Recording):
             self._enter()
             self._call("on_train_begin")
             self._recorder = self._recorder_of_steps()
+            if self.topology.world_size > 1:
+                self._measure_phases()
         if not self._is_epoch_begun:
             self._is_epoch_begun = True
             self._steps_before_epoch = self.step
             self._call("on_train_epoch_begin")
+
+    def _measure_phases(self) -> None:
+        """From now on, measure the phases of each step; those of a torch model, too."""
+        self._params["phases"] = self._phases = Phases()
+        network = self._params.network
+        if network is not None and framework_of(network).name == "torch":
+            from distsummary.training.torch_phases import TorchPhases
+
+            self._torch_phases = TorchPhases(network, self._phases, self._own_failures)
+            self._body = FORWARD
 
     def _begin_step(self, opener: object) -> None:
         """Begin a step that has no batch."""
@@ -417,6 +441,8 @@ class Run(Recording):
         self._opener = opener
         if self.step >= self._recorder.plain_before:
             self._call("on_train_step_begin")
+        if self._phases is not None:
+            self._phases.enter(self._body)
         self._body_start_s = self._clock()
 
     def _begin_step_by_log(self, step: int, *, with_pending: bool = False) -> None:
@@ -458,6 +484,9 @@ class Run(Recording):
             logged[STEP_MS] = 1e3 * (waited_s + (ended_s - self._body_start_s))
             logged[DATA_WAIT_MS] = 1e3 * waited_s
         step = params["cur_step_num"]
+        if self._phases is not None:
+            logged.update(self._phases.take())
+            self._phases.enter(RECORDING)
         recorder = self._recorder
         if step < recorder.plain_before:  # most steps
             try:
@@ -538,6 +567,9 @@ class Run(Recording):
             return
         self._count_forked()
         self._is_closed = True
+        for measured in (self._phases, self._torch_phases):
+            if measured is not None:
+                measured.close()
         atexit.unregister(self._close_at_exit)
         logged, values = self._given.take()
         has_values = bool(logged or values)

@@ -1,0 +1,228 @@
+"""SlowRanks: finds the rank that holds up its peers, and the phase in which it is longer than they.
+
+Ranks that train together wait for each other, so that their steps have the same wall time. What differs is
+the time of their own: the CPU time of the loop's thread, and the time it was blocked by something other than
+its peers. The excess of a rank in a phase is its own time less the median of its peers, as a fraction of
+their step; it is compared with what it was while all was well.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+PHASES = ("data", "forward", "backward", "optimizer", "python", "recording", "rest", "host")
+WINDOWS = (5, 10, 20, 40)  # steps over which an excess is averaged
+# An excess (a fraction of the peers' own step) that is told if it lasts as many steps as the window has.
+FLOORS = np.array([0.18, 0.12, 0.08, 0.055])
+# The same for the host, if other processes keep the rank's thread waiting in the run queue: on shared hosts,
+# all ranks wait now and then.
+HOST_FLOORS = np.array([np.inf, np.inf, np.inf, 0.5])
+HOST_FACTOR = 2.0  # so many times as long as its peers, at least
+HOST_CLIP = 1.0
+# A host that is busy also slows what the thread computes, all of it alike, since caches and cores are shared.
+# That factor is told from what the first four of these phases have in common.
+COMPUTE = ("forward", "backward", "optimizer", "rest", "data", "recording")
+CLIP = 0.25  # a single step counts no more than this, so that one long step is no alarm
+SIGMAS = 6.0  # an excess is told only if it is so many standard errors above its history
+MARGIN = 1.5  # and so many times larger than the largest one while all was well
+HISTORY = 400  # clean steps that are remembered
+FIRST = 20  # steps until the first alarm; those of the start are not typical
+REFRESH = 20  # steps between two looks at the history
+SIZEABLE = 0.02  # phases shorter than this fraction of the peers' own step tell nothing about the factor
+SKIPPED = 5  # first steps, in which caches are filled and code is compiled
+
+_TELLING = [PHASES.index(phase) for phase in COMPUTE[:4]]
+_HOST = PHASES.index("host")
+_SIZES = np.array(WINDOWS)
+_LAST = _SIZES - 1
+_CLIPS = np.array([HOST_CLIP if phase == "host" else CLIP for phase in PHASES])
+_IS_COMPUTE = np.array([phase in COMPUTE for phase in PHASES])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slow:
+    """A rank that is slower than its peers in a phase since a step; `until` is None while it lasts.
+
+    `excess` is the time a step of its own above its peers, as a fraction of the peers' own step; `own_ms` and
+    `peers_ms` are the milliseconds of the phase a step, of the rank and of the median of its peers.
+    """
+
+    rank: int
+    phase: str
+    since: int
+    told: int
+    excess: float
+    own_ms: float
+    peers_ms: float
+    until: int | None = None
+
+
+class SlowRanks:
+    """Judges the steps of ranks that are each other's peers, one after the other.
+
+    Args:
+        ranks: the peers; of one alone nothing is said.
+    """
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self._ranks = tuple(ranks)
+        shape = (len(self._ranks), len(PHASES))
+        self._steps: deque[int] = deque(maxlen=WINDOWS[-1])
+        self._scales: deque[float] = deque(maxlen=WINDOWS[-1])
+        self._scale = 1.0  # milliseconds of a step of the peers' own
+        self._seen = 0
+        # of the newest steps, oldest first: excess, own and peers' milliseconds, largest mean of each window
+        self._excess = np.zeros((WINDOWS[-1], *shape))
+        self._own = np.zeros((WINDOWS[-1], *shape))
+        self._reference = np.zeros((WINDOWS[-1], len(PHASES)))
+        self._means = np.zeros((WINDOWS[-1], len(WINDOWS), len(PHASES)))
+        self._is_clean = np.zeros((WINDOWS[-1], len(self._ranks)), bool)
+        # of clean steps before them
+        self._history: deque[Floats] = deque(maxlen=HISTORY)
+        self._largest: deque[Floats] = deque(maxlen=HISTORY)
+        self._usual = np.zeros(shape)
+        self._floors = np.repeat(FLOORS[:, None], len(PHASES), axis=1)
+        self._floors[:, _HOST] = HOST_FLOORS
+        self._limits = self._floors
+        self._now = np.zeros((len(WINDOWS), *shape))  # the mean excess of each window, above the usual one
+        self._open: dict[int, Slow] = {}  # the index of a rank -> what was told of it
+
+    def add(self, step: int, own_ms: Mapping[int, Floats]) -> list[Slow]:
+        """Judge a step; returns what begins or ends with it.
+
+        Args:
+            step: larger than in the calls before.
+            own_ms: rank -> the milliseconds of its own in each of PHASES (P,); ranks may be missing.
+        """
+        own = np.full((len(self._ranks), len(PHASES)), np.nan)
+        for index, rank in enumerate(self._ranks):
+            if rank in own_ms:
+                own[index] = own_ms[rank]
+        present = ~np.isnan(own[:, 0])
+        if present.sum() < 2:
+            return []
+        self._seen += 1
+        if self._seen <= SKIPPED:
+            return []
+        # of two, the quicker one is the measure
+        reference = _median(own[present], 0) if present.sum() > 2 else own[present].min(axis=0)
+        self._scales.append(float(_median(own[present, :_HOST].sum(axis=1), 0)))
+        self._scale = float(_median(np.array(self._scales), 0)) or 1.0
+        excess = np.where(
+            present[:, None], np.clip((own - reference) / self._scale, -_CLIPS, _CLIPS), self._usual
+        )
+        self._remember(step, np.where(present[:, None], own, reference), reference, excess)
+        return [*self._ended(step), *self._begun(step)]
+
+    def _remember(self, step: int, own: Floats, reference: Floats, excess: Floats) -> None:
+        """Push a step; the one that falls out becomes history, as far as it was clean."""
+        if len(self._steps) == self._steps.maxlen:
+            clean = self._is_clean[0]
+            self._history.append(np.where(clean[:, None], self._excess[0], np.nan))
+            self._largest.append(self._means[0].copy())
+        for ring, row in (
+            (self._excess, excess),
+            (self._own, own),
+            (self._reference, reference),
+        ):
+            ring[:-1] = ring[1:]
+            ring[-1] = row
+        self._steps.append(step)
+        for ring in (self._is_clean, self._means):
+            ring[:-1] = ring[1:]
+        self._is_clean[-1] = [index not in self._open for index in range(len(self._ranks))]
+        if self._seen % REFRESH == 0:
+            self._refresh()
+        self._now = self._moving_means()
+        self._means[-1] = np.where(self._is_clean[-1][None, :, None], self._now, 0.0).max(axis=1)
+
+    def _refresh(self) -> None:
+        """Look at the history again: what is usual of each rank and phase, and what would not be."""
+        recent = self._excess[-len(self._steps) :]
+        if len(self._history) >= WINDOWS[-1]:
+            past = np.stack(self._history)
+            known = ~np.isnan(past).all(axis=0)
+            self._usual[known] = np.nanmedian(past[:, known], axis=0)
+        else:
+            past = recent
+        deviation = 1.4826 * np.nanmedian(np.abs(past - self._usual), axis=(0, 1))
+        noise = SIGMAS * deviation / np.sqrt(np.array(WINDOWS)[:, None])
+        largest = np.max(self._largest, axis=0) if self._largest else np.zeros(())
+        self._limits = np.maximum(np.maximum(self._floors, noise), MARGIN * largest)
+
+    def _moving_means(self) -> Floats:
+        """The mean excess above the usual one (windows, ranks, phases); 0 for a window not filled yet."""
+        rows = np.concatenate([self._excess, self._own], axis=2)
+        sums = np.cumsum(rows[::-1], axis=0)[_LAST] / _SIZES[:, None, None]
+        peers = np.cumsum(self._reference[::-1], axis=0)[_LAST] / _SIZES[:, None]
+        means: Floats = sums[:, :, : len(PHASES)] - self._usual
+        sizeable = [i for i in _TELLING if peers[-1, i] > SIZEABLE * self._scale]
+        if len(sizeable) >= 3:
+            factor = _median(sums[:, :, [len(PHASES) + i for i in sizeable]] / peers[:, None, sizeable], 2)
+            alike = np.where(_IS_COMPUTE, peers / self._scale, 0.0)
+            means -= np.maximum(factor - 1.0, 0.0)[:, :, None] * alike[:, None, :]
+        means[:, :, _HOST] -= HOST_FACTOR * peers[:, None, _HOST] / self._scale
+        means[len(self._steps) < _SIZES] = 0.0
+        return means
+
+    def _begun(self, step: int) -> list[Slow]:
+        if self._seen < FIRST + SKIPPED:
+            return []
+        ratios = self._now / self._limits[:, None, :]
+        ratios[:, list(self._open), :] = 0.0
+        if ratios.max() < 1.0:
+            return []
+        _, index, phase = np.unravel_index(int(np.argmax(ratios)), ratios.shape)
+        since = self._onset(int(index), int(phase))
+        place = self._steps.index(since)
+        rows = slice(len(self._own) - len(self._steps) + place, None)
+        found = Slow(
+            rank=self._ranks[index],
+            phase=PHASES[phase],
+            since=since,
+            told=step,
+            excess=float(self._excess[rows, index, phase].mean() - self._usual[index, phase]),
+            own_ms=float(self._own[rows, index, phase].mean()),
+            peers_ms=float(self._reference[rows, phase].mean()),
+        )
+        self._open[int(index)] = found
+        self._is_clean[rows, index] = False
+        self._means[rows] = 0.0
+        return [found]
+
+    def _onset(self, index: int, phase: int) -> int:
+        """The step at which the excess began: from there on, it is at least half of the newest on average."""
+        steps = list(self._steps)
+        excess = self._excess[-len(steps) :, index, phase] - self._usual[index, phase]
+        half = float(excess[-WINDOWS[0] :].mean()) / 2
+        gains = np.cumsum((excess - half)[::-1])
+        return steps[len(steps) - 1 - int(np.argmax(gains))]
+
+    def _ended(self, step: int) -> list[Slow]:
+        over = []
+        for index, slow in list(self._open.items()):
+            phase = PHASES.index(slow.phase)
+            rows = self._excess[-2 * WINDOWS[0] :, index, phase] - self._usual[index, phase]
+            if step - slow.told >= 2 * WINDOWS[0] and rows.mean() < slow.excess / 3:
+                del self._open[index]
+                quiet = np.flatnonzero(rows >= slow.excess / 2)
+                last = int(quiet[-1]) + 1 if len(quiet) else 0
+                until = self._steps[len(self._steps) - len(rows) + last - 1]
+                over.append(replace(slow, until=until))
+                self._excess[:, index] = self._usual[index]
+                self._own[:, index] = self._reference
+                self._now[:, index] = 0.0
+        return over
+
+
+def _median(values: Floats, axis: int) -> Floats:
+    """The median along an axis; of a few numbers, ten times as quick as NumPy's."""
+    ordered = np.sort(values, axis=axis)
+    size = values.shape[axis]
+    middle: Floats = ordered.take([(size - 1) // 2, size // 2], axis=axis).sum(axis=axis) / 2
+    return middle

@@ -1,0 +1,116 @@
+"""Where the phases of a torch model's step begin: forward, backward, waiting for other ranks, optimizer."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.utils.hooks import RemovableHandle
+
+from distsummary.frameworks.torch_optimizer import OptimizerSteps
+from distsummary.training.phases import BACKWARD, FORWARD, OPTIMIZER, REST, WAIT, Phases
+from distsummary.writing.health import Failures
+
+LEARNING = 3  # backward passes until the hooks of all parameters but the last ones are removed
+
+
+class TorchPhases:
+    """Tells `phases` what a model does, by hooks that are removed by `close`.
+
+    The last gradient is that of the parameter that fired last in the first backward passes.
+    """
+
+    def __init__(self, model: nn.Module, phases: Phases, failures: Failures) -> None:
+        self._model, self._phases = model, phases
+        self._passes = 0  # backward passes begun
+        self._last: nn.Parameter | None = None  # whose gradient came last in this backward pass
+        self._is_queued = False
+        self._hooks: dict[nn.Parameter, RemovableHandle] = {}
+        self._lasts: set[nn.Parameter] = set()
+        self._handles = [
+            model.register_forward_pre_hook(self._begin_forward, prepend=True),
+            model.register_forward_hook(self._end_forward),
+        ]
+        self._hook_all()
+        self._optimizers = OptimizerSteps(
+            model,
+            before=self._begin_optimizer,
+            after=partial(phases.enter, REST),
+            failures=failures,
+        )
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for handle in [*self._handles, *self._hooks.values()]:
+            handle.remove()
+        self._handles.clear()
+        self._hooks.clear()
+        self._optimizers.close()
+
+    def _hook_all(self) -> None:
+        for parameter in self._model.parameters():
+            if parameter.requires_grad and parameter not in self._hooks:
+                hook = parameter.register_post_accumulate_grad_hook  # torch leaves it untyped
+                self._hooks[parameter] = hook(self._have_gradient)  # type: ignore[no-untyped-call]
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _begin_forward(self, module: nn.Module, args: Any) -> None:
+        if torch.is_grad_enabled() and self._phases.current == REST:  # a further micro-batch
+            self._phases.enter(FORWARD)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _end_forward(self, module: nn.Module, args: Any, output: Any) -> None:
+        if torch.is_grad_enabled():
+            for tensor in _tensors(output):
+                if tensor.requires_grad:
+                    tensor.register_hook(self._begin_backward)  # type: ignore[no-untyped-call]
+
+    def _begin_optimizer(self) -> None:
+        if self._phases.current == BACKWARD:  # no hook saw its end: other parameters have gradients now
+            self._passes = 0
+            self._lasts.clear()
+            self._hook_all()
+        self._phases.enter(OPTIMIZER)
+
+    def _begin_backward(self, gradient: Tensor) -> None:
+        phases = self._phases
+        if phases.current in (FORWARD, REST):
+            phases.enter(BACKWARD)
+
+    def _have_gradient(self, parameter: nn.Parameter) -> None:
+        self._last = parameter
+        if not self._is_queued:
+            self._is_queued = True
+            Variable._execution_engine.queue_callback(self._end_backward)
+        if parameter in self._lasts:
+            if self._phases.current == WAIT:  # not the last one after all
+                self._phases.current = BACKWARD
+            self._phases.enter(WAIT)
+
+    def _end_backward(self) -> None:
+        # DDP queues its own callback, which waits for the other ranks, when the last gradient is there
+        Variable._execution_engine.queue_callback(self._leave_backward)
+
+    def _leave_backward(self) -> None:
+        self._is_queued = False
+        self._passes += 1
+        self._phases.enter(REST)
+        if self._last is not None and self._passes <= LEARNING:
+            self._lasts.add(self._last)
+            if self._passes == LEARNING:
+                for parameter in [p for p in self._hooks if p not in self._lasts]:
+                    self._hooks.pop(parameter).remove()
+        self._last = None
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, dict):
+        for value in output.values():
+            yield from _tensors(value)
+    elif isinstance(output, (list, tuple)):
+        for value in output:
+            yield from _tensors(value)

@@ -1,0 +1,141 @@
+"""The phases of a torch step: forward, backward, waiting and optimizer, each with what was done in it."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from distsummary.topology import Topology
+from distsummary.training.callbacks import Callback, RunContext
+from distsummary.training.run import Run
+
+BURN_MS = 20.0
+
+
+@torch.compiler.disable
+def burn() -> None:
+    end = time.thread_time() + BURN_MS / 1e3
+    while time.thread_time() < end:
+        pass
+
+
+class BurnsBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(context: object, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(context: object, gradient: Tensor) -> Tensor:
+        burn()
+        return gradient
+
+
+class Net(nn.Module):
+    def __init__(self, phase: str) -> None:
+        super().__init__()
+        self.phase = phase
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.phase == "forward":
+            burn()
+        x = self.first(x)
+        if self.phase == "backward":
+            x = BurnsBackward.apply(x)
+        return self.last(x)
+
+
+class Optimizer(torch.optim.SGD):
+    burns = False
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        if self.burns:
+            burn()
+        super().step(closure)
+
+
+class Keeps(Callback):
+    def __init__(self) -> None:
+        self.logged: list[dict[str, float]] = []
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        self.logged.append(dict(run_context.original_args().logged))
+
+
+def measured(
+    phase: str, *, steps: int = 6, accumulate: int = 1, compile: bool = False
+) -> list[dict[str, float]]:
+    """What the steps of a loop log that takes BURN_MS longer in a phase."""
+    net, keeps = Net(phase), Keeps()
+    model = torch.compile(net, backend="eager") if compile else net
+    optimizer = Optimizer(net.parameters(), lr=0.1)
+    optimizer.burns = phase == "optimizer"
+
+    def batches() -> Iterator[Tensor]:
+        for _ in range(steps * accumulate):
+            if phase == "data":
+                burn()
+            yield torch.ones(2, 4)
+
+    with Run(callbacks=keeps, network=model, topology=Topology(rank=0, world_size=2)) as run:
+        for number, x in enumerate(run.steps(batches(), accumulate=accumulate), 1):
+            model(x).sum().backward()
+            if number % accumulate == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+    return keeps.logged
+
+
+@pytest.mark.parametrize("phase", ["data", "forward", "backward", "optimizer"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_phase_in_which_a_step_takes_longer_is_the_one_that_is_longer(
+    phase: str, accumulate: int
+) -> None:
+    *_, last = measured(phase, accumulate=accumulate)
+    times = {
+        name: last.get(f"perf/phase/{name}/cpu_ms", 0.0)
+        for name in ("data", "forward", "backward", "wait", "optimizer", "rest")
+    }
+    assert max(times, key=lambda name: times[name]) == phase
+    burned = BURN_MS * (accumulate if phase != "optimizer" else 1)
+    assert times[phase] >= burned
+    assert sum(times.values()) - times[phase] < burned
+
+
+def test_a_compiled_model_has_the_same_phases() -> None:
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        *_, last = measured("forward", compile=True)
+    assert last["perf/phase/forward/cpu_ms"] >= BURN_MS
+    assert "perf/phase/wait/cpu_ms" in last
+    assert "perf/phase/optimizer/cpu_ms" in last
+
+
+def test_a_parameter_that_is_frozen_later_does_not_hide_the_end_of_backward() -> None:
+    net, keeps = Net("none"), Keeps()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with Run(callbacks=keeps, network=net, topology=Topology(rank=0, world_size=2)) as run:
+        for step in run.steps(range(14)):
+            if step == 5:
+                net.first.requires_grad_(False)
+            net(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+    assert "perf/phase/wait/cpu_ms" in keeps.logged[4]
+    assert "perf/phase/wait/cpu_ms" in keeps.logged[-1]
+
+
+def test_the_model_keeps_no_hook_after_the_run() -> None:
+    net = Net("none")
+    with (
+        contextlib.suppress(ZeroDivisionError),
+        Run(network=net, callbacks=Keeps(), topology=Topology(rank=0, world_size=2)) as run,
+    ):
+        for x in run.steps([torch.ones(2, 4)] * 2):
+            net(x).sum().backward()
+            raise ZeroDivisionError
+    assert not net._forward_pre_hooks
+    assert not net._forward_hooks
+    assert all(not parameter._post_accumulate_grad_hooks for parameter in net.parameters())

@@ -1,0 +1,102 @@
+"""SlowRanks on made-up step times: noise, a busy host, and one rank that takes longer in one phase."""
+
+import numpy as np
+import pytest
+
+from distsummary.diagnosis.slow import PHASES, Slow, SlowRanks
+
+STEP_MS = {
+    "data": 1.1,
+    "forward": 1.3,
+    "backward": 0.9,
+    "optimizer": 0.6,
+    "python": 0.0,
+    "recording": 0.02,
+    "rest": 0.35,
+    "host": 0.0,
+}
+OWN_MS = sum(STEP_MS.values())
+
+
+def step_times(seed: int, steps: int, ranks: int) -> np.ndarray:
+    """Own milliseconds (steps, ranks, phases) with noise, rare spikes and steps in which the host is busy."""
+    rng = np.random.default_rng(seed)
+    usual = np.array([STEP_MS[phase] for phase in PHASES])
+    times = usual * rng.lognormal(0.0, 0.05, (steps, ranks, len(PHASES)))
+    times *= 1 + 10 * (rng.random(times.shape) < 0.005)
+    busy = np.repeat(rng.random((steps // 50 + 1, ranks)) < 0.1, 50, axis=0)[:steps]
+    times[:, :, :6] *= np.where(busy, 1.4, 1.0)[:, :, None]
+    times[:, :, PHASES.index("rest")] *= np.where(busy, 1.4, 1.0)
+    times[:, :, PHASES.index("host")] = rng.exponential(0.1, (steps, ranks)) * OWN_MS
+    return times
+
+
+def judged(times: np.ndarray, ranks: list[int] | None = None) -> list[Slow]:
+    ranks = ranks or list(range(times.shape[1]))
+    judge = SlowRanks(ranks)
+    found = []
+    for number, row in enumerate(times, 1):
+        present = {rank: own for rank, own in zip(ranks, row, strict=True) if not np.isnan(own[0])}
+        found += judge.add(number, present)
+    return found
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 16])
+def test_nothing_is_said_of_noise_spikes_and_a_busy_host(ranks: int) -> None:
+    assert judged(step_times(ranks, 3000, ranks)) == []
+
+
+@pytest.mark.parametrize("phase", ["data", "forward", "backward", "optimizer", "python", "recording"])
+@pytest.mark.parametrize(("excess", "within"), [(0.25, 10), (0.1, 40)])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_rank_and_the_phase_are_named_in_time(phase: str, excess: float, within: int, ranks: int) -> None:
+    times = step_times(7, 400, ranks)
+    culprit = ranks - 1
+    times[200:320, culprit, PHASES.index(phase)] += excess * OWN_MS
+    begun, ended = judged(times)
+    assert (begun.rank, begun.phase) == (culprit, phase)
+    assert 201 <= begun.told <= 200 + within
+    assert abs(begun.since - 201) <= 5
+    assert begun.until is None
+    assert ended.until is not None
+    assert abs(ended.until - 320) <= 5
+    assert begun.own_ms > begun.peers_ms
+
+
+def test_a_rank_that_is_slow_from_the_beginning_is_named() -> None:
+    times = step_times(3, 200, 4)
+    times[:, 2, PHASES.index("forward")] += 0.15 * OWN_MS
+    [found] = judged(times)
+    assert (found.rank, found.phase, found.told <= 60) == (2, "forward", True)
+
+
+def test_ranks_that_come_late_or_leave_and_a_world_of_one_are_no_alarm() -> None:
+    times = step_times(5, 600, 4)
+    times[:100, 3] = np.nan
+    times[400:, 1] = np.nan
+    assert judged(times) == []
+    assert judged(step_times(5, 100, 1)) == []
+
+
+def test_a_host_that_keeps_one_rank_waiting_for_a_processor_is_told_as_host() -> None:
+    times = step_times(11, 400, 4)
+    times[200:, 1, PHASES.index("host")] += 1.2 * OWN_MS
+    [found] = judged(times)
+    assert (found.rank, found.phase) == (1, "host")
+
+
+def test_two_slow_ranks_are_both_named() -> None:
+    times = step_times(13, 500, 8)
+    times[200:, 1, PHASES.index("data")] += 0.3 * OWN_MS
+    times[300:, 6, PHASES.index("backward")] += 0.3 * OWN_MS
+    first, second = judged(times)
+    assert (first.rank, first.phase, second.rank, second.phase) == (1, "data", 6, "backward")
+
+
+def test_steps_of_a_millisecond_of_ten_minutes_and_of_changing_length_are_no_alarm() -> None:
+    times = step_times(17, 2000, 4)
+    assert judged(times * 1e5) == []
+    lengths = np.random.default_rng(0).uniform(0.2, 5.0, (2000, 1, 1))
+    assert judged(times * lengths) == []
+    own_lengths = np.random.default_rng(1).uniform(0.7, 1.3, (2000, 4, 1))  # each rank its own batch
+    assert judged(times * own_lengths) == []

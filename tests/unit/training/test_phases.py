@@ -1,0 +1,159 @@
+"""Phases with clocks that the tests turn: what each phase took, and what interrupts it."""
+
+import gc
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from distsummary.topology import Topology
+from distsummary.training.callbacks import Callback, RunContext
+from distsummary.training.phases import (
+    BACKWARD,
+    CHECKPOINT,
+    DATA,
+    EVALUATION,
+    FORWARD,
+    OWN_MS,
+    PYTHON,
+    RECORDING,
+    REST,
+    WAIT,
+    WAIT_MS,
+    Clocks,
+    Phases,
+    ThreadClocks,
+    in_phase,
+)
+from distsummary.training.run import Run
+
+
+class Turned:
+    """Clocks that go on only by `turn`, in milliseconds."""
+
+    def __init__(self) -> None:
+        self.now = Clocks(0.0, 0.0, 0.0)
+
+    def __call__(self) -> Clocks:
+        return self.now
+
+    def turn(self, cpu: float = 0.0, blocked: float = 0.0, queue: float = 0.0) -> None:
+        wall, cpu_s, queue_s = self.now
+        self.now = Clocks(wall + (cpu + blocked + queue) / 1e3, cpu_s + cpu / 1e3, queue_s + queue / 1e3)
+
+
+@pytest.fixture
+def clocks() -> Turned:
+    return Turned()
+
+
+@pytest.fixture
+def phases(clocks: Turned) -> Iterator[Phases]:
+    gc.disable()  # its pauses would be measured
+    found = Phases(clocks)
+    yield found
+    found.close()
+    gc.enable()
+
+
+def of(found: dict[str, float], phase: str) -> tuple[float, float, float]:
+    names = [f"perf/phase/{phase}/{measure}" for measure in ("cpu_ms", "blocked_ms", "queue_ms")]
+    cpu, blocked, queue = (round(found[name], 6) for name in names)
+    return cpu, blocked, queue
+
+
+def test_a_step_is_divided_and_waiting_for_others_is_not_the_ranks_own(
+    clocks: Turned, phases: Phases
+) -> None:
+    phases.enter(DATA)
+    clocks.turn(cpu=1, blocked=5)
+    phases.enter(FORWARD)
+    clocks.turn(cpu=10, queue=2)
+    phases.enter(BACKWARD)
+    clocks.turn(cpu=20)
+    phases.enter(WAIT)
+    clocks.turn(cpu=1, blocked=30)
+    phases.enter(REST)
+    found = phases.take()
+    assert of(found, DATA) == (1, 5, 0)
+    assert of(found, FORWARD) == (10, 0, 2)
+    assert of(found, BACKWARD) == (20, 0, 0)
+    assert of(found, WAIT) == (1, 30, 0)
+    assert found[OWN_MS] == pytest.approx(36)
+    assert found[WAIT_MS] == pytest.approx(31)
+    clocks.turn(cpu=2)
+    assert of(phases.take(), REST) == (2, 0, 0)  # the phase goes on in the next step
+
+
+def test_garbage_collection_interrupts_a_phase_and_so_does_a_checkpoint(
+    clocks: Turned, phases: Phases
+) -> None:
+    class Turns:
+        def __del__(self) -> None:
+            clocks.turn(cpu=7)
+
+    phases.enter(FORWARD)
+    clocks.turn(cpu=1)
+    one = Turns()
+    one.me = one  # type: ignore[attr-defined]
+    del one
+    gc.collect()
+    clocks.turn(cpu=2)
+    with in_phase({"phases": phases}, CHECKPOINT):  # type: ignore[arg-type]
+        clocks.turn(blocked=4)
+    clocks.turn(cpu=3)
+    found = phases.take()
+    assert of(found, PYTHON) == (7, 0, 0)
+    assert of(found, CHECKPOINT) == (0, 4, 0)
+    assert of(found, FORWARD) == (6, 0, 0)
+
+
+def test_other_threads_do_not_change_the_phase(clocks: Turned, phases: Phases) -> None:
+    phases.enter(FORWARD)
+    thread = threading.Thread(target=phases.enter, args=(DATA,))
+    thread.start()
+    thread.join()
+    clocks.turn(cpu=1)
+    assert of(phases.take(), FORWARD) == (1, 0, 0)
+
+
+def test_the_clocks_of_this_thread_go_on_and_are_closed() -> None:
+    clocks = ThreadClocks()
+    first = clocks()
+    sum(range(100_000))
+    second = clocks()
+    assert second.wall > first.wall
+    assert second.cpu > first.cpu
+    assert second.queue >= first.queue
+    clocks.close()
+    assert clocks().queue == 0.0
+
+
+class Keeps(Callback):
+    """Keeps what a step logs."""
+
+    def __init__(self) -> None:
+        self.logged: list[dict[str, float]] = []
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        self.logged.append(dict(run_context.original_args().logged))
+
+
+def test_a_run_of_several_ranks_measures_its_phases_and_a_run_of_one_does_not() -> None:
+    for world_size in (1, 2):
+        keeps = Keeps()
+        with Run(callbacks=keeps, topology=Topology(rank=0, world_size=world_size)) as run:
+            for number in run.steps(range(3)):
+                if number == 1:
+                    with run.eval() as evaluation:
+                        evaluation.log(accuracy=1.0)
+        names = {name for logged in keeps.logged for name in logged if name.startswith("perf/phase/")}
+        if world_size == 1:
+            assert names == set()
+            continue
+        measured = {name.split("/")[2] for name in names}
+        assert {DATA, REST, RECORDING, EVALUATION} <= measured <= {DATA, REST, RECORDING, EVALUATION, PYTHON}
+        assert "perf/phase/evaluation/cpu_ms" in keeps.logged[1]
+        assert "perf/phase/evaluation/cpu_ms" not in keeps.logged[2]
+        assert all({OWN_MS, WAIT_MS} <= logged.keys() for logged in keeps.logged)
+    assert not [call for call in gc.callbacks if "Phases" in repr(call)]
