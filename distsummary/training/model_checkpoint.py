@@ -246,7 +246,7 @@ class ModelCheckpoint(Callback):
             params, self._config, training, gathers=gathers, run_id=self._run_id, mark=self._mark
         )
         directory, stem = self._place(params), self._stem(params) + suffix
-        if kept is None and (self._next_step is None or suffix):
+        if kept is None and self._next_step is None:
             return  # this rank does not know what rank 0 saves, and when
         if kept is None:
             write = partial(self._write_training, training, directory / f"{stem}.{self._config.format}")
