@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -31,7 +32,7 @@ WORDS = {
     "the same call": "the same command",
 }
 ARGUMENTS = "directions", "around", "runs", "parameters", "centering", "workers", "engine", "memory"
-FIELDS = (*ARGUMENTS, "size", "seed", "refine", "ranks", "epochs")
+FIELDS = (*ARGUMENTS, "size", "seed", "refine", "ranks", "epochs", "rank", "tag", "plugin")
 
 
 EXIT_CODES = (
@@ -49,10 +50,13 @@ class Argument(NamedTuple):
 
 
 class Verb(NamedTuple):
-    """A verb's arguments, and its function, which takes the options and returns the exit code (None: 0)."""
+    """A verb's arguments, its function, which takes the options and returns the exit code (None: 0), and an
+    example of its use.
+    """
 
     run: Callable[[argparse.Namespace], int | None]
     arguments: tuple[Argument, ...]
+    example: str
 
 
 Function = TypeVar("Function", bound=Callable[[argparse.Namespace], int | None])
@@ -103,7 +107,9 @@ def build_parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for name, entry in VERBS.items():
         text = entry.run.__doc__
-        one = verbs.add_parser(name, help=text, description=text, epilog=EXIT_CODES)
+        epilog = f"Example: distsummary {entry.example}\n\n{textwrap.fill(EXIT_CODES, 80)}"
+        shape = argparse.RawDescriptionHelpFormatter
+        one = verbs.add_parser(name, help=text, description=text, epilog=epilog, formatter_class=shape)
         one.add_argument("--json", action="store_true", help="print the result as one line of JSON on stdout")
         for names, settings in entry.arguments:
             one.add_argument(*names, **settings)
@@ -133,11 +139,11 @@ def argument(*names: str, **settings: Any) -> Argument:
     return Argument(names, settings)
 
 
-def verb(*arguments: Argument) -> Callable[[Function], Function]:
-    """Register a function as the verb of its name."""
+def verb(*arguments: Argument, example: str) -> Callable[[Function], Function]:
+    """Register a function as the verb of its name; `example`: a command line without "distsummary"."""
 
     def register(run: Function) -> Function:
-        VERBS[run.__name__] = Verb(run, arguments)
+        VERBS[run.__name__] = Verb(run, arguments, example)
         return run
 
     return register
@@ -147,6 +153,7 @@ def verb(*arguments: Argument) -> Callable[[Function], Function]:
     argument("--ranks", type=int, default=4, help="how many ranks (4)"),
     argument("--epochs", type=int, default=3, help="how many epochs (3)"),
     argument("--out", dest="run_dir", metavar="RUN", default="runs/demo", help="the run dir (runs/demo)"),
+    example="demo --ranks 2 --out runs/demo",
 )
 def demo(options: argparse.Namespace) -> None:
     """Train on real digits on several ranks and draw the loss landscape."""
@@ -167,6 +174,7 @@ def demo(options: argparse.Namespace) -> None:
         default=[],
         help="also write min, median, max and argmax_rank of this tag; may be repeated",
     ),
+    example="merge runs/digits",
 )
 def merge(options: argparse.Namespace) -> None:
     """Merge the rank directories of a run dir into one run, without Ray."""
@@ -259,6 +267,7 @@ def refuse_centring(value: str) -> None:
     argument("--engine", default="auto", help="auto, row, or the engine of an earlier landscape"),
     argument("--memory", choices=("inference",), help="inference: compute within the model's own memory"),
     argument("--anew", action="store_true", help="start again instead of resuming an interrupted landscape"),
+    example="landscape runs/digits train:factory --size 31",
 )
 def landscape(options: argparse.Namespace) -> None:
     """Draw loss landscapes around the trajectory of a run."""
@@ -324,7 +333,7 @@ def grid_line(name: str, grid: "LossGrid") -> str:
     return f"{name}: {', '.join(facts)}"
 
 
-@verb(argument("run_dir", metavar="RUN", help="the run dir"))
+@verb(argument("run_dir", metavar="RUN", help="the run dir"), example="status runs/digits")
 def status(options: argparse.Namespace) -> int:
     """Say which rank is in which state, from the run's files; exits with 1 if something is wrong."""
     from distsummary.tools.columns import width_of
@@ -350,6 +359,7 @@ def _seconds(text: str) -> float:
 @verb(
     argument("run_dir", metavar="RUN", help="the run dir"),
     argument("--every", type=_seconds, default=2.0, metavar="SECONDS", help="seconds between two looks (2)"),
+    example="watch runs/digits",
 )
 def watch(options: argparse.Namespace) -> int:
     """Show the states of the ranks until the run is over; exits as `status` does."""
@@ -365,7 +375,9 @@ def watch(options: argparse.Namespace) -> int:
         signal.signal(signal.SIGTERM, before)
 
 
-@verb(argument("directory", metavar="DIR", help="the directory that the run dirs are in"))
+@verb(
+    argument("directory", metavar="DIR", help="the directory that the run dirs are in"), example="runs runs/"
+)
 def runs(options: argparse.Namespace) -> None:
     """List the runs below a directory, the newest first."""
     from distsummary.tools.columns import width_of
@@ -379,18 +391,96 @@ def runs(options: argparse.Namespace) -> None:
 @verb(
     argument("path", metavar="PATH", help="an event file, a rank's directory or a run dir"),
     argument("--full", action="store_true", help="also print the elements of tensors and the images"),
+    argument("--tag", action="append", default=[], help="only values of this tag; may be repeated"),
+    argument(
+        "--plugin",
+        action="append",
+        default=[],
+        help="only values of this kind, such as scalar; may be repeated",
+    ),
+    argument("--dialect", choices=("mindspore", "tensorboard"), help="only files of this dialect"),
+    argument("--rank", type=int, help="only the files of this rank"),
+    example="dump runs/digits --tag loss --rank 2 --dialect mindspore",
 )
 def dump(options: argparse.Namespace) -> None:
     """Print every value in event files, one JSON object per line."""
     from distsummary.tools.dump import dump, to_line
 
-    for record in dump(options.path, full=options.full):
+    for record in dump(
+        options.path,
+        full=options.full,
+        tags=options.tag,
+        plugins=options.plugin,
+        dialect=options.dialect,
+        rank=options.rank,
+    ):
         print(to_line(record))
+
+
+@verb(
+    argument("run_dir", metavar="RUN", help="the run dir, or a directory with event files"),
+    example="show runs/digits",
+)
+def show(options: argparse.Namespace) -> None:
+    """Show a run on one screen: state, config, code, data, curves, and what is missing."""
+    from distsummary.runs.recorded_run import open_run
+    from distsummary.runs.show import overview, text_of
+    from distsummary.tools.columns import width_of
+
+    found = overview(open_run(options.run_dir))
+    print(
+        json.dumps(found.as_json(), default=str)
+        if options.json
+        else text_of(found, width=width_of(sys.stdout))
+    )
+
+
+@verb(
+    argument("run_dir", metavar="RUN", help="the run dir, or a directory with event files"),
+    argument("other", metavar="OTHER", help="the run to compare it with"),
+    example="compare runs/a runs/b",
+)
+def compare(options: argparse.Namespace) -> None:
+    """Say what differs between two runs in config, code and data, and where their curves part."""
+    from distsummary.runs.compare import compare, text_of
+    from distsummary.runs.recorded_run import open_run
+    from distsummary.tools.columns import width_of
+
+    found = compare(open_run(options.run_dir), open_run(options.other))
+    print(
+        json.dumps(found.as_json(), default=str)
+        if options.json
+        else text_of(found, width=width_of(sys.stdout, 120))
+    )
+
+
+def _rank(text: str) -> int | str:
+    """The value of `--rank` as the argument of `export`; argparse reports the error."""
+    if text == "merged" or (text.isascii() and text.isdigit()):
+        return text if text == "merged" else int(text)
+    raise argparse.ArgumentTypeError(f"must be merged or the number of a rank, got {text!r}")
+
+
+@verb(
+    argument("run_dir", metavar="RUN", help="the run dir, or a directory with event files"),
+    argument("--to", required=True, choices=("parquet", "csv"), help="the format to write"),
+    argument("--out", metavar="FILE", help="the file (the name of the run, in the current directory)"),
+    argument("--tag", action="append", help="only scalars of this tag; may be repeated"),
+    argument("--rank", type=_rank, help="only this rank, or merged for the merged run (all ranks)"),
+    example="export runs/digits --to parquet --tag loss",
+)
+def export(options: argparse.Namespace) -> None:
+    """Write the scalars of a run as a table: rank, attempt, step, wall_time, tag, value."""
+    from distsummary.runs.export import export
+
+    path, rows = export(options.run_dir, options.to, out=options.out, tag=options.tag, rank=options.rank)
+    print(json.dumps({"file": str(path), "rows": rows}) if options.json else f"{path}: {rows:,} rows")
 
 
 @verb(
     argument("directory", metavar="DIR", help="a run dir, a rank's directory or their parent"),
     argument("--repair", action="store_true", help="cut torn ends off files, rebuild run.json"),
+    example="fsck runs/digits",
 )
 def fsck(options: argparse.Namespace) -> int:
     """Report every file that is damaged or would break a viewer; exits with 0 if there is none."""
@@ -420,6 +510,7 @@ def fsck(options: argparse.Namespace) -> int:
         help="the dialect to write (tensorboard)",
     ),
     argument("--out", metavar="DIR", help="where to write (beside the files)"),
+    example="convert runs/digits --to tensorboard",
 )
 def convert(options: argparse.Namespace) -> None:
     """Write event files in the other dialect, for directories that have only one."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from distsummary.errors import (
     NotADirectoryPathError,
 )
 from distsummary.format.lineage import custom_values, lineage_values
+from distsummary.format.records import NORMS
 from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.pb.mindspore_anf_ir_pb2 import GraphProto
 from distsummary.reading.deduplicate import ends_of_attempts
@@ -30,6 +31,7 @@ from distsummary.reading.segments import all_event_files, landscape_files, sourc
 from distsummary.reading.shards import AddedShards
 from distsummary.run_dir import MANIFEST, Manifest, RunDir
 from distsummary.run_text import as_ranges
+from distsummary.runs.norms import norms_table
 from distsummary.runs.table import Labels, Piece, ScalarTable, Table, ValueTable, labels, objects
 from distsummary.sibling_run import SiblingRun, sibling_run
 from distsummary.states import RunState, read_run
@@ -39,7 +41,7 @@ Result = TypeVar("Result")
 Rank: TypeAlias = int | Literal["merged"] | None
 Tags: TypeAlias = str | Sequence[str] | None
 
-MERGED = "merged"
+MERGED: Final = "merged"
 MERGED_RANK = -1  # in the column `rank`
 NO_MANIFEST = f"no {MANIFEST}"
 _RANK_NAME = re.compile(r"(?:[a-z]+_)?rank_(\d{5,})")
@@ -323,6 +325,22 @@ class RecordedRun:
 
         return self._read(read)
 
+    def norms(self, parameter: Tags = None, rank: Rank = MERGED) -> Table:
+        """The norms of the parameters at every step: rank, attempt, step, wall_time, parameter, and
+
+        weight, gradient, update (L2 norms; NaN: not measured, or no gradient), update_max (the largest
+        change of an element) and nonfinite (how many elements of weight and gradient are NaN or infinite).
+
+        Args:
+            parameter: one name or several; None: all.
+            rank: "merged": those of whole parameters; a rank: those of the elements that it holds; None: the
+                latter of all ranks.
+
+        Raises InvalidValueError if there is no such rank, or no such parameter.
+        """
+        found = self._read(partial(self._found, NORMS, None, rank))
+        return norms_table(found, parameter, self._told)
+
     @property
     def landscapes(self) -> dict[str, Any]:  # LossGrid or Landscape
         """The loss landscapes by name: of `landscape/*.npz` a LossGrid with all that is known, of event files
@@ -489,6 +507,8 @@ class RecordedRun:
 def _run_dir(path: str | os.PathLike[str]) -> RunDir:
     """The run dir, that of siblings too; a damaged run.json hides nothing else."""
     run = RunDir(path)
+    if not run.manifest_path.exists() and run.base.is_dir() and all_event_files(run.base):
+        return run  # its own files are the run, whatever is beside it
     try:
         return sibling_run(path) or run
     except DamagedFileError:

@@ -181,9 +181,32 @@ class ScalarTable(Table):
         """The tags, in the order of the table."""
         return tuple(dict.fromkeys(piece.tag for piece in self._pieces))
 
-    def batches(self) -> Iterator["ScalarTable"]:
-        """The table in parts of one rank and tag each, for programs that cannot hold all of it."""
-        return (ScalarTable([piece], title=self._title) for piece in self._pieces)
+    def batches(self, rows: int = 1 << 20) -> Iterator["ScalarTable"]:
+        """The table in parts of at most `rows` rows, for programs that cannot hold all columns at once."""
+        found: list[Piece] = []
+        room = rows
+        for piece in self._pieces:
+            start = 0
+            while start < piece.steps.size:
+                end = min(start + room, piece.steps.size)
+                columns = (column[start:end] for column in piece[2:])
+                found.append(Piece(piece.rank, piece.tag, *columns))
+                room -= end - start
+                start = end
+                if not room:
+                    yield ScalarTable(found, title=self._title)
+                    found, room = [], rows
+        if found:
+            yield ScalarTable(found, title=self._title)
+
+    def curves(self) -> dict[str, tuple[Array, Array]]:
+        """Tag -> steps int64 (n,) and values float32 (n,), of a table of one rank or of the merged run.
+
+        Raises InvalidValueError if there are several ranks.
+        """
+        if len({piece.rank for piece in self._pieces}) > 1:
+            raise InvalidValueError("curves must be of one rank; read them with rank=0 or rank='merged'")
+        return {piece.tag: (piece.steps, piece.values) for piece in self._pieces}
 
     def matrix(self, tag: str | None = None) -> tuple[Array, Array, Array]:
         """One tag as steps int64 (S,), ranks int32 (R,) and values float32 (S, R), NaN where nothing is.

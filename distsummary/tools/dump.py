@@ -5,18 +5,22 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, MutableMapping, MutableSequence
+from collections.abc import Collection, Iterator, MutableMapping, MutableSequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
-from distsummary.errors import DamagedFileError, MissingFileError
+from distsummary.checks import check_choice
+from distsummary.errors import DamagedFileError, InvalidValueError, MissingFileError
 from distsummary.format.norms import ParameterNorms, UnnamedNorms
 from distsummary.format.records import (
+    DIALECTS,
     MINDSPORE,
+    PLUGINS,
     TENSORBOARD,
+    TENSORBOARD_PLUGINS,
     Array,
     Value,
 )
@@ -24,6 +28,9 @@ from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 from distsummary.reading.reader import ReadValue, decode_frame, values_of
 from distsummary.reading.scalar_columns import ScalarColumns, read_pieces
 from distsummary.reading.segments import all_event_files, dialect_of, stamp_of
+from distsummary.run_dir import RunDir
+from distsummary.run_text import as_ranges
+from distsummary.sibling_run import sibling_run
 
 Json: TypeAlias = Any  # what json.dumps takes; Python has no better type for JSON
 
@@ -31,7 +38,15 @@ MAX_TEXT = 200  # characters of a text that are shown, unless `full` is set
 _ENCODER = json.JSONEncoder(allow_nan=False)  # made once; json.dumps would make one for each line
 
 
-def dump(path: str | os.PathLike[str], *, full: bool = False) -> Iterator[dict[str, Json]]:
+def dump(
+    path: str | os.PathLike[str],
+    *,
+    full: bool = False,
+    tags: Collection[str] = (),
+    plugins: Collection[str] = (),
+    dialect: str | None = None,
+    rank: int | None = None,
+) -> Iterator[dict[str, Json]]:
     """Yield one object for each value in an event file, or in the files of a directory and its children.
 
     Duplicates are included. A damaged place yields an object with the plugin "damage" and the byte offset of
@@ -41,12 +56,38 @@ def dump(path: str | os.PathLike[str], *, full: bool = False) -> Iterator[dict[s
         path: an event file, the directory of a rank, or a run dir (its direct children are read, too).
         full: include the numbers of tensors and landscapes, the bytes of images (base64) and whole texts, of
             which the first MAX_TEXT characters are shown otherwise.
+        tags, plugins: only values with one of these tags, of one of these plugins; damage is always told.
+        dialect: only files of this dialect. rank: only those of this rank's directory.
 
     Raises:
+        InvalidValueError: the run has no directory of this rank.
         MissingFileError: there is no such path, or no event file in the directory.
         DamagedFileError: it is a file of another kind, by its name and its bytes.
     """
-    return _dump(event_files(path), full)
+    if dialect is not None:
+        check_choice("dialect", dialect, DIALECTS)
+    for plugin in plugins:
+        check_choice("plugin", plugin, (*PLUGINS, *TENSORBOARD_PLUGINS))
+    files = event_files(path if rank is None else _rank_dir(path, rank))
+    if dialect is not None:
+        files = [file for file in files if (dialect_of(file) == TENSORBOARD) == (dialect == TENSORBOARD)]
+    return (
+        record
+        for record in _dump(files, full)
+        if record["plugin"] == "damage"
+        or ((not tags or record["tag"] in tags) and (not plugins or record["plugin"] in plugins))
+    )
+
+
+def _rank_dir(path: str | os.PathLike[str], rank: int) -> Path:
+    """The directory of a rank; of a run of one rank, the run dir itself is that of rank 0."""
+    run = sibling_run(path) or RunDir(path)
+    places = run.rank_dirs() or {0: run.base}
+    if rank not in places:
+        raise InvalidValueError(
+            f"rank must be one that has a directory ({as_ranges(places)}), got {rank}; leave it out for all"
+        )
+    return places[rank]
 
 
 def to_line(record: dict[str, Json]) -> str:

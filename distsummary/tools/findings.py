@@ -57,6 +57,8 @@ KINDS = {
     "landscape_alone": Kind(WARNING, "add the loss curve as the scalar 'loss/auto' to the same directory"),
     "lineage_custom_only": Kind(WARNING, "write the lineage of the training into the same file"),
     "lineage_wiped": Kind(WARNING, "keep only one lineage file in a directory, and replace it as a whole"),
+    # indexes, which are made from event files: nothing is lost with one
+    "index": Kind(NOTE, "whoever reads the run next makes it again; or remove it"),
     # journals: the losses evaluated so far, from which an unfinished landscape resumes
     "journal_torn": Kind(WARNING, REPAIR, True),
     "journal_damaged": Kind(WARNING, "resume the landscape: the lost points are evaluated again"),

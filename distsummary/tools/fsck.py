@@ -1,13 +1,14 @@
 """Checks a run on disk: finds what is damaged, misplaced or rejected by a viewer, and repairs some of it."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from distsummary.errors import DistSummaryError, MissingFileError, NotADirectoryPathError, RunDirError
+from distsummary.reading.index import check_index, is_index
 from distsummary.run_dir import MANIFEST, RunDir
 from distsummary.sibling_run import SiblingRun, sibling_run
 from distsummary.tools.findings import Finding, finding
@@ -135,7 +136,7 @@ def _check(base: Path) -> _Tree:
         facts, of_files = check_files(event_files)
         found_journals = journals(directory)
         tree.journals += found_journals
-        tree.findings += [*of_names, *of_files, *check_journals(found_journals)]
+        tree.findings += [*of_names, *of_files, *check_journals(found_journals), *_indexes(directory)]
         if event_files:
             tree.facts[directory] = facts
             # A viewer started on `base`, or on a run in it, looks into the direct children, but no deeper.
@@ -164,6 +165,13 @@ def _sibling_run(directory: Path) -> SiblingRun | None:
         return sibling_run(directory)
     except DistSummaryError:
         return None
+
+
+def _indexes(directory: Path) -> Iterator[Finding]:
+    """Yield the indexes that are of no use."""
+    for path in sorted(path for path in directory.iterdir() if is_index(path) and path.is_file()):
+        if reason := check_index(path):
+            yield finding(path, "index", reason)
 
 
 def _cut(places: set[Path], cut: Callable[[Path, Files], object], files: Files) -> None:

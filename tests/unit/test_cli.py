@@ -118,7 +118,7 @@ def test_messages_are_in_the_words_of_the_command_line(message, said, capsys, mo
 
 
 def test_every_argument_that_messages_have_is_an_option(capsys):
-    for verb in ("landscape", "demo"):
+    for verb in ("landscape", "demo", "dump"):
         with pytest.raises(SystemExit, match="0"):
             main([verb, "--help"])
     told = capsys.readouterr().out

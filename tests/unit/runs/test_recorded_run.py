@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import distsummary as ds
+from distsummary.cli import main
 from distsummary.errors import InvalidValueError, MissingFileError, NotADirectoryPathError
 from distsummary.format.histogram import count_histogram
 from distsummary.format.records import MINDSPORE, TENSORBOARD, Batch, Event, Shard, Value
@@ -178,6 +179,19 @@ def test_an_index_of_another_version_is_made_again(tmp_path, monkeypatch):
     assert "version 99" in check_index(path)
     assert len(ds.open_run(tmp_path).scalars("loss")) == 5
     assert check_index(path) == ""
+
+
+def test_fsck_notes_an_index_that_is_of_no_use_and_nothing_of_one_that_is(tmp_path, capsys):
+    directory = record(tmp_path)
+    ds.open_run(tmp_path).scalars("loss")
+    [path] = indexes(directory)
+    main(["fsck", str(tmp_path), "--json"])
+    found = json.loads(capsys.readouterr().out)["findings"]
+    assert [one["kind"] for one in found if "idx" in one["file"]] == []
+    path.write_bytes(path.read_bytes()[:-1])
+    main(["fsck", str(tmp_path), "--json"])
+    found = json.loads(capsys.readouterr().out)["findings"]
+    assert [(one["kind"], one["severity"]) for one in found if "idx" in one["file"]] == [("index", "note")]
 
 
 def test_where_no_index_can_be_written_all_is_read(tmp_path, monkeypatch):

@@ -40,7 +40,10 @@ def test_the_libraries_get_the_same_rows(table):
     assert [(row.rank, row.step, row.tag) for row in table] == [
         (0, 1, "loss"), (0, 2, "loss"), (1, 2, "loss"), (1, 3, "loss"), (0, 1, "lr"),
     ]  # fmt: skip
-    assert [len(batch) for batch in table.batches()] == [2, 2, 1]
+    for size in (1, 2, 3, 4, 5, 100):
+        batches = list(table.batches(size))
+        assert [len(batch) for batch in batches[:-1]] == [size] * (len(batches) - 1)
+        assert repr([row for batch in batches for row in batch]) == repr(list(table))
 
 
 def test_an_empty_table_has_its_columns():

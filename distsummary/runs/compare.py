@@ -1,0 +1,173 @@
+"""Two runs beside each other: what differs in config, code and data, and where their curves part."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsummary.format.records import RANKS_TAG
+from distsummary.runs.facts import Fact, facts
+from distsummary.runs.recorded_run import MERGED, RecordedRun
+from distsummary.runs.show import STATISTICS, fact_text, interest
+from distsummary.runs.table import ScalarTable
+from distsummary.tools.columns import aligned, cut, numbered, printable, shortened
+from distsummary.tools.dump import number
+
+APART = 3.0  # times their own change from step to step; curves that are so far apart have parted
+_SHOWN = 20  # rows of each table
+_CELL = 36  # characters of a fact
+
+Array = NDArray[Any]
+
+
+class Parting(NamedTuple):
+    """How two curves go apart.
+
+    `common`: at how many steps both have a value. `first_difference`: the first of these at which the values
+    are not the same, None if they all are. `parts_at`: the step from which on to the end they are further
+    apart than APART times their usual change from one step to the next, None if they end together. `last`:
+    the values at the last common step.
+    """
+
+    common: int
+    first_difference: int | None
+    parts_at: int | None
+    last: tuple[float, float] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What differs between two runs.
+
+    `differing`: fact -> its values, None where a run does not know it. `equal`: how many facts are the same.
+    `curves`: by tag. `only`: the tags that one of them alone has.
+    """
+
+    paths: tuple[str, str]
+    differing: dict[str, tuple[Fact, Fact]]
+    equal: int
+    curves: dict[str, Parting]
+    only: tuple[tuple[str, ...], tuple[str, ...]]
+    problems: tuple[tuple[str, ...], tuple[str, ...]]
+
+    def as_json(self) -> dict[str, Any]:
+        """For JSON; numbers that are not finite are texts."""
+
+        def plain(value: Any) -> Any:
+            return number(value) if isinstance(value, float) else value
+
+        return {
+            "paths": list(self.paths),
+            "differing": {name: [*map(plain, pair)] for name, pair in self.differing.items()},
+            "equal": self.equal,
+            "curves": {
+                tag: one._asdict() | {"last": one.last and [*map(plain, one.last)]}
+                for tag, one in self.curves.items()
+            },
+            "only": [list(tags) for tags in self.only],
+            "problems": [list(lines) for lines in self.problems],
+        }
+
+
+def where_they_part(steps: Array, values: Array, other_steps: Array, other_values: Array) -> Parting:
+    """Compare two curves at the steps that both have; of a step that one has twice, the last value counts.
+
+    Args:
+        steps, other_steps: int64 (n,) and (m,). values, other_values: floats (n,) and (m,).
+    """
+    (steps, values), (other_steps, other_values) = (
+        _by_step(steps, values), _by_step(other_steps, other_values)
+    )  # fmt: skip
+    common, mine, others = np.intersect1d(steps, other_steps, assume_unique=True, return_indices=True)
+    if not common.size:
+        return Parting(0, None, None, None)
+    a, b = values[mine].astype(np.float64), other_values[others].astype(np.float64)
+    is_same = (a == b) | (np.isnan(a) & np.isnan(b))
+    first = None if is_same.all() else int(common[is_same.argmin()])
+    with np.errstate(invalid="ignore"):
+        distance = np.where(is_same, 0.0, np.abs(a - b))
+    distance[np.isnan(distance)] = np.inf  # one of them is NaN
+    together = distance <= APART * max(_usual_change(a), _usual_change(b))
+    last_together = int(np.flatnonzero(together)[-1]) if together.any() else -1
+    parts_at = int(common[last_together + 1]) if last_together + 1 < common.size else None
+    return Parting(int(common.size), first, parts_at, (float(a[-1]), float(b[-1])))
+
+
+def compare(run: RecordedRun, other: RecordedRun) -> Comparison:
+    """Compare two runs: their facts, and the curves of the merged run or, before it is merged, of a rank."""
+    known, others = facts(run), facts(other)
+    names = [*known, *(name for name in others if name not in known)]
+    differing = {n: (known.get(n), others.get(n)) for n in names if known.get(n) != others.get(n)}
+    curves, other_curves = (_curves(one) for one in (run, other))
+    both = sorted(
+        (tag for tag in curves if tag in other_curves and not tag.endswith(STATISTICS)), key=interest
+    )
+    return Comparison(
+        paths=(str(run.path), str(other.path)),
+        differing=differing,
+        equal=len(names) - len(differing),
+        curves={tag: where_they_part(*curves[tag], *other_curves[tag]) for tag in both if tag != RANKS_TAG},
+        only=(
+            tuple(tag for tag in curves if tag not in other_curves and not tag.endswith(STATISTICS)),
+            tuple(tag for tag in other_curves if tag not in curves and not tag.endswith(STATISTICS)),
+        ),
+        problems=(tuple(run.problems), tuple(other.problems)),
+    )
+
+
+def text_of(found: Comparison, *, width: int) -> str:
+    """Two tables, in lines of at most `width` characters."""
+    names = [shortened(printable(path), _CELL) for path in found.paths]
+    lines = []
+    if found.differing:
+        rows = [(name, *map(_cell, pair)) for name, pair in found.differing.items()]
+        lines += [*aligned([("", *names), *rows[:_SHOWN]], width=width), *_more(len(rows))]
+    lines += [f"{numbered(found.equal, 'fact')} of config, code and data are equal", ""]
+    rows = [(cut(printable(tag), 40), *_parting(one)) for tag, one in found.curves.items()]
+    if rows:
+        head = ("curve", "differ from", "apart from", "steps of both", "last: first run", "second run")
+        lines += [*aligned([head, *rows[:_SHOWN]], right=range(1, 6), width=width), *_more(len(rows))]
+    else:
+        lines.append("no curve is in both runs")
+    for name, tags in zip(names, found.only, strict=True):
+        if tags:
+            lines.append(f"only in {name}: {', '.join(map(printable, tags))}")
+    for name, problems in zip(names, found.problems, strict=True):
+        lines += [f"missing in {name}: {printable(line)}" for line in problems[:3]]
+    return "\n".join(cut(line, width) for line in lines)
+
+
+def _by_step(steps: Array, values: Array) -> tuple[Array, Array]:
+    order = np.argsort(steps, kind="stable")
+    last = order[np.append(np.diff(steps[order]) != 0, True)] if steps.size else order
+    return steps[last], values[last]
+
+
+def _usual_change(values: Array) -> float:
+    changes = np.abs(np.diff(values))
+    changes = changes[np.isfinite(changes)]
+    return float(np.median(changes)) if changes.size else 0.0
+
+
+def _curves(run: RecordedRun) -> dict[str, tuple[Array, Array]]:
+    table: ScalarTable = run.scalars(rank=MERGED)
+    if not len(table) and run.ranks:
+        table = run.scalars(rank=run.ranks[0])
+    return table.curves()
+
+
+def _cell(value: Fact) -> str:
+    return shortened(fact_text(value), _CELL)
+
+
+def _parting(one: Parting) -> tuple[str, ...]:
+    if one.last is None:
+        return ("-", "-", "0", "-", "-")
+    first = "same" if one.first_difference is None else f"step {one.first_difference:,}"
+    apart = "-" if one.parts_at is None else f"step {one.parts_at:,}"
+    return (first, apart, f"{one.common:,}", *(f"{value:.5g}" for value in one.last))
+
+
+def _more(count: int) -> list[str]:
+    return [f"  and {count - _SHOWN} more: --json"] if count > _SHOWN else []

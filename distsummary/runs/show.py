@@ -1,0 +1,234 @@
+"""A run in one screen, for the command `distsummary show`."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from distsummary.format.records import RANKS_TAG
+from distsummary.runs.facts import Fact, facts
+from distsummary.runs.recorded_run import MERGED, Rank, RecordedRun
+from distsummary.tools.columns import aligned, cut, lasting, numbered, printable
+from distsummary.tools.dump import number
+
+STATISTICS = ("/min", "/median", "/max", "/argmax_rank")
+_FIRST = ("loss", "train/loss", "loss/auto", "eval/", "acc", "lr", "learning_rate")  # tags of interest
+_TAGS, _SETTINGS, _PROBLEMS, _VERDICTS = 12, 8, 5, 5  # lines of each
+_HEAD = ("tag", "first", "last", "lowest", "at step", "highest", "at step", "points")
+_NAMES = {  # of a fact -> its line
+    "code.command": "command", "code.commit": "commit", "network": "model", "optimizer": "model",
+    "loss function": "model", "learning rate": "model", "batch size": "model", "data.path": "data",
+    "data.size": "data", "data.validation size": "data", "metrics": "metrics",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """One tag: its points and the finite values of note, None without any; `not_finite`: how many are not."""
+
+    tag: str
+    points: int
+    first: float
+    last: float
+    last_step: int
+    lowest: float | None
+    lowest_step: int | None
+    highest: float | None
+    highest_step: int | None
+    not_finite: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """What `show` tells about a run.
+
+    `source`: which run the curves are of, "merged" or a rank. `counts`: plugin -> tag -> how many ranks have
+    it. `started`: seconds since the epoch, None if unknown.
+    """
+
+    path: str
+    state: str
+    ranks: int
+    attempts: int
+    steps: tuple[int, int] | None
+    started: float | None
+    facts: dict[str, Fact]
+    source: Rank
+    curves: tuple[Curve, ...]
+    counts: dict[str, dict[str, int]]
+    landscapes: tuple[str, ...]
+    verdicts: tuple[dict[str, Any], ...]
+    problems: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """For JSON; numbers that are not finite are texts."""
+        return {
+            "path": self.path,
+            "state": self.state,
+            "ranks": self.ranks,
+            "attempts": self.attempts,
+            "steps": self.steps,
+            "started": self.started,
+            "facts": {name: number(v) if isinstance(v, float) else v for name, v in self.facts.items()},
+            "curves_of": self.source,
+            "curves": [
+                {key: number(v) if isinstance(v, float) else v for key, v in _fields(curve).items()}
+                for curve in self.curves
+            ],
+            "values": self.counts,
+            "landscapes": list(self.landscapes),
+            "verdicts": list(self.verdicts),
+            "problems": list(self.problems),
+        }
+
+
+def overview(run: RecordedRun) -> Overview:
+    """Read what is to be shown; the curves are those of the merged run or, before it is merged, of a rank."""
+    counts = run.tags
+    table = run.scalars(rank=MERGED)
+    source: Rank = MERGED if len(run.ranks) > 1 else run.ranks[0]
+    if not len(table) and "scalar" in counts:
+        source = run.ranks[0]
+        table = run.scalars(rank=source)
+    curves = [_curve(tag, *of_tag) for tag, of_tag in table.curves().items()]
+    known = facts(run)
+    attempts = [attempt for attempt in run.attempts if attempt.role == run.role]
+    verdicts = tuple({name: getattr(row, name) for name in run.verdicts.columns} for row in run.verdicts)
+    return Overview(
+        path=str(run.path),
+        state=run.state,
+        ranks=int(known.get("ranks") or len(run.ranks)),
+        attempts=len(attempts),
+        steps=run.steps,
+        started=min((attempt.started for attempt in attempts), default=None),
+        facts=known,
+        source=source,
+        curves=tuple(sorted(curves, key=lambda curve: interest(curve.tag))),
+        counts=counts,
+        landscapes=tuple(run.landscapes),
+        verdicts=verdicts,
+        problems=tuple(run.problems),
+    )
+
+
+def text_of(shown: Overview, *, width: int) -> str:
+    """The run in lines of at most `width` characters, on one screen."""
+    parts = [shown.state, numbered(shown.ranks, "rank")]
+    if shown.steps is not None:
+        parts.append(f"steps {shown.steps[0]:,} to {shown.steps[1]:,}")
+    if shown.attempts > 1:
+        parts.append(numbered(shown.attempts, "attempt"))
+    if shown.started is not None:
+        began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(shown.started))
+        parts.append(f"began {began} ({lasting(max(0.0, time.time() - shown.started))} ago)")
+    lines = [f"{printable(shown.path)}: {', '.join(parts)}"]
+    lines += [f"  {name:<9} {text}" for name, text in _facts(shown.facts)]
+    curves = [
+        curve for curve in shown.curves if not curve.tag.endswith(STATISTICS) and curve.tag != RANKS_TAG
+    ]
+    if curves:
+        rows = [_row(curve) for curve in curves[:_TAGS]]
+        of = "the merged run" if shown.source == MERGED else f"rank {shown.source}"
+        table = aligned([_HEAD, *rows], right=range(1, len(_HEAD)), width=width)
+        lines += ["", *table, f"  ({numbered(len(curves), 'tag')} of {of}{_more(len(curves), _TAGS)})"]
+    lines += ["", f"also: {_others(shown)}"]
+    lines += [_verdict(row) for row in shown.verdicts[:_VERDICTS]]
+    if len(shown.verdicts) > _VERDICTS:
+        lines.append(f"  and {len(shown.verdicts) - _VERDICTS} more verdicts: see --json")
+    lines += [f"missing: {printable(line)}" for line in shown.problems[:_PROBLEMS]]
+    if len(shown.problems) > _PROBLEMS:
+        lines.append(f"  and {numbered(len(shown.problems) - _PROBLEMS, 'more line')}: see --json")
+    return "\n".join(cut(line, width) for line in lines)
+
+
+def _fields(curve: Curve) -> dict[str, Any]:
+    return {name: getattr(curve, name) for name in Curve.__slots__}
+
+
+def _curve(tag: str, steps: Any, values: Any) -> Curve:
+    finite = np.flatnonzero(np.isfinite(values))
+    low = high = None
+    if finite.size:
+        low, high = finite[values[finite].argmin()], finite[values[finite].argmax()]
+    return Curve(
+        tag=tag,
+        points=values.size,
+        first=float(values[0]),
+        last=float(values[-1]),
+        last_step=int(steps[-1]),
+        lowest=None if low is None else float(values[low]),
+        lowest_step=None if low is None else int(steps[low]),
+        highest=None if high is None else float(values[high]),
+        highest_step=None if high is None else int(steps[high]),
+        not_finite=values.size - finite.size,
+    )
+
+
+def interest(tag: str) -> tuple[int, str]:
+    """A key to sort tags by: losses, accuracies and learning rates first, our own measurements last."""
+    places = [
+        place
+        for place, name in enumerate(_FIRST)
+        if tag == name or (name[-1] == "/" and tag.startswith(name))
+    ]
+    is_ours = tag.startswith(("perf/", "system/", "norms/"))
+    return (places[0] if places else len(_FIRST) + is_ours, tag)
+
+
+def _row(curve: Curve) -> tuple[str, ...]:
+    def said(value: float | int | None) -> str:
+        return "-" if value is None else f"{value:.5g}" if isinstance(value, float) else f"{value:,}"
+
+    bad = f" ({curve.not_finite} not finite)" if curve.not_finite else ""
+    numbers = (curve.first, curve.last, curve.lowest, curve.lowest_step, curve.highest, curve.highest_step)
+    return (cut(printable(curve.tag), 40), *map(said, numbers), f"{curve.points:,}{bad}")
+
+
+def _facts(known: dict[str, Fact]) -> list[tuple[str, str]]:
+    lines: dict[str, list[str]] = {}
+    for name, line in _NAMES.items():
+        if name in known:
+            text = fact_text(known[name])
+            is_named = name in ("learning rate", "batch size", "data.validation size")
+            lines.setdefault(line, []).append(f"{name.removeprefix('data.')} {text}" if is_named else text)
+    settings = [name for name in known if name.startswith("config.")]
+    if settings:
+        told = [f"{name.removeprefix('config.')}={fact_text(known[name])}" for name in settings]
+        lines["config"] = told[:_SETTINGS]
+        if len(told) > _SETTINGS:
+            lines["config"].append(f"and {len(told) - _SETTINGS} more")
+    return [(name, ", ".join(texts)) for name, texts in lines.items()]
+
+
+def fact_text(value: Fact) -> str:
+    """A fact on one line, numbers with six digits; "-" if it is not known."""
+    text = "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+    return printable(text)
+
+
+def _others(shown: Overview) -> str:
+    kinds = {"histogram": "histograms", "tensor": "tensors", "image": "images", "text": "texts"}
+    found = [
+        f"{words} of {numbered(len(tags), 'tag')}"
+        for kind, words in kinds.items()
+        if (tags := shown.counts.get(kind))
+    ]
+    if "norms" in shown.counts:
+        found.append("norms of the parameters")
+    if "graph" in shown.counts:
+        found.append("the graph of the model")
+    if shown.landscapes:
+        found.append(f"{numbered(len(shown.landscapes), 'landscape')} ({', '.join(shown.landscapes)})")
+    return ", ".join(found) or "nothing"
+
+
+def _verdict(row: dict[str, Any]) -> str:
+    until = f" to {row['until_step']:,}" if row["until_step"] >= 0 else " on"
+    return (
+        f"verdict: rank {row['rank']}: {printable(str(row['cause']))}, from step {row['since_step']:,}{until}"
+    )
+
+
+def _more(count: int, shown: int) -> str:
+    return f"; {count - shown} more: --json" if count > shown else ""

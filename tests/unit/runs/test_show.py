@@ -1,0 +1,177 @@
+"""show, compare and export: what they tell, as text, JSON and files."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+import distsummary as ds
+from distsummary.cli import main
+from distsummary.format.norms import ParameterNorms, ParameterTable
+from distsummary.format.records import MINDSPORE, Value
+from distsummary.reading.segments import segments
+from distsummary.runs.compare import where_they_part
+from tests.unit.runs.recording import record
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Two runs of two ranks, merged, which differ in a setting and from step 6 on in the loss."""
+    for name, rate in (("a", 0.5), ("b", 0.25)):
+        for rank in range(2):
+            settings = {"config": {"seed": 7, "opt": {"lr": rate}}, "aggregate": False, "quiet": True}
+            with ds.init(tmp_path / name, rank=rank, world_size=2, **settings) as run:
+                for step in run.steps(range(1, 11)):
+                    run.log(loss=1 / step + rank + (step > 5) * 8 * (rate < 0.5), **{f"only_{name}": 1.0})
+        ds.merge_run(tmp_path / name)
+    return tmp_path
+
+
+def test_a_run_is_shown_on_one_screen_and_as_json(runs, capsys):
+    assert main(["show", str(runs / "a")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"{runs / 'a'}: finished, 2 ranks, steps 1 to 10, began ")
+    assert "  config    seed=7, opt.lr=0.5" in lines
+    [loss] = [line.split() for line in lines if line.startswith("loss ")]
+    assert loss == ["loss", "1.5", "0.6", "0.6", "10", "1.5", "1", "10"]
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 100
+    assert main(["show", str(runs / "a"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["state"], told["facts"]["config.opt.lr"], told["curves_of"]) == ("finished", 0.5, "merged")
+    assert told["problems"] == []
+
+
+def test_a_run_that_is_not_merged_is_shown_by_a_rank_and_damage_is_told(tmp_path, capsys):
+    for rank in range(2):
+        directory = record(tmp_path, rank=rank, ranks=2, steps=range(1, 40))
+    [file] = segments(directory, MINDSPORE)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    file.write_bytes(data)
+    assert main(["show", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "2 tags of rank 0" in out
+    assert f"missing: {file}"[:90] in out
+
+
+def test_what_differs_between_two_runs_and_where_their_curves_part(runs, capsys):
+    assert main(["compare", str(runs / "a"), str(runs / "b")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert ["config.opt.lr", "0.5", "0.25"] in [line.split() for line in lines]
+    [loss] = [line.split() for line in lines if line.startswith("loss ")]
+    assert loss == ["loss", "step", "6", "step", "6", "10", "0.6", "8.6"]
+    assert any(line.startswith("only in ") and line.endswith("only_b") for line in lines)
+    assert main(["compare", str(runs / "a"), str(runs / "a"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["differing"] == {}
+    assert {one["first_difference"] for one in told["curves"].values()} == {None}
+
+
+def part(a, b, steps=None, other=None):
+    a, b = np.array(a, np.float32), np.array(b, np.float32)
+    return where_they_part(
+        np.arange(a.size) if steps is None else np.array(steps), a,
+        np.arange(b.size) if other is None else np.array(other), b,
+    )  # fmt: skip
+
+
+def test_curves_part_where_they_stay_apart():
+    noise = np.array([0, 1] * 10)
+    assert part(noise, noise)[:3] == (20, None, None)
+    assert part(noise, 1 - noise)[:3] == (20, 0, None)  # no further apart than they jump
+    assert part(noise, noise + 9 * (np.arange(20) >= 12))[:3] == (20, 12, 12)
+    assert part(noise, noise + 9 * (np.arange(20) == 12))[:3] == (20, 12, None)  # together again
+    assert part([1, 1, 1], [1, np.nan, np.nan])[:3] == (3, 1, 1)
+    assert part([np.nan, np.inf], [np.nan, np.inf])[:3] == (2, None, None)
+    assert part([1, 2, 3], [9, 2, 3], steps=[0, 2, 4], other=[1, 2, 4])[:3] == (2, None, None)
+    assert part([1, 7], [7], steps=[3, 3], other=[3])[:2] == (1, None)  # the last of a step counts
+    assert part([1], [1], steps=[1], other=[2]) == (0, None, None, None)
+    assert part([], [1]).common == 0
+
+
+def test_scalars_are_exported_and_read_back(runs, tmp_path, capsys, monkeypatch):
+    import pyarrow.parquet
+
+    monkeypatch.chdir(tmp_path)
+    table = ds.open_run(runs / "a").scalars("loss")
+    assert main(["export", str(runs / "a"), "--to", "csv", "--tag", "loss"]) == 0
+    assert capsys.readouterr().out == "a.csv: 20 rows\n"
+    with open("a.csv", newline="") as file:
+        head, *found = csv.reader(file)
+    assert head == [*table.columns]
+    assert [np.float32(row[-1]) for row in found] == table["value"].astype(np.float32).tolist()
+    assert [(int(row[0]), int(row[2]), row[4]) for row in found] == [(r.rank, r.step, r.tag) for r in table]
+    assert main(["export", str(runs / "a"), "--to", "parquet", "--out", "x.parquet", "--json"]) == 0
+    everything = ds.open_run(runs / "a").scalars()
+    assert json.loads(capsys.readouterr().out) == {"file": "x.parquet", "rows": len(everything)}
+    read = pyarrow.parquet.read_table("x.parquet")
+    for name in everything.columns:
+        assert read[name].to_pylist() == everything[name].tolist()
+    assert main(["export", str(runs / "a"), "--to", "csv", "--rank", "merged", "--tag", "loss/max"]) == 0
+    with pytest.raises(SystemExit):
+        main(["export", str(runs / "a"), "--to", "csv", "--rank", "first"])
+    assert main(["export", str(runs / "a"), "--to", "csv", "--rank", "7"]) == 1
+    assert "export: --rank must be 'merged', None or one of 0-1, got 7" in capsys.readouterr().err
+    assert main(["export", str(runs / "a"), "--to", "csv", "--out", str(tmp_path)]) == 1
+    assert "a directory" in capsys.readouterr().err
+
+
+def test_dump_is_narrowed_by_tag_kind_dialect_and_rank(runs, capsys):
+    def told(*options):
+        assert main(["dump", str(runs / "a"), *options]) == 0
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    loss = told("--tag", "loss", "--dialect", "mindspore", "--rank", "1")
+    assert [row["step"] for row in loss] == list(range(1, 11))
+    assert {(row["tag"], row["dialect"]) for row in loss} == {("loss", "mindspore")}
+    assert {row["plugin"] for row in told("--plugin", "train_lineage")} == {"train_lineage"}
+    assert main(["dump", str(runs / "a"), "--rank", "5"]) == 1
+    assert "dump: --rank must be one that has a directory (0-1), got 5" in capsys.readouterr().err
+    assert main(["dump", str(runs / "a"), "--plugin", "scalars"]) == 1
+    assert "--plugin must be one of" in capsys.readouterr().err
+
+
+def test_norms_are_a_row_for_each_parameter_and_step(tmp_path):
+    table = ParameterTable(("w", "b"), ((2, 2), (2,)), (4, 2), ((), ()))
+
+    def norms(step, rank):
+        sums = np.array([4.0 * step, 9.0])
+        has = np.array([True, False])
+        counts = np.array([0, step], np.int64)
+        updates = np.array([16.0, np.nan]), np.array([0.5, np.nan], np.float32)
+        found = ParameterNorms(table, sums, sums * has, has, counts, 0 * counts, *updates)
+        return [Value("norms", "norms", found), Value("scalar", "loss", 1.0)]
+
+    record(tmp_path, steps=[1, 4], values=norms)
+    run = ds.open_run(tmp_path)
+    found = run.norms()
+    assert [tuple(row)[2:] for row in found if row.parameter == "w"] == [
+        (1, 101.0, "w", 2.0, 2.0, 4.0, 0.5, 0), (4, 104.0, "w", 4.0, 4.0, 4.0, 0.5, 0),
+    ]  # fmt: skip
+    bias = run.norms("b")
+    assert bias["weight"].tolist() == [3.0, 3.0]
+    assert bias["nonfinite"].tolist() == [1, 4]
+    assert np.isnan([*bias["gradient"], *bias["update"]]).all()
+    highest = run.norms().to_pandas().groupby("parameter", observed=True)["weight"].max()
+    assert highest.to_dict() == {"w": 4, "b": 3}
+    with pytest.raises(ValueError, match="got 'weight'; there are 2"):
+        run.norms("weight")
+    assert len(ds.open_run(record(tmp_path / "none")).norms()) == 0
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_ranks_in_numbered_directories_are_one_run(tmp_path, nested):
+    for rank in range(2):
+        if nested:
+            record(tmp_path / f"run{rank}", rank=rank, ranks=2)
+        else:
+            record(tmp_path / f"run{rank}")
+    run = ds.open_run(tmp_path / "run")
+    assert run.ranks == (0, 1)
+    assert len(run.scalars("loss")) == 10
+    ds.merge_run(tmp_path / "run")
+    for opened in (run, ds.open_run(tmp_path / "run")):
+        assert len(opened.scalars("loss", rank="merged")) == 5
+    assert len(ds.open_run(tmp_path / "run1").scalars("loss")) == 5
