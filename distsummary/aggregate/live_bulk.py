@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from distsummary.aggregate.norms import AddedNorms
@@ -10,10 +11,11 @@ from distsummary.aggregate.rank_tail import Place
 from distsummary.aggregate.step_events import recorded_by
 from distsummary.aggregate.waiting import GRAPH, Bulk, BulkKey
 from distsummary.format.records import NORMS, Value, is_part
-from distsummary.reading.reader import Damage, read_file
+from distsummary.reading.reader import Damage, ReadEvent, read_file
 from distsummary.reading.shards import AddedShards
 
 _MAX_PLACES = 4096  # whose last position is remembered
+_MAX_KEPT = 1 << 18  # bytes of an event that is kept for its step, and not read again
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,8 @@ class BulkReader:
     def __init__(self, norms: AddedNorms, attempt: int) -> None:
         self.missing = self.sharded = 0
         self._norms, self._attempt = norms, attempt
-        self._positions: OrderedDict[Place, int] = OrderedDict()  # where the steps after the last one begin
+        self._next: OrderedDict[Place, ReadEvent | int]  # the first event after the last step, or its offset
+        self._next = OrderedDict()
 
     def values(self, step: int, wanted: Wanted) -> list[Value]:
         """The values of a step: shards put together, then whole ones; those that are missing are counted."""
@@ -56,8 +59,8 @@ class BulkReader:
         whole: dict[BulkKey, Value] = {}
         for place, ranks in sorted(by_place.items(), key=lambda item: min(item[1].values())):
             found = self._read(place, step)
-            if not found.keys() >= ranks.keys() and place in self._positions:
-                del self._positions[place]  # the values of this step came after those of a later one
+            if not found.keys() >= ranks.keys() and place in self._next:
+                del self._next[place]  # the values of this step came after those of a later one
                 found = self._read(place, step)
             for (key, is_shard), rank in ranks.items():
                 value = found.get((key, is_shard))
@@ -83,16 +86,17 @@ class BulkReader:
         """What a place holds of a step, the last value of each key; a graph belongs to every step."""
         found: dict[tuple[BulkKey, bool], Value] = {}
         skipped: list[Damage] = []
-        start = self._positions.pop(place, place.start)
+        kept = self._next.pop(place, place.start)
+        start = kept if isinstance(kept, int) else kept.end
+        read = read_file(place.file, "skip", start=start, end=place.end, skipped=skipped)
         with suppress(OSError):  # what cannot be read is missing, and holds up nothing else
-            for event in read_file(place.file, "skip", start=start, skipped=skipped):
-                if event.offset >= place.end:
-                    break
+            for event in read if isinstance(kept, int) else chain((kept,), read):
                 is_graph = bool(event.values) and event.values[0].plugin == GRAPH[0]
                 if event.step > step and not is_graph:
-                    self._positions[place] = event.offset
-                    if len(self._positions) > _MAX_PLACES:
-                        self._positions.popitem(last=False)
+                    is_small = event.end - event.offset <= _MAX_KEPT
+                    self._next[place] = event if is_small else event.offset
+                    if len(self._next) > _MAX_PLACES:
+                        self._next.popitem(last=False)
                     break
                 if event.step == step or is_graph:
                     for value in event.values:

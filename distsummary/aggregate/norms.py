@@ -149,7 +149,7 @@ class AddedNorms:
         return self._scalars.add(norms)
 
     def _plan(self, attempt: int, found: Mapping[int, ParameterNorms]) -> _Plan:
-        axes = {axis for norms in found.values() for split in set(norms.table.split) for axis in split}
+        axes = set[str]().union(*(norms.table.axes for norms in found.values()))
         places = {rank: self._meshes.place(attempt, rank) if axes else _NOWHERE for rank in found}
         key = tuple(
             (rank, norms.table.digest, places[rank].world_size, *places[rank].coordinates.items())

@@ -137,11 +137,15 @@ def read_frames(
 
 
 class FrameReader:
-    """Reads the frames of an open file from a given byte on; caches the block that it read last."""
+    """Reads the frames of an open file from a given byte on; caches the block that it read last.
 
-    def __init__(self, file: BinaryIO, max_payload: int, *, resync: bool) -> None:
+    With `end`, the file is read as if it ended at this byte.
+    """
+
+    def __init__(self, file: BinaryIO, max_payload: int, *, resync: bool, end: int | None = None) -> None:
         self._file, self._max_payload = file, max_payload
-        self._size = file.seek(0, os.SEEK_END)
+        size = file.seek(0, os.SEEK_END)
+        self._size = size if end is None else min(size, end)
         self._search = _Search(file, self._size, max_payload) if resync else None
         self._base, self._block = 0, b""
 

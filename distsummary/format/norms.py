@@ -47,6 +47,11 @@ class ParameterTable:
         return np.array([np.prod(shape, dtype=np.int64) for shape in self.shapes], np.int64)
 
     @cached_property
+    def axes(self) -> frozenset[str]:
+        """The axes of the mesh that split any parameter."""
+        return frozenset(axis for split in self.split for axis in split)
+
+    @cached_property
     def serialized(self) -> bytes:
         """The bytes of a `ParameterTable` message; raises InvalidValueError if the columns disagree."""
         lengths = {len(self.names), len(self.shapes), len(self.local_sizes), len(self.split)}

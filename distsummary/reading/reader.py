@@ -97,6 +97,7 @@ def read_file(
     mode: str = "strict",
     *,
     start: int = 0,
+    end: int | None = None,
     skipped: list[Damage] | None = None,
     max_payload: int = MAX_PAYLOAD,
 ) -> Iterator[ReadEvent]:
@@ -109,6 +110,7 @@ def read_file(
         mode: "strict" raises at damage. "skip" continues at the next intact frame, wherever it begins. "tail"
             does the same, but reports damage only when something intact follows it: see `tail.Tail`.
         start: the byte to begin at: 0, or the `end` of an event that was read before.
+        end: the byte to end at: the `end` of an event; None: the end of the file.
         skipped: receives the damage that was skipped, at most MAX_DAMAGE places; None logs it.
         max_payload: events larger than this (bytes) count as damage.
 
@@ -116,7 +118,7 @@ def read_file(
         DamagedFileError: damage, with the file and the offset. MissingFileError: there is no such file.
     """
     file = Path(path)
-    pieces = read_pieces_of(file, mode, start=start, skipped=skipped, max_payload=max_payload)
+    pieces = read_pieces_of(file, mode, start=start, end=end, skipped=skipped, max_payload=max_payload)
     return chain.from_iterable(_events_of(piece, file) for piece in pieces)
 
 
@@ -125,22 +127,24 @@ def read_pieces_of(
     mode: str = "strict",
     *,
     start: int = 0,
+    end: int | None = None,
     skipped: list[Damage] | None = None,
     max_payload: int = MAX_PAYLOAD,
 ) -> Iterator[Piece]:
     """The same as `read_file`, but a long run of scalar events comes as one ScalarColumns."""
     check_choice("mode", mode, MODES)
     check_int("start", start, low=0)
-    return _read_file(path, start, _Skipping(path, mode, skipped), max_payload)
+    return _read_file(path, start, _Skipping(path, mode, skipped), max_payload, end)
 
 
 def _read_file(
-    path: Path, start: int, skipping: "_Skipping", max_payload: int = MAX_PAYLOAD
+    path: Path, start: int, skipping: "_Skipping", max_payload: int = MAX_PAYLOAD, end: int | None = None
 ) -> Iterator[Piece]:
     dialect = dialect_of(path)
     resync = skipping.mode != "strict"
     try:
-        for piece in read_pieces(path, dialect, start=start, max_payload=max_payload, resync=resync):
+        pieces = read_pieces(path, dialect, start=start, end=end, max_payload=max_payload, resync=resync)
+        for piece in pieces:
             if isinstance(piece, ScalarColumns):
                 skipping.report()
                 yield piece

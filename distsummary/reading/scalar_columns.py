@@ -82,6 +82,7 @@ def read_pieces(
     dialect: str,
     *,
     start: int = 0,
+    end: int | None = None,
     max_payload: int = MAX_PAYLOAD,
     resync: bool = False,
 ) -> Iterator[ScalarColumns | Frame]:
@@ -93,9 +94,10 @@ def read_pieces(
     Args:
         dialect: the dialect of the file, as `segments.dialect_of` gives it.
         source, start, max_payload, resync: as in `read_frames`.
+        end: the end of a frame, after which nothing is read; None: the end of the file.
     """
     with opened(source) as file:
-        reader = FrameReader(file, max_payload, resync=resync)
+        reader = FrameReader(file, max_payload, resync=resync, end=end)
         if dialect not in DIALECTS:
             yield from reader.frames(start)
             return
