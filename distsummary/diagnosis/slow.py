@@ -7,7 +7,7 @@ their step; it is compared with what it was while all was well.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-PHASES = ("data", "forward", "backward", "optimizer", "python", "recording", "rest", "host")
+PHASES = ("data", "forward", "backward", "optimizer", "python", "recording", "checkpoint", "rest", "host")
 WINDOWS = (5, 10, 20, 40)  # steps over which an excess is averaged
 # An excess (a fraction of the peers' own step) that is told if it lasts as many steps as the window has.
-FLOORS = np.array([0.18, 0.12, 0.08, 0.055])
+FLOORS = np.array([0.18, 0.12, 0.085, 0.06])
 # The same for the host, if other processes keep the rank's thread waiting in the run queue: on shared hosts,
 # all ranks wait now and then.
 HOST_FLOORS = np.array([np.inf, np.inf, np.inf, 0.5])
@@ -48,8 +48,9 @@ _IS_COMPUTE = np.array([phase in COMPUTE for phase in PHASES])
 class Slow:
     """A rank that is slower than its peers in a phase since a step; `until` is None while it lasts.
 
-    `excess` is the time a step of its own above its peers, as a fraction of the peers' own step; `own_ms` and
-    `peers_ms` are the milliseconds of the phase a step, of the rank and of the median of its peers.
+    `own_ms` and `peers_ms` are the milliseconds of the phase a step, of the rank and of the median of its
+    peers, and `peers_step_ms` those of a whole step of the peers' own. `excess` is the excess by which it was
+    found: a fraction of that step, each single step counted up to CLIP.
     """
 
     rank: int
@@ -59,6 +60,7 @@ class Slow:
     excess: float
     own_ms: float
     peers_ms: float
+    peers_step_ms: float
     until: int | None = None
 
 
@@ -92,17 +94,14 @@ class SlowRanks:
         self._now = np.zeros((len(WINDOWS), *shape))  # the mean excess of each window, above the usual one
         self._open: dict[int, Slow] = {}  # the index of a rank -> what was told of it
 
-    def add(self, step: int, own_ms: Mapping[int, Floats]) -> list[Slow]:
+    def add(self, step: int, own: Floats) -> list[Slow]:
         """Judge a step; returns what begins or ends with it.
 
         Args:
             step: larger than in the calls before.
-            own_ms: rank -> the milliseconds of its own in each of PHASES (P,); ranks may be missing.
+            own: the milliseconds of the ranks' own in each of PHASES (W, P); a row of NaN for a rank that did
+                not tell this step.
         """
-        own = np.full((len(self._ranks), len(PHASES)), np.nan)
-        for index, rank in enumerate(self._ranks):
-            if rank in own_ms:
-                own[index] = own_ms[rank]
         present = ~np.isnan(own[:, 0])
         if present.sum() < 2:
             return []
@@ -189,6 +188,7 @@ class SlowRanks:
             excess=float(self._excess[rows, index, phase].mean() - self._usual[index, phase]),
             own_ms=float(self._own[rows, index, phase].mean()),
             peers_ms=float(self._reference[rows, phase].mean()),
+            peers_step_ms=self._scale,
         )
         self._open[int(index)] = found
         self._is_clean[rows, index] = False

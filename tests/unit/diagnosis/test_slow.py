@@ -12,6 +12,7 @@ STEP_MS = {
     "optimizer": 0.6,
     "python": 0.0,
     "recording": 0.02,
+    "checkpoint": 0.0,
     "rest": 0.35,
     "host": 0.0,
 }
@@ -25,7 +26,7 @@ def step_times(seed: int, steps: int, ranks: int) -> np.ndarray:
     times = usual * rng.lognormal(0.0, 0.05, (steps, ranks, len(PHASES)))
     times *= 1 + 10 * (rng.random(times.shape) < 0.005)
     busy = np.repeat(rng.random((steps // 50 + 1, ranks)) < 0.1, 50, axis=0)[:steps]
-    times[:, :, :6] *= np.where(busy, 1.4, 1.0)[:, :, None]
+    times[:, :, :7] *= np.where(busy, 1.4, 1.0)[:, :, None]
     times[:, :, PHASES.index("rest")] *= np.where(busy, 1.4, 1.0)
     times[:, :, PHASES.index("host")] = rng.exponential(0.1, (steps, ranks)) * OWN_MS
     return times
@@ -36,8 +37,7 @@ def judged(times: np.ndarray, ranks: list[int] | None = None) -> list[Slow]:
     judge = SlowRanks(ranks)
     found = []
     for number, row in enumerate(times, 1):
-        present = {rank: own for rank, own in zip(ranks, row, strict=True) if not np.isnan(own[0])}
-        found += judge.add(number, present)
+        found += judge.add(number, row)
     return found
 
 

@@ -1,0 +1,120 @@
+"""Judge: verdicts on the ranks of a training, from what they recorded at each step.
+
+It is given the same steps in the same order while a training runs and afterwards, and says the same.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsummary.deal import dealing_groups
+from distsummary.diagnosis.slow import PHASES, Slow, SlowRanks
+from distsummary.diagnosis.verdict import Verdict
+from distsummary.format.records import PHASE_TAGS
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+_CPU, _BLOCKED = 0, 1  # the places in `OwnTimes.times`
+_MAY_WAIT = [place for place, phase in enumerate(PHASES) if phase not in ("data", "checkpoint", "host")]
+
+
+class OwnTimes(NamedTuple):
+    """What R ranks did at a step: `times` (R, 2, P) are milliseconds of CPU and of blocked time in PHASES.
+
+    Under "host" stands the time in the run queue. `ranks` (R,) rise.
+    """
+
+    step: int
+    ranks: Ints
+    times: Floats
+
+
+def own_times(
+    tags: Sequence[str], which: Ints, ranks: Ints, steps: Ints, values: Floats
+) -> Iterator[OwnTimes]:
+    """The ranks' own times at each step, in rising order, from N recorded scalars in any order.
+
+    Args:
+        tags: names, each once. which (N,): the index of each scalar's tag. ranks, steps, values: (N,).
+    """
+    columns = np.array([_column(tag) for tag in tags], np.int64).reshape(-1, 2)
+    mine = columns[which, 1] >= 0
+    if not mine.any():
+        return
+    columns, ranks, steps, values = columns[which[mine]], ranks[mine], steps[mine], values[mine]
+    told, place = np.unique(np.stack([steps, ranks], axis=1), axis=0, return_inverse=True)
+    times = np.zeros((len(told), 2, len(PHASES)))
+    np.add.at(times, (place.reshape(-1), columns[:, 0], columns[:, 1]), values)
+    starts = np.flatnonzero(np.append(True, np.diff(told[:, 0]) != 0))
+    for start, end in zip(starts, [*starts[1:], len(told)], strict=True):
+        yield OwnTimes(int(told[start, 0]), told[start:end, 1], times[start:end])
+
+
+def _column(tag: str) -> tuple[int, int]:
+    """Where a tag belongs in `OwnTimes.times`; (-1, -1): nowhere."""
+    phase, _, measure = tag.removeprefix(PHASE_TAGS).partition("/")
+    if not tag.startswith(PHASE_TAGS):
+        return -1, -1
+    if measure == "queue_ms":
+        return _CPU, PHASES.index("host")
+    if phase == "wait":  # what the thread computes meanwhile is part of backward
+        return (_CPU, PHASES.index("backward")) if measure == "cpu_ms" else (-1, -1)
+    if phase not in PHASES or measure not in ("cpu_ms", "blocked_ms"):
+        return -1, -1
+    return (_CPU if measure == "cpu_ms" else _BLOCKED), PHASES.index(phase)
+
+
+class Judge:
+    """Judges the ranks of one attempt.
+
+    Args:
+        meshes: rank -> its place on each axis of the mesh, (coordinate, size); only ranks that differ in
+            nothing but data axes are compared.
+    """
+
+    def __init__(self, meshes: Mapping[int, Mapping[str, tuple[int, int]]]) -> None:
+        self._peers = [np.array(group) for group in dealing_groups(meshes) if len(group) > 1]
+        self._slow = [SlowRanks(group.tolist()) for group in self._peers]
+        self._verdicts: dict[tuple[int, str, int], Verdict] = {}
+
+    def add(self, told: OwnTimes) -> list[Verdict]:
+        """Judge a step, larger than those before; returns the verdicts that are new, and those that end."""
+        changed = []
+        for peers, slow in zip(self._peers, self._slow, strict=True):
+            own = np.full((len(peers), len(PHASES)), np.nan)
+            index = np.searchsorted(peers, told.ranks)
+            is_peer = peers[np.minimum(index, len(peers) - 1)] == told.ranks
+            times = told.times[is_peer]
+            if len(peers) == 2:  # one of two that is blocked may wait for the other one
+                times = times.copy()
+                times[:, _BLOCKED, _MAY_WAIT] = 0.0
+            own[index[is_peer]] = times.sum(axis=1)
+            changed += [self._noted(found) for found in slow.add(told.step, own)]
+        return changed
+
+    def verdicts(self) -> list[Verdict]:
+        """All so far, in the order in which they were told."""
+        return list(self._verdicts.values())
+
+    def _noted(self, found: Slow) -> Verdict:
+        cause = "unknown" if found.phase == "rest" else found.phase
+        what = "waiting for a processor" if found.phase == "host" else f"in {found.phase}"
+        if found.phase == "rest":
+            what = "outside of data, forward, backward and optimizer"
+        verdict = Verdict(
+            rank=found.rank,
+            cause=cause,
+            since_step=found.since,
+            until_step=found.until,
+            evidence=(
+                f"rank {found.rank} takes {found.own_ms:.3g} ms a step {what}, the median of its peers "
+                f"{found.peers_ms:.3g} ms; a whole step of the peers' own takes {found.peers_step_ms:.3g} ms"
+            ),
+            first_told_step=found.told,
+        )
+        self._verdicts[(verdict.rank, cause, verdict.since_step)] = verdict
+        return verdict

@@ -1,0 +1,100 @@
+"""Judge and own_times: from recorded scalars to verdicts."""
+
+import json
+
+import numpy as np
+import pytest
+
+from distsummary.diagnosis.judge import Judge, OwnTimes, own_times
+from distsummary.diagnosis.slow import PHASES
+from distsummary.diagnosis.verdict import Verdict
+from distsummary.errors import InvalidValueError
+
+CPU, BLOCKED = 0, 1
+
+
+def told(
+    step: int, ranks: int, *, data: float = 5.0, blocked: float = 0.0, slow: int | None = None
+) -> OwnTimes:
+    """A step in which all phases but data take 1 ms; `data` ms are added to rank `slow`."""
+    rng = np.random.default_rng(step)
+    times = np.zeros((ranks, 2, len(PHASES)))
+    times[:, CPU] = rng.normal(1.0, 0.01, (ranks, len(PHASES)))
+    times[:, CPU, PHASES.index("host")] = 0.0
+    if slow is not None:
+        times[slow, CPU, PHASES.index("data")] += data
+        times[np.arange(ranks) != slow, BLOCKED, PHASES.index("forward")] += blocked
+    return OwnTimes(step, np.arange(ranks), times)
+
+
+def test_own_times_sorts_scalars_of_any_order_and_leaves_out_waiting() -> None:
+    tags = [
+        "loss",
+        "perf/phase/data/cpu_ms",
+        "perf/phase/data/blocked_ms",
+        "perf/phase/wait/cpu_ms",
+        "perf/phase/wait/blocked_ms",
+        "perf/phase/backward/cpu_ms",
+        "perf/phase/forward/queue_ms",
+        "perf/phase/rest/queue_ms",
+        "perf/phase/evaluation/cpu_ms",
+    ]
+    rows = [(tag, rank, step) for step in (2, 1) for rank in (1, 0) for tag in range(len(tags))]
+    which, ranks, steps = (np.array(column) for column in zip(*rows, strict=True))
+    values = 10.0**which * (1 + ranks)
+    first, second = own_times(tags, which, ranks, steps, values)
+    assert (first.step, second.step) == (1, 2)
+    assert first.ranks.tolist() == [0, 1]
+    rank_1 = first.times[1] / 2
+    assert rank_1[CPU, PHASES.index("data")] == 10
+    assert rank_1[BLOCKED, PHASES.index("data")] == 100
+    assert rank_1[CPU, PHASES.index("backward")] == 1000 + 100_000  # computing while it waits is its own
+    assert rank_1[CPU, PHASES.index("host")] == 10**6 + 10**7
+    assert rank_1.sum() == 10 + 100 + 1000 + 100_000 + 10**6 + 10**7
+    assert list(own_times(["loss"], which[:0], ranks[:0], steps[:0], values[:0])) == []
+
+
+def test_a_verdict_begins_ends_and_survives_json() -> None:
+    judge = Judge({rank: {} for rank in range(4)})
+    changed = [
+        verdict
+        for step in range(1, 301)
+        for verdict in judge.add(told(step, 4, slow=2 if 100 <= step < 200 else None))
+    ]
+    begun, ended = changed
+    assert (begun.rank, begun.cause, begun.since_step, begun.until_step) == (2, "data", 100, None)
+    assert begun.first_told_step <= 110
+    assert (ended.since_step, ended.until_step, ended.first_told_step) == (100, 199, begun.first_told_step)
+    assert judge.verdicts() == [ended]
+    assert begun.evidence.startswith("rank 2 takes 6 ms a step in data, the median of its peers 1")
+    assert Verdict.from_json(json.loads(json.dumps(ended.as_json()))) == ended
+    with pytest.raises(InvalidValueError, match="cause"):
+        Verdict.from_json(ended.as_json() | {"cause": "weather"})
+
+
+def test_the_rank_that_waits_for_a_slow_one_is_not_blamed_in_a_world_of_two() -> None:
+    judge = Judge({0: {}, 1: {}})
+    for step in range(1, 201):
+        judge.add(told(step, 2, slow=1 if step >= 100 else None, blocked=5.0))
+    [verdict] = judge.verdicts()
+    assert (verdict.rank, verdict.cause) == (1, "data")
+
+
+def test_ranks_of_different_stages_of_a_pipeline_are_not_compared() -> None:
+    meshes = {rank: {"pp": (rank // 2, 2), "dp": (rank % 2, 2)} for rank in range(4)}
+    judge, all_alike = Judge(meshes), Judge({rank: {} for rank in range(4)})
+    for step in range(1, 101):
+        times = told(step, 4)
+        times.times[2:, CPU, PHASES.index("forward")] += 3.0  # the second stage has more layers
+        times.times[3, CPU, PHASES.index("forward")] += 0.0
+        judge.add(times)
+        all_alike.add(times)
+    assert judge.verdicts() == []
+    assert all_alike.verdicts() != []
+
+
+def test_a_single_rank_has_no_verdict() -> None:
+    judge = Judge({0: {}})
+    for step in range(1, 101):
+        judge.add(told(step, 1))
+    assert judge.verdicts() == []
