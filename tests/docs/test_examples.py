@@ -34,7 +34,7 @@ def tags(directory: Path) -> dict[str, set[int]]:
 def test_every_example_is_tested() -> None:
     assert {path.name for path in EXAMPLES} == {
         "own_loop.py", "reinforcement.py", "accumulate.py", "summary_record.py",
-        "many_ranks.py", "landscape.py", "from_mindspore.py",
+        "many_ranks.py", "landscape.py", "from_mindspore.py", "gradients.py",
     }  # fmt: skip
 
 
@@ -84,6 +84,19 @@ def test_the_fourth_way_of_the_tutorial(tmp_path: Path) -> None:
         ("image", "inputs"),
     }
     assert tags(tmp_path / "run")["loss"] == set(range(1, 21))
+
+
+def test_an_optimizer_that_records_its_gradients_records_what_gradients_does(tmp_path: Path) -> None:
+    run("gradients.py", str(tmp_path / "run"))
+    found = tags(tmp_path / "run")
+    assert found["0.weight/gradient"] == {1, 10, 20, 40}  # as those of parameters: rarer and rarer
+    assert found["0.weight.gradient"] == {1, 10, 20, 30, 40}
+    assert found["norms/gradient_unclipped"] == set(range(1, 41))
+    first = {v.tag: v.data for e in read_directory(tmp_path / "run") if e.step == 1 for v in e.values}
+    for name in ("0.weight", "0.bias", "2.weight", "2.bias"):
+        ours, tutorials = first[f"{name}/gradient"], first[f"{name}.gradient"]
+        assert ours.counts.tolist() == tutorials.counts.tolist()
+        assert (ours.min, ours.max) == (tutorials.min, tutorials.max)
 
 
 def test_the_landscape_has_its_path(tmp_path: Path) -> None:
