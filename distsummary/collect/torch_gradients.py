@@ -72,12 +72,14 @@ class Gradients:
         self._waits_since: int | None = None  # the due step at which no optimizer made a step
         # An exception would reach the optimizer's step: `values` raises what was counted, if so configured.
         self._in_hook = Failures(failures.health, logger)
-        self._moments = OptimizerSteps(network, before=self._take, after=_nothing, failures=self._in_hook)
+        self._moments = OptimizerSteps(
+            network, before=self._take, is_due=self._is_due, failures=self._in_hook
+        )
 
     def begin(self) -> None:
         """Look up what is due in the step that begins: FSDP2 replaces parameters while it computes."""
         self._due = None
-        if self._number() >= self.at:
+        if self._is_due():
             self._due = self._look_up()
 
     def plan(self, last: int) -> None:
@@ -112,6 +114,9 @@ class Gradients:
         """The current step; in sink mode the current epoch."""
         return int(self._params["cur_epoch_num" if self._params.get("dataset_sink_mode") else "cur_step_num"])
 
+    def _is_due(self) -> bool:
+        return self._number() >= self.at
+
     def _look_up(self) -> dict[str, tuple[Any, Shard | None]]:
         due = self.parameters.due(self.steps, max(self._number(), 1), self._in_hook)
         return {name: (tensor, shard) for name, tensor, shard in due}
@@ -126,8 +131,6 @@ class Gradients:
 
     def _take(self) -> None:
         """Copy the gradients that are due of an optimizer that is about to step."""
-        if self._number() < self.at:
-            return
         step = self._moments.current
         if step.is_skipped():
             self._in_hook.count(SKIPPED)
@@ -152,7 +155,3 @@ class Gradients:
             shard = self._framework.shard(gradient)
         data = checked_copy("histogram", tag, gradient, mindspore_compat=self._compat)
         return Value("histogram", tag, data, shard)
-
-
-def _nothing() -> None:
-    return None

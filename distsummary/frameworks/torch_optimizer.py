@@ -73,6 +73,7 @@ class OptimizerSteps:
         model: a torch.nn.Module; it may be wrapped by DDP or torch.compile.
         before, after: called in the thread of the step; `current` then tells which step it is. With an
             optimizer for each parameter that steps during backward, they are called for each of them.
+        is_due: asked first, at every step of any optimizer; False: this step is not told. None: all are.
         failures: counts what went wrong; by default, it is only logged.
     """
 
@@ -81,11 +82,12 @@ class OptimizerSteps:
         model: nn.Module,
         *,
         before: Callable[[], None],
-        after: Callable[[], None],
+        after: Callable[[], None] | None = None,
+        is_due: Callable[[], bool] | None = None,
         failures: Failures | None = None,
     ) -> None:
         self._model = model
-        self._before, self._after = before, after
+        self._before, self._after, self._is_due = before, after, is_due
         self._failures = failures or Failures(Health(), logger)
         self._pid = os.getpid()
         self._names: dict[int, tuple[weakref.ref[Tensor], str]] = {}  # the id of a parameter -> it, its name
@@ -123,7 +125,7 @@ class OptimizerSteps:
             if not (torch.compiler.is_compiling() and is_unseen()):
                 end(optimizer)
 
-        handles = register_optimizer_step_pre_hook(pre_hook), register_optimizer_step_post_hook(post_hook)
+        handles = [register_optimizer_step_pre_hook(pre_hook), register_optimizer_step_post_hook(post_hook)]
         self._remove = weakref.finalize(self, _remove, handles)
         self._remove.atexit = False
 
@@ -145,6 +147,8 @@ class OptimizerSteps:
             self._failures.count(f"{moment} the optimizer's step: {type(error).__name__}: {error}")
 
     def _begin(self, optimizer: Optimizer) -> None:
+        if self._is_due is not None and not self._is_due():
+            return
         held = self._held_by(optimizer)
         if not held.names:
             return
@@ -163,10 +167,13 @@ class OptimizerSteps:
 
     def _end(self, optimizer: Optimizer) -> None:
         running = self._running.steps
-        if not running or running[-1][0].optimizer is not optimizer or running[-1][1] is not _step_frame():
-            return  # it holds nothing of the model, or is part of another optimizer's step
+        if not running:
+            return  # it holds nothing of the model, or is not due
+        if running[-1][0].optimizer is not optimizer or running[-1][1] is not _step_frame():
+            return  # it is part of another optimizer's step
         try:
-            self._after()
+            if self._after is not None:
+                self._after()
         finally:
             running.pop()
 
@@ -246,7 +253,7 @@ class _Running(threading.local):
         self.steps: list[tuple[OptimizerStep, FrameType]] = []
 
 
-def _remove(handles: tuple[RemovableHandle, ...]) -> None:
+def _remove(handles: list[RemovableHandle]) -> None:
     for handle in handles:
         handle.remove()
 
