@@ -8,9 +8,12 @@ import pytest
 import torch
 import torch.optim.optimizer as of_torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from distsummary.format.records import Health
-from distsummary.frameworks.torch_optimizer import CAPTURED, UNSEEN, OptimizerSteps, logger
+from distsummary.frameworks.torch_optimizer import CAPTURED, UNSEEN, OptimizerSteps, as_seen, logger
 from distsummary.writing.health import Failures
 
 NAME = OptimizerSteps.__module__
@@ -288,6 +291,37 @@ def test_a_step_compiled_as_one_graph_still_runs_and_says_that_it_is_not_seen(mo
     assert model[1].bias.item() == 1
     assert told.calls == []
     assert [*told.health.errors] == [UNSEEN]
+
+
+def test_a_gradient_is_seen_unscaled_and_of_a_sparse_one_its_rows():
+    half = torch.tensor([65504.0, 6e-8], dtype=torch.float16)
+    assert as_seen(half, torch.tensor([1024.0])).tolist() == (half.double() / 1024).tolist()
+    assert as_seen(half, None).dtype == torch.float16
+    rows = torch.sparse_coo_tensor(
+        [[3, 1, 3]], torch.tensor([[1.0], [2.0], [4.0]]), (5, 1), check_invariants=True
+    )
+    assert as_seen(rows, None).tolist() == [[2], [5]]
+    assert as_seen(rows, torch.tensor(2.0)).tolist() == [[1], [2.5]]
+
+
+def test_the_shard_of_a_scaled_gradient_stays_a_shard():
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    try:
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("shards",))
+        sharded = distribute_tensor(torch.arange(5.0), mesh, [Shard(0)], src_data_rank=None)
+        seen = as_seen(sharded, torch.tensor(2.0))
+        assert seen.to_local().tolist() == [1.5, 2]
+        assert (seen.shape, seen.placements) == ((5,), (Shard(0),))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_step_that_is_not_due_is_not_told(model):
+    calls = []
+    steps = OptimizerSteps(model, before=lambda: calls.append(1), is_due=lambda: len(calls) < 2)
+    trained(model, torch.optim.SGD(model.parameters(), lr=0.1), steps=4)
+    steps.close()
+    assert calls == [1, 1]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
