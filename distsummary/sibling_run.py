@@ -11,15 +11,14 @@ The merged run, and its run.json, are in PREFIX.
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distsummary.errors import DistSummaryError, RunDirError
-from distsummary.format.lineage import Lineage
-from distsummary.reading.newest import newest_events
-from distsummary.reading.reader import read_lineage
-from distsummary.reading.segments import all_event_files, stamp_of
 from distsummary.run_dir import Manifest, RunDir
 from distsummary.states import read_run
+
+if TYPE_CHECKING:
+    from distsummary.format.lineage import Lineage
 
 NESTED, PLAIN = "nested", "plain"
 ROLES = ("train", "eval")
@@ -120,6 +119,8 @@ def sibling_run(path: str | os.PathLike[str]) -> SiblingRun | None:
     is_plausible = kinds == {NESTED} or (0 in ranks and len(ranks) > 1)  # plain ones say nothing of a job
     if not ranks or not (is_plausible or is_marked):
         return None
+    if not is_marked and _begun(run.base):  # it has event files, which no merge of siblings wrote
+        return None
     if others := [
         f"{one.path} is {one.kind}" for one in found.values() if one.kind and one not in ranks.values()
     ]:
@@ -152,6 +153,8 @@ def sibling_hint(run: RunDir) -> str:
 
 def _look(number: int, path: Path) -> _Sibling:
     """What a numbered directory is."""
+    from distsummary.reading.segments import all_event_files  # loads NumPy, which most runs do not need here
+
     run = RunDir(path)
     manifest = run.read_manifest()
     ranks = {rank for role in ROLES for rank in run.rank_dirs(role)}
@@ -195,6 +198,8 @@ def _differences(ranks: Mapping[int, _Sibling]) -> list[str]:
 
 def _plain_differences(ranks: Mapping[int, _Sibling]) -> list[str]:
     """What the files of plain siblings tell differently: when they were written, and what was trained."""
+    from distsummary.reading.reader import read_lineage  # see `_look`
+
     places = [one.path for one in ranks.values()]
     times = {path: _time(path) for path in places}
     last, first = max(places, key=lambda path: times[path][0]), min(places, key=lambda path: times[path][1])
@@ -217,10 +222,16 @@ def _plain_differences(ranks: Mapping[int, _Sibling]) -> list[str]:
 
 def _time(directory: Path) -> tuple[float, float]:
     """When a directory's oldest event file begins and its newest ends, in seconds since the epoch."""
+    from distsummary.reading.newest import newest_events  # see `_look`
+
     begun = _begun(directory)
     return begun, max([begun, *(event.wall_time for event in newest_events(directory))])
 
 
 def _begun(directory: Path) -> float:
     """The stamp of a directory's oldest event file, in seconds since the epoch; 0 if it has none."""
+    from distsummary.reading.segments import all_event_files, stamp_of  # see `_look`
+
+    if not directory.is_dir():
+        return 0.0
     return float(min((stamp_of(path.name) or 0 for path in all_event_files(directory)), default=0))

@@ -25,7 +25,7 @@ MINDSPORES = ROOT / "tests" / "golden" / "ms" / "mlp_train_eval" / "summary"
 def record(prefix, rank, steps=3):
     with SummaryRecord(f"{prefix}{rank}") as record:
         for step in range(1, steps + 1):
-            record.add_value("scalar", "loss", float(10 * rank + step))
+            record.add_value("scalar", "loss", float(10 * (rank or 0) + step))
             record.record(step)
 
 
@@ -90,6 +90,15 @@ def test_open_run_reads_the_ranks_before_and_after_the_merge(nasty_tmp_path, wri
     assert run.scalars("loss", rank="merged")["value"].tolist() == [6.0, 7.0, 8.0]
 
 
+def test_status_of_one_of_them_names_the_others(nasty_tmp_path, capsys):
+    for rank in range(2):
+        train(nasty_tmp_path / "summary_dir", rank)
+    assert main(["status", str(nasty_tmp_path / "summary_dir1")]) == 0
+    assert (
+        "has only rank 1 of a job whose ranks have 2 directories" in capsys.readouterr().out.splitlines()[-1]
+    )
+
+
 def test_a_rank_without_a_directory_is_missing(nasty_tmp_path):
     prefix = nasty_tmp_path / "summary_dir"
     for rank in (0, 2):
@@ -149,6 +158,13 @@ def test_a_run_beside_others_with_numbers_is_left_alone(nasty_tmp_path, caplog):
     assert "nothing has to be merged" in merge_run(nasty_tmp_path / "exp1").note
     assert fsck(nasty_tmp_path / "exp").directories == 1
     assert not caplog.records
+
+
+def test_a_directory_with_event_files_of_its_own_is_no_prefix(nasty_tmp_path):
+    for name in ("logs", "logs/0", "logs/1"):
+        record(nasty_tmp_path / name, "")
+    assert sibling_run(nasty_tmp_path / "logs") is None
+    assert ds.open_run(nasty_tmp_path / "logs").ranks == (0,)
 
 
 def other_world(prefix):
