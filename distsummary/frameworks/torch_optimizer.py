@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,11 @@ from distsummary.format.records import Health
 from distsummary.frameworks.torch import as_dtensor, local_part
 from distsummary.frameworks.torch_modules import unwrap
 from distsummary.writing.health import Failures
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_Args: TypeAlias = tuple[Any, ...]
+_Named: TypeAlias = dict[str, Any]
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +67,9 @@ class OptimizerSteps:
 
     The optimizers need not be given, nor exist yet: torch's hooks of all optimizers tell. A step that calls
     another (of its base class, or of an optimizer that it wraps) for the same parameters counts once. If a
-    step raises, `after` is not called. A step that GradScaler leaves out is not told, except that of a fused
-    optimizer, which `OptimizerStep.is_skipped` tells apart.
+    step raises, `after` is not called. If it is given a closure, which computes the gradients, `before` is
+    called when the optimizer has called that for the first time. A step that GradScaler leaves out is not
+    told, except that of a fused optimizer, which `OptimizerStep.is_skipped` tells apart.
 
     What `before` and `after` raise, and what goes wrong here, is counted in `failures` and never reaches the
     training. In a forked child, nothing is called. The hooks are removed by `close`, and at the latest when
@@ -93,16 +99,16 @@ class OptimizerSteps:
         self._names: dict[int, tuple[weakref.ref[Tensor], str]] = {}  # the id of a parameter -> it, its name
         self._list_parameters()
         self._held: weakref.WeakKeyDictionary[Optimizer, _Held] = weakref.WeakKeyDictionary()
-        self._running = _Running()
+        self._running = _OfThread()
         this = weakref.ref(self)
 
         # torch.compile must not look into these: it would compile the step anew as the run changes.
         hide = torch.compiler.disable
 
         @hide  # type: ignore[untyped-decorator]
-        def begin(optimizer: Optimizer) -> None:
-            if (steps := this()) is not None:
-                steps._call("before", steps._begin, optimizer)
+        def begin(optimizer: Optimizer, args: _Args, kwargs: _Named) -> "tuple[_Args, _Named] | None":
+            steps = this()
+            return None if steps is None else steps._call("before", steps._begin, optimizer, args, kwargs)
 
         @hide  # type: ignore[untyped-decorator]
         def end(optimizer: Optimizer) -> None:
@@ -117,11 +123,13 @@ class OptimizerSteps:
                 steps._failures.count(UNSEEN)
             return is_whole
 
-        def pre_hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            if not (torch.compiler.is_compiling() and is_unseen()):
-                begin(optimizer)
+        def pre_hook(optimizer: Optimizer, args: _Args, kwargs: _Named) -> "tuple[_Args, _Named] | None":
+            if torch.compiler.is_compiling() and is_unseen():
+                return None
+            changed: tuple[_Args, _Named] | None = begin(optimizer, args, kwargs)
+            return changed
 
-        def post_hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        def post_hook(optimizer: Optimizer, args: _Args, kwargs: _Named) -> None:
             if not (torch.compiler.is_compiling() and is_unseen()):
                 end(optimizer)
 
@@ -132,47 +140,72 @@ class OptimizerSteps:
     @property
     def current(self) -> OptimizerStep:
         """The step that is about to be made, or was just made; only inside of `before` and `after`."""
-        return self._running.steps[-1][0]
+        return self._running.steps[-1].step
 
     def close(self) -> None:
         """Remove the hooks; a second call does nothing."""
         self._remove()
 
-    def _call(self, moment: str, function: Callable[[Optimizer], None], optimizer: Optimizer) -> None:
+    def _call(self, moment: str, function: Callable[P, R], *args: P.args, **named: P.kwargs) -> R | None:
         if os.getpid() != self._pid:
-            return
+            return None
         try:
-            function(optimizer)
+            return function(*args, **named)
         except Exception as error:
             self._failures.count(f"{moment} the optimizer's step: {type(error).__name__}: {error}")
+            return None
 
-    def _begin(self, optimizer: Optimizer) -> None:
+    def _begin(self, optimizer: Optimizer, args: _Args, kwargs: _Named) -> tuple[_Args, _Named] | None:
+        """Call `before`, or return other arguments for the step: a closure that does so."""
         if self._is_due is not None and not self._is_due():
-            return
+            return None
         held = self._held_by(optimizer)
         if not held.names:
-            return
+            return None
         caller, running = _step_frame(), self._running.steps
-        while running and not _is_below(running[-1][1], caller):
+        while running and not _is_below(running[-1].caller, caller):
             running.pop()  # that step raised
-        if running and held.set <= self._held_by(running[-1][0].optimizer).set:
-            return
+        if running and held.set <= self._held_by(running[-1].step.optimizer).set:
+            return None
         if _is_captured():
             self._failures.count(CAPTURED)
-            return
+            return None
         scale, found_inf = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
         step = OptimizerStep(optimizer=optimizer, names=held.names, scale=scale, found_inf=found_inf)
-        running.append((step, caller))
-        self._before()
+        running.append(now := _Running(step, caller))
+        closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)  # args[0]: the optimizer
+        if not callable(closure):
+            self._look(now)
+            return None
+        looking = self._looking(closure, now)
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": looking}
+        return (args[0], looking, *args[2:]), kwargs
+
+    def _looking(self, closure: Callable[[], Any], now: "_Running") -> Callable[[], Any]:
+        """A closure that also calls `before`, once the gradients are there."""
+        look = torch.compiler.disable(self._call)  # type: ignore[no-untyped-call]
+
+        def looking() -> Any:
+            loss = closure()
+            look("before", self._look, now)
+            return loss
+
+        return looking
+
+    def _look(self, now: "_Running") -> None:
+        if not now.is_seen:
+            now.is_seen = True
+            self._before()
 
     def _end(self, optimizer: Optimizer) -> None:
         running = self._running.steps
         if not running:
             return  # it holds nothing of the model, or is not due
-        if running[-1][0].optimizer is not optimizer or running[-1][1] is not _step_frame():
+        if running[-1].step.optimizer is not optimizer or running[-1].caller is not _step_frame():
             return  # it is part of another optimizer's step
         try:
-            if self._after is not None:
+            if self._after is not None and running[-1].is_seen:
                 self._after()
         finally:
             running.pop()
@@ -246,11 +279,20 @@ class _Held:
         self.set = frozenset(names)
 
 
-class _Running(threading.local):
-    """The steps that are being made in a thread, the innermost last, with the frames of their calls."""
+class _Running:
+    """A step that is being made, the frame of its call, and whether `before` was called."""
+
+    __slots__ = ("caller", "is_seen", "step")
+
+    def __init__(self, step: OptimizerStep, caller: FrameType) -> None:
+        self.step, self.caller, self.is_seen = step, caller, False
+
+
+class _OfThread(threading.local):
+    """The steps that are being made in a thread, the innermost last."""
 
     def __init__(self) -> None:
-        self.steps: list[tuple[OptimizerStep, FrameType]] = []
+        self.steps: list[_Running] = []
 
 
 def _remove(handles: list[RemovableHandle]) -> None:

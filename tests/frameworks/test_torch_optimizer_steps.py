@@ -119,19 +119,33 @@ def test_each_step_is_told_once(model, make):
     assert not told.health.errors
 
 
-def test_a_closure_may_be_called_several_times(model):
-    told = Told(model)
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+@pytest.mark.parametrize(
+    "make", [torch.optim.LBFGS, torch.optim.Adam, Doubled], ids=lambda make: make.__name__
+)
+@pytest.mark.parametrize("is_named", [False, True])
+def test_gradients_that_a_closure_computes_are_there_before_the_step(model, make, is_named):
+    optimizer, seen, calls = make(model.parameters()), [], []
+    bias = model[1].bias
+    steps = OptimizerSteps(
+        model,
+        before=lambda: seen.append((bias.item(), bias.grad.item())),
+        after=lambda: seen.append(bias.item()),
+    )
+    bias.data.fill_(5)
 
     def closure():
         optimizer.zero_grad()
-        loss = (model(torch.ones(4, 3)) - 1).square().sum()
+        loss = model(torch.ones(4, 3)).square().mean()
         loss.backward()
+        calls.append((bias.item(), bias.grad.item()))
         return loss
 
-    optimizer.step(closure)
-    told.close()
-    assert told.calls == ONCE
+    loss = optimizer.step(closure=closure) if is_named else optimizer.step(closure)
+    steps.close()
+    assert loss > 0
+    assert seen == [calls[0], bias.item()]
+    assert seen[0][0] == 5
+    assert bias.item() != 5
 
 
 def test_optimizers_of_other_models_are_not_told_and_several_of_one_model_are(model):
@@ -210,6 +224,10 @@ def test_a_step_that_raised_does_not_hide_the_next(model):
     optimizer = Doubled(model.parameters())
     with pytest.raises(ZeroDivisionError):
         optimizer.step(lambda: 1 / 0)
+    optimizer.betas = optimizer.param_groups[0].pop("betas")
+    with pytest.raises(KeyError):
+        trained(model, optimizer)
+    optimizer.param_groups[0]["betas"] = optimizer.betas
     trained(model, optimizer)
     told.close()
     assert told.calls == [ONCE[0], *ONCE]
