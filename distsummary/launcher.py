@@ -214,7 +214,8 @@ class _Rank:
                     if is_connected:
                         import torch.distributed
 
-                        torch.distributed.destroy_process_group()
+                        if torch.distributed.is_initialized():  # a script for torchrun has left already
+                            torch.distributed.destroy_process_group()
         except SystemExit as error:  # Ray would treat it as the death of the actor
             if error.code in (None, 0):
                 return None

@@ -98,9 +98,12 @@ def write_dcp(
         _await_commit(path, temporary, wait_s)
         return
     try:
-        _await_ranks(temporary, path, header.ranks, wait_s)
+        failed = _await_ranks(temporary, path, header.ranks, wait_s)
         if failure is not None:
             raise failure
+        if failed:
+            numbers = ", ".join(map(str, failed[:5]))
+            raise RunDirError(f"{path} is not made: rank {numbers} could not write its shards; see its log")
         _publish(temporary, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -160,12 +163,11 @@ def _publish(temporary: Path, path: Path) -> None:
         ) from error
 
 
-def _await_ranks(temporary: Path, path: Path, ranks: int, wait_s: float) -> None:
-    """Wait until each rank has either written its file or failed."""
+def _await_ranks(temporary: Path, path: Path, ranks: int, wait_s: float) -> list[int]:
+    """Wait until each rank has either written its file or failed; returns those that failed."""
     expected = {sibling_name(first_name(STEM, ranks), rank): f"failed_{rank:05d}" for rank in range(ranks)}
     for _ in _polls(wait_s):
         found = set(os.listdir(temporary)) if temporary.is_dir() else set()
-        failed = [mark for mark in expected.values() if mark in found]
         missing = [name for name, mark in expected.items() if name not in found and mark not in found]
         if not missing:
             break
@@ -174,9 +176,7 @@ def _await_ranks(temporary: Path, path: Path, ranks: int, wait_s: float) -> None
             f"{path} is not made: after {wait_s:g} s, {len(missing)} of {ranks} ranks have not written their "
             f"shards, such as {missing[0]}; the directory must be one that all ranks see"
         )
-    if failed and failed != ["failed_00000"]:  # rank 0 raises its own error
-        numbers = ", ".join(str(int(mark[-5:])) for mark in failed[:5])
-        raise RunDirError(f"{path} is not made: rank {numbers} could not write its shards; see its log")
+    return [rank for rank, mark in enumerate(expected.values()) if mark in found]
 
 
 def _await_commit(path: Path, temporary: Path, wait_s: float) -> None:

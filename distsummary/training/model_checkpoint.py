@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from distsummary.checkpoints import dcp
-from distsummary.checkpoints.mapped import Array
 from distsummary.checkpoints.model_file import BREAKPOINT, TRAINING, free_prefix, saved_in, superseded
 from distsummary.checkpoints.object_state import state_entries
 from distsummary.checkpoints.training_state import remove_orphans, write_rank_file
@@ -260,8 +259,8 @@ class ModelCheckpoint(Callback):
         else:
             write()
 
-    def _training(self, params: CallbackParams) -> dict[str, Array | str]:
-        """The entries that say where this rank stands in the training."""
+    def _training(self, params: CallbackParams) -> tuple[str, dict[str, Any]]:
+        """The name and the state that say where this rank stands in the training."""
         manager = params.get("loss_scale_mananger")
         is_over = self._at_epoch is None
         epoch = int(params.get("cur_epoch_num", 1))
@@ -274,13 +273,14 @@ class ModelCheckpoint(Callback):
             "loss_scale": None if manager is None else manager.state_dict(),
         }
         topology = params.get("topology")
-        return state_entries(f"{TRAINING}{0 if topology is None else topology.rank}", state)
+        return f"{TRAINING}{0 if topology is None else topology.rank}", state
 
-    def _write_training(self, training: dict[str, Array | str], path: Path) -> None:
+    def _write_training(self, training: tuple[str, dict[str, Any]], path: Path) -> None:
         """Write the training state of a rank that saves nothing else."""
         assert self._params is not None
         rank = self._params["topology"].rank
-        write_rank_file(path, rank, training, key=self._config.enc_key, mode=self._config.enc_mode)
+        config = self._config
+        write_rank_file(path, rank, state_entries(*training), key=config.enc_key, mode=config.enc_mode)
 
     def _write(self, kept: Kept, directory: Path, stem: str, *, is_counted: bool) -> None:
         path = kept.write(directory, stem, wait_s=dcp.WAIT_S if is_counted else BREAKPOINT_WAIT_S)

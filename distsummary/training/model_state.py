@@ -1,7 +1,7 @@
 """Copies what this rank saves of a model and its optimizer, and writes the copy."""
 
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ import numpy as np
 
 from distsummary.checkpoints import dcp
 from distsummary.checkpoints.mapped import Array
-from distsummary.checkpoints.model_file import State, with_texts, write_model
+from distsummary.checkpoints.model_file import with_texts, write_model
 from distsummary.checkpoints.object_state import state_entries
 from distsummary.checkpoints.shard_file import (
     ShardHeader,
@@ -38,6 +38,7 @@ class Kept:
     values: dict[str, "Pending | Array | str"] = field(default_factory=dict)
     slices: dict[str, Shard] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)  # those of torch in a .dcp, where they differ
+    training: tuple[str, dict[str, Any]] | None = None  # the name and the state of this rank in the training
     mark: str = ""  # of the temporary directory of a .dcp
     failure: Exception | None = None  # why a .dcp has no shards of this rank: the other ranks wait for them
 
@@ -51,10 +52,12 @@ class Kept:
 
         `wait_s`: how long the ranks wait for each other, which write into one .dcp.
         """
-        state: State = {
+        state = {
             name: value if isinstance(value, np.ndarray | str) else value.result()
             for name, value in self.values.items()
         }
+        if self.training is not None:
+            state |= state_entries(*self.training)
         self.values.clear()
         if self.header is None:
             path = directory / f"{stem}.{self.config.format}"
@@ -104,7 +107,7 @@ class Source:
         self,
         params: CallbackParams,
         config: CheckpointConfig,
-        training: Mapping[str, Array | str],
+        training: tuple[str, dict[str, Any]],
         *,
         gathers: bool,
         run_id: str,
@@ -112,8 +115,8 @@ class Source:
     ) -> Kept | None:
         """Copy this rank's share; None if it saves nothing. `gathers`: collectively, whole tensors to rank 0.
 
-        `training`: the entries of this rank's training state. `run_id` is the same on all ranks of a sharded
-        model, and `mark` rank 0's `dcp.writers_mark`.
+        `training`: the name and the state of this rank in the training. `run_id` is the same on all ranks of
+        a sharded model, and `mark` rank 0's `dcp.writers_mark`.
 
         Raises InvalidValueError if FSDP2 has gathered a parameter that was sharded when the training began.
         """
@@ -130,7 +133,7 @@ class Source:
             kept.header = ShardHeader(run_id=run_id, number=step, rank=place.rank, ranks=place.ranks)
         try:
             self._fill(kept, params, place, gathers=gathers, is_writer=is_writer)
-            kept.values |= training
+            kept.training = training
         except Exception as error:
             if config.format != "dcp":
                 raise

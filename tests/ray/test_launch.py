@@ -43,6 +43,8 @@ def test_gloo_is_initialised_and_sums_over_the_ranks():
 
         total = torch.tensor([float(dist.get_rank() + 1)])
         dist.all_reduce(total)
+        if dist.get_rank():
+            dist.destroy_process_group()  # as scripts for torchrun do
         return total.item()
 
     assert launch(train, ranks=2) == [3.0, 3.0]
