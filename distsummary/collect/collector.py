@@ -17,6 +17,7 @@ from distsummary.checks import check_choice, check_int, check_type
 from distsummary.collect.config import read_config
 from distsummary.collect.description import Description
 from distsummary.collect.evaluations import Evaluations, metric_values
+from distsummary.collect.graph import ModelGraph
 from distsummary.collect.lineage import evaluation_lineage
 from distsummary.collect.norms import check_norms, refuse_unmeasured
 from distsummary.collect.older_order import is_older_collector, without_num_process
@@ -98,6 +99,9 @@ class SummaryCollector(Callback):
             the default.
         gradients: which parameters get histograms of their gradients. As in `ds.init`; needs a torch network.
         norms: as in `ds.init`, of the loop's `network`; a loop other than Run must step torch's optimizers.
+        graph: the graph of the model, which rank 0 records after the first step. True: the tree of its
+            modules, with the shapes between them; "ops": the operations of the first forward pass; "export":
+            what torch.export makes of it; False: none; None: True, unless `collect_graph` is False.
         deal: who records a parameter that is equal on all ranks: "parameters": one rank, always the same;
             "steps": the ranks take turns; "all": every rank.
         collect_landscape: the same as the key `collect_landscape` of `collect_specified_data`; off by
@@ -145,6 +149,7 @@ class SummaryCollector(Callback):
         formats: Sequence[str] | None = None,
         histograms: bool | int | str | None = None,
         gradients: bool | int | str = False,
+        graph: bool | str | None = None,
         norms: bool | str = False,
         deal: str = "parameters",
         collect_landscape: dict[str, Any] | None = None,
@@ -175,6 +180,7 @@ class SummaryCollector(Callback):
             keep_default_action,
             histograms=histograms,
             gradients=gradients,
+            graph=graph,
             mindspore_compat=mindspore_compat,
         )
         is_quiet = topology is not None and topology.rank > 0
@@ -249,6 +255,7 @@ class SummaryCollector(Callback):
         self._images = Images(images, mindspore_compat=compat)
         self._histograms = WatchedParameters("histogram", regular, failures, spread=spread)
         self._whole = WatchedParameters("tensor", tensors, failures)
+        self._graph = ModelGraph(regular, failures, collected.graph)
         # MindSpore's kinds, in the order of their values in an event
         self._mindspores: list[Loss | LearningRate | Images | WatchedParameters] = []
         if collected.metric:
@@ -256,7 +263,7 @@ class SummaryCollector(Callback):
         if collected.input_data:
             self._mindspores.append(self._images)
         self._mindspores += [self._histograms, self._whole]
-        self._sources: list[Source] = [*self._mindspores]
+        self._sources: list[Source] = [*self._mindspores, self._graph]
         self._gradients: Gradients | None = None  # joins the sources when there is a network
 
     def _keep(self, step: int, numbers: Mapping[str, object], values: Sequence[Value] = ()) -> None:
@@ -388,6 +395,8 @@ class SummaryCollector(Callback):
                 tell=logger.warning if session.topology.rank == 0 else None,
             )
 
+        if session.topology.rank == 0 and session.topology.role == "train":
+            self._graph.watch(network)
         self._histograms.parameters = parameters(self._collected.histogram)
         self._whole.parameters = parameters(self._collected.tensor)
         if (chosen := parameters(self._collected.gradient)) is not None:
@@ -503,6 +512,7 @@ class SummaryCollector(Callback):
         params = run_context.original_args()
         if self._is_plain(params):
             return
+        self._graph.begin()
         if self._collected.metric:
             self._rate.begin(params)
         if self._gradients is not None:
@@ -559,6 +569,7 @@ class SummaryCollector(Callback):
         """Record what was logged after the last step, and the complete lineage."""
         params = run_context.original_args()
         self._failures.call("values", self._record_rest, params)
+        self._failures.call(self._graph.what, self._record_graph, params)
         self._failures.call("lineage", self._end_description, params)
 
     def on_eval_end(self, run_context: RunContext) -> None:
@@ -589,6 +600,11 @@ class SummaryCollector(Callback):
         self._recorded = logged = params.get("logged", {})
         self._open_session()
         self._taps.record(int(params.cur_step_num), logged, params.get("values", ()))
+
+    def _record_graph(self, params: CallbackParams) -> None:
+        """Record the graph of a model that was not called in the steps at which the graph was due."""
+        if values := self._graph.rest():
+            self._open_session().record(int(params.cur_step_num), {}, values)
 
     def _begin_description(self, params: CallbackParams) -> None:
         self._description.begin(self._open_session(), params)
@@ -638,6 +654,7 @@ class SummaryCollector(Callback):
         if evaluations is not None:
             self._failures.call("evaluations", self._close_evaluations, evaluations)
         self.recorder.plain_before, self.recorder.record = -math.inf, self._keep
+        self._graph.close()
         self._is_over = True
         if self._gradients is not None:
             self._gradients.close()

@@ -10,6 +10,7 @@ from typing import Any
 from distsummary.checkpoints.landscape_spec import DEFAULT_SPEC, LandscapeSpec, check_collect_landscape
 from distsummary.checks import check_choice, check_int, check_keys, check_text, check_type
 from distsummary.collect.config import FlatValue, read_config
+from distsummary.collect.graph import check_graph
 from distsummary.collect.selection import BY_DEFAULT, GRADIENTS_BY_DEFAULT, MINDSPORES, Selection
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.records import DELIVERIES, DIALECTS
@@ -44,7 +45,7 @@ class Collected:
     """
 
     metric: bool = False
-    graph: bool = False
+    graph: str | None = None
     train_lineage: bool = False
     eval_lineage: bool = False
     input_data: bool = False
@@ -70,9 +71,10 @@ def check_specified(
     *,
     histograms: object = None,
     gradients: object = False,
+    graph: object = None,
     mindspore_compat: bool = False,
 ) -> Collected:
-    """The checked `collect_specified_data`, `histograms` and `gradients`.
+    """The checked `collect_specified_data`, `histograms`, `gradients` and `graph`.
 
     `keep_default_action`: add the defaults.
 
@@ -86,6 +88,7 @@ def check_specified(
     for name in FLAGS:
         check_type(f"collect_specified_data[{name!r}]", given.get(name, True), bool)
     flags = {name.removeprefix("collect_"): given.get(name, keep_default_action) for name in FLAGS}
+    has_graph = flags.pop("graph")
     histogram = _check_histograms(histograms, given, keep_default_action)
     if histogram is BY_DEFAULT and mindspore_compat:
         histogram = MINDSPORES
@@ -94,6 +97,7 @@ def check_specified(
         landscape = check_collect_landscape(given["collect_landscape"])
     return Collected(
         **flags,
+        graph=check_graph(has_graph if graph is None else graph),
         histogram=histogram,
         gradient=_check_gradients(gradients, given),
         tensor=_check_pattern("tensor_regular", given.get("tensor_regular")),

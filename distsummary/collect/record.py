@@ -14,6 +14,7 @@ from distsummary.collect import operators
 from distsummary.collect.background import Background
 from distsummary.collect.checked_values import checked_value
 from distsummary.collect.export import Exports, write_values
+from distsummary.collect.graph import TREE, ModelGraph
 from distsummary.collect.older_order import check_network, is_older_record, without_num_process
 from distsummary.collect.options import (
     check_delivery,
@@ -24,6 +25,7 @@ from distsummary.collect.options import (
     check_max_file_size,
     check_summary_dir,
 )
+from distsummary.collect.plan import regular_steps
 from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError
 from distsummary.format.records import DIALECTS, WRITTEN, Health, Value
 from distsummary.format.scalar_rows import MAX_PACKERS, row_struct
@@ -50,7 +52,9 @@ class SummaryRecord:
     Args:
         log_dir: the directory that directly holds the files; created if absent.
         file_prefix, file_suffix: for the names of the event files.
-        num_process, network: accepted for compatibility with MindSpore; they have no effect. Arguments by
+        network: a torch model, whose graph is recorded by the first `record()` after it was called, or when
+            the record is closed. For a model of another framework nothing is drawn.
+        num_process: accepted for compatibility with MindSpore; it has no effect. Arguments by
             position in the order of older versions, which lack num_process, are taken too, with a warning.
         max_file_size: limit of each file in bytes, or None. After the first event that does not fit, the file
             takes no more events.
@@ -132,6 +136,10 @@ class SummaryRecord:
             writer = AsyncWriter(files, spec)
         self._writer: EventWriter = writer
         failures = Failures(self._own_health, logger)
+        self._graph = ModelGraph(regular_steps(1), failures, TREE)
+        self._drawn: set[int] = set()  # the models whose graph is, or was, observed
+        self._last_step = 0
+        self._draw(network)
         self._tapped = operators.Listener(self._snapshot, lambda: failures)
         operators.listen(self._tapped)
 
@@ -225,7 +233,8 @@ class SummaryRecord:
 
         Args:
             step: an integer of at most 64 bits.
-            train_network: a network; accepted for compatibility with MindSpore.
+            train_network: a torch model, whose graph is recorded once: by the first `record()` after it was
+                called from now on, or when the record is closed.
             plugin_filter: called with the plugin of each value; if it returns False, the value is discarded.
 
         Raises InvalidTypeError for bad arguments, WriteError for an earlier failure (`raise_exception`).
@@ -238,6 +247,11 @@ class SummaryRecord:
         if self._is_closed:
             logger.error("the record of %s is closed; step %d is not recorded", self._directory, step)
             return False
+        if graph := self._graph.take():
+            write_values(self._writer, self._exports, step, graph)
+        self._draw(train_network)
+        self._graph.begin()
+        self._last_step = step
         numbers, self._scalars = self._scalars, {}
         pool, self._pool = self._pool, {}
         if self._mode == "train":
@@ -257,6 +271,12 @@ class SummaryRecord:
         kept = [v for v in values if plugin_filter is None or plugin_filter(v.plugin)]
         write_values(self._writer, self._exports, step, kept)
         return True
+
+    def _draw(self, network: object) -> None:
+        """Begin to observe a model that was not named before; its graph takes the place of an earlier one."""
+        if network is not None and id(network) not in self._drawn:
+            self._drawn.add(id(network))
+            self._graph.watch(network)
 
     def _write_late(self, earlier: Sequence[tuple[int, Mapping[str, float]]]) -> None:
         """Write tapped numbers of earlier steps, which have arrived from a device."""
@@ -291,6 +311,8 @@ class SummaryRecord:
             return
         operators.stop_listening(self._tapped)
         self._write_late(self._tapped.take_late(waits=True))
+        if graph := self._graph.rest():
+            write_values(self._writer, self._exports, self._last_step, graph)
         self._is_closed = True
         self._packers.clear()  # so that `scalars` checks whether the record is closed
         try:

@@ -112,7 +112,7 @@ def renamed(graph: Graph, forbidden: Collection[str]) -> Graph:
     )
 
 
-def reduced(graph: Graph, limit: int = MAX_NODES) -> Graph:
+def reduced(graph: Graph, limit: int) -> Graph:
     """The graph itself if it has at most `limit` nodes; else its deepest scopes become single nodes.
 
     As many levels of scopes are kept as fit. If the top level alone has too many nodes, the last of them

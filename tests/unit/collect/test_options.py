@@ -6,7 +6,7 @@ from distsummary.collect.selection import BY_DEFAULT, MINDSPORES, Selection
 from distsummary.errors import InvalidTypeError, InvalidValueError
 
 EVERYTHING = {
-    "metric": True, "graph": True, "train_lineage": True, "eval_lineage": True, "input_data": True,
+    "metric": True, "graph": "modules", "train_lineage": True, "eval_lineage": True, "input_data": True,
     "dataset_graph": True,
 }  # fmt: skip
 
@@ -30,7 +30,7 @@ def test_a_given_key_replaces_its_default():
     got = check_specified({"collect_graph": False, "histogram_regular": "fc", "tensor_regular": "b"}, True)
     assert got.histogram is not None
     assert got.tensor is not None
-    assert (got.graph, got.metric, got.histogram.pattern, got.tensor.pattern) == (False, True, "fc", "b")
+    assert (got.graph, got.metric, got.histogram.pattern, got.tensor.pattern) == (None, True, "fc", "b")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,25 @@
+"""Chooses how the graph of a torch model is drawn."""
+
+from collections.abc import Callable
+
+from torch import nn
+
+from distsummary.collect.torch_graph import TreeObserver
+from distsummary.collect.torch_graph_export import ExportObserver
+from distsummary.collect.torch_graph_ops import OperationsObserver, can_observe
+
+
+def observer_of(
+    network: nn.Module, how: str, failed: Callable[[Exception], None], tell: Callable[[str], None]
+) -> TreeObserver | OperationsObserver:
+    """Begin to observe a model: "modules", "ops" or "export".
+
+    `failed` takes an exception that ended the observation, `tell` says why another graph is drawn than asked.
+    """
+    if how == "export":
+        return ExportObserver(network, failed, tell)
+    if how == "ops" and can_observe(network):
+        return OperationsObserver(network, failed, tell)
+    if how == "ops":
+        tell("the operations of a compiled model cannot be observed; its graph is the tree of the modules")
+    return TreeObserver(network, failed)

@@ -1,0 +1,187 @@
+"""Draws the operations of a torch model's first real forward pass, in the scopes of its modules."""
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from distsummary.collect.torch_graph import ParameterCounts, TreeObserver, class_of, named_arguments, within
+from distsummary.collect.torch_graph_sources import address_of, tensors_in, types_of
+from distsummary.collect.torch_module_calls import Call, ModuleCalls, places
+from distsummary.format.graph import INPUT, OUTPUT, Edge, Graph, Names, Node
+from distsummary.frameworks.torch_modules import unwrap
+
+MAX_OPERATIONS = 200_000  # more are not drawn: their record would take gigabytes
+_OURS = ("aten", "prims")  # operations of other namespaces that are drawn have a dot in their name
+_SAME_PARAMETER = ("t", "transpose", "permute", "view", "_unsafe_view", "expand", "alias", "_to_copy")
+_HIDDEN = ("c10d", "_c10d_functional", "fsdp", "inductor", "profiler")  # of how it is computed, not what
+
+
+class OperationsObserver:
+    """Draws every operation of the forward pass; see `TreeObserver` for the arguments and methods.
+
+    If no operation was seen, `tell` says so, and the graph is the tree of the modules.
+    """
+
+    def __init__(
+        self, network: nn.Module, failed: Callable[[Exception], None], tell: Callable[[str], None]
+    ) -> None:
+        self._network, self._tell = network, tell
+        self._drawing = _Drawing(network)
+        self._calls = ModuleCalls(network, self._drawing, failed)
+        self._failed = failed
+
+    def heed_compilations(self) -> None:
+        """See `TreeObserver`."""
+        self._calls.heed_compilations()
+
+    @property
+    def is_ready(self) -> bool:
+        """See `TreeObserver`."""
+        return self._calls.is_ready
+
+    def graph(self) -> Graph:
+        """The graph of what was seen; ends the observation."""
+        self.close()
+        if self._drawing.error is not None:
+            self._failed(self._drawing.error)
+        if self._drawing.has_operations:
+            return self._drawing.graph()
+        self._tell("no operation of the model was seen; its graph is the tree of the modules")
+        return TreeObserver(self._network, self._failed).graph()
+
+    def close(self) -> None:
+        """Remove all hooks; a second call does nothing."""
+        self._calls.close()
+
+
+class _Drawing:
+    """The nodes of the operations, as a `Listener` that observes while a pass is on."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self._network = unwrap(network)
+        self._names = Names()
+        self._nodes: list[Node] = []
+        self._calls: list[Call] = []
+        self._mode: _Observe | None = None
+        self._counts = ParameterCounts()
+        self._owned: dict[int, str] = {}  # address of a parameter -> its name
+        self._parameters: dict[str, Tensor] = {}
+        # Where tensors come from, by their identity or, as autograd replaces some objects, by their memory.
+        self._of_object: dict[int, tuple[weakref.ref[Tensor], Edge | str]] = {}
+        self._of_memory: dict[int, Edge | str] = {}
+        self.has_operations = False
+        self.error: Exception | None = None
+
+    def begin(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Enter a module; when a pass begins, observe the operations from now on."""
+        self._calls.append(call)
+        if not call.is_outermost:
+            return
+        for name, parameter in [*self._network.named_parameters(), *self._network.named_buffers()]:
+            self._parameters[name] = parameter
+            self._made(parameter, name)
+        for name, value in named_arguments(call.module, args, kwargs):
+            if kinds := types_of(value):
+                self._remember(self._add(Node(within(call.scope, name), INPUT, (), kinds)), value)
+        self._mode = _Observe(self._operation)
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
+
+    def end(self, call: Call, output: object) -> None:
+        """Leave a module; when the pass ends, stop observing."""
+        self._calls.pop()
+        if not call.is_outermost:
+            return
+        mode, self._mode = self._mode, None
+        if mode is not None:
+            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        edges = tuple(edge for edge in self._sources(output) if isinstance(edge, Edge))
+        if kinds := types_of(output):
+            self._add(Node(within(call.scope, "output"), OUTPUT, edges, kinds))
+
+    def _operation(self, function: Any, args: object, kwargs: object, result: object) -> None:
+        """Draw an operation; what it raises is kept, since it is called from within the user's code."""
+        if self.error is not None or len(self._nodes) >= MAX_OPERATIONS:
+            return
+        try:
+            self._draw(function, (args, kwargs), result)
+        except Exception as error:
+            self.error = error
+
+    def _draw(self, function: Any, given: object, result: object) -> None:
+        space, _, name = function._schema.name.partition("::")
+        if space in _HIDDEN or name == "detach":
+            return
+        sources = list(self._sources(given))
+        used = [source for source in sources if isinstance(source, str)]
+        edges = tuple(source for source in sources if isinstance(source, Edge))
+        tensors = list(tensors_in(given))
+        if used and not edges and len(tensors) == len(used) and name in _SAME_PARAMETER:
+            self._remember_parameter(used[0], result)  # a weight that is turned or cast stays the weight
+            return
+        total, shown = 0, {}
+        for parameter in used:
+            shown[parameter.rpartition(".")[2]] = f"{parameter} {types_of(self._parameters[parameter])[0]}"
+            if self._counts.take(self._parameters[parameter]):
+                total += self._parameters[parameter].numel()
+        scope = self._calls[-1].scope if self._calls else ""
+        op = name if space in _OURS else f"{space}.{name}"
+        node = self._add(Node(within(scope, op), op, edges, types_of(result), total, shown))
+        self._remember(node, result)
+        self.has_operations = True
+
+    def _sources(self, value: object) -> Iterator[Edge | str]:
+        """An edge for each tensor whose origin is known; for a parameter, its name."""
+        seen = set()
+        for tensor in tensors_in(value):
+            known = self._of_object.get(id(tensor))
+            if known is not None and known[0]() is tensor:
+                source: Edge | str | None = known[1]
+            else:
+                address = address_of(tensor)
+                source = None if address is None else self._of_memory.get(address)
+            if source is not None and source not in seen:
+                seen.add(source)
+                yield source
+
+    def _remember(self, node: str, value: object) -> None:
+        for number, tensor in enumerate(tensors_in(value)):
+            self._made(tensor, Edge(node, number))
+
+    def _remember_parameter(self, name: str, value: object) -> None:
+        for tensor in tensors_in(value):
+            self._made(tensor, name)
+
+    def _made(self, tensor: Tensor, source: Edge | str) -> None:
+        self._of_object[id(tensor)] = weakref.ref(tensor), source
+        if (address := address_of(tensor)) is not None:
+            self._of_memory[address] = source
+
+    def _add(self, node: Node) -> str:
+        name = self._names.unique(node.name)
+        self._nodes.append(Node(name, node.op, node.inputs, node.outputs, node.parameters, node.attributes))
+        return name
+
+    def graph(self) -> Graph:
+        """The graph of the operations so far."""
+        return Graph(tuple(self._nodes), class_of(self._network))
+
+
+class _Observe(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Calls a function after each operation of this thread, and changes nothing."""
+
+    def __init__(self, heard: Callable[[Any, object, object, object], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._heard = heard
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self._heard(func, args, kwargs, result)
+        return result
+
+
+def can_observe(network: nn.Module) -> bool:
+    """Whether no part of the model is compiled: torch does not compile while operations are observed."""
+    return all(place.is_seen for place in places(network))

@@ -1,0 +1,258 @@
+"""Follows the calls of a model's modules in its next forward pass, by hooks that are removed afterwards.
+
+The hooks change nothing: neither arguments, results nor random state. torch.compile never sees them: compiled
+modules get none, and while anything is being compiled, the others are removed too, since a compilation that
+finds hooks is repeated when they are gone.
+"""
+
+import contextlib
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+from torch import nn
+
+from distsummary.format.graph import Names
+from distsummary.frameworks.torch_modules import compiled_from
+from distsummary.frameworks.torch_modules import wrapped as wrapped_by
+
+MAX_CALLS = 16  # of one module that are told; a graph with each step of a recurrent cell would be no help
+
+
+class Place(NamedTuple):
+    """A module in a model.
+
+    `path`: its name, such as "encoder.layers.0.linear1", empty for the model itself. `scope`: the same as a
+    viewer shows it, "encoder/layers.0/linear1": lists of modules are no level of their own. `is_seen`:
+    whether its calls may be followed.
+    """
+
+    module: nn.Module
+    path: str
+    scope: str
+    is_seen: bool
+
+
+def places(network: nn.Module) -> Iterator[Place]:
+    """All modules of a model, each once, without DDP and DataParallel around it.
+
+    A compiled module comes before the one that it was made from; both have the same path.
+    """
+    seen: set[int] = set()
+
+    def walk(module: nn.Module, path: str, scope: str, is_seen: bool) -> Iterator[Place]:
+        if id(module) in seen:
+            return
+        seen.add(id(module))
+        inner = compiled_from(module)
+        if inner is not None:
+            yield Place(module, path, scope, is_seen)
+            yield from walk(inner, path, scope, False)
+            return
+        if wrapped := wrapped_by(module):
+            yield from walk(wrapped, path, scope, is_seen)
+            return
+        if getattr(module, "_compiled_call_impl", None) is not None:
+            is_seen = False  # compiled by module.compile(), together with its hooks
+        if isinstance(module, nn.TransformerEncoder | nn.TransformerEncoderLayer) and not module.training:
+            is_seen = False  # torch computes a layer with hooks in another way, with other bits
+        yield Place(module, path, scope, is_seen)
+        joint = "." if isinstance(module, nn.ModuleList | nn.ModuleDict) else "/"
+        for name, child in module.named_children():
+            shown = name.replace("/", "_")
+            yield from walk(
+                child,
+                f"{path}.{name}" if path else name,
+                f"{scope}{joint}{shown}" if scope else shown,
+                is_seen,
+            )
+
+    yield from walk(network, "", "", True)
+
+
+class Call:
+    """A call of a module that has begun.
+
+    Attributes:
+        module: the module; of a compiled module, the one that was compiled.
+        place: where it is in the model.
+        scope: a unique name, as in `Place`, but made of the calls around it; empty for the model itself.
+        number: 1 for the module's first call.
+        is_outermost: whether no other module called it.
+        calls: how many calls have begun in it.
+        data: what the listener keeps with the call.
+    """
+
+    __slots__ = ("calls", "data", "is_outermost", "module", "number", "place", "scope")
+
+    def __init__(
+        self,
+        module: nn.Module,
+        place: Place,
+        scope: str,
+        number: int,
+        *,
+        is_outermost: bool,
+    ) -> None:
+        self.module, self.place, self.scope, self.number = module, place, scope, number
+        self.is_outermost = is_outermost
+        self.calls = 0
+        self.data: Any = None
+
+
+class Listener(Protocol):
+    """What hears of the calls, in the thread that makes them."""
+
+    def begin(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A call begins."""
+
+    def end(self, call: Call, output: object) -> None:
+        """A call ends; after an exception `output` is None."""
+
+
+class ModuleCalls:
+    """Tells a listener the module calls of the model's next forward pass, MAX_CALLS of a module at most.
+
+    A model whose parts are called one by one (such as a generator and a discriminator) has one pass for each
+    part. What repeats a pass, such as a second batch or activation checkpointing, is not told.
+
+    Args:
+        network: the model; hooks are on it until `close`.
+        listener: an exception in it closes these calls and is passed to `failed`.
+        failed: see `listener`.
+    """
+
+    def __init__(self, network: nn.Module, listener: Listener, failed: Any) -> None:
+        self._listener, self._failed = listener, failed
+        self._places = {id(place.module): place for place in places(network)}
+        # Module and call; None instead of a call that is not told, and of those inside.
+        self._stack: list[tuple[nn.Module, Call | None]] = []
+        self._told: Counter[int] = Counter()
+        self._names = Names()
+        self._thread = 0
+        self._handles: list[Any] = []
+        self._is_open = True
+        self._was_removed = False  # for a compilation
+        self._watch: Any = None  # torch's place for callbacks of compilations
+        self._install()
+        self.heed_compilations()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a pass has begun, or none will be seen because the model is compiled."""
+        return bool(self._told) or self._was_removed or not any(p.is_seen for p in self._places.values())
+
+    def heed_compilations(self) -> None:
+        """Register with torch.compile, if it was imported since (it takes a second to import)."""
+        compiler = sys.modules.get("torch._dynamo")
+        if self._watch is None and self._is_open and compiler is not None:
+            compiler.eval_frame.skip_code(_Hook.__call__.__code__)
+            self._remove()
+            self._install()  # hooks that are not compiled: outside of what is compiled, they are called too
+            self._watch = compiler.callback_handler
+            self._watch.register_start_callback(self._suspend)
+            self._watch.register_end_callback(self._install)
+
+    def close(self) -> None:
+        """Remove the hooks; a second call does nothing."""
+        self._is_open = False
+        self._remove()
+        self._stack.clear()
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            with contextlib.suppress(ValueError):  # torch._dynamo.reset() has removed them
+                watch.remove_start_callback(self._suspend)
+                watch.remove_end_callback(self._install)
+
+    def _install(self, _: object = None) -> None:
+        if not self._is_open or self._handles:
+            return
+        compiler = sys.modules.get("torch._dynamo")
+        begin, end = self._begin, self._end
+        if compiler is not None:
+            begin, end = compiler.disable(begin), compiler.disable(end)
+        for place in self._places.values():
+            module = place.module
+            if place.is_seen:
+                with contextlib.suppress(Exception):  # a scripted or otherwise closed module takes no hooks
+                    self._handles.append(module.register_forward_pre_hook(_Hook(begin), with_kwargs=True))
+                    self._handles.append(
+                        module.register_forward_hook(_Hook(end), with_kwargs=True, always_call=True)
+                    )
+
+    def _suspend(self, _: object) -> None:
+        self._was_removed = True
+        self._remove()
+
+    def _remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        here = threading.get_ident()
+        self._thread = self._thread or here
+        place = self._places.get(id(module))
+        if not self._is_open or here != self._thread or place is None:
+            return
+        call = self._call(module, place)
+        self._stack.append((module, call))
+        if call is not None:
+            self._tell(self._listener.begin, call, args, kwargs)
+
+    def _call(self, module: nn.Module, place: Place) -> Call | None:
+        outer = self._stack[-1][1] if self._stack else None
+        told = self._told[id(module)]
+        if (outer is None and (self._stack or told)) or told >= MAX_CALLS:
+            return None
+        self._told[id(module)] += 1
+        inner = compiled_from(module)
+        if outer is None:
+            scope = place.scope
+        else:
+            outer.calls += 1
+            own = place.scope.removeprefix(f"{outer.place.scope}/")
+            scope = "/".join(filter(None, (outer.scope, own)))
+        return Call(
+            module if inner is None else inner,
+            place,
+            self._names.unique(scope) if scope else "",
+            told + 1,
+            is_outermost=outer is None,
+        )
+
+    def _end(self, module: nn.Module, args: object, kwargs: object, output: object) -> None:
+        if not self._is_open or threading.get_ident() != self._thread:
+            return
+        if all(begun is not module for begun, _ in self._stack):
+            return  # it began before the hooks were there
+        while True:  # calls inside that an exception ended without a word end too
+            begun, call = self._stack.pop()
+            if call is not None:
+                self._tell(self._listener.end, call, output if begun is module else None)
+            if begun is module:
+                return
+
+    def _tell(self, listen: Any, *args: Any) -> None:
+        try:
+            listen(*args)
+        except Exception as error:
+            self.close()
+            self._failed(error)
+
+
+class _Hook:
+    """A hook that is left behind when the module is copied or pickled: the copy has a hook without effect."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any) -> None:
+        self._function(*args)
+
+    def __reduce__(self) -> Any:
+        return getattr, (contextlib.nullcontext(), "__exit__")  # takes any arguments, returns None
