@@ -56,14 +56,15 @@ def ours(path: str) -> Sums:
 
 
 def ours_columns(path: str) -> Sums:
-    """`read_scalars`, all values of a tag as arrays."""
-    from distsummary.reading.series import read_scalars
+    """`scan`, all values of a tag as arrays: what `open_run` reads with."""
+    from distsummary.reading.contents import scan
 
-    found = read_scalars(path).values()
+    part = scan(Path(path))
+    steps, found = part.events["step"].load(), part.scalars.values()
     return Sums(
-        sum(series.steps.size for series in found),
-        sum(int(series.steps.sum()) for series in found),
-        sum(float(series.values.sum()) for series in found),
+        sum(series.events.size for series in found),
+        sum(int(steps[series.events.load()].sum()) for series in found),
+        sum(float(series.values.load().sum(dtype=float)) for series in found),
     )
 
 

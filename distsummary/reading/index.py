@@ -28,13 +28,16 @@ from distsummary.format.records import Shard
 from distsummary.publish import replacing
 from distsummary.reading.contents import EVENT_COLUMNS, Array, Column, Part, Places, Progression, Series
 from distsummary.reading.reader import Damage
+from distsummary.reading.segments import all_event_files
 
 MAGIC = b"dsindex\n"
 VERSION = 1
 LEAST_BYTES = 1 << 16  # of an event file; less is read as fast as its index
 _MAX_HEADER = 64 << 20
 _BLOCK = 8 << 20
-_FREE = 16  # an index is written only where so many times its size is free: the disk is the training's
+MAX_RESERVE = (
+    256 << 20
+)  # bytes that an index leaves free, as bulk values do; 1/50 of the disk if that is less
 _HEAD = struct.Struct("<8sII")
 _DTYPES = ("<f4", "<f8", "<i4", "<i8")
 
@@ -65,15 +68,16 @@ class Stored(NamedTuple):
 
     def load(self) -> Array:
         """Read the array; raises DamagedIndexError."""
+        size = self.length * np.dtype(self.dtype).itemsize
         try:
             with open(self.path, "rb", buffering=0) as file:
                 file.seek(self.place)
-                found = np.fromfile(file, self.dtype, self.length)
-        except (OSError, ValueError) as error:
+                data = file.read(size)
+        except OSError as error:
             raise DamagedIndexError(self.path, str(error)) from error
-        if found.size != self.length or google_crc32c.value(found.tobytes()) != self.crc:
+        if len(data) != size or google_crc32c.value(data) != self.crc:
             raise DamagedIndexError(self.path, f"the column at byte {self.place} is damaged")
-        return found
+        return np.frombuffer(data, self.dtype)
 
 
 def index_path(segment: Path) -> Path:
@@ -123,7 +127,8 @@ def check_index(path: Path) -> str:
 def write_index(segment: Path, part: Part) -> bool:
     """Write the index of the first `part.end` bytes of an event file, replacing an older one.
 
-    False if that is not possible: the directory cannot be written, or the disk is nearly full.
+    False if that is not possible: the directory cannot be written, or the disk is nearly full. Indexes in the
+    directory whose event files are gone, such as those of an earlier merge, are removed.
     """
     path = index_path(segment)
     data: list[bytes] = []
@@ -140,11 +145,17 @@ def write_index(segment: Path, part: Part) -> bool:
         }
         head = json.dumps(header).encode()
         disk = os.statvfs(path.parent)
-        if disk.f_bavail * disk.f_frsize < _FREE * (len(head) + sum(map(len, data))):
+        reserved = min(MAX_RESERVE, disk.f_blocks * disk.f_frsize // 50)
+        if disk.f_bavail * disk.f_frsize < reserved + len(head) + sum(map(len, data)):
             return False
         with replacing(path, is_durable=False) as temporary, open(temporary, "xb") as file:
             file.write(_HEAD.pack(MAGIC, len(head), google_crc32c.value(head)))
             file.writelines([head, *data])
+        found = [other for other in path.parent.iterdir() if is_index(other)]
+        wanted = {index_path(one) for one in all_event_files(path.parent)}
+        for other in found:
+            if other not in wanted:
+                other.unlink(missing_ok=True)
     except (OSError, RunDirError) as error:
         logger.debug("no index of %s: %s", segment, error)
         with suppress(OSError):

@@ -108,7 +108,7 @@ def read_file(
     Args:
         path: the file; its name determines the dialect, see `segments.dialect_of`.
         mode: "strict" raises at damage. "skip" continues at the next intact frame, wherever it begins. "tail"
-            does the same, but reports damage only when something intact follows it: see `tail.Tail`.
+            does the same, but reports damage only when something intact follows it, as `contents.scan` needs.
         start: the byte to begin at: 0, or the `end` of an event that was read before.
         end: the byte to end at: the `end` of an event; None: the end of the file.
         skipped: receives the damage that was skipped, at most MAX_DAMAGE places; None logs it.

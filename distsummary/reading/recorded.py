@@ -323,7 +323,7 @@ class Recorded:
 def _attempts(part: Part, at: Array) -> Array:
     """The attempt of each of the events with the indices `at`."""
     if len({attempt for _, attempt in part.owners}) == 1:
-        return np.full(at.size, part.owners[0][1], np.int64)
+        return np.broadcast_to(np.int64(part.owners[0][1]), at.shape)  # takes no memory
     return np.array([attempt for _, attempt in part.owners])[part.events["owner"].load()[at]]
 
 

@@ -32,7 +32,17 @@ from distsummary.reading.shards import AddedShards
 from distsummary.run_dir import MANIFEST, Manifest, RunDir
 from distsummary.run_text import as_ranges
 from distsummary.runs.norms import norms_table
-from distsummary.runs.table import Labels, Piece, ScalarTable, Table, ValueTable, labels, objects
+from distsummary.runs.table import (
+    Array,
+    Labels,
+    Piece,
+    ScalarTable,
+    Table,
+    ValueTable,
+    labels,
+    matrix_of,
+    objects,
+)
 from distsummary.sibling_run import SiblingRun, sibling_run
 from distsummary.states import RunState, read_run
 from distsummary.tools.dump import fields
@@ -277,12 +287,30 @@ class RecordedRun:
             of_rank = {number: recorded.tags() for number, recorded in chosen.items()}
             known = [*dict.fromkeys(name for names in of_rank.values() for name in names)]
             pieces = [
-                Piece(number, *chosen[number].scalars(name, ends)._replace(tag=name))
+                Piece(number, *chosen[number].scalars(name, ends))
                 for name in _wanted(tag, known, "scalars")
                 for number, names in of_rank.items()
                 if name in names
             ]
             return ScalarTable(pieces)
+
+        return self._read(read)
+
+    def matrix(self, tag: str) -> tuple[Array, Array, Array]:
+        """One tag of all ranks as steps int64 (S,), ranks int32 (R,) and values float32 (S, R).
+
+        NaN where a rank recorded nothing. Takes little more memory than the values: one rank is read after
+        the other. The errors are those of `scalars`.
+        """
+
+        def read() -> tuple[Array, Array, Array]:
+            ends = _ends(self._ranks.values())
+            having = {rank: one for rank, one in self._ranks.items() if tag in one.tags()}
+            if not having:
+                _wanted(
+                    tag, [*dict.fromkeys(t for one in self._ranks.values() for t in one.tags())], "scalars"
+                )
+            return matrix_of(lambda: (Piece(rank, *one.scalars(tag, ends)) for rank, one in having.items()))
 
         return self._read(read)
 

@@ -1,9 +1,9 @@
 """Table: rows as NumPy columns, for pandas, polars, Arrow, a notebook or a plot."""
 
+import hashlib
 import html
 from collections import namedtuple
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -54,25 +54,30 @@ class Table:
     """
 
     def __init__(self, columns: Columns, *, title: str = "") -> None:
-        self._given = dict(columns)
+        self._made = dict(columns)
         self._title = title
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of the columns."""
-        return tuple(self._columns)
-
-    @cached_property
-    def _columns(self) -> dict[str, Array | Labels]:
-        return self._given
+        return tuple(self._made)
 
     def __len__(self) -> int:
-        return next((_size(column) for column in self._columns.values()), 0)
+        return next((_size(column) for column in self._made.values()), 0)
 
     def __getitem__(self, name: str) -> Array:
         check_choice("a column", name, self.columns)
-        column = self._columns[name]
+        column = self._column(name)
         return column.array if isinstance(column, Labels) else column
+
+    def _column(self, name: str) -> Array | Labels:
+        """A column, which is made when it is first asked for."""
+        if name not in self._made:
+            self._made[name] = self._make(name)
+        return self._made[name]
+
+    def _make(self, name: str) -> Array | Labels:
+        raise KeyError(name)  # of a plain table, all columns are given
 
     def __iter__(self) -> Iterator[Any]:  # named tuples of the columns
         row = namedtuple("Row", self.columns, rename=True)  # type: ignore[misc]
@@ -95,7 +100,7 @@ class Table:
         return f"<p>{html.escape(repr(self)[1:-1])}</p><table><tr>{head}</tr>{body}</table>"
 
     def _at(self, name: str, row: int) -> Any:  # a cell of any type
-        column = self._columns[name]
+        column = self._column(name)
         return column.names[column.codes[row]] if isinstance(column, Labels) else column[row]
 
     def to_pandas(self) -> "pandas.DataFrame":
@@ -106,7 +111,7 @@ class Table:
                 name: pandas.Categorical.from_codes(column.codes, column.names)
                 if isinstance(column, Labels)
                 else column
-                for name, column in self._columns.items()
+                for name, column in ((name, self._column(name)) for name in self.columns)
             },
             copy=False,
         )
@@ -124,7 +129,7 @@ class Table:
                 return arrow.DictionaryArray.from_arrays(arrow.array(column.codes), names)
             return arrow.array([*map(_plain, column)] if column.dtype == object else column)
 
-        return arrow.table({name: converted(column) for name, column in self._columns.items()})
+        return arrow.table({name: converted(self._column(name)) for name in self.columns})
 
     def to_polars(self) -> "polars.DataFrame":
         """A polars DataFrame. Raises MissingExtraError without polars or pyarrow."""
@@ -158,20 +163,22 @@ class ScalarTable(Table):
         """The names of the columns."""
         return ("rank", "attempt", "step", "wall_time", "tag", "value")
 
-    @cached_property
-    def _columns(self) -> dict[str, Array | Labels]:
+    def _make(self, name: str) -> Array | Labels:
         sizes = [piece.steps.size for piece in self._pieces]
-        names = tuple(dict.fromkeys(piece.tag for piece in self._pieces))
-        place = {name: number for number, name in enumerate(names)}
-        codes = np.repeat(np.array([place[piece.tag] for piece in self._pieces], np.int32), sizes)
-        return {
-            "rank": np.repeat(np.array([piece.rank for piece in self._pieces], np.int32), sizes),
-            "attempt": _joined([piece.attempts for piece in self._pieces], np.int64),
-            "step": _joined([piece.steps for piece in self._pieces], np.int64),
-            "wall_time": _joined([piece.wall_times for piece in self._pieces], np.float64),
-            "tag": Labels(codes, names),
-            "value": _joined([piece.values for piece in self._pieces], np.float64),
-        }
+        match name:
+            case "rank":
+                return np.repeat(np.array([piece.rank for piece in self._pieces], np.int32), sizes)
+            case "attempt":
+                return _joined([piece.attempts for piece in self._pieces], np.int64)
+            case "step":
+                return _joined([piece.steps for piece in self._pieces], np.int64)
+            case "wall_time":
+                return _joined([piece.wall_times for piece in self._pieces], np.float64)
+            case "tag":
+                place = {tag: number for number, tag in enumerate(self.tags)}
+                codes = np.array([place[piece.tag] for piece in self._pieces], np.int32)
+                return Labels(np.repeat(codes, sizes), self.tags)
+        return _joined([piece.values for piece in self._pieces], np.float64)
 
     def __len__(self) -> int:
         return sum(piece.steps.size for piece in self._pieces)
@@ -221,15 +228,7 @@ class ScalarTable(Table):
         if tag not in self.tags:
             raise InvalidValueError(f"tag must be one of {sorted(self.tags)[:20]}, got {tag!r}")
         pieces = [piece for piece in self._pieces if piece.tag == tag]
-        first = pieces[0].steps
-        if all(piece.steps.size == first.size and (piece.steps == first).all() for piece in pieces):
-            steps = np.unique(first)
-        else:
-            steps = np.unique(np.concatenate([piece.steps for piece in pieces]))
-        values = np.full((len(pieces), steps.size), np.nan, np.float32)
-        for row, piece in zip(values, pieces, strict=True):
-            row[np.searchsorted(steps, piece.steps)] = piece.values
-        return steps, np.array([piece.rank for piece in pieces], np.int32), values.T
+        return matrix_of(lambda: pieces)
 
     def plot(self, *, log: bool = False) -> "Figure":
         """One matplotlib figure with the curves of each tag, which a notebook shows; nothing is smoothed.
@@ -278,6 +277,24 @@ class ScalarTable(Table):
         return figure
 
 
+def matrix_of(read: Callable[[], Iterable[Piece]]) -> tuple[Array, Array, Array]:
+    """The matrix of one tag, see `ScalarTable.matrix`, of pieces of rising ranks.
+
+    Args:
+        read: gives the pieces; it is called twice, so that no more than one of them need be in memory.
+    """
+    grids: dict[bytes, Array] = {}  # ranks mostly have the same steps
+    ranks: list[int] = []
+    for piece in read():
+        grids.setdefault(hashlib.blake2b(piece.steps.tobytes(), digest_size=16).digest(), piece.steps)
+        ranks.append(piece.rank)
+    steps = np.unique(np.concatenate([np.empty(0, np.int64), *grids.values()]))
+    values = np.full((len(ranks), steps.size), np.nan, np.float32)
+    for row, piece in zip(values, read(), strict=True):
+        row[np.searchsorted(steps, piece.steps)] = piece.values
+    return steps, np.array(ranks, np.int32), values.T
+
+
 class ValueTable(Table):
     """Values that are no scalars; they are read from the files when they are asked for.
 
@@ -296,38 +313,22 @@ class ValueTable(Table):
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of the columns."""
-        return (*self._given, "value")
+        return (*(name for name in self._made if name != "value"), "value")
 
-    def __len__(self) -> int:
-        return _size(self._given["rank"])
-
-    @cached_property
-    def _columns(self) -> dict[str, Array | Labels]:
-        values = np.empty(len(self), object)
-        for row in range(len(self)):
-            values[row] = self._read(row)
-        return {**self._given, "value": values}
+    def _make(self, name: str) -> Array | Labels:
+        return objects([self._read(row) for row in range(len(self))])
 
     def value(self, row: int) -> Any:
         """The value of one row, counted from 0; it is read from its file."""
         return self._read(range(len(self))[row])
 
-    def __getitem__(self, name: str) -> Array:
-        if name in self._given:
-            column = self._given[name]
-            return column.array if isinstance(column, Labels) else column
-        return super().__getitem__(name)
-
     def __iter__(self) -> Iterator[Any]:
         row = namedtuple("Row", self.columns, rename=True)  # type: ignore[misc]
-        given = zip(*(self[name].tolist() for name in self._given), strict=True)
+        given = zip(*(self[name].tolist() for name in self.columns[:-1]), strict=True)
         return (row._make((*cells, self._read(number))) for number, cells in enumerate(given))
 
     def _at(self, name: str, row: int) -> Any:
-        if name == "value":
-            return self._read(row)
-        column = self._given[name]
-        return column.names[column.codes[row]] if isinstance(column, Labels) else column[row]
+        return self._read(row) if name == "value" else super()._at(name, row)
 
 
 def imported(name: str) -> Any:

@@ -17,6 +17,7 @@ from tests.docs.documents import ROOT, anchors, blocks, commands, documents, lin
 
 README = (ROOT / "README.md").read_text()
 RECORDING = (ROOT / "docs/recording.md").read_text()
+READING = (ROOT / "docs/reading.md").read_text()
 MINDSPORE = (ROOT / "docs/mindspore.md").read_text()
 PAGES = (README, RECORDING, MINDSPORE)
 SNIPPETS = [block for text in PAGES for block in blocks(text) if block.language == "python"]
@@ -46,6 +47,24 @@ def test_the_python_of_these_pages_runs_as_it_stands(snippet, tmp_path: Path) ->
         [sys.executable, "snippet.py"], cwd=tmp_path, capture_output=True, text=True, timeout=150
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_python_of_the_page_on_reading_runs_on_a_recorded_run(tmp_path: Path) -> None:
+    with distsummary.init(tmp_path / "runs/demo", aggregate=False, quiet=True) as run:
+        for _ in run.steps(range(3)):
+            run.log(loss=0.5)
+    snippets = [block for block in blocks(READING) if block.language == "python"]
+    program = "\n".join(block.code for block in snippets)
+    told = "print(len(frame), run.steps, run.state)"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{program}\n{told}"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "3 (1, 3) finished\n"), done.stderr
+
+
+def test_the_page_on_reading_names_everything_that_a_run_has() -> None:
+    public = {name for name in vars(distsummary.RecordedRun) if not name.startswith("_")}
+    assert public - set(re.findall(r"`run\.(\w+)", READING)) == set()
 
 
 def test_the_page_on_recording_names_all_keys_and_kinds() -> None:

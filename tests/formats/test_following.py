@@ -1,4 +1,4 @@
-"""A tail beside a writer that is another process, whose writes the reader meets half done."""
+"""open_run beside a writer that is another process, whose writes the reader meets half done."""
 
 import os
 import subprocess
@@ -10,10 +10,10 @@ from random import Random
 import numpy as np
 import pytest
 
+import distsummary as ds
 from distsummary.format.frames import Part
 from distsummary.format.records import DIALECTS, Batch, Event, Value
-from distsummary.reading.reader import Damage, ReadEvent, read_directory
-from distsummary.reading.tail import Tail
+from distsummary.reading.segments import all_event_files
 from distsummary.writing.files import Files
 from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter
@@ -39,11 +39,13 @@ def an_event(seq: int) -> Event:
     return Event(3 * seq, 100.0 + seq, values)
 
 
-def write(directory: str) -> None:
+def write(directory: str, dialect: str) -> None:
     """A segment for each line of stdin, in batches of any size."""
     random = Random(7)
     for number, _ in enumerate(sys.stdin):
-        writer = RankWriter(WriterSpec(directory=directory, run_id=RUN), ShortWrites(random))
+        writer = RankWriter(
+            WriterSpec(directory=directory, run_id=RUN, formats=(dialect,)), ShortWrites(random)
+        )
         seq, last = number * EVENTS + 1, (number + 1) * EVENTS
         while seq <= last:
             stop = min(seq + random.choice((1, 10, 300)), last + 1)
@@ -54,37 +56,41 @@ def write(directory: str) -> None:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_tail_sees_every_event_of_a_living_writer_once(nasty_tmp_path: Path, dialect: str):
-    skipped: list[Damage] = []
-    tail = Tail(nasty_tmp_path, dialect, skipped=skipped)
-    found: list[ReadEvent] = []
-    polls = 0
+def test_a_run_that_another_process_writes_is_followed(nasty_tmp_path: Path, dialect: str):
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.formats.test_following", str(nasty_tmp_path)],
+        [sys.executable, "-m", "tests.formats.test_following", str(nasty_tmp_path), dialect],
         stdin=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )
+    run, found, looks = None, 0, 0
     with process:
         assert process.stdin is not None
         for number in range(1, ROUNDS + 1):
             process.stdin.write(b"go\n")
             process.stdin.flush()
-            while len(found) < number * EVENTS and process.poll() is None:
-                found += tail.poll()
-                polls += 1
+            while found < number * EVENTS and process.poll() is None:
+                looks += 1
+                if run is None and not all_event_files(nasty_tmp_path):
+                    continue
+                run = run or ds.open_run(nasty_tmp_path)
+                if "loss" not in run.tags.get("scalar", {}):
+                    continue
+                table = run.scalars("loss")
+                assert len(table) >= found
+                found = len(table)
+                assert table["step"].tolist() == [3 * seq for seq in range(1, found + 1)]
         process.stdin.close()
-    found += tail.poll()
     assert process.returncode == 0
-    assert polls >= ROUNDS
-    assert skipped == []
-    assert [event.seq for event in found] == list(range(1, ROUNDS * EVENTS + 1))
+    assert run is not None
+    assert looks >= ROUNDS
     expected = [an_event(seq) for seq in range(1, ROUNDS * EVENTS + 1)]
-    assert [event[3:5] for event in found] == [event[:2] for event in expected]
-    assert [event.values[0] for event in found] == [event.values[0] for event in expected]
-    assert [(e.file, e.offset, e.end) for e in found] == [
-        (e.file, e.offset, e.end) for e in read_directory(nasty_tmp_path, dialect)
-    ]
+    table = run.scalars("loss")
+    assert table["wall_time"].tolist() == [event.wall_time for event in expected]
+    assert table["value"].tolist() == [event.values[0].data for event in expected]
+    weights = [(event.step, event.values[1].data.size) for event in expected if len(event.values) > 1]
+    assert [(row.step, row.value.count) for row in run.histograms("weights")] == weights
+    assert run.problems == []
 
 
 if __name__ == "__main__":
-    write(sys.argv[1])
+    write(*sys.argv[1:])

@@ -14,7 +14,6 @@ from distsummary.format.frames import frame
 from distsummary.format.records import Event, Value
 from distsummary.pb import tensorboard_pb2
 from distsummary.reading.reader import read_directory
-from distsummary.reading.tail import Tail
 from distsummary.run_dir import RunDir
 from distsummary.tools.convert import convert
 from distsummary.tools.dump import dump
@@ -74,7 +73,7 @@ def test_the_largest_event_goes_through_every_tool(tmp_path: Path):
         LocalCoordinator(run_dir).finish(topology, joined.attempt, {})
     merged = ds.merge_run(run_dir.base)
     assert not merged.refused
-    [event] = [e for e in Tail(run_dir.base).poll() if e.values[0].plugin == "tensor"]
+    [event] = [e for e in read_directory(run_dir.base) if e.values[0].plugin == "tensor"]
     assert is_tensor(event.values[0].data, LARGEST)
     del event
     lines = list(dump(run_dir.base))

@@ -10,11 +10,15 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import psutil
 import pytest
 
+import distsummary as ds
+from distsummary.reading import recorded
+from distsummary.reading.index import is_index
 from tests.conftest import ROOT
 
 RANKS = 4
@@ -49,6 +53,9 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     )
     left = _end_what_is_left(mark)
     assert done.returncode == 0, done.stdout + done.stderr
+    with mock.patch.object(recorded, "LEAST_BYTES", 1):
+        ds.open_run(run_dir).scalars()  # leaves an index beside each event file: no viewer minds
+    assert any(is_index(path) for path in run_dir.iterdir())
     return Demo(run_dir, done.stdout.splitlines(), left)
 
 

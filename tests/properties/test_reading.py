@@ -19,10 +19,10 @@ from distsummary.format.frames import frame, read_frames
 from distsummary.format.records import DIALECTS, Event, EventIds, Value
 from distsummary.format.wire import read_identity, refuse_bad_text, refuse_bombs
 from distsummary.pb import mindspore_summary_pb2, tensorboard_pb2
+from distsummary.reading.contents import scan
 from distsummary.reading.reader import Damage, read_directory, read_file, read_last_seq, read_values
 from distsummary.reading.scalar_columns import ScalarColumns, read_pieces
 from distsummary.reading.segments import dialect_of
-from distsummary.reading.series import read_scalars
 from distsummary.tools.dump import dump
 from tests.properties.test_reader import GOLDEN_FILES, mutated
 from tests.unit.reading.test_reader import MINDSPORE, TENSORBOARD
@@ -111,7 +111,7 @@ def once(path: Path) -> Iterator[Any]:
 
 
 def check_values(path: Path) -> None:
-    """`read_values`, `read_scalars`, `read_directory` and `read_last_seq` against `read_file`."""
+    """`read_values`, `scan`, `read_directory` and `read_last_seq` against `read_file`."""
     events = list(once(path))
     rows = [(*event[1:5], value.tag, value.data) for event in events for value in event.values]
     values = list(read_values(path, mode="skip", skipped=[]))
@@ -119,17 +119,22 @@ def check_values(path: Path) -> None:
     assert [event[:3] for event in read_directory(path.parent, dialect_of(path), "skip", skipped=[])] == [
         event[:3] for event in events
     ]
-    series = read_scalars(path, mode="skip", skipped=[])
-    scalars = [
-        (value.tag, event.attempt, event.step, event.wall_time, value.data)
-        for event in events
-        for value in event.values
-        if value.plugin == "scalar"
-    ]
-    assert list(series) == list(dict.fromkeys(row[0] for row in scalars))
-    for tag, columns in series.items():
-        expected = [row[1:] for row in scalars if row[0] == tag]
-        assert repr(list(zip(*(column.tolist() for column in columns), strict=True))) == repr(expected)
+    part = scan(path)
+    if part.size:
+        everything = list(read_file(path, "skip", skipped=[]))
+        columns = {name: column.load().tolist() for name, column in part.events.items()}
+        owners = [part.owners[number] for number in columns["owner"]]
+        told = zip(owners, columns["seq"], columns["step"], columns["wall_time"], strict=True)
+        assert repr(list(told)) == repr([((e.run_id, e.attempt), *e[2:5]) for e in everything])
+        scalars = {}
+        for place, event in enumerate(everything):
+            for value in event.values:
+                if value.plugin == "scalar" and value.shard is None:
+                    scalars.setdefault(value.tag, []).append((place, float(np.float32(value.data))))
+        assert list(part.scalars) == list(scalars)
+        for tag, series in part.scalars.items():
+            found = zip(*(column.load().tolist() for column in series), strict=True)
+            assert repr(list(found)) == repr(scalars[tag])
     for run_id in RUNS:
         assert read_last_seq(path.parent, dialect_of(path), run_id, 0) == last_seq(path, run_id)
 
@@ -267,6 +272,7 @@ def test_files_of_other_writers_come_in_columns(nasty_tmp_path: Path, library: s
             writer.add_scalar("accuracy", step / 8, step)
     (path,) = nasty_tmp_path.iterdir()
     assert check(path) > 700
-    loss = read_scalars(path)["loss"]
-    assert loss.steps.tolist() == list(range(400))
-    assert loss.values.tolist() == [step / 4 for step in range(400)]
+    part = scan(path)
+    places, values = (column.load() for column in part.scalars["loss"])
+    assert part.events["step"].load()[places].tolist() == list(range(400))
+    assert values.tolist() == [step / 4 for step in range(400)]

@@ -62,6 +62,18 @@ def test_scalars_of_all_ranks_of_one_and_of_the_merged_run(tmp_path):
     assert run.scalars("loss/max", rank="merged")["value"].tolist() == [1.25, 2.25]
 
 
+def test_one_tag_as_a_matrix_of_steps_and_ranks(tmp_path):
+    record(tmp_path, rank=0, ranks=3, steps=[1, 2])
+    record(tmp_path, rank=1, ranks=3, steps=[2, 3])
+    record(tmp_path, rank=2, ranks=3, values=lambda step, rank: [Value("scalar", "other", 1.0)])
+    run = ds.open_run(tmp_path)
+    steps, ranks, values = run.matrix("loss")
+    assert (steps.tolist(), ranks.tolist(), values.dtype) == ([1, 2, 3], [0, 1], np.float32)
+    assert repr(values.tolist()) == "[[1.0, nan], [2.0, 2.25], [nan, 3.25]]"
+    with pytest.raises(InvalidValueError, match="'los'; the nearest are loss"):
+        run.matrix("los")
+
+
 def test_a_run_of_one_rank_is_its_own_merged_run(tmp_path):
     record(tmp_path)
     run = ds.open_run(tmp_path)
@@ -181,6 +193,15 @@ def test_an_index_of_another_version_is_made_again(tmp_path, monkeypatch):
     assert check_index(path) == ""
 
 
+def test_indexes_of_files_that_are_gone_do_not_pile_up(tmp_path):
+    for rank in range(2):
+        record(tmp_path, rank=rank, ranks=2)
+    for _ in range(3):
+        ds.merge_run(tmp_path)
+        assert len(ds.open_run(tmp_path).scalars("loss", rank="merged")) == 5
+    assert len(indexes(tmp_path)) == 3  # of two ranks and of the merged run
+
+
 def test_fsck_notes_an_index_that_is_of_no_use_and_nothing_of_one_that_is(tmp_path, capsys):
     directory = record(tmp_path)
     ds.open_run(tmp_path).scalars("loss")
@@ -200,7 +221,9 @@ def test_where_no_index_can_be_written_all_is_read(tmp_path, monkeypatch):
     index_path(file).mkdir()
     assert len(ds.open_run(tmp_path).scalars("loss")) == 5
     index_path(file).rmdir()
-    monkeypatch.setattr(index, "_FREE", 1 << 60)  # the disk is nearly full
+    disk = os.statvfs(tmp_path)
+    full = os.statvfs_result([*disk[:4], 10, *disk[5:]])  # ten free blocks
+    monkeypatch.setattr(os, "statvfs", lambda path: full)
     assert len(ds.open_run(tmp_path).scalars("loss")) == 5
     monkeypatch.undo()
     monkeypatch.setattr(os, "access", lambda path, mode: False)
