@@ -76,6 +76,8 @@ def read_model(path: Path, *, key: bytes | None = None, mode: str = encryption.G
             raise InvalidValueError(f"{path} is not encrypted; leave dec_key= out")
         return dcp.read_dcp(path)
     if path.suffix not in SUFFIXES:
+        if not path.suffix and not path.exists():
+            raise MissingFileError(f"{path} does not exist; give a checkpoint, or the directory with them")
         raise InvalidValueError(f"a checkpoint must end with one of {(*SUFFIXES, dcp.SUFFIX)}, got {path}")
     if _RANK.search(path.stem):
         return _read_shards(path)

@@ -166,10 +166,11 @@ class Model:
             initial_step: the number of steps that it has completed, from which steps are counted on: the
                 `step_num` of the checkpoint. None: `initial_epoch` times the length of the data set. If that
                 is within an epoch, the epoch's data begin again.
-            resume: a checkpoint, or a directory: then its newest one. Network, optimizer, loss scale, random
-                numbers and the objects in append_info of a ModelCheckpoint among the callbacks are loaded,
-                and the training goes on with the batch after that of the checkpoint, as if it had not been
-                interrupted. The epochs and steps before come from it. With a sink_size, the data begin again.
+            resume: a checkpoint, or a directory: then its newest one, if it holds any. Network, optimizer,
+                loss scale, random numbers and the objects in append_info of a ModelCheckpoint among the
+                callbacks are loaded, and the training goes on with the batch after that of the checkpoint,
+                as if it had not been interrupted. The epochs and steps before come from it. With a
+                sink_size, the data begin again.
 
         Raises:
             InvalidTypeError, InvalidValueError: bad arguments; an optimizer without parameters of the

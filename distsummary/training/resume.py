@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from distsummary.checkpoints import dcp
 from distsummary.checkpoints.encryption import GCM, check_key
 from distsummary.checkpoints.load import load_param_into_net, parameters_of
-from distsummary.checkpoints.model_file import newest, read_model
+from distsummary.checkpoints.model_file import read_model, saved_in
 from distsummary.checkpoints.training_state import STATES, named_state, saved_states, training_state
 from distsummary.checks import check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError
@@ -92,7 +93,9 @@ def resume(
     after the objects are made, and gets the random number generators of its number.
 
     Args:
-        checkpoint: a checkpoint, or a directory: then its newest complete one; see `load_checkpoint`.
+        checkpoint: a checkpoint, or a directory: then its newest complete one; see `load_checkpoint`. If an
+            existing directory holds none, the log says so, and the training begins at its first step, so that
+            a script can always resume.
         network, optimizer: what `load_param_into_net` takes; None: not loaded.
         dec_key, dec_mode: of an encrypted checkpoint.
         states: objects with `load_state_dict`, by the names that append_info gave them.
@@ -108,7 +111,13 @@ def resume(
                 f"{name} must have load_state_dict, as a scheduler or GradScaler has, got "
                 f"{type(value).__name__}"
             )
-    path = newest(Path(checkpoint))
+    path = Path(checkpoint)
+    if path.is_dir() and path.suffix != dcp.SUFFIX:
+        complete = [one for one in saved_in(path) if one.is_complete()]
+        if not complete:
+            logger.warning("%s holds no complete checkpoint yet: the training begins at its first step", path)
+            return Resumed(epoch=0, step=0)
+        path = complete[-1].path
     stored = read_model(path, key=dec_key, mode=dec_mode)
     saved = saved_states(stored)
     for name in states:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import distsummary as ds
-from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.errors import InvalidTypeError, InvalidValueError, MissingFileError
 from distsummary.topology import Topology
 
 STEPS = 4  # of an epoch
@@ -241,3 +241,8 @@ def test_what_cannot_be_resumed_is_named(tmp_path, caplog):
     save_file(net.state_dict(), tmp_path / "other.safetensors")
     assert ds.resume(tmp_path / "other.safetensors", net) == ds.Resumed(epoch=0, step=0)
     assert "does not say where" in caplog.text
+    (tmp_path / "empty").mkdir()
+    assert ds.resume(tmp_path / "empty", net) == ds.Resumed(epoch=0, step=0)
+    assert "begins at its first step" in caplog.text
+    with pytest.raises(MissingFileError):
+        ds.resume(tmp_path / "missing", net)
