@@ -17,7 +17,7 @@ from distsummary.format.norms import NORMS_TAG, ParameterNorms, ParameterTable
 from distsummary.format.records import NORMS, Value
 from distsummary.rank_manifest import read_told
 
-_MAX_PLANS = 16
+_MAX_PLANS = 4  # each needs 25 bytes for each rank and parameter
 _UNKNOWN = "unknown"
 
 Ints = NDArray[np.int64]

@@ -23,6 +23,8 @@ FIELD = 1003  # of an event
 REPEAT = 256  # one of so many records has the table again: damage costs the names of no more
 _DIGEST_BYTES = 16
 _MAX_TABLE = 64 << 20  # bytes of a table when it is not compressed
+_MAX_OBJECTS = 1 << 24  # of a table: about ten for each parameter
+MAX_PARAMETERS = 250_000
 _MAX_KNOWN = 4096  # tables of files that are remembered
 
 
@@ -72,7 +74,13 @@ class ParameterTable:
             local_size=self.local_sizes,
             split=[norms_pb2.ParameterTable.Axes(axis=axes) for axes in self.split],
         )
-        return message.SerializeToString()
+        serialized = message.SerializeToString()
+        if len(self.names) > MAX_PARAMETERS or len(serialized) >= _MAX_TABLE:  # no reader would take it
+            raise InvalidValueError(
+                f"norms must be of at most {MAX_PARAMETERS} parameters whose names and shapes take less than "
+                f"{_MAX_TABLE} bytes, got {len(self.names)} of {len(serialized)}; watch a part of the model"
+            )
+        return serialized
 
     @cached_property
     def digest(self) -> bytes:
@@ -223,14 +231,11 @@ def encode_norms(norms: ParameterNorms, *, has_table: bool) -> bytes:
     if not gradients.all():
         fields.append(wire.delimited(5, _mask(~gradients)))
     fields.append(wire.delimited(6, _packed(norms.gradient_sums[gradients], "<f8")))
-    bad = np.flatnonzero(norms.weight_nonfinite | norms.gradient_nonfinite)
-    if bad.size:
-        for number, column in (
-            (7, bad),
-            (8, norms.weight_nonfinite[bad]),
-            (9, norms.gradient_nonfinite[bad]),
-        ):
-            fields.append(wire.delimited(number, b"".join(map(wire.varint, column.tolist()))))
+    bad = (norms.weight_nonfinite | norms.gradient_nonfinite) > 0
+    if bad.any():
+        fields.append(wire.delimited(7, _mask(bad)))
+        fields.append(wire.delimited(8, _packed(norms.weight_nonfinite[bad], "<u8")))
+        fields.append(wire.delimited(9, _packed(norms.gradient_nonfinite[bad], "<u8")))
     updated = ~np.isnan(norms.update_sums)
     if updated.any():
         fields.append(wire.delimited(10, _mask(updated)))
@@ -264,12 +269,10 @@ def decode_norms(message: norms_pb2.Norms) -> ParameterNorms | UnnamedNorms | No
     has_gradient = ~_chosen(message.without_gradient, rows)
     gradients = np.zeros(rows)
     gradients[has_gradient] = _numbers(message.gradient_sums, "<f8", int(has_gradient.sum()))
-    counts = np.zeros((2, rows), np.int64)
-    bad = np.array(message.nonfinite, np.int64)
-    given = [np.array(column, np.uint64) for column in (message.weight_nonfinite, message.gradient_nonfinite)]
-    if any(column.size != bad.size for column in given) or (bad.size and bad.max() >= rows):
-        raise DamagedFileError("the counts of elements that are not finite do not fit their parameters")
-    counts[:, bad] = [column.astype(np.int64) for column in given]
+    bad = _chosen(message.nonfinite, rows)
+    weight_bad, gradient_bad = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+    weight_bad[bad] = _numbers(message.weight_nonfinite, "<u8", int(bad.sum()))
+    gradient_bad[bad] = _numbers(message.gradient_nonfinite, "<u8", int(bad.sum()))
     updated = _chosen(message.updated, rows)
     update_sums, update_max = np.full(rows, np.nan), np.full(rows, np.nan, np.float32)
     update_sums[updated] = _numbers(message.update_sums, "<f8", int(updated.sum()))
@@ -280,8 +283,8 @@ def decode_norms(message: norms_pb2.Norms) -> ParameterNorms | UnnamedNorms | No
             "weight_sums": weights.copy(),
             "gradient_sums": gradients,
             "has_gradient": has_gradient,
-            "weight_nonfinite": counts[0],
-            "gradient_nonfinite": counts[1],
+            "weight_nonfinite": weight_bad,
+            "gradient_nonfinite": gradient_bad,
             "update_sums": update_sums,
             "update_max": update_max,
         },
@@ -329,7 +332,7 @@ def remember_table(digest: bytes, compressed: bytes) -> ParameterTable:
         serialized = inflater.decompress(compressed, _MAX_TABLE)
         if not inflater.eof or _digest(serialized) != digest:
             raise DamagedFileError("the table of the parameters is cut, too large, or has another digest")
-        wire.refuse_bombs(serialized, norms_pb2.ParameterTable.DESCRIPTOR)
+        wire.refuse_bombs(serialized, norms_pb2.ParameterTable.DESCRIPTOR, _MAX_OBJECTS)
         message = norms_pb2.ParameterTable.FromString(serialized)
         columns = {len(message.name), len(message.shape), len(message.local_size), len(message.split)}
         if len(columns) != 1:

@@ -171,22 +171,24 @@ def parse_run_id(run_id: str) -> int:
 # --- checks of payloads, before and after parsing
 
 
-def refuse_bombs(payload: bytes, message: Descriptor) -> None:
-    """Raise DamagedFileError for a payload that the parser would turn into more than MAX_OBJECTS objects.
+def refuse_bombs(payload: bytes, message: Descriptor, most: int | None = None) -> None:
+    """Raise DamagedFileError for a payload that the parser would turn into more than `most` objects.
+
+    None means MAX_OBJECTS.
 
     Two bytes can encode an empty message, which takes fifty bytes once parsed: 256 MiB would fill gigabytes.
     A payload that is not a message passes this check, since the parser will refuse it.
     """
     if len(payload) < SMALL:
         return
+    most = MAX_OBJECTS if most is None else most
     try:
-        left = _count(payload, 0, len(payload), message, MAX_OBJECTS, _MAX_DEPTH)
+        left = _count(payload, 0, len(payload), message, most, _MAX_DEPTH)
     except ValueError:
         return  # not a message: the parser stops here too, before it creates too many objects
     if left < 0:
         raise DamagedFileError(
-            f"the event of {len(payload)} bytes holds more than {MAX_OBJECTS} objects; "
-            "no writer makes such an event"
+            f"the event of {len(payload)} bytes holds more than {most} objects; no writer makes such an event"
         )
 
 

@@ -25,13 +25,13 @@ class Norms(_message.Message):
     weight_sums: bytes
     without_gradient: bytes
     gradient_sums: bytes
-    nonfinite: _containers.RepeatedScalarFieldContainer[int]
-    weight_nonfinite: _containers.RepeatedScalarFieldContainer[int]
-    gradient_nonfinite: _containers.RepeatedScalarFieldContainer[int]
+    nonfinite: bytes
+    weight_nonfinite: bytes
+    gradient_nonfinite: bytes
     updated: bytes
     update_sums: bytes
     update_max: bytes
-    def __init__(self, digest: _Optional[bytes] = ..., table: _Optional[bytes] = ..., parameters: _Optional[int] = ..., weight_sums: _Optional[bytes] = ..., without_gradient: _Optional[bytes] = ..., gradient_sums: _Optional[bytes] = ..., nonfinite: _Optional[_Iterable[int]] = ..., weight_nonfinite: _Optional[_Iterable[int]] = ..., gradient_nonfinite: _Optional[_Iterable[int]] = ..., updated: _Optional[bytes] = ..., update_sums: _Optional[bytes] = ..., update_max: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, digest: _Optional[bytes] = ..., table: _Optional[bytes] = ..., parameters: _Optional[int] = ..., weight_sums: _Optional[bytes] = ..., without_gradient: _Optional[bytes] = ..., gradient_sums: _Optional[bytes] = ..., nonfinite: _Optional[bytes] = ..., weight_nonfinite: _Optional[bytes] = ..., gradient_nonfinite: _Optional[bytes] = ..., updated: _Optional[bytes] = ..., update_sums: _Optional[bytes] = ..., update_max: _Optional[bytes] = ...) -> None: ...
 
 class ParameterTable(_message.Message):
     __slots__ = ("name", "shape", "local_size", "split")

@@ -19,13 +19,14 @@ from distsummary.collect import patience
 from distsummary.collect.actor_writer import RemoteWriter
 from distsummary.collect.rank_collector import RankCollector
 from distsummary.format.frames import read_frames
-from distsummary.format.records import DIALECTS, Batch, Event, Value
+from distsummary.format.records import DIALECTS, NORMS, Batch, Event, Value
 from distsummary.format.wire import read_identity
 from distsummary.reading.reader import read_directory
 from distsummary.reading.segments import segments
 from distsummary.writing.async_writer import AsyncWriter
 from distsummary.writing.spec import WriterSpec
 from tests.ray.hearing import GROUP, NAME, NAMESPACE, start_hearing
+from tests.unit.format import samples
 
 RUN_ID = "00000000000000ab"
 
@@ -87,6 +88,22 @@ def test_a_killed_collector_costs_no_event_and_doubles_none(tmp_path):
     writer.close()
     for dialect in DIALECTS:
         assert steps(tmp_path, dialect) == list(range(sent))
+    assert writer.health().dropped == {}
+
+
+def test_the_norms_of_a_rank_keep_their_names_through_a_killed_collector(tmp_path):
+    remote, writer = open_remote(tmp_path)
+    for step in range(1, 201):
+        writer.write(Event(step, 0.0, [Value("scalar", "loss", 0.5), samples.norms(step=step)]))
+        if step == 100:
+            writer.flush()
+            os.kill(collector_pid(remote), signal.SIGKILL)
+    writer.close()
+    found = [(event.step, value.data) for event, value in values(tmp_path) if value.plugin == NORMS]
+    assert [step for step, _ in found] == [*range(1, 201)]
+    for step, norms in found:
+        assert norms.table == samples.norms().data.table
+        assert norms.gradient_sums[0] == step**2
     assert writer.health().dropped == {}
 
 

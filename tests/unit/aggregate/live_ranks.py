@@ -27,9 +27,9 @@ from distsummary.writing.writer import RankWriter
 class Ranks:
     """The ranks of one attempt, on one axis, which write real files; each `write` returns its digest."""
 
-    def __init__(self, path: Path, world_size: int, attempt: int = 0, axis: str = "") -> None:
+    def __init__(self, path: Path, world_size: int, attempt: int = 0, axis: str = "", **options) -> None:
         self.run_dir = RunDir(path).create()
-        self.world_size, self.attempt = world_size, attempt
+        self.world_size, self.attempt, self.options = world_size, attempt, options
         for rank in range(world_size):
             mesh = {axis: (rank, world_size)} if axis else {}
             start = f"start {attempt}"
@@ -39,9 +39,8 @@ class Ranks:
 
     def writer(self, rank: int) -> RankWriter:
         directory = self.run_dir.writer_dir("train", rank, self.world_size)
-        return RankWriter(
-            WriterSpec(directory=directory, run_id=self.run_id, attempt=self.attempt, rank=rank)
-        )
+        ids = {"run_id": self.run_id, "attempt": self.attempt, "rank": rank}
+        return RankWriter(WriterSpec(directory=directory, **ids, **self.options))
 
     def write(self, rank, events, *, is_placed=True):
         writer = self.writers[rank]
@@ -54,7 +53,7 @@ class Ranks:
             events=items,
         )
         writer.write(batch)
-        path = writer.path(MINDSPORE)
+        path = writer.path(writer.spec.formats[0])
         place = (path.name, path.stat().st_size) if is_placed and path.exists() else ()
         return digest_of(batch, "train", *place)
 

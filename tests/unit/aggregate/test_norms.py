@@ -11,7 +11,7 @@ from distsummary.aggregate.merged_files import is_merged
 from distsummary.format import norms as norms_module
 from distsummary.format.norm_scalars import WARM
 from distsummary.format.norms import NORMS_TAG, ParameterNorms, ParameterTable
-from distsummary.format.records import MINDSPORE, NORMS, TENSORBOARD, Event, Value
+from distsummary.format.records import DIALECTS, MINDSPORE, NORMS, TENSORBOARD, Event, Value
 from distsummary.reading.reader import read_directory
 from distsummary.reading.segments import segments
 from tests.unit.aggregate.live_ranks import Ranks
@@ -120,12 +120,15 @@ def train(ranks, steps, live=None, first=1):
             live.advance(range(RANKS), float(step))
 
 
-def test_live_and_afterwards_are_the_same(ranks, tmp_path):
+@pytest.mark.parametrize("formats", [DIALECTS, (TENSORBOARD,)])
+def test_live_and_afterwards_are_the_same(tmp_path, formats):
+    ranks = Ranks(tmp_path / "run", RANKS, axis="dp_shard", formats=formats)
     live = ranks.live()
     live.poll()
     train(ranks, 60, live)
     report = live.close()
     assert (report.is_exact, report.short_norms, report.sharded) == (True, 0, 0)
+    ranks.close()
     ranks.offline(tmp_path / "offline")
     for dialect in (MINDSPORE, TENSORBOARD):
         there = merged(ranks.run_dir.base, dialect)

@@ -178,3 +178,27 @@ def test_a_queue_counts_the_bytes_of_norms_and_many_ranks_share_the_names():
     assert sent[0] == TABLE
     assert sent[0] is sent[1]
     assert sent[0].names is sent[2].names
+
+
+def test_a_model_of_many_parameters_is_read_also_if_nothing_is_finite():
+    n = 50_000
+    names = tuple(f"layers.{row // 256}.experts.{row % 256}.weight" for row in range(n))
+    table = ParameterTable(names, ((2**28,) * 5,) * n, (2**60,) * n, (("dp_shard", "ep"),) * n)
+    columns = {name: np.ones(n, dtype) for name, dtype in COLUMNS.items()}
+    columns["weight_nonfinite"] = columns["gradient_nonfinite"] = np.full(n, 2**60)
+    many = ParameterNorms(table, **columns)
+    [read] = DECODERS[MINDSPORE](encoded(value(many))[MINDSPORE])[1].values
+    same(read.data, many)
+
+
+def test_more_parameters_than_a_reader_takes_are_refused(monkeypatch):
+    monkeypatch.setattr(norms, "_MAX_TABLE", 1 << 19)
+    n = 20_000
+    table = ParameterTable(tuple(f"{row:032}" for row in range(n)), ((),) * n, (1,) * n, ((),) * n)
+    _, [refused] = encode_event(
+        Event(1, 1.0, [value(ParameterNorms(table, **{k: np.ones(n, d) for k, d in COLUMNS.items()}))]), None
+    )
+    assert (
+        "of at most 250000 parameters whose names and shapes take less than 524288 bytes, got 20000"
+        in refused.reason
+    )

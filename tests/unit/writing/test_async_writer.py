@@ -9,8 +9,10 @@ import pytest
 from distsummary.errors import ClosedError, WriteError
 from distsummary.format.records import QUEUED, Batch, Event, Health, Scalars, Value
 from distsummary.format.scalar_rows import ITEM_BYTES, MAX_ROW_BYTES, events_of, row_struct
+from distsummary.writing import async_writer
 from distsummary.writing.async_writer import AT_ONCE, AsyncWriter
 from distsummary.writing.spec import WriterSpec
+from tests.unit.format import samples
 
 
 class Sink:
@@ -119,6 +121,22 @@ def test_a_full_budget_drops_bulk_values_and_counts_them():
     dropped = writer.health().dropped["tensor"]
     assert dropped == 5 - sum(v.plugin == "tensor" for v in values)
     assert dropped > 0
+
+
+def test_a_full_budget_keeps_norms_as_it_does_scalars_until_they_do_not_fit_either(monkeypatch):
+    monkeypatch.setattr(async_writer, "BLOCK_S", 0.01)
+    sink = Sink()
+    sink.gate.clear()
+    norms = samples.norms(tuple(f"parameter {row}" for row in range(100)))
+    writer = start(sink, budget_bytes=40_000)
+    for step in range(8):
+        writer.write(event(step, Value("tensor", "t", np.zeros(3000, np.float32)), norms))
+    sink.gate.set()
+    writer.close()
+    kept = Counter(v.plugin for e in sink.events for v in e.values)
+    dropped = writer.health().dropped
+    assert kept["norms"] + dropped["norms"] == kept["tensor"] + dropped["tensor"] == 8
+    assert kept["tensor"] < kept["norms"] < 8  # they take 4,500 bytes each, too
 
 
 def test_an_event_above_the_budget_is_taken_alone_and_leaves_room_for_scalars():
