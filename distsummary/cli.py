@@ -349,6 +349,22 @@ def status(options: argparse.Namespace) -> int:
     return found.exit_code
 
 
+@verb(argument("run_dir", metavar="RUN", help="the run dir"), example="why runs/digits")
+def why(options: argparse.Namespace) -> int:
+    """Name the ranks that are slow, stuck or sick, with cause, steps and evidence; exits with 1 if any is."""
+    from distsummary.aggregate.judging import judge_files
+    from distsummary.run_dir import RunDir
+    from distsummary.tools.status import read_status
+    from distsummary.tools.why import as_json, text_of
+
+    found = read_status(options.run_dir)  # raises if it is no run
+    verdicts = judge_files(RunDir(found.run.path))
+    newest = found.run.newest
+    ranks = 0 if newest is None else newest.world_size
+    print(json.dumps(as_json(verdicts)) if options.json else text_of(verdicts, ranks))
+    return int(bool(verdicts))
+
+
 def _seconds(text: str) -> float:
     """The value of `--every`; argparse reports the error."""
     try:

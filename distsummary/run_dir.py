@@ -69,6 +69,11 @@ class RunDir:
         return f"RunDir({str(self.base)!r})"
 
     @property
+    def alerts_path(self) -> Path:
+        """Where it is kept which ranks were told to be slow, stuck or sick: one JSON object a line."""
+        return self.base / "alerts.jsonl"
+
+    @property
     def manifest_path(self) -> Path:
         """`run.json`."""
         return self.base / MANIFEST

@@ -12,6 +12,7 @@ import numpy as np
 from distsummary.aggregate.charts import LAYOUT_TAG, charts
 from distsummary.aggregate.description import Description
 from distsummary.aggregate.hearing import POLL_S, WAIT_S, Hearing
+from distsummary.aggregate.judging import Alerts, Judging, alert_values
 from distsummary.aggregate.live_bulk import BulkReader, Wanted
 from distsummary.aggregate.live_files import LiveFiles
 from distsummary.aggregate.merge import refuse_foreign_files
@@ -122,7 +123,10 @@ class LiveMerge:
         self._made: set[str] = set()  # statistics that the charts show
         self._is_layout_new = False
         self._trouble = ""
-        self._norms = AddedNorms(Meshes(directories))
+        meshes = Meshes(directories)
+        self._judging = Judging(meshes, Alerts(run).tell)
+        self._attempt = attempt
+        self._norms = AddedNorms(meshes)
         for norms in self._files.held_norms():
             self._norms.recall(attempt, norms)
         self._bulk = BulkReader(self._norms, attempt)
@@ -165,8 +169,11 @@ class LiveMerge:
             return 0
         merged: dict[int, list[Value]] = {}
         for told in _chunks(due.steps):
-            for step, values in self._rule.add(self._new_rows(told)):
+            rows = self._new_rows(told)
+            for step, values in self._rule.add(rows):
                 merged[step] = self._counted(step, values, told[step], due.sampled.get(step))
+            for step, values in self._judged(rows).items():
+                merged[step] += values
         for told in (due.late, due.sampled):
             for step, values in self._rule.add_late(self._new_rows(told)):
                 merged.setdefault(step, []).extend(values)
@@ -179,6 +186,18 @@ class LiveMerge:
         self._put(merged, bulk, due)
         self._steps += len(due.steps)
         return len(due.steps)
+
+    def _judged(self, rows: Rows) -> Mapping[int, list[Value]]:
+        """What the merged run shows of the ranks that begin to be slow or sick at some steps."""
+        try:
+            found = alert_values(self._judging.add(rows, self._attempt))
+            return {
+                step: [value for value in values if not self._files.has((value.plugin, value.tag), step)]
+                for step, values in found.items()
+            }
+        except OSError as error:  # the merge at the end tells it
+            self._tell(f"alerts.jsonl cannot be written now: {error}; free some space")
+            return {}
 
     def _put(self, merged: Mapping[int, list[Value]], bulk: Mapping[int, Wanted], due: Due) -> None:
         """Give the files the values of some steps, the graph if there is a new one, and the charts."""

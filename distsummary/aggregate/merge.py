@@ -16,6 +16,7 @@ from typing import Any
 from distsummary.aggregate.charts import charts
 from distsummary.aggregate.description import describe, tell_settings
 from distsummary.aggregate.earlier_merge import EarlierMerge
+from distsummary.aggregate.judging import Alerts, Judging, alert_values, by_attempt
 from distsummary.aggregate.merge_lineage import Conflict
 from distsummary.aggregate.merged_files import MergedFiles, holds_steps, other_segments
 from distsummary.aggregate.norms import AddedNorms, Meshes
@@ -191,8 +192,10 @@ def _merge_role(
         begun=manifest["created"] or None,
         files=files,
     ) as merged:
-        norms = AddedNorms(Meshes(directories))
-        for event in merged_events(ranks, key_tags, norms):
+        meshes = Meshes(directories)
+        norms = AddedNorms(meshes)
+        judging = Judging(meshes, Alerts(run_dir).tell) if role == "train" else None
+        for event in merged_events(ranks, key_tags, norms, judging):
             merged.write(event)
             if event.values[0].plugin != "graph":
                 steps += not steps or event.step > last_step
@@ -316,11 +319,15 @@ def refuse_unknown(key_tags: Collection[str], known: Collection[str]) -> None:
 
 
 def merged_events(
-    ranks: RankFiles, key_tags: Collection[str] = (), norms: AddedNorms | None = None
+    ranks: RankFiles,
+    key_tags: Collection[str] = (),
+    norms: AddedNorms | None = None,
+    judging: Judging | None = None,
 ) -> Iterator[Event]:
     """The events of the merged run in rising step order: the graph at step 0, then one event for each step.
 
-    A large step is split into several events, see `step_events`. `norms` adds norms up; None leaves them out.
+    A large step is split into several events, see `step_events`. `norms` adds norms up, and
+    `judging` judges the ranks; None leaves that out.
     """
     if ranks.graph is not None:
         yield Event(0, ranks.graph.wall_time, [ranks.graph.value])
@@ -328,9 +335,14 @@ def merged_events(
     for window in ranks.windows():
         scalars = dict(rule.add(window.scalars))
         bulk = {step: [*found] for step, found in groupby(window.bulk, key=attrgetter("step"))}
+        alerts: dict[int, list[Value]] = {}
+        if judging is not None:
+            for rows, attempt in by_attempt(ranks, window.scalars):
+                alerts |= alert_values(judging.add(rows, attempt))
         for step, time_s in zip(window.steps.tolist(), window.times.tolist(), strict=True):
             found = bulk.get(step, [])
-            values = [*scalars.get(step, ()), *_added(ranks, [one for one in found if one.is_shard])]
+            values = [*scalars.get(step, ()), *alerts.get(step, ())]
+            values += _added(ranks, [one for one in found if one.is_shard])
             by_rank = {
                 one.rank: value.data
                 for one, value in ranks.values(one for one in found if one.plugin == NORMS)

@@ -197,6 +197,12 @@ class RankFiles:
         """The attempt whose events count at a step."""
         return next(attempt for attempt, end in self._ends.items() if step < end)
 
+    def of_attempt(self, attempt: int, steps: Ints) -> Bools:
+        """At which steps the events of an attempt count."""
+        earlier = [end for other, end in self._ends.items() if other < attempt]
+        found: Bools = (steps < self._ends[attempt]) & (steps >= max(earlier, default=-np.inf))
+        return found
+
     @property
     def first_repeated(self) -> float:
         """The first step that a later attempt has repeated, inf if there was one attempt."""

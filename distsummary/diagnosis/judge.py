@@ -3,16 +3,17 @@
 It is given the same steps in the same order while a training runs and afterwards, and says the same.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distsummary.deal import dealing_groups
 from distsummary.diagnosis.slow import PHASES, Slow, SlowRanks
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.format.records import PHASE_TAGS
+from distsummary.topology import DATA_AXES
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -20,6 +21,12 @@ Floats = NDArray[np.float64]
 
 _CPU, _BLOCKED = 0, 1  # the places in `OwnTimes.times`
 _MAY_WAIT = [place for place, phase in enumerate(PHASES) if phase not in ("data", "checkpoint", "host")]
+_WHERE = {
+    "host": "waiting for a processor",
+    "python": "collecting garbage",
+    "recording": "in callbacks",
+    "rest": "outside of data, forward, backward and optimizer",
+}
 
 
 class OwnTimes(NamedTuple):
@@ -69,22 +76,24 @@ def _column(tag: str) -> tuple[int, int]:
 
 
 class Judge:
-    """Judges the ranks of one attempt.
+    """Judges the ranks of one attempt, step by step.
 
     Args:
-        meshes: rank -> its place on each axis of the mesh, (coordinate, size); only ranks that differ in
-            nothing but data axes are compared.
+        coordinates: of a rank: its coordinate on each axis of the mesh; empty if there is none. Only ranks
+            that differ in nothing but data axes are compared.
     """
 
-    def __init__(self, meshes: Mapping[int, Mapping[str, tuple[int, int]]]) -> None:
-        self._peers = [np.array(group) for group in dealing_groups(meshes) if len(group) > 1]
-        self._slow = [SlowRanks(group.tolist()) for group in self._peers]
-        self._verdicts: dict[tuple[int, str, int], Verdict] = {}
+    def __init__(self, coordinates: Callable[[int], Mapping[str, int]]) -> None:
+        self._coordinates = coordinates
+        self._known: frozenset[int] = frozenset()
+        self._peers: list[tuple[Ints, SlowRanks]] = []
 
     def add(self, told: OwnTimes) -> list[Verdict]:
         """Judge a step, larger than those before; returns the verdicts that are new, and those that end."""
+        if not self._known.issuperset(told.ranks.tolist()):
+            self._group(self._known.union(told.ranks.tolist()))
         changed = []
-        for peers, slow in zip(self._peers, self._slow, strict=True):
+        for peers, slow in self._peers:
             own = np.full((len(peers), len(PHASES)), np.nan)
             index = np.searchsorted(peers, told.ranks)
             is_peer = peers[np.minimum(index, len(peers) - 1)] == told.ranks
@@ -93,28 +102,34 @@ class Judge:
                 times = times.copy()
                 times[:, _BLOCKED, _MAY_WAIT] = 0.0
             own[index[is_peer]] = times.sum(axis=1)
-            changed += [self._noted(found) for found in slow.add(told.step, own)]
+            changed += [_verdict(found) for found in slow.add(told.step, own)]
         return changed
 
-    def verdicts(self) -> list[Verdict]:
-        """All so far, in the order in which they were told."""
-        return list(self._verdicts.values())
+    def _group(self, ranks: frozenset[int]) -> None:
+        """Divide the ranks into peers; those of a group that stays the same go on."""
+        groups = defaultdict[tuple[tuple[str, int], ...], list[int]](list)
+        for rank in sorted(ranks):
+            axes = self._coordinates(rank).items()
+            groups[tuple(sorted(one for one in axes if one[0] not in DATA_AXES))].append(rank)
+        old = {tuple(peers.tolist()): slow for peers, slow in self._peers}
+        self._peers = [
+            (np.array(group), old.get(tuple(group)) or SlowRanks(group))
+            for group in groups.values()
+            if len(group) > 1
+        ]
+        self._known = ranks
 
-    def _noted(self, found: Slow) -> Verdict:
-        cause = "unknown" if found.phase == "rest" else found.phase
-        what = "waiting for a processor" if found.phase == "host" else f"in {found.phase}"
-        if found.phase == "rest":
-            what = "outside of data, forward, backward and optimizer"
-        verdict = Verdict(
-            rank=found.rank,
-            cause=cause,
-            since_step=found.since,
-            until_step=found.until,
-            evidence=(
-                f"rank {found.rank} takes {found.own_ms:.3g} ms a step {what}, the median of its peers "
-                f"{found.peers_ms:.3g} ms; a whole step of the peers' own takes {found.peers_step_ms:.3g} ms"
-            ),
-            first_told_step=found.told,
-        )
-        self._verdicts[(verdict.rank, cause, verdict.since_step)] = verdict
-        return verdict
+
+def _verdict(found: Slow) -> Verdict:
+    what = _WHERE.get(found.phase, f"in {found.phase}")
+    return Verdict(
+        rank=found.rank,
+        cause="unknown" if found.phase == "rest" else found.phase,
+        since_step=found.since,
+        until_step=found.until,
+        evidence=(
+            f"rank {found.rank} takes {found.own_ms:.3g} ms a step {what}, the median of its peers "
+            f"{found.peers_ms:.3g} ms; a whole step of the peers' own takes {found.peers_step_ms:.3g} ms"
+        ),
+        first_told_step=found.told,
+    )

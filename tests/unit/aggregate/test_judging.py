@@ -1,0 +1,114 @@
+"""Verdicts on the ranks of a run: live, from the files afterwards, in alerts.jsonl, by `why`."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from distsummary.aggregate.judging import RANK_TAG, TEXT_TAG, Alerts, judge_files, read_alerts
+from distsummary.aggregate.merge import merge_run
+from distsummary.cli import main
+from distsummary.diagnosis.verdict import Verdict
+from distsummary.format.records import MINDSPORE, TENSORBOARD
+from tests.unit.aggregate.live_ranks import Ranks, scalar, series
+
+STEPS, SLOW = 120, range(40, 90)
+
+
+@pytest.fixture
+def four(tmp_path):
+    ranks = Ranks(tmp_path / "run", 4)
+    yield ranks
+    ranks.close()
+
+
+def phases(step, rank):
+    """What a rank records at a step: rank 2 takes longer in forward at the steps SLOW."""
+    rng = np.random.default_rng(1000 * step + rank)
+    usual = {"data": 2.0, "forward": 5.0, "backward": 8.0, "optimizer": 2.0, "rest": 1.0}
+    times = {name: ms * rng.uniform(0.97, 1.03) for name, ms in usual.items()}
+    if rank == 2 and step in SLOW:
+        times["forward"] += 5.0
+    loss = math.nan if rank == 1 and step == 100 else 1.0
+    measured = {f"perf/phase/{name}/cpu_ms": ms for name, ms in times.items()}
+    return scalar(step, loss=loss, **{"perf/own_ms": sum(times.values())}, **measured)
+
+
+def write(ranks, live=None):
+    for step in range(1, STEPS + 1):
+        for rank in range(4):
+            digest = ranks.write(rank, [phases(step, rank)])
+            if live is not None:
+                live.add(digest)
+        if live is not None and step % 7 == 0:
+            live.advance({0, 1, 2, 3}, float(step))
+
+
+def shown(ranks, dialect=MINDSPORE):
+    found = series(ranks.run_dir.base, dialect)
+    return {key: value for key, value in found.items() if key[1].startswith(TEXT_TAG)}
+
+
+def test_the_slow_and_the_sick_rank_are_told_live_and_a_merge_of_the_files_says_the_same(four, caplog):
+    live = four.live()
+    live.poll()
+    write(four, live)
+    live.close()
+    alerts = read_alerts(four.run_dir)
+    assert [(one["rank"], one["cause"], one["since_step"], one["until_step"]) for one in alerts] == [
+        (2, "forward", 40, 89),
+        (1, "nan", 100, None),
+    ]
+    assert 40 <= alerts[0]["first_told_step"] <= 50
+    told = [record.getMessage() for record in caplog.records if "distsummary why" in record.getMessage()]
+    assert len(told) == 2
+    verdicts = judge_files(four.run_dir)
+    assert [one.as_json() for one in verdicts] == [
+        {name: value for name, value in alert.items() if name not in ("time", "attempt")} for alert in alerts
+    ]
+    by_hand, by_hand_too = shown(four), shown(four, TENSORBOARD)
+    assert [step for step, _ in by_hand["text", TEXT_TAG]] == [alerts[0]["first_told_step"], 100]
+    assert [(step, float(rank)) for step, rank in by_hand["scalar", RANK_TAG]] == [
+        (alerts[0]["first_told_step"], 2.0),
+        (100, 1.0),
+    ]
+    before = four.run_dir.alerts_path.read_bytes()
+    merge_run(four.run_dir)
+    assert (shown(four), shown(four, TENSORBOARD)) == (by_hand, by_hand_too)
+    assert four.run_dir.alerts_path.read_bytes() == before
+
+
+def test_the_phases_of_the_ranks_are_not_merged(four):
+    write(four)
+    merge_run(four.run_dir)
+    tags = {tag for _, tag in series(four.run_dir.base, MINDSPORE)}
+    assert "perf/own_ms/argmax_rank" in tags
+    assert not [tag for tag in tags if tag.startswith("perf/phase/")]
+
+
+def test_why_names_them_in_words_and_as_json_and_exits_with_1(four, capsys):
+    write(four)
+    assert main(["why", str(four.run_dir.base)]) == 1
+    text = capsys.readouterr().out
+    assert text.startswith("rank 2: forward, since step 40, to step 89 (told at step ")
+    assert "rank 1: nan, since step 100, still" in text
+    assert main(["why", str(four.run_dir.base), "--json"]) == 1
+    verdicts = json.loads(capsys.readouterr().out)["verdicts"]
+    assert [(one["rank"], one["cause"]) for one in verdicts] == [(2, "forward"), (1, "nan")]
+
+
+def test_a_verdict_is_told_once_also_after_a_restart_and_a_torn_line_is_left_out(tmp_path, four, caplog):
+    verdict = Verdict(rank=1, cause="data", since_step=3, until_step=None, evidence="slow", first_told_step=9)
+    Alerts(four.run_dir).tell(0, verdict)
+    with open(four.run_dir.alerts_path, "ab") as file:
+        file.write(b'{"rank": 1, "cau\n')
+    again = Alerts(four.run_dir)
+    again.tell(0, verdict)
+    again.tell(1, verdict)  # another attempt
+    found = read_alerts(four.run_dir)
+    assert [(one["attempt"], one["rank"], one["evidence"]) for one in found] == [
+        (0, 1, "slow"),
+        (1, 1, "slow"),
+    ]
+    assert len(caplog.records) == 2

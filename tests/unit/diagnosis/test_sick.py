@@ -1,0 +1,55 @@
+"""FirstNonFinite: which rank, tag and step."""
+
+import math
+
+import numpy as np
+import pytest
+
+from distsummary.diagnosis.sick import FirstNonFinite
+from distsummary.diagnosis.verdict import Verdict
+
+TAGS = ["accuracy", "loss", "never"]
+
+
+def look(first: FirstNonFinite, rows: list[tuple[int, int, str, float]]) -> list[Verdict]:
+    """`rows`: (step, rank, tag, value)."""
+    return first.add(
+        TAGS,
+        np.array([TAGS.index(tag) for _, _, tag, _ in rows], np.int64),
+        np.array([rank for _, rank, _, _ in rows], np.int64),
+        np.array([step for step, _, _, _ in rows], np.int64),
+        np.array([value for _, _, _, value in rows], float),
+    )
+
+
+def steps(values: dict[tuple[int, int], float], *, last: int = 6) -> list[tuple[int, int, str, float]]:
+    return [
+        (step, rank, "loss", values.get((step, rank), 1.0)) for step in range(1, last) for rank in range(4)
+    ]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+def test_the_first_step_and_its_rank_are_told_once_however_steps_are_divided(bad: float, chunk: int) -> None:
+    rows = steps({(3, 2): bad} | {(step, rank): bad for step in (4, 5) for rank in range(4)})
+    first, found = FirstNonFinite(), []
+    for low in range(1, 6, chunk):
+        found += look(first, [row for row in rows if low <= row[0] < low + chunk])
+    [verdict] = found
+    assert (verdict.rank, verdict.cause, verdict.since_step, verdict.first_told_step) == (2, "nan", 3, 3)
+    assert verdict.evidence == f"loss is {bad} on rank 2 at step 3, finite on 3 others"
+
+
+def test_if_all_ranks_have_it_the_lowest_is_named_and_all_are_counted() -> None:
+    [verdict] = look(FirstNonFinite(), steps({(3, rank): math.nan for rank in range(4)}))
+    assert verdict.rank == 0
+    assert verdict.evidence.endswith("on all 4 ranks that recorded it")
+
+
+def test_a_tag_that_was_never_finite_is_no_alarm_but_a_loss_is() -> None:
+    first = FirstNonFinite()
+    assert look(first, [(step, 0, "never", math.nan) for step in range(1, 9)]) == []
+    assert look(first, [(9, 0, "accuracy", 0.5)]) == []
+    assert [one.since_step for one in look(first, [(10, 0, "loss", math.nan)])] == [10]
+    second = FirstNonFinite()
+    assert look(second, [(1, 0, "accuracy", 0.5), (2, 0, "accuracy", math.inf)])[0].since_step == 2
