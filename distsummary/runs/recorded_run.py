@@ -221,7 +221,7 @@ class RecordedRun:
         """Which rank was told to be slow, stuck or sick, from alerts.jsonl: rank, cause, since_step,
         until_step (-1: to the end), evidence and first_told_step. Empty if nothing was told.
         """
-        rows: list[Mapping[str, Any]] = []
+        rows: dict[tuple[Any, ...], Mapping[str, Any]] = {}
         path = self.path / "alerts.jsonl"
         try:
             lines = path.read_text(errors="replace").splitlines()
@@ -230,13 +230,13 @@ class RecordedRun:
         for number, line in enumerate(lines, 1):
             try:
                 row = json.loads(line)
-                _ = [int(row[name]) for name in ("rank", "since_step")]
-                rows.append(row)
+                place = (row.get("attempt"), int(row["rank"]), row["cause"], int(row["since_step"]))
+                rows[place] = row  # the last line of each counts
             except (ValueError, TypeError, KeyError) as error:
                 self._told[f"{path}, line {number}: no verdict ({error})"] = None
         columns: dict[str, Any] = {}
         for name, dtype in _VERDICT.items():
-            values = [row.get(name) for row in rows]
+            values = [row.get(name) for row in rows.values()]
             if dtype is object:
                 columns[name] = objects(values)
             else:
