@@ -191,6 +191,8 @@ def merge(options: argparse.Namespace) -> None:
             print(
                 f"  steps that the merged run lacked or had of fewer ranks: {report.completed}, now completed"
             )
+        if report.short_norms:
+            print(f"  norms of parameters that are NaN, as parts are missing: {report.short_norms}")
         for path in report.files:
             print(f"  {path.name}")
         # The merge has logged those of the configuration.

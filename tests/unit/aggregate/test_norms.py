@@ -8,6 +8,7 @@ import pytest
 
 from distsummary import merge_run
 from distsummary.aggregate.merged_files import is_merged
+from distsummary.cli import main
 from distsummary.format import norms as norms_module
 from distsummary.format.norm_scalars import WARM
 from distsummary.format.norms import NORMS_TAG, ParameterNorms, ParameterTable
@@ -155,7 +156,9 @@ def test_live_is_the_same_from_files_alone_and_after_a_restart(ranks, tmp_path):
     assert merged(ranks.run_dir.base) == merged(tmp_path / "offline")
 
 
-def test_without_the_norms_of_a_rank_a_parameter_that_is_split_has_none_and_that_is_said(ranks, caplog):
+def test_without_the_norms_of_a_rank_a_parameter_that_is_split_has_none_and_that_is_said(
+    ranks, caplog, capsys
+):
     for rank in range(RANKS):
         ranks.write(rank, [event(step, rank) for step in (range(1, 4) if rank != 2 else range(1, 2))])
     ranks.close()
@@ -164,6 +167,8 @@ def test_without_the_norms_of_a_rank_a_parameter_that_is_split_has_none_and_that
     assert report.short_norms == 2
     assert "of 'sharded', ranks 0, 1, 3 hold 6 of 8 elements" in caplog.text
     assert caplog.text.count("NaN in the merged run") == 1
+    assert main(["merge", str(ranks.run_dir.base)]) == 0
+    assert "norms of parameters that are NaN, as parts are missing: 2\n" in capsys.readouterr().out
     one = norms_at(ranks.run_dir.base, 2)
     np.testing.assert_equal(one.weight_sums, [NAN, 16.0, 16.0])
     np.testing.assert_equal(one.gradient_sums, [NAN, 16.0, 16.0])
