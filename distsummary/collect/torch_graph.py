@@ -70,7 +70,7 @@ class _Drawing:
         self._after: dict[str, str] = {}  # node -> the node that it only comes after
         self._approximate: set[str] = set()  # nodes whose edges say nothing but the order
         self._drawn: dict[int, str] = {}  # module -> its first node
-        self._counts = ParameterCounts()
+        self._of_module: dict[str, Place] = {}  # node -> the module that it draws
         self.first: tuple[Call, tuple[Any, ...], dict[str, Any]] | None = None
 
     def begin(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -89,7 +89,7 @@ class _Drawing:
         """Draw a module that has called no other, and the output of a forward pass."""
         if not call.calls:
             # Its modules, if it has any, were called where nothing is seen, inside of what is compiled.
-            if next(call.module.children(), None) and not isinstance(call.module, nn.MultiheadAttention):
+            if has_modules(call.module) and not isinstance(call.module, nn.MultiheadAttention):
                 node = self._draw_inside(call)
             else:
                 node = self._draw(call, output)
@@ -101,9 +101,9 @@ class _Drawing:
     def _draw(self, call: Call, output: object) -> str:
         again = {"call": str(call.number)} if call.number > 1 else {}
         name = call.scope or class_of(call.module)
-        node = self._node(call.place._replace(module=call.module), name, types_of(output), again)
+        place = call.place._replace(module=call.module)
         last = self._nodes[-1].name if self._nodes else ""
-        name = self._add(node, call.data)
+        name = self._add(self._node(place, name, types_of(output), again), call.data, place)
         if not call.data and last:
             self._after[name] = last
         self._drawn.setdefault(id(call.module), name)
@@ -116,7 +116,7 @@ class _Drawing:
         for place in inside:
             own = place.scope.removeprefix(f"{call.place.scope}/")
             node = self._node(place, within(call.scope, own), (), {"call": "not observed"})
-            name = self._add(node, call.data if not last else [])
+            name = self._add(node, call.data if not last else [], place)
             self._approximate.add(name)
             if last:
                 self._after[name] = last
@@ -124,14 +124,15 @@ class _Drawing:
         return name or self._draw(call, None)
 
     def _node(self, place: Place, name: str, kinds: tuple[TensorType, ...], more: Mapping[str, str]) -> Node:
-        count, shown = self._counts.of(place)
         attributes = {"module": place.path} if place.path else {}
         if settings := _settings(place.module):
             attributes["settings"] = settings
-        return Node(name, class_of(place.module), (), kinds, count, {**attributes, **shown, **more})
+        return Node(name, class_of(place.module), (), kinds, 0, {**attributes, **more})
 
-    def _add(self, node: Node, sources: Iterable[Source] = ()) -> str:
+    def _add(self, node: Node, sources: Iterable[Source] = (), place: Place | None = None) -> str:
         name = self._names.unique(node.name)
+        if place is not None:
+            self._of_module[name] = place
         self._nodes.append(Node(name, node.op, (), node.outputs, node.parameters, node.attributes))
         self._inputs[name] = list(sources)
         return name
@@ -140,16 +141,20 @@ class _Drawing:
         """The graph of all calls so far."""
         is_seen = bool(self._drawn)
         self._draw_uncalled(is_seen)
-        parameters = self._draw_parameters()
+        # Only now, when all parameters are in one state: FSDP2 replaces them during a pass.
+        counts = ParameterCounts()
+        held = {name: counts.of(place) for name, place in self._of_module.items()}
+        parameters = self._draw_parameters(counts)
         order = {node.name: number for number, node in enumerate(self._nodes)}
         edges = {
             name: tuple(self._edges(name, sources, parameters, order))
             for name, sources in self._inputs.items()
         }
-        nodes = (
-            Node(node.name, node.op, edges[node.name], node.outputs, node.parameters, node.attributes)
-            for node in self._nodes
-        )
+        nodes = []
+        for node in self._nodes:
+            count, shown = held.get(node.name, (node.parameters, {}))
+            attributes = {**node.attributes, **shown}
+            nodes.append(Node(node.name, node.op, edges[node.name], node.outputs, count, attributes))
         return Graph(tuple(nodes), class_of(self._network))
 
     def _edges(
@@ -178,23 +183,25 @@ class _Drawing:
             if is_seen and next(place.module.parameters(recurse=False), None) is None:
                 continue
             name = place.scope or class_of(place.module)
-            name = self._add(self._node(place, name, (), {"call": why}))
+            name = self._add(self._node(place, name, (), {"call": why}), (), place)
             self._drawn[id(place.module)] = name
             if last and not is_seen:
                 self._after[name] = last
             last = name
 
-    def _draw_parameters(self) -> dict[int, str]:
+    def _draw_parameters(self, counts: "ParameterCounts") -> dict[int, str]:
         """Draw the parameters of modules that call others; returns their nodes by the ids of parameters."""
+        drawn: list[Node] = []
         nodes: dict[int, str] = {}
         for place in self._places.values():
             for name, parameter in place.module.named_parameters(recurse=False):
-                if self._counts.take(parameter):
+                if counts.take(parameter):
                     node = self._names.unique(within(place.scope, name))
                     self._inputs[node] = []
                     kind = type_of(parameter)
-                    self._nodes.insert(0, Node(node, PARAMETER, (), (kind,), math.prod(kind.shape), {}))
+                    drawn.append(Node(node, PARAMETER, (), (kind,), math.prod(kind.shape), {}))
                     nodes[id(parameter)] = node
+        self._nodes[:0] = drawn
         return nodes
 
 
@@ -240,7 +247,7 @@ def leaves(module: nn.Module, above: Place | None = None) -> Iterator[Place]:
         is_attention = isinstance(place.module, nn.MultiheadAttention)
         if attention and place.path.startswith(attention):
             continue
-        if is_attention or next(place.module.children(), None) is None:
+        if is_attention or not has_modules(place.module):
             attention = f"{place.path}." if is_attention else ""
             if above is None:
                 yield place
@@ -249,12 +256,21 @@ def leaves(module: nn.Module, above: Place | None = None) -> Iterator[Place]:
                 yield Place(place.module, path, within(above.scope, place.scope), place.is_seen)
 
 
+def has_modules(module: nn.Module) -> bool:
+    """Whether a module holds others."""
+    return any(True for _ in module.children())
+
+
 def class_of(module: nn.Module) -> str:
     """The name of a module's class; of a module that FSDP2 shards, that of its own class."""
-    kind = type(module)
-    if kind.__name__.startswith("FSDP") and kind.__mro__[1].__name__ == "FSDPModule":
-        kind = kind.__mro__[2]
-    return kind.__name__
+    kinds = type(module).__mro__
+    return kinds[2 if kinds[1].__name__ == "FSDPModule" else 0].__name__
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether FSDP, of the first or the second kind, shards the parameters of a module."""
+    # by name: importing the classes takes a second
+    return any(kind.__name__ in ("FSDPModule", "FullyShardedDataParallel") for kind in type(module).__mro__)
 
 
 def named_arguments(

@@ -36,9 +36,10 @@ class ExportObserver(TreeObserver):
             self._tell("the model was not exported, as no call of it was seen; the graph is the module tree")
             return tree
         call, args, kwargs = first
+        if any(type(parameter.data) is not Tensor for parameter in call.module.parameters()):
+            self._tell("a model that is split over ranks is not exported; the graph is the tree of modules")
+            return tree
         try:
-            if any(type(parameter.data) is not Tensor for parameter in call.module.parameters()):
-                raise TypeError("parameters that are split over ranks cannot be exported")
             with warnings.catch_warnings():  # such as attributes that forward assigns
                 warnings.simplefilter("ignore")
                 exported = torch.export.export(call.module, args, kwargs)

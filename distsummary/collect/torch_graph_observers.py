@@ -21,5 +21,5 @@ def observer_of(
     if how == "ops" and can_observe(network):
         return OperationsObserver(network, failed, tell)
     if how == "ops":
-        tell("the operations of a compiled model cannot be observed; its graph is the tree of the modules")
+        tell("operations of a compiled model, or of FSDP, are not observed; the graph is the tree of modules")
     return TreeObserver(network, failed)

@@ -7,11 +7,18 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from distsummary.collect.torch_graph import ParameterCounts, TreeObserver, class_of, named_arguments, within
+from distsummary.collect.torch_graph import (
+    ParameterCounts,
+    TreeObserver,
+    class_of,
+    is_sharded,
+    named_arguments,
+    within,
+)
 from distsummary.collect.torch_graph_sources import address_of, tensors_in, types_of
 from distsummary.collect.torch_module_calls import Call, ModuleCalls, places
 from distsummary.format.graph import INPUT, OUTPUT, Edge, Graph, Names, Node
-from distsummary.frameworks.torch_modules import unwrap
+from distsummary.frameworks.torch_modules import compiled_from, unwrap
 
 MAX_OPERATIONS = 200_000  # more are not drawn: their record would take gigabytes
 _OURS = ("aten", "prims")  # operations of other namespaces that are drawn have a dot in their name
@@ -183,5 +190,11 @@ class _Observe(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def can_observe(network: nn.Module) -> bool:
-    """Whether no part of the model is compiled: torch does not compile while operations are observed."""
-    return all(place.is_seen for place in places(network))
+    """Whether no part of the model is compiled, or sharded by FSDP.
+
+    torch does not compile while operations are observed; FSDP gathers parameters by operations of its own.
+    """
+    return all(
+        place.is_seen and compiled_from(place.module) is None and not is_sharded(place.module)
+        for place in places(network)
+    )

@@ -51,7 +51,7 @@ def places(network: nn.Module) -> Iterator[Place]:
             yield Place(module, path, scope, is_seen)
             yield from walk(inner, path, scope, False)
             return
-        if wrapped := wrapped_by(module):
+        if (wrapped := wrapped_by(module)) is not None:
             yield from walk(wrapped, path, scope, is_seen)
             return
         if getattr(module, "_compiled_call_impl", None) is not None:

@@ -336,7 +336,7 @@ def test_operations_of_a_compiled_model_are_not_observed_and_that_is_said():
     net = nn.Sequential(nn.Linear(4, 4), torch.compile(Block(), backend="eager"))
     observed = Observed(net, "ops")
     assert observed.told == [
-        "the operations of a compiled model cannot be observed; its graph is the tree of the modules"
+        "operations of a compiled model, or of FSDP, are not observed; the graph is the tree of modules"
     ]
     observed.observer.close()
 
