@@ -250,33 +250,44 @@ class Recorded:
             ends: attempt -> the step from which on a later attempt has repeated it, see
                 `deduplicate.ends_of_attempts`.
         """
+        attempts, steps, values, times = self._counted(tag, ends, has_times=True)
+        return ScalarPiece(tag, attempts, steps, times, values)
+
+    def curve(self, tag: str, ends: Mapping[int, float]) -> tuple[Array, Array]:
+        """The steps and values of `scalars` alone, which take a third of the time."""
+        _, steps, values = self._counted(tag, ends, has_times=False)
+        return steps, values
+
+    def _counted(self, tag: str, ends: Mapping[int, float], *, has_times: bool) -> tuple[Array, ...]:
+        """The attempts, steps, values and, if asked for, wall times of the scalars that count."""
         found: list[tuple[Array, ...]] = []
         is_ours = True
         for _, part, is_new in self._parts:
             series = part.scalars.get(tag)
             if series is None:
                 continue
+            names = ["step", "wall_time"] if has_times else ["step"]
+            is_each = series.events.size == part.size
             at = series.events.load()
-            steps, times = part.events["step"].load(), part.events["wall_time"].load()
-            is_each = at.size == steps.size
-            columns = [_attempts(part, at), *((steps, times) if is_each else (steps[at], times[at]))]
-            columns.append(series.values.load())
-            counts = _counting(part, columns[0], columns[1], ends)
+            steps, *times = (part.events[name].load() for name in names)
+            if not is_each:
+                steps, *times = (column[at] for column in (steps, *times))
+            columns = (_attempts(part, at), steps, series.values.load(), *times)
+            counts = _counting(part, columns[0], steps, ends)
             if is_new is not None:
                 counts = is_new[at] if counts is None else counts & is_new[at]
-            found.append(tuple(columns if counts is None else (column[counts] for column in columns)))
+            found.append(columns if counts is None else tuple(column[counts] for column in columns))
             is_ours &= all(run_id for run_id, _ in part.owners)
         if not found:
-            return ScalarPiece(tag, *(np.empty(0, kind) for kind in (np.int64, np.int64, float, np.float32)))
-        columns_of = zip(*found, strict=True)
-        attempts, steps, times, values = (
-            one[0] if len(one) == 1 else np.concatenate(one) for one in columns_of
-        )
-        if is_ours and steps.size and not (np.diff(steps) > 0).all():
+            dtypes = (np.int64, np.int64, np.float32, np.float64)
+            return tuple(np.empty(0, dtype) for dtype in dtypes[: 3 + has_times])
+        joint = found[0] if len(found) == 1 else tuple(map(np.concatenate, zip(*found, strict=True)))
+        steps = joint[1]
+        if is_ours and steps.size and not (steps[1:] > steps[:-1]).all():
             order = np.argsort(steps, kind="stable")
             last = np.sort(order[np.append(np.diff(steps[order]) != 0, True)])
-            attempts, steps, times, values = attempts[last], steps[last], times[last], values[last]
-        return ScalarPiece(tag, attempts, steps, times, values)
+            joint = tuple(column[last] for column in joint)
+        return joint
 
     def places(self, plugin: str, tag: str | None, ends: Mapping[int, float]) -> list[Place]:
         """Where the values of a plugin stand that count, in recording order; `tag` None: of all tags."""

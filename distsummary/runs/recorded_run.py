@@ -310,7 +310,7 @@ class RecordedRun:
                 _wanted(
                     tag, [*dict.fromkeys(t for one in self._ranks.values() for t in one.tags())], "scalars"
                 )
-            return matrix_of(lambda: (Piece(rank, *one.scalars(tag, ends)) for rank, one in having.items()))
+            return matrix_of((rank, *one.curve(tag, ends)) for rank, one in having.items())
 
         return self._read(read)
 

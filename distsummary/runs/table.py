@@ -1,6 +1,5 @@
 """Table: rows as NumPy columns, for pandas, polars, Arrow, a notebook or a plot."""
 
-import hashlib
 import html
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ _SHOWN = 10  # rows at the beginning and at the end of a table in a notebook
 _MAX_TEXT = 80  # characters of a cell there
 MAX_LINES = 16  # ranks with a line each in a plot; of more, their median and the band of all
 _MAX_TAGS = 24  # in one plot
+_GRIDS = 4  # different steps of ranks that are compared with those of the next rank
 _EXTRAS = {"pandas": "read", "polars": "read", "pyarrow": "read", "matplotlib": "report"}
 
 
@@ -228,7 +228,7 @@ class ScalarTable(Table):
         if tag not in self.tags:
             raise InvalidValueError(f"tag must be one of {sorted(self.tags)[:20]}, got {tag!r}")
         pieces = [piece for piece in self._pieces if piece.tag == tag]
-        return matrix_of(lambda: pieces)
+        return matrix_of((piece.rank, piece.steps, piece.values) for piece in pieces)
 
     def plot(self, *, log: bool = False) -> "Figure":
         """One matplotlib figure with the curves of each tag, which a notebook shows; nothing is smoothed.
@@ -277,22 +277,36 @@ class ScalarTable(Table):
         return figure
 
 
-def matrix_of(read: Callable[[], Iterable[Piece]]) -> tuple[Array, Array, Array]:
-    """The matrix of one tag, see `ScalarTable.matrix`, of pieces of rising ranks.
+def matrix_of(curves: Iterable[tuple[int, Array, Array]]) -> tuple[Array, Array, Array]:
+    """The matrix of one tag, see `ScalarTable.matrix`.
 
     Args:
-        read: gives the pieces; it is called twice, so that no more than one of them need be in memory.
+        curves: of each rank its number, the steps and the values. One after the other is taken, and of steps
+            that ranks have in common one copy is kept.
     """
-    grids: dict[bytes, Array] = {}  # ranks mostly have the same steps
-    ranks: list[int] = []
-    for piece in read():
-        grids.setdefault(hashlib.blake2b(piece.steps.tobytes(), digest_size=16).digest(), piece.steps)
-        ranks.append(piece.rank)
-    steps = np.unique(np.concatenate([np.empty(0, np.int64), *grids.values()]))
-    values = np.full((len(ranks), steps.size), np.nan, np.float32)
-    for row, piece in zip(values, read(), strict=True):
-        row[np.searchsorted(steps, piece.steps)] = piece.values
-    return steps, np.array(ranks, np.int32), values.T
+    grids: list[Array] = []
+    rows: list[tuple[int, int, Array]] = []  # rank, number of its grid, values at the first steps of the grid
+    for rank, steps, values in curves:
+        for number in range(len(grids) - 1, max(-1, len(grids) - 1 - _GRIDS), -1):
+            both = min(grids[number].size, steps.size)
+            if (grids[number][:both] == steps[:both]).all():  # a rank may be some steps behind
+                grids[number] = max(grids[number], steps, key=len)
+                break
+        else:
+            number = len(grids)
+            grids.append(steps)
+        rows.append((rank, number, values))
+    merged = np.unique(np.concatenate([np.empty(0, np.int64), *grids]))
+    places = [
+        slice(None) if np.array_equal(grid, merged) else np.searchsorted(merged, grid) for grid in grids
+    ]
+    found = np.full((len(rows), merged.size), np.nan, np.float32)
+    ranks = np.array([rank for rank, _, _ in rows], np.int32)
+    for row in found[::-1]:
+        _, number, values = rows.pop()
+        place = places[number]
+        row[slice(0, values.size) if isinstance(place, slice) else place[: values.size]] = values
+    return merged, ranks, found.T
 
 
 class ValueTable(Table):

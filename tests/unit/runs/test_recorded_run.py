@@ -11,6 +11,7 @@ import distsummary as ds
 from distsummary.cli import main
 from distsummary.errors import InvalidValueError, MissingFileError, NotADirectoryPathError
 from distsummary.format.histogram import count_histogram
+from distsummary.format.hparams import session_start
 from distsummary.format.records import MINDSPORE, TENSORBOARD, Batch, Event, Shard, Value
 from distsummary.reading import index, recorded
 from distsummary.reading.index import check_index, index_path, is_index
@@ -253,6 +254,15 @@ def test_values_are_read_one_by_one_from_where_they_stand(tmp_path):
         assert run.tags["histogram"] == {"h": 1}
         with pytest.raises(InvalidValueError, match="'imm'; the nearest are im"):
             run.images("imm")
+        for table, expected in (
+            (run.text(), "<b>1</b>"),
+            (run.tensors(), {"shape": [2, 3], "dtype": "float32", "values": [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]}),
+            (run.images(), {"height": 2, "width": 3, "encoded": first.value.encoded}),
+        ):
+            assert table.to_polars()["value"][0] == table.to_arrow()["value"][0].as_py() == expected
+            assert len(table.to_pandas()) == 2
+            assert len(table._repr_html_()) < 2000
+        assert run.histograms().to_arrow()["value"][1].as_py()["max"] == 10.0
 
 
 def test_shards_are_put_together_and_what_is_missing_is_masked(tmp_path):
@@ -306,6 +316,14 @@ def test_config_lineage_attempts_and_health_of_a_recorded_run(tmp_path):
     assert rows(run.health, "rank", "state", "step") == [(0, "finished", 3), (1, "finished", 3)]
     assert run.graph is None
     assert run.landscapes == {}
+
+
+def test_the_settings_of_files_of_tensorboard_are_the_config(tmp_path):
+    settings = {"lr": 0.5, "name": "x"}
+    record(
+        tmp_path, steps=[0], values=lambda step, rank: [session_start(settings, 1.0)], formats=(TENSORBOARD,)
+    )
+    assert ds.open_run(tmp_path).config == settings
 
 
 def test_verdicts_are_read_line_by_line(tmp_path):

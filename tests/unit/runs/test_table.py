@@ -91,6 +91,25 @@ def test_a_matrix_has_a_row_for_each_step_and_nan_where_a_rank_has_nothing(table
         table.matrix()
 
 
+def test_a_matrix_of_ranks_that_are_behind_fall_or_have_a_step_twice():
+    curves = [
+        (0, [2, 4, 6], [1, 2, 3]), (1, [2, 4], [4, 5]), (2, [2, 4, 6, 8], [6, 7, 8, 9]), (3, [4], [10]),
+        (4, [8, 4, 2, 6], [11, 12, 13, 14]), (5, [4, 4], [15, 16]), (6, [1], [17]),
+        (7, [], []), (8, [2], [18]),
+    ]  # fmt: skip
+    found = ScalarTable([piece(rank, "a", steps, values) for rank, steps, values in curves]).matrix("a")
+    expected = {(step, rank): value for rank, *both in curves for step, value in zip(*both, strict=True)}
+    steps, ranks, values = found
+    assert (steps.tolist(), ranks.tolist()) == ([1, 2, 4, 6, 8], [0, 1, 2, 3, 4, 5, 6, 8])
+    told = {
+        (step, rank): float(values[row, column])
+        for row, step in enumerate(steps.tolist())
+        for column, rank in enumerate(ranks.tolist())
+        if not np.isnan(values[row, column])
+    }
+    assert told == expected
+
+
 def test_a_column_that_is_not_there_is_named(table):
     with pytest.raises(InvalidValueError, match="'steps'"):
         table["steps"]
