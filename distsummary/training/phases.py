@@ -28,9 +28,11 @@ REST = "rest"  # everything else: of a loop without torch, its whole body
 PHASES = (DATA, FORWARD, BACKWARD, WAIT, OPTIMIZER, PYTHON, RECORDING, CHECKPOINT, EVALUATION, REST)
 MEASURES = ("cpu_ms", "blocked_ms", "queue_ms")
 TAGS = {phase: tuple(f"{PHASE_TAGS}{phase}/{measure}" for measure in MEASURES) for phase in PHASES}
+COMPUTING = (FORWARD, BACKWARD, OPTIMIZER, REST)
+SHARED = {phase: f"{PHASE_TAGS}{phase}/wait_ms" for phase in COMPUTING}  # blocked, maybe by other ranks
 OWN_MS = "perf/own_ms"  # what the thread did by itself: CPU and blocked time of all phases but WAIT
 WAIT_MS = "perf/wait_ms"
-STEP_PHASES = (*(tag for tags in TAGS.values() for tag in tags), OWN_MS, WAIT_MS)
+STEP_PHASES = (*(tag for tags in TAGS.values() for tag in tags), *SHARED.values(), OWN_MS, WAIT_MS)
 
 
 class Clocks(NamedTuple):
@@ -81,6 +83,9 @@ class Phases:
         self.current = REST
         self._last = self._clocks()
         self._spent: dict[str, list[float]] = {}
+        # Whether the thread may wait for other ranks, or for the device, while it computes: then blocked time
+        # of these phases says nothing about the rank.
+        self.is_computing_shared = False
         self._interrupted: str | None = None  # the phase in which garbage is being collected
         gc.callbacks.append(self._collect)
 
@@ -116,7 +121,12 @@ class Phases:
             blocked = max(wall - cpu - queue, 0.0)
             found[cpu_tag], found[blocked_tag], found[queue_tag] = 1e3 * cpu, 1e3 * blocked, 1e3 * queue
             if phase == WAIT:
-                waited = wall
+                waited += wall
+            elif self.is_computing_shared and phase in SHARED:
+                del found[blocked_tag]
+                found[SHARED[phase]] = 1e3 * blocked
+                own += cpu
+                waited += blocked
             else:
                 own += cpu + blocked
         found[OWN_MS], found[WAIT_MS] = 1e3 * own, 1e3 * waited

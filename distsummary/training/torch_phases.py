@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.utils.hooks import RemovableHandle
 
+from distsummary.frameworks.torch import FRAMEWORK
 from distsummary.frameworks.torch_optimizer import OptimizerSteps
 from distsummary.training.phases import BACKWARD, FORWARD, OPTIMIZER, REST, WAIT, Phases
 from distsummary.writing.health import Failures
@@ -34,6 +35,7 @@ class TorchPhases:
             model.register_forward_hook(self._end_forward),
         ]
         self._hook_all()
+        phases.is_computing_shared = _waits_while_computing(model)
         self._optimizers = OptimizerSteps(
             model,
             before=self._begin_optimizer,
@@ -103,6 +105,16 @@ class TorchPhases:
                 for parameter in [p for p in self._hooks if p not in self._lasts]:
                     self._hooks.pop(parameter).remove()
         self._last = None
+
+
+def _waits_while_computing(model: nn.Module) -> bool:
+    """Whether forward and backward gather parameters from other ranks, or leave the work to a device."""
+    is_split = any(FRAMEWORK.split_axes(parameter) for parameter in model.parameters())
+    return (
+        is_split
+        or any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())
+        or any(parameter.device.type != "cpu" for parameter in model.parameters())
+    )
 
 
 def _tensors(output: Any) -> Iterator[Tensor]:

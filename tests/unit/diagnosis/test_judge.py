@@ -42,6 +42,7 @@ def test_own_times_sorts_scalars_of_any_order_and_leaves_out_waiting() -> None:
         "perf/phase/forward/queue_ms",
         "perf/phase/rest/queue_ms",
         "perf/phase/evaluation/cpu_ms",
+        "perf/phase/forward/wait_ms",
     ]
     rows = [(tag, rank, step) for step in (2, 1) for rank in (1, 0) for tag in range(len(tags))]
     which, ranks, steps = (np.array(column) for column in zip(*rows, strict=True))

@@ -157,3 +157,19 @@ def test_a_run_of_several_ranks_measures_its_phases_and_a_run_of_one_does_not() 
         assert "perf/phase/evaluation/cpu_ms" not in keeps.logged[2]
         assert all({OWN_MS, WAIT_MS} <= logged.keys() for logged in keeps.logged)
     assert not [call for call in gc.callbacks if "Phases" in repr(call)]
+
+
+def test_what_blocks_a_rank_while_it_computes_is_not_its_own_if_peers_or_a_device_may(
+    clocks: Turned, phases: Phases
+) -> None:
+    phases.is_computing_shared = True
+    phases.enter(DATA)
+    clocks.turn(cpu=1, blocked=2)
+    phases.enter(FORWARD)
+    clocks.turn(cpu=10, blocked=20)
+    found = phases.take()
+    assert of(found, DATA) == (1, 2, 0)
+    assert "perf/phase/forward/blocked_ms" not in found
+    assert found["perf/phase/forward/wait_ms"] == pytest.approx(20)
+    assert found[OWN_MS] == pytest.approx(13)
+    assert found[WAIT_MS] == pytest.approx(20)
