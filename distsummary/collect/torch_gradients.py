@@ -149,8 +149,6 @@ class Gradients:
         if parameter.grad is None:
             return None
         gradient, tag = as_seen(parameter.grad, scale), name + SUFFIX
-        if not gradient.shape:
-            gradient = gradient.reshape(1)  # viewers do not show a tensor without dimensions
         if shard is not None:
             shard = self._framework.shard(gradient)
         data = checked_copy("histogram", tag, gradient, mindspore_compat=self._compat)

@@ -8,6 +8,10 @@ import pytest
 import torch
 import torch.optim.optimizer as of_torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import distsummary as ds
 from distsummary.collect.torch_gradients import NO_STEP, SKIPPED
@@ -259,6 +263,38 @@ def test_equal_gradients_are_divided_among_the_ranks(tmp_path):
             train(run, model, torch.optim.SGD(model.parameters(), lr=0.1), 1)
         names += [name for path in run_dir.rglob("rank*") if path.is_dir() for _, name in recorded(path)]
     assert sorted(names) == sorted(dict(network().named_parameters()))
+
+
+def test_shards_of_fsdp2_are_recorded_also_if_optimizers_step_while_other_layers_are_whole(tmp_path):
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    try:
+        model, whole = network(), []
+        for part in (model[0], model[2], model):
+            mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",))
+            fully_shard(part, mesh=mesh, reshard_after_forward=False)
+        for parameter in model.parameters():
+            optimizer = torch.optim.SGD([parameter], lr=0.1)
+
+            def step(p, optimizer=optimizer):
+                whole.extend(name for name, p in model.named_parameters() if not isinstance(p, DTensor))
+                optimizer.step()
+
+            parameter.register_post_accumulate_grad_hook(step)
+        topology = Topology(rank=1, world_size=2)
+        coordinator = ds.coordinator(RunDir(tmp_path / "run"), Topology())
+        collector = ds.SummaryCollector(
+            tmp_path / "run", gradients=True, topology=topology, coordinator=coordinator
+        )
+        with ds.Run(callbacks=collector, network=model, topology=topology) as run:
+            for _ in run.steps(range(1)):
+                backward(model)
+        assert whole  # else this shows nothing
+    finally:
+        torch.distributed.destroy_process_group()
+    [path] = RunDir(tmp_path / "run").rank_dirs().values()
+    values = [v for event in read_directory(path) for v in event.values if v.tag.endswith("/gradient")]
+    shards = {value.tag: value.shard.global_shape for value in values}
+    assert shards == {f"{name}/gradient": p.shape for name, p in network().named_parameters()}
 
 
 def test_model_records_them_too_also_in_sink_mode(tmp_path):
