@@ -42,7 +42,6 @@ logger = logging.getLogger(__name__)
 NONFINITE_TAG = "norms/nonfinite"  # of the text that names the first parameter
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _PLAIN = (Tensor, nn.Parameter)
-_HOST = ("cpu",)  # devices whose tensors are measured at once
 
 
 class Norms:
@@ -135,25 +134,28 @@ class Norms:
             step = self._optimizers.current
             measured.is_skipped = False
             found_inf, scale = step.found_inf, step.scale
-            if found_inf is not None and found_inf.device.type in _HOST and step.is_skipped():
+            if found_inf is not None and found_inf.is_cpu and step.is_skipped():
                 measured.is_skipped = True
                 return
             held = listed.held_by(step.optimizer)
             places, gradients, refused = [], [], []
+            parameters, has_gradient = listed.parameters, measured.norms.has_gradient
             for place in held:
-                gradient = listed.parameters[place].grad
+                gradient = parameters[place].grad
                 if gradient is None:
-                    continue
-                if not _has_layout_of(gradient, listed.parameters[place]):
+                    has_gradient[place] = False
+                elif type(gradient) is Tensor:
+                    places.append(place)
+                    gradients.append(gradient)
+                elif _has_layout_of(gradient, parameters[place]):
+                    places.append(place)
+                    gradients.append(_local(gradient))
+                else:
+                    has_gradient[place] = False
                     refused.append(listed.table.names[place])
-                    continue
-                places.append(place)
-                gradients.append(_local(gradient))
-            norms = measured.norms
-            norms.has_gradient[list(held)] = False
-            norms.has_gradient[places] = True
+            has_gradient[places] = True
             self._measure("gradient", places, gradients, measured, scale)
-            if found_inf is not None and found_inf.device.type not in _HOST:
+            if found_inf is not None and not found_inf.is_cpu:
                 measured.arriving.append((_forget_if_skipped(places), FRAMEWORK.snapshot(found_inf)))
             if refused:
                 self._failures.count(
@@ -176,9 +178,8 @@ class Norms:
             # all weights once, also those that no optimizer holds; at a step's further optimizers only theirs
             places = held if measured.is_weighed else range(len(listed.parameters))
             measured.is_weighed = True
-            weights = {place: listed.local(place) for place in places}
-            self._measure("weight", places, list(weights.values()), measured)
-            changed = self._snapshots.differences(weights)
+            self._measure("weight", places, listed.locals(places), measured)
+            changed = self._snapshots.differences(listed.local)
             if changed:
                 self._measure("update", list(changed), list(changed.values()), measured)
 
@@ -215,10 +216,12 @@ class Norms:
         """Measure tensors: those on the host at once, those on devices when their results arrive."""
         norms = measured.norms
         fill = _fill_update if kind == "update" else _fill
-        there = [index for index, one in enumerate(tensors) if one.device.type not in _HOST]
+        there = [index for index, one in enumerate(tensors) if not one.is_cpu]
         if len(there) < len(tensors):
-            hosts = sorted(set(range(len(tensors))).difference(there))
-            mine, own = [tensors[index] for index in hosts], [places[index] for index in hosts]
+            mine, own = tensors, places
+            if there:
+                hosts = [index for index, one in enumerate(tensors) if one.is_cpu]
+                mine, own = [tensors[index] for index in hosts], [places[index] for index in hosts]
             sums, counts = host_sums(mine, self._precision)
             if scale is not None:
                 sums /= float(scale.item()) ** 2
@@ -354,8 +357,9 @@ class _Listed:
             local_sizes=tuple(_local(one).numel() for one in self.parameters),
             split=tuple(FRAMEWORK.split_axes(one) for one in self.parameters),
         )
+        self._is_distributed = any(type(one) not in _PLAIN for one in self.parameters)
         self._places = {id(one): place for place, one in enumerate(self.parameters)}
-        self._held: weakref.WeakKeyDictionary[Optimizer, tuple[list[int], tuple[int, ...]]]
+        self._held: weakref.WeakKeyDictionary[Optimizer, tuple[list[int], list[int]]]
         self._held = weakref.WeakKeyDictionary()
 
     def _is_known(self, name: str, parameter: Tensor) -> bool:
@@ -377,14 +381,21 @@ class _Listed:
         """This rank's part of a parameter, as it is now."""
         return _local(self.parameters[place])
 
-    def held_by(self, optimizer: Optimizer) -> tuple[int, ...]:
+    def locals(self, places: Sequence[int]) -> list[Tensor]:
+        """This rank's parts of parameters, as they are now."""
+        parameters = self.parameters
+        if not self._is_distributed:
+            return [parameters[place] for place in places]
+        return [_local(parameters[place]) for place in places]
+
+    def held_by(self, optimizer: Optimizer) -> list[int]:
         """The places of the parameters that an optimizer holds."""
         sizes = [len(group["params"]) for group in optimizer.param_groups]
         known = self._held.get(optimizer)
         if known is not None and known[0] == sizes:
             return known[1]
         ids: Iterable[int] = (id(one) for group in optimizer.param_groups for one in group["params"])
-        held = tuple(sorted({self._places[key] for key in ids if key in self._places}))
+        held = sorted({self._places[key] for key in ids if key in self._places})
         self._held[optimizer] = sizes, held
         return held
 
@@ -402,7 +413,7 @@ class _Snapshots:
         needed: dict[torch.dtype, int] = {}
         starts: dict[int, tuple[torch.dtype, int]] = {}
         for place, one in tensors.items():
-            if one.device.type in _HOST:
+            if one.is_cpu:
                 dtype = working_dtype(one, precision)
                 starts[place] = dtype, needed.get(dtype, 0)
                 needed[dtype] = starts[place][1] + flat(one).numel()
@@ -416,15 +427,13 @@ class _Snapshots:
             one = flat(tensors[place])
             self._copies[place] = self._memory[dtype][start : start + one.numel()].copy_(one)
 
-    def differences(self, tensors: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        """By place, what was added to the copied parameters since; forgets the copies."""
+    def differences(self, local: Callable[[int], Tensor]) -> dict[int, Tensor]:
+        """By place, what was added to the copied parameters since; forgets the copies.
+
+        `local`: returns the parameter at a place, as it is now.
+        """
         copies, self._copies = self._copies, {}
-        found = {}
-        for place, copy in copies.items():
-            one = flat(tensors[place]) if place in tensors else None
-            if one is not None and one.shape == copy.shape:
-                found[place] = torch.sub(one, copy, out=copy)
-        return found
+        return {place: torch.sub(flat(local(place)), copy, out=copy) for place, copy in copies.items()}
 
 
 def _local(tensor: Tensor) -> Tensor:

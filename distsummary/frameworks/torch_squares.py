@@ -5,7 +5,7 @@ the sums of blocks in float64. In the worst case, elements that fall in size wit
 sum is 7e-7 off; usually it is 1e-8.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -54,39 +54,45 @@ def host_sums(tensors: Sequence[Tensor], precision: torch.dtype) -> tuple[Floats
         precision: torch.float32 or torch.float64, in which the squares within a block are added.
     """
     sums, counts = np.zeros(len(tensors)), np.zeros(len(tensors), np.int64)
-    own = [index for index, one in enumerate(tensors) if one.dtype in _DOUBLES and precision != torch.float64]
-    _add_block_sums(sums, tensors, precision, own)
-    if own:
-        doubles = np.zeros(len(own))
-        _add_block_sums(doubles, [tensors[index] for index in own], torch.float64, ())
-        sums[own] = doubles
-    smallest = np.array([one.numel() for one in tensors]) * _SMALLEST_MEAN
+    sizes: list[int] = [one.numel() for one in tensors]
+    doubles = _add_block_sums(sums, tensors, sizes, precision)
+    if doubles:
+        found = np.zeros(len(doubles))
+        own = [tensors[index] for index in doubles]
+        _add_block_sums(found, own, [sizes[index] for index in doubles], torch.float64)
+        sums[doubles] = found
     with np.errstate(invalid="ignore"):
-        unsure = ~(np.isfinite(sums) & (sums >= smallest))
+        unsure = ~(np.isfinite(sums) & (sums >= np.multiply(sizes, _SMALLEST_MEAN)))
     for index in np.flatnonzero(unsure).tolist():
         sums[index], counts[index] = _careful_sum(flat(tensors[index]))
     return sums, counts
 
 
 def _add_block_sums(
-    sums: Floats, tensors: Sequence[Tensor], dtype: torch.dtype, left_out: Collection[int]
-) -> None:
-    """Add the sums of squares, those of each block in `dtype`; they may overflow."""
+    sums: Floats, tensors: Sequence[Tensor], sizes: Sequence[int], dtype: torch.dtype
+) -> list[int]:
+    """Add the sums of squares, those of each block in `dtype`; they may overflow.
+
+    Tensors of a wider dtype are left out; returns their places.
+    """
     rows: list[Tensor] = []  # the norms of whole blocks, of one tensor after the other
     owners: list[int] = []  # whose rows begin at `starts`
     starts: list[int] = []
     pieces: list[Tensor] = []  # what does not fill a block
     owners_of_pieces: list[int] = []
     begun = 0
-    for index, one in enumerate(tensors):
-        if index in left_out:
-            continue
-        if one.layout != torch.strided or not one.is_contiguous() or one.is_complex():
+    wider: list[int] = []
+    for index, one in enumerate(tensors):  # most are plain and of this dtype; each check costs time
+        size = sizes[index]
+        if one.dtype is not dtype or one.layout is not torch.strided or not one.is_contiguous():
+            if one.dtype in _DOUBLES and dtype != torch.float64:
+                wider.append(index)
+                continue
             one = flat(one)
-        size = one.numel()
+            size = one.numel()
         rest = size % BLOCK
-        if one.dtype != dtype:
-            found = _converted_rows(one.view(-1), dtype)
+        if one.dtype is not dtype:
+            found = _converted_rows(one, dtype)
         elif size < BLOCK:
             if size:
                 pieces.append(one)
@@ -99,7 +105,7 @@ def _add_block_sums(
             found = torch.linalg.vector_norm(line[:-rest].view(-1, BLOCK), dim=1)
             pieces.append(line[-rest:])
             owners_of_pieces.append(index)
-        if found.numel():
+        if size:
             rows.append(found)
             owners.append(index)
             starts.append(begun)
@@ -109,6 +115,7 @@ def _add_block_sums(
     if pieces:
         norms = torch.stack(torch._foreach_norm(pieces))  # one call for all; torch's own clipping uses it too
         sums[owners_of_pieces] += _squared(norms)  # of each tensor one piece at most
+    return wider
 
 
 def _squared(norms: Tensor) -> Floats:
