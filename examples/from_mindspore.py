@@ -13,6 +13,7 @@ from torch import nn
 from torch import tensor as Tensor
 
 import distsummary as ms
+import distsummary as ops
 from distsummary import (
     Accuracy,
     Callback,
@@ -75,6 +76,63 @@ def summary_collector():
     # Do not collect metric and collect the first layer parameter, others are collected by default
     specified={'collect_metric': False, 'histogram_regular': '^conv1.*'}
     summary_collector = SummaryCollector(summary_dir='./summary_dir', collect_specified_data=specified)
+    model.train(1, ds_train, callbacks=[summary_collector], dataset_sink_mode=False)
+
+
+class CrossEntropyLoss(nn.Module):
+    """Loss function definition."""
+
+    def __init__(self):
+        super().__init__()
+        self.cross_entropy = nn.CrossEntropyLoss()
+
+        # Init ScalarSummary
+        self.scalar_summary = ops.ScalarSummary()
+
+    def forward(self, logits, label):
+        """The loss."""
+        loss = self.cross_entropy(logits, label)
+
+        # Record loss
+        self.scalar_summary("loss", loss)
+        return loss
+
+
+class Tapped(nn.Module):
+    """A network with operators."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = LeNet5()
+
+        # Init TensorSummary
+        self.tensor_summary = ops.TensorSummary()
+
+        # Init ImageSummary
+        self.image_summary = ops.ImageSummary()
+
+        # Init HistogramSummary
+        self.histogram_summary = ops.HistogramSummary()
+
+    def forward(self, data):
+        """The logits."""
+        # Record image by Summary operator
+        self.image_summary("image", data)
+        x = self.network(data)
+
+        # Record tensor by Summary operator
+        self.tensor_summary("tensor", x)
+        self.histogram_summary("fc3.weight", self.network.fc3.weight)
+        return x
+
+
+def operators():
+    """The second way of the tutorial: operators record values from within the network."""
+    ds_train = create_dataset()
+    network = Tapped()
+    net_opt = torch.optim.SGD(network.parameters(), 0.01, 0.9)
+    model = Model(network, CrossEntropyLoss(), net_opt, metrics={"Accuracy": Accuracy()})
+    summary_collector = SummaryCollector(summary_dir='./summary_dir', collect_freq=1)
     model.train(1, ds_train, callbacks=[summary_collector], dataset_sink_mode=False)
 
 
@@ -273,6 +331,7 @@ def model():
 
 SAMPLES = (
     summary_collector,
+    operators,
     summary_record,
     summary_landscape,
     callback,

@@ -24,11 +24,13 @@ from distsummary.training.values import check_tag
 P = ParamSpec("P")
 R = TypeVar("R")
 
-if TYPE_CHECKING:  # torch leaves the decorator untyped
+if TYPE_CHECKING:  # torch leaves these decorators untyped
 
     def _while_compiling(function: Callable[P, R]) -> Callable[P, R]: ...
+    def _not_compiled(function: Callable[P, R]) -> Callable[P, R]: ...
 else:
     _while_compiling = torch.compiler.assume_constant_result  # called while torch compiles
+    _not_compiled = torch.compiler.disable  # beside compiled code, torch would compile what these call
 
 GRADIENTS = ("norm", "histogram", "tensor", "image")
 _PAGE = 64  # numbers in a page: the graph rewrites a whole page for each tap, so pages are small
@@ -62,16 +64,18 @@ def scalar(name: str, value: Tensor) -> None:
         _eager_scalar(name, value)
 
 
+@_not_compiled
 def _eager_scalar(name: str, value: Tensor) -> None:
     try:
         if type(value) in _PLAIN and value.dtype in _NUMBERS and value.numel() == 1 and not value.is_meta:
             if value.is_cpu:
                 operators.tap_number(name, value.item())
             else:
-                place = _place_on(value.device, name)
-                if place is not None:
-                    place[0].narrow(0, place[1], 1).copy_(value.detach())
+                page, index = _place_on(value.device, name)
+                if page >= 0:
+                    _pages[page].narrow(0, index, 1).copy_(value.detach())
         else:
+            FRAMEWORK.shard(value)  # raises for a DTensor that is a pending sum
             operators.tap("scalar", name, value)
     except Exception as error:  # such as inside of torch.vmap; recording ends no training
         operators.refuse("scalar", f"the scalar {name!r} cannot be recorded: {error}")
@@ -89,9 +93,9 @@ def _compiled_scalar(name: str, value: Tensor) -> None:
 
 def _write(name: str, number: Tensor) -> None:
     """Let compiled code write a number into its buffer."""
-    page, index = _page(name, number.device), _index(name, number.device)
-    if page is not None:
-        page.narrow(0, index, 1).copy_(number.detach())
+    page, index = _place_of(name, number.device)
+    if page >= 0:
+        _PAGES[page]().narrow(0, index, 1).copy_(number.detach())
 
 
 # --- other values -------------------------------------------------------------------------------------------
@@ -114,12 +118,19 @@ def value(plugin: str, name: str, value: Tensor) -> None:
 
 def _compiled_value(plugin: str, name: str, value: Tensor) -> None:
     is_parameter = isinstance(value, nn.Parameter)
-    if not _is_plain(value):
-        value = value.to_local() if hasattr(value, "to_local") else value
+    if value.is_meta:
+        _refuse(plugin, name, "is on the device meta: it has no values")
+        return
+    if not _is_plain(value) and hasattr(value, "placements"):  # a DTensor
+        if any(placement.is_partial() for placement in value.placements):
+            _refuse(plugin, name, "is a pending sum over its mesh; redistribute it")
+            return
+        value = value.to_local()  # type: ignore[attr-defined]
     _note_traced(plugin, name)
     torch.ops.distsummary.tap(value.detach(), plugin, name, is_parameter, False)
 
 
+@_not_compiled
 def _tell(plugin: str, name: str, value: Tensor, *, is_parameter: bool) -> None:
     """Tell the listeners a value that exists now; one that would fill the host's memory is counted."""
     is_on_host = value.device.type in ("cpu", "mps")
@@ -151,21 +162,22 @@ def gradient(name: str, x: Tensor, kind: str) -> Tensor:
             return x
         tapped: Tensor = _Gradient.apply(x, name, kind)  # type: ignore[no-untyped-call]
         return tapped
-    if not operators.is_heard() or _is_replay():
+    if not operators.is_heard() or _is_traced():
         return x
+    # Also when a checkpointed pass is computed again: with use_reentrant=True, the gradient flows there.
     if x.is_leaf:  # a hook on a parameter would stay there, and each step add one
         x = x.view_as(x)
     x.register_hook(partial(_eager_gradient, name, kind))  # type: ignore[no-untyped-call]
     return x
 
 
+@_not_compiled
 def _eager_gradient(name: str, kind: str, gradient: Tensor) -> None:
     """What a hook does; it returns None, which leaves the gradient as it is."""
     if not operators.is_heard():
         return
     plugin = "scalar" if kind == "norm" else kind
     try:
-        gradient = gradient.detach()
         if kind == "norm":
             _eager_scalar(name, _norm(gradient))
         else:
@@ -225,12 +237,13 @@ def _is_plain(value: Tensor) -> bool:
 
 
 def _is_replay() -> bool:
-    """Whether values here are computed again or for nothing.
+    """Whether values here were tapped already: the backward pass computes a checkpointed pass again."""
+    return torch._C._current_graph_task_id() != -1 or _is_traced()
 
-    A checkpointed forward pass is computed again inside of the backward pass, and was tapped already.
-    `torch.jit.trace` keeps no Python: a traced network taps nothing.
-    """
-    return torch._C._current_graph_task_id() != -1 or torch._C._get_tracing_state() is not None
+
+def _is_traced() -> bool:
+    """Whether `torch.jit.trace` looks on: it keeps no Python, so a traced network taps nothing."""
+    return torch._C._get_tracing_state() is not None
 
 
 # --- the buffer of compiled code ----------------------------------------------------------------------------
@@ -241,41 +254,46 @@ class _Pages:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.pages: list[Tensor] = []
-        self._names: list[str] = []  # in the order of the elements
-        self._index: dict[str, int] = {}
+        self.names: list[str] = []  # in the order of the elements
+        self.index: dict[str, int] = {}
+        self.numbers: list[int] = []  # of its pages, in `_pages`
 
-    def place(self, name: str) -> tuple[Tensor, int] | None:
-        """The page of a name, and its index there; None if there are too many names."""
-        index = self._index.get(name)
+    def place(self, name: str) -> tuple[int, int]:
+        """The number of a name's page, and the name's index there; (-1, 0) if there are too many names."""
+        index = self.index.get(name)
         if index is None:
-            index = len(self._names)
-            if index >= operators.MAX_NAMES:
-                return None
-            if index == _PAGE * len(self.pages):
-                self.pages.append(_empty_page(self.device))
-            self._index[name] = index
-            self._names.append(name)
-        return self.pages[index // _PAGE], index % _PAGE
+            index = len(self.names)
+            if index == _PAGE * len(self.numbers):
+                if len(_pages) >= len(_PAGES):
+                    return -1, 0
+                with torch.inference_mode(
+                    False
+                ):  # a tensor made in inference mode cannot be written elsewhere
+                    _pages.append(_empty_page(self.device))
+                self.numbers.append(len(_pages) - 1)
+            self.index[name] = index
+            self.names.append(name)
+        return self.numbers[index // _PAGE], index % _PAGE
 
     def read(self) -> tuple[Mapping[str, float], "_OnDevice | None"]:
         """What was written since the last call; the pages are then empty."""
-        if not self.pages:
+        pages = [_pages[number] for number in self.numbers]
+        if not pages:
             return {}, None
         if self.device.type == "cpu":
-            return self._read_host(), None
+            return self._read_host(pages), None
         with torch.no_grad():
-            copy = FRAMEWORK.snapshot(torch.cat(self.pages))
-            for page in self.pages:
+            copy = FRAMEWORK.snapshot(torch.cat(pages))
+            for page in pages:
                 page.copy_(_empty_page(self.device))
         assert isinstance(copy, TorchCopy)
-        return {}, _OnDevice(copy, self._names)
+        return {}, _OnDevice(copy, self.names)
 
-    def _read_host(self) -> dict[str, float]:
+    def _read_host(self, pages: list[Tensor]) -> dict[str, float]:
         numbers: dict[str, float] = {}
-        for first, page in zip(range(0, len(self._names), _PAGE), self.pages, strict=True):
+        for first, page in zip(range(0, len(self.names), _PAGE), pages, strict=True):
             array = page.numpy()
-            numbers |= _written(array, self._names[first : first + _PAGE])
+            numbers |= _written(array, self.names[first : first + _PAGE])
             array.view(np.int32).fill(_EMPTY_BITS)
         return numbers
 
@@ -292,7 +310,7 @@ class _OnDevice:
 
     def result(self) -> dict[str, float]:
         """The numbers that were written, by name."""
-        array = np.ascontiguousarray(self._copy.result())
+        array = self._copy.result()
         return _written(array[: len(self._names)], self._names[: len(array)])
 
 
@@ -310,33 +328,40 @@ def _empty_page(device: torch.device) -> Tensor:
     return _EMPTY.to(device).repeat(_PAGE)
 
 
+_pages: list[Tensor] = []  # of all devices
 _devices: dict[torch.device, _Pages] = {}
 _traced: dict[tuple[str, str], object] = {}  # plugin and name -> the compilation that traced it last
 
 
-def _place_on(device: torch.device, name: str) -> tuple[Tensor, int] | None:
+def _place_on(device: torch.device, name: str) -> tuple[int, int]:
+    """See `_Pages.place`; too many names are counted."""
     pages = _devices.get(device)
     if pages is None:
         pages = _devices[device] = _Pages(device)
         operators.add_source(pages.read)
-    with torch.inference_mode(False):  # tensors made in inference mode cannot be written elsewhere
-        place = pages.place(name)
-    if place is None:
+    place = pages.place(name)
+    if place[0] < 0:
         operators.refuse("scalar", operators.TOO_MANY)
     return place
 
 
-@_while_compiling  # the graph then holds the page
-def _page(name: str, device: torch.device) -> Tensor | None:
-    _note_compilation("scalar", name)
-    place = _place_on(device, name)
-    return None if place is None else place[0]
-
-
 @_while_compiling
-def _index(name: str, device: torch.device) -> int:
-    place = _place_on(device, name)
-    return 0 if place is None else place[1]
+def _place_of(name: str, device: torch.device) -> tuple[int, int]:
+    _note_compilation("scalar", name)
+    return _place_on(device, name)
+
+
+def _getter(number: int) -> Callable[[], Tensor]:
+    """A function that gives a page to the graph that is compiled, under a name of its own."""
+
+    def page() -> Tensor:
+        return _pages[number]
+
+    page.__code__ = page.__code__.replace(co_name=f"page{number}_of_distsummary")  # the name that torch takes
+    return _while_compiling(page)
+
+
+_PAGES = tuple(map(_getter, range(operators.MAX_NAMES // _PAGE)))
 
 
 @_while_compiling
@@ -344,20 +369,32 @@ def _note_traced(plugin: str, name: str) -> None:
     _note_compilation(plugin, name)
 
 
+@_while_compiling  # so it is counted once, when the code is compiled
+def _refuse(plugin: str, name: str, why: str) -> None:
+    if not _is_traced_again(plugin, name, by_attempt=False):
+        operators.refuse(plugin, f"not recorded: the {plugin} {name!r} {why}")
+
+
 def _note_compilation(plugin: str, name: str) -> None:
     """Say that a graph taps a name several times: its last value alone is recorded."""
-    context = torch._guards.CompileContext.try_get()
-    now = None if context is None else (str(context.compile_id), context.attempt)
-    if now is not None and _traced.get((plugin, name)) == now:
+    if _is_traced_again(plugin, name):
         operators.tap_again(name)
+
+
+def _is_traced_again(plugin: str, name: str, *, by_attempt: bool = True) -> bool:
+    """Whether the current compilation has seen this tap; `by_attempt`: since it began anew, as it may do."""
+    context = torch._guards.CompileContext.try_get()
+    now = None if context is None else (str(context.compile_id), context.attempt if by_attempt else 0)
     if len(_traced) > operators.MAX_NAMES:
         _traced.clear()
-    _traced[plugin, name] = now
+    before, _traced[plugin, name] = _traced.get((plugin, name)), now
+    return now is not None and before == now
 
 
 # --- the operator of compiled code --------------------------------------------------------------------------
 
 
+@_not_compiled
 def _tap(value: Tensor, plugin: str, name: str, is_parameter: bool, is_gradient: bool) -> None:
     if not operators.is_heard() or (not is_gradient and _is_replay()):
         return

@@ -34,7 +34,7 @@ def tags(directory: Path) -> dict[str, set[int]]:
 def test_every_example_is_tested() -> None:
     assert {path.name for path in EXAMPLES} == {
         "own_loop.py", "reinforcement.py", "accumulate.py", "summary_record.py",
-        "many_ranks.py", "landscape.py", "from_mindspore.py", "gradients.py",
+        "many_ranks.py", "landscape.py", "from_mindspore.py", "gradients.py", "gpt_taps.py",
     }  # fmt: skip
 
 
@@ -99,6 +99,17 @@ def test_an_optimizer_that_records_its_gradients_records_what_gradients_does(tmp
         assert (ours.min, ours.max) == (tutorials.min, tutorials.max)
 
 
+def test_a_compiled_gpt_tells_what_happens_inside(tmp_path: Path) -> None:
+    said = run("gpt_taps.py", str(tmp_path / "run"), "aot_eager")  # inductor would take a minute
+    assert said.startswith("60 steps, loss ")
+    assert said.endswith(", 0 graph breaks\n")
+    found = tags(tmp_path / "run")
+    for block in ("block0", "block1"):
+        for number in ("gradient", "largest_logit", "entropy", "rms"):
+            assert found[f"{block}/{number}"] == set(range(1, 61))
+        assert found[f"{block}/output"] == found[f"{block}/attention"] == {1, *range(10, 61, 10)}
+
+
 def test_the_landscape_has_its_path(tmp_path: Path) -> None:
     run("landscape.py", str(tmp_path / "run"))
     [saved] = RunDir(tmp_path / "run").landscape_dir.glob("*.npz")
@@ -129,6 +140,10 @@ def test_the_samples_of_mindspores_pages_run_with_their_lines_unchanged(tmp_path
     lineage = read_lineage(tmp_path / "summary_collector" / "summary_dir").train
     assert lineage is not None
     assert (lineage.algorithm.network, lineage.hyper_parameters.batch_size) == ("LeNet5", 8)
+    steps_of_operators = set(range(1, 6))
+    found = tags(tmp_path / "operators" / "summary_dir")
+    for tag in ("loss", "tensor", "image", "fc3.weight"):
+        assert found[tag] == steps_of_operators
     assert tags(tmp_path / "summary_record" / "summary_dir") == {"loss": {2}}
     assert (tmp_path / "summary_landscape/summary/lenet_interval_1/landscape/landscape_1-5.npz").exists()
     saved = {path.name for path in (tmp_path / "checkpoints").rglob("*.safetensors")}
