@@ -364,7 +364,7 @@ def print_soak(steps: int, backend: str) -> None:
     print("| step | RSS MB | graphs compiled | pages | pending |")
     print("|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
-        run = ds.init(folder, quiet=True, system_metrics=False, max_file_size=1 << 24)
+        run = ds.init(folder, quiet=True, system_metrics=False)
         for step in run.steps(range(steps)):
             (compiled if step % 2 else net)(x).backward()
             net.zero_grad()

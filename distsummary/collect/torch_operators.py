@@ -398,6 +398,8 @@ def _is_traced_again(plugin: str, name: str, *, by_attempt: bool = True) -> bool
 def _tap(value: Tensor, plugin: str, name: str, is_parameter: bool, is_gradient: bool) -> None:
     if not operators.is_heard() or (not is_gradient and _is_replay()):
         return
+    if torch._guards.TracingContext.try_get() is not None:
+        return  # torch compiles: it calls operators whose arguments are constants
     try:
         _tell(plugin, name, value, is_parameter=is_parameter)
     except Exception as error:  # the training must not fail
