@@ -8,9 +8,8 @@ import contextlib
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from threading import get_ident, get_native_id
-from typing import NamedTuple
 
 from distsummary.format.records import PHASE_TAGS
 from distsummary.training.callbacks import CallbackParams
@@ -28,6 +27,7 @@ REST = "rest"  # everything else: of a loop without torch, its whole body
 PHASES = (DATA, FORWARD, BACKWARD, WAIT, OPTIMIZER, PYTHON, RECORDING, CHECKPOINT, EVALUATION, REST)
 MEASURES = ("cpu_ms", "blocked_ms", "queue_ms")
 TAGS = {phase: tuple(f"{PHASE_TAGS}{phase}/{measure}" for measure in MEASURES) for phase in PHASES}
+SHORT_S = 20e-6  # a phase that has the thread wait for no longer than this is not looked at more closely
 COMPUTING = (FORWARD, BACKWARD, OPTIMIZER, REST)
 SHARED = {phase: f"{PHASE_TAGS}{phase}/wait_ms" for phase in COMPUTING}  # blocked, maybe by other ranks
 OWN_MS = "perf/own_ms"  # what the thread did by itself: CPU and blocked time of all phases but WAIT
@@ -35,31 +35,24 @@ WAIT_MS = "perf/wait_ms"
 STEP_PHASES = (*(tag for tags in TAGS.values() for tag in tags), *SHARED.values(), OWN_MS, WAIT_MS)
 
 
-class Clocks(NamedTuple):
-    """Readings of the thread's clocks, in seconds: wall time, CPU time, and time in the run queue."""
-
-    wall: float
-    cpu: float
-    queue: float
-
-
 class ThreadClocks:
-    """Reads the clocks of the thread that made it; without Linux's schedstat, the run queue's time is 0."""
+    """The clocks of the thread that made it, in seconds; without Linux's schedstat, its run queue has 0."""
 
     def __init__(self) -> None:
         self._file = -1
         with contextlib.suppress(OSError):
             self._file = os.open(f"/proc/self/task/{get_native_id()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        self.wall, self.cpu = time.perf_counter, time.thread_time
 
-    def __call__(self) -> Clocks:
-        """Read them; takes about 3 us."""
-        queue = 0.0
-        if self._file >= 0:
-            try:
-                queue = 1e-9 * int(os.pread(self._file, 64, 0).split(b" ", 2)[1])
-            except (OSError, IndexError, ValueError):  # the thread is gone, or the kernel keeps no statistics
-                self.close()
-        return Clocks(time.perf_counter(), time.thread_time(), queue)
+    def queue(self) -> float:
+        """How long the thread has been ready while the host ran something else; takes 2 us."""
+        if self._file < 0:
+            return 0.0
+        try:
+            return 1e-9 * int(os.pread(self._file, 64, 0).split(b" ", 2)[1])
+        except (OSError, IndexError, ValueError):  # the thread is gone, or the kernel keeps no statistics
+            self.close()
+            return 0.0
 
     def close(self) -> None:
         """Close the file."""
@@ -72,16 +65,16 @@ class Phases:
     """Measures the phases of one thread's steps; calls from other threads are ignored.
 
     Args:
-        clocks: reads the thread's clocks.
+        clocks: those of the thread; by default the real ones.
     """
 
-    def __init__(self, clocks: Callable[[], Clocks] | None = None) -> None:
-        self._own = ThreadClocks() if clocks is None else None
-        self._clocks: Callable[[], Clocks] = clocks or self._own  # type: ignore[assignment]
+    def __init__(self, clocks: ThreadClocks | None = None) -> None:
+        self._clocks = clocks or ThreadClocks()
+        self._wall, self._cpu = self._clocks.wall, self._clocks.cpu
         self._thread = get_ident()
         self._pid = os.getpid()
         self.current = REST
-        self._last = self._clocks()
+        self._wall_s, self._cpu_s, self._queue_s = self._wall(), self._cpu(), self._clocks.queue()
         self._spent: dict[str, list[float]] = {}
         # Whether the thread may wait for other ranks, or for the device, while it computes: then blocked time
         # of these phases says nothing about the rank.
@@ -118,17 +111,18 @@ class Phases:
         own = waited = 0.0
         for phase, (wall, cpu, queue) in spent.items():
             cpu_tag, blocked_tag, queue_tag = TAGS[phase]
-            blocked = max(wall - cpu - queue, 0.0)
-            found[cpu_tag], found[blocked_tag], found[queue_tag] = 1e3 * cpu, 1e3 * blocked, 1e3 * queue
+            blocked = wall - cpu - queue
+            if blocked < 0:
+                blocked = 0.0
             if phase == WAIT:
                 waited += wall
             elif self.is_computing_shared and phase in SHARED:
-                del found[blocked_tag]
-                found[SHARED[phase]] = 1e3 * blocked
+                blocked_tag = SHARED[phase]
                 own += cpu
                 waited += blocked
             else:
                 own += cpu + blocked
+            found[cpu_tag], found[blocked_tag], found[queue_tag] = 1e3 * cpu, 1e3 * blocked, 1e3 * queue
         found[OWN_MS], found[WAIT_MS] = 1e3 * own, 1e3 * waited
         return found
 
@@ -136,20 +130,24 @@ class Phases:
         """Stop measuring."""
         with contextlib.suppress(ValueError):
             gc.callbacks.remove(self._collect)
-        if self._own is not None:
-            self._own.close()
+        self._clocks.close()
 
     def _account(self) -> None:
         """Add the time since the last call to the current phase."""
-        last, now = self._last, self._clocks()
-        self._last = now
+        wall, cpu = self._wall(), self._cpu()
+        took, ran = wall - self._wall_s, cpu - self._cpu_s
+        self._wall_s, self._cpu_s = wall, cpu
+        queued = 0.0
+        if took - ran > SHORT_S:  # otherwise it was not in the run queue for long, and a look takes time
+            queue = self._clocks.queue()
+            queued, self._queue_s = queue - self._queue_s, queue
         spent = self._spent.get(self.current)
         if spent is None:
-            self._spent[self.current] = [now.wall - last.wall, now.cpu - last.cpu, now.queue - last.queue]
+            self._spent[self.current] = [took, ran, queued]
         else:
-            spent[0] += now.wall - last.wall
-            spent[1] += now.cpu - last.cpu
-            spent[2] += now.queue - last.queue
+            spent[0] += took
+            spent[1] += ran
+            spent[2] += queued
 
     def _collect(self, moment: str, info: object) -> None:
         if get_ident() != self._thread or os.getpid() != self._pid:
