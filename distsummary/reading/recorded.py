@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from distsummary.errors import DamagedFileError, MissingFileError
-from distsummary.format.frames import read_frames
+from distsummary.format.frames import read_frames, whole_length
 from distsummary.format.records import MINDSPORE, TENSORBOARD, Shard, Value
 from distsummary.reading.contents import Array, Owner, Part, joined, scan
 from distsummary.reading.deduplicate import Seen
@@ -207,13 +207,23 @@ class Recorded:
         """What was skipped."""
         return [one for file in self._files.values() for part in file.parts for one in part.damage]
 
-    @property
-    def torn(self) -> list[Damage]:
-        """The files that do not end with a whole event: torn, or being written."""
-        text = "the file ends inside an event: it is torn, or being written"
-        return [
-            Damage(file.path, file.end, text) for file in self._files.values() if 0 < file.end < file.size
-        ]
+    def unfinished(self) -> list[Damage]:
+        """What follows the last event of each file: damage, or an event that is torn or being written."""
+        found: list[Damage] = []
+        for file in self._files.values():
+            if file.end == file.size:
+                continue
+            rest: list[Damage] = []
+            try:
+                for _ in read_file(file.path, "skip", start=file.end, skipped=rest):
+                    pass
+                if not rest and (whole := whole_length(file.path)) < file.size:
+                    text = "the file ends inside an event: it is torn, or being written"
+                    rest.append(Damage(file.path, max(whole, file.end), text))
+            except OSError as error:  # removed since
+                rest.append(Damage(file.path, file.end, str(error)))
+            found += rest
+        return found
 
     @property
     def files(self) -> list[Path]:

@@ -100,17 +100,15 @@ def compare(run: RecordedRun, other: RecordedRun) -> Comparison:
     names = [*known, *(name for name in others if name not in known)]
     differing = {n: (known.get(n), others.get(n)) for n in names if known.get(n) != others.get(n)}
     curves, other_curves = (_curves(one) for one in (run, other))
-    both = sorted(
-        (tag for tag in curves if tag in other_curves and not tag.endswith(STATISTICS)), key=interest
-    )
+    both = sorted((tag for tag in curves if tag in other_curves), key=interest)
     return Comparison(
         paths=(str(run.path), str(other.path)),
         differing=differing,
         equal=len(names) - len(differing),
-        curves={tag: where_they_part(*curves[tag], *other_curves[tag]) for tag in both if tag != RANKS_TAG},
+        curves={tag: where_they_part(*curves[tag], *other_curves[tag]) for tag in both},
         only=(
-            tuple(tag for tag in curves if tag not in other_curves and not tag.endswith(STATISTICS)),
-            tuple(tag for tag in other_curves if tag not in curves and not tag.endswith(STATISTICS)),
+            tuple(tag for tag in curves if tag not in other_curves),
+            tuple(tag for tag in other_curves if tag not in curves),
         ),
         problems=(tuple(run.problems), tuple(other.problems)),
     )
@@ -123,7 +121,7 @@ def text_of(found: Comparison, *, width: int) -> str:
     if found.differing:
         rows = [(name, *map(_cell, pair)) for name, pair in found.differing.items()]
         lines += [*aligned([("", *names), *rows[:_SHOWN]], width=width), *_more(len(rows))]
-    lines += [f"{numbered(found.equal, 'fact')} of config, code and data are equal", ""]
+    lines += [f"equal: {numbered(found.equal, 'fact')} of config, code and data", ""]
     rows = [(cut(printable(tag), 40), *_parting(one)) for tag, one in found.curves.items()]
     if rows:
         head = ("curve", "differ from", "apart from", "steps of both", "last: first run", "second run")
@@ -134,7 +132,7 @@ def text_of(found: Comparison, *, width: int) -> str:
         if tags:
             lines.append(f"only in {name}: {', '.join(map(printable, tags))}")
     for name, problems in zip(names, found.problems, strict=True):
-        lines += [f"missing in {name}: {printable(line)}" for line in problems[:3]]
+        lines += [f"problem in {name}: {printable(line)}" for line in problems[:3]]
     return "\n".join(cut(line, width) for line in lines)
 
 
@@ -154,7 +152,11 @@ def _curves(run: RecordedRun) -> dict[str, tuple[Array, Array]]:
     table: ScalarTable = run.scalars(rank=MERGED)
     if not len(table) and run.ranks:
         table = run.scalars(rank=run.ranks[0])
-    return table.curves()
+    return {
+        tag: curve
+        for tag, curve in table.curves().items()
+        if tag != RANKS_TAG and not tag.endswith(STATISTICS)
+    }
 
 
 def _cell(value: Fact) -> str:

@@ -45,9 +45,8 @@ def export(
     opened = open_run(run)
     table = opened.scalars(tag, rank)
     if not len(table):
-        raise InvalidValueError(
-            f"{opened.path} has no scalars of rank={rank!r}; leave rank= out for all ranks"
-        )
+        what = "" if rank is None else f" of rank {rank}; leave rank= out for all ranks"
+        raise InvalidValueError(f"{opened.path} has no scalars{what}")
     path = Path(out if out is not None else f"{opened.path.name}.{to}")
     refuse_unlike_files(path)
     check_writable(path.parent)

@@ -206,9 +206,14 @@ class RecordedRun:
         told = [*self._told, *(f"rank {rank}: {why}" for rank, why in self._gone.items())]
         damage = [one for recorded in self._recorded() for one in recorded.damage]
         if state is None or state.state != "running":
-            damage += [one for recorded in self._recorded() for one in recorded.torn]
+            damage += [one for recorded in self._recorded() for one in recorded.unfinished()]
         told += [f"{one.file}, byte {one.offset}: {one.reason}" for one in damage]
         newest = state.newest if state else None
+        told += [
+            f"rank {one.rank}: {one.reason}"
+            for one in (newest.ranks if newest else ())
+            if one.state == "unknown"
+        ]
         if newest and newest.role == self.role and newest.world_size > 1:
             if missing := sorted(set(range(newest.world_size)) - set(self._ranks)):
                 told.append(f"no directory of rank {', '.join(map(str, missing))}")

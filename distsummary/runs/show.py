@@ -136,7 +136,7 @@ def text_of(shown: Overview, *, width: int) -> str:
     lines += [_verdict(row) for row in shown.verdicts[:_VERDICTS]]
     if len(shown.verdicts) > _VERDICTS:
         lines.append(f"  and {len(shown.verdicts) - _VERDICTS} more verdicts: see --json")
-    lines += [f"missing: {printable(line)}" for line in shown.problems[:_PROBLEMS]]
+    lines += [f"problem: {printable(line)}" for line in shown.problems[:_PROBLEMS]]
     if len(shown.problems) > _PROBLEMS:
         lines.append(f"  and {numbered(len(shown.problems) - _PROBLEMS, 'more line')}: see --json")
     return "\n".join(cut(line, width) for line in lines)

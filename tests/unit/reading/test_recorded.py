@@ -42,7 +42,7 @@ def test_every_event_counts_once_however_the_file_grows(nasty_tmp_path: Path, se
             found = steps(recorded)
             assert found == [10 * seq for seq in range(1, len(found) + 1)]
     assert len(found) == 30
-    assert recorded.damage == recorded.torn == []
+    assert recorded.damage == recorded.unfinished() == []
 
 
 def test_new_segments_are_followed_and_nothing_counts_twice(nasty_tmp_path: Path):

@@ -389,6 +389,27 @@ def test_damage_is_left_out_and_named(tmp_path):
         assert (str(file) in line, "byte" in line) == (True, True)
 
 
+@pytest.mark.parametrize("data", [b"garbage" * 9, b"x"])
+def test_a_file_without_any_event_is_named(tmp_path, data):
+    record(tmp_path)
+    (tmp_path / "events.out.events.summary.9999999999.0.host_MS").write_bytes(data)
+    run = ds.open_run(tmp_path)
+    assert len(run.scalars("loss")) == 5
+    assert ["summary.9999999999" in line for line in run.problems] == [True]
+
+
+def test_the_manifest_of_a_rank_that_is_damaged_is_named(tmp_path):
+    with ds.init(tmp_path, aggregate=False, quiet=True) as run:
+        for _ in run.steps(range(2)):
+            run.log(loss=1.0)
+    (tmp_path / "manifest.json").write_text("{")
+    opened = ds.open_run(tmp_path)
+    assert len(opened.scalars("loss")) == 2
+    [line] = opened.problems
+    assert line.startswith("rank 0: ")
+    assert "not JSON" in line
+
+
 def test_a_manifest_of_a_newer_version_hides_nothing_else(tmp_path):
     record(tmp_path)
     RunDir(tmp_path).manifest_path.write_text('{"format": 99, "run_id": "ab", "attempts": []}')

@@ -53,7 +53,7 @@ def test_a_run_that_is_not_merged_is_shown_by_a_rank_and_damage_is_told(tmp_path
     assert main(["show", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "2 tags of rank 0" in out
-    assert f"missing: {file}"[:90] in out
+    assert f"problem: {file}"[:90] in out
 
 
 def test_what_differs_between_two_runs_and_where_their_curves_part(runs, capsys):
