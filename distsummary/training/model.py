@@ -311,6 +311,11 @@ class Model:
             resumed = self._resume(resume, callbacks)
             initial_epoch, initial_step = resumed.epoch, resumed.step
         if initial_epoch >= epoch:
+            if resume is not None:
+                raise InvalidValueError(
+                    f"the checkpoint of {os.fspath(resume)} has finished epoch {initial_epoch} of {epoch}; "
+                    "pass a larger epoch, which is the number of epochs of the whole training"
+                )
             raise InvalidValueError(
                 f"epoch must be above initial_epoch, got {epoch} and {initial_epoch}; epoch is the number of "
                 "epochs of the whole training"

@@ -155,8 +155,9 @@ class ModelCheckpoint(Callback):
         super().on_train_epoch_begin(run_context)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
-        """Note that the epoch is over."""
-        self._at_epoch = None
+        """Note that the epoch is over, unless a callback has stopped it."""
+        if not _is_cut(run_context):
+            self._at_epoch = None
         super().on_train_epoch_end(run_context)
 
     def on_train_step_end(self, run_context: RunContext) -> None:
@@ -362,6 +363,14 @@ def _check_prefix(field: str, prefix: object) -> None:
 def _check_directory(field: str, directory: object) -> None:
     if not isinstance(directory, str | os.PathLike):
         raise InvalidArgumentError(f"{field} must be str, a path or callable, got {directory!r}")
+
+
+def _is_cut(run_context: RunContext) -> bool:
+    """Whether a callback has stopped the training while its epoch had batches left."""
+    params = run_context.original_args()
+    steps = params.get("batch_num") or 0
+    is_at_its_end = 0 < steps <= step_in_epoch(params) or params.get("dataset_sink_mode")
+    return run_context.get_stop_requested() and not is_at_its_end
 
 
 def _nothing() -> None:

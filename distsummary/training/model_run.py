@@ -73,10 +73,9 @@ class ModelRun(Run):
             params["train_dataset_element"] = batch
             yield batch
 
-    def _begin_epoch(self, loader: object, steps: int = 0) -> None:
-        super()._begin_epoch(self._dataset, self._batch_num)
-        self._steps_before_epoch -= self._skipped
-        self._skipped = 0
+    def _begin_epoch(self, loader: object, steps: int = 0, *, done: int = 0) -> None:
+        done, self._skipped = self._skipped, 0
+        super()._begin_epoch(self._dataset, self._batch_num, done=done)
 
     def _recorder_of_steps(self) -> Recorder | NoRecorder:
         if self._params["optimizer"] is None:  # a collector plans loss/auto only beside a learning rate

@@ -1,9 +1,8 @@
 """resume: brings a training to where a checkpoint was saved: model, optimizer, random numbers, data."""
 
-import itertools
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,8 @@ from distsummary.checkpoints.training_state import STATES, named_state, saved_st
 from distsummary.checks import check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.topology import detect
-from distsummary.training.callbacks import length
 from distsummary.training.random_state import set_random_state
+from distsummary.training.rest import Rest
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +39,8 @@ class Resumed:
     _now: dict[str, Any] | None = field(default=None, repr=False)
     _at_epoch: dict[str, Any] | None = field(default=None, repr=False)
 
-    def rest_of(self, loader: Iterable[Any], *, accumulate: int = 1) -> Iterator[Any]:
-        """The batches of the loader that the epoch which was not over had left.
+    def rest_of(self, loader: Iterable[Any], *, accumulate: int = 1) -> Rest:
+        """The batches of the loader that the epoch which was not over had left, an iterable for `run.steps`.
 
         A loader that shuffles by a random number generator gives the same order again, since the generators
         are first set back to the epoch's beginning, and after the skipped batches to the moment of the save.
@@ -51,17 +50,12 @@ class Resumed:
             loader: the loader of the training that saved the checkpoint.
             accumulate: how many batches made one step, as given to `run.steps`.
         """
-        skipped = self.step_in_epoch * accumulate
-        if skipped and 0 < length(loader) <= skipped:
-            self._set(self._now)
-            return
-        self._set(self._at_epoch or self._now)
-        batches = iter(loader)
-        if skipped:
-            for _ in itertools.islice(batches, skipped):
-                pass
-            self._set(self._now)
-        yield from batches
+        return Rest(
+            loader,
+            self.step_in_epoch,
+            accumulate,
+            lambda is_before: self._set((is_before and self._at_epoch) or self._now),
+        )
 
     def begin(self) -> None:
         """Set the random number generators to the beginning of the epoch that was not over."""

@@ -30,6 +30,7 @@ from distsummary.training.finite import LARGEST, LOWEST, WARN
 from distsummary.training.phases import DATA, EVALUATION, FORWARD, RECORDING, REST, Phases, in_phase
 from distsummary.training.recorder import NoRecorder, Recorder
 from distsummary.training.recording import Recording
+from distsummary.training.rest import Rest
 from distsummary.training.values import Scalar
 
 logger = logging.getLogger(__name__)
@@ -213,7 +214,8 @@ class Run(Recording):
         if loader is ENDLESS:
             loader = itertools.count(self.step * accumulate)
         was_stopped = self._context.is_stop_requested
-        self._begin_epoch(loader, -(-length(loader) // accumulate))
+        whole, done = (loader.loader, loader.steps) if isinstance(loader, Rest) else (loader, 0)
+        self._begin_epoch(whole, -(-length(whole) // accumulate), done=done)
         self._record_pending()
         return self._steps(loader, accumulate, was_stopped)
 
@@ -405,7 +407,8 @@ class Run(Recording):
                 self._error = None
             self._leave(error)
 
-    def _begin_epoch(self, loader: object, steps: int = 0) -> None:
+    def _begin_epoch(self, loader: object, steps: int = 0, *, done: int = 0) -> None:
+        """Begin an epoch of `steps` steps (0: unknown), of which `done` were made before this training."""
         if self._in_epochs:
             self._settle_step()
         else:
@@ -422,7 +425,7 @@ class Run(Recording):
                 self._measure_phases()
         if not self._is_epoch_begun:
             self._is_epoch_begun = True
-            self._steps_before_epoch = self.step
+            self._steps_before_epoch = self.step - done
             self._call("on_train_epoch_begin")
 
     def _measure_phases(self) -> None:
@@ -576,6 +579,7 @@ class Run(Recording):
         if self._opener is not None and not has_values:
             self._params.cur_step_num -= 1
         self._opener = None
+        self._params["step_in_epoch"] = self._params["cur_step_num"] - self._steps_before_epoch
         if has_values:  # of the step that the error ended
             with contextlib.suppress(NonFiniteError):  # the run ends anyway
                 self._finite.look(self.step, logged)

@@ -1,6 +1,7 @@
 """A training that was ended and resumed computes what the uninterrupted one does, bit for bit."""
 
 import random
+from contextlib import nullcontext, suppress
 from types import SimpleNamespace
 
 import numpy as np
@@ -135,6 +136,86 @@ def test_in_sink_mode(tmp_path):
     resumed.fit(2, Losses(), dataset_sink_mode=True, resume=tmp_path / "ended")
     for name, value in whole.net.state_dict().items():
         assert torch.equal(resumed.net.state_dict()[name], value), name
+
+
+class Batches(ds.Callback):
+    """Keeps which batches of `BATCHES` were trained, and at which steps; may stop the training."""
+
+    def __init__(self, stop=None):
+        self.trained, self.stop = {}, stop
+
+    def on_train_step_end(self, run_context):
+        params = run_context.original_args()
+        self.trained[params.cur_step_num] = int(params.train_dataset_element[1][0])
+        if params.cur_step_num == self.stop:
+            run_context.request_stop()
+
+
+BATCHES = [(torch.full((2, 3), index / 8), torch.tensor([index, index])) for index in range(8)]
+
+
+def train_batches(directory, *, error=None, at=None, stop=None, epochs=1, **how):
+    """Train on `BATCHES`, and raise `error` in the forward pass of step `at` of this training."""
+    seed_all(0)
+    net = nn.Linear(3, 8)
+    passes = []
+
+    def dying(*_):
+        passes.append(1)
+        if len(passes) == at:
+            raise error
+
+    net.register_forward_hook(dying)
+    config = ds.CheckpointConfig(100, exception_save=True)
+    batches = Batches(stop)
+    model = ds.Model(net, nn.CrossEntropyLoss(), torch.optim.SGD(net.parameters(), 0.1, 0.9))
+    with pytest.raises(error) if error else nullcontext():
+        model.train(epochs, BATCHES, [batches, ds.ModelCheckpoint("m", directory, config)], **how)
+    return net, batches.trained
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_after_an_exception_the_batch_of_its_step_is_trained(tmp_path, error):
+    whole, _ = train_batches(tmp_path / "whole")
+    train_batches(tmp_path / "ended", error=error, at=5)
+    assert [path.name for path in (tmp_path / "ended").iterdir()] == ["m-1_4_breakpoint.safetensors"]
+    _, trained = train_batches(tmp_path / "ended", error=error, at=3, resume=tmp_path / "ended")
+    assert trained == {5: 4, 6: 5}
+    net, trained = train_batches(tmp_path / "ended", resume=tmp_path / "ended")
+    assert trained == {7: 6, 8: 7}
+    assert torch.equal(net.weight, whole.weight)
+
+
+def test_a_training_that_was_asked_to_stop_goes_on_within_its_epoch(tmp_path):
+    whole, _ = train_batches(tmp_path / "whole")
+    train_batches(tmp_path / "stopped", stop=4)
+    net, trained = train_batches(tmp_path / "stopped", resume=tmp_path / "stopped", stop=8)
+    assert trained == {5: 4, 6: 5, 7: 6, 8: 7}
+    assert torch.equal(net.weight, whole.weight)
+    with pytest.raises(InvalidValueError, match="stopped has finished epoch 1 of 1; pass a larger epoch"):
+        train_batches(tmp_path / "stopped", resume=tmp_path / "stopped")
+
+
+def test_a_loop_of_ones_own_goes_on_after_several_exceptions_in_an_epoch(tmp_path):
+    trained = []
+    for dies_at in (5, 7, None):
+        net = nn.Linear(3, 8)
+        resumed = ds.resume(tmp_path, net)
+        checkpoint = ds.ModelCheckpoint("m", tmp_path, ds.CheckpointConfig(100, exception_save=True))
+        with (
+            suppress(RuntimeError),
+            ds.Run(
+                callbacks=checkpoint, network=net, initial_step=resumed.step, initial_epoch=resumed.epoch
+            ) as run,
+        ):
+            for _ in run.epochs(1):
+                for _, index in run.steps(resumed.rest_of(BATCHES)):
+                    if run.step == dies_at:
+                        raise RuntimeError
+                    trained.append((run.step, int(index[0])))
+                    assert run.context.original_args()["batch_num"] == 8
+    assert trained == [(step, step - 1) for step in range(1, 9)]
+    assert (tmp_path / "m_2-1_8.safetensors").exists()
 
 
 SCHEDULERS = {
