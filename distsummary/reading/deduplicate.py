@@ -48,6 +48,15 @@ class Seen:
                 return np.ones(seqs.size, np.bool_)
         return np.array([self.add(run_id, attempt, seq) for seq in seqs.tolist()], np.bool_)
 
+    def add_range(self, run_id: str, attempt: int, first: int, last: int) -> bool:
+        """Note the events from seq `first`, above 0, to `last` if all are new; else note none: False."""
+        known = self._attempt(run_id, attempt)
+        if first <= known.last:
+            return False
+        known.add(first)
+        known.last = last
+        return True
+
     def _attempt(self, run_id: str, attempt: int) -> "_Attempt":
         key = (run_id, attempt)
         known = self._attempts.get(key)

@@ -11,7 +11,7 @@ import numpy as np
 from distsummary.errors import DamagedFileError, MissingFileError
 from distsummary.format.frames import read_frames, whole_length
 from distsummary.format.records import MINDSPORE, TENSORBOARD, Shard, Value
-from distsummary.reading.contents import Array, Owner, Part, joined, scan
+from distsummary.reading.contents import Array, Owner, Part, Progression, joined, scan
 from distsummary.reading.deduplicate import Seen
 from distsummary.reading.index import LEAST_BYTES, read_index, write_index
 from distsummary.reading.reader import Damage, decode_frame, read_file
@@ -194,7 +194,16 @@ class Recorded:
             for part in file.parts:
                 if not part.size:
                     continue
-                seqs = part.events["seq"].load()
+                column = part.events["seq"]
+                if len(part.owners) == 1 and isinstance(column, Progression):  # nearly always
+                    first, stride, count = column
+                    is_nobody = not first and not stride
+                    if is_nobody or (
+                        stride == 1 and seen.add_range(*part.owners[0], first, first + count - 1)
+                    ):
+                        yield file, part, None
+                        continue
+                seqs = column.load()
                 owners = part.events["owner"].load() if len(part.owners) > 1 else np.zeros(seqs.size, int)
                 is_new = np.ones(seqs.size, np.bool_)
                 for number, owner in enumerate(part.owners):
@@ -249,6 +258,10 @@ class Recorded:
             for key, places in part.others.items():
                 found[key] = found.get(key, 0) + places.events.size
         return found
+
+    def count(self, tag: str) -> int:
+        """How many scalars a tag has, also those that do not count."""
+        return sum(part.scalars[tag].events.size for _, part, _ in self._parts if tag in part.scalars)
 
     def scalars(self, tag: str, ends: Mapping[int, float]) -> ScalarPiece:
         """The scalars of a tag that count.

@@ -42,6 +42,7 @@ from distsummary.runs.table import (
     labels,
     matrix_of,
     objects,
+    packed,
 )
 from distsummary.sibling_run import SiblingRun, sibling_run
 from distsummary.states import RunState, read_run
@@ -291,13 +292,15 @@ class RecordedRun:
             chosen, ends = self._chosen(rank)
             of_rank = {number: recorded.tags() for number, recorded in chosen.items()}
             known = [*dict.fromkeys(name for names in of_rank.values() for name in names)]
-            pieces = [
-                Piece(number, *chosen[number].scalars(name, ends))
+            wanted = [
+                (number, name)
                 for name in _wanted(tag, known, "scalars")
                 for number, names in of_rank.items()
                 if name in names
             ]
-            return ScalarTable(pieces)
+            room = sum(chosen[number].count(name) for number, name in wanted)
+            pieces = (Piece(number, *chosen[number].scalars(name, ends)) for number, name in wanted)
+            return ScalarTable(packed(pieces, room))
 
         return self._read(read)
 

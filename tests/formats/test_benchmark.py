@@ -1,4 +1,4 @@
-"""The benchmark of reading runs; it fails by itself unless every peer reads the same values."""
+"""The benchmarks of reading; they fail by themselves unless every peer reads the same values."""
 
 import json
 import os
@@ -35,3 +35,20 @@ def test_ours_and_tensorboards_readers_read_the_same_values():
     assert {row["reps"] for row in rows} == {2}
     assert all(row["events"] > 1000 and row["mb_per_s"] > 0 for row in rows)
     assert lines[len(rows)].startswith("| CPU of reading | ours |")
+
+
+def test_a_tag_of_all_ranks_is_the_same_in_all_ways():
+    options = ["--ranks", "2", "--steps", "1200", "--tags", "2", "--reps", "1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.read_runs", *options, "--table"],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    told = [json.loads(line) for line in lines if line.startswith("{")]
+    assert [row["way"] for row in told] == ["index", "files", "pandas", "accumulator"]
+    assert {row["rows"] for row in told} == {2400}
+    assert lines[-1].startswith("| 2,400 rows of one tag of 2 ranks |")

@@ -19,6 +19,7 @@ from distsummary.reading.segments import segments
 from distsummary.run_dir import RunDir
 from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter
+from tests.unit.landscapes.test_grid import make_grid
 from tests.unit.runs.recording import RUN, record
 
 
@@ -82,6 +83,44 @@ def test_a_run_of_one_rank_is_its_own_merged_run(tmp_path):
     assert rows(run.scalars("loss", rank="merged"), "rank", "step") == rows(
         run.scalars("loss"), "rank", "step"
     )
+
+
+def test_the_directory_of_one_rank_is_a_run_of_that_rank(tmp_path):
+    for rank in range(2):
+        directory = record(tmp_path, rank=rank, ranks=2)
+    run = ds.open_run(directory)
+    assert run.ranks == (1,)
+    assert rows(run.scalars("loss"), "rank", "value")[0] == (1, 1.25)
+
+
+def test_evaluations_of_several_ranks_are_read_by_their_role(tmp_path):
+    for role in ("train", "eval"):
+        for rank in range(2):
+            directory = RunDir(tmp_path).writer_dir(role, rank, 2)
+            writer = RankWriter(WriterSpec(directory=directory, run_id=RUN, rank=rank))
+            events = [Event(1, 0.0, [Value("scalar", f"{role}/acc", float(rank))])]
+            writer.write(Batch(run_id=RUN, attempt=0, rank=rank, first_seq=1, events=events))
+            writer.close()
+    assert ds.open_run(tmp_path).tags == {"scalar": {"train/acc": 2}}
+    run = ds.open_run(tmp_path, role="eval")
+    assert rows(run.scalars("eval/acc"), "rank", "value") == [(0, 0.0), (1, 1.0)]
+    ds.merge_run(tmp_path)
+    assert run.scalars("eval/acc", rank="merged")["value"].tolist() == [0.5]
+    with pytest.raises(MissingFileError, match="'landscape'; leave role= out"):
+        ds.open_run(tmp_path, role="landscape")
+
+
+def test_landscapes_are_loaded_by_name_and_a_damaged_one_is_named(tmp_path):
+    record(tmp_path)
+    directory = RunDir(tmp_path).landscape_dir
+    directory.mkdir()
+    grid = make_grid()
+    grid.save(directory / "plane.npz")
+    (directory / "torn.npz").write_bytes((directory / "plane.npz").read_bytes()[:-40])
+    run = ds.open_run(tmp_path)
+    assert list(run.landscapes) == ["plane"]
+    assert (run.landscapes["plane"].z == grid.z).all()
+    assert [line for line in run.problems if "torn.npz" in line]
 
 
 def test_steps_that_a_restart_repeated_count_once_on_every_rank(tmp_path):
