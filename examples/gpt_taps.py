@@ -1,7 +1,8 @@
 """A small GPT under torch.compile tells what happens in it: `python examples/gpt_taps.py runs/gpt_taps`
 
 Each block records three numbers that tell a diverging training early: its largest attention logit, the
-entropy of its attention, and the RMS of its output; and the gradient that flows through it. The
+entropy of its attention, and the RMS of its output; and the gradient that flows through it. `norms=True` adds
+the norm of every parameter, its gradient and its update, and names the first that is NaN. The
 numbers come at every step; histograms and pictures of the attention at step 1 and every `collect_freq` steps.
 Compiling takes a minute; `python examples/gpt_taps.py runs/gpt_taps aot_eager` takes seconds.
 """
@@ -65,7 +66,7 @@ def main(run_dir: str, backend: str = "inductor") -> None:
     model = Gpt()
     compiled = torch.compile(model, fullgraph=True, backend=backend)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    with ds.init(run_dir, watch=model, optimizer=optimizer) as run:
+    with ds.init(run_dir, watch=model, norms=True, optimizer=optimizer) as run:
         for _ in run.steps(range(60)):
             first, stride = torch.randint(LETTERS, (16, 1)), torch.randint(1, 4, (16, 1))
             loss = compiled((first + stride * torch.arange(LENGTH + 1)) % LETTERS)

@@ -438,7 +438,6 @@ class SummaryCollector(Callback):
             precision=precision,
             group=self._group,
             mesh=topology.mesh,
-            params=params,
             finite=finite,
             failures=self._failures,
             is_quiet=topology.rank > 0,

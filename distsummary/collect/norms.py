@@ -1,7 +1,7 @@
 """What norms=... means, and which rank measures which update at which step; imports no framework."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from distsummary.collect.options import refuse_without_torch
@@ -57,26 +57,22 @@ class UpdateDeal:
     """
 
     def __init__(self, table: ParameterTable, group: Group, mesh: Mapping[str, tuple[int, int]]) -> None:
-        self._turns: dict[int, list[list[int]]] = {}  # how many turns -> the places in the table at each
+        self._rounds: list[list[frozenset[int]]] = []  # for each way of splitting: the places at each turn
         for split in sorted(set(table.split)):
             replicas = _replicas(split, mesh) if split else group
+            places = {name: at for at, name in enumerate(table.names) if table.split[at] == split}
+            sizes = {name: math.prod(table.shapes[at]) for name, at in places.items()}
             turns = -(-SPREAD // replicas.size)
-            sizes = {
-                name: math.prod(shape)
-                for name, shape, axes in zip(table.names, table.shapes, table.split, strict=True)
-                if axes == split
-            }
-            places = {name: place for place, name in enumerate(table.names)}
-            dealt = self._turns.setdefault(turns, [[] for _ in range(turns)])
-            for turn, mine in enumerate(dealt):
-                bin_of_turn = Group(index=replicas.index * turns + turn, size=replicas.size * turns)
-                mine += [places[name] for name in share(sizes, bin_of_turn)]
-                mine.sort()
+            own = (
+                Group(index=replicas.index * turns + turn, size=replicas.size * turns)
+                for turn in range(turns)
+            )
+            self._rounds.append([frozenset(places[name] for name in share(sizes, mine)) for mine in own])
 
-    def due(self, step: int) -> Sequence[int]:
-        """The places of the parameters whose update this rank measures at a step, in the table's order."""
-        dealt = [places[(step - 1) % turns] for turns, places in self._turns.items()]
-        return dealt[0] if len(dealt) == 1 else sorted(place for places in dealt for place in places)
+    def due(self, turn: int, places: Iterable[int]) -> list[int]:
+        """Those of `places` in the table whose update this rank measures; `turn` counts from 0."""
+        mine = [turns[turn % len(turns)] for turns in self._rounds]
+        return [place for place in places if any(place in one for one in mine)]
 
 
 def _replicas(split: tuple[str, ...], mesh: Mapping[str, tuple[int, int]]) -> Group:

@@ -29,8 +29,8 @@ from distsummary.frameworks.torch_squares import (
     device_largest,
     device_sums,
     flat,
+    host_changes,
     host_sums,
-    largest,
     working_dtype,
 )
 from distsummary.training.callbacks import CallbackParams
@@ -55,7 +55,6 @@ class Norms:
         model: a torch.nn.Module, which `collect.norms.refuse_unmeasured` does not refuse.
         precision: "float32" or "float64"; see `host_sums`.
         group, mesh: see `UpdateDeal`.
-        params: the loop's parameters, of which the current step is read.
         finite: is told of the first parameter that is not finite.
         failures: counts what cannot be measured.
         is_quiet: whether another rank says what is the same on all ranks.
@@ -70,7 +69,6 @@ class Norms:
         precision: str,
         group: Group,
         mesh: Mapping[str, tuple[int, int]],
-        params: CallbackParams,
         finite: FiniteCheck,
         failures: Failures,
         is_quiet: bool = False,
@@ -78,7 +76,7 @@ class Norms:
         self.at = -math.inf  # due at every step
         self._model, self._precision = model, _DTYPES[precision]
         self._group, self._mesh = group, mesh
-        self._params, self._finite, self._failures = params, finite, failures
+        self._finite, self._failures = finite, failures
         self._is_quiet = is_quiet
         self._said: set[str] = set()
         self._texts: deque[Value] = deque()
@@ -86,6 +84,9 @@ class Norms:
         self._deal: UpdateDeal | None = None
         self._measured: _Measured | None = None  # what was measured in the current step
         self._snapshots = _Snapshots()
+        # How many steps of the run each optimizer has stepped in: with the numbers of the steps themselves,
+        # an optimizer that steps at every eighth of them would always have the same turn.
+        self._turns: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._nonfinite: dict[str, set[int]] = {"weight": set(), "gradient": set()}  # on devices, lately
         self._has_steps, self._has_norms = False, False
         self._optimizers = OptimizerSteps(model, before=self._before, after=self._after, failures=failures)
@@ -113,6 +114,8 @@ class Norms:
         """See `Source`: the norms of the step, and once a text that names what is not finite."""
         measured, self._measured = self._measured, None
         self._has_steps = True
+        for optimizer in measured.stepped if measured is not None else ():
+            self._turns[optimizer] = self._turns.get(optimizer, 0) + 1
         found = []
         if measured is None or not measured.is_weighed or not measured.norms.table.names:
             pass  # no optimizer has stepped, or not to the end
@@ -165,8 +168,9 @@ class Norms:
                     "(Partial), whose norm needs communication; it is left out: call p.grad = "
                     "p.grad.redistribute(placements=p.placements) before optimizer.step()"
                 )
-            due = set(self._dealt(listed).due(int(self._params["cur_step_num"]))).intersection(held)
-            self._snapshots.take({place: listed.local(place) for place in due}, self._precision)
+            measured.stepped.add(step.optimizer)
+            due = self._dealt(listed).due(self._turns.get(step.optimizer, 0), held)
+            self._snapshots.take({place: flat(listed.local(place)) for place in due}, self._precision)
 
     def _after(self) -> None:
         """Measure the weights and the updates."""
@@ -179,19 +183,21 @@ class Norms:
             places = held if measured.is_weighed else range(len(listed.parameters))
             measured.is_weighed = True
             self._measure("weight", places, listed.locals(places), measured)
-            changed = self._snapshots.differences(listed.local)
-            if changed:
-                self._measure("update", list(changed), list(changed.values()), measured)
+            self._measure_updates(listed, measured)
 
     def _current(self) -> "tuple[_Listed, _Measured]":
         """The parameters, listed again if they changed, and what is measured in this step."""
+        if self._measured is not None and self._listed is not None:
+            return self._listed, self._measured  # of this step, with one optimizer for each parameter
         if self._listed is None or not self._listed.is_unchanged():
-            self._listed, self._deal, self._measured = _Listed(self._model), None, None
+            before, self._listed = self._listed, _Listed(self._model)
+            if before is not None and before.table == self._listed.table:
+                self._listed.table = before.table  # whose bytes are known
+            self._deal = None
             self._nonfinite = {"weight": set(), "gradient": set()}
             for reason in self._listed.left_out:
                 self._say(reason)
-        if self._measured is None:
-            self._measured = _Measured(self._listed.table)
+        self._measured = _Measured(self._listed.table)
         return self._listed, self._measured
 
     def _say(self, reason: str) -> None:
@@ -214,8 +220,6 @@ class Norms:
         scale: Tensor | None = None,
     ) -> None:
         """Measure tensors: those on the host at once, those on devices when their results arrive."""
-        norms = measured.norms
-        fill = _fill_update if kind == "update" else _fill
         there = [index for index, one in enumerate(tensors) if not one.is_cpu]
         if len(there) < len(tensors):
             mine, own = tensors, places
@@ -225,46 +229,44 @@ class Norms:
             sums, counts = host_sums(mine, self._precision)
             if scale is not None:
                 sums /= float(scale.item()) ** 2
-            more = np.array([largest(one) for one in mine]) if kind == "update" else counts
-            fill(norms, kind, own, sums, more)
-        flats = {index: flat(tensors[index]) for index in there if tensors[index].numel()}
-        for device in {one.device for one in flats.values()}:
-            own = [index for index, one in flats.items() if one.device == device]
-            here = [flats[index] for index in own]
-            self._measure_there(kind, [places[index] for index in own], here, measured, scale)
+            _fill(measured.norms, kind, own, sums, counts)
+        if there:
+            flats = {places[index]: flat(tensors[index]) for index in there}
+            self._measure_there(kind, flats, measured, scale)
+
+    def _measure_updates(self, listed: "_Listed", measured: "_Measured") -> None:
+        """Measure what the optimizer's step added to the parameters that were copied before it."""
+        pairs = {place: (flat(listed.local(place)), copy) for place, copy in self._snapshots.given_back()}
+        hosts = [place for place, (one, _) in pairs.items() if one.is_cpu]
+        if hosts:
+            sums, most = host_changes([pairs[place] for place in hosts], self._precision)
+            _fill_update(measured.norms, hosts, sums, most)
+        there = {place: pair for place, pair in pairs.items() if not pair[0].is_cpu}
+        if there:
+            changes = {place: torch.sub(one, copy, out=copy) for place, (one, copy) in there.items()}
+            self._measure_there("update", changes, measured)
 
     def _measure_there(
-        self,
-        kind: str,
-        places: list[int],
-        flats: list[Tensor],
-        measured: "_Measured",
-        scale: Tensor | None = None,
+        self, kind: str, flats: Mapping[int, Tensor], measured: "_Measured", scale: Tensor | None = None
     ) -> None:
-        """Measure tensors on one device; their results are on their way to the host."""
-        n, known = len(places), self._nonfinite.get(kind, set())
-        # Whether a sum is finite is only known later, so the elements of those that lately were not are
-        # counted; at the first step, the count is 1, which says that there are some.
-        counted = [index for index, place in enumerate(places) if place in known]
-        packed = device_sums(flats, counted)
-        if scale is not None:
-            packed[:n] /= scale.to(packed.device, packed.dtype).square()
-        if kind == "update":
-            packed = torch.cat((packed, device_largest(flats).to(packed.dtype)))
-
-        def arrive(norms: ParameterNorms, results: Array) -> None:
-            numbers = results.astype(np.float64)
-            sums = numbers[:n]
+        """Measure tensors on devices, by place; their results are on their way to the host."""
+        flats = {place: one for place, one in flats.items() if one.numel()}
+        for device in {one.device for one in flats.values()}:
+            places = [place for place, one in flats.items() if one.device == device]
+            here = [flats[place] for place in places]
             if kind == "update":
-                _fill_update(norms, kind, places, sums, numbers[n:])
-                return
-            counts = (~np.isfinite(sums)).astype(np.int64)
-            counts[counted] = numbers[n:]
-            known.update(place for place, count in zip(places, counts, strict=True) if count)
-            known.difference_update(place for place, count in zip(places, counts, strict=True) if not count)
-            _fill(norms, kind, places, sums, counts)
-
-        measured.arriving.append((arrive, FRAMEWORK.snapshot(packed)))
+                packed = torch.cat((device_sums(here, ()), device_largest(here)))
+                measured.arriving.append((_arrive_updates(places), FRAMEWORK.snapshot(packed)))
+                continue
+            known = self._nonfinite[kind]
+            # Whether a sum is finite is only known later, so the elements of those that lately were not are
+            # counted; at the first step, the count is 1, which says that there are some.
+            counted = [index for index, place in enumerate(places) if place in known]
+            packed = device_sums(here, counted)
+            if scale is not None:
+                packed[: len(places)] /= scale.to(device, packed.dtype).square()
+            arrive = _arrive(kind, places, counted, known)
+            measured.arriving.append((arrive, FRAMEWORK.snapshot(packed)))
 
     def _look(self, step: int, norms: ParameterNorms) -> None:
         """Tell the first parameter that is not finite; may be called from any thread."""
@@ -328,7 +330,7 @@ class PendingNorms:
 class _Measured:
     """What was measured so far in a step of the run."""
 
-    __slots__ = ("arriving", "is_skipped", "is_weighed", "norms")
+    __slots__ = ("arriving", "is_skipped", "is_weighed", "norms", "stepped")
 
     def __init__(self, table: ParameterTable) -> None:
         n = len(table.names)
@@ -338,6 +340,7 @@ class _Measured:
         self.norms = ParameterNorms(table, **columns)
         self.arriving: list[tuple[Callable[[ParameterNorms, Array], None], Pending]] = []
         self.is_weighed = False  # whether weights were measured: an optimizer has stepped
+        self.stepped: set[Optimizer] = set()
         self.is_skipped = False  # whether GradScaler leaves out the optimizer's current step
 
 
@@ -407,33 +410,30 @@ class _Snapshots:
         self._memory: dict[torch.dtype, Tensor] = {}
         self._copies: dict[int, Tensor] = {}
 
-    def take(self, tensors: Mapping[int, Tensor], precision: torch.dtype) -> None:
-        """Copy parameters by place."""
+    def take(self, flats: Mapping[int, Tensor], precision: torch.dtype) -> None:
+        """Copy parameters by place, in their working dtype."""
         self._copies.clear()
-        needed: dict[torch.dtype, int] = {}
         starts: dict[int, tuple[torch.dtype, int]] = {}
-        for place, one in tensors.items():
+        needed: dict[torch.dtype, int] = {}
+        for place, one in flats.items():
+            dtype = working_dtype(one, precision)
             if one.is_cpu:
-                dtype = working_dtype(one, precision)
                 starts[place] = dtype, needed.get(dtype, 0)
-                needed[dtype] = starts[place][1] + flat(one).numel()
+                needed[dtype] = starts[place][1] + one.numel()
             else:
-                self._copies[place] = flat(one).to(working_dtype(one, torch.float32), copy=True)
+                self._copies[place] = one.to(dtype, copy=True)
         for dtype, size in needed.items():
             held = self._memory.get(dtype)
             if held is None or held.numel() < size:
                 self._memory[dtype] = torch.empty(size, dtype=dtype)
         for place, (dtype, start) in starts.items():
-            one = flat(tensors[place])
+            one = flats[place]
             self._copies[place] = self._memory[dtype][start : start + one.numel()].copy_(one)
 
-    def differences(self, local: Callable[[int], Tensor]) -> dict[int, Tensor]:
-        """By place, what was added to the copied parameters since; forgets the copies.
-
-        `local`: returns the parameter at a place, as it is now.
-        """
+    def given_back(self) -> list[tuple[int, Tensor]]:
+        """The copies by place, which are forgotten here."""
         copies, self._copies = self._copies, {}
-        return {place: torch.sub(flat(local(place)), copy, out=copy) for place, copy in copies.items()}
+        return list(copies.items())
 
 
 def _local(tensor: Tensor) -> Tensor:
@@ -474,10 +474,33 @@ def _fill(norms: ParameterNorms, kind: str, places: Sequence[int], sums: Array, 
     getattr(norms, f"{kind}_nonfinite")[places] = counts
 
 
-def _fill_update(norms: ParameterNorms, kind: str, places: Sequence[int], sums: Array, maxima: Array) -> None:
+def _fill_update(norms: ParameterNorms, places: Sequence[int], sums: Array, maxima: Array) -> None:
     """NaN means "not measured", so an update that is not finite becomes infinite."""
     norms.update_sums[places] = np.where(np.isnan(sums), np.inf, sums)
-    norms.update_max[places] = np.where(np.isnan(maxima), np.inf, maxima)
+    with np.errstate(over="ignore"):  # of float64 parameters, beyond float32
+        norms.update_max[places] = np.where(np.isnan(maxima), np.inf, maxima)
+
+
+def _arrive(
+    kind: str, places: list[int], counted: list[int], known: set[int]
+) -> Callable[[ParameterNorms, Array], None]:
+    """What fills in the sums that come from a device, and updates `known`, the places that are not finite."""
+
+    def arrive(norms: ParameterNorms, results: Array) -> None:
+        sums = results[: len(places)].astype(np.float64)
+        counts = (~np.isfinite(sums)).astype(np.int64)
+        counts[counted] = results[len(places) :]
+        known.difference_update(places)
+        known.update(place for place, count in zip(places, counts, strict=True) if count)
+        _fill(norms, kind, places, sums, counts)
+
+    return arrive
+
+
+def _arrive_updates(places: list[int]) -> Callable[[ParameterNorms, Array], None]:
+    """What fills in the updates that come from a device."""
+    n = len(places)
+    return lambda norms, results: _fill_update(norms, places, results[:n], results[n:])
 
 
 def _forget_if_skipped(places: list[int]) -> Callable[[ParameterNorms, Array], None]:

@@ -125,21 +125,30 @@ def _squared(norms: Tensor) -> Floats:
 
 
 def _converted_rows(line: Tensor, dtype: torch.dtype) -> Tensor:
-    """The norms of the blocks of a tensor of another dtype; the last block is filled up with zeros."""
+    """The norms of the blocks of a tensor of another dtype."""
     size = line.numel()
-    room = -(-min(size, CHUNK) // BLOCK) * BLOCK
-    numbers = np.dtype(np.float64 if dtype == torch.float64 else np.float32)
-    scratch = torch.from_numpy(blank((room,), numbers))
+    scratch = _scratch(min(size, CHUNK), dtype)
     rows = []
     for start in range(0, size, CHUNK):
-        chunk = line[start : start + CHUNK]
-        taken = chunk.numel()
-        filled = -(-taken // BLOCK) * BLOCK
-        scratch[:taken].copy_(chunk)
-        if taken < filled:
-            scratch[taken:filled] = 0
-        rows.append(torch.linalg.vector_norm(scratch[:filled].view(-1, BLOCK), dim=1))
+        taken = min(CHUNK, size - start)
+        scratch[:taken].copy_(line[start : start + taken])
+        rows.append(_rows(scratch, taken))
     return rows[0] if len(rows) == 1 else torch.cat(rows) if rows else scratch
+
+
+def _scratch(size: int, dtype: torch.dtype) -> Tensor:
+    """Room for so many elements, in whole blocks."""
+    numbers = np.dtype(np.float64 if dtype == torch.float64 else np.float32)
+    return torch.from_numpy(blank((-(-size // BLOCK) * BLOCK,), numbers))
+
+
+def _rows(scratch: Tensor, taken: int) -> Tensor:
+    """The norms of the blocks of the first elements; the last block is filled up with zeros."""
+    filled = -(-taken // BLOCK) * BLOCK
+    if taken < filled:
+        scratch[taken:filled] = 0
+    norms: Tensor = torch.linalg.vector_norm(scratch[:filled].view(-1, BLOCK), dim=1)
+    return norms
 
 
 def _careful_sum(one: Tensor) -> tuple[float, int]:
@@ -157,13 +166,20 @@ def _careful_sum(one: Tensor) -> tuple[float, int]:
     return total, count
 
 
-def largest(one: Tensor) -> float:
-    """The largest absolute value of a tensor on the host, infinite if it holds NaN; 0 without elements."""
-    if not one.numel():
-        return 0.0
-    low, high = torch.aminmax(one)
-    found = max(abs(float(low)), abs(float(high)))
-    return found if found == found and float(low) == float(low) else float("inf")
+def host_changes(pairs: Sequence[tuple[Tensor, Tensor]], precision: torch.dtype) -> tuple[Floats, Floats]:
+    """Sums of squares, and largest absolute values, of what tensors on the host are more than their copies.
+
+    A difference that is not finite makes both infinite or NaN. The differences take the place of the copies.
+
+    Args:
+        pairs: tensors, as `flat` returned them, each with a copy in its `working_dtype`.
+        precision: torch.float32 or torch.float64.
+    """
+    changes = [torch.sub(one, copy, out=copy) for one, copy in pairs]
+    sums, _ = host_sums(changes, precision)
+    extremes = [torch.aminmax(change) if change.numel() else (0.0, 0.0) for change in changes]
+    most = np.array([(float(low), float(high)) for low, high in extremes])
+    return sums, np.abs(most).max(axis=1)  # NaN if one of them is
 
 
 def device_sums(flats: Sequence[Tensor], counted: Sequence[int]) -> Tensor:

@@ -108,6 +108,7 @@ def test_a_compiled_gpt_tells_what_happens_inside(tmp_path: Path) -> None:
         for number in ("gradient", "largest_logit", "entropy", "rms"):
             assert found[f"{block}/{number}"] == set(range(1, 61))
         assert found[f"{block}/output"] == found[f"{block}/attention"] == {1, *range(10, 61, 10)}
+    assert found["norms"] == found["norms/gradient"] == set(range(1, 61))
 
 
 def test_the_landscape_has_its_path(tmp_path: Path) -> None:

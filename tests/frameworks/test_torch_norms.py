@@ -1,7 +1,10 @@
 """The norms of every parameter at every step, measured around the steps of real optimizers."""
 
+import importlib
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,7 @@ from distsummary.collect.torch_norms import NONFINITE_TAG, Norms, PendingNorms
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.norms import ParameterNorms, ParameterTable
 from distsummary.format.records import Health
+from distsummary.reading.reader import read_directory
 from distsummary.training.callbacks import CallbackParams
 from distsummary.training.finite import FiniteCheck
 from distsummary.writing.health import Failures
@@ -45,7 +49,6 @@ class Loop:
             precision=precision,
             group=group or Group(),
             mesh={},
-            params=self.params,
             finite=self.finite,
             failures=failures,
         )
@@ -144,6 +147,19 @@ def test_a_single_rank_measures_each_update_once_in_eight_steps(loop: Callable[.
         assert norms.update_sums[measured].tolist() == pytest.approx(np.array(changes)[measured], rel=1e-5)
         seen += measured
     assert seen.tolist() == [2, 2, 2, 2]
+
+
+def test_an_optimizer_that_steps_at_every_fourth_step_measures_all_updates(loop: Callable[..., Loop]) -> None:
+    model = net()
+    training = loop(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    seen = np.zeros(4, int)
+    for step in range(32):
+        give_gradients(model)
+        norms = training.step(*([optimizer.step] if step % 4 == 3 else []))
+        assert (norms is not None) == (step % 4 == 3)
+        seen += 0 if norms is None else ~np.isnan(norms.update_sums)
+    assert seen.tolist() == [1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -361,13 +377,13 @@ def test_replicas_divide_the_updates_and_shards_measure_them_at_the_same_steps()
     whole = [place for place, axes in enumerate(table.split) if not axes]
     deals = {(replica, shard): deal(replica, shard) for replica in range(2) for shard in range(2)}
     seen: list[int] = []
-    for step in range(1, 5):  # 4 turns of 2 replicas, or 2 turns of 4
+    for turn in range(4):  # 4 turns of 2 replicas, or 2 turns of 4
         for replica in range(2):
-            own, other = (set(deals[replica, shard].due(step)) for shard in range(2))
-            assert own & set(split) == other & set(split)
-            seen += sorted(own & set(split))
-            if step <= 2:
-                seen += sorted(own & set(whole)) + sorted(other & set(whole))
+            own, other = (deals[replica, shard].due(turn, split) for shard in range(2))
+            assert own == other
+            seen += own
+            if turn < 2:
+                seen += deals[replica, 0].due(turn, whole) + deals[replica, 1].due(turn, whole)
     assert sorted(seen) == list(range(40))
 
 
@@ -388,6 +404,39 @@ def test_norms_need_a_torch_model(tmp_path: object) -> None:
         ds.init(f"{tmp_path}/a", norms=True, watch=arrays)
     with pytest.raises(InvalidValueError, match="as network= to a Run of your own"):
         next(ds.Run(callbacks=[ds.SummaryCollector(f"{tmp_path}/a", norms=True)]).steps([1]))
+
+
+@pytest.mark.parametrize("on_nan", ["warn", "stop"])
+def test_a_run_records_norms_and_names_what_is_not_finite(tmp_path: Path, on_nan: str) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizers = importlib.import_module("torch.optim.optimizer")
+    hooks = (
+        optimizers._global_optimizer_pre_hooks,
+        optimizers._global_optimizer_post_hooks,
+    )
+    expected = []
+    stops = (
+        pytest.raises(ds.NonFiniteError, match="at step 3 on rank 0") if on_nan == "stop" else nullcontext()
+    )
+    options = {"histograms": False, "system_metrics": False, "quiet": True}
+    with stops, ds.init(tmp_path / "a", watch=model, norms=True, on_nan=on_nan, **options) as run:  # type: ignore[arg-type]
+        for step in run.steps(range(1, 5)):
+            optimizer.zero_grad()
+            give_gradients(model, torch.nan if step == 3 else 1.0)
+            optimizer.step()
+            expected.append(sum(squares(one) for one in model.parameters()))
+    assert [len(found) for found in hooks] == [0, 0]
+    assert len(expected) == (3 if on_nan == "stop" else 4)
+    values = [(e.step, value) for e in read_directory(tmp_path / "a") for value in e.values]
+    norms = {step: value.data for step, value in values if value.plugin == "norms"}
+    sums = [float(norms[step].weight_sums.sum()) for step in sorted(norms)]
+    assert sums == pytest.approx(expected, rel=1e-6, nan_ok=True)
+    assert norms[3].gradient_nonfinite.sum() > 0
+    texts = [(step, value.data) for step, value in values if value.tag == NONFINITE_TAG]
+    assert [step for step, _ in texts] == [3, 3]
+    assert "the gradient of '0.weight' has" in texts[0][1]
+    assert any("the gradient of '0.weight'" in reason for reason in run.health().errors)
 
 
 class Codes(Tensor):

@@ -5,7 +5,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from distsummary.frameworks.torch_squares import BLOCK, CHUNK, device_largest, device_sums, host_sums, largest
+from distsummary.frameworks.torch_squares import (
+    BLOCK,
+    CHUNK,
+    device_largest,
+    device_sums,
+    host_changes,
+    host_sums,
+    working_dtype,
+)
 
 
 def exact(tensor: Tensor) -> float:
@@ -77,9 +85,29 @@ def test_infinite_sums_are_told_apart_from_infinite_elements() -> None:
     assert sums[4:].tolist() == [np.inf, np.inf]  # the last: beyond float64
 
 
-def test_largest() -> None:
-    found = [largest(torch.tensor(values)) for values in ([1.0, -3.0], [2.0], [], [torch.nan, 1.0])]
-    assert found == [3.0, 2.0, 0.0, np.inf]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("precision", [torch.float32, torch.float64])
+def test_changes(dtype: torch.dtype, precision: torch.dtype) -> None:
+    before = of_many_sizes(dtype)
+    after = [(one.double() * 1.01 + 1e-3).to(dtype) for one in before]
+    copies = [one.to(working_dtype(one, precision), copy=True) for one in before]
+    sums, most = host_changes(list(zip(after, copies, strict=True)), precision)
+    changes = [one.double() - other.double() for one, other in zip(after, before, strict=True)]
+    tolerance = 1e-12 if precision == torch.float64 else 1e-5
+    assert sums.tolist() == pytest.approx([exact(change) for change in changes], rel=tolerance)
+    largest = [float(change.abs().max()) if change.numel() else 0.0 for change in changes]
+    assert most.tolist() == pytest.approx(largest, rel=tolerance)
+
+
+def test_changes_that_float32_cannot_square_or_that_are_not_finite() -> None:
+    zero = torch.zeros(3000)
+    changed = [zero + 1e30, zero + 1e-30, zero, zero.clone(), zero.clone()]
+    changed[3][7], changed[4][7] = torch.nan, -torch.inf
+    sums, most = host_changes([(one, zero.clone()) for one in changed], torch.float32)
+    assert sums[:3].tolist() == pytest.approx([3e63, 3e-57, 0.0], rel=1e-6)
+    assert most[:3].tolist() == pytest.approx([1e30, 1e-30, 0.0], rel=1e-6)
+    assert np.isnan([sums[3], most[3]]).all()
+    assert [sums[4], most[4]] == [np.inf, np.inf]
 
 
 def test_the_accelerators_way() -> None:
@@ -88,4 +116,4 @@ def test_the_accelerators_way() -> None:
     assert packed[:2] == pytest.approx([exact(tensor) for tensor in tensors[:2]], rel=1e-12)
     assert np.isnan(packed[2])
     assert packed[3] == 2
-    assert device_largest(tensors[:2]).tolist() == [largest(tensor) for tensor in tensors[:2]]
+    assert device_largest(tensors[:2]).tolist() == [float(tensor.abs().max()) for tensor in tensors[:2]]
