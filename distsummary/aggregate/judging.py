@@ -11,9 +11,9 @@ import numpy as np
 
 from distsummary.aggregate.norms import Meshes
 from distsummary.aggregate.rank_files import RankFiles
+from distsummary.aggregate.sick_ranks import SickRanks
 from distsummary.aggregate.statistics import Rows
 from distsummary.diagnosis.judge import Judge, own_times
-from distsummary.diagnosis.sick import FirstNonFinite
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.format.records import Value
 from distsummary.run_dir import RunDir
@@ -35,22 +35,30 @@ class Judging:
     def __init__(self, meshes: Meshes, tell: Callable[[int, Verdict], None] | None = None) -> None:
         self._meshes, self._tell = meshes, tell
         self._attempt = -1
-        self._judge, self._non_finite = self._of(-1)
+        self._judge, self._sick = self._of(-1)
         self._verdicts: dict[tuple[int, int, str, int], Verdict] = {}
 
-    def _of(self, attempt: int) -> tuple[Judge, FirstNonFinite]:
-        return Judge(lambda rank: self._meshes.place(attempt, rank).coordinates), FirstNonFinite()
+    def _of(self, attempt: int) -> tuple[Judge, SickRanks]:
+        judge = Judge(lambda rank: self._meshes.place(attempt, rank).coordinates)
+        return judge, SickRanks(self._meshes, attempt)
 
     def add(self, rows: Rows, attempt: int) -> list[Verdict]:
         """Judge some steps of an attempt; returns the verdicts that are new, and those that end."""
         if attempt != self._attempt:  # other processes, perhaps on other hosts
             self._attempt = attempt
-            self._judge, self._non_finite = self._of(attempt)
+            self._judge, self._sick = self._of(attempt)
         with np.errstate(over="ignore"):  # as the files hold them
             rows = rows._replace(values=rows.values.astype(np.float32).astype(np.float64))
-        changed = self._non_finite.add(*rows)
+        changed = self._sick.add(rows)
         for told in own_times(*rows):
             changed += self._judge.add(told)
+        return self._tell_all(changed, attempt)
+
+    def add_samples(self, rows: Rows, attempt: int) -> list[Verdict]:
+        """Judge samples of the system that came when their steps had been judged."""
+        return self._tell_all(self._sick.add_samples(rows), attempt) if attempt == self._attempt else []
+
+    def _tell_all(self, changed: list[Verdict], attempt: int) -> list[Verdict]:
         for verdict in changed:
             self._verdicts[attempt, verdict.rank, verdict.cause, verdict.since_step] = verdict
             if self._tell is not None:

@@ -3,7 +3,7 @@
 import logging
 import math
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -19,6 +19,7 @@ from distsummary.aggregate.merge import refuse_foreign_files
 from distsummary.aggregate.norms import AddedNorms, Meshes
 from distsummary.aggregate.statistics import Rows, StatisticsRule
 from distsummary.aggregate.waiting import GRAPH, BulkKey, Due, Told, Waiting, rows_of
+from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import RunDirError
 from distsummary.format.digest import Digest
 from distsummary.format.records import (
@@ -172,11 +173,15 @@ class LiveMerge:
             rows = self._new_rows(told)
             for step, values in self._rule.add(rows):
                 merged[step] = self._counted(step, values, told[step], due.sampled.get(step))
-            for step, values in self._judged(rows).items():
+            for step, values in self._judged(self._judging.add, rows).items():
                 merged[step] += values
         for told in (due.late, due.sampled):
-            for step, values in self._rule.add_late(self._new_rows(told)):
+            rows = self._new_rows(told)
+            for step, values in self._rule.add_late(rows):
                 merged.setdefault(step, []).extend(values)
+            if told is due.sampled:
+                for step, values in self._judged(self._judging.add_samples, rows).items():
+                    merged.setdefault(step, []).extend(values)
         bulk: dict[int, Wanted] = {}
         for told in (due.steps, due.late):
             for step in sorted(told):
@@ -187,10 +192,10 @@ class LiveMerge:
         self._steps += len(due.steps)
         return len(due.steps)
 
-    def _judged(self, rows: Rows) -> Mapping[int, list[Value]]:
+    def _judged(self, judge: Callable[[Rows, int], list[Verdict]], rows: Rows) -> Mapping[int, list[Value]]:
         """What the merged run shows of the ranks that begin to be slow or sick at some steps."""
         try:
-            found = alert_values(self._judging.add(rows, self._attempt))
+            found = alert_values(judge(rows, self._attempt))
             return {
                 step: [value for value in values if not self._files.has((value.plugin, value.tag), step)]
                 for step, values in found.items()

@@ -41,7 +41,7 @@ class Meshes:
     """
 
     def __init__(self, directories: Mapping[int, Path]) -> None:
-        self._directories = directories
+        self.directories = directories
         self._known: dict[tuple[int, int], Place] = {}
 
     def place(self, attempt: int, rank: int) -> Place:
@@ -50,7 +50,7 @@ class Meshes:
         if known is None:
             entry = None
             with suppress(DistSummaryError):  # fsck tells of it; axes that are not known are told below
-                told = read_told(self._directories[rank])
+                told = read_told(self.directories[rank])
                 entry = told and told.entry(attempt)
             if not entry:
                 return _NOWHERE

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from distsummary.format.records import PHASE_TAGS, RANKS_TAG, Value
+from distsummary.format.records import CHECK_TAGS, PHASE_TAGS, RANKS_TAG, Value
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -145,7 +145,7 @@ class StatisticsRule:
     - A name made here, such as `<tag>/min`, is left out from the first step on at which a rank recorded a
       scalar of this name.
 
-    - Tags that begin with PHASE_TAGS are left out.
+    - Tags that begin with PHASE_TAGS or CHECK_TAGS are left out.
 
     Values count as the files hold them: as float32.
     """
@@ -313,8 +313,8 @@ class _Newest:
 
 
 def _without_phases(rows: Rows) -> Rows:
-    """The rows without the scalars of the phases of a step."""
-    names = np.array([tag.startswith(PHASE_TAGS) for tag in rows.tags], np.bool_)
+    """The rows without the scalars that only tell the ranks apart."""
+    names = np.array([tag.startswith((PHASE_TAGS, CHECK_TAGS)) for tag in rows.tags], np.bool_)
     if not names.any():
         return rows
     keep = ~names[rows.which]

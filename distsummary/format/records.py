@@ -25,6 +25,9 @@ DIALECTS = (MINDSPORE, TENSORBOARD)
 # How tags begin that tell what the loop's thread did in each phase of a step, to find out which rank is slow;
 # each rank has them, but not the merged run.
 PHASE_TAGS = "perf/phase/"
+# How tags begin by which ranks that should be alike are compared: see `format/check_tags.py`. As above, the
+# merged run has none.
+CHECK_TAGS = "perf/check/"
 RANKS_TAG = "perf/ranks"  # of the merged run: on how many ranks a step stands
 
 # What the acknowledgement of an event guarantees. QUEUED: only that it is in a queue in memory; if writing it

@@ -7,6 +7,7 @@ import pytest
 
 from distsummary.diagnosis.sick import FirstNonFinite
 from distsummary.diagnosis.verdict import Verdict
+from distsummary.format.check_tags import LAG, NONFINITE_TAGS
 
 TAGS = ["accuracy", "loss", "never"]
 
@@ -53,3 +54,33 @@ def test_a_tag_that_was_never_finite_is_no_alarm_but_a_loss_is() -> None:
     assert [one.since_step for one in look(first, [(10, 0, "loss", math.nan)])] == [10]
     second = FirstNonFinite()
     assert look(second, [(1, 0, "accuracy", 0.5), (2, 0, "accuracy", math.inf)])[0].since_step == 2
+
+
+def named(rank: int, index: int) -> str:
+    return repr(["0.weight", "0.bias"][index])
+
+
+def with_parameter(rows: list[tuple[int, int, str, float]]) -> list[Verdict]:
+    tags = ["loss", NONFINITE_TAGS["gradient"], NONFINITE_TAGS["weight"], NONFINITE_TAGS["gradient"] + LAG]
+    step, rank, tag, value = zip(*rows, strict=True)
+    which = [tags.index(one) for one in tag]
+    return FirstNonFinite(named).add(
+        tags, np.array(which), np.array(rank), np.array(step), np.array(value, float)
+    )
+
+
+def test_the_parameter_is_named_with_the_loss_or_alone() -> None:
+    gradient = NONFINITE_TAGS["gradient"]
+    rows = [*steps({(3, 2): math.nan}), *((3, rank, gradient, 1.0) for rank in range(4))]
+    [verdict] = with_parameter(rows)
+    assert (verdict.rank, verdict.since_step) == (2, 3)
+    assert verdict.evidence.endswith("; so is the gradient of the parameter '0.bias'")
+    rows = [
+        *steps({}),
+        (4, 1, NONFINITE_TAGS["weight"], 0.0),
+        (5, 1, gradient, 1.0),
+        (5, 1, gradient + LAG, 2.0),
+    ]
+    [verdict] = with_parameter(rows)
+    assert (verdict.rank, verdict.since_step, verdict.first_told_step) == (1, 3, 5)
+    assert verdict.evidence == "the gradient of the parameter '0.bias' is not finite on rank 1 at step 3"

@@ -1,0 +1,170 @@
+"""Drift: finds the rank whose copy of a parameter is no longer equal to those of its replicas."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsummary.diagnosis.verdict import DRIFT, Verdict
+from distsummary.format.check_tags import BITS_TAGS, PARTS, axes_of, group_of, located
+from distsummary.topology import DATA_AXES
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Sums = tuple[int, ...]
+
+RECENT = 1 << 12  # steps: a rank that has told no sums for so long is not waited for
+NAMED = 8  # ranks that are named at a step
+
+_Peers = tuple[str, tuple[tuple[str, int], ...]]  # a group of parameters, and the place of those that hold it
+
+
+class Drift:
+    """Compares the bit sums of the parameters that ranks have copies of, step by step.
+
+    Of three or more copies, the majority is right. Of two, or if there is no majority, all are named.
+
+    Args:
+        coordinates: of a rank: its coordinate on each axis of the mesh; empty if there is none. Only ranks
+            that differ in nothing but data axes along which the parameters are not split are compared.
+        names: of a rank and a group of parameters: the names of these, empty if they are not known.
+    """
+
+    def __init__(
+        self,
+        coordinates: Callable[[int], Mapping[str, int]],
+        names: Callable[[int, str], Sequence[str]],
+    ) -> None:
+        self._coordinates, self._names = coordinates, names
+        self._replicas: defaultdict[_Peers, _Replicas] = defaultdict(_Replicas)
+
+    def add(
+        self, tags: Sequence[str], which: Ints, ranks: Ints, steps: Ints, values: Floats
+    ) -> list[Verdict]:
+        """Look at N scalars of all ranks at some steps, which must be larger than those before.
+
+        Args:
+            tags: names, each once. which (N,): the index of each scalar's tag. ranks, steps, values: (N,).
+        """
+        is_mine = np.array([tag.startswith(BITS_TAGS) for tag in tags], np.bool_)
+        if not is_mine.any():
+            return []
+        told: dict[int, dict[_Peers, dict[int, list[int]]]] = {}
+        places: dict[tuple[int, str], _Peers] = {}
+        rows = np.flatnonzero(is_mine[which])
+        for number, rank, step, value in zip(
+            which[rows].tolist(),
+            ranks[rows].tolist(),
+            steps[rows].tolist(),
+            values[rows].tolist(),
+            strict=True,
+        ):
+            group, part = group_of(tags[number])
+            peers = places.get((rank, group))
+            if peers is None:
+                peers = places[rank, group] = self._peers(rank, group)
+            sums = told.setdefault(step, {}).setdefault(peers, {}).setdefault(rank, [-1] * PARTS)
+            sums[part] = int(value)
+        found: list[Verdict] = []
+        for step in sorted(told):
+            for peers, by_rank in told[step].items():
+                whole = {rank: tuple(sums) for rank, sums in by_rank.items() if -1 not in sums}
+                found += self._compare(step, peers, dict(sorted(whole.items())))
+        return found
+
+    def _peers(self, rank: int, group: str) -> _Peers:
+        """What the ranks that hold copies of a group of parameters have in common."""
+        split = axes_of(group)
+        axes = self._coordinates(rank).items()
+        return group, tuple(sorted(one for one in axes if one[0] in split or one[0] not in DATA_AXES))
+
+    def _compare(self, step: int, peers: _Peers, told: Mapping[int, Sums]) -> list[Verdict]:
+        replicas = self._replicas[peers]
+        replicas.seen.update(dict.fromkeys(told, step))
+        living = sum(step - last <= RECENT for last in replicas.seen.values())
+        if len(told) < 2 or (len(told) == 2 < living):  # the third may tell which one is right, later
+            return []
+        vote = _voted(told)
+        changed: list[Verdict] = []
+        for rank in sorted(replicas.open.keys() & told.keys()):
+            if rank not in vote.others:
+                verdict = replicas.open.pop(rank)
+                changed.append(replace(verdict, until_step=replicas.last))
+        if not vote.others:
+            replicas.equal = step
+            return changed
+        new = [rank for rank in vote.others if rank not in replicas.open][:NAMED]
+        for rank in new:
+            verdict = Verdict(
+                rank=rank,
+                cause=DRIFT,
+                since_step=step,
+                until_step=None,
+                evidence=self._evidence(step, peers[0], rank, told, vote, replicas.equal),
+                first_told_step=step,
+            )
+            replicas.open[rank] = verdict
+            changed.append(verdict)
+        replicas.last = step
+        return changed
+
+    def _evidence(
+        self, step: int, group: str, rank: int, told: Mapping[int, Sums], vote: "_Vote", equal: int | None
+    ) -> str:
+        other = vote.model if told[rank] != told[vote.model] else vote.second
+        place = located(told[rank], told[other])
+        names = self._names(rank, group)
+        if place is None:
+            what = "more than one of its parameters"
+        elif place < len(names):
+            what = f"its copy of the parameter {names[place]!r}"
+        else:
+            what = f"its copy of the parameter number {place + 1}"
+        since = (
+            f"at step {step}, the first one compared"
+            if equal is None
+            else f"at step {step}; at step {equal} all were equal"
+        )
+        if vote.has_majority:
+            with_whom = f"has other bits than those of {len(told) - len(vote.others)} replicas that agree"
+        elif len(told) == 2:
+            with_whom = f"has other bits than that of rank {other}, and of two nobody can tell which is right"
+        else:
+            with_whom = f"has other bits than that of rank {other}, and no majority of {len(told)} agrees"
+        return f"on rank {rank}, {what} {with_whom}: {since}"
+
+
+class _Vote(NamedTuple):
+    """`model`: a rank that most agree with; `second`: one that does not; `others`: those that are named."""
+
+    model: int
+    second: int
+    others: list[int]
+    has_majority: bool
+
+
+def _voted(told: Mapping[int, Sums]) -> _Vote:
+    counts = Counter(told.values())
+    if len(counts) == 1:
+        first = next(iter(told))
+        return _Vote(first, first, [], has_majority=True)
+    value, count = counts.most_common(1)[0]
+    others = [rank for rank, sums in told.items() if sums != value]
+    model = next(rank for rank, sums in told.items() if sums == value)
+    has_majority = 2 * count > len(told)
+    return _Vote(model, others[0], others if has_majority else [*told], has_majority=has_majority)
+
+
+class _Replicas:
+    """What is known of ranks that hold copies of the same parameters."""
+
+    __slots__ = ("equal", "last", "open", "seen")
+
+    def __init__(self) -> None:
+        self.seen: dict[int, int] = {}  # rank -> the newest step at which it told sums
+        self.open: dict[int, Verdict] = {}  # rank -> what was told of it
+        self.equal: int | None = None  # the newest step at which all were equal
+        self.last: int | None = None  # the newest one at which they were not

@@ -1,0 +1,93 @@
+"""different_settings: finds ranks whose settings, seeds or versions are not those of the others."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+
+from distsummary.diagnosis.verdict import CONFIG, Verdict
+
+Settings = Mapping[str, str | None]  # what a rank tells, by name; None or absent: not known
+
+CONFIG_PREFIX = "config "  # of the names of the user's own settings
+SEED_PREFIX = "seed "
+ABSENT = "absent"
+NAMED = 3  # settings in a message
+# Words in the names of the user's settings that say that each rank has a value of its own.
+_OF_RANK = re.compile(
+    r"(?<![a-z])(rank|ranks|device|devices|gpu|gpus|cuda|host|hostname|node|port|pid|worker|master|main|is_main"
+    r"|primary|verbose|quiet)(?![a-z])",
+    re.IGNORECASE,
+)
+_NOTHING = ("None", "False", "''", "", "0", "[]", "{}", ABSENT)
+
+
+def different_settings(told: Mapping[int, Settings], leaders: set[int], first_step: int) -> list[Verdict]:
+    """One verdict for each rank that differs, by rising ranks.
+
+    A setting that a strict majority of the ranks agrees on is right, and the others are named. Of two ranks
+    that differ, both are. Without a majority, as with a seed for each rank, nobody is. Of seeds, two ranks
+    that differ are no alarm either.
+
+    Args:
+        told: rank -> its settings. leaders: the ranks that may do more than others, such as writing a log:
+            what only they have set is no alarm.
+        first_step: at which they are told.
+    """
+    names = sorted(set[str]().union(*told.values()))
+    reasons: dict[int, list[str]] = defaultdict(list)
+    for name in names:
+        values = {rank: settings.get(name) for rank, settings in told.items()}
+        if name.startswith(CONFIG_PREFIX):
+            values = {rank: ABSENT if value is None else value for rank, value in values.items()}
+        known = {rank: value for rank, value in values.items() if value is not None}
+        for rank, reason in _differing(name, known, leaders).items():
+            reasons[rank].append(reason)
+    return [
+        Verdict(
+            rank=rank,
+            cause=CONFIG,
+            since_step=first_step,
+            until_step=None,
+            evidence="; ".join(found[:NAMED])
+            + (f"; and {len(found) - NAMED} more settings" if len(found) > NAMED else ""),
+            first_told_step=first_step,
+        )
+        for rank, found in sorted(reasons.items())
+    ]
+
+
+def _differing(name: str, values: Mapping[int, str], leaders: set[int]) -> dict[int, str]:
+    """Rank -> in what it differs, of one setting."""
+    counts = Counter(values.values())
+    if len(counts) < 2:
+        return {}
+    if name.startswith(CONFIG_PREFIX):
+        if _OF_RANK.search(name.removeprefix(CONFIG_PREFIX)):
+            return {}
+        if len({_without_rank(value, rank) for rank, value in values.items()}) == 1:
+            return {}
+    usual, count = counts.most_common(1)[0]
+    if 2 * count > len(values):
+        others = {rank: value for rank, value in values.items() if value != usual}
+        if name.startswith(CONFIG_PREFIX) and usual in _NOTHING and leaders.issuperset(others):
+            return {}
+        return {
+            rank: f"{name} is {value} on rank {rank}, {usual} on {count} others"
+            for rank, value in others.items()
+        }
+    if len(values) == 2 and not name.startswith(SEED_PREFIX):
+        (one, mine), (other, theirs) = values.items()
+        return {
+            one: f"{name} is {mine} on rank {one}, {theirs} on rank {other}",
+            other: f"{name} is {theirs} on rank {other}, {mine} on rank {one}",
+        }
+    return {}
+
+
+def _without_rank(value: str, rank: int) -> str:
+    """A text without the rank in it, as in 'cuda:1' or 'log-1.txt'; numbers stay as they are."""
+    try:
+        float(value)
+        return value
+    except ValueError:
+        return re.sub(rf"(?<!\d)0*{rank}(?!\d)", "<rank>", value)

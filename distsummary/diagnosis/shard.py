@@ -1,0 +1,101 @@
+"""SameBatches: finds ranks that are given the same batches of data, by the digests of the first ones."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsummary.diagnosis.verdict import SHARD, Verdict
+from distsummary.format.check_tags import BATCH_TAGS
+from distsummary.topology import DATA_AXES
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+LEAST = 2  # different batches that two ranks have in common
+SHARE = 4  # and at least one in so many of a rank's batches
+
+
+class SameBatches:
+    """Compares the batches of ranks that should have different ones; the steps need not be the same.
+
+    A rank whose batches are all alike, as constant data are, tells nothing.
+
+    Args:
+        coordinates: of a rank: its coordinate on each axis of the mesh; empty if there is none. Ranks with
+            the same coordinates on the data axes may share data.
+    """
+
+    def __init__(self, coordinates: Callable[[int], Mapping[str, int]]) -> None:
+        self._coordinates = coordinates
+        self._holders: dict[int, dict[object, tuple[int, int]]] = {}  # digest -> data place -> rank, step
+        self._seen: dict[int, set[int]] = defaultdict(set)  # rank -> digests
+        self._common: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)  # steps of two ranks
+        self._told: set[int] = set()
+
+    def add(
+        self, tags: Sequence[str], which: Ints, ranks: Ints, steps: Ints, values: Floats
+    ) -> list[Verdict]:
+        """Look at N scalars of all ranks at some steps, which must be larger than those before.
+
+        Args:
+            tags: names, each once. which (N,): the index of each scalar's tag. ranks, steps, values: (N,).
+        """
+        numbers = [tags.index(tag) for tag in BATCH_TAGS if tag in tags]
+        if len(numbers) < len(BATCH_TAGS):
+            return []
+        parts: list[dict[tuple[int, int], float]] = []
+        for number in numbers:
+            rows = np.flatnonzero(which == number)
+            keys = zip(steps[rows].tolist(), ranks[rows].tolist(), strict=True)
+            parts.append(dict(zip(keys, values[rows].tolist(), strict=True)))
+        low, high = parts
+        found: list[Verdict] = []
+        for step, rank in sorted(low.keys() & high.keys()):
+            digest = int(low[step, rank]) | int(high[step, rank]) << 24
+            found += self._look(step, rank, digest)
+        return found
+
+    def _place(self, rank: int) -> object:
+        """Where a rank is on the data axes; without a mesh, each rank has a place of its own."""
+        axes = self._coordinates(rank)
+        if not axes:
+            return rank
+        return tuple(sorted(one for one in axes.items() if one[0] in DATA_AXES))
+
+    def _look(self, step: int, rank: int, digest: int) -> list[Verdict]:
+        if digest in self._seen[rank]:
+            return []
+        self._seen[rank].add(digest)
+        place = self._place(rank)
+        holders = self._holders.setdefault(digest, {})
+        others = [held for at, held in holders.items() if at != place]
+        holders.setdefault(place, (rank, step))
+        if not others:
+            return []
+        other, other_step = others[0]
+        common = self._common[other, rank]
+        common.append((other_step, step))
+        if len(common) < LEAST or SHARE * len(common) < len(self._seen[rank]):
+            return []
+        found = []
+        for one, peer, place_of_one in ((other, rank, 0), (rank, other, 1)):
+            if one in self._told:
+                continue
+            self._told.add(one)
+            pairs = ", ".join(f"{pair[place_of_one]} and {pair[1 - place_of_one]}" for pair in common[:2])
+            found.append(
+                Verdict(
+                    rank=one,
+                    cause=SHARD,
+                    since_step=common[0][place_of_one],
+                    until_step=None,
+                    evidence=(
+                        f"ranks {one} and {peer} are given the same batches: their steps {pairs}, for "
+                        f"example, have the same data; give each rank a part of its own (DistributedSampler)"
+                    ),
+                    first_told_step=step,
+                )
+            )
+        return found

@@ -1,0 +1,70 @@
+"""The facts.json of a rank: its settings, seeds and versions, and the names of the model's parameters.
+
+It lies in the rank's directory and has the newest attempts:
+
+    {"format": 1, "attempts": {"0": {"settings": {"seed torch": "42"}, "names": ["0.weight", "0.bias"],
+     "groups": {"whole": [0, 1]}}}}
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from distsummary.publish import publish
+
+FACTS = "facts.json"
+FORMAT = 1
+KEPT = 16  # attempts
+
+
+@dataclass(frozen=True, slots=True)
+class RankFacts:
+    """What a rank tells of itself at its first step, to be compared with other ranks.
+
+    Attributes:
+        settings: name -> text; None: not known.
+        names: those of the model's parameters, in its order.
+        groups: group of bit sums -> the indices in `names` of its parameters; see `check_tags.bits_tags`.
+    """
+
+    settings: Mapping[str, str | None]
+    names: Sequence[str] = ()
+    groups: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+    def names_of(self, group: str) -> list[str]:
+        """The names of the parameters of a group of bit sums."""
+        return [self.names[index] for index in self.groups.get(group, ()) if 0 <= index < len(self.names)]
+
+
+def write_facts(directory: Path, attempt: int, facts: RankFacts) -> None:
+    """Write the facts of an attempt; raises RunDirError if the file cannot be written."""
+    attempts = _attempts(directory)
+    attempts[str(attempt)] = asdict(facts)
+    newest = sorted(attempts, key=lambda number: int(number) if number.isdecimal() else -1)[-KEPT:]
+    kept = {number: attempts[number] for number in newest}
+    publish(directory / FACTS, json.dumps({"format": FORMAT, "attempts": kept}).encode())
+
+
+def read_facts(directory: Path, attempt: int) -> RankFacts | None:
+    """The facts of an attempt; None if there are none that can be read."""
+    stored = _attempts(directory).get(str(attempt), {})
+    try:
+        return RankFacts(
+            {str(name): None if value is None else str(value) for name, value in stored["settings"].items()},
+            [str(name) for name in stored["names"]],
+            {str(group): [int(index) for index in indices] for group, indices in stored["groups"].items()},
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def _attempts(directory: Path) -> dict[str, Any]:
+    """Attempt -> what the file holds of it; empty if there is no file that can be read."""
+    try:
+        found = json.loads((directory / FACTS).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    attempts = found.get("attempts") if isinstance(found, dict) and found.get("format") == FORMAT else None
+    return attempts if isinstance(attempts, dict) else {}

@@ -1,0 +1,116 @@
+"""SameBatches, MemoryImbalance, different_settings: what ranks should have, or not have, in common."""
+
+import numpy as np
+import pytest
+
+from distsummary.diagnosis.memory import MemoryImbalance
+from distsummary.diagnosis.settings import different_settings
+from distsummary.diagnosis.shard import SameBatches
+from distsummary.diagnosis.verdict import Verdict
+from distsummary.format.check_tags import BATCH_TAGS, halves
+
+
+def batches(digests: dict[int, list[int]], mesh: dict[int, dict[str, int]] | None = None) -> list[Verdict]:
+    """`digests`: rank -> of its steps 1, 2, ..."""
+    rows = [
+        (part, rank, step, number)
+        for rank, found in digests.items()
+        for step, digest in enumerate(found, 1)
+        for part, number in enumerate(halves(digest))
+    ]
+    same = SameBatches(lambda rank: (mesh or {}).get(rank, {}))
+    columns = zip(*rows, strict=True)
+    return same.add(BATCH_TAGS, *[np.array(column) for column in columns])
+
+
+def own(ranks: int, steps: int = 30) -> dict[int, list[int]]:
+    generator = np.random.default_rng(ranks)
+    return {rank: generator.integers(0, 2**48, steps).tolist() for rank in range(ranks)}
+
+
+@pytest.mark.parametrize("sick", range(1, 4))
+def test_ranks_with_the_same_batches_are_both_named(sick: int) -> None:
+    digests = own(4)
+    digests[sick] = digests[0][:]
+    found = batches(digests)
+    assert [(one.rank, one.cause, one.since_step, one.first_told_step) for one in found] == [
+        (0, "shard", 1, 2), (sick, "shard", 1, 2),
+    ]  # fmt: skip
+
+
+def test_shards_that_overlap_are_found_at_other_steps() -> None:
+    digests = own(4)
+    digests[3] = digests[1][10:] + digests[3][:10]
+    found = batches(digests)
+    assert [(one.rank, one.since_step, one.first_told_step) for one in found] == [(3, 1, 14), (1, 11, 14)]
+    assert "their steps 1 and 11, 2 and 12" in found[0].evidence
+
+
+def test_what_is_no_fault_of_the_data() -> None:
+    assert batches(own(8)) == []
+    assert batches({rank: [7] * 30 for rank in range(4)}) == []  # constant
+    warm = own(4)
+    assert batches({rank: [5, *found] for rank, found in warm.items()}) == []  # one batch to warm up
+    shared = own(2)
+    peers = {rank: shared[rank // 2] for rank in range(4)}
+    mesh = {rank: {"dp": rank // 2, "tp": rank % 2} for rank in range(4)}
+    assert batches(peers, mesh) == []
+    assert {one.rank for one in batches(peers)} == {0, 1, 2, 3}
+    assert batches(peers, {rank: {"pp": rank} for rank in range(4)}) == []
+
+
+def memory(samples: list[tuple[int, int, float]]) -> list[Verdict]:
+    steps, ranks, values = (np.array(column) for column in zip(*samples, strict=True))
+    return MemoryImbalance().add(["system/process/memory_gib"], np.zeros_like(ranks), ranks, steps, values)
+
+
+def test_a_rank_that_takes_more_memory_for_three_samples_is_named_once() -> None:
+    usual = [(step, rank, 3.0 + 0.1 * rank) for step in range(10, 100, 10) for rank in range(4)]
+    assert memory(usual) == []
+    [verdict] = memory([(s, r, 5.5 if r == 2 and s >= 40 else v) for s, r, v in usual])
+    assert (verdict.rank, verdict.cause, verdict.since_step, verdict.first_told_step) == (2, "memory", 40, 60)
+    assert memory([(s, r, 5.5 if r == 2 and s in (40, 50, 70) else v) for s, r, v in usual]) == []
+    small = [(s, r, (v + (0.9 if r == 2 else 0)) / 3) for s, r, v in usual]  # less than a GiB more
+    assert memory(small) == []
+
+
+def settings(name: str, *values: str | None) -> list[Verdict]:
+    return different_settings({rank: {name: value} for rank, value in enumerate(values)}, {0}, 1)
+
+
+@pytest.mark.parametrize("name", ["config lr", "seed torch", "version torch", "environment OMP_NUM_THREADS"])
+@pytest.mark.parametrize("sick", range(4))
+def test_the_rank_that_differs_from_a_majority_is_named(name: str, sick: int) -> None:
+    [verdict] = settings(name, *("0.2" if rank == sick else "0.1" for rank in range(4)))
+    assert (verdict.rank, verdict.cause, verdict.since_step) == (sick, "config", 1)
+    assert verdict.evidence == f"{name} is 0.2 on rank {sick}, 0.1 on 3 others"
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("seed torch", ("1", "2", "3", "4")),  # each rank its own
+        ("seed torch", ("1", "2")),
+        ("seed torch", ("1", "1", "2", "2")),  # those of two nodes, or of tensor parallel ranks
+        ("seed numpy", ("7", None, "7", "7")),  # drawn already
+        ("config local_rank", ("0", "1", "1", "1")),
+        ("config device", ("'cuda:0'", "'cuda:1'")),
+        ("config log", ("'log-0.txt'", "'log-1.txt'")),
+        ("config is_writing", ("True", "False", "False", "False")),  # only the first rank does
+        ("config lr", ("0.1", "0.1", "0.1", "0.1")),
+    ],
+)
+def test_settings_that_differ_by_design(name: str, values: tuple[str | None, ...]) -> None:
+    assert settings(name, *values) == []
+
+
+def test_of_two_ranks_with_other_settings_both_are_named_but_one_that_lacks_it_of_four() -> None:
+    assert [one.rank for one in settings("config lr", "0.1", "0.2")] == [0, 1]
+    assert [one.rank for one in settings("config lr", "0.1", None, "0.1", "0.1")] == [1]
+
+
+def test_the_verdict_names_three_settings_and_counts_the_others() -> None:
+    told = {rank: {f"config {name}": "1" if rank == 2 else "0" for name in "abcde"} for rank in range(4)}
+    [verdict] = different_settings(told, {0}, 5)
+    assert verdict.evidence.endswith("; and 2 more settings")
+    assert verdict.since_step == 5

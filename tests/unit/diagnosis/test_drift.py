@@ -1,0 +1,123 @@
+"""Drift: one flipped bit in one of several replicas; what is no drift."""
+
+import random
+
+import numpy as np
+import pytest
+
+from distsummary.diagnosis.drift import Drift
+from distsummary.diagnosis.verdict import Verdict
+from distsummary.format.check_tags import bits_tags, located, packed, weights_of
+
+NAMES = [f"layer{number}.weight" for number in range(40)]
+Told = dict[int, dict[int, tuple[int, int, int]]]  # step -> rank -> what it tells
+
+
+def look(drift: Drift, told: Told, split: tuple[str, ...] = ()) -> list[Verdict]:
+    tags = bits_tags(split)
+    rows = [
+        (tag, rank, step, float(np.float32(number)))
+        for step, by_rank in told.items()
+        for rank, numbers in by_rank.items()
+        for tag, number in enumerate(numbers)
+    ]
+    columns = [np.array(column) for column in zip(*rows, strict=True)]
+    return drift.add(tags, *columns)
+
+
+def drift_of(mesh: dict[int, dict[str, int]] | None = None) -> Drift:
+    return Drift(lambda rank: (mesh or {}).get(rank, {}), lambda rank, group: NAMES)
+
+
+def sums_of(arrays: list[np.ndarray]) -> np.ndarray:
+    return np.array([np.add.reduce(array.view(np.int64)) for array in arrays])
+
+
+def equal(ranks: int, first: int, last: int) -> Told:
+    return {step: dict.fromkeys(range(ranks), (step, 2, 3)) for step in range(first, last)}
+
+
+def test_a_flipped_bit_is_named_with_rank_parameter_and_step_300_of_300_times() -> None:
+    generator, chance = np.random.default_rng(0), random.Random(0)
+    weights = weights_of(len(NAMES))
+    for episode in range(300):
+        ranks = chance.choice([3, 4, 5, 8])
+        rank, index, step = chance.randrange(ranks), chance.randrange(len(NAMES)), chance.randint(1, 12)
+        values = [
+            generator.normal(size=2 * chance.randint(1, 40)).astype(np.float32) for _ in range(len(NAMES))
+        ]
+        told: Told = {}
+        for number in range(1, 15):
+            values = [one + np.float32(0.01) for one in values]
+            own = [one.copy() for one in values]
+            if number >= step:
+                own[index].view(np.uint32)[chance.randrange(len(own[index]))] ^= 1
+            good, bad = packed(sums_of(values), weights), packed(sums_of(own), weights)
+            told[number] = {other: bad if other == rank else good for other in range(ranks)}
+        [verdict] = look(drift_of(), told)
+        assert (verdict.rank, verdict.cause, verdict.since_step) == (rank, "drift", step), episode
+        assert repr(NAMES[index]) in verdict.evidence
+
+
+def test_of_two_replicas_both_are_named_and_the_end_is_told() -> None:
+    told = equal(2, 1, 9)
+    for step in (4, 5):
+        told[step][1] = (step + 5, 7, 3 + 5)
+    found = look(drift_of(), told)
+    assert [(one.rank, one.since_step, one.until_step) for one in found] == [
+        (0, 4, None), (1, 4, None), (0, 4, 5), (1, 4, 5),
+    ]  # fmt: skip
+    assert "nobody can tell which is right: at step 4; at step 3 all were equal" in found[0].evidence
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+def test_it_is_told_once_however_the_steps_are_divided(chunk: int) -> None:
+    told = equal(4, 1, 20)
+    for step in range(7, 20):
+        told[step][2] = (step + 1, 3, 4)
+    drift, found = drift_of(), []
+    for low in range(1, 20, chunk):
+        part = {step: told[step] for step in range(low, min(low + chunk, 20))}
+        found += look(drift, part)
+    [verdict] = found
+    assert (verdict.rank, verdict.since_step, verdict.first_told_step) == (2, 7, 7)
+    assert NAMES[0] in verdict.evidence
+
+
+def test_ranks_that_are_no_copies_are_not_compared() -> None:
+    different = {step: {rank: (step, rank, 5) for rank in range(4)} for step in range(1, 5)}
+    stages = {rank: {"pp": rank} for rank in range(4)}
+    assert look(drift_of(stages), different) == []
+    shards = {rank: {"dp_shard": rank} for rank in range(4)}
+    assert look(drift_of(shards), different, ("dp_shard",)) == []
+    both = {rank: {"dp_replicate": rank // 2, "dp_shard": rank % 2} for rank in range(4)}
+    told: Told = {1: {0: (1, 1, 1), 1: (2, 2, 2), 2: (1, 1, 1), 3: (2, 2, 2)}}
+    assert look(drift_of(both), told, ("dp_shard",)) == []
+    told[1][3] = (3, 3, 3)
+    assert [one.rank for one in look(drift_of(both), told, ("dp_shard",))] == [1, 3]
+
+
+def test_without_a_majority_all_are_named() -> None:
+    told = equal(4, 1, 3) | {3: {rank: (rank, 0, 0) for rank in range(4)}}
+    found = look(drift_of(), told)
+    assert [one.rank for one in found] == [0, 1, 2, 3]
+    assert "no majority of 4 agrees" in found[0].evidence
+
+
+def test_two_of_four_that_tell_a_step_wait_for_the_others() -> None:
+    told = equal(4, 1, 4)
+    told |= {4: {0: (1, 1, 1), 2: (2, 3, 5)}, 8: dict.fromkeys(range(4), (8, 8, 8))}
+    told[8][2] = (9, 9, 9)
+    [verdict] = look(drift_of(), told)
+    assert (verdict.rank, verdict.since_step) == (2, 8)
+
+
+def test_several_parameters_that_differ_are_not_taken_for_one() -> None:
+    generator = np.random.default_rng(1)
+    weights = weights_of(1000)
+    sums = generator.integers(-(2**63), 2**63 - 1, 1000)
+    for _ in range(300):
+        other = sums.copy()
+        places = generator.choice(1000, 2, replace=False)
+        other[places] ^= 1 << generator.integers(0, 62, 2)
+        assert located(packed(other, weights), packed(sums, weights)) is None
