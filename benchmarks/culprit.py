@@ -1,0 +1,513 @@
+"""Which rank is slow, and why: episodes of known rank and cause against the verdicts, on four gloo ranks.
+
+- `python -m benchmarks.culprit`: each cause at each excess; one JSON line an episode and one a training, then
+  the table. `--count`, `--causes`, `--excess`, `--model fsdp2` choose episodes, `--out FILE` keeps the lines.
+- `python -m benchmarks.culprit --clean 20000`: so many steps of four launches without an episode, but with
+  evaluations, checkpoints of rank 0 and collections of garbage.
+- `python -m benchmarks.culprit --table FILE...`: the table of lines that were kept.
+
+Half of the trainings run under torchrun, half under ds.launch. In an episode one rank takes longer in one
+phase by a fraction of the CPU time of its own step, which it has measured before. It burns CPU time, also in
+callbacks ("recording"); "python" collects a graph of objects of the right size somewhere in the step; "host"
+shares the rank's core with a busy process. An episode is right if the first verdict told in it names rank and
+cause.
+"""
+
+import argparse
+import gc
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import distsummary as ds
+from distsummary.aggregate.judging import read_alerts
+from distsummary.run_dir import RunDir
+from distsummary.training.callbacks import Callback, RunContext
+
+RANKS = 4
+LAUNCHERS = ("torchrun", "ray")
+BURNT = ("data", "forward", "backward", "optimizer", "python", "recording")
+CAUSES = (*BURNT, "host")
+LIMITS = {0.25: 10}  # excess -> steps within which it must be told; others: 40
+LONG, SHORT = 60, 30  # steps of an episode: of less than 25 % or on a busy core, and of more
+MEASURED = range(30, 130)  # steps in which a rank measures the CPU time of its own step
+FIRST = 150  # the first step of an episode
+GAP = (80, 140)  # clean steps between two episodes
+A_RUN = 25  # episodes of one training
+LOADER_S, LOADER_CPU_MS = 0.0005, 1.0
+TOLD_S = 60.0  # the last step waits so long for the alerts that must come while the ranks train
+Episode = dict[str, Any]
+
+
+def burn(ms: float) -> None:
+    """Use so much CPU time of this thread."""
+    end = time.thread_time() + 1e-3 * ms
+    while time.thread_time() < end:
+        pass
+
+
+class Garbage:
+    """Collections of garbage that take a chosen time: only the objects of a graph are looked through."""
+
+    def __init__(self) -> None:
+        self._graph: list[list[object]] = []
+        self._sizes: dict[float, int] = {}
+
+    def calibrate(self, doses_ms: Iterable[float]) -> None:
+        """Find how many objects take each dose."""
+        gc.freeze()
+        for ms in doses_ms:
+            size = 5_000
+            for _ in range(6):
+                self._graph = [[] for _ in range(size)]
+                size = max(10, round(size * min(4.0, max(0.25, ms / self._collected_ms()))))
+            self._sizes[ms] = size
+        self._graph = []
+
+    def dose(self, ms: float) -> None:
+        """Let a collection take so long from now on; 0: as long as it takes."""
+        self._graph = []
+        gc.freeze()
+        self._graph = [[] for _ in range(self._sizes.get(ms, 0))]
+
+    def _collected_ms(self) -> float:
+        took = []
+        for _ in range(7):
+            began = time.thread_time()
+            gc.collect()
+            took.append(1e3 * (time.thread_time() - began))
+        return statistics.median(took)
+
+
+class BusyNeighbour:
+    """A busy process on one core, which is stopped until it is needed."""
+
+    def __init__(self, core: int) -> None:
+        code = f"import os, signal; os.sched_setaffinity(0, {{{core}}}); os.kill(os.getpid(), signal.SIGSTOP)"
+        self._process = subprocess.Popen([sys.executable, "-c", f"{code}\nwhile True: pass"])
+
+    def run(self) -> None:
+        """Let it run."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        """Let it wait."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
+
+
+class Injector:
+    """Makes this rank slow when an episode says so; `at(phase)` is called in each phase of each step."""
+
+    def __init__(self, episodes: Sequence[Episode], rank: int) -> None:
+        self._mine = [episode for episode in episodes if episode["rank"] == rank]
+        self._now: Episode | None = None
+        self._ms = 0.0
+        self._step, self._cpu_s = 0, 0.0
+        self._steps_ms: list[float] = []
+        self.own_ms = 0.0
+        causes = {episode["cause"] for episode in episodes}
+        self._garbage = Garbage() if "python" in causes else None
+        self._neighbour = None
+        if "host" in causes:
+            core = sorted(os.sched_getaffinity(0))[rank % len(os.sched_getaffinity(0))]
+            os.sched_setaffinity(0, {core})
+            if any(episode["cause"] == "host" for episode in self._mine):
+                self._neighbour = BusyNeighbour(core)
+
+    def begin(self, step: int) -> None:
+        """A step begins."""
+        now_s = time.thread_time()
+        if self._step in MEASURED:
+            self._steps_ms.append(1e3 * (now_s - self._cpu_s))
+            self.own_ms = statistics.median(self._steps_ms)
+        if step == MEASURED.stop and self._garbage is not None:
+            self._garbage.calibrate({e["excess"] * self.own_ms for e in self._mine})
+        self._step, self._cpu_s = step, time.thread_time()
+        before, self._now = self._now, None
+        for episode in self._mine:
+            if episode["start"] <= step < episode["end"]:
+                self._now = episode
+        if self._now is before:
+            return
+        self._ms = 0.0 if self._now is None else self._now["excess"] * self.own_ms
+        if self._garbage is not None and "python" in [e["cause"] for e in (before, self._now) if e]:
+            self._garbage.dose(self._ms if self._now is not None else 0.0)
+        if self._neighbour is not None:
+            is_host = self._now is not None and self._now["cause"] == "host"
+            (self._neighbour.run if is_host else self._neighbour.stop)()
+
+    def at(self, phase: str) -> None:
+        """Take longer, if this phase of this step is to."""
+        if self._now is None:
+            return
+        if self._now["cause"] == phase:
+            burn(self._ms)
+        elif self._now["cause"] == "python" and self._now["place"] == phase:
+            gc.collect()
+
+    def close(self) -> None:
+        """End the neighbour, let the garbage collector look at everything again."""
+        if self._neighbour is not None:
+            self._neighbour.close()
+        if self._garbage is not None:
+            gc.unfreeze()
+
+
+class SlowCallback(Callback):
+    """A callback of the user, which an episode makes slow."""
+
+    def __init__(self, injector: Injector) -> None:
+        self._injector = injector
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        """Take longer."""
+        self._injector.at("recording")
+
+
+def network(injector: Injector, model: str, width: int) -> nn.Module:
+    """A network of four layers; its second one is where forward and backward take longer."""
+
+    class Tap(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, x: Tensor) -> Tensor:
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(context: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+            injector.at("backward")
+            return gradient
+
+    def tapped(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        injector.at("forward")
+        result: Tensor = Tap.apply(output)  # type: ignore[no-untyped-call]
+        return result
+
+    torch.manual_seed(0)
+    layers = [nn.Linear(64, width), nn.Linear(width, width), nn.Linear(width, width)]
+    net = nn.Sequential(*(m for layer in layers for m in (layer, nn.ReLU())), nn.Linear(width, 10))
+    net[1].register_forward_hook(tapped)
+    if model == "ddp":
+        return DistributedDataParallel(net)
+    mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("dp",))
+    for module in net:
+        if isinstance(module, nn.Linear):
+            fully_shard(module, mesh=mesh)
+    return fully_shard(net, mesh=mesh)
+
+
+def train(plan: dict[str, Any]) -> None:
+    """What each rank does; writes the CPU time of its own step beside the run."""
+    torch.set_num_threads(1)
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("gloo")
+    rank, directory = torch.distributed.get_rank(), Path(plan["run_dir"])
+    injector = Injector(plan["episodes"], rank)
+    model = network(injector, plan["model"], plan["width"])
+
+    class Optimizer(torch.optim.Adam):
+        def step(self, closure: Any = None) -> Any:
+            injector.at("optimizer")
+            return super().step(closure)
+
+    optimizer = Optimizer(model.parameters())
+    x, y = torch.randn(plan["batch"], 64), torch.randint(0, 10, (plan["batch"],))
+
+    def loader() -> Iterator[tuple[Tensor, Tensor]]:
+        for step in range(1, plan["steps"] + 1):
+            injector.begin(step)
+            time.sleep(LOADER_S)
+            burn(LOADER_CPU_MS)
+            injector.at("data")
+            yield x + 0, y
+
+    callbacks: list[Callback] = [SlowCallback(injector)]
+    if plan["is_clean"] and rank == 0:
+        config = ds.CheckpointConfig(save_checkpoint_steps=100, keep_checkpoint_max=2)
+        callbacks.append(ds.ModelCheckpoint("net", str(directory.parent / "checkpoints"), config))
+    with ds.init(
+        directory, watch=model, optimizer=optimizer, callbacks=callbacks, collectors="process", quiet=True
+    ) as run:
+        for batch, target in run.steps(loader()):
+            loss = nn.functional.cross_entropy(model(batch), target)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            injector.at("body")
+            run.log(loss=loss)
+            if plan["is_clean"]:
+                evaluate(run, model, batch, target)
+        if plan["await_alerts"]:
+            if rank == 0:
+                await_alerts(RunDir(directory), plan["await_alerts"])
+            torch.distributed.barrier()
+    injector.close()
+    Path(directory.parent, f"own_{rank}.json").write_text(json.dumps(injector.own_ms))
+    torch.distributed.destroy_process_group()
+
+
+def evaluate(run: ds.Run, model: nn.Module, x: Tensor, y: Tensor) -> None:
+    """Every so many steps, what trainings also do: evaluate on all ranks, collect garbage."""
+    if run.step % 150 == 0:
+        with run.eval() as evaluation, torch.no_grad():
+            for _ in evaluation.steps(range(5)):
+                evaluation.log(loss=nn.functional.cross_entropy(model(x), y))
+    if run.step % 250 == 0:
+        gc.collect()
+
+
+def await_alerts(run_dir: RunDir, count: int) -> None:
+    """Wait until the run has so many alerts, which is before its ranks are merged at the end."""
+    deadline_s = time.monotonic() + TOLD_S
+    while len(read_alerts(run_dir)) < count:
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"{run_dir.alerts_path} has not got {count} alerts within {TOLD_S:g} s")
+        time.sleep(0.1)
+
+
+# --- the plan -----------------------------------------------------------------------------------------------
+
+
+def plans(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The trainings, with their episodes; the same for the same seed."""
+    if given.clean:
+        for number in range(4):
+            yield {
+                "launcher": LAUNCHERS[number % 2],
+                "seed": given.seed,
+                "model": given.model,
+                "episodes": [],
+                "steps": -(-given.clean // 4),
+            }
+        return
+    chosen = random.Random(given.seed)
+    cells = [(cause, excess) for cause in given.causes for excess in given.excess if cause != "host"]
+    for causes in (cells, [("host", 1.0)] if "host" in given.causes else []):
+        counts = {LAUNCHERS[0]: given.count - given.count // 2, LAUNCHERS[1]: given.count // 2}
+        made = []
+        for launcher in given.launchers:
+            count = counts[launcher] if len(given.launchers) == 2 else given.count
+            drawn = [cell for cell in causes for _ in range(count)]
+            chosen.shuffle(drawn)
+            for begin in range(0, len(drawn), given.episodes_a_run):
+                made.append((launcher, drawn[begin : begin + given.episodes_a_run]))
+        chosen.shuffle(made)  # so that a benchmark that is cut short has some of each
+        for launcher, cells_of_run in made:
+            episodes, step = [], FIRST
+            for cause, excess in cells_of_run:
+                end = step + (LONG if excess < 0.25 or cause == "host" else SHORT)
+                place = chosen.choice(("data", "forward", "backward", "optimizer", "body"))
+                rank = chosen.randrange(RANKS)
+                episodes.append(
+                    {
+                        "rank": rank,
+                        "cause": cause,
+                        "excess": excess,
+                        "start": step,
+                        "end": end,
+                        "place": place,
+                    }
+                )
+                step = end + chosen.randint(*GAP)
+            yield {
+                "launcher": launcher,
+                "seed": given.seed,
+                "model": given.model,
+                "episodes": episodes,
+                "steps": episodes[-1]["end"] + 40,
+            }
+
+
+def started(plan: dict[str, Any], directory: Path) -> None:
+    """Run a training in processes of its own; raises CalledProcessError if it fails."""
+    path = directory / "plan.json"
+    path.write_text(json.dumps(plan))
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
+    how = torchrun if plan["launcher"] == "torchrun" else []
+    subprocess.run(
+        [sys.executable, *how, "-m", "benchmarks.culprit", "--run-plan", str(path)],
+        check=True,
+        stdout=sys.stderr,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled"},
+    )
+
+
+def run_plan(path: str) -> None:
+    """A rank of torchrun, or the driver of Ray."""
+    plan = json.loads(Path(path).read_text())
+    if plan["launcher"] == "torchrun" or "RANK" in os.environ:
+        train(plan)
+    else:
+        ds.launch(partial(train, plan), ranks=RANKS)
+
+
+# --- the verdicts -------------------------------------------------------------------------------------------
+
+
+def judged(plan: dict[str, Any], directory: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a training: one for each episode, one for itself."""
+    run_dir = RunDir(plan["run_dir"])
+    own_ms = [json.loads((directory / f"own_{rank}.json").read_text()) for rank in range(RANKS)]
+    why = [sys.executable, "-m", "distsummary", "why", plan["run_dir"], "--json"]
+    verdicts = json.loads(subprocess.run(why, capture_output=True, text=True, check=False).stdout)["verdicts"]
+    live = [
+        {name: alert[name] for name in verdicts[0]} if verdicts else alert for alert in read_alerts(run_dir)
+    ]
+    common = {name: plan[name] for name in ("launcher", "seed", "model")}
+    left = list(verdicts)
+    for episode in plan["episodes"]:
+        here = [v for v in left if episode["start"] <= v["first_told_step"] < episode["end"]]
+        found = here[0] if here else None
+        if found:
+            left.remove(found)
+        else:  # told after its end: missed, but not false
+            left = [v for v in left if not _is_late(v, episode)]
+        limit = LIMITS.get(episode["excess"], 40)
+        delay = found["first_told_step"] - episode["start"] + 1 if found else None
+        is_rank = found is not None and found["rank"] == episode["rank"]
+        is_right = is_rank and found is not None and found["cause"] == episode["cause"]
+        yield {
+            **common,
+            **episode,
+            "own_ms": round(own_ms[episode["rank"]], 3),
+            "told": found,
+            "delay": delay,
+            "is_rank_right": is_rank,
+            "is_right": is_right,
+            "is_in_time": is_right and delay is not None and delay <= limit,
+        }
+    slow_steps = sum(episode["end"] - episode["start"] for episode in plan["episodes"])
+    yield {
+        **common,
+        "steps": plan["steps"],
+        "clean_steps": plan["steps"] - slow_steps,
+        "is_clean": plan["is_clean"],
+        "own_ms": [round(ms, 3) for ms in own_ms],
+        "false": left,
+        "is_live_equal": sorted(map(json.dumps, live)) == sorted(map(json.dumps, verdicts)),
+        "load": round(os.getloadavg()[0], 1),
+    }
+
+
+def _is_late(verdict: dict[str, Any], episode: Episode) -> bool:
+    first, last = episode["start"], episode["end"]
+    is_it = (verdict["rank"], verdict["cause"]) == (episode["rank"], episode["cause"])
+    return is_it and first <= verdict["since_step"] < last <= verdict["first_told_step"] < last + 40
+
+
+def table(lines: Iterable[dict[str, Any]]) -> str:
+    """What was found of each kind of episode, and the false alarms."""
+    cells = defaultdict[tuple[str, float, str], list[dict[str, Any]]](list)
+    runs = []
+    for line in lines:
+        if "steps" in line:
+            runs.append(line)
+        else:
+            cells[line["model"], line["excess"], line["cause"]].append(line)
+    text = ["| model | excess | cause | rank and cause | rank | in time | delay: median, largest |"]
+    text.append("|---|---|---|---|---|---|---|")
+    for (model, excess, cause), found in sorted(cells.items()):
+        delays = [line["delay"] for line in found if line["is_right"]]
+        late = f"{statistics.median(delays):g}, {max(delays)}" if delays else "-"
+        counts = [
+            f"{sum(line[name] for line in found)} of {len(found)}"
+            for name in ("is_right", "is_rank_right", "is_in_time")
+        ]
+        how = "busy core" if cause == "host" else f"{excess:.0%}"
+        text.append(f"| {model} | {how} | {cause} | {' | '.join(counts)} | {late} |")
+    for is_clean, name in ((True, "without episodes"), (False, "between episodes")):
+        mine = [line for line in runs if line["is_clean"] == is_clean]
+        if mine:
+            wrong = sum(len(line["false"]) for line in mine)
+            steps = sum(line["clean_steps"] for line in mine)
+            text.append(f"{name}: {wrong} false in {steps:,} steps of {len(mine)} trainings")
+    equal = sum(line["is_live_equal"] for line in runs)
+    text.append(f"alerts while training equal those from files: {equal} of {len(runs)} trainings")
+    loads = [line["load"] for line in runs]
+    owns = [ms for line in runs for ms in line["own_ms"]]
+    if runs:
+        text.append(
+            f"load {min(loads)} to {max(loads)}; CPU time of a step {min(owns):.2g} to {max(owns):.2g} ms"
+        )
+    return "\n".join(text)
+
+
+def measure(plan: dict[str, Any], given: argparse.Namespace) -> list[dict[str, Any]]:
+    """One training and its lines."""
+    directory = Path(tempfile.mkdtemp(prefix="culprit-", dir=given.keep))
+    try:
+        whole = plan | {
+            "run_dir": str(directory / "run"),
+            "is_clean": bool(given.clean),
+            "width": given.width,
+            "batch": given.batch,
+            "await_alerts": len(plan["episodes"]) if given.live else 0,
+        }
+        started(whole, directory)
+        return list(judged(whole, directory))
+    finally:
+        if given.keep is None:
+            shutil.rmtree(directory)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--causes", nargs="+", choices=CAUSES, default=list(CAUSES))
+    parser.add_argument("--excess", nargs="+", type=float, default=[0.25, 0.1])
+    parser.add_argument("--count", type=int, default=30, help="episodes of each cause and excess")
+    parser.add_argument("--episodes-a-run", type=int, default=A_RUN)
+    parser.add_argument("--launchers", nargs="+", choices=LAUNCHERS, default=list(LAUNCHERS))
+    parser.add_argument("--model", choices=("ddp", "fsdp2"), default="ddp")
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--clean", type=int, default=0, metavar="STEPS")
+    parser.add_argument("--live", action="store_true", help="wait for all alerts before the training ends")
+    parser.add_argument("--out", type=Path, help="append the lines to this file")
+    parser.add_argument("--keep", type=Path, help="keep the runs in this directory")
+    parser.add_argument("--table", type=Path, nargs="+", help="only print the table of these files")
+    parser.add_argument("--run-plan", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.run_plan:
+        run_plan(given.run_plan)
+        return
+    lines: list[dict[str, Any]] = []
+    if given.table:
+        for path in given.table:
+            lines += map(json.loads, path.read_text().splitlines())
+    else:
+        for plan in plans(given):
+            for line in measure(plan, given):
+                lines.append(line)
+                print(json.dumps(line), flush=True)
+                if given.out:
+                    with given.out.open("a") as file:
+                        file.write(json.dumps(line) + "\n")
+    print(table(lines))
+
+
+if __name__ == "__main__":
+    main()
