@@ -360,7 +360,7 @@ def why(options: argparse.Namespace) -> int:
     from distsummary.tools.why import as_json, text_of
 
     found = read_status(options.run_dir)  # raises if it is no run
-    verdicts = judge_files(RunDir(found.run.path))
+    verdicts = [*judge_files(RunDir(found.run.path)), *found.stuck]
     newest = found.run.newest
     ranks = 0 if newest is None else newest.world_size
     print(json.dumps(as_json(verdicts)) if options.json else text_of(verdicts, ranks))

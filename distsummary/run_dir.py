@@ -20,6 +20,7 @@ from distsummary.errors import DamagedFileError, DistSummaryError, InvalidValueE
 from distsummary.publish import ensure_directory, publish, remove_leftovers, temporary_name
 
 MANIFEST = "run.json"
+STUCK = "stuck.json"  # in the directory of a rank: where it stands, while a step is late
 FORMAT = 2  # of the manifest; in format 1 it also held the states of all ranks
 TIME = "{time}"  # placeholder in the path given to `ds.init`
 LOCK_TIMEOUT_S = 60.0

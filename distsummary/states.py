@@ -58,7 +58,7 @@ class RankState:
         error: what its training raised: the type and the message's first line.
         reason: why it is lost, or what else is known about its end; of a superseded rank, what the later
             attempt hides.
-        host, pid: its process.
+        host, pid: its process. process: the same for `topology.is_alive`.
         health: its counters, told at its end; before, `dropped` alone, by its last heartbeat.
     """
 
@@ -75,6 +75,7 @@ class RankState:
     reason: str = ""
     host: str = ""
     pid: int = 0
+    process: Mapping[str, Any] = field(default_factory=dict, repr=False)
     health: Mapping[str, int | str] = field(default_factory=dict)
 
 
@@ -270,6 +271,7 @@ def _rank(
         reason=reason,
         host=found["host"],
         pid=found["pid"],
+        process={name: found[name] for name in ("pid", "pid_space", "pid_start")},
         health=found["health"] or {name: beat[name] for name in ("dropped",) if name in beat},
     )
 

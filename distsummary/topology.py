@@ -26,7 +26,8 @@ DATA_AXES = frozenset(
 )
 
 _MAX_PID = 1 << 22  # PID_MAX_LIMIT of Linux
-_ENDED = "ZX"  # states of ended processes in /proc/PID/stat, see proc(5): zombie, dead
+_STOPPED = "Tt"  # states of processes in /proc/PID/stat, see proc(5): by a signal, by a debugger
+_ENDED = "ZX"  # zombie, dead
 
 # Source of the rank -> its variables for (rank, world size, local rank, local world size, node rank). SLURM
 # comes last: srun may start one task per node, and its numbers then describe that task, not the rank.
@@ -180,6 +181,13 @@ def is_alive(process: Mapping[str, Any]) -> bool | None:
     except PermissionError:
         pass
     return None
+
+
+def is_stopped(process: Mapping[str, Any]) -> bool | None:
+    """Whether a living process, given as for `is_alive`, was stopped by a signal; None if unknown."""
+    if not is_alive(process):
+        return None
+    return _state_and_start(process["pid"])[0] in _STOPPED
 
 
 def own_process() -> dict[str, Any]:

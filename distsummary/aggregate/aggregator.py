@@ -11,6 +11,7 @@ from distsummary.aggregate.description import Description, describe, tell_settin
 from distsummary.aggregate.live import LiveMerge, LiveReport
 from distsummary.aggregate.merge import merge_facts, merge_run
 from distsummary.aggregate.registrar import Registrar
+from distsummary.aggregate.stuck import StuckRanks
 from distsummary.attempts import (
     Registration,
     end_of,
@@ -61,6 +62,7 @@ class Aggregator:
     Every ROUND_S its thread
 
     - appends to the merged run of the newest training (see LiveMerge),
+    - tells which rank is stuck, if one is (see `diagnosis/stuck.py`),
     - deals the recording of equal values among the ranks that live (see `deal`),
     - settles each attempt none of whose ranks runs any more. If the merged run is not what a merge of all
       files would give, because a rank told something late or an attempt repeated steps, it is merged anew.
@@ -100,6 +102,8 @@ class Aggregator:
         self._live_of: Key | None = None
         self._can_merge_live = self._is_described = True
         self._running: set[int] = set()  # ranks of the training that `_live` merges
+        self._stuck = StuckRanks(self._run_dir)
+        self._watched: list[AttemptState] = []  # trainings of several ranks that run, or have just ended
         self._digests: deque[Digest] = deque(maxlen=MAX_DIGESTS)
         try:
             note_aggregator(self._run_dir)
@@ -207,6 +211,7 @@ class Aggregator:
             took_s = time.monotonic() - began_s
             self._look_at_s = began_s + took_s + max(LOOK_S, LOOK_SHARE * took_s)
         self._write_live()
+        self._tell_stuck()
         self._over = [entry for entry in self._over if not self._settle(entry)]
         with self._changed:
             self._answered = asked
@@ -224,6 +229,7 @@ class Aggregator:
     def _look(self) -> None:
         """Look how the ranks are: which attempts go on, and which are over and not settled."""
         over: list[Manifest] = []
+        watched: list[AttemptState] = []
         was_busy, self._is_busy = self._is_busy, False
         try:
             entries = newest_attempts(self._run_dir.read_manifest())
@@ -240,17 +246,19 @@ class Aggregator:
                         self._name_missing(entry, attempt.missing)
                 if not has_ended and not is_over(attempt):
                     self._is_busy |= bool(attempt.ranks)
+                    watched.append(attempt)
                     self._follow(entry, attempt, age_s)
                 elif key not in self._given_up:
                     entry = with_ranks(self._run_dir, entry)
                     if is_open(entry) and not self._awaits_evaluations(entry):
                         over.append(entry)
+                        watched.append(attempt)
         except DistSummaryError as error:
             self._warn(f"the states of the ranks cannot be read: {error}")
             self._is_busy = was_busy and time.monotonic() - self._seen_s < UNREADABLE_S
         else:
             self._seen_s = time.monotonic()
-        self._over = over
+        self._over, self._watched = over, watched
 
     def _name_missing(self, entry: Manifest, missing: Collection[int]) -> None:
         """Say once which ranks have not begun to record."""
@@ -338,6 +346,14 @@ class Aggregator:
         except Exception:
             logger.exception("%s: nothing more is merged before the ranks have ended", self._run_dir.base)
             self._live, self._can_merge_live = None, False
+
+    def _tell_stuck(self) -> None:
+        """Tell which ranks of the trainings that run are stuck."""
+        for attempt in self._watched:
+            try:
+                self._stuck.look(attempt)
+            except OSError as error:  # such as a full disk; the next round tries again
+                self._warn(f"it cannot be told which rank is stuck: {told(error)}")
 
     def _describe(self, entry: Manifest) -> Description:
         run_dir, role = self._run_dir, entry["role"]

@@ -41,6 +41,7 @@ from distsummary.collect.session import Past, Session
 from distsummary.collect.sources import Images, LearningRate, Loss, Source, WatchedParameters
 from distsummary.collect.step_values import Parameters
 from distsummary.collect.taps import Taps
+from distsummary.collect.watcher import OUTSIDE, Place
 from distsummary.deal import Deal
 from distsummary.errors import ClosedError, InvalidValueError
 from distsummary.format.records import DIALECTS, MINDSPORE, WRITTEN, Health, Value
@@ -49,7 +50,7 @@ from distsummary.interrupts import is_interruption
 from distsummary.topology import Topology
 from distsummary.training.callbacks import STEP_HOOKS, Callback, CallbackParams, RunContext
 from distsummary.training.finite import WARN, FiniteCheck
-from distsummary.training.phases import CHECKPOINT, STEP_PHASES, in_phase
+from distsummary.training.phases import CHECKPOINT, EVALUATION, STEP_PHASES, in_phase
 from distsummary.training.run import STEP_TIMES
 from distsummary.writing.health import Failures
 from distsummary.writing.spec import WriterSpec
@@ -297,6 +298,7 @@ class SummaryCollector(Callback):
         self._taps.group = self._group
         self.recorder.record = self._taps.record
         self._params = params
+        session.watch_steps(partial(self._place, session, params))
         network = params.get("network")
         if network is not None:
             self._failures.call("the parameters", self._watch, session, network, params)
@@ -304,6 +306,14 @@ class SummaryCollector(Callback):
             self._failures.call("norms", self._measure_norms, topology, network, params, self._precision)
         if self._system_metrics:
             self._failures.call("system metrics", session.monitor_system, network)
+
+    def _place(self, session: Session, params: CallbackParams) -> Place:
+        """Where the loop is, as far as it tells; called by another thread."""
+        phases, phase = params.get("phases"), EVALUATION if session.phase == "evaluating" else ""
+        if phases is not None and not phase:
+            is_step = phases.is_in_loop or phases.current in (EVALUATION, CHECKPOINT)
+            phase = phases.current if is_step else OUTSIDE
+        return Place(int(params["cur_step_num"]), phase)
 
     def _tell_attempt(self, session: Session) -> None:
         """Say that the run dir holds a training already; `ds.init` asks the user, by `exists`."""

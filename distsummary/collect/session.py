@@ -28,6 +28,7 @@ from distsummary.collect.plan import Group
 from distsummary.collect.provenance import error_text, provenance
 from distsummary.collect.system_metrics import Sampler, SystemMonitor, sources_of
 from distsummary.collect.trajectory_keeper import KeptTrajectory, keep_trajectory
+from distsummary.collect.watcher import Place, Watcher, groups_of_torch
 from distsummary.coordination import Coordinator, LocalCoordinator
 from distsummary.deal import Deal, Heartbeat
 from distsummary.errors import WriteError
@@ -154,6 +155,7 @@ class Session:
         self._sketches: SketchKeeper | None = None
         self._monitor: SystemMonitor | None = None
         self._pulse: Pulse | None = None
+        self._watcher: Watcher | None = None
         self._last_step: int | None = None  # the newest recorded step
         self._step = 0  # the newest step, also if nothing was recorded at it
         self.phase = "starting"  # what this process does, for its heartbeats
@@ -205,6 +207,21 @@ class Session:
         self._step = step
         tell = partial(self._coordinator.beat, self.topology, self._registration.attempt)
         self._pulse = Pulse(self._place, tell, follow, self.failures, step)
+
+    def watch_steps(self, place: Callable[[], Place]) -> None:
+        """From now on, tell in stuck.json when a step of this thread is late; `place` says where it is."""
+        if self._watcher is None and self.topology.world_size > 1:
+            directory = self._run_dir.writer_dir(
+                self.topology.role, self.topology.rank, self.topology.world_size
+            )
+            self._watcher = Watcher(
+                directory,
+                attempt=self._registration.attempt,
+                rank=self.topology.rank,
+                place=place,
+                groups=groups_of_torch,
+                failures=self.failures,
+            )
 
     def _place(self) -> Heartbeat:
         dropped = sum(self.health().dropped.values())
@@ -407,6 +424,7 @@ class Session:
             self._coordinator.finish(self.topology, self._registration.attempt, counters)
 
         parts: list[tuple[str, Callable[[], None]]] = [
+            ("the watcher", lambda: self._watcher.stop(error) if self._watcher else None),
             ("the last system metrics", self._monitor.stop if self._monitor else lambda: None),
             ("writing the sketches", self._sketches.flush if self._sketches else lambda: None),
             ("recording the provenance", self._messages.close),

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from distsummary.diagnosis.stuck_files import hung_ranks
+from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import DistSummaryError, MissingFileError
 from distsummary.publish import file_system_time
 from distsummary.run_dir import MANIFEST, RunDir
@@ -38,12 +40,13 @@ class Status:
     """A run at one moment.
 
     `now`: seconds since the epoch, by the file system's clock. `merged`: what the merged run holds; None if
-    the run has one rank or nothing is merged.
+    the run has one rank or nothing is merged. `stuck`: the ranks for which others wait, or that stand still.
     """
 
     run: RunState
     now: float
     merged: Merged | None = None
+    stuck: tuple[Verdict, ...] = ()
 
     @property
     def merged_step(self) -> int | None:
@@ -60,7 +63,10 @@ class Status:
         """Whether the run goes on or has finished, and so has each of its ranks."""
         newest = self.run.newest
         return (
-            newest is not None and self.run.state in GOOD and all(rank.state in GOOD for rank in newest.ranks)
+            newest is not None
+            and not self.stuck
+            and self.run.state in GOOD
+            and all(rank.state in GOOD for rank in newest.ranks)
         )
 
     @property
@@ -102,7 +108,8 @@ def read_status(path: str | os.PathLike[str]) -> Status:
     if run.newest is not None:
         run = replace(run, attempts=(*attempts,), newest=attempts[run.attempts.index(run.newest)])
     merged = _merged(run_dir.base, run.newest) if run.newest and run.newest.world_size > 1 else None
-    return Status(run=run, now=now, merged=merged)
+    stuck = hung_ranks(run_dir, run.newest, now=now) if run.newest else []
+    return Status(run=run, now=now, merged=merged, stuck=tuple(stuck))
 
 
 def newest_step(attempt: AttemptState | None) -> int | None:

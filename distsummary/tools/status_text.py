@@ -6,7 +6,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import compress
 from operator import not_
 from pathlib import Path
@@ -52,7 +52,7 @@ def text_of(status: Status, *, width: int = WIDTH) -> str:
     if len(others) > EARLIER:
         lines.append(f"  {numbered(len(others) - EARLIER, 'earlier attempt')}: see --json")
     lines += [cut(f"  {_other_line(one, newest)}", width) for one in others[-EARLIER:]]
-    lines += ["", *aligned([_HEAD, *_rows(newest)], right=_RIGHT, width=width), ""]
+    lines += ["", *aligned([_HEAD, *_rows(status)], right=_RIGHT, width=width), ""]
     return "\n".join(lines + hints(status))
 
 
@@ -85,6 +85,7 @@ def as_json(status: Status) -> dict[str, Any]:
         "step": status.step,
         "merged_step": status.merged_step,
         "merged_ranks": status.merged.ranks if status.merged else None,
+        "stuck": [verdict.as_json() for verdict in status.stuck],
         "now": status.now,
         "newest": newest,
         "attempts": attempts,
@@ -106,7 +107,7 @@ def hints(status: Status) -> list[str]:
         said.append("Nobody told why: look at the job's log and at the kernel's (dmesg: out of memory?).")
     if newest.missing and bad + living:
         said.append(f"{named(newest.missing)} never registered; a training may record on some ranks only.")
-    said += _standing_still(newest, living) or slow_ranks(status)
+    said += _stuck(status) or _standing_still(newest, living) or slow_ranks(status)
     said += _merged_short(status, living)
     if dropped := {rank.rank: count for rank in newest.ranks if (count := dropped_by(rank))}:
         values = numbered(sum(dropped.values()), "value")
@@ -137,6 +138,7 @@ def _attempt_as_json(attempt: AttemptState, is_newest: bool) -> dict[str, Any]:
         rank["dropped"] = dropped_by(state)
         rank["behind"] = behind.get(state.rank, 0) if state.state == "running" else None
         rank["health"] = dict(state.health)
+        del rank["process"]
     return found | {
         "failure": None if attempt.failure is None else attempt.failure._asdict(),
         "step": newest_step(attempt),
@@ -165,6 +167,9 @@ def _verdict(
         ended = len(newest.ranks) - len(living)
         finished = f", {ended:,} {'has' if ended == 1 else 'have'} finished" if ended else ""
         runs = f"{f'all {others} run' if is_all else goes_on}{finished}"
+        if status.stuck:
+            stuck = named([verdict.rank for verdict in status.stuck], "rank")
+            return f"The run is stuck at step {status.stuck[0].since_step:,}: look at {stuck}."
         if slow := status.behind:
             are = "is" if len(slow) == 1 else "are"
             return f"The run goes on: {runs}, but {named(slow, 'rank')} {are} behind."
@@ -264,6 +269,14 @@ def _has_checkpoints(path: Path) -> bool:
     return directory.is_dir() and any(directory.iterdir())
 
 
+def _stuck(status: Status) -> list[str]:
+    """Which ranks are stuck, and why."""
+    said = [f"{printable(verdict.evidence)}." for verdict in status.stuck[:3]]
+    if len(status.stuck) > 3:
+        said.append(f"and {numbered(len(status.stuck) - 3, 'more rank')}: distsummary why")
+    return said
+
+
 def _standing_still(newest: AttemptState, living: Sequence[RankState]) -> list[str]:
     """Whether no rank makes steps any more, and at which one to look first."""
     training = [rank for rank in living if rank.phase == "training" and rank.step]
@@ -279,15 +292,20 @@ def _standing_still(newest: AttemptState, living: Sequence[RankState]) -> list[s
     ]
 
 
-def _rows(attempt: AttemptState) -> list[tuple[str, ...]]:
+def _rows(status: Status) -> list[tuple[str, ...]]:
     """The rows of the table: a rank each or, if there are many, ranks that are alike."""
-    ranks = attempt.ranks
+    attempt = status.run.newest
+    if attempt is None:
+        return []
+    stuck = {verdict.rank for verdict in status.stuck}
+    ranks = [replace(rank, phase="stuck") if rank.rank in stuck else rank for rank in attempt.ranks]
     missing = (short_ranges(attempt.missing), "missing", *["-"] * 6, "never registered")
     end = [missing] if attempt.missing else []
     if len(ranks) <= EACH_RANK:
         return [_row([rank]) for rank in ranks] + end
     behind = ranks_behind(ranks)
-    is_odd = [rank.state not in GOOD or rank.rank in behind or bool(dropped_by(rank)) for rank in ranks]
+    special = behind.keys() | stuck
+    is_odd = [rank.state not in GOOD or rank.rank in special or bool(dropped_by(rank)) for rank in ranks]
     odd = [*compress(ranks, is_odd)]
     rows = [_row(alike) for alike in ([[rank] for rank in odd] if len(odd) <= ODD_RANKS else _alike(odd))]
     rows += [_row(alike) for alike in _alike(compress(ranks, map(not_, is_odd)))] + end

@@ -74,6 +74,7 @@ class Phases:
         self._thread = get_ident()
         self._pid = os.getpid()
         self.current = REST
+        self.is_in_loop = False  # whether a loop over steps runs; outside of one, no step is late
         self._wall_s, self._cpu_s, self._queue_s = self._wall(), self._cpu(), self._clocks.queue()
         self._spent: dict[str, list[float]] = {}
         # Whether the thread may wait for other ranks, or for the device, while it computes: then blocked time

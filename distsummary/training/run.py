@@ -230,6 +230,8 @@ class Run(Recording):
         batches: Iterator[Any] | None = None
         missing = 0  # the number of batches still to come in the current step
         phases = self._phases
+        if phases is not None:
+            phases.is_in_loop = True
         while True:
             asked_s = clock()
             if self._opener is not opener:  # no step has begun yet, or another call ended it
@@ -272,6 +274,8 @@ class Run(Recording):
             try:
                 yield batch
             except GeneratorExit:  # the loop was left; nobody would see an exception raised here
+                if phases is not None:
+                    phases.is_in_loop = False
                 if self._opener is opener and os.getpid() == self._pid:
                     try:
                         self._end_step(clock())
@@ -279,6 +283,9 @@ class Run(Recording):
                         self._error = error
                         atexit.register(self._raise_kept)  # raises it if no other call does
                 raise
+        if phases is not None:
+            phases.enter(REST)
+            phases.is_in_loop = False
         if not self._in_epochs:
             self._settle_epoch()
 
@@ -446,6 +453,7 @@ class Run(Recording):
             self._call("on_train_step_begin")
         if self._phases is not None:
             self._phases.enter(self._body)
+            self._phases.is_in_loop = True
         self._body_start_s = self._clock()
 
     def _begin_step_by_log(self, step: int, *, with_pending: bool = False) -> None:

@@ -1,0 +1,44 @@
+"""StuckRanks: tells while the ranks train which of them is stuck, and when it goes on."""
+
+from dataclasses import replace
+
+from distsummary.aggregate.judging import Alerts
+from distsummary.diagnosis.stuck_files import hung_ranks, tells_late
+from distsummary.diagnosis.verdict import Verdict
+from distsummary.run_dir import RunDir
+from distsummary.states import AttemptState, is_over
+
+LOOKED_AT = 64  # ranks of which it is seen in one look whether they tell that a step is late
+
+
+class StuckRanks:
+    """Looks at the files of the ranks; one look costs a few microseconds while no step is late.
+
+    Of many ranks, each look takes the next LOOKED_AT: where one is stuck, the others are late too.
+    """
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._run_dir = run_dir
+        self._alerts = Alerts(run_dir)
+        self._next = 0
+        self._open: dict[tuple[int, int], Verdict] = {}  # attempt and rank -> what was told
+
+    def look(self, attempt: AttemptState) -> None:
+        """Tell which ranks of an attempt are stuck, and which are no longer; raises OSError."""
+        ranks = [rank.rank for rank in attempt.ranks]
+        some = (ranks + ranks)[self._next : self._next + min(LOOKED_AT, len(ranks))]
+        self._next = (self._next + LOOKED_AT) % max(1, len(ranks))
+        number = attempt.attempt
+        has_ended = is_over(attempt)
+        if not (self._open or has_ended or tells_late(self._run_dir, attempt.world_size, some)):
+            return
+        found = {(number, verdict.rank): verdict for verdict in hung_ranks(self._run_dir, attempt)}
+        for key, verdict in found.items():
+            told = self._open.get(key)
+            if told is None or told.since_step != verdict.since_step:
+                self._alerts.tell(number, verdict)
+                self._open[key] = verdict
+        for key, verdict in list(self._open.items()):
+            if key not in found and not has_ended:
+                self._alerts.tell(key[0], replace(verdict, until_step=verdict.since_step))
+                del self._open[key]

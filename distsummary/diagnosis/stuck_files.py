@@ -1,0 +1,81 @@
+"""Reads what is known of the ranks of an attempt that may be stuck, from stuck.json and their states."""
+
+import json
+import os
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+from distsummary.diagnosis.stuck import Telling, hung
+from distsummary.diagnosis.verdict import Verdict
+from distsummary.many_files import read_each
+from distsummary.publish import file_system_time
+from distsummary.run_dir import STUCK, RunDir
+from distsummary.states import AttemptState, RankState
+from distsummary.topology import is_stopped
+
+FORMAT = 1
+_PROCESSES: dict[bool | None, str] = {  # by `topology.is_stopped`
+    True: "its process is stopped by a signal (SIGCONT lets it go on)",
+    False: "its process lives, so that native code in it holds the interpreter lock, or its disk hangs",
+}
+
+
+def hung_ranks(run_dir: RunDir, attempt: AttemptState, *, now: float | None = None) -> list[Verdict]:
+    """The verdicts of `stuck.hung` on the ranks of an attempt, from files alone.
+
+    Args:
+        now: seconds since the epoch; None asks the file system's clock, if any rank tells that it is late.
+    """
+    if attempt.role != "train" or attempt.world_size == 1:
+        return []
+    places = [run_dir.writer_dir(attempt.role, rank.rank, attempt.world_size) for rank in attempt.ranks]
+    told = [
+        (found if found is not None and found[1].get("attempt") == attempt.attempt else None)
+        for found in read_each(_read, places)
+    ]
+    has_failed = any(rank.state == "failed" for rank in attempt.ranks)
+    if not has_failed and not any(one is not None and not one[1]["is_over"] for one in told):
+        return []
+    now = file_system_time(run_dir.base) if now is None else now
+    return hung([_telling(rank, found, now) for rank, found in zip(attempt.ranks, told, strict=True)])
+
+
+def tells_late(run_dir: RunDir, world_size: int, ranks: Collection[int]) -> bool:
+    """Whether one of these ranks has told that a step is late; takes a few microseconds for each."""
+    return any(os.path.exists(run_dir.writer_dir("train", rank, world_size) / STUCK) for rank in ranks)
+
+
+def _telling(rank: RankState, found: tuple[float, dict[str, object]] | None, now: float) -> Telling:
+    silent = Telling(
+        rank=rank.rank, step=rank.step or 0, phase=rank.phase, state=rank.state, error=rank.error
+    )
+    if found is not None:
+        told_s = max(0.0, now - found[0])
+        if found[1]["is_over"]:
+            silent = replace(silent, went_on_s=told_s)
+        else:
+            try:
+                telling = Telling.from_json(found[1])
+            except (KeyError, TypeError, ValueError):  # of another version
+                return silent
+            if rank.state == "running" and telling.late_s is not None:
+                telling = replace(telling, late_s=telling.late_s + told_s)
+            return replace(telling, state=rank.state, error=rank.error)
+    if rank.state == "running":
+        silent = replace(silent, process=_PROCESSES.get(is_stopped(rank.process), ""))
+    return silent
+
+
+def _read(directory: Path) -> tuple[float, dict[str, object]] | None:
+    """When a rank's stuck.json was written, and what it holds; None if there is none that can be read."""
+    try:
+        with open(directory / STUCK, "rb", buffering=0) as file:
+            written = os.fstat(file.fileno()).st_mtime
+            found = json.loads(file.read())
+    except (
+        OSError,
+        ValueError,
+    ):  # none, or of a disk that fails: what is known of the rank then is its state
+        return None
+    return (written, found) if isinstance(found, dict) and found.get("format") == FORMAT else None

@@ -1,0 +1,73 @@
+"""When a step is late, and which line of a stack is the user's."""
+
+import tempfile
+from types import FrameType
+from typing import Any
+
+import distsummary
+from distsummary.collect.watcher import OUTSIDE, UNKNOWN_S, Pace, Place, user_line
+
+
+def paced(*seconds: float) -> tuple[Pace, float]:
+    """A pace that has seen a step end after each of these times, and the time then."""
+    pace, now = Pace(Place(0, "forward"), 0.0), 0.0
+    for step, took in enumerate(seconds, 1):
+        now += took
+        assert pace.look(Place(step, "forward"), now)
+    return pace, now
+
+
+def test_no_step_is_late_before_the_length_of_a_step_is_known() -> None:
+    assert paced()[0].limit_s("forward") == UNKNOWN_S
+    assert paced(90.0)[0].limit_s("forward") == UNKNOWN_S  # the first one may compile
+
+
+def test_a_step_is_late_after_three_medians_and_at_least_a_second() -> None:
+    assert paced(90.0, *[0.02] * 10)[0].limit_s("forward") == 1.0
+    assert paced(90.0, *[600.0] * 3)[0].limit_s("forward") == 1800.0
+    assert paced(9.0, *[2.0] * 18, 40.0)[0].limit_s("forward") == 6.0
+
+
+def test_of_steps_of_different_lengths_the_long_ones_are_not_late() -> None:
+    assert paced(1.0, *[0.5] * 27, *[4.0] * 3)[0].limit_s("forward") == 6.0
+
+
+def test_looks_that_see_many_steps_count_each() -> None:
+    pace = Pace(Place(0, "forward"), 0.0)
+    for step in range(0, 2000, 100):
+        pace.look(Place(step, "forward"), 1.0 * step)
+    assert pace.limit_s("forward") == 3.0
+
+
+def test_progress() -> None:
+    pace, now = paced(1.0, 1.0)
+    assert not pace.look(Place(2, "backward"), now + 0.5)
+    assert pace.since == now
+    assert pace.look(Place(3, "data"), now + 1.0)
+
+
+def test_an_evaluation_has_a_limit_of_its_own_and_is_no_part_of_a_step() -> None:
+    pace, now = paced(*[0.1] * 30)
+    assert pace.limit_s("evaluation") == UNKNOWN_S
+    assert pace.look(Place(30, "evaluation"), now)
+    assert pace.look(Place(30, "data"), now + 50.0)
+    assert pace.since == now + 50.0
+    assert pace.limit_s("evaluation") == 150.0
+    assert pace.limit_s("forward") == 1.0
+    assert pace.limit_s(OUTSIDE) == UNKNOWN_S
+
+
+def frame_in(file: str) -> FrameType:
+    """The frame of a function in a file of this name."""
+    names: dict[str, Any] = {}
+    exec(compile("import sys\ndef inner():\n    return sys._getframe()\n", file, "exec"), names)
+    return names["inner"]()
+
+
+def test_the_users_line_is_neither_pythons_nor_an_installed_packages() -> None:
+    own, library = frame_in("/home/train.py"), frame_in("/x/site-packages/lib/a.py")
+    python, torch = frame_in(tempfile.__file__), frame_in("/x/site-packages/torch/nn/a.py")
+    ours = frame_in(distsummary.__file__)
+    assert user_line([python, torch, library, ours, own]) == "/home/train.py:3 in inner"
+    assert user_line([python, torch, ours, library]) == "/x/site-packages/lib/a.py:3 in inner"
+    assert user_line([python, torch, ours]) == ""

@@ -1,0 +1,151 @@
+"""Which rank holds up the others, from what the ranks tell."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from distsummary.diagnosis.stuck import Collective, Group, Telling, hung
+
+RANKS = (0, 1, 2, 3)
+BEGUN = Collective(64, "all_reduce", ((2632,),))
+PENDING = Collective(65, "all_reduce", ((2632,),), True)
+
+
+def group(*collectives: Collective, ranks: tuple[int, ...] = RANKS, name: str = "0") -> Group:
+    return Group(name, ranks, collectives)
+
+
+def waits(rank: int, *collectives: Collective, late_s: float = 3.5) -> Telling:
+    return Telling(
+        rank=rank, step=60, phase="wait", late_s=late_s, limit_s=1.0, recorder="on",
+        groups=(group(*(collectives or (BEGUN, PENDING))),), line="train.py:9 in step: loss.backward()",
+    )  # fmt: skip
+
+
+def sleeps(rank: int, late_s: float = 3.4) -> Telling:
+    return replace(
+        waits(rank, BEGUN, late_s=late_s), phase="forward", line="train.py:7 in step: time.sleep(9)"
+    )
+
+
+def others(*tellings: Telling) -> list[Telling]:
+    """These, and ranks that wait for them."""
+    given = {one.rank: one for one in tellings}
+    return [given.get(rank) or waits(rank) for rank in RANKS]
+
+
+def test_the_rank_that_lacks_what_the_others_wait_for_is_named_with_its_line() -> None:
+    [verdict] = hung(others(sleeps(2)))
+    assert (verdict.rank, verdict.cause, verdict.since_step, verdict.until_step) == (2, "hang", 60, None)
+    assert "lacks all_reduce of 2632 (collective 65 of group 0)" in verdict.evidence
+    assert "ranks 0, 1, 3 have waited 3.5 s" in verdict.evidence
+    assert "train.py:7 in step: time.sleep(9), in phase forward" in verdict.evidence
+
+
+def test_a_rank_that_tells_nothing_is_told_by_the_others() -> None:
+    silent = Telling(rank=1, step=41)
+    [verdict] = hung(others(silent))
+    assert (verdict.rank, verdict.since_step) == (1, 60)
+    assert "native code in it holds the interpreter lock" in verdict.evidence
+    [verdict] = hung(others(replace(silent, process="its process is stopped by a signal")))
+    assert "stopped by a signal" in verdict.evidence
+
+
+def test_nothing_is_said_before_all_have_had_time_to_tell() -> None:
+    assert hung([waits(rank, late_s=2.9) for rank in (0, 1, 3)] + [Telling(rank=2)]) == []
+    assert hung([Telling(rank=rank, step=60) for rank in RANKS]) == []
+    assert hung(others(replace(sleeps(2), limit_s=None))) == []
+
+
+@pytest.mark.parametrize("phase", ["evaluation", "checkpoint", "compile"])
+def test_phases_that_take_their_time_are_no_hangs(phase: str) -> None:
+    long = replace(sleeps(2), phase=phase, limit_s=600.0)
+    assert hung(others(long)) == []
+    assert [one.rank for one in hung(others(replace(long, late_s=603.0)))] == [2]
+
+
+def test_a_rank_that_computes_is_given_a_minute() -> None:
+    moving = replace(sleeps(2), is_moving=True)
+    assert hung(others(moving)) == []
+    assert [one.rank for one in hung(others(replace(moving, late_s=61.0)))] == [2]
+
+
+def test_a_rank_that_has_just_gone_on_is_not_blamed() -> None:
+    assert hung(others(Telling(rank=2, step=60, went_on_s=0.4))) == []
+    assert [one.rank for one in hung(others(Telling(rank=2, step=60, went_on_s=30.0)))] == [2]
+
+
+def test_other_orders_of_collectives() -> None:
+    other = Collective(65, "broadcast", ((4,),), True)
+    [verdict] = hung(others(waits(2, BEGUN, other)))
+    assert verdict.rank == 2
+    assert "began broadcast of 4 as collective 65 of group 0" in verdict.evidence
+    # it has gone on, since a broadcast does not wait for all
+    done = other._replace(is_pending=False)
+    [verdict] = hung(others(waits(2, BEGUN, done, PENDING._replace(number=66))))
+    assert (verdict.rank, "collective 65" in verdict.evidence) == (2, True)
+    sizes = PENDING._replace(sizes=((10,),))
+    assert [one.rank for one in hung(others(waits(1, BEGUN, sizes)))] == [1]
+    gathered = Collective(65, "all_gather", ((10,),), True)  # its sizes may differ
+    verdicts = hung([waits(rank, gathered._replace(sizes=((rank,),))) for rank in RANKS])
+    assert ["no rank lacks it" in one.evidence for one in verdicts] == [True]
+
+
+def test_of_two_ranks_that_differ_both_are_named() -> None:
+    pair = (0, 1)
+    told = [
+        replace(waits(rank), groups=(group(Collective(65, name, (), True), ranks=pair),))
+        for rank, name in enumerate(("all_reduce", "broadcast"))
+    ]
+    assert [one.rank for one in hung(told)] == [0, 1]
+
+
+def test_an_exited_rank() -> None:
+    [verdict] = hung(others(Telling(rank=2, step=59, state="finished")))
+    assert verdict.rank == 2
+    assert "it has ended at step 59 (finished)" in verdict.evidence
+    # the others have lost the connection, and failed
+    reset = "RuntimeError: [gloo/transport/tcp/pair.cc:1] Connection closed by peer"
+    failed = [replace(waits(rank), state="failed", error=reset, late_s=0.3) for rank in (0, 1, 3)]
+    [verdict] = hung([*failed, Telling(rank=2, step=59, state="lost")])
+    assert (verdict.rank, "all_reduce" in verdict.evidence) == (2, True)
+    assert hung(failed) == []
+
+
+def test_ranks_that_wait_in_other_groups_are_no_culprits() -> None:
+    """Rank 3 sleeps; rank 2 waits for it in their group, and 0 and 1 wait for 2 in that of all."""
+    pair = Group("1", (2, 3), (Collective(5, "all_gather", ((3,),), True),))
+    middle = replace(waits(2, BEGUN), groups=(group(BEGUN), pair))
+    last = replace(sleeps(3), groups=(group(BEGUN), Group("1", (2, 3), (Collective(4, "all_gather"),))))
+    assert [one.rank for one in hung([waits(0), waits(1), middle, last])] == [3]
+
+
+def test_all_wait_in_the_same_collective() -> None:
+    [verdict] = hung([waits(rank) for rank in RANKS])
+    assert "no rank lacks it: look at the network" in verdict.evidence
+
+
+def test_without_a_flight_recorder_the_stacks_decide() -> None:
+    blind = [replace(one, groups=(), recorder="off") for one in others(sleeps(2))]
+    [verdict] = hung(blind)
+    assert verdict.rank == 2
+    assert "flight recorder is off" in verdict.evidence
+    assert "time.sleep(9)" in verdict.evidence
+    [verdict] = hung([*blind[:2], Telling(rank=2), blind[3]])
+    assert (verdict.rank, "tells nothing" in verdict.evidence) == (2, True)
+
+
+def test_without_collectives_a_rank_that_stands_still_alone_is_named() -> None:
+    alone = replace(sleeps(1, late_s=4.1), groups=(), recorder="")
+    going = [Telling(rank=rank, step=80) for rank in (0, 2, 3)]
+    [verdict] = hung([going[0], alone, *going[1:]])
+    assert (verdict.rank, "while others go on" in verdict.evidence) == (1, True)
+    # all of them, which may be the end of their work, are given a minute
+    together = [replace(alone, rank=rank) for rank in RANKS]
+    assert hung(together) == []
+    assert len(hung([replace(one, late_s=62.0) for one in together])) == 4
+
+
+def test_a_telling_goes_through_json() -> None:
+    assert Telling.from_json(json.loads(json.dumps(waits(2).as_json()))) == waits(2)
