@@ -70,9 +70,9 @@ class Graph:
 
 
 class Names:
-    """Gives names that were not given before, by appending -2, -3 ...; `taken` are given already.
+    """Gives names that were not given before, by appending (2), (3) ...; `taken` are given already.
 
-    TensorBoard would draw names that end in _2, _3 ... as one node.
+    TensorBoard would draw many names that end in digits as one node.
     """
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
@@ -80,11 +80,11 @@ class Names:
         self._next: Counter[str] = Counter()
 
     def unique(self, name: str) -> str:
-        """The name, or the first of name-2, name-3 ... that is free."""
+        """The name, or the first of name(2), name(3) ... that is free."""
         found = name
         while found in self._given:
             self._next[name] += 1
-            found = f"{name}-{self._next[name] + 1}"
+            found = f"{name}({self._next[name] + 1})"
         self._given.add(found)
         return found
 

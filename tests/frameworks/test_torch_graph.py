@@ -100,12 +100,12 @@ def test_the_tree_has_the_modules_the_edges_and_the_shapes():
         "blocks.0/first": ["embed", "position"],
         "blocks.0/act": ["blocks.0/first"],
         "blocks.0/second": ["blocks.0/act"],
-        "blocks.0/act-2": ["blocks.0/second"],
-        "blocks.1/first": ["embed", "position", "blocks.0/act-2"],
+        "blocks.0/act(2)": ["blocks.0/second"],
+        "blocks.1/first": ["embed", "position", "blocks.0/act(2)"],
         "blocks.1/act": ["blocks.1/first"],
         "blocks.1/second": ["blocks.1/act"],
-        "blocks.1/act-2": ["blocks.1/second"],
-        "drop": ["embed", "position", "blocks.0/act-2", "blocks.1/act-2"],
+        "blocks.1/act(2)": ["blocks.1/second"],
+        "drop": ["embed", "position", "blocks.0/act(2)", "blocks.1/act(2)"],
         "head": ["drop"],
         "output": ["head"],
         "unused": [],
@@ -180,9 +180,9 @@ def test_a_second_pass_and_a_recurrent_cell_are_drawn_up_to_a_limit():
     net(torch.ones(1, 4))
     net(torch.ones(1, 4))
     graph = observed.graph()
-    assert [one.name for one in graph.nodes][:3] == ["x", "cell", "cell-2"]
+    assert [one.name for one in graph.nodes][:3] == ["x", "cell", "cell(2)"]
     assert len(graph.nodes) == 1 + 16 + 1
-    assert edges(graph)["output"] == ["cell-16"]
+    assert edges(graph)["output"] == ["cell(16)"]
 
 
 def test_parts_that_are_called_one_by_one_are_drawn_each():
@@ -215,7 +215,7 @@ def test_operations_are_drawn_in_the_scopes_of_the_modules():
     assert shown["add"] == ["embed/embedding"]
     assert node(graph, "add").attributes == {"position": "position float32[3, 4]"}
     assert "blocks.0/act/relu" in shown
-    assert shown["blocks.0/add"] == ["add", "blocks.0/act/relu-2"] or shown["blocks.0/add"][0] == "add"
+    assert shown["blocks.0/add"] == ["add", "blocks.0/act/relu(2)"] or shown["blocks.0/add"][0] == "add"
     assert not any(one.op in ("t", "detach", "Parameter") for one in graph.nodes)
     used = {id(p): p.numel() for name, p in Net().named_parameters() if not name.startswith("unused")}
     assert sum(one.parameters for one in graph.nodes) == sum(used.values())

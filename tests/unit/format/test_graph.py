@@ -92,8 +92,8 @@ def test_names_that_a_viewer_does_not_take_are_replaced_and_stay_different():
         (Node('a<"', "X"), Node("a__", "X"), Node("//", "X"), Node("b:1", "X", (Edge("a__"), Edge('a<"'))))
     )
     shown = mindspore_graph.decode(mindspore_graph.encode(graph))
-    assert [node.name for node in shown.nodes] == ["a__", "a__-2", "_", "b:1"]
-    assert [edge.source for edge in shown.nodes[3].inputs] == ["a__-2", "a__"]
+    assert [node.name for node in shown.nodes] == ["a__", "a__(2)", "_", "b:1"]
+    assert [edge.source for edge in shown.nodes[3].inputs] == ["a__(2)", "a__"]
     assert [node.name for node in tensorboard_graph.decode(tensorboard_graph.encode(graph)).nodes][3] == "b_1"
 
 
@@ -185,4 +185,4 @@ def test_a_large_graph_without_scopes_is_cut_at_the_end():
 
 def test_names_stay_unique():
     names = Names(["a"])
-    assert [names.unique(name) for name in ("a", "a", "a-2", "b")] == ["a-2", "a-3", "a-2-2", "b"]
+    assert [names.unique(name) for name in ("a", "a", "a(2)", "b")] == ["a(2)", "a(3)", "a(2)(2)", "b"]
