@@ -1,5 +1,6 @@
 """Handles Ctrl-C: repeats a lost KeyboardInterrupt, delays one while work must finish, and recognises it."""
 
+import logging
 import signal
 import sys
 import threading
@@ -10,6 +11,11 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from types import FrameType
 
+logger = logging.getLogger(__name__)
+
+AGAIN_S = (
+    1.0  # a second Ctrl-C before that is the same: torchrun sends one to ranks that the terminal sent one
+)
 RETURN_S = 0.01  # seconds; the destructor or callback that lost the interrupt has returned by then
 
 _END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -45,6 +51,55 @@ def uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
         if caught:
             handler(*caught[-1])
+
+
+class StepInterrupts:
+    """Holds Ctrl-C back to the end of a training step; a second one, a second later, interrupts at once.
+
+    Only in the main thread, and if Python's own handler is installed. The user calls `listen`, `hold` when a
+    step begins, `let_go` when it has ended, and `stop`.
+    """
+
+    def __init__(self) -> None:
+        self._is_listening = self._is_held = False
+        self._first_s: float | None = None  # when the interrupt came that is held back
+        self._handler = self._handle  # one object, to be recognised
+
+    def listen(self) -> None:
+        """Take Python's place for Ctrl-C."""
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._handler)
+            self._is_listening = True
+
+    def hold(self) -> None:
+        """From now on, keep an interrupt."""
+        self._is_held = self._is_listening
+
+    def let_go(self) -> None:
+        """From now on, interrupt at once; raises KeyboardInterrupt for one that was held back."""
+        self._is_held = False
+        if self._first_s is not None:
+            self._first_s = None
+            raise KeyboardInterrupt
+
+    def stop(self) -> None:
+        """Put Python's handler back, if ours is still there; raises KeyboardInterrupt as `let_go` does."""
+        if self._is_listening and signal.getsignal(signal.SIGINT) is self._handler:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        self._is_listening = False
+        self.let_go()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        now_s = time.monotonic()
+        if not self._is_held or (self._first_s is not None and now_s - self._first_s >= AGAIN_S):
+            self._first_s = None
+            signal.default_int_handler(number, frame)
+        if self._first_s is None:
+            self._first_s = now_s
+            logger.warning(
+                "Ctrl-C: the step that runs is ended first, so that its checkpoint is whole; again: at once"
+            )
 
 
 @contextmanager

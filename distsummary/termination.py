@@ -14,6 +14,8 @@ logger = logging.getLogger(__name__)
 
 NUMBERS = (signal.SIGTERM, signal.SIGHUP)
 TELL_S = 5.0  # launchers send SIGKILL after 10 s (docker) or 30 s (torchrun, Slurm, Kubernetes)
+STEP_S = 4.5  # how long the end of a step is waited for
+END_S = 3.0  # how long the others have after those that waited for it
 _CALLED = 0x80  # marks a number that the handler wrote; other numbers come from Python's wakeup descriptor
 _STOP = b"\0"
 
@@ -22,12 +24,15 @@ class Terminated(KeyboardInterrupt):
     """Internal: a signal that ends the process by its default action; passed to listeners, never raised."""
 
 
-def tell_termination(tell: Callable[[Terminated], None]) -> Callable[[], None]:
+def tell_termination(tell: Callable[[Terminated], None], *, at_step_end: bool = False) -> Callable[[], None]:
     """Call `tell` in a thread of its own when SIGTERM or SIGHUP ends this process; returns how to stop that.
 
     The training is not disturbed: nothing is raised in it, it goes on until `tell` has returned (or 5 s have
     passed), and then the process dies of the signal, also if its main thread hangs in a collective operation.
     Its exit status is that of the default action, -15 for SIGTERM.
+
+    Those with `at_step_end`, which wait for the end of the step and save it, are called first: the others
+    then record that step, too.
 
     Only signals with the default action are listened to: a handler that somebody has installed, or installs
     later, decides alone. Nothing is done outside of the main thread, where Python allows no handlers, and in
@@ -35,7 +40,7 @@ def tell_termination(tell: Callable[[Terminated], None]) -> Callable[[], None]:
     """
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and os.getpid() != 1:
-        _listener.add(tell)
+        _listener.add(tell, at_step_end)
     return lambda: _listener.remove(tell)
 
 
@@ -43,7 +48,7 @@ class _Listener:
     """The handlers, and the thread that acts for them: the main thread may hang or hold any lock."""
 
     def __init__(self) -> None:
-        self._tells: list[Callable[[Terminated], None]] = []
+        self._tells: list[tuple[Callable[[Terminated], None], bool]] = []
         self._handled: list[signal.Signals] = []
         self._reader = self._writer = -1
         self._thread: threading.Thread | None = None
@@ -51,7 +56,7 @@ class _Listener:
         self._masks = threading.local()
         self._handler = self._handle  # one object, to be recognised
 
-    def add(self, tell: Callable[[Terminated], None]) -> None:
+    def add(self, tell: Callable[[Terminated], None], at_step_end: bool) -> None:
         """In the main thread: listen, if there is a signal whose default action would end the process."""
         free = [number for number in NUMBERS if signal.getsignal(number) is signal.SIG_DFL]
         if free and self._writer < 0:
@@ -67,13 +72,14 @@ class _Listener:
             known = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
             if known not in (-1, self._writer):  # an event loop's
                 signal.set_wakeup_fd(known)
-        self._tells.append(tell)
+        self._tells.append((tell, at_step_end))
 
     def remove(self, tell: Callable[[Terminated], None]) -> None:
         """Stop listening if nobody else listens; outside of the main thread the handlers have to stay."""
-        if tell not in self._tells:
+        found = [each for each in self._tells if each[0] == tell]
+        if not found:
             return
-        self._tells.remove(tell)
+        self._tells.remove(found[0])
         is_main = threading.current_thread() is threading.main_thread()
         if self._tells or self._thread is None or (self._is_ending and not is_main):
             return
@@ -112,15 +118,10 @@ class _Listener:
     def _end(self, number: int) -> None:
         self._is_ending = True
         error = Terminated(signal.Signals(number).name)
-        threads = [
-            threading.Thread(target=_call, args=(tell, error), name="distsummary-end", daemon=True)
-            for tell in self._tells
-        ]
-        deadline = time.monotonic() + TELL_S
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        first = [tell for tell, at_step_end in self._tells if at_step_end]
+        _call_each(first, error, TELL_S)
+        last = [tell for tell, at_step_end in self._tells if not at_step_end]
+        _call_each(last, error, END_S if first else TELL_S)
         die(number)
 
     def before_fork(self) -> None:
@@ -147,6 +148,19 @@ def die(number: int) -> None:
     """End this process by the default action of a signal, from any thread (`signal.signal` refuses)."""
     ctypes.CDLL(None).signal(number, None)
     os.kill(os.getpid(), number)
+
+
+def _call_each(tells: list[Callable[[Terminated], None]], error: Terminated, wait_s: float) -> None:
+    """Call functions, each in a thread, and wait for them; if they hang, no longer than `wait_s`."""
+    threads = [
+        threading.Thread(target=_call, args=(tell, error), name="distsummary-end", daemon=True)
+        for tell in tells
+    ]
+    deadline = time.monotonic() + wait_s
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _call(tell: Callable[[Terminated], None], error: Terminated) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,8 +18,9 @@ from distsummary.checkpoints.object_state import state_entries
 from distsummary.checkpoints.training_state import remove_orphans, write_rank_file
 from distsummary.checks import check_type
 from distsummary.errors import DistSummaryError, InvalidArgumentError, InvalidValueError
+from distsummary.interrupts import StepInterrupts
 from distsummary.publish import ensure_directory, remove_leftovers
-from distsummary.termination import tell_termination
+from distsummary.termination import STEP_S, TELL_S, tell_termination
 from distsummary.training.callbacks import Callback, CallbackParams, RunContext, step_in_epoch
 from distsummary.training.checkpoint_config import CheckpointConfig
 from distsummary.training.model_state import Kept, Source, source_of
@@ -28,7 +29,6 @@ from distsummary.training.random_state import random_state
 
 logger = logging.getLogger(__name__)
 
-SIGNAL_S = 4.5  # how long a signal waits for the end of the step; the process dies of it after 5 s
 BREAKPOINT_WAIT_S = 3.0  # how long the ranks then wait for each other's shards in a .dcp
 
 
@@ -96,6 +96,7 @@ class ModelCheckpoint(Callback):
         self._wanted = threading.Event()  # a signal ends the process: save at the end of this step
         self._is_saved = threading.Event()
         self._ignore_signals: Callable[[], None] = _nothing
+        self._interrupts = StepInterrupts()
         self._at_epoch: dict[str, Any] | None = None  # random numbers when the epoch began; None: it is over
         self.failures = 0
 
@@ -111,7 +112,8 @@ class ModelCheckpoint(Callback):
 
     def __enter__(self) -> Self:
         if self._config.exception_save:
-            self._ignore_signals = tell_termination(self._save_before_death)
+            self._ignore_signals = tell_termination(self._save_before_death, at_step_end=True)
+            self._interrupts.listen()
         return self
 
     def on_train_begin(self, run_context: RunContext) -> None:
@@ -160,6 +162,12 @@ class ModelCheckpoint(Callback):
             self._at_epoch = None
         super().on_train_epoch_end(run_context)
 
+    def on_train_step_begin(self, run_context: RunContext) -> None:
+        """From now on, a Ctrl-C waits for the end of the step; a step of sink mode would be too long."""
+        if not run_context.original_args().get("dataset_sink_mode"):
+            self._interrupts.hold()
+        super().on_train_step_begin(run_context)
+
     def on_train_step_end(self, run_context: RunContext) -> None:
         """Save if it is due."""
         params = run_context.original_args()
@@ -169,10 +177,18 @@ class ModelCheckpoint(Callback):
         elif self._seconds and monotonic() - self._saved_s > self._seconds:
             self._save(params)
         if self._wanted.is_set():
-            self._wanted.clear()
             self._save_breakpoint(params)
-            self._is_saved.set()
+        if self._config.exception_save:
+            params.setdefault("after_hook", []).append(self._end_if_asked)
         super().on_train_step_end(run_context)
+
+    def _end_if_asked(self) -> None:
+        """End the training, if a signal or Ctrl-C came in the step, whose end all callbacks have seen."""
+        if self._wanted.is_set():
+            self._is_saved.set()
+            sleep(TELL_S)  # make no step that the checkpoint lacks: the process dies of the signal
+            self._wanted.clear()
+        self._interrupts.let_go()
 
     def on_train_end(self, run_context: RunContext) -> None:
         """Save the last step, and wait until it is written."""
@@ -196,6 +212,7 @@ class ModelCheckpoint(Callback):
         if self._writer is not None:
             self._writer.shutdown()
         self._params = self._writer = None
+        self._interrupts.stop()
 
     def _is_first(self, params: CallbackParams) -> bool:
         topology = params.get("topology")
@@ -320,12 +337,12 @@ class ModelCheckpoint(Callback):
         if self._params is None:
             return
         self._wanted.set()
-        if not self._is_saved.wait(SIGNAL_S):
+        if not self._is_saved.wait(STEP_S):
             logger.error(
                 "%s ends the training, and its step did not end in %g s: it is not saved; the newest "
                 "checkpoint is %s",
                 error,
-                SIGNAL_S,
+                STEP_S,
                 self._latest or "none",
             )
 

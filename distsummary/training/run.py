@@ -558,6 +558,8 @@ class Run(Recording):
         try:
             for method in self._callbacks.methods[hook]:
                 method(context or self._context)
+            for follow in self._params.pop("after_hook", ()):  # functions that a callback has asked for
+                follow()
         except BaseException as error:
             self._finite.is_over = True
             self._leave(error)

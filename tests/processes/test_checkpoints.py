@@ -69,36 +69,49 @@ def test_killed_while_it_saves_the_newest_complete_checkpoint_loads(tmp_path):
 
 
 TERMINATED = """
-import os, signal, sys
+import os, signal, sys, time
 import numpy as np
 import distsummary as ds
 
 class Net:
     parameters = {"w": np.zeros(3, np.float32)}
 
-class Dying(ds.Callback):
-    def on_train_step_begin(self, run_context):
-        if run_context.original_args()["cur_step_num"] == 4:
-            os.kill(os.getpid(), int(sys.argv[2]))
+class Later(ds.Callback):
+    def on_train_step_end(self, run_context):
+        time.sleep(0.2)
+        print(run_context.original_args()["cur_step_num"], flush=True)
 
 config = ds.CheckpointConfig(10**9, exception_save=True)
-callbacks = [Dying(), ds.ModelCheckpoint("a", sys.argv[1], config)]
+callbacks = [ds.ModelCheckpoint("a", sys.argv[1], config), Later()]
 with ds.Run(callbacks=callbacks, network=Net()) as run:
     for _ in run.steps():
         Net.parameters["w"][:2] = run.step
+        if run.step == 4:
+            os.kill(os.getpid(), int(sys.argv[2]))
+        time.sleep(0.01)
         Net.parameters["w"][2:] = run.step
 """
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_a_signal_that_ends_the_training_saves_a_whole_step(tmp_path, number):
+def test_a_signal_that_ends_the_training_saves_a_whole_step_that_all_callbacks_have_seen(tmp_path, number):
     done = run([sys.executable, "-c", TERMINATED, str(tmp_path), str(int(number))], code=-number)
     (saved,) = tmp_path.iterdir()
-    assert saved.name.endswith("_breakpoint.safetensors"), done.stderr
+    assert saved.name == "a-1_4_breakpoint.safetensors", done.stderr
     loaded = ds.load_checkpoint(saved)
-    if number != signal.SIGINT:  # an exception in the midst of a step
-        assert loaded["step_num"] >= 4
-        np.testing.assert_array_equal(loaded["w"], np.full(3, loaded["step_num"]))
+    assert loaded["step_num"] == 4
+    np.testing.assert_array_equal(loaded["w"], np.full(3, 4))
+    assert done.stdout.split() == ["1", "2", "3", "4"]
+    assert ("Ctrl-C: the step that runs is ended first" in done.stderr) == (number == signal.SIGINT)
+
+
+def test_a_second_ctrl_c_ends_a_step_that_hangs(tmp_path):
+    hanging = TERMINATED.replace("time.sleep(0.01)", "").replace(
+        "int(sys.argv[2]))", "2); time.sleep(1.1); os.kill(os.getpid(), 2)"
+    )
+    done = run([sys.executable, "-c", hanging, str(tmp_path)], code=-signal.SIGINT)
+    assert [path.name for path in tmp_path.iterdir()] == ["a-1_3_breakpoint.safetensors"]
+    assert done.stdout.split() == ["1", "2", "3"]
 
 
 FULL = """
