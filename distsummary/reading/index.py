@@ -127,8 +127,9 @@ def check_index(path: Path) -> str:
 def write_index(segment: Path, part: Part) -> bool:
     """Write the index of the first `part.end` bytes of an event file, replacing an older one.
 
-    False if that is not possible: the directory cannot be written, or the disk is nearly full. Indexes in the
-    directory whose event files are gone, such as those of an earlier merge, are removed.
+    False if that is not possible: the directory cannot be written, the disk is nearly full, or there are too
+    many tags for a header. Indexes in the directory whose event files are gone, such as those of an earlier
+    merge, are removed.
     """
     path = index_path(segment)
     data: list[bytes] = []
@@ -144,6 +145,8 @@ def write_index(segment: Path, part: Part) -> bool:
             "crc": crc_of(segment, part.end),
         }
         head = json.dumps(header).encode()
+        if len(head) > _MAX_HEADER:
+            return False
         disk = os.statvfs(path.parent)
         reserved = min(MAX_RESERVE, disk.f_blocks * disk.f_frsize // 50)
         if disk.f_bavail * disk.f_frsize < reserved + len(head) + sum(map(len, data)):
