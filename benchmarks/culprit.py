@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -48,9 +48,10 @@ BURNT = ("data", "forward", "backward", "optimizer", "python", "recording")
 CAUSES = (*BURNT, "host")
 LIMITS = {0.25: 10}  # excess -> steps within which it must be told; others: 40
 LONG, SHORT = 60, 30  # steps of an episode: of less than 25 % or on a busy core, and of more
-MEASURED = range(30, 130)  # steps in which a rank measures the CPU time of its own step
+MEASURED = 40  # a rank measures the CPU time of its own step in so many steps before an episode
+CALIBRATED = 120  # the step after which it measures collections of garbage
 FIRST = 150  # the first step of an episode
-GAP = (80, 140)  # clean steps between two episodes
+GAP = (70, 110)  # clean steps between two episodes
 A_RUN = 25  # episodes of one training
 LOADER_S, LOADER_CPU_MS = 0.0005, 1.0
 TOLD_S = 60.0  # the last step waits so long for the alerts that must come while the ranks train
@@ -71,22 +72,23 @@ class Garbage:
         self._graph: list[list[object]] = []
         self._sizes: dict[float, int] = {}
 
-    def calibrate(self, doses_ms: Iterable[float]) -> None:
-        """Find how many objects take each dose."""
+    def calibrate(self, own_ms: float, excesses: Iterable[float]) -> None:
+        """Find how many objects take each fraction of `own_ms`."""
         gc.freeze()
-        for ms in doses_ms:
+        for excess in excesses:
+            ms = excess * own_ms
             size = 5_000
             for _ in range(6):
                 self._graph = [[] for _ in range(size)]
                 size = max(10, round(size * min(4.0, max(0.25, ms / self._collected_ms()))))
-            self._sizes[ms] = size
+            self._sizes[excess] = size
         self._graph = []
 
-    def dose(self, ms: float) -> None:
-        """Let a collection take so long from now on; 0: as long as it takes."""
+    def dose(self, excess: float) -> None:
+        """Let a collection take that fraction from now on; 0: as long as it takes."""
         self._graph = []
         gc.freeze()
-        self._graph = [[] for _ in range(self._sizes.get(ms, 0))]
+        self._graph = [[] for _ in range(self._sizes.get(excess, 0))]
 
     def _collected_ms(self) -> float:
         took = []
@@ -126,8 +128,8 @@ class Injector:
         self._now: Episode | None = None
         self._ms = 0.0
         self._step, self._cpu_s = 0, 0.0
-        self._steps_ms: list[float] = []
-        self.own_ms = 0.0
+        self._steps_ms = deque[float](maxlen=MEASURED)
+        self.own_ms: list[float] = []  # before each episode of this rank
         causes = {episode["cause"] for episode in episodes}
         self._garbage = Garbage() if "python" in causes else None
         self._neighbour = None
@@ -140,11 +142,11 @@ class Injector:
     def begin(self, step: int) -> None:
         """A step begins."""
         now_s = time.thread_time()
-        if self._step in MEASURED:
+        if self._now is None and self._step:
             self._steps_ms.append(1e3 * (now_s - self._cpu_s))
-            self.own_ms = statistics.median(self._steps_ms)
-        if step == MEASURED.stop and self._garbage is not None:
-            self._garbage.calibrate({e["excess"] * self.own_ms for e in self._mine})
+        if self._step == CALIBRATED and self._garbage is not None:
+            own_ms = statistics.median(self._steps_ms)
+            self._garbage.calibrate(own_ms, {e["excess"] for e in self._mine})
         self._step, self._cpu_s = step, time.thread_time()
         before, self._now = self._now, None
         for episode in self._mine:
@@ -152,9 +154,11 @@ class Injector:
                 self._now = episode
         if self._now is before:
             return
-        self._ms = 0.0 if self._now is None else self._now["excess"] * self.own_ms
+        if self._now is not None:
+            self.own_ms.append(statistics.median(self._steps_ms))
+            self._ms = self._now["excess"] * self.own_ms[-1]
         if self._garbage is not None and "python" in [e["cause"] for e in (before, self._now) if e]:
-            self._garbage.dose(self._ms if self._now is not None else 0.0)
+            self._garbage.dose(0.0 if self._now is None else self._now["excess"])
         if self._neighbour is not None:
             is_host = self._now is not None and self._now["cause"] == "host"
             (self._neighbour.run if is_host else self._neighbour.stop)()
@@ -391,7 +395,7 @@ def judged(plan: dict[str, Any], directory: Path) -> Iterator[dict[str, Any]]:
         yield {
             **common,
             **episode,
-            "own_ms": round(own_ms[episode["rank"]], 3),
+            "own_ms": round(own_ms[episode["rank"]].pop(0), 3),
             "told": found,
             "delay": delay,
             "is_rank_right": is_rank,
@@ -404,7 +408,6 @@ def judged(plan: dict[str, Any], directory: Path) -> Iterator[dict[str, Any]]:
         "steps": plan["steps"],
         "clean_steps": plan["steps"] - slow_steps,
         "is_clean": plan["is_clean"],
-        "own_ms": [round(ms, 3) for ms in own_ms],
         "false": left,
         "is_live_equal": sorted(map(json.dumps, live)) == sorted(map(json.dumps, verdicts)),
         "load": round(os.getloadavg()[0], 1),
@@ -446,11 +449,10 @@ def table(lines: Iterable[dict[str, Any]]) -> str:
     equal = sum(line["is_live_equal"] for line in runs)
     text.append(f"alerts while training equal those from files: {equal} of {len(runs)} trainings")
     loads = [line["load"] for line in runs]
-    owns = [ms for line in runs for ms in line["own_ms"]]
     if runs:
-        text.append(
-            f"load {min(loads)} to {max(loads)}; CPU time of a step {min(owns):.2g} to {max(owns):.2g} ms"
-        )
+        text.append(f"load {min(loads)} to {max(loads)}")
+    if owns := [line["own_ms"] for found in cells.values() for line in found]:
+        text.append(f"own CPU time of a step {min(owns):.2g} to {max(owns):.2g} ms")
     return "\n".join(text)
 
 

@@ -3,7 +3,7 @@
 It is given the same steps in the same order while a training runs and afterwards, and says the same.
 """
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -20,7 +20,10 @@ Floats = NDArray[np.float64]
 
 
 _CPU, _BLOCKED = 0, 1  # the places in `OwnTimes.times`
-_MAY_WAIT = [place for place, phase in enumerate(PHASES) if phase not in ("data", "checkpoint", "host")]
+# Phases in which the thread computes. It is blocked there for long now and then, by a lock that another
+# thread holds while the host runs something else; what counts is the least of so many steps.
+BLOCKED_STEPS = 5
+_COMPUTING = [place for place, phase in enumerate(PHASES) if phase not in ("data", "checkpoint", "host")]
 _WHERE = {
     "host": "waiting for a processor",
     "python": "collecting garbage",
@@ -86,23 +89,15 @@ class Judge:
     def __init__(self, coordinates: Callable[[int], Mapping[str, int]]) -> None:
         self._coordinates = coordinates
         self._known: frozenset[int] = frozenset()
-        self._peers: list[tuple[Ints, SlowRanks]] = []
+        self._peers: list[_Peers] = []
 
     def add(self, told: OwnTimes) -> list[Verdict]:
         """Judge a step, larger than those before; returns the verdicts that are new, and those that end."""
         if not self._known.issuperset(told.ranks.tolist()):
             self._group(self._known.union(told.ranks.tolist()))
         changed = []
-        for peers, slow in self._peers:
-            own = np.full((len(peers), len(PHASES)), np.nan)
-            index = np.searchsorted(peers, told.ranks)
-            is_peer = peers[np.minimum(index, len(peers) - 1)] == told.ranks
-            times = told.times[is_peer]
-            if len(peers) == 2:  # one of two that is blocked may wait for the other one
-                times = times.copy()
-                times[:, _BLOCKED, _MAY_WAIT] = 0.0
-            own[index[is_peer]] = times.sum(axis=1)
-            changed += [_verdict(found) for found in slow.add(told.step, own)]
+        for peers in self._peers:
+            changed += [_verdict(found) for found in peers.add(told)]
         return changed
 
     def _group(self, ranks: frozenset[int]) -> None:
@@ -111,13 +106,32 @@ class Judge:
         for rank in sorted(ranks):
             axes = self._coordinates(rank).items()
             groups[tuple(sorted(one for one in axes if one[0] not in DATA_AXES))].append(rank)
-        old = {tuple(peers.tolist()): slow for peers, slow in self._peers}
-        self._peers = [
-            (np.array(group), old.get(tuple(group)) or SlowRanks(group))
-            for group in groups.values()
-            if len(group) > 1
-        ]
+        old = {tuple(peers.ranks.tolist()): peers for peers in self._peers}
+        self._peers = [old.get(tuple(group)) or _Peers(group) for group in groups.values() if len(group) > 1]
         self._known = ranks
+
+
+class _Peers:
+    """The ranks that are compared with each other."""
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self.ranks = np.array(ranks)
+        self._slow = SlowRanks(ranks)
+        self._blocked: deque[Floats] = deque(
+            maxlen=BLOCKED_STEPS
+        )  # (W, computing phases) of the newest steps
+
+    def add(self, told: OwnTimes) -> list[Slow]:
+        index = np.searchsorted(self.ranks, told.ranks)
+        is_peer = self.ranks[np.minimum(index, len(self.ranks) - 1)] == told.ranks
+        times = np.full((len(self.ranks), 2, len(PHASES)), np.nan)
+        times[index[is_peer]] = told.times[is_peer]
+        self._blocked.append(times[:, _BLOCKED, _COMPUTING])
+        if len(self.ranks) == 2:  # one of two that is blocked may wait for the other one
+            times[:, _BLOCKED, _COMPUTING] *= 0.0
+        else:
+            times[:, _BLOCKED, _COMPUTING] = np.fmin.reduce(self._blocked)
+        return self._slow.add(told.step, times.sum(axis=1))
 
 
 def _verdict(found: Slow) -> Verdict:

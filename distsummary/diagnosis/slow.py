@@ -18,19 +18,22 @@ Floats = NDArray[np.float64]
 PHASES = ("data", "forward", "backward", "optimizer", "python", "recording", "checkpoint", "rest", "host")
 WINDOWS = (5, 10, 20, 40)  # steps over which an excess is averaged
 # An excess (a fraction of the peers' own step) that is told if it lasts as many steps as the window has.
-FLOORS = np.array([0.18, 0.12, 0.085, 0.06])
+FLOORS = np.array([0.18, 0.11, 0.072, 0.048])
 # The same for the host, if other processes keep the rank's thread waiting in the run queue: on shared hosts,
 # all ranks wait now and then.
 HOST_FLOORS = np.array([np.inf, np.inf, np.inf, 0.5])
 HOST_FACTOR = 2.0  # so many times as long as its peers, at least
 HOST_CLIP = 1.0
 # A host that is busy also slows what the thread computes, all of it alike, since caches and cores are shared.
-# That factor is told from what the first four of these phases have in common.
+# That factor is told from what the first four of these phases have in common. A rank that computes quicker
+# than its peers, up to QUICKER, need not load quicker.
 COMPUTE = ("forward", "backward", "optimizer", "rest", "data", "recording")
+QUICKER = 0.08
 CLIP = 0.25  # a single step counts no more than this, so that one long step is no alarm
 SIGMAS = 6.0  # an excess is told only if it is so many standard errors above its history
 MARGIN = 1.5  # and so many times larger than the largest one while all was well
 HISTORY = 400  # clean steps that are remembered
+KNOWN = 200  # so many of them tell what is usual: a host may be busy for half of the first hundred
 FIRST = 20  # steps until the first alarm; those of the start are not typical
 REFRESH = 20  # steps between two looks at the history
 SIZEABLE = 0.02  # phases shorter than this fraction of the peers' own step tell nothing about the factor
@@ -38,6 +41,7 @@ SKIPPED = 5  # first steps, in which caches are filled and code is compiled
 
 _TELLING = [PHASES.index(phase) for phase in COMPUTE[:4]]
 _HOST = PHASES.index("host")
+_DATA = PHASES.index("data")
 _SIZES = np.array(WINDOWS)
 _LAST = _SIZES - 1
 _CLIPS = np.array([HOST_CLIP if phase == "host" else CLIP for phase in PHASES])
@@ -143,7 +147,7 @@ class SlowRanks:
     def _refresh(self) -> None:
         """Look at the history again: what is usual of each rank and phase, and what would not be."""
         recent = self._excess[-len(self._steps) :]
-        if len(self._history) >= WINDOWS[-1]:
+        if len(self._history) >= KNOWN:
             past = np.stack(self._history)
             known = ~np.isnan(past).all(axis=0)
             self._usual[known] = np.nanmedian(past[:, known], axis=0)
@@ -164,7 +168,9 @@ class SlowRanks:
         if len(sizeable) >= 3:
             factor = _median(sums[:, :, [len(PHASES) + i for i in sizeable]] / peers[:, None, sizeable], 2)
             alike = np.where(_IS_COMPUTE, peers / self._scale, 0.0)
-            means -= np.maximum(factor - 1.0, 0.0)[:, :, None] * alike[:, None, :]
+            common = np.repeat(np.maximum(factor - 1.0, -QUICKER)[:, :, None], len(PHASES), axis=2)
+            common[:, :, _DATA] = np.maximum(common[:, :, _DATA], 0.0)
+            means -= common * alike[:, None, :]
         means[:, :, _HOST] -= HOST_FACTOR * peers[:, None, _HOST] / self._scale
         means[len(self._steps) < _SIZES] = 0.0
         return means
