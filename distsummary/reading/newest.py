@@ -1,6 +1,6 @@
 """What is new in a directory, read from few places of its event files without reading the rest."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 from distsummary.format.records import DIALECTS
@@ -8,6 +8,7 @@ from distsummary.reading.reader import Damage, ReadEvent, read_file
 from distsummary.reading.segments import segments
 
 TAIL_BYTES = 1 << 16
+LONG_TAIL_BYTES = 1 << 23  # for values that large histograms and images may lie behind
 MAX_FILES = 16  # of each dialect that are looked into
 
 
@@ -20,14 +21,45 @@ def newest_events(
 
     The file may be growing: an incomplete event at its end is left out. Raises DamagedFileError, OSError.
     """
-    for dialect in DIALECTS:
-        for file in segments(directory, dialect)[: -MAX_FILES - 1 : -1]:
-            start = max(0, file.stat().st_size - tail_bytes)
-            skipped: list[Damage] = []  # the event in which `start` lies
-            events = read_file(file, "tail", start=start, skipped=skipped)
-            if found := [event for event in events if attempt in (None, event.attempt)]:
-                return found
+    for file in _newest_files(directory):
+        if found := [event for event in _tail(file, tail_bytes) if attempt in (None, event.attempt)]:
+            return found
     return []
+
+
+def newest_scalars(directory: Path, tags: Collection[str]) -> dict[str, float]:
+    """The newest scalars with any of these tags, by tag; those of the newest file that has some in its tail.
+
+    Raises DamagedFileError, OSError.
+    """
+    for file in _newest_files(directory):
+        for size in (TAIL_BYTES, LONG_TAIL_BYTES):
+            found = scalars_of(_tail(file, size), tags)
+            if found:
+                return found
+            if file.stat().st_size <= size:
+                break
+    return {}
+
+
+def scalars_of(events: Iterable[ReadEvent], tags: Collection[str]) -> dict[str, float]:
+    """The last scalars with any of these tags in events, by tag."""
+    return {
+        value.tag: float(value.data)
+        for event in events
+        for value in event.values
+        if value.plugin == "scalar" and value.tag in tags
+    }
+
+
+def _newest_files(directory: Path) -> Iterator[Path]:
+    for dialect in DIALECTS:
+        yield from segments(directory, dialect)[: -MAX_FILES - 1 : -1]
+
+
+def _tail(file: Path, size: int) -> list[ReadEvent]:
+    skipped: list[Damage] = []  # the event in which the tail begins
+    return list(read_file(file, "tail", start=max(0, file.stat().st_size - size), skipped=skipped))
 
 
 def step_since(directory: Path, holds: Callable[[ReadEvent], bool | None]) -> int | None:

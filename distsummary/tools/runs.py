@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from distsummary.errors import DistSummaryError, MissingFileError
-from distsummary.reading.newest import newest_events
+from distsummary.reading.newest import newest_events, newest_scalars, scalars_of
 from distsummary.reading.reader import ReadEvent
 from distsummary.reading.segments import all_event_files, stamp_of
 from distsummary.run_dir import MANIFEST, RunDir
@@ -145,7 +145,9 @@ def _run(base: Path, place: Path) -> RunRow:
     name = str(place.relative_to(base))
     try:
         status = read_status(place)
-        events = newest_events(place) or newest_events(RunDir(place).rank_dirs().get(0, place))
+        first = RunDir(place).rank_dirs().get(0, place)
+        events = newest_events(place) or newest_events(first)
+        loss = _loss(events, place, first)
     except (DistSummaryError, OSError) as error:
         return RunRow(name=name, state="unreadable", is_healthy=False, note=str(error))
     newest = status.run.newest
@@ -168,7 +170,7 @@ def _run(base: Path, place: Path) -> RunRow:
         step=max(steps) or None,
         started=began,
         lasted_s=max(0.0, (status.now if status.run.state == "running" else heard) - began),
-        loss=_loss(events),
+        loss=loss,
         note="; ".join(notes),
     )
 
@@ -179,6 +181,7 @@ def _records(base: Path, place: Path) -> RunRow:
     try:
         files = all_event_files(place)
         events = newest_events(place)
+        loss = _loss(events, place)
         started = float(min(stamp_of(file.name) or 0 for file in files))
         lasted_s = max(0.0, max(file.stat().st_mtime for file in files) - started)
     except (DistSummaryError, OSError, ValueError) as error:
@@ -189,15 +192,13 @@ def _records(base: Path, place: Path) -> RunRow:
         step=max((event.step for event in events), default=None),
         started=started,
         lasted_s=lasted_s,
-        loss=_loss(events),
+        loss=loss,
     )
 
 
-def _loss(events: Sequence[ReadEvent]) -> float | None:
-    found = {
-        value.tag: float(value.data)
-        for event in events
-        for value in event.values
-        if value.plugin == "scalar" and value.tag in LOSSES
-    }
+def _loss(events: Sequence[ReadEvent], *places: Path) -> float | None:
+    """The newest loss: of the newest events or, if these are of an evaluation alone, of earlier ones."""
+    found = scalars_of(events, LOSSES)
+    for place in places:
+        found = found or newest_scalars(place, LOSSES)
     return next((found[tag] for tag in LOSSES if tag in found), None)

@@ -3,6 +3,7 @@
 import json
 import re
 
+import numpy as np
 import pytest
 
 import distsummary as ds
@@ -34,6 +35,19 @@ def test_runs_of_every_kind_are_found_the_newest_first(tmp_path):
     started = [row.started for row in find_runs(tmp_path)]
     assert started == sorted(started, reverse=True)
     assert [rows[name].is_healthy for name in ("a/alone", "two", "record")] == [True, True, None]
+
+
+def test_an_evaluation_after_the_training_does_not_hide_the_loss(tmp_path):
+    record(tmp_path / "a")
+    with ds.init(tmp_path / "a", quiet=True) as run, run.eval() as evaluation:
+        evaluation.log(accuracy=0.5)
+    with ds.SummaryRecord(str(tmp_path / "b")) as written:
+        written.add_value("scalar", "loss", 0.25)
+        written.record(1)
+        for step in range(2, 9):
+            written.add_value("tensor", "large", np.arange(5000))
+            written.record(step)
+    assert {row.name: row.loss for row in find_runs(tmp_path)} == {"a": pytest.approx(1 / 3), "b": 0.25}
 
 
 def test_a_run_itself_is_a_table_of_one(tmp_path):
