@@ -338,16 +338,12 @@ def grid_line(name: str, grid: "LossGrid") -> str:
 @verb(argument("run_dir", metavar="RUN", help="the run dir"), example="status runs/digits")
 def status(options: argparse.Namespace) -> int:
     """Say which rank is in which state, from the run's files; exits with 1 if something is wrong."""
-    from distsummary.run_dir import RunDir
-    from distsummary.sibling_run import sibling_hint
     from distsummary.tools.columns import width_of
     from distsummary.tools.status import read_status
     from distsummary.tools.status_text import as_json, text_of
 
     found = read_status(options.run_dir)
     print(json.dumps(as_json(found)) if options.json else text_of(found, width=width_of(sys.stdout)))
-    if not options.json and (hint := sibling_hint(RunDir(options.run_dir))):
-        print(hint)
     return found.exit_code
 
 

@@ -12,7 +12,7 @@ from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import DistSummaryError, MissingFileError
 from distsummary.publish import file_system_time
 from distsummary.run_dir import MANIFEST, RunDir
-from distsummary.sibling_run import sibling_run
+from distsummary.sibling_run import sibling_hint, sibling_run
 from distsummary.states import AttemptState, RankState, RunState, read_run
 
 if TYPE_CHECKING:
@@ -41,12 +41,14 @@ class Status:
 
     `now`: seconds since the epoch, by the file system's clock. `merged`: what the merged run holds; None if
     the run has one rank or nothing is merged. `stuck`: the ranks for which others wait, or that stand still.
+    `others_elsewhere`: for a rank's own directory, where the other ranks are, and what merges them.
     """
 
     run: RunState
     now: float
     merged: Merged | None = None
     stuck: tuple[Verdict, ...] = ()
+    others_elsewhere: str = ""
 
     @property
     def merged_step(self) -> int | None:
@@ -109,7 +111,8 @@ def read_status(path: str | os.PathLike[str]) -> Status:
         run = replace(run, attempts=(*attempts,), newest=attempts[run.attempts.index(run.newest)])
     merged = _merged(run_dir.base, run.newest) if run.newest and run.newest.world_size > 1 else None
     stuck = hung_ranks(run_dir, run.newest, now=now) if run.newest else []
-    return Status(run=run, now=now, merged=merged, stuck=tuple(stuck))
+    elsewhere = "" if siblings is not None else sibling_hint(run_dir)
+    return Status(run=run, now=now, merged=merged, stuck=tuple(stuck), others_elsewhere=elsewhere)
 
 
 def newest_step(attempt: AttemptState | None) -> int | None:

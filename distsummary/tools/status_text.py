@@ -105,7 +105,9 @@ def hints(status: Status) -> list[str]:
     said = [_verdict(status, newest, bad, living), *causes(status)]
     if lost and newest.failure is None:
         said.append("Nobody told why: look at the job's log and at the kernel's (dmesg: out of memory?).")
-    if newest.missing and bad + living:
+    if status.others_elsewhere:
+        said.append(printable(status.others_elsewhere))
+    elif newest.missing and bad + living:
         said.append(f"{named(newest.missing)} never registered; a training may record on some ranks only.")
     said += _stuck(status) or _standing_still(newest, living) or slow_ranks(status)
     said += _merged_short(status, living)
@@ -113,20 +115,22 @@ def hints(status: Status) -> list[str]:
         values = numbered(sum(dropped.values()), "value")
         said.append(f"{named(dropped)} dropped {values}; the log names each reason once.")
     step = newest_step(newest)
-    if newest.world_size > 1 and not living and step and (status.merged_step or 0) < step:
+    is_whole = newest.world_size > 1 and not status.others_elsewhere
+    if is_whole and not living and step and (status.merged_step or 0) < step:
         at = f"ends at step {status.merged_step:,}" if status.merged_step is not None else "is missing"
         said.append(f"The merged run {at}, the ranks came to {step:,}: distsummary merge {path}")
-    again = f"start it again from its newest checkpoint with initial_step= (attempt {newest.attempt + 1})"
+    again = f"resume its newest checkpoint by resume= or initial_step= (attempt {newest.attempt + 1})"
     if living and bad:
         said.append(f"To have {named([rank.rank for rank in bad], 'rank')} again, end the job and {again}.")
     if living:
         said.append(f"next: distsummary watch {path}")
     elif newest.state in ("lost", "failed", "interrupted"):
         there = f"; its ckpt_dir holds parameters: {path}/ckpt_dir" if _has_checkpoints(run.path) else ""
-        said.append(f"next: mend the cause, then {again}{there}")
+        mend = "" if newest.state == "interrupted" else "mend the cause, then "
+        said.append(f"next: {mend}{again}{there}")
     elif bad:
         said.append(f"next: distsummary fsck {path}")
-    else:
+    elif not status.others_elsewhere:
         said.append(f"next: tensorboard --logdir {path}")
     return said
 
@@ -179,7 +183,8 @@ def _verdict(
     if not newest.ranks:
         return "No rank has registered in this attempt."
     if not bad:
-        return "The run is fine: it has finished."
+        of_run = "This rank" if status.others_elsewhere else "The run"
+        return f"{of_run} is fine: it has finished."
     if newest.state == "finished":
         return "The run has finished, but events are missing from the files."
     if newest.state == "lost" and len(bad) < len(newest.ranks):
@@ -299,7 +304,8 @@ def _rows(status: Status) -> list[tuple[str, ...]]:
         return []
     stuck = {verdict.rank for verdict in status.stuck}
     ranks = [replace(rank, phase="stuck") if rank.rank in stuck else rank for rank in attempt.ranks]
-    missing = (short_ranges(attempt.missing), "missing", *["-"] * 6, "never registered")
+    absent = "in a directory of its own" if status.others_elsewhere else "never registered"
+    missing = (short_ranges(attempt.missing), "missing", *["-"] * 6, absent)
     end = [missing] if attempt.missing else []
     if len(ranks) <= EACH_RANK:
         return [_row([rank]) for rank in ranks] + end

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 
 import pytest
@@ -94,9 +95,12 @@ def test_status_of_one_of_them_names_the_others(nasty_tmp_path, capsys):
     for rank in range(2):
         train(nasty_tmp_path / "summary_dir", rank)
     assert main(["status", str(nasty_tmp_path / "summary_dir1")]) == 0
-    assert (
-        "has only rank 1 of a job whose ranks have 2 directories" in capsys.readouterr().out.splitlines()[-1]
-    )
+    said = capsys.readouterr().out
+    assert re.search(r"\n0 +missing .* in a directory of its own\n", said)
+    assert "This rank is fine: it has finished." in said
+    last = said.splitlines()[-1]
+    assert "has only rank 1 of a job whose ranks have 2 directories" in last
+    assert last.endswith(f"distsummary merge {nasty_tmp_path}/summary_dir")
 
 
 def test_a_rank_without_a_directory_is_missing(nasty_tmp_path):

@@ -60,7 +60,7 @@ def test_a_run_that_lost_a_rank_names_it_and_why():
         "The run goes on without rank 2: 2 ranks run.",
         "  Rank 2 lost since 08:50:25 (95 s ago): its process is gone from node-0",
         "Rank 3 never registered; a training may record on some ranks only.",
-        "To have rank 2 again, end the job and start it again from its newest checkpoint with initial_step= "
+        "To have rank 2 again, end the job and resume its newest checkpoint by resume= or initial_step= "
         "(attempt 1).",
         "next: distsummary watch /runs/mine",
     ]
@@ -75,9 +75,14 @@ def test_a_dead_run_says_where_it_ended_and_what_to_do():
         "  Ranks 0-1 lost between 08:50:25 and 08:50:29 (91 s ago): their processes are gone from node-0",
         "Nobody told why: look at the job's log and at the kernel's (dmesg: out of memory?).",
         "The merged run ends at step 100, the ranks came to 120: distsummary merge /runs/mine",
-        "next: mend the cause, then start it again from its newest checkpoint with initial_step= (attempt 1)",
+        "next: mend the cause, then resume its newest checkpoint by resume= or initial_step= (attempt 1)",
     ]
     assert "first failure" not in text_of(status)
+
+
+def test_a_run_that_was_asked_to_end_has_no_cause_to_mend():
+    status = status_of(attempt_state([rank_state(0, "interrupted")], "interrupted"))
+    assert hints(status)[-1].startswith("next: resume its newest checkpoint by resume= or")
 
 
 def test_checkpoints_that_a_dead_run_has_are_named(tmp_path):
