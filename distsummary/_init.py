@@ -14,6 +14,7 @@ from distsummary import topology as topologies
 from distsummary.aggregate.merge import refuse_foreign_files
 from distsummary.checks import check_choice, check_type
 from distsummary.claims import next_run_dir, refuse_reuse
+from distsummary.collect.checks import check_checksums
 from distsummary.collect.collector import SummaryCollector
 from distsummary.collect.norms import check_norms, refuse_unmeasured
 from distsummary.collect.options import refuse_without_torch
@@ -47,6 +48,7 @@ def init(
     histograms: bool | int | str = True,
     gradients: bool | int | str = False,
     norms: bool | str = False,
+    checksums: bool | int = True,
     on_nan: str = WARN,
     system_metrics: bool = True,
     aggregate: bool = True,
@@ -97,6 +99,10 @@ def init(
         norms: True: at every step, the norm and the number of NaN and infinite elements of the weight and the
             gradient of every parameter of `watch`, and norm and maximum of the update; see docs/recording.md.
             "float32" is the same as True; "float64" is exact to 1e-12 instead of 5e-6, for more time.
+        checksums: whether several ranks find out when their copies of a parameter are no longer equal. True:
+            the parameters of `watch` are summed up, bit by bit, at every k-th step, where k is chosen so that
+            it costs less than 0.3 % of the training. n: at every n-th step. False: never, nor are batches
+            compared. See docs/ranks.md.
         on_nan: "warn", "stop" or "ignore" if a logged number (with `norms`, a parameter or its gradient) is
             NaN or infinite; see Run.
         system_metrics: every 10 s, record what the process, its node and its GPU use, as `system/...`.
@@ -127,6 +133,7 @@ def init(
     check_watch(watch)
     if check_norms(norms) is not None:
         refuse_unmeasured(watch)
+    check_checksums(checksums)
     check_type("aggregate", aggregate, bool)
     check_type("quiet", quiet, bool)
     if mesh is None and watch is not None:
@@ -164,6 +171,7 @@ def init(
         histograms=histograms,
         gradients=gradients,
         norms=norms,
+        checksums=checksums,
         config=config,
         system_metrics=system_metrics,
         **collector_options,

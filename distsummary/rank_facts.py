@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from distsummary.publish import publish
+from distsummary.publish import ensure_directory, replacing
 
 FACTS = "facts.json"
 FORMAT = 1
@@ -40,11 +40,14 @@ class RankFacts:
 
 def write_facts(directory: Path, attempt: int, facts: RankFacts) -> None:
     """Write the facts of an attempt; raises RunDirError if the file cannot be written."""
+    ensure_directory(directory)
     attempts = _attempts(directory)
     attempts[str(attempt)] = asdict(facts)
     newest = sorted(attempts, key=lambda number: int(number) if number.isdecimal() else -1)[-KEPT:]
     kept = {number: attempts[number] for number in newest}
-    publish(directory / FACTS, json.dumps({"format": FORMAT, "attempts": kept}).encode())
+    data = json.dumps({"format": FORMAT, "attempts": kept}).encode()
+    with replacing(directory / FACTS, is_durable=False) as temporary, open(temporary, "xb") as file:
+        file.write(data)
 
 
 def read_facts(directory: Path, attempt: int) -> RankFacts | None:

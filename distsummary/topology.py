@@ -54,6 +54,22 @@ _JOB_IDS: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 
 
+# Variables that change what a rank computes or how it talks to others, and should be the same on all ranks.
+_COMPARED = (
+    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONHASHSEED", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING"),
+    *("CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "XLA_FLAGS"),
+    *("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "TORCH_NCCL_BLOCKING_WAIT", "TORCH_DISTRIBUTED_DEBUG"),
+    *(
+        "NCCL_ALGO",
+        "NCCL_PROTO",
+        "NCCL_P2P_DISABLE",
+        "NCCL_IB_DISABLE",
+        "NCCL_SHM_DISABLE",
+        "NCCL_NVLS_ENABLE",
+    ),
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
     """The place of one process in its job, and what identifies the process.
@@ -198,6 +214,12 @@ def own_process() -> dict[str, Any]:
 def hyper_config(environ: Mapping[str, str] | None = None) -> str:
     """The settings of a MindInsight tuning job for this training, as JSON; empty outside such a job."""
     return (os.environ if environ is None else environ).get(HYPER_CONFIG, "")
+
+
+def environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Those variables that should be the same on all ranks."""
+    environ = os.environ if environ is None else environ
+    return {name: environ[name] for name in _COMPARED if name in environ}
 
 
 def job_name(environ: Mapping[str, str] | None = None) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import distsummary
 from distsummary import topology as topologies
 from distsummary.checks import check_choice, check_int, check_type
+from distsummary.collect.checks import Checks, check_checksums
 from distsummary.collect.config import read_config
 from distsummary.collect.description import Description
 from distsummary.collect.evaluations import Evaluations, metric_values
@@ -100,6 +101,7 @@ class SummaryCollector(Callback):
             the default.
         gradients: which parameters get histograms of their gradients. As in `ds.init`; needs a torch network.
         norms: as in `ds.init`, of the loop's `network`; a loop other than Run must step torch's optimizers.
+        checksums: as in `ds.init`, where the default is True.
         graph: the graph of the model, which rank 0 records after the first step. True: the tree of its
             modules, with the shapes between them; "ops": the operations of the first forward pass; "export":
             what torch.export makes of it; False: none; None: True, unless `collect_graph` is False.
@@ -152,6 +154,7 @@ class SummaryCollector(Callback):
         gradients: bool | int | str = False,
         graph: bool | str | None = None,
         norms: bool | str = False,
+        checksums: bool | int = False,
         deal: str = "parameters",
         collect_landscape: dict[str, Any] | None = None,
         mindspore_compat: bool = False,
@@ -203,6 +206,7 @@ class SummaryCollector(Callback):
         self._freq, self._tensor_freq = collect_freq, collect_tensor_freq
         self._deal, self._compat = deal, mindspore_compat
         self._system_metrics, self._precision = system_metrics, check_norms(norms)
+        self._checksums = check_checksums(checksums)
         self._topology, self._coordinator, self._exists = topology, coordinator, exists
         self.run_dir = check_summary_dir(summary_dir)
         self._session: Session | None = None
@@ -229,6 +233,7 @@ class SummaryCollector(Callback):
         self._last: int | None = None  # the newest step at which more than the logged values was due
         self._plain_before = -math.inf  # the first due step; the first step is due
         self._norms: Norms | None = None
+        self._checks: Checks | None = None
         self._make_sources()
         self._taps = Taps(
             self.recorder.snapshot,
@@ -304,6 +309,8 @@ class SummaryCollector(Callback):
             self._failures.call("the parameters", self._watch, session, network, params)
         if self._precision is not None:
             self._failures.call("norms", self._measure_norms, topology, network, params, self._precision)
+        if topology.world_size > 1 and topology.role == "train" and self._collected.metric:
+            self._failures.call("checks", self._compare, session, network)
         if self._system_metrics:
             self._failures.call("system metrics", session.monitor_system, network)
 
@@ -453,6 +460,24 @@ class SummaryCollector(Callback):
             is_quiet=topology.rank > 0,
         )
         self._sources.append(self._norms)
+
+    def _compare(self, session: Session, network: Any) -> None:
+        """Record what tells this rank from the others, where it should not differ."""
+        checksums = None
+        if network is not None and framework_of(network).name == "torch":
+            from distsummary.collect.torch_checksums import Checksums  # imports torch, imported already
+
+            checksums = Checksums(network, session.topology.mesh, session.topology.world_size)
+        if self._checks is not None:  # of the training before in the same session
+            self._sources.remove(self._checks)
+        self._checks = Checks(
+            self._checksums,
+            self._config.flat,
+            local_rank=session.topology.local_rank,
+            checksums=checksums,
+            tell=session.tell_facts,
+        )
+        self._sources.append(self._checks)
 
     def _hear(self, deal: Deal) -> None:
         """Keep a new deal until its first step; called by the thread of the heartbeats."""

@@ -36,6 +36,7 @@ from distsummary.format.records import DIALECTS, LINEAGE_PLUGINS, Event, Health,
 from distsummary.format.scalar_rows import MAX_PACKERS, row_struct
 from distsummary.frameworks.base import framework_of
 from distsummary.interrupts import is_interruption
+from distsummary.rank_facts import RankFacts, write_facts
 from distsummary.rank_manifest import ranks_of
 from distsummary.reading.segments import segments
 from distsummary.run_dir import Manifest, RunDir
@@ -132,6 +133,7 @@ class Session:
         else:
             self._registration = self._coordinator.register(topology, refuse_finished=refuse_finished)
             rank_dir = run_dir.writer_dir(topology.role, topology.rank, topology.world_size)
+        self._rank_dir = rank_dir
         spec = replace(
             spec,
             directory=str(rank_dir),
@@ -288,6 +290,10 @@ class Session:
         others = [value for value in values if value.plugin not in LINEAGE_PLUGINS]
         write_values(self._writer, self._exports, step, [*scalars, *others])
         self.report(step, lineage)
+
+    def tell_facts(self, facts: RankFacts) -> None:
+        """Write what is compared with other ranks into this rank's directory; raises RunDirError."""
+        write_facts(self._rank_dir, self._registration.attempt, facts)
 
     def report(self, step: int, values: list[Value]) -> None:
         """Record lineage; the aggregator reads it from the files."""

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from distsummary.collect.norms import UpdateDeal
 from distsummary.collect.plan import Group
 from distsummary.collect.session import ENDED_LATE
+from distsummary.format.check_tags import LAG, NONFINITE_TAGS
 from distsummary.format.norms import COLUMNS, NORMS_TAG, ParameterNorms, ParameterTable
 from distsummary.format.records import Array, Value
 from distsummary.frameworks.base import Pending
@@ -80,6 +81,9 @@ class Norms:
         self._is_quiet = is_quiet
         self._said: set[str] = set()
         self._texts: deque[Value] = deque()
+        # kind, name and step of the first parameter that is not finite, for the judge of the ranks
+        self._sick: deque[tuple[str, str, int]] = deque()
+        self._sick_kinds: set[str] = set()
         self._listed: _Listed | None = None
         self._deal: UpdateDeal | None = None
         self._measured: _Measured | None = None  # what was measured in the current step
@@ -128,7 +132,18 @@ class Norms:
             found.append(Value("norms", NORMS_TAG, norms if norms.is_pending else norms.result()))
         while self._texts:
             found.append(self._texts.popleft())
+        while self._sick:
+            found += self._nonfinite_values(*self._sick.popleft(), step)
         return found
+
+    def _nonfinite_values(self, kind: str, name: str, since: int, step: int) -> list[Value]:
+        """The number of a parameter, and how many steps ago it was found to be not finite."""
+        names = [each for each, _ in unwrap(self._model).named_parameters()]
+        if name not in names:
+            return []
+        tag = NONFINITE_TAGS[kind]
+        numbers = {tag: float(names.index(name)), tag + LAG: float(step - since)}
+        return [Value("scalar", each, number) for each, number in numbers.items()]
 
     def _before(self) -> None:
         """Measure the gradients, and copy the weights whose update is due."""
@@ -276,6 +291,9 @@ class Norms:
             if not len(bad):
                 continue
             first, table = int(bad[0]), norms.table
+            if kind not in self._sick_kinds:
+                self._sick_kinds.add(kind)
+                self._sick.append((kind, table.names[first], step))
             others = f" (and those of {len(bad) - 1} other parameters)" if len(bad) > 1 else ""
             found = (
                 f"the {kind} of {table.names[first]!r} has {int(counts[first])} of "

@@ -9,6 +9,7 @@ from distsummary.diagnosis.verdict import CONFIG, Verdict
 Settings = Mapping[str, str | None]  # what a rank tells, by name; None or absent: not known
 
 CONFIG_PREFIX = "config "  # of the names of the user's own settings
+ENVIRONMENT_PREFIX = "environment "
 SEED_PREFIX = "seed "
 ABSENT = "absent"
 NAMED = 3  # settings in a message
@@ -37,7 +38,7 @@ def different_settings(told: Mapping[int, Settings], leaders: set[int], first_st
     reasons: dict[int, list[str]] = defaultdict(list)
     for name in names:
         values = {rank: settings.get(name) for rank, settings in told.items()}
-        if name.startswith(CONFIG_PREFIX):
+        if name.startswith((CONFIG_PREFIX, ENVIRONMENT_PREFIX)):
             values = {rank: ABSENT if value is None else value for rank, value in values.items()}
         known = {rank: value for rank, value in values.items() if value is not None}
         for rank, reason in _differing(name, known, leaders).items():

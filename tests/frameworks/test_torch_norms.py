@@ -505,8 +505,15 @@ def test_nothing_waits_for_an_accelerator(loop: Callable[..., Loop]) -> None:
     with NamedGpu(), Hurried():
         optimizers[0].step()
         [value, *texts] = training.norms.values(training.params, 10)
+        texts, told = texts[:2], {one.tag: one.data for one in texts[2:]}
     assert value.data.result().gradient_nonfinite.tolist() == [4, 0, 4, 0]
     assert [text.plugin for text in texts] == ["text", "text"]  # of the step before, whose results came late
+    assert told == {
+        "perf/check/nonfinite/gradient": 0.0,
+        "perf/check/nonfinite/gradient/lag": 1.0,
+        "perf/check/nonfinite/weight": 0.0,
+        "perf/check/nonfinite/weight/lag": 1.0,
+    }
 
 
 class Fused(torch.optim.Optimizer):

@@ -60,7 +60,7 @@ def test_a_resumed_training_goes_on_and_the_merged_run_keeps_its_past(nasty_tmp_
         ("colect_freq", "'colect_freq'; did you mean collect_freq?"),
         ("histogram", "'histogram'; did you mean histograms?"),
         ("loss_fun", "'loss_fun'; did you mean loss_fn?"),
-        ("topology", "'topology'; it takes aggregate, callbacks, collect_freq"),
+        ("topology", "'topology'; it takes aggregate, callbacks, checksums, collect_freq"),
     ],
 )
 def test_an_argument_that_init_does_not_have_is_refused_with_the_nearest_name(
@@ -440,8 +440,10 @@ def test_settings_that_differ_between_ranks_are_named_once_and_stand_in_the_mani
         train(nasty_tmp_path, 1, rank=rank, world_size=3, config=config)
     caplog.clear()
     report = ds.merge_run(nasty_tmp_path)
-    [record] = caplog.records
-    told = record.getMessage()
+    told, alert = (record.getMessage() for record in caplog.records)
+    assert alert.startswith(
+        "rank 2: config since step 1: config lr is 0.2 on rank 2, 0.1 on 2 others; more: "
+    )
     assert told.startswith(f"{nasty_tmp_path}: the config of the ranks differs: lr (0.1 on 2 ranks (0, 1); ")
     assert "0.2 on rank 2), local_rank (0 on rank 0; 1 on rank 1; 2 on rank 2); the merged run" in told
     assert told.endswith("of each entry the value of the lowest rank that has it")

@@ -1,0 +1,150 @@
+"""Checks: what a rank records so that ranks which should be alike can be compared, and others told apart."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from distsummary.checks import check_int
+from distsummary.collect.batch_digest import batch_digest
+from distsummary.collect.own_settings import own_settings
+from distsummary.errors import InvalidTypeError
+from distsummary.format.check_tags import BATCH_TAGS
+from distsummary.format.records import Value
+from distsummary.rank_facts import RankFacts
+from distsummary.training.callbacks import CallbackParams
+from distsummary.training.run import STEP_MS
+
+if TYPE_CHECKING:
+    from distsummary.collect.torch_checksums import Checksums
+
+BATCHES = 32  # the first steps, whose batches get digests
+MEASURED = 8  # the first steps, at all of which parameters are summed up, to know what it costs
+SKIPPED = 3  # of these, in which caches are filled
+SHARE = 0.003  # of a step, which the sums may cost on average
+DUE_S = 30e-6  # what it costs besides that something is due at a step
+MAX_EVERY = 1 << 10  # steps
+DEVICE_BYTES_PER_S = 1e12  # at which a device reads parameters
+
+
+def check_checksums(checksums: object) -> bool | int:
+    """The argument `checksums`; raises InvalidTypeError or InvalidValueError for anything but bool and n."""
+    if isinstance(checksums, bool):
+        return checksums
+    if not isinstance(checksums, int):
+        raise InvalidTypeError(
+            f"checksums must be True, False or a number of steps, got {checksums!r} of type "
+            f"{type(checksums).__name__}"
+        )
+    check_int("checksums", checksums, low=1)
+    return checksums
+
+
+class Checks:
+    """Records the bit sums of replicated parameters and digests of the first batches; a `sources.Source`.
+
+    At its first step it also tells the facts of the rank: its settings as they are when this object is made,
+    and the names of the model's parameters.
+
+    Args:
+        every: as `checksums` in `ds.init`. False: neither parameters nor batches are looked at.
+        config: the user's settings by dotted names.
+        checksums: sums up the parameters; None: there is no model of torch.
+        tell: takes the facts.
+    """
+
+    what = "checks"
+
+    def __init__(
+        self,
+        every: bool | int,
+        config: Mapping[str, object],
+        *,
+        local_rank: int,
+        checksums: "Checksums | None",
+        tell: Callable[[RankFacts], None],
+    ) -> None:
+        self.at = -math.inf
+        self._checksums = checksums if every is not False else None
+        self._tell = tell
+        self._settings = own_settings(config) | {"local rank": str(local_rank)}
+        self._first: int | None = None
+        self._every = every if type(every) is int else 1
+        self._is_chosen = type(every) is int  # else, when it is known what it costs
+        self._costs: list[float] = []  # seconds
+        self._step_ms: list[float] = []
+        self._looked_s = math.nan
+        self._epoch: object = None
+        self._has_batches = every is not False
+
+    def plan(self, last: int) -> None:
+        """See `Source`."""
+        if self._first is None:
+            return
+        self.at = math.inf
+        if self._has_batches:
+            self.at = last + 1
+        elif self._checksums is not None:
+            self.at = last - last % self._every + self._every
+
+    def values(self, params: CallbackParams, step: int) -> list[Value]:
+        """See `Source`."""
+        if self._first is None:
+            self._first, self._epoch = step, params.get("cur_epoch_num")
+            self._tell_facts()
+        values = self._batch(params, step)
+        if self._checksums is None or params.get("ended_late"):
+            return values
+        if step % self._every and step > self._first:
+            return values
+        began_s = time.thread_time()
+        values += self._checksums.measure()
+        if not self._is_chosen:
+            self._costs.append(time.thread_time() - began_s)
+            self._choose(params)
+        return values
+
+    def _tell_facts(self) -> None:
+        if self._checksums is not None:
+            self._checksums.list_parameters()  # lazy ones have their shapes by now
+        names, groups = (
+            ([], {}) if self._checksums is None else (self._checksums.names, self._checksums.groups)
+        )
+        self._tell(RankFacts(self._settings, names, groups))
+
+    def _choose(self, params: CallbackParams) -> None:
+        """Choose how many steps lie between two sums: a power of two, so that ranks have steps in common."""
+        now_s, before_s = time.perf_counter(), self._looked_s
+        self._looked_s = now_s
+        told = params.get("logged", {}).get(STEP_MS)
+        self._step_ms.append(told if isinstance(told, float) else 1e3 * (now_s - before_s))
+        if len(self._costs) < MEASURED:
+            return
+        cost_s = statistics.median(self._costs[SKIPPED:]) + DUE_S
+        if self._checksums is not None:
+            cost_s += self._checksums.device_bytes / DEVICE_BYTES_PER_S
+        step_s = 1e-3 * statistics.median(self._step_ms[SKIPPED:])
+        wanted = cost_s / (SHARE * max(step_s, 1e-6))
+        self._every = min(1 << max(0, math.ceil(math.log2(wanted))), MAX_EVERY)
+        self._is_chosen = True
+
+    def _batch(self, params: CallbackParams, step: int) -> list[Value]:
+        """The digest of one of the first batches of the first epoch.
+
+        The last batch of an epoch has none: samplers fill it up with samples of other ranks.
+        """
+        if not self._has_batches or self._first is None:
+            return []
+        if step >= self._first + BATCHES - 1 or params.get("cur_epoch_num") != self._epoch:
+            self._has_batches = False
+        if params.get("cur_epoch_num") != self._epoch:
+            return []
+        length = params.get("batch_num") or 0
+        if length > 0 and int(params.get("step_in_epoch") or 0) >= length:
+            return []
+        digest = batch_digest(params.get("train_dataset_element"))
+        if digest is None:
+            self._has_batches = False
+            return []
+        return [Value("scalar", tag, part) for tag, part in zip(BATCH_TAGS, digest, strict=True)]
