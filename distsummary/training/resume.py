@@ -39,7 +39,7 @@ class Resumed:
     _now: dict[str, Any] | None = field(default=None, repr=False)
     _at_epoch: dict[str, Any] | None = field(default=None, repr=False)
 
-    def rest_of(self, loader: Iterable[Any], *, accumulate: int = 1) -> Rest:
+    def rest_of(self, loader: Iterable[Any], *, accumulate: int = 1) -> Iterable[Any]:
         """The batches of the loader that the epoch which was not over had left, an iterable for `run.steps`.
 
         A loader that shuffles by a random number generator gives the same order again, since the generators
