@@ -172,16 +172,31 @@ _NAMES_OF = {  # module -> its public names, as above: only type checkers run th
     "distsummary.training.resume": ("Resumed", "resume"),
     "distsummary.training.run": ("Run",),
 }
+_THOR = "an optimizer of torch, or of a library: THOR is MindSpore's alone"
+_DEVICE = "network.to(device); Model moves the batches there"
+_OWN_CALLBACK = "a Callback of your own, as in docs/callbacks.md"
 _NOT_OURS = {  # names of MindSpore -> what to do instead
-    "ConvertNetUtils": "an optimizer of torch, or of a library: THOR is MindSpore's alone",
-    "ConvertModelUtils": "an optimizer of torch, or of a library: THOR is MindSpore's alone",
-}
+    "ConvertNetUtils": _THOR, "ConvertModelUtils": _THOR,
+    "context": _DEVICE, "set_context": _DEVICE,
+    "set_seed": "torch.manual_seed",
+    "Tensor": "torch.tensor", "Parameter": "torch.nn.Parameter", "nn": "torch.nn", "ops": "torch",
+    "dataset": "torch.utils.data, or any iterable of batches",
+    "grad": "loss.backward()", "value_and_grad": "loss.backward()",
+    "save_checkpoint": "ModelCheckpoint",
+    "train": "the names themselves: from distsummary import Model",
+    "set_auto_parallel_context": "torch.distributed", "communication": "torch.distributed",
+    "EarlyStopping": _OWN_CALLBACK, "ReduceLROnPlateau": _OWN_CALLBACK, "BackupAndRestore": _OWN_CALLBACK,
+    "OnRequestExit": "CheckpointConfig(exception_save=True)",
+    "jit": "torch.compile", "GRAPH_MODE": "torch.compile", "PYNATIVE_MODE": "nothing: torch runs eagerly",
+}  # fmt: skip
 _MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     if name in _NOT_OURS:
-        raise AttributeError(f"{name} of MindSpore is not in {__name__}; use {_NOT_OURS[name]}")
+        raise AttributeError(
+            f"{name} of MindSpore is not in {__name__}; use {_NOT_OURS[name]} (docs/mindspore.md)"
+        )
     if name == "summary":  # a module that users name as ds.summary; it needs torch
         return importlib.import_module(f"{__name__}.summary")
     if name not in _MODULE_OF:

@@ -447,6 +447,13 @@ def get_metrics(metrics: object) -> dict[str, Updatable]:
     """
     if metrics is None:
         return {}
+    if isinstance(metrics, (str, list, tuple)):
+        listed = [metrics] if isinstance(metrics, str) else metrics
+        meant = ", ".join(f'"{name}"' for name in listed if isinstance(name, str))
+        raise InvalidTypeError(
+            f"metrics must be a set or dict, got {metrics!r}"
+            + (f"; write metrics={{{meant}}}" if meant else "")
+        )
     check_type("metrics", metrics, (dict, set))
     if isinstance(metrics, Mapping):
         for name in metrics:
@@ -473,6 +480,13 @@ def _as_metric(name: str, metric: Any) -> Updatable:
         return found
     if all(callable(getattr(metric, method, None)) for method in ("reset", "update", "compute")):
         return OfTorchmetrics(metric)
+    if isinstance(metric, str) and metric in _BY_NAME:
+        made = _BY_NAME[metric]
+        module = "distsummary" if made in (Accuracy, Loss) else "distsummary.metrics"
+        kind = type(made()).__name__
+        raise InvalidTypeError(
+            f"metrics[{name!r}] must be an object, got the name {metric!r}; write {module}.{kind}()"
+        )
     raise InvalidTypeError(
         f"metrics[{name!r}] must have the methods clear, update and eval (or torchmetrics' reset, update and "
         f"compute), got {type(metric).__name__}"

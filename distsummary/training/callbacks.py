@@ -192,6 +192,9 @@ class CallbackList:
         listed = [] if callbacks is None else [callbacks] if isinstance(callbacks, Callback) else callbacks
         check_type("callbacks", listed, (list, tuple))
         for callback in listed:
+            if isinstance(callback, type) and issubclass(callback, Callback):
+                name = callback.__name__
+                raise InvalidTypeError(f"a callback must be an object, got the class {name}; write {name}()")
             check_type("a callback", callback, Callback)
         self.callbacks: list[Callback] = list(listed)
         self._stack = contextlib.ExitStack()
@@ -251,8 +254,9 @@ class LossMonitor(Callback):
         self._has_loss = True  # no warning if no training was seen from its beginning
 
     def on_train_begin(self, run_context: RunContext) -> None:
-        """Count from the step where this training starts."""
-        self._last_printed = run_context.original_args().get("cur_step_num", 0)
+        """Count as if a resumed training had not been interrupted."""
+        begun = run_context.original_args().get("cur_step_num", 0)
+        self._last_printed = begun - begun % (self._per_print_times or 1)
         self._has_loss = False
         super().on_train_begin(run_context)
 
@@ -311,14 +315,15 @@ class TimeMonitor(Callback):
         self._data_size = data_size
         self._data_time = data_time
         self._started_s: dict[str, float] = {}  # by mode, as an evaluation may run inside a training epoch
-        self._waited_ms = 0.0
+        self._begun_step, self._waited_ms = 0, 0.0
 
     def epoch_begin(self, run_context: RunContext) -> None:
         """Note the time at which the epoch begins."""
-        mode = run_context.original_args().get("mode", "train")
+        params = run_context.original_args()
+        mode = params.get("mode", "train")
         self._started_s[mode] = time.perf_counter()
         if mode == "train":
-            self._waited_ms = 0.0
+            self._begun_step, self._waited_ms = params.get("step_in_epoch", 0), 0.0
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         """Add up the time spent waiting for data."""
@@ -327,11 +332,16 @@ class TimeMonitor(Callback):
         super().on_train_step_end(run_context)
 
     def epoch_end(self, run_context: RunContext) -> None:
-        """Print the times, unless the number of steps is unknown (as in an evaluation without a loader)."""
+        """Print the times, unless the number of steps is unknown (as in an evaluation without a loader).
+
+        Of an epoch that a resumed training goes on with, those of the steps that were left, if any were.
+        """
         params = run_context.original_args()
         is_eval = params.get("mode") == "eval"
         started_s = self._started_s.get("eval" if is_eval else "train")
         steps = params.get("batch_num") or self._data_size or params.get("step_in_epoch")
+        if isinstance(steps, int) and not is_eval:
+            steps -= self._begun_step
         if started_s is None or not isinstance(steps, int) or steps <= 0 or not _is_rank_0(params):
             return
         epoch_ms = (time.perf_counter() - started_s) * 1e3

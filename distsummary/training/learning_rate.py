@@ -1,5 +1,6 @@
 """LearningRateScheduler: a callback that sets the optimizer's learning rate after every step."""
 
+import inspect
 import logging
 import math
 from collections.abc import Callable
@@ -30,7 +31,8 @@ class LearningRateScheduler(Callback):
             (int, counted from 1 over all epochs), and returns the new rate, a finite number >= 0.
 
     Raises:
-        InvalidTypeError: the argument is not callable; in the training, the function returned no number.
+        InvalidTypeError: the argument cannot be called with a rate and a step; in the training, the function
+            returned no number.
         InvalidValueError: when the training begins, the loop has no optimizer with a learning rate; in the
             training, the function returned a number that is negative, NaN or infinite.
     """
@@ -40,6 +42,11 @@ class LearningRateScheduler(Callback):
             raise InvalidTypeError(
                 "learning_rate_function must be callable, got "
                 f"{learning_rate_function!r}; pass a function of the learning rate and the step"
+            )
+        if not _takes_two(learning_rate_function):
+            raise InvalidTypeError(
+                "learning_rate_function must take (learning_rate, step), got a function of "
+                f"{inspect.signature(learning_rate_function)}; write lambda learning_rate, step: ..."
             )
         self.learning_rate_function = learning_rate_function
 
@@ -78,3 +85,16 @@ class LearningRateScheduler(Callback):
                 f"{rate} after step {step}"
             )
         return rate if math.isclose(rate, given, rel_tol=CHANGE) else float(given)
+
+
+def _takes_two(function: Callable[..., object]) -> bool:
+    """Whether a function can be called with two arguments; True if Python cannot say."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some built-in functions have none
+        return True
+    try:
+        signature.bind(0.1, 1)
+    except TypeError:
+        return False
+    return True

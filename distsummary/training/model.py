@@ -463,7 +463,13 @@ class Model:
 
 def _check_dataset(field: str, dataset: object) -> None:
     if not hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__"):
-        raise InvalidTypeError(f"{field} must be iterable, got {type(dataset).__name__}; pass the batches")
+        instead = "pass the batches, such as a DataLoader"
+        if hasattr(dataset, "get_dataset_size"):
+            instead = (
+                "of a data set of MindSpore, pass a DataLoader of its source, or "
+                "list(dataset.create_tuple_iterator(num_epochs=1, output_numpy=True))"
+            )
+        raise InvalidTypeError(f"{field} must be iterable, got {type(dataset).__name__}; {instead}")
     if hasattr(dataset, "__len__") and not length(dataset) and _has_length(dataset):
         raise InvalidValueError(f"{field} must hold at least one batch, got none; check the data")
 

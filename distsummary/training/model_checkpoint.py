@@ -149,6 +149,8 @@ class ModelCheckpoint(Callback):
         self._is_saved.clear()
         self._begun_step = self._saved_step = int(params["cur_step_num"])
         self._plan_next()
+        if steps := config.save_checkpoint_steps:  # as in a training that was not interrupted
+            self._next_step = self._begun_step - self._begun_step % steps + steps
         super().on_train_begin(run_context)
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:

@@ -1,6 +1,7 @@
 """The steps that Model makes with a torch network, with mixed precision and a loss scale."""
 
 import contextlib
+import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.torch_modules import entries
 from distsummary.training.loss_scale import LossScaleManager
+
+logger = logging.getLogger(__name__)
 
 
 class TorchSteps:
@@ -62,7 +65,7 @@ class TorchSteps:
             network.train()
         run = self._outputs_of(network) if self._loss_fn is None else self._loss_of(network)
         if optimizer is None:
-            return lambda batch: _detached(run(batch))
+            return self._step_without_optimizer(run)
 
         def step(batch: Any) -> Any:
             loss = _loss_in(run(batch))
@@ -85,6 +88,27 @@ class TorchSteps:
                 optimizer.step()
             manager.update_loss_scale(overflow)
             return loss.detach(), overflow, scale
+
+        return step
+
+    def _step_without_optimizer(self, run: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """A function that calls the network, which may train itself; the log says once if it does not."""
+        parameters = [*self._network.parameters()]
+        versions: list[int] | None = [parameter._version for parameter in parameters]
+
+        def step(batch: Any) -> Any:
+            nonlocal versions
+            outputs = _detached(run(batch))
+            if versions is not None:
+                is_trained = any(parameter.grad is not None for parameter in parameters)
+                if not is_trained and versions == [parameter._version for parameter in parameters]:
+                    logger.warning(
+                        "the model has no optimizer, and its first step changed no weight of %s and made no "
+                        "gradient: nothing is trained; pass optimizer= to Model",
+                        type(self._network).__name__,
+                    )
+                versions = None
+            return outputs
 
         return step
 
@@ -226,9 +250,13 @@ def _placing(device: torch.device) -> Callable[[Any], Any]:
 def _pair(batch: Any) -> tuple[Any, Any]:
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         size = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
+        instead = ""
+        if isinstance(batch, Mapping):
+            size = f" with the keys {', '.join(map(repr, [*batch][:8]))}"
+            instead = "give the DataLoader a collate_fn that returns (data, labels), or "
         raise InvalidValueError(
-            f"with a loss_fn, a batch must be (data, labels), got a {type(batch).__name__}{size}; compute "
-            "the loss in the network and pass loss_fn=None for other batches"
+            f"with a loss_fn, a batch must be (data, labels), got a {type(batch).__name__}{size}; {instead}"
+            "compute the loss in the network and pass loss_fn=None for other batches"
         )
     return batch[0], batch[1]
 

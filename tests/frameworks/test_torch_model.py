@@ -501,7 +501,7 @@ NETWORK = net()
         ({"loss_fn": 1}, InvalidTypeError, "loss_fn must be a function or a module"),
         ({"optimizer": 0.1}, InvalidTypeError, "optimizer must be a torch optimizer, got float"),
         ({"optimizer": torch.optim.LBFGS(NETWORK.parameters())}, InvalidTypeError, "without a closure"),
-        ({"metrics": ["acc"]}, InvalidTypeError, "metrics must be dict or set"),
+        ({"metrics": ["acc"]}, InvalidTypeError, "metrics must be a set or dict"),
         ({"metrics": {"acc"}, "loss_fn": None}, InvalidValueError, "metrics need a way to evaluate"),
         ({"eval_network": 1}, InvalidTypeError, "eval_network must be a torch.nn.Module"),
         ({"eval_indexes": [0, 1]}, InvalidValueError, "eval_indexes must be a list of three int"),
@@ -531,6 +531,13 @@ def test_what_has_no_effect_is_said(caplog):
     assert "keep_batchnorm_fp32=False has no effect" in caplog.text
 
 
+class OfMindSpore:
+    """A data set that MindSpore would read."""
+
+    def get_dataset_size(self):
+        return 1
+
+
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
@@ -556,6 +563,8 @@ def test_what_has_no_effect_is_said(caplog):
         ),
         ({"train_dataset": [torch.ones(1)]}, InvalidValueError, r"must be \(data, labels\), got a Tensor"),
         ({"train_dataset": [(1, 2, 3)]}, InvalidValueError, "got a tuple of 3"),
+        ({"train_dataset": [{"x": 1, "y": 2}]}, InvalidValueError, "keys 'x', 'y'; give .* a collate_fn"),
+        ({"train_dataset": OfMindSpore()}, InvalidTypeError, r"got OfMindSpore; .* list.dataset"),
         ({"callbacks": 1}, InvalidTypeError, "callbacks must be list or tuple"),
         ({"callbacks": [1]}, InvalidTypeError, "a callback must be Callback"),
     ],
@@ -596,6 +605,23 @@ def test_an_evaluation_of_nothing_is_refused():
         model.eval(iter(()))
     with pytest.raises(InvalidTypeError, match="dataset_sink_mode"):
         model.eval(batches(1), dataset_sink_mode=1)
+
+
+def test_a_training_that_trains_nothing_is_said_once(caplog):
+    class Itself(nn.Linear):
+        def forward(self, x, y):
+            loss = super().forward(x).sum()
+            loss.backward()
+            with torch.no_grad():
+                self.weight -= self.weight.grad
+            self.zero_grad()
+            return loss.detach()
+
+    ds.Model(Itself(3, 2)).train(1, batches(3))
+    assert "nothing is trained" not in caplog.text
+    model = ds.Model(nn.Linear(3, 2), nn.CrossEntropyLoss())
+    model.train(2, batches(3))
+    assert caplog.text.count("changed no weight of Linear and made no gradient: nothing is trained") == 1
 
 
 def test_a_network_that_returns_no_loss_is_refused():

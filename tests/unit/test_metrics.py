@@ -175,8 +175,11 @@ def test_metrics_are_named_or_given():
 @pytest.mark.parametrize(
     ("metrics", "kind", "message"),
     [
-        (["acc"], InvalidTypeError, "metrics must be dict or set"),
-        ("acc", InvalidTypeError, "metrics must be dict or set"),
+        (["acc"], InvalidTypeError, 'metrics must be a set or dict.*write metrics={"acc"}'),
+        ("acc", InvalidTypeError, 'metrics must be a set or dict.*write metrics={"acc"}'),
+        (3, InvalidTypeError, "metrics must be dict or set"),
+        ({"a": "acc"}, InvalidTypeError, r"the name 'acc'; write distsummary\.Accuracy\(\)"),
+        ({"a": "mae"}, InvalidTypeError, r"the name 'mae'; write distsummary\.metrics\.MAE\(\)"),
         ({"auc"}, InvalidValueError, "there is no metric 'auc'; known names are F1, acc"),
         ({1}, InvalidTypeError, "a metric in a set must be str"),
         ({1: Loss()}, InvalidTypeError, "the name of a metric must be str"),

@@ -64,3 +64,8 @@ def test_every_public_error_is_in_errors() -> None:
 def test_an_unknown_name_is_an_attribute_error_that_names_it() -> None:
     with pytest.raises(AttributeError, match="'no_such_name'"):
         distsummary.no_such_name  # noqa: B018  # the access is what is tested
+
+
+def test_a_name_of_mindspore_is_an_attribute_error_that_names_what_torch_has() -> None:
+    with pytest.raises(AttributeError, match=r"set_seed of MindSpore .* torch.manual_seed \(docs/"):
+        distsummary.set_seed  # noqa: B018  # the access is what is tested

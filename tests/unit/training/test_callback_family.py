@@ -88,6 +88,8 @@ def test_a_loop_without_a_learning_rate_is_refused_when_the_training_begins(opti
 
 
 def test_the_scheduler_takes_only_a_function():
+    with pytest.raises(InvalidTypeError, match=r"must take \(learning_rate, step\), got .* \(step\)"):
+        LearningRateScheduler(lambda step: 0.1)
     with pytest.raises(InvalidTypeError, match=r"learning_rate_function must be callable, got 0\.1"):
         LearningRateScheduler(0.1)
 

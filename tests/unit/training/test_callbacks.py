@@ -17,6 +17,7 @@ from distsummary.training.callbacks import (
     RunContext,
     TimeMonitor,
 )
+from distsummary.training.resume import Resumed
 from distsummary.training.run import Run
 
 
@@ -116,6 +117,11 @@ def test_entering_keeps_the_original_when_enter_returns_no_callback(caplog):
     assert "Forgetful.__enter__ did not return a callback" in caplog.text
 
 
+def test_a_class_in_place_of_a_callback_is_named():
+    with pytest.raises(InvalidTypeError, match=r"got the class LossMonitor; write LossMonitor\(\)"):
+        CallbackList([LossMonitor])
+
+
 @pytest.mark.parametrize("wrong", [3, "LossMonitor", [LossMonitor], [LossMonitor(), 3]])
 def test_what_is_no_callback_is_refused(wrong):
     with pytest.raises(InvalidTypeError):
@@ -150,6 +156,17 @@ def test_loss_monitor_prints_every_nth_step_with_the_step_in_its_epoch(capsys):
         "epoch: 1 step: 3, loss is 1.5",
         "epoch: 2 step: 1, loss is 7.0",
     ]
+
+
+def test_monitors_of_a_resumed_training_count_as_if_it_had_not_been_interrupted(capsys):
+    resumed = Resumed(epoch=0, step=4, step_in_epoch=4)
+    with Run(callbacks=[LossMonitor(3), TimeMonitor()], initial_step=4) as run:
+        for epoch in run.epochs(2):
+            for _ in run.steps(resumed.rest_of(range(4)) if epoch == 0 else range(4)):
+                run.log(loss=1.0)
+    monitored, timed = capsys.readouterr().out.splitlines()  # nothing of the epoch without steps
+    assert monitored == "epoch: 2 step: 2, loss is 1.0"
+    assert timed.startswith("Train epoch time")
 
 
 def test_a_silent_loss_monitor_still_stops_a_training_whose_loss_is_nan(capsys):
