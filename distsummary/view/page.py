@@ -1,0 +1,357 @@
+"""The data of a run's page: overview, curves, heat maps and timeline, as tables and arrays.
+
+What is drawn, and how, is the front end's; which numbers there are is decided here. Arrays are NumPy's until
+`packing` writes them.
+"""
+
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from distsummary.diagnosis.verdict import SLOW
+from distsummary.errors import DistSummaryError, InvalidValueError
+from distsummary.format.records import RANKS_TAG
+from distsummary.run_dir import RunDir
+from distsummary.run_text import as_ranges
+from distsummary.runs.facts import facts
+from distsummary.runs.recorded_run import MERGED, MERGED_RANK, RecordedRun
+from distsummary.runs.show import STATISTICS, interest
+from distsummary.view.reduce import Array, Band, band, columns, heat_map, thinned
+
+Page: TypeAlias = dict[str, Any]
+
+WIDTH = 1000  # columns of a drawing
+MAX_TAGS = 150
+_LINES = 16  # ranks with a line of their own, if there are more than that
+_POINTS = 300_000  # of all curves together
+_CELLS = 320_000  # of all heat maps together
+_FIRST_TAGS = 10  # share half of the points
+_MAPS = (
+    ("Step time", "perf/step_ms"),
+    ("Own time", "perf/own_ms"),
+    ("Waiting for other ranks", "perf/wait_ms"),
+    ("Waiting for data", "perf/data_wait_ms"),
+)
+_PHASE_MAPS = 4  # of the phases that verdicts name
+_UNITS = {"_ms": "ms", "_percent": "%", "_gib": "GiB", "_mb_per_s": "MB/s", "_s": "s"}
+_LOSS = re.compile(r"(?:.*[/_])?loss(?:/auto)?", re.IGNORECASE)
+_LAST = ("perf/phase/", "system/", "alerts/")
+_MAX_NAN_RANKS = 64  # whose NaN are told from values that are not there
+
+
+def page(run: RecordedRun, *, ranks: Sequence[int] = (), tags: Sequence[str] | None = None) -> Page:
+    """All that the page of a run shows.
+
+    Args:
+        run: the run.
+        ranks: those that have lines of their own in any case; a run of up to 16 ranks has lines of all.
+        tags: the scalars to show; None: all, the first `MAX_TAGS` of them by interest.
+
+    Raises InvalidValueError for a rank or a tag that is not there; MissingFileError if the run was removed.
+    """
+    if absent := sorted({*ranks} - {*run.ranks}):
+        raise InvalidValueError(f"rank must be one of {as_ranges(run.ranks)}, got {absent[0]}")
+    shown, left_out = _shown(run, tags)
+    verdicts = [{name: _plain(getattr(row, name)) for name in run.verdicts.columns} for row in run.verdicts]
+    named = [*dict.fromkeys([*ranks, *(int(row["rank"]) for row in verdicts)])]
+    maps = _map_tags(shown, verdicts) if len(run.ranks) > 1 else {}
+    merged = _merged_curves(run, shown)
+    curves, pictures = [], []
+    timeline: Page = {"bars": _bars(run), "starts": [], "counts": None}
+    for place, tag in enumerate(shown):
+        steps, having, values, nans, unchecked = _matrix(run, tag)
+        of_all = band(having, values, nans)
+        lines = _lines(having, named, of_all)
+        share = _POINTS / 2 / (min(len(shown), _FIRST_TAGS) if place < _FIRST_TAGS else len(shown))
+        width = int(min(WIDTH, max(40, share / (3 * (len(lines) + 2)))))
+        curves.append(
+            _curve(tag, steps, having, values, nans, of_all, lines, width)
+            | {"merged": _line(*merged[tag], width) if tag in merged else None, "unchecked": unchecked}
+        )
+        if place == 0:
+            timeline |= {"starts": _starts(run, tag, int(having[0])), "counts": _counts(steps, of_all)}
+        if tag in maps:
+            pictures += _pictures(maps[tag], tag, steps, having, values, nans, of_all, _CELLS // len(maps))
+    order = [*maps]
+    pictures.sort(key=lambda one: order.index(one["tag"]))
+    return {
+        "overview": _overview(run, verdicts, left_out),
+        "curves": curves,
+        "maps": pictures,
+        "timeline": timeline,
+    }
+
+
+def _shown(run: RecordedRun, tags: Sequence[str] | None) -> tuple[list[str], int]:
+    """The scalars to show, by interest, and how many are left out."""
+    known = [tag for tag in run.tags.get("scalar", {}) if tag != RANKS_TAG]
+    if len(run.ranks) == 1:
+        known = [tag for tag in known if not tag.endswith(STATISTICS)]
+    if tags is not None:
+        if absent := [tag for tag in tags if tag not in known]:
+            run.scalars(absent[0])  # raises, and names the nearest
+        known = [tag for tag in known if tag in set(tags)]
+    known.sort(key=lambda tag: (tag.startswith(_LAST), *interest(tag)))
+    return known[:MAX_TAGS], max(0, len(known) - MAX_TAGS)
+
+
+def _map_tags(shown: Sequence[str], verdicts: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Tag -> title of its heat map, in the order of the page."""
+    found = {tag: title for title, tag in _MAPS if tag in shown}
+    phases = [*dict.fromkeys(row["cause"] for row in verdicts if row["cause"] in SLOW)]
+    for phase in phases[:_PHASE_MAPS]:
+        for kind, words in (("cpu_ms", "on the processor"), ("blocked_ms", "blocked")):
+            if (tag := f"perf/phase/{phase}/{kind}") in shown:
+                found[tag] = f"Phase {phase}, {words}"
+    losses = [tag for tag in shown if _LOSS.fullmatch(tag)]
+    return found | {tag: "Loss" for tag in losses[:1]}
+
+
+def _matrix(run: RecordedRun, tag: str) -> tuple[Array, Array, Array, Array | None, int]:
+    """Steps, ranks and values as `RecordedRun.matrix`, where NaN was recorded, and of how many ranks that
+    was not looked for.
+    """
+    steps, ranks, values = run.matrix(tag)
+    holes = [number for number in range(ranks.size) if np.isnan(values[:, number]).any()]
+    nans: Array | None = None
+    for number in holes[:_MAX_NAN_RANKS]:
+        table = run.scalars(tag, rank=int(ranks[number]))
+        at = table["step"][np.isnan(table["value"])]
+        if at.size:
+            if nans is None:
+                nans = np.zeros(values.shape[::-1], np.bool_).T
+            nans[np.searchsorted(steps, at[np.isin(at, steps)]), number] = True
+    if nans is not None:
+        nans &= np.isnan(values)
+    return steps, ranks, values, nans, max(0, len(holes) - _MAX_NAN_RANKS)
+
+
+def _lines(having: Array, named: Sequence[int], of_all: Band) -> list[int]:
+    """The places of the ranks with lines of their own: all; of many those that are named or often extreme."""
+    if having.size <= _LINES:
+        return [*range(having.size)]
+    extreme = [*_most_often(of_all.high_rank), *_most_often(of_all.low_rank)]
+    chosen = [*dict.fromkeys([*named, *extreme, *having.tolist()])]
+    place = {int(rank): number for number, rank in enumerate(having)}
+    return sorted(place[rank] for rank in chosen[: max(_LINES, len(named))] if rank in place)
+
+
+def _most_often(ranks: Array) -> list[int]:
+    found, counts = np.unique(ranks[ranks >= 0], return_counts=True)
+    return [int(rank) for rank in found[np.argsort(-counts, kind="stable")][:3]]
+
+
+def _line(steps: Array, values: Array, width: int) -> dict[str, Any]:
+    places = thinned(steps, values, width)
+    return {"steps": _small(steps[places]), "values": values[places].astype(np.float32)}
+
+
+def _curve(
+    tag: str,
+    steps: Array,
+    having: Array,
+    values: Array,
+    nans: Array | None,
+    of_all: Band,
+    lines: Sequence[int],
+    width: int,
+) -> dict[str, Any]:
+    """One tag: its band over the ranks in columns, the median, and the ranks with lines of their own."""
+    edges = columns(steps, width)
+    starts = edges[:-1]
+    bands: dict[str, Any] = {"steps": _small(steps[starts])}
+    for name, missing, reduce in (("low", np.inf, np.minimum), ("high", -np.inf, np.maximum)):
+        extremes = getattr(of_all, name)
+        filled = np.where(np.isnan(extremes), missing, extremes)
+        found = reduce.reduceat(filled, starts) if starts.size else filled
+        number = np.repeat(np.arange(starts.size), np.diff(edges))
+        same = np.flatnonzero(filled == found[number])
+        places = same[np.flatnonzero(np.diff(number[same], prepend=-1))]
+        bands[name] = np.where(np.isfinite(found), found, np.nan).astype(np.float32)
+        bands[f"{name}_steps"] = _small(steps[places])
+        bands[f"{name}_ranks"] = getattr(of_all, f"{name}_rank")[places].astype(np.int32)
+    bad = np.flatnonzero(of_all.not_finite)
+    own = []
+    for at in lines:
+        recorded = np.isfinite(values[:, at]) | np.isinf(values[:, at])
+        if nans is not None:
+            recorded |= nans[:, at]
+        own.append({"rank": int(having[at])} | _line(steps[recorded], values[recorded, at], width))
+    return {
+        "tag": tag,
+        "unit": next((unit for end, unit in _UNITS.items() if tag.endswith(end)), ""),
+        "ranks": int(having.size),
+        "points": int(of_all.count.sum()),
+        "columns": int(starts.size),
+        "steps": int(steps.size),
+        "median": _line(steps, of_all.median, width) if having.size > 1 else None,
+        "band": bands if having.size > 1 else None,
+        "lines": own,
+        "not_finite": int(of_all.not_finite.sum()),
+        "first_not_finite": int(steps[bad[0]]) if bad.size else None,
+    }
+
+
+def _pictures(
+    title: str,
+    tag: str,
+    steps: Array,
+    ranks: Array,
+    values: Array,
+    nans: Array | None,
+    of_all: Band,
+    cells: int,
+) -> list[dict[str, Any]]:
+    """The heat maps of one tag: its values, and if their median is positive, their ratio to it."""
+    found = []
+    kinds: dict[str, Array | None] = {"value": None}
+    if ranks.size > 2 and (of_all.median > 0).any():
+        kinds["ratio"] = of_all.median
+    for kind, by in kinds.items():
+        one = heat_map(steps, ranks, values, cells=cells // 2, width=WIDTH, by=by, nans=nans)
+        found.append(
+            {
+                "title": title,
+                "tag": tag,
+                "unit": next((unit for end, unit in _UNITS.items() if tag.endswith(end)), ""),
+                "kind": kind,
+                "ranks": ranks.astype(np.int32),
+                "group": one.group,
+                "first_steps": _small(one.first_steps),
+                "last_step": one.last_step,
+                "rows": one.values.shape[0],
+                "columns": one.values.shape[1],
+                "values": one.values if kind == "value" else _rounded(one.values),
+                "at_step": _offsets(one.steps - one.first_steps),
+                "at_rank": _offsets(np.maximum(one.ranks - _first_ranks(ranks, one.group)[:, None], 0)),
+                "bad": one.bad if one.bad.any() else None,
+            }
+        )
+    return found
+
+
+def _first_ranks(ranks: Array, group: int) -> Array:
+    return ranks[::group]
+
+
+def _rounded(values: Array) -> Array:
+    """Floats with three digits left, whose other bits are 0 and take no place in the file."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = ((bits + np.uint32(0x800)) & np.uint32(0xFFFFF000)).view(np.float32)
+    return np.where(np.isnan(values), np.float32(np.nan), rounded)
+
+
+def _offsets(numbers: Array) -> Array:
+    """Whole numbers from 0 in the smallest type; those below 0 become 0."""
+    numbers = np.maximum(numbers, 0)
+    return numbers.astype(np.min_scalar_type(int(numbers.max(initial=0))))
+
+
+def _small(steps: Array) -> Array:
+    """Steps as int32 where they fit, else as floats, which are exact up to 2**53."""
+    fits = not steps.size or (steps.min() >= -(2**31) and steps.max() < 2**31)
+    return steps.astype(np.int32 if fits else np.float64)
+
+
+def _counts(steps: Array, of_all: Band) -> dict[str, Any]:
+    """How many ranks recorded each step, at its fewest in each column."""
+    starts = columns(steps, WIDTH)[:-1]
+    fewest = np.minimum.reduceat(of_all.count, starts) if starts.size else of_all.count
+    return {"steps": _small(steps[starts]), "ranks": fewest.astype(np.int32)}
+
+
+def _merged_curves(run: RecordedRun, shown: Sequence[str]) -> dict[str, tuple[Array, Array]]:
+    if len(run.ranks) == 1:
+        return {}
+    table = run.scalars(rank=MERGED)
+    if not len(table) or (table["rank"] != MERGED_RANK).any():  # it is not merged
+        return {}
+    wanted = {*shown}
+    return {tag: curve for tag, curve in table.curves().items() if tag in wanted}
+
+
+def _overview(run: RecordedRun, verdicts: list[dict[str, Any]], left_out: int) -> dict[str, Any]:
+    attempts = [_row(row) for row in run.attempts]
+    known = facts(run)
+    steps = run.steps
+    return {
+        "made": time.time(),
+        "name": run.path.name,
+        "path": os.fspath(run.path.resolve()),
+        "state": run.state,
+        "ranks": list(run.ranks),
+        "world_size": int(known.get("ranks") or len(run.ranks)),
+        "steps": None if steps is None else list(steps),
+        "started": min((row["started"] for row in attempts), default=None),
+        "attempts": attempts,
+        "health": [_row(row) for row in run.health],
+        "facts": {name: _plain(value) for name, value in known.items() if not name.startswith("config.")},
+        "config": {name[7:]: _plain(value) for name, value in known.items() if name.startswith("config.")},
+        "counts": {kind: len(tags) for kind, tags in run.tags.items()},
+        "verdicts": verdicts,
+        "conflicts": _conflicts(run),
+        "problems": list(run.problems),
+        "left_out": left_out,
+    }
+
+
+def _conflicts(run: RecordedRun) -> list[dict[str, Any]]:
+    """What the ranks disagree on, by the last merge: the field and each rank's value."""
+    try:
+        merged = RunDir(run.path).read_manifest().get("merged") or {}
+    except (DistSummaryError, OSError):
+        return []  # the run's problems say it
+    found = (merged.get(run.role) or {}).get("conflicts") or []
+    return [
+        {"field": one["field"], "by_rank": {rank: _plain(value) for rank, value in one["by_rank"].items()}}
+        for one in found
+    ]
+
+
+def _bars(run: RecordedRun) -> list[dict[str, Any]]:
+    """When each rank of each attempt ran, in seconds since the epoch."""
+    now = time.time()
+    began = {(row.role, row.attempt): float(row.started) for row in run.attempts}
+    bars = []
+    for row in run.health:
+        begin = began[row.role, row.attempt]
+        end = now if row.state == "running" else max(begin, now - row.heard_s)
+        bars.append(
+            {
+                "rank": int(row.rank), "attempt": int(row.attempt), "role": row.role, "state": row.state,
+                "step": int(row.step), "begin": begin, "end": float(end), "host": row.host,
+                "error": row.error,
+            }
+        )  # fmt: skip
+    return bars
+
+
+def _starts(run: RecordedRun, tag: str, rank: int) -> list[dict[str, int]]:
+    """The first and the last step of each attempt, by a tag of one rank."""
+    table = run.scalars(tag, rank=rank)
+    found = []
+    for attempt in np.unique(table["attempt"]):
+        steps = table["step"][table["attempt"] == attempt]
+        found.append({"attempt": int(attempt), "first_step": int(steps.min()), "last_step": int(steps.max())})
+    return found
+
+
+def _row(row: Any) -> dict[str, Any]:
+    return {name: _plain(value) for name, value in row._asdict().items()}
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it; numbers that are not finite, and objects, become texts."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not np.isfinite(value):
+        return str(value)
+    return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)

@@ -1,0 +1,145 @@
+"""The data of a run's page: what it says about ranks, attempts and verdicts; its extremes are exact."""
+
+import base64
+import json
+import zlib
+
+import numpy as np
+import pytest
+
+import distsummary as ds
+from distsummary.errors import InvalidValueError
+from distsummary.format.records import Value
+from distsummary.view.packing import packed
+from distsummary.view.page import page
+from tests.unit.runs.recording import record
+
+NASTY = "</script><img src=x onerror=alert(1)>\"'&\u2028é" + "x" * 900
+
+
+def timed(step, rank):
+    spike = 900.0 if (step, rank) == (1234, 2) else 0.0
+    loss = float("nan") if (step, rank) == (50, 1) else 1 / step
+    return [Value("scalar", "perf/own_ms", 10 + rank + spike), Value("scalar", "loss", loss)]
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory):
+    """A run of four ranks with a spike at rank 2, NaN at rank 1 and a verdict; without a run.json."""
+    path = tmp_path_factory.mktemp("view") / "slow"
+    for rank in range(4):
+        record(path, rank=rank, ranks=4, steps=range(1, 8001), values=timed)
+    told = {"time": 1.0, "rank": 2, "cause": "data", "since_step": 1200, "until_step": None, "evidence": "e"}
+    (path / "alerts.jsonl").write_text(json.dumps(told | {"first_told_step": 1240}) + "\n")
+    return page(ds.open_run(path))
+
+
+def test_a_spike_of_one_rank_is_in_the_band_the_line_and_the_heat_map_with_its_place(slow):
+    [curve] = [one for one in slow["curves"] if one["tag"] == "perf/own_ms"]
+    place = curve["band"]["high"].argmax()
+    found = [curve["band"][name][place] for name in ("high", "high_steps", "high_ranks")]
+    assert found == [912, 1234, 2]
+    [line] = [line for line in curve["lines"] if line["rank"] == 2]
+    assert line["steps"].size < 8000
+    assert line["steps"][line["values"].argmax()] == 1234
+    [heat] = [one for one in slow["maps"] if (one["tag"], one["kind"]) == ("perf/own_ms", "value")]
+    row, column = np.unravel_index(heat["values"].argmax(), heat["values"].shape)
+    assert (row, heat["first_steps"][column] + heat["at_step"][row, column]) == (2, 1234)
+    assert heat["values"].max() == 912
+    [ratio] = [one for one in slow["maps"] if (one["tag"], one["kind"]) == ("perf/own_ms", "ratio")]
+    assert ratio["values"].max() == pytest.approx(912 / 12, rel=1e-3)
+
+
+def test_nan_that_was_recorded_is_told_with_its_step(slow):
+    [curve] = [one for one in slow["curves"] if one["tag"] == "loss"]
+    assert (curve["not_finite"], curve["first_not_finite"], curve["points"]) == (1, 50, 32_000)
+    [heat] = [one for one in slow["maps"] if (one["tag"], one["kind"]) == ("loss", "value")]
+    assert np.argwhere(heat["bad"]).tolist() == [[1, (50 - 1) * 1000 // 8000]]
+
+
+def test_verdicts_and_what_is_missing_are_told(slow):
+    [verdict] = slow["overview"]["verdicts"]
+    assert (verdict["rank"], verdict["cause"], verdict["since_step"], verdict["until_step"]) == (
+        2, "data", 1200, -1
+    )  # fmt: skip
+    assert slow["overview"]["state"] == "no run.json"
+    assert slow["timeline"]["bars"] == []
+
+
+def test_attempts_and_ranks_have_their_times_and_steps(tmp_path):
+    settings = {"aggregate": False, "quiet": True, "config": {"a": {"lr": 0.5}}, "exists": "attempt"}
+    for first in (1, 6):
+        for rank in range(2):
+            with ds.init(
+                tmp_path / "run", rank=rank, world_size=2, initial_step=first - 1, **settings
+            ) as run:
+                for step in run.steps(range(first, 11)):
+                    run.log(loss=1 / step)
+    ds.merge_run(tmp_path / "run")
+    found = page(ds.open_run(tmp_path / "run"))
+    assert [(one["attempt"], one["first_step"]) for one in found["timeline"]["starts"]] == [(0, 1), (1, 6)]
+    bars = [(one["rank"], one["attempt"], one["state"]) for one in found["timeline"]["bars"]]
+    assert {(0, 1, "finished"), (1, 1, "finished")} <= {*bars}
+    assert all(one["begin"] <= one["end"] for one in found["timeline"]["bars"])
+    assert found["overview"]["config"] == {"a.lr": 0.5}
+    [curve] = [one for one in found["curves"] if one["tag"] == "loss"]
+    assert curve["merged"]["steps"].tolist() == list(range(1, 11))
+    json.loads(packed(found)[0])
+
+
+def test_of_many_ranks_those_with_lines_are_named_extreme_or_asked_for(tmp_path):
+    for rank in range(40):
+        values = [Value("scalar", "loss", 1.0 + (rank == 33) - 0.5 * (rank == 17))]
+        record(tmp_path, rank=rank, ranks=40, values=lambda step, rank, values=values: values)
+    run = ds.open_run(tmp_path)
+    [curve] = page(run, ranks=[39])["curves"]
+    lines = [line["rank"] for line in curve["lines"]]
+    assert {17, 33, 39} <= {*lines}
+    assert len(lines) == 16
+    with pytest.raises(InvalidValueError, match="rank must be one of 0-39, got 40"):
+        page(run, ranks=[40])
+    with pytest.raises(InvalidValueError, match="the nearest are loss"):
+        page(run, tags=["los"])
+
+
+def test_a_run_of_one_rank_has_lines_and_no_band_or_heat_maps(tmp_path):
+    record(tmp_path)
+    found = page(ds.open_run(tmp_path), tags=["lr"])
+    [curve] = found["curves"]
+    assert (curve["band"], curve["median"], found["maps"]) == (None, None, [])
+    assert curve["lines"][0]["values"].tolist() == [0.5] * 5
+
+
+def test_arrays_come_back_from_the_block_and_the_text_cannot_leave_its_element():
+    given = {
+        "tag": NASTY,
+        "values": np.array([[1.5, np.nan], [-np.inf, 3e-8]], np.float32),
+        "steps": np.array([2**31 - 1, -5], np.int32),
+        "again": np.array([2**31 - 1, -5], np.int32),
+        "none": np.zeros(0, np.uint8),
+    }
+    text, block = packed(given)
+    assert text.isascii()
+    assert not set("<>&") & set(text)
+    raw = zlib.decompress(base64.b64decode(block))
+    assert len(raw) == 16 + 8
+
+    def array(stored):
+        kind, place, count = stored["$"]
+        size = np.dtype(kind).itemsize
+        shuffled = np.frombuffer(raw, np.uint8, size * count, place).reshape(size, count)
+        return np.ascontiguousarray(shuffled.T).reshape(-1).view(f"<{kind}")
+
+    back = json.loads(text)
+    assert back["tag"] == NASTY
+    np.testing.assert_array_equal(array(back["values"]), given["values"].reshape(-1))
+    np.testing.assert_array_equal(array(back["steps"]), given["steps"])
+    assert back["steps"] == back["again"]
+    assert array(back["none"]).size == 0
+
+
+def test_what_a_page_cannot_hold_is_refused():
+    with pytest.raises(TypeError, match="set cannot be"):
+        packed({"a": {1, 2}})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        packed({"a": float("nan")})
