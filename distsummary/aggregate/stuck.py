@@ -1,13 +1,16 @@
 """StuckRanks: tells while the ranks train which of them is stuck, and when it goes on."""
 
+import time
+from collections.abc import Iterable
 from dataclasses import replace
 
 from distsummary.aggregate.judging import Alerts
-from distsummary.diagnosis.stuck_files import hung_ranks, tells_late
+from distsummary.diagnosis.stuck_files import hung_ranks, written_ns
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.run_dir import RunDir
 from distsummary.states import AttemptState, is_over
 
+ACTIVE_S = 3.0  # after a rank has told something; one that is late tells it again every second
 LOOKED_AT = 64  # ranks of which it is seen in one look whether they tell that a step is late
 
 
@@ -21,6 +24,8 @@ class StuckRanks:
         self._run_dir = run_dir
         self._alerts = Alerts(run_dir)
         self._next = 0
+        self._written: dict[tuple[int, int], int] = {}  # attempt and rank -> when its stuck.json was written
+        self._active_until_s = 0.0
         self._open: dict[tuple[int, int], Verdict] = {}  # attempt and rank -> what was told
 
     def look(self, attempt: AttemptState) -> None:
@@ -30,7 +35,9 @@ class StuckRanks:
         self._next = (self._next + LOOKED_AT) % max(1, len(ranks))
         number = attempt.attempt
         has_ended = is_over(attempt)
-        if not (self._open or has_ended or tells_late(self._run_dir, attempt.world_size, some)):
+        if self._has_news(attempt, some):
+            self._active_until_s = time.monotonic() + ACTIVE_S
+        if not (self._open or has_ended or time.monotonic() < self._active_until_s):
             return
         found = {(number, verdict.rank): verdict for verdict in hung_ranks(self._run_dir, attempt)}
         for key, verdict in found.items():
@@ -42,3 +49,14 @@ class StuckRanks:
             if key not in found and not has_ended:
                 self._alerts.tell(key[0], replace(verdict, until_step=verdict.since_step))
                 del self._open[key]
+
+    def _has_news(self, attempt: AttemptState, ranks: Iterable[int]) -> bool:
+        """Whether one of these ranks has written its stuck.json since the last look at it."""
+        has_news = False
+        for rank in ranks:
+            key = attempt.attempt, rank
+            written = written_ns(self._run_dir, rank, attempt.world_size)
+            if written != self._written.get(key, 0):
+                self._written[key] = written
+                has_news = True
+        return has_news

@@ -4,6 +4,7 @@ torch records them by default for gloo and NCCL (TORCH_FR_BUFFER_SIZE > 0); noth
 """
 
 import pickle
+from itertools import chain
 from typing import Any
 
 import torch.distributed
@@ -16,29 +17,32 @@ NEWEST = 32  # collectives of a group that are told, besides those that go on
 ON, OFF = "on", "off"
 
 
-def read_groups() -> tuple[str, tuple[Group, ...]]:
-    """Whether it is ON or OFF, or empty without process groups; and the groups of this rank."""
+def read_groups(*, is_broken: bool = False) -> tuple[str, tuple[Group, ...]]:
+    """Whether it is ON or OFF, or empty without process groups; and the groups of this rank.
+
+    `is_broken`: the newest collective has raised, and counts as one that goes on.
+    """
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return "", ()
     world = distributed_c10d._world
     members = {
         str(world.pg_names[group]): tuple(sorted(ranks)) for group, ranks in world.pg_group_ranks.items()
     }
-    dump = getattr(_distributed_c10d, "_dump_fr_trace", None)
-    if dump is None:
+    # our own process wrote these; without stacks, and with what has ended: gloo marks nothing as active
+    dumps = [getattr(_distributed_c10d, name, None) for name in ("_dump_fr_trace", "_dump_nccl_trace")]
+    found = [pickle.loads(dump(True, False, False)).get("entries", ()) for dump in dumps if dump is not None]
+    if not any(found):
         return OFF, ()
-    # our own process wrote it; without stacks, and with what has ended, as gloo marks nothing as active
-    found: dict[str, Any] = pickle.loads(dump(True, False, False))
-    entries: dict[str, list[dict[str, Any]]] = {}
-    for entry in found.get("entries", ()):
-        if not entry["is_p2p"]:  # these have numbers of their own, one for each pair
-            entries.setdefault(entry["process_group"][0], []).append(entry)
-    if not found.get("entries"):
-        return OFF, ()
+    if is_broken:
+        max(chain.from_iterable(found), key=lambda entry: int(entry["time_created_ns"]))["retired"] = False
+    entries: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for entry in chain.from_iterable(found):
+        name, backend = entry["process_group"][0], entry["profiling_name"].partition(":")[0]
+        if name in members and not entry["is_p2p"]:  # these are counted apart, those of each pair of ranks
+            entries.setdefault((name, backend), []).append(entry)  # so are those of each backend
     return ON, tuple(
-        Group(name, members[name], _collectives(listed))
-        for name, listed in entries.items()
-        if name in members
+        Group(f"{name} ({backend})", members[name], _collectives(listed))
+        for (name, backend), listed in entries.items()
     )
 
 

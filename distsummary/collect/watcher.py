@@ -1,4 +1,4 @@
-"""Watcher: a thread of each rank that tells in stuck.json where the training stands when a step is late.
+"""Watcher: a thread of each rank that tells in stuck.json where the training stands when a step is long.
 
 It is written although the loop's thread never returns. Who reads the files of all ranks learns which one
 holds up the others; see `diagnosis/stuck.py`.
@@ -30,6 +30,7 @@ from distsummary.writing.health import Failures
 LOOK_S = 0.5  # seconds between two looks at the step
 TELL_S = 1.0  # seconds between two tellings, while it lasts
 LEAST_S = 1.0  # no step is late before
+TELLING_MEDIANS = 2  # of the recent steps: a rank that goes on for longer tells where it is
 MEDIANS = 3  # a step is late after so many medians of the recent ones
 UNKNOWN_S = 600.0  # the limit before the length of a step, or of a phase, is known: code is compiled, too
 PHASE_LEAST_S = 60.0  # the least limit of an evaluation or a checkpoint, and
@@ -41,8 +42,15 @@ MOVING = 0.2  # of the wall time, spent on computing or in the run queue: the th
 STACK_LINES = 40
 OUTSIDE, COMPILE = "outside", "compile"  # phases: between two loops over steps; code is compiled
 _LONG = (EVALUATION, CHECKPOINT, OUTSIDE)
-_COMPILES = ("_dynamo/convert_frame.py", "_inductor/compile_fx.py")
-_COLLECTIVES = "torch/distributed/distributed_c10d.py"
+# What a thread does by itself when its stack goes through a file of this name.
+_BY_FILE = (
+    ("torch/distributed/checkpoint/", CHECKPOINT),
+    ("torch/serialization.py", CHECKPOINT),
+    ("safetensors/", CHECKPOINT),
+    ("torch/_dynamo/convert_frame.py", COMPILE),
+    ("torch/_inductor/compile_fx.py", COMPILE),
+    ("torch/distributed/distributed_c10d.py", WAIT),
+)
 _STOP_S = 1.0
 
 
@@ -82,6 +90,13 @@ class Pace:
                 self._steps.append(took / made)
         return True
 
+    def telling_s(self) -> float:
+        """After how many seconds without progress the rank tells where it is, in any phase.
+
+        The others may wait for it: if it said nothing, they would take it for one that cannot.
+        """
+        return max(LEAST_S, TELLING_MEDIANS * statistics.median(self._steps)) if self._steps else LEAST_S
+
     def limit_s(self, phase: str) -> float:
         """After how many seconds without progress a phase is late."""
         if phase in _LONG:
@@ -101,7 +116,8 @@ class Watcher:
     Args:
         directory: the rank's directory, which gets stuck.json. attempt, rank: see `Topology`.
         place: where the loop is.
-        groups: reads the collectives; returns whether the flight recorder is "on" or "off", and the groups.
+        groups: reads the collectives, of which the newest may have raised; returns whether the flight
+            recorder is "on" or "off", and the groups.
         failures: counts what raises.
     """
 
@@ -112,7 +128,7 @@ class Watcher:
         attempt: int,
         rank: int,
         place: Callable[[], Place],
-        groups: Callable[[], tuple[str, tuple[Group, ...]]],
+        groups: Callable[[bool], tuple[str, tuple[Group, ...]]],
         failures: Failures,
     ) -> None:
         self._path, self._attempt, self._rank = directory / STUCK, attempt, rank
@@ -131,7 +147,7 @@ class Watcher:
         """End the thread; waits for it at most a second.
 
         After an error, stuck.json goes on to tell where the training stood; it also tells that if the error
-        says that another rank is gone.
+        says that another rank is gone. Otherwise the file is removed.
         """
         self._is_stopped.set()
         self._thread.join(_STOP_S)
@@ -140,9 +156,9 @@ class Watcher:
             and not self._is_told
             and follows_from_another(f"{type(error).__name__}: {error}")
         ):
-            self._failures.call("stuck.json", self._tell, time.monotonic())
-        elif error is None and self._is_told:
-            self._failures.call("stuck.json", self._tell_over)
+            self._failures.call("stuck.json", self._tell, time.monotonic(), is_broken=True)
+        elif error is None:
+            self._failures.call("stuck.json", self._path.unlink, missing_ok=True)
 
     def _run(self) -> None:
         while not self._is_stopped.wait(LOOK_S):
@@ -160,26 +176,22 @@ class Watcher:
                 self._tell_over()
             return
         late_s = now - self._pace.since
-        if late_s < min(LEAST_S, self._pace.limit_s(place.phase)):
+        if late_s < LEAST_S:
             return
         stack = [*_frames(self._thread_id)]
-        self._looked.append(hash(tuple((frame.f_code, frame.f_lineno) for frame in stack)))
+        self._looked.append(hash(tuple((id(frame.f_code), frame.f_lineno) for frame in stack)))
         self._busy.append((now, _busy_s(self._native_id)))
-        if late_s < self._pace.limit_s(place.phase) or now - self._told_s < TELL_S:
-            return
-        self._tell(now)
+        if late_s >= self._pace.telling_s() and now - self._told_s >= TELL_S:
+            self._tell(now)
 
-    def _tell(self, now: float) -> None:
-        """Write that the step is late, and what is known of it."""
+    def _tell(self, now: float, *, is_broken: bool = False) -> None:
+        """Write that the step is long, and what is known of it; `is_broken`: a collective has raised."""
         place, pace = self._place(), self._pace
         stack = [*_frames(self._thread_id)]
         files = [frame.f_code.co_filename.replace(os.sep, "/") for frame in stack]
-        phase = place.phase
-        if any(file.endswith(_COMPILES) for file in files):
-            phase = COMPILE
-        elif any(file.endswith(_COLLECTIVES) for file in files):
-            phase = WAIT
-        recorder, groups = self._groups()
+        by_file = (phase for part, phase in _BY_FILE if any(part in file for file in files))
+        phase = place.phase if place.phase in _LONG else next(by_file, place.phase)
+        recorder, groups = self._groups(is_broken)
         telling = Telling(
             rank=self._rank,
             step=place.step + (place.phase in (DATA, OUTSIDE)),
@@ -214,13 +226,13 @@ class Watcher:
         return usual < 0.75 * len(self._looked) or busy - busy_before > MOVING * (ended_s - began_s)
 
 
-def groups_of_torch() -> tuple[str, tuple[Group, ...]]:
+def groups_of_torch(is_broken: bool = False) -> tuple[str, tuple[Group, ...]]:
     """What `torch_flight_recorder.read_groups` returns, if this process uses torch.distributed."""
     if "torch.distributed" not in sys.modules:
         return "", ()
     from distsummary.collect.torch_flight_recorder import read_groups
 
-    return read_groups()
+    return read_groups(is_broken=is_broken)
 
 
 def _frames(thread_id: int) -> Iterator[FrameType]:

@@ -8,7 +8,7 @@ the others wait for it, cannot: it was stopped, is dead, or native code holds it
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, Self
 
 from distsummary.consequences import follows_from_another
@@ -127,6 +127,11 @@ class Telling:
         return next(((group, one) for group in self.groups if (one := group.pending) is not None), None)
 
     @property
+    def has_ended(self) -> bool:
+        """Whether its process has ended, by itself and not as another one was gone."""
+        return self.state in ENDED and not follows_from_another(self.error)
+
+    @property
     def is_waiting(self) -> bool:
         """Whether it waits for other ranks."""
         return self.pending is not None or self.phase == WAITING or follows_from_another(self.error)
@@ -146,6 +151,9 @@ def hung(tellings: Sequence[Telling]) -> list[Verdict]:
     Args:
         tellings: one for each rank that has registered, by rising rank.
     """
+    if any(one.is_waiting and not one.has_ended and _has_stopped(one) for one in tellings):
+        # what ranks told before they ended is no longer where they are; unless all were killed together
+        tellings = [replace(one, late_s=None, groups=()) if one.has_ended else one for one in tellings]
     waiting = [one for one in tellings if one.is_waiting and _has_stopped(one)]
     if waiting:
         if not any(one.is_over_limit() or one.state == "failed" for one in tellings):
@@ -220,16 +228,14 @@ def _missing(tellings: Sequence[Telling], waiting: Sequence[Telling]) -> list[Ve
                 awaited.setdefault(rank, f"lacks {what}, for which {_waits(who, inside)}")
     if not awaited:  # nobody knows which collective it is
         waits = [one.rank for one in waiting]
-        for one in tellings:
-            if one.is_waiting or (one.went_on_s is not None and one.late_s is None):
-                continue
-            awaited[one.rank] = f"is not where {_waits(waits, waiting)}{_no_recorder(waiting)}"
+        text = f"is not where {_waits(waits, waiting)}{_no_recorder(waiting)}"
+        awaited = {one.rank: text for one in tellings if not one.is_waiting}
     found = [
         (by_rank[rank], text)
         for rank, text in awaited.items()
         if by_rank[rank].pending is None or not _has_stopped(by_rank[rank])
     ]
-    ended = [(one, text) for one, text in found if one.state in ENDED and not _has_stopped(one)]
+    ended = [(one, text) for one, text in found if one.has_ended and not _has_stopped(one)]
     if ended:
         return [_verdict(one, tellings, _ended(one, text)) for one, text in ended]
     if not found:
@@ -272,6 +278,8 @@ def _all_wait(
         why = f"{_named(sorted(unknown))} of the group, for which they may wait, record nothing here"
     elif any(one.late_s is None for one in tellings):
         return []  # a rank has begun the collective and not told yet
+    elif not any(one.groups for one in waiting) and (odd := _elsewhere(tellings, waiting)):
+        return odd
     else:
         why = "no rank lacks it: look at the network, or at the backend of torch.distributed"
     all_ranks = [one.rank for one in waiting]
@@ -286,18 +294,24 @@ def _still(tellings: Sequence[Telling]) -> list[Verdict]:
     if not late:
         return []
     if len(late) == len(running):
-        lines = Counter(one.line for one in late)
-        usual, count = lines.most_common(1)[0]
-        odd = [one for one in late if one.line != usual]
-        if odd and count > len(odd):
-            text = f"is not where {_named(one.rank for one in late if one.line == usual)} stand ({usual})"
-            return [_verdict(one, tellings, _standing(one, text + _no_recorder(late))) for one in odd]
+        if odd := _elsewhere(tellings, late):
+            return odd
         late = [one for one in late if one.is_over_limit(least_s=LONG_S)]
         text = "stands still, as all ranks do"
     else:
         late = [one for one in late if one.is_over_limit(more_s=APART_S)]
         text = "stands still, while others go on"
     return [_verdict(one, tellings, _standing(one, text + _no_recorder(late))) for one in late]
+
+
+def _elsewhere(tellings: Sequence[Telling], late: Sequence[Telling]) -> list[Verdict]:
+    """The ranks that stand at another line than most of them do."""
+    [(usual, count)] = Counter(one.line for one in late).most_common(1)
+    odd = [one for one in late if one.line != usual]
+    if count <= len(odd):
+        return []
+    text = f"is not where {_named(one.rank for one in late if one.line == usual)} stand ({usual})"
+    return [_verdict(one, tellings, _standing(one, text + _no_recorder(late))) for one in odd]
 
 
 def _groups(tellings: Iterable[Telling]) -> list[tuple[str, tuple[int, ...]]]:
@@ -343,15 +357,14 @@ def _where(telling: Telling) -> str:
 
 def _waits(ranks: Collection[int], waiting: Sequence[Telling]) -> str:
     waited_s = max((one.late_s or 0.0 for one in waiting), default=0.0)
-    failed = [one for one in waiting if one.state == "failed"]
-    if failed and len(failed) == len(waiting):
-        return f"{_named(ranks)} waited until it failed ({failed[0].error})"
+    if all(one.state == "failed" for one in waiting):
+        return f"{_named(ranks)} waited until the connection broke"
     return f"{_named(ranks)} {'has' if len(ranks) == 1 else 'have'} waited {waited_s:.1f} s"
 
 
 def _ended(telling: Telling, text: str) -> str:
     why = f": {telling.error}" if telling.error else ""
-    return f"rank {telling.rank} {text}; it has ended at step {telling.step:,} ({telling.state}{why})"
+    return f"rank {telling.rank} {text}; it has ended ({telling.state}{why})"
 
 
 def _standing(telling: Telling, text: str) -> str:

@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from distsummary.states import AttemptState, RankState
 from distsummary.topology import is_stopped
 
 FORMAT = 1
+STALE_S = 5.0  # who is late tells it again every second; who has not for so long cannot, or went on long ago
 _PROCESSES: dict[bool | None, str] = {  # by `topology.is_stopped`
     True: "its process is stopped by a signal (SIGCONT lets it go on)",
     False: "its process lives, so that native code in it holds the interpreter lock, or its disk hangs",
@@ -38,12 +38,22 @@ def hung_ranks(run_dir: RunDir, attempt: AttemptState, *, now: float | None = No
     if not has_failed and not any(one is not None and not one[1]["is_over"] for one in told):
         return []
     now = file_system_time(run_dir.base) if now is None else now
+    newest_s = max((one[0] for one in told if one is not None), default=0.0)
+    told = [
+        None
+        if one and rank.state == "running" and not one[1]["is_over"] and newest_s - one[0] > STALE_S
+        else one
+        for rank, one in zip(attempt.ranks, told, strict=True)
+    ]
     return hung([_telling(rank, found, now) for rank, found in zip(attempt.ranks, told, strict=True)])
 
 
-def tells_late(run_dir: RunDir, world_size: int, ranks: Collection[int]) -> bool:
-    """Whether one of these ranks has told that a step is late; takes a few microseconds for each."""
-    return any(os.path.exists(run_dir.writer_dir("train", rank, world_size) / STUCK) for rank in ranks)
+def written_ns(run_dir: RunDir, rank: int, world_size: int) -> int:
+    """When a rank last told that a step was long, in nanoseconds; 0 if never. Takes a few microseconds."""
+    try:
+        return os.stat(run_dir.writer_dir("train", rank, world_size) / STUCK).st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _telling(rank: RankState, found: tuple[float, dict[str, object]] | None, now: float) -> Telling:

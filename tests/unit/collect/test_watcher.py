@@ -28,6 +28,11 @@ def test_a_step_is_late_after_three_medians_and_at_least_a_second() -> None:
     assert paced(9.0, *[2.0] * 18, 40.0)[0].limit_s("forward") == 6.0
 
 
+def test_a_rank_tells_where_it_is_before_a_step_is_late() -> None:
+    assert paced()[0].telling_s() == 1.0
+    assert paced(9.0, *[2.0] * 4)[0].telling_s() == 4.0
+
+
 def test_of_steps_of_different_lengths_the_long_ones_are_not_late() -> None:
     assert paced(1.0, *[0.5] * 27, *[4.0] * 3)[0].limit_s("forward") == 6.0
 

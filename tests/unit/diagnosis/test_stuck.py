@@ -104,13 +104,22 @@ def test_of_two_ranks_that_differ_both_are_named() -> None:
 def test_an_exited_rank() -> None:
     [verdict] = hung(others(Telling(rank=2, step=59, state="finished")))
     assert verdict.rank == 2
-    assert "it has ended at step 59 (finished)" in verdict.evidence
+    assert "it has ended (finished)" in verdict.evidence
     # the others have lost the connection, and failed
     reset = "RuntimeError: [gloo/transport/tcp/pair.cc:1] Connection closed by peer"
     failed = [replace(waits(rank), state="failed", error=reset, late_s=0.3) for rank in (0, 1, 3)]
     [verdict] = hung([*failed, Telling(rank=2, step=59, state="lost")])
     assert (verdict.rank, "all_reduce" in verdict.evidence) == (2, True)
+    assert "waited until the connection broke" in verdict.evidence
     assert hung(failed) == []
+    # what it told when an earlier step was long says nothing about its end
+    [verdict] = hung([*failed, replace(waits(2, BEGUN), step=20, state="lost")])
+    assert (verdict.since_step, "it has ended (lost)" in verdict.evidence) == (60, True)
+
+
+def test_ranks_that_were_killed_together_are_told_as_they_were() -> None:
+    [verdict] = hung([replace(one, state="lost") for one in others(sleeps(2))])
+    assert (verdict.rank, "time.sleep(9)" in verdict.evidence) == (2, True)
 
 
 def test_ranks_that_wait_in_other_groups_are_no_culprits() -> None:
@@ -132,8 +141,12 @@ def test_without_a_flight_recorder_the_stacks_decide() -> None:
     assert verdict.rank == 2
     assert "flight recorder is off" in verdict.evidence
     assert "time.sleep(9)" in verdict.evidence
-    [verdict] = hung([*blind[:2], Telling(rank=2), blind[3]])
+    [verdict] = hung([*blind[:2], Telling(rank=2, went_on_s=30.0), blind[3]])
     assert (verdict.rank, "tells nothing" in verdict.evidence) == (2, True)
+    assert hung([*blind[:2], Telling(rank=2, went_on_s=0.3), blind[3]]) == []
+    order = replace(blind[0], rank=2, line="train.py:5 in step: dist.broadcast(x, 0)")
+    [verdict] = hung([*blind[:2], order, blind[3]])
+    assert (verdict.rank, "dist.broadcast(x, 0)" in verdict.evidence) == (2, True)
 
 
 def test_without_collectives_a_rank_that_stands_still_alone_is_named() -> None:
