@@ -388,6 +388,8 @@ def judged(plan: dict[str, Any], directory: Path) -> Iterator[dict[str, Any]]:
             left.remove(found)
         else:  # told after its end: missed, but not false
             left = [v for v in left if not _is_late(v, episode)]
+        again = [v for v in here[1:] if (v["rank"], v["cause"]) == (found["rank"], found["cause"])]
+        left = [v for v in left if v not in again]
         limit = LIMITS.get(episode["excess"], 40)
         delay = found["first_told_step"] - episode["start"] + 1 if found else None
         is_rank = found is not None and found["rank"] == episode["rank"]
@@ -397,6 +399,7 @@ def judged(plan: dict[str, Any], directory: Path) -> Iterator[dict[str, Any]]:
             **episode,
             "own_ms": round(own_ms[episode["rank"]].pop(0), 3),
             "told": found,
+            "again": len(again),
             "delay": delay,
             "is_rank_right": is_rank,
             "is_right": is_right,
@@ -429,8 +432,10 @@ def table(lines: Iterable[dict[str, Any]]) -> str:
             runs.append(line)
         else:
             cells[line["model"], line["excess"], line["cause"]].append(line)
-    text = ["| model | excess | cause | rank and cause | rank | in time | delay: median, largest |"]
-    text.append("|---|---|---|---|---|---|---|")
+    text = [
+        "| model | excess | cause | rank and cause | rank | in time | delay: median, largest | told again |"
+    ]
+    text.append("|---|---|---|---|---|---|---|---|")
     for (model, excess, cause), found in sorted(cells.items()):
         delays = [line["delay"] for line in found if line["is_right"]]
         late = f"{statistics.median(delays):g}, {max(delays)}" if delays else "-"
@@ -438,8 +443,9 @@ def table(lines: Iterable[dict[str, Any]]) -> str:
             f"{sum(line[name] for line in found)} of {len(found)}"
             for name in ("is_right", "is_rank_right", "is_in_time")
         ]
+        again = sum(line["again"] for line in found)
         how = "busy core" if cause == "host" else f"{excess:.0%}"
-        text.append(f"| {model} | {how} | {cause} | {' | '.join(counts)} | {late} |")
+        text.append(f"| {model} | {how} | {cause} | {' | '.join(counts)} | {late} | {again} |")
     for is_clean, name in ((True, "without episodes"), (False, "between episodes")):
         mine = [line for line in runs if line["is_clean"] == is_clean]
         if mine:

@@ -3,7 +3,7 @@
 import logging
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from inspect import signature
 from os import PathLike, fspath
@@ -12,6 +12,7 @@ from typing import Any
 
 from distsummary import topology as topologies
 from distsummary.aggregate.merge import refuse_foreign_files
+from distsummary.aggregate.on_alert import OnAlert, check_on_alert
 from distsummary.checks import check_choice, check_type
 from distsummary.claims import next_run_dir, refuse_reuse
 from distsummary.collect.checks import check_checksums
@@ -55,6 +56,7 @@ def init(
     quiet: bool = False,
     strict: bool = False,
     config: object = None,
+    on_alert: Callable[[Mapping[str, Any]], object] | str | None = None,
     **collector_options: Any,
 ) -> Run:
     """Join or start the run in `run_dir` and return the Run that records this rank.
@@ -117,6 +119,9 @@ def init(
             OmegaConf or pydantic, or an object with attributes; with values of any kind. Nested names are
             joined by dots. They are shown in MindInsight's lineage and on TensorBoard's page HPARAMS, and
             stored in run.json; values that look like secrets are replaced by ***.
+        on_alert: what rank 0 does when, while several train, a rank is found slow, stuck or sick: a function
+            that is called with the alert in a thread of its own, or a URL to which it is posted as JSON. The
+            fields are those of alerts.jsonl, `run_dir` and `text`; see docs/ranks.md. Errors are counted.
         collector_options: arguments of SummaryCollector, such as collect_freq=10 or formats=("tensorboard",).
 
     Raises:
@@ -136,6 +141,7 @@ def init(
     check_checksums(checksums)
     check_type("aggregate", aggregate, bool)
     check_type("quiet", quiet, bool)
+    check_on_alert(on_alert, aggregate=aggregate)
     if mesh is None and watch is not None:
         mesh = framework_of(watch).mesh(watch)
     topology = topologies.detect(role=role, rank=rank, world_size=world_size, mesh=mesh)
@@ -176,6 +182,9 @@ def init(
         system_metrics=system_metrics,
         **collector_options,
     )
+    alerted: list[Callback] = []  # left after the collector, whose end may make the last alerts
+    if on_alert is not None and role == "train" and topology.rank == 0 and topology.world_size > 1:
+        alerted.append(OnAlert(directory, on_alert, collector.count_failure))
     formats = collector_options.get("formats")
     told = (
         []
@@ -183,7 +192,7 @@ def init(
         else [Announcement(announcement(directory, topology, formats, is_merged=aggregate))]
     )
     return Run(
-        callbacks=[*others, collector, *told],
+        callbacks=[*others, *alerted, collector, *told],
         network=watch,
         optimizer=optimizer,
         loss_fn=loss_fn,

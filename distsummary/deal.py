@@ -24,6 +24,8 @@ class Heartbeat(NamedTuple):
     `step`: the newest recorded one; 0 before the first. `phase`: what the process does, such as "training".
     `step_s`: seconds a step, the mean of the last 30 s; 0 if none was made. `total`: how many steps the
     training will have by its loader; None if unknown. `dropped`: how many values were dropped so far.
+    `own_ms`, `wait_ms`: milliseconds a step that the rank worked by itself and that it waited for others, the
+    means of the same steps as `step_s`; None if they are not measured.
     """
 
     step: int = 0
@@ -31,6 +33,8 @@ class Heartbeat(NamedTuple):
     step_s: float = 0.0
     total: int | None = None
     dropped: int = 0
+    own_ms: float | None = None
+    wait_ms: float | None = None
 
 
 class Deal(NamedTuple):

@@ -53,6 +53,8 @@ class RankState:
             fsck, or its file cannot be read).
         step, phase, step_s: the newest step, what the process did, and seconds a step, by its last heartbeat;
             the step is None if there was no heartbeat.
+        own_ms, wait_ms: milliseconds a step that it worked by itself and that it waited for others, likewise;
+            None if they were not measured.
         heard_s: seconds since the rank last told anything.
         lost_since: of a lost rank, when it last told anything, in seconds since the epoch; else None.
         error: what its training raised: the type and the message's first line.
@@ -69,6 +71,8 @@ class RankState:
     step: int | None = None
     phase: str = ""
     step_s: float = 0.0
+    own_ms: float | None = None
+    wait_ms: float | None = None
     heard_s: float = 0.0
     lost_since: float | None = None
     error: str = ""
@@ -265,6 +269,8 @@ def _rank(
         step=beat.get("step"),
         phase=str(beat.get("phase", "")),
         step_s=float(beat.get("step_s") or 0.0),
+        own_ms=beat.get("own_ms"),
+        wait_ms=beat.get("wait_ms"),
         heard_s=heard_s,
         lost_since=heard if state == "lost" else None,
         error=str(found.get("error") or ""),

@@ -1,8 +1,9 @@
 """Judging: the verdicts on the ranks of a run, from their scalars, while they train and afterwards."""
 
+import contextlib
 import json
-import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -20,8 +21,6 @@ from distsummary.run_dir import RunDir
 
 TEXT_TAG = "alerts"  # of the merged run: the evidence, at the step at which it was told
 RANK_TAG = "alerts/rank"  # and the rank
-
-logger = logging.getLogger(__name__)
 
 
 class Judging:
@@ -128,7 +127,7 @@ def line(verdict: Verdict) -> str:
 
 
 class Alerts:
-    """Tells each verdict once: in alerts.jsonl and in the log.
+    """Tells each verdict once: in alerts.jsonl and in a line on stderr.
 
     A verdict that ends gets another line in the file, with its last step; of lines with the same attempt,
     rank, cause and first step, the last one counts.
@@ -136,12 +135,12 @@ class Alerts:
 
     def __init__(self, run_dir: RunDir) -> None:
         self._run_dir = run_dir
-        self._told = {_key(alert): alert["until_step"] for alert in read_alerts(run_dir)}
+        self._told = {key_of(alert): alert["until_step"] for alert in read_alerts(run_dir)}
 
     def tell(self, attempt: int, verdict: Verdict) -> None:
         """Tell a verdict, unless it was told; raises OSError if the file cannot be written."""
         alert = {"time": time.time(), "attempt": attempt, **verdict.as_json()}
-        key = _key(alert)
+        key = key_of(alert)
         is_new = key not in self._told
         if not is_new and (verdict.until_step is None or self._told[key] is not None):
             return
@@ -155,7 +154,9 @@ class Alerts:
         finally:
             os.close(place)
         if is_new:
-            logger.warning("%s; more: distsummary why %s", line(verdict), self._run_dir.base)
+            with contextlib.suppress(OSError, ValueError):  # the terminal may be gone
+                text = f"distsummary: {line(verdict)}; more: distsummary why {self._run_dir.base}"
+                print(text, file=sys.stderr, flush=True)
 
 
 def read_alerts(run_dir: RunDir) -> list[dict[str, Any]]:
@@ -168,11 +169,12 @@ def read_alerts(run_dir: RunDir) -> list[dict[str, Any]]:
     for text in lines:
         try:
             alert = json.loads(text)
-            found[_key(alert)] = alert
+            found[key_of(alert)] = alert
         except (ValueError, KeyError, TypeError):  # a line that was not written whole
             continue
     return list(found.values())
 
 
-def _key(alert: Mapping[str, Any]) -> tuple[int, int, str, int]:
+def key_of(alert: Mapping[str, Any]) -> tuple[int, int, str, int]:
+    """What an alert is about; equal for the lines that say the same verdict."""
     return int(alert["attempt"]), int(alert["rank"]), str(alert["cause"]), int(alert["since_step"])

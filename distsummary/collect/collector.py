@@ -676,6 +676,10 @@ class SummaryCollector(Callback):
         """What was written, dropped and refused in the current training or, if none runs, in the last one."""
         return self._health if self._session is None else self._session.health()
 
+    def count_failure(self, reason: str) -> None:
+        """Count a failure of what belongs to the run, in `health()`, and log it once; from any thread."""
+        self._failures.count(reason)
+
     def close(self, *, error: BaseException | None = None) -> None:
         """Write everything, close the files and leave the run; a second call does nothing.
 

@@ -4,6 +4,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from distsummary.deal import BEAT_S, Deal, Heartbeat
 from distsummary.writing.health import Failures
@@ -20,7 +21,7 @@ class Pulse:
     training hangs: the step it tells then stays the same.
 
     Args:
-        place: returns a heartbeat without the time of a step.
+        place: returns a heartbeat without the time of a step; `own_ms` and `wait_ms` are sums of all steps.
         tell: tells a heartbeat; returns the deal that holds for the run, None if there is none.
         follow: called with each deal that is new.
         failures: counts what raises.
@@ -38,7 +39,7 @@ class Pulse:
         self._place, self._tell, self._follow, self._failures = place, tell, follow, failures
         self._version = 0  # of the newest deal
         # The steps of the newest heartbeats, and when they were told: as many as WINDOW_S has.
-        self._told = deque([(step, time.monotonic())], maxlen=1 + round(WINDOW_S / BEAT_S))
+        self._told = deque([Told(step, time.monotonic())], maxlen=1 + round(WINDOW_S / BEAT_S))
         self._is_stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="distsummary-heartbeat", daemon=True)
         self._thread.start()
@@ -59,16 +60,32 @@ class Pulse:
 
     def _beat(self) -> None:
         place = self._place()
-        if place.step == self._told[-1][0] and len(self._told) == 1:
+        if place.step == self._told[-1].step and len(self._told) == 1:
             self._told.clear()  # the time before the first step is not that of steps
-        self._told.append((place.step, time.monotonic()))
-        deal = self._tell(place._replace(step_s=seconds_a_step(self._told)))
+        self._told.append(Told(place.step, time.monotonic(), place.own_ms, place.wait_ms))
+        deal = self._tell(with_means(place, self._told))
         if deal is not None and deal.version > self._version:
             self._version = deal.version
             self._follow(deal)
 
 
-def seconds_a_step(told: Sequence[tuple[int, float]]) -> float:
-    """The mean from the first to the last (step, time in seconds); 0 if no step was made."""
-    (first, began_s), (last, now_s) = told[0], told[-1]
-    return (now_s - began_s) / (last - first) if last > first else 0.0
+class Told(NamedTuple):
+    """What was told with a heartbeat; the milliseconds are sums of all steps so far."""
+
+    step: int
+    at_s: float
+    own_ms: float | None = None
+    wait_ms: float | None = None
+
+
+def with_means(place: Heartbeat, told: Sequence[Told]) -> Heartbeat:
+    """A heartbeat with the means of the steps from the first to the last that were told; 0 s without any."""
+    first, last = told[0], told[-1]
+    steps = last.step - first.step
+    if steps <= 0:
+        return place._replace(step_s=0.0, own_ms=None, wait_ms=None)
+    own, waited = (
+        None if now is None else (now - (then or 0.0)) / steps
+        for now, then in ((last.own_ms, first.own_ms), (last.wait_ms, first.wait_ms))
+    )
+    return place._replace(step_s=(last.at_s - first.at_s) / steps, own_ms=own, wait_ms=waited)

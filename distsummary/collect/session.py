@@ -44,6 +44,7 @@ from distsummary.run_text import TAG, run_text
 from distsummary.states import read_run
 from distsummary.termination import Terminated, tell_termination
 from distsummary.topology import Topology, is_alive
+from distsummary.training.phases import OWN_MS, WAIT_MS
 from distsummary.writing.health import Failures
 from distsummary.writing.spec import WriterSpec
 
@@ -160,6 +161,8 @@ class Session:
         self._watcher: Watcher | None = None
         self._last_step: int | None = None  # the newest recorded step
         self._step = 0  # the newest step, also if nothing was recorded at it
+        self._own_ms: float | None = None  # of all steps; None if the phases of steps are not measured
+        self._wait_ms = 0.0
         self.phase = "starting"  # what this process does, for its heartbeats
         self.total: int | None = None  # steps of the training by this rank's loader; None if unknown
         self.keeps_checkpoints = False  # True also if it keeps sketches
@@ -227,7 +230,15 @@ class Session:
 
     def _place(self) -> Heartbeat:
         dropped = sum(self.health().dropped.values())
-        return Heartbeat(step=self._step, phase=self.phase, total=self.total, dropped=dropped)
+        own_ms, wait_ms = self._own_ms, None if self._own_ms is None else self._wait_ms
+        return Heartbeat(
+            step=self._step,
+            phase=self.phase,
+            total=self.total,
+            dropped=dropped,
+            own_ms=own_ms,
+            wait_ms=wait_ms,
+        )
 
     def describe_run(self, step: int) -> None:
         """Record a text at `step` that says what the manifest knows about a run of one rank.
@@ -251,6 +262,8 @@ class Session:
         as WriteError if `raise_exception` is set.
         """
         self._step = step
+        if OWN_MS in numbers:
+            self._add_own(numbers)
         if self._leaves_out:
             numbers = {name: number for name, number in numbers.items() if name not in self._leaves_out}
         try:
@@ -278,6 +291,13 @@ class Session:
         except Exception as error:
             if not self._is_terminated:
                 self.failures.fail("step", error)
+
+    def _add_own(self, numbers: Mapping[str, object]) -> None:
+        """Add what a step took this rank, for its heartbeats."""
+        own_ms, wait_ms = numbers[OWN_MS], numbers.get(WAIT_MS)
+        if isinstance(own_ms, float) and isinstance(wait_ms, float):
+            self._own_ms = (self._own_ms or 0.0) + own_ms
+            self._wait_ms += wait_ms
 
     def _write(self, step: int, numbers: Mapping[str, object], values: Sequence[Value]) -> None:
         """Write numbers and values, of which lineage also goes to the coordinator."""

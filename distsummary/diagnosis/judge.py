@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 _CPU, _BLOCKED = 0, 1  # the places in `OwnTimes.times`
 # Phases in which the thread computes. It is blocked there for long now and then, by a lock that another
 # thread holds while the host runs something else; what counts is the least of so many steps.
-BLOCKED_STEPS = 5
+BLOCKED_STEPS = 20
 _COMPUTING = [place for place, phase in enumerate(PHASES) if phase not in ("data", "checkpoint", "host")]
 _WHERE = {
     "host": "waiting for a processor",

@@ -19,7 +19,8 @@ PHASES = ("data", "forward", "backward", "optimizer", "python", "recording", "ch
 WINDOWS = (5, 10, 20, 40)  # steps over which an excess is averaged
 # An excess (a fraction of the peers' own step) that is told if it lasts as many steps as the window has.
 FLOORS = np.array([0.18, 0.11, 0.072, 0.048])
-# The same for the host, if other processes keep the rank's thread waiting in the run queue: on shared hosts,
+OVER = 0.03  # an excess is over only below this, so that one that becomes smaller is not told twice
+# FLOORS for the host, if other processes keep the rank's thread waiting in the run queue: on shared hosts,
 # all ranks wait now and then.
 HOST_FLOORS = np.array([np.inf, np.inf, np.inf, 0.5])
 HOST_FACTOR = 2.0  # so many times as long as its peers, at least
@@ -213,12 +214,14 @@ class SlowRanks:
         over = []
         for index, slow in list(self._open.items()):
             phase = PHASES.index(slow.phase)
-            rows = self._excess[-2 * WINDOWS[0] :, index, phase] - self._usual[index, phase]
-            if step - slow.told >= 2 * WINDOWS[0] and rows.mean() < slow.excess / 3:
+            last = self._excess[-WINDOWS[2] :, index, phase] - self._usual[index, phase]
+            rows = last[-WINDOWS[1] :]
+            is_low = rows.mean() < min(slow.excess / 3, OVER) and last.mean() < 0.6 * slow.excess
+            if step - slow.told >= WINDOWS[1] and is_low:
                 del self._open[index]
                 quiet = np.flatnonzero(rows >= slow.excess / 2)
-                last = int(quiet[-1]) + 1 if len(quiet) else 0
-                until = self._steps[len(self._steps) - len(rows) + last - 1]
+                over_at = int(quiet[-1]) + 1 if len(quiet) else 0
+                until = self._steps[len(self._steps) - len(rows) + over_at - 1]
                 over.append(replace(slow, until=until))
                 self._excess[:, index] = self._usual[index]
                 self._own[:, index] = self._reference

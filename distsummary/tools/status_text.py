@@ -31,8 +31,9 @@ ODD_RANKS = 12  # of more ranks, up to so many that are not as they should be
 MAX_ROWS = 18  # of more ranks; with all else, 40 lines
 EARLIER = 3  # attempts before the newest that have a line
 
-_HEAD = ("rank", "state", "step", "phase", "ms/step", "heard", "dropped", "process", "")
-_RIGHT = (2, 4, 5, 6)
+_HEAD = ("rank", "state", "step", "phase", "ms/step", "own", "waiting", "heard", "dropped", "process", "")
+_RIGHT = (2, 4, 5, 6, 7, 8)
+_MEASURED = (5, 6)  # columns that are shown if any rank told them
 
 
 def text_of(status: Status, *, width: int = WIDTH) -> str:
@@ -52,7 +53,7 @@ def text_of(status: Status, *, width: int = WIDTH) -> str:
     if len(others) > EARLIER:
         lines.append(f"  {numbered(len(others) - EARLIER, 'earlier attempt')}: see --json")
     lines += [cut(f"  {_other_line(one, newest)}", width) for one in others[-EARLIER:]]
-    lines += ["", *aligned([_HEAD, *_rows(status)], right=_RIGHT, width=width), ""]
+    lines += ["", *_table(status, width), ""]
     return "\n".join(lines + hints(status))
 
 
@@ -297,6 +298,14 @@ def _standing_still(newest: AttemptState, living: Sequence[RankState]) -> list[s
     ]
 
 
+def _table(status: Status, width: int) -> list[str]:
+    rows = [_HEAD, *_rows(status)]
+    empty = [place for place in _MEASURED if all(row[place] in ("-", "") for row in rows[1:])]
+    shown = [place for place in range(len(_HEAD)) if place not in empty]
+    right = [number for number, place in enumerate(shown) if place in _RIGHT]
+    return aligned([[row[place] for place in shown] for row in rows], right=right, width=width)
+
+
 def _rows(status: Status) -> list[tuple[str, ...]]:
     """The rows of the table: a rank each or, if there are many, ranks that are alike."""
     attempt = status.run.newest
@@ -305,7 +314,7 @@ def _rows(status: Status) -> list[tuple[str, ...]]:
     stuck = {verdict.rank for verdict in status.stuck}
     ranks = [replace(rank, phase="stuck") if rank.rank in stuck else rank for rank in attempt.ranks]
     absent = "in a directory of its own" if status.others_elsewhere else "never registered"
-    missing = (short_ranges(attempt.missing), "missing", *["-"] * 6, absent)
+    missing = (short_ranges(attempt.missing), "missing", *["-"] * 8, absent)
     end = [missing] if attempt.missing else []
     if len(ranks) <= EACH_RANK:
         return [_row([rank]) for rank in ranks] + end
@@ -317,7 +326,7 @@ def _rows(status: Status) -> list[tuple[str, ...]]:
     rows += [_row(alike) for alike in _alike(compress(ranks, map(not_, is_odd)))] + end
     if len(rows) > MAX_ROWS:
         rest = numbered(len(rows) - MAX_ROWS, "more line")
-        rows[MAX_ROWS:] = [("...", f"{rest}: see --json", *[""] * 7)]
+        rows[MAX_ROWS:] = [("...", f"{rest}: see --json", *[""] * 9)]
     return rows
 
 
@@ -335,7 +344,7 @@ def _row(ranks: Sequence[RankState]) -> tuple[str, ...]:
     first = ranks[0]
     steps = [rank.step for rank in ranks if rank.step is not None]
     is_running = first.state == "running"
-    paces = [1e3 * rank.step_s for rank in ranks if rank.step_s and is_running]
+    told = [rank for rank in ranks if is_running]
     dropped = [count for rank in ranks if (count := dropped_by(rank)) is not None]
     hosts = {rank.host for rank in ranks}
     process = f"{first.host}:{first.pid}" if len(ranks) == 1 else first.host
@@ -346,12 +355,18 @@ def _row(ranks: Sequence[RankState]) -> tuple[str, ...]:
         first.state,
         _span([f"{min(steps)}", f"{max(steps)}"] if steps else []),
         (is_running and printable(first.phase)) or "-",
-        _span([f"{min(paces):.1f}", f"{max(paces):.1f}"] if paces else []),
+        _range([1e3 * rank.step_s for rank in told if rank.step_s]),
+        _range([rank.own_ms for rank in told if rank.own_ms is not None]),
+        _range([rank.wait_ms for rank in told if rank.wait_ms is not None]),
         lasting(max(rank.heard_s for rank in ranks)),
         f"{sum(dropped)}" if dropped else "-",
         printable(process),
         printable(first.error or first.reason),
     )
+
+
+def _range(ms: Sequence[float]) -> str:
+    return _span([f"{min(ms):.1f}", f"{max(ms):.1f}"] if ms else [])
 
 
 def _span(ends: Sequence[str]) -> str:

@@ -433,16 +433,17 @@ def test_system_metrics_stand_at_the_last_step_and_are_turned_off(tmp_path: Path
 
 
 def test_settings_that_differ_between_ranks_are_named_once_and_stand_in_the_manifest(
-    nasty_tmp_path: Path, caplog: pytest.LogCaptureFixture
+    nasty_tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for rank in range(3):
         config = {"lr": 0.1 if rank < 2 else 0.2, "local_rank": rank, "seed": 7}
         train(nasty_tmp_path, 1, rank=rank, world_size=3, config=config)
     caplog.clear()
     report = ds.merge_run(nasty_tmp_path)
-    told, alert = (record.getMessage() for record in caplog.records)
+    [told] = (record.getMessage() for record in caplog.records)
+    [alert] = (text for text in capsys.readouterr().err.splitlines() if "distsummary why" in text)
     assert alert.startswith(
-        "rank 2: config since step 1: config lr is 0.2 on rank 2, 0.1 on 2 others; more: "
+        "distsummary: rank 2: config since step 1: config lr is 0.2 on rank 2, 0.1 on 2 others; more: "
     )
     assert told.startswith(f"{nasty_tmp_path}: the config of the ranks differs: lr (0.1 on 2 ranks (0, 1); ")
     assert "0.2 on rank 2), local_rank (0 on rank 0; 1 on rank 1; 2 on rank 2); the merged run" in told

@@ -89,8 +89,9 @@ def test_ranks_run_then_finish(run: RunDir) -> None:
 def test_a_heartbeat_tells_step_phase_and_pace(run: RunDir) -> None:
     coordinator = join(run, 1, host="n1", pid=42, pid_space="")
     assert newest(run).ranks[0].step is None
-    coordinator.beat(rank(1), 0, Heartbeat(120, "training", 0.25, 1000))
+    coordinator.beat(rank(1), 0, Heartbeat(120, "training", 0.25, 1000, own_ms=9.5, wait_ms=2.0))
     [one] = newest(run).ranks
+    assert (one.own_ms, one.wait_ms) == (9.5, 2.0)
     assert (one.rank, one.host, one.pid, one.step, one.phase, one.step_s) == (
         1, "n1", 42, 120, "training", 0.25,
     )  # fmt: skip

@@ -50,7 +50,7 @@ def shown(ranks, dialect=MINDSPORE):
     return {key: value for key, value in found.items() if key[1].startswith(TEXT_TAG)}
 
 
-def test_the_slow_and_the_sick_rank_are_told_live_and_a_merge_of_the_files_says_the_same(four, caplog):
+def test_the_slow_and_the_sick_rank_are_told_live_and_a_merge_of_the_files_says_the_same(four, capsys):
     live = four.live()
     live.poll()
     write(four, live)
@@ -61,8 +61,12 @@ def test_the_slow_and_the_sick_rank_are_told_live_and_a_merge_of_the_files_says_
         (1, "nan", 100, None),
     ]
     assert 40 <= alerts[0]["first_told_step"] <= 50
-    told = [record.getMessage() for record in caplog.records if "distsummary why" in record.getMessage()]
-    assert len(told) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert [one.split(" since")[0] for one in told] == [
+        "distsummary: rank 2: forward",
+        "distsummary: rank 1: nan",
+    ]
+    assert all(one.endswith(f"; more: distsummary why {four.run_dir.base}") for one in told)
     verdicts = judge_files(four.run_dir)
     assert [one.as_json() for one in verdicts] == [
         {name: value for name, value in alert.items() if name not in ("time", "attempt")} for alert in alerts
@@ -98,7 +102,7 @@ def test_why_names_them_in_words_and_as_json_and_exits_with_1(four, capsys):
     assert [(one["rank"], one["cause"]) for one in verdicts] == [(2, "forward"), (1, "nan")]
 
 
-def test_a_verdict_is_told_once_also_after_a_restart_and_a_torn_line_is_left_out(tmp_path, four, caplog):
+def test_a_verdict_is_told_once_also_after_a_restart_and_a_torn_line_is_left_out(tmp_path, four, capsys):
     verdict = Verdict(rank=1, cause="data", since_step=3, until_step=None, evidence="slow", first_told_step=9)
     Alerts(four.run_dir).tell(0, verdict)
     with open(four.run_dir.alerts_path, "ab") as file:
@@ -111,4 +115,4 @@ def test_a_verdict_is_told_once_also_after_a_restart_and_a_torn_line_is_left_out
         (0, 1, "slow"),
         (1, 1, "slow"),
     ]
-    assert len(caplog.records) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 2

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from distsummary.collect import heartbeat
-from distsummary.collect.heartbeat import Pulse, seconds_a_step
+from distsummary.collect.heartbeat import Pulse, Told, with_means
 from distsummary.deal import Heartbeat
 from distsummary.writing.health import Failures, Health
 
@@ -21,7 +21,16 @@ from distsummary.writing.health import Failures, Health
     ],
 )
 def test_a_pace_is_the_mean_over_all_heartbeats_that_are_kept(told, pace):
-    assert seconds_a_step(told) == pace
+    assert with_means(Heartbeat(), [Told(*one) for one in told]).step_s == pace
+
+
+def test_own_and_waiting_time_are_means_of_the_same_steps():
+    sums = [Told(10, 100.0, None, None), Told(14, 105.0, 40.0, 8.0), Told(20, 110.0, 70.0, 20.0)]
+    place = Heartbeat(step=20, own_ms=70.0, wait_ms=20.0)
+    assert with_means(place, sums)[-2:] == (7.0, 2.0)
+    assert with_means(place, sums[1:])[-2:] == (5.0, 2.0)
+    assert with_means(place, sums[2:])[-2:] == (None, None)
+    assert with_means(Heartbeat(step=20), [Told(10, 100.0), Told(20, 110.0)])[-2:] == (None, None)
 
 
 def test_heartbeats_of_the_last_half_minute_make_the_pace(monkeypatch):

@@ -43,6 +43,20 @@ def test_a_run_of_four_ranks_is_a_line_for_each():
     ]
 
 
+def test_own_and_waiting_time_of_ranks_that_measure_them_have_columns():
+    ranks = [rank_state(0, own_ms=5.04, wait_ms=7.0), rank_state(1, own_ms=11.9, wait_ms=0.2), lost(2)]
+    status = status_of(attempt_state(ranks))
+    assert text_of(status, width=120).splitlines()[2:6] == [
+        "rank  state    step  phase     ms/step   own  waiting  heard  dropped  process",
+        "0     running   120  training     12.3   5.0      7.0    2 s        -  node-0:1000",
+        "1     running   120  training     12.3  11.9      0.2    2 s        -  node-0:1001",
+        "2     lost      120  -               -     -        -   95 s        -  node-0:1002  its process is "
+        "gone from node-0",
+    ]
+    first, second = as_json(status)["attempts"][0]["ranks"][:2]
+    assert (first["own_ms"], second["wait_ms"]) == (5.04, 0.2)
+
+
 def test_a_run_that_lost_a_rank_names_it_and_why():
     ranks = [rank_state(0), rank_state(1), lost(2, step=31)]
     status = status_of(attempt_state(ranks, failure=failure(2, "killed by signal 9"), missing=(3,)))

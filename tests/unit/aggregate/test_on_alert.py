@@ -1,0 +1,125 @@
+"""What rank 0 does with an alert: a function is called, a server gets JSON, and what fails is counted."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+import distsummary as ds
+from distsummary.aggregate import on_alert
+from distsummary.aggregate.judging import Alerts
+from distsummary.aggregate.on_alert import OnAlert, check_on_alert
+from distsummary.diagnosis.verdict import Verdict
+from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.run_dir import RunDir
+from distsummary.training.callbacks import CallbackParams, RunContext
+
+
+def verdict(rank: int, until: int | None = None) -> Verdict:
+    return Verdict(
+        rank=rank, cause="data", since_step=3, until_step=until, evidence="slow", first_told_step=9
+    )
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(on_alert, "LOOK_S", 0.01)
+
+
+@pytest.fixture
+def server():
+    """An HTTP server on this machine: refuses as many requests as `refusals` says, keeps the others."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            self.server.asked += 1
+            if self.server.asked <= self.server.refusals:
+                self.send_error(503)
+                return
+            self.server.taken.append((self.headers["Content-Type"], json.loads(body)))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *arguments):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.taken, server.asked, server.refusals = [], 0, 0
+        server.url = f"http://127.0.0.1:{server.server_port}/alerts"
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def told_to(callback: OnAlert, run_dir: RunDir, *verdicts: Verdict) -> None:
+    """One training, in which the aggregator tells the verdicts."""
+    with callback:
+        callback.on_train_begin(RunContext(CallbackParams()))
+        for one in verdicts:
+            Alerts(run_dir).tell(1, one)
+
+
+def test_a_function_gets_each_alert_of_this_training_once(tmp_path):
+    run_dir, got, failures = RunDir(tmp_path).create(), [], []
+    Alerts(run_dir).tell(0, verdict(7))  # an earlier attempt
+    callback = OnAlert(run_dir, got.append, failures.append)
+    told_to(callback, run_dir, verdict(1), verdict(2), verdict(1, until=20))
+    assert [(one["rank"], one["cause"], one["attempt"]) for one in got] == [(1, "data", 1), (2, "data", 1)]
+    assert got[1]["text"] == "distsummary: rank 2: data since step 3: slow"
+    assert got[1]["run_dir"] == str(run_dir.base)
+    assert failures == []
+
+
+def test_a_function_that_raises_is_counted_and_gets_the_next_alert(tmp_path):
+    run_dir, ranks, failures = RunDir(tmp_path).create(), [], []
+
+    def fail(alert):
+        ranks.append(alert["rank"])
+        raise RuntimeError("no network")
+
+    told_to(OnAlert(run_dir, fail, failures.append), run_dir, verdict(1), verdict(2))
+    assert ranks == [1, 2]
+    assert failures == ["on_alert: RuntimeError: no network"] * 2
+
+
+def test_a_server_gets_json_also_if_it_refuses_twice(tmp_path, server):
+    run_dir, failures, taken = RunDir(tmp_path).create(), [], threading.Event()
+    server.refusals = 2
+    with (callback := OnAlert(run_dir, server.url, failures.append)):
+        callback.on_train_begin(RunContext(CallbackParams()))
+        Alerts(run_dir).tell(0, verdict(2))
+        while not server.taken and not failures:
+            taken.wait(0.01)
+    [(kind, alert)] = server.taken
+    assert (kind, alert["rank"], alert["evidence"], failures) == ("application/json", 2, "slow", [])
+
+
+def test_a_server_that_never_takes_it_is_counted(tmp_path, server):
+    run_dir, failures, waiting = RunDir(tmp_path).create(), [], threading.Event()
+    server.refusals = 99
+    with (callback := OnAlert(run_dir, server.url, failures.append)):
+        callback.on_train_begin(RunContext(CallbackParams()))
+        Alerts(run_dir).tell(0, verdict(2))
+        while not failures:
+            waiting.wait(0.01)
+    assert failures == ["on_alert: HTTPError: HTTP Error 503: Service Unavailable"]
+    assert (server.asked, server.taken) == (3, [])
+
+
+@pytest.mark.parametrize(
+    ("given", "aggregate", "error", "words"),
+    [
+        (3, True, InvalidTypeError, "on_alert must be"),
+        ("hooks.example.org", True, InvalidValueError, "begins with http:// or https://"),
+        (print, False, InvalidValueError, "leave aggregate out"),
+    ],
+)
+def test_a_wrong_argument_names_its_remedy(tmp_path, given, aggregate, error, words):
+    with pytest.raises(error, match=words):
+        check_on_alert(given, aggregate=aggregate)
+    with pytest.raises(error, match=words):
+        ds.init(tmp_path / "run", on_alert=given, aggregate=aggregate)
