@@ -30,7 +30,7 @@ from distsummary.states import read_run
 
 LINES = ("sleep", "loader", "order")  # of these, the line can be had
 AWAITED = "all_reduce of 2632"  # the gradients
-PATIENCE_S = 90.0
+PATIENCE_S, ENDING_S = 90.0, 30.0
 ALLOWED_S = 5.0 + 1.0  # and a second until a step is late, as three medians of these steps are shorter
 
 
@@ -47,6 +47,9 @@ def training(run_dir: str, kind: str, culprit: int, at: int, launcher: str) -> I
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     try:
         yield
+        if kind == "exit":  # the launcher ends the others
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(ENDING_S)
     finally:
         for rank in read_run(run_dir).attempts[-1].ranks:
             if rank.state == "running":

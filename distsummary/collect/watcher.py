@@ -156,7 +156,7 @@ class Watcher:
             and not self._is_told
             and follows_from_another(f"{type(error).__name__}: {error}")
         ):
-            self._failures.call("stuck.json", self._tell, time.monotonic(), is_broken=True)
+            self._failures.call("stuck.json", self._tell, time.monotonic(), is_cut_off=True)
         elif error is None:
             self._failures.call("stuck.json", self._path.unlink, missing_ok=True)
 
@@ -184,21 +184,24 @@ class Watcher:
         if late_s >= self._pace.telling_s() and now - self._told_s >= TELL_S:
             self._tell(now)
 
-    def _tell(self, now: float, *, is_broken: bool = False) -> None:
-        """Write that the step is long, and what is known of it; `is_broken`: a collective has raised."""
+    def _tell(self, now: float, *, is_cut_off: bool = False) -> None:
+        """Write that the step is long, and what is known of it; `is_cut_off`: a collective has raised."""
         place, pace = self._place(), self._pace
         stack = [*_frames(self._thread_id)]
         files = [frame.f_code.co_filename.replace(os.sep, "/") for frame in stack]
         by_file = (phase for part, phase in _BY_FILE if any(part in file for file in files))
         phase = place.phase if place.phase in _LONG else next(by_file, place.phase)
-        recorder, groups = self._groups(is_broken)
+        late_s, limit_s = now - pace.since, pace.limit_s(phase if phase != WAIT else place.phase)
+        # Before the limit nobody is blamed, and reading a full recorder takes 50 ms.
+        recorder, groups = self._groups(is_cut_off) if late_s >= limit_s or is_cut_off else ("", ())
         telling = Telling(
             rank=self._rank,
             step=place.step + (place.phase in (DATA, OUTSIDE)),
             phase=phase,
-            late_s=now - pace.since,
-            limit_s=pace.limit_s(phase if phase != WAIT else place.phase),
+            late_s=late_s,
+            limit_s=limit_s,
             is_moving=self._is_moving(),
+            is_cut_off=is_cut_off,
             recorder=recorder,
             groups=groups,
             line=user_line(stack),

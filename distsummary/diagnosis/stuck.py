@@ -67,6 +67,7 @@ class Telling:
         phase: of the step, such as forward. late_s: seconds without progress. limit_s: how long its steps,
             or this phase, usually take at most; None: unknown yet.
         is_moving: whether the loop's thread computes, or its stack changes.
+        is_cut_off: whether its newest collective has raised, as another rank is gone.
         went_on_s: seconds since a step that was late ended; None if that was not told.
         recorder: "on", "off" (its size is 0), or empty without torch.distributed.
         line: the line of the user's code at which it stands, such as `train.py:12 in step: y = model(x)`.
@@ -80,6 +81,7 @@ class Telling:
     late_s: float | None = None
     limit_s: float | None = None
     is_moving: bool = False
+    is_cut_off: bool = False
     went_on_s: float | None = None
     recorder: str = ""
     groups: tuple[Group, ...] = ()
@@ -115,6 +117,7 @@ class Telling:
             late_s=None if late_s is None else float(late_s),
             limit_s=None if limit_s is None else float(limit_s),
             is_moving=bool(stored["is_moving"]),
+            is_cut_off=bool(stored["is_cut_off"]),
             recorder=str(stored["recorder"]),
             groups=tuple(groups),
             line=str(stored["line"]),
@@ -129,12 +132,17 @@ class Telling:
     @property
     def has_ended(self) -> bool:
         """Whether its process has ended, by itself and not as another one was gone."""
-        return self.state in ENDED and not follows_from_another(self.error)
+        return self.state in ENDED and not self.has_lost_another
+
+    @property
+    def has_lost_another(self) -> bool:
+        """Whether it ended, or is about to end, because another rank was gone."""
+        return self.is_cut_off or follows_from_another(self.error)
 
     @property
     def is_waiting(self) -> bool:
         """Whether it waits for other ranks."""
-        return self.pending is not None or self.phase == WAITING or follows_from_another(self.error)
+        return self.pending is not None or self.phase == WAITING or self.has_lost_another
 
     def is_over_limit(self, *, least_s: float = 0.0, more_s: float = 0.0) -> bool:
         """Whether it has stood still for `more_s` longer than it usually does at most, and for `least_s`."""
@@ -156,7 +164,7 @@ def hung(tellings: Sequence[Telling]) -> list[Verdict]:
         tellings = [replace(one, late_s=None, groups=()) if one.has_ended else one for one in tellings]
     waiting = [one for one in tellings if one.is_waiting and _has_stopped(one)]
     if waiting:
-        if not any(one.is_over_limit() or one.state == "failed" for one in tellings):
+        if not any(one.is_over_limit() or one.has_lost_another for one in tellings):
             return []
         return _out_of_order(tellings, waiting) or _missing(tellings, waiting)
     return _still(tellings)
@@ -164,7 +172,7 @@ def hung(tellings: Sequence[Telling]) -> list[Verdict]:
 
 def _has_stopped(telling: Telling) -> bool:
     """Whether it makes no progress, though perhaps not for long."""
-    return telling.late_s is not None or (telling.state == "failed" and follows_from_another(telling.error))
+    return telling.late_s is not None or telling.has_lost_another
 
 
 def _out_of_order(tellings: Sequence[Telling], waiting: Sequence[Telling]) -> list[Verdict]:
@@ -271,7 +279,7 @@ def _all_wait(
         ]
         return circle
     first = waiting[0]
-    if first.state == "failed":
+    if first.has_lost_another:
         return []  # the connection broke, and nobody knows why
     all_s = min(one.late_s or 0.0 for one in waiting)
     if unknown:
@@ -357,7 +365,7 @@ def _where(telling: Telling) -> str:
 
 def _waits(ranks: Collection[int], waiting: Sequence[Telling]) -> str:
     waited_s = max((one.late_s or 0.0 for one in waiting), default=0.0)
-    if all(one.state == "failed" for one in waiting):
+    if all(one.has_lost_another for one in waiting):
         return f"{_named(ranks)} waited until the connection broke"
     return f"{_named(ranks)} {'has' if len(ranks) == 1 else 'have'} waited {waited_s:.1f} s"
 

@@ -111,6 +111,8 @@ def test_an_exited_rank() -> None:
     [verdict] = hung([*failed, Telling(rank=2, step=59, state="lost")])
     assert (verdict.rank, "all_reduce" in verdict.evidence) == (2, True)
     assert "waited until the connection broke" in verdict.evidence
+    cut = [replace(waits(rank), is_cut_off=True, late_s=0.3, state="lost") for rank in (0, 1, 3)]
+    assert [one.rank for one in hung([*cut, Telling(rank=2, state="lost")])] == [2]
     assert hung(failed) == []
     # what it told when an earlier step was long says nothing about its end
     [verdict] = hung([*failed, replace(waits(2, BEGUN), step=20, state="lost")])
