@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from distsummary.checks import check_int
 from distsummary.collect.batch_digest import batch_digest
 from distsummary.collect.own_settings import own_settings
+from distsummary.collect.sources import Source
 from distsummary.errors import InvalidTypeError
 from distsummary.format.check_tags import BATCH_TAGS
 from distsummary.format.records import Value
@@ -41,8 +42,8 @@ def check_checksums(checksums: object) -> bool | int:
     return checksums
 
 
-class Checks:
-    """Records the bit sums of replicated parameters and digests of the first batches; a `sources.Source`.
+class Checks(Source):
+    """Records the bit sums of replicated parameters and digests of the first batches.
 
     At its first step it also tells the facts of the rank: its settings as they are when this object is made,
     and the names of the model's parameters.
@@ -65,7 +66,6 @@ class Checks:
         checksums: "Checksums | None",
         tell: Callable[[RankFacts], None],
     ) -> None:
-        self.at = -math.inf
         self._checksums = checksums if every is not False else None
         self._tell = tell
         self._settings = own_settings(config) | {"local rank": str(local_rank)}

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import distsummary
 from distsummary import topology as topologies
@@ -18,7 +18,6 @@ from distsummary.collect.checks import Checks, check_checksums
 from distsummary.collect.config import read_config
 from distsummary.collect.description import Description
 from distsummary.collect.evaluations import Evaluations, metric_values
-from distsummary.collect.graph import ModelGraph
 from distsummary.collect.lineage import evaluation_lineage
 from distsummary.collect.norms import check_norms, refuse_unmeasured
 from distsummary.collect.older_order import is_older_collector, without_num_process
@@ -32,33 +31,23 @@ from distsummary.collect.options import (
     check_max_file_size,
     check_specified,
     check_summary_dir,
-    refuse_without_torch,
     with_landscape,
 )
-from distsummary.collect.plan import DEALS, Group, dealing_group, regular_steps, tensor_steps
+from distsummary.collect.plan import DEALS
 from distsummary.collect.run_recorder import RunRecorder
-from distsummary.collect.selection import BY_DEFAULT, GRADIENTS_BY_DEFAULT, Selection, default_steps
+from distsummary.collect.schedule import Schedule
 from distsummary.collect.session import Past, Session
-from distsummary.collect.sources import Images, LearningRate, Loss, Source, WatchedParameters
-from distsummary.collect.step_values import Parameters
-from distsummary.collect.taps import Taps
 from distsummary.collect.watcher import OUTSIDE, Place
-from distsummary.deal import Deal
 from distsummary.errors import ClosedError, InvalidValueError
 from distsummary.format.records import DIALECTS, MINDSPORE, WRITTEN, Health, Value
 from distsummary.frameworks.base import framework_of
 from distsummary.interrupts import is_interruption
 from distsummary.topology import Topology
-from distsummary.training.callbacks import STEP_HOOKS, Callback, CallbackParams, RunContext
-from distsummary.training.finite import WARN, FiniteCheck
+from distsummary.training.callbacks import STEP_HOOKS, Callback, CallbackParams, RunContext, is_sink
 from distsummary.training.phases import CHECKPOINT, EVALUATION, STEP_PHASES, in_phase
 from distsummary.training.run import STEP_TIMES
 from distsummary.writing.health import Failures
 from distsummary.writing.spec import WriterSpec
-
-if TYPE_CHECKING:
-    from distsummary.collect.torch_gradients import Gradients
-    from distsummary.collect.torch_norms import Norms
 
 logger = logging.getLogger(__name__)
 
@@ -227,50 +216,21 @@ class SummaryCollector(Callback):
             record=self._keep,
             failures=self._failures,
         )
-        self._group = Group()
-        self._coming: Deal | None = None  # a deal that begins at a later step
-        self._total: int | None = None  # steps of the training by the deal that holds
-        self._last: int | None = None  # the newest step at which more than the logged values was due
-        self._plain_before = -math.inf  # the first due step; the first step is due
-        self._norms: Norms | None = None
-        self._checks: Checks | None = None
-        self._make_sources()
-        self._taps = Taps(
-            self.recorder.snapshot,
-            self._failures,
-            regular=regular_steps(self._freq),
-            tensors=self._whole.steps,
+        self._schedule = Schedule(
+            self._collected,
+            freq=self._freq,
+            tensor_freq=self._tensor_freq,
             deal=self._deal,
+            precision=self._precision,
+            exports=self._exports_npy,
             mindspore_compat=self._compat,
+            recorder=self.recorder,
+            failures=self._failures,
         )
+        self._taps = self._schedule.taps
         self.recorder.gather = self._taps.gather
         self._params: CallbackParams | None = None  # the parameters of the current training
         self._recorded: object = None  # the `logged` dict that was recorded last
-
-    def _make_sources(self) -> None:
-        """Make the sources of values. A further kind of values joins here; see `Source`."""
-        collected, failures, compat = self._collected, self._failures, self._compat
-        regular = regular_steps(self._freq)
-        # By default, pictures get rarer as histograms do: those of a small CNN take as long as a step of it.
-        is_default = collected.histogram is BY_DEFAULT
-        images = default_steps(self._freq, 0) if is_default else regular
-        tensors = tensor_steps(None, self._freq, self._tensor_freq)
-        spread = partial(default_steps, self._freq) if is_default else None
-        self._loss = Loss(regular, failures, mindspore_compat=compat)
-        self._rate = LearningRate(regular, failures)
-        self._images = Images(images, mindspore_compat=compat)
-        self._histograms = WatchedParameters("histogram", regular, failures, spread=spread)
-        self._whole = WatchedParameters("tensor", tensors, failures)
-        self._graph = ModelGraph(regular, failures, collected.graph)
-        # MindSpore's kinds, in the order of their values in an event
-        self._mindspores: list[Loss | LearningRate | Images | WatchedParameters] = []
-        if collected.metric:
-            self._mindspores += [self._loss, self._rate]
-        if collected.input_data:
-            self._mindspores.append(self._images)
-        self._mindspores += [self._histograms, self._whole]
-        self._sources: list[Source] = [*self._mindspores, self._graph]
-        self._gradients: Gradients | None = None  # joins the sources when there is a network
 
     def _keep(self, step: int, numbers: Mapping[str, object], values: Sequence[Value] = ()) -> None:
         """Keep the values of a run that only evaluates, to record them with its evaluations."""
@@ -295,22 +255,23 @@ class SummaryCollector(Callback):
             if self._evaluations is not None:
                 self._evaluations.record(self._session)
                 self._evaluations = None
-            self._session.begin_heartbeats(self._hear, int(params.get("initial_step") or 0))
+            self._session.begin_heartbeats(self._schedule.hear, int(params.get("initial_step") or 0))
             self._tell_attempt(self._session)
         session = self._session
         session.phase = "training"
         self._taps.begin(params, session.record)
-        self._taps.group = self._group
         self.recorder.record = self._taps.record
         self._params = params
         session.watch_steps(partial(self._place, session, params))
         network = params.get("network")
-        if network is not None:
-            self._failures.call("the parameters", self._watch, session, network, params)
-        if self._precision is not None:
-            self._failures.call("norms", self._measure_norms, topology, network, params, self._precision)
+        self._schedule.watch(network, params)
         if topology.world_size > 1 and topology.role == "train" and self._collected.metric:
             self._failures.call("checks", self._compare, session, network)
+        if network is not None and self._collected.landscape is not None:
+            self._failures.call("trajectory", self._keep_trajectory, session, network, params)
+        # A subclass that overrides a step hook must see every step, so no step is plain.
+        is_own = all(getattr(type(self), hook) is getattr(SummaryCollector, hook) for hook in STEP_HOOKS)
+        self._schedule.sees_all = not is_own or session.keeps_checkpoints
         if self._system_metrics:
             self._failures.call("system metrics", session.monitor_system, network)
 
@@ -342,7 +303,7 @@ class SummaryCollector(Callback):
         topology = self._begin(params, "eval")
         if self._session is None and topology.role == "eval":
             self._session = self._open(topology)
-            self._session.begin_heartbeats(self._hear)
+            self._session.begin_heartbeats(self._schedule.hear)
             self.recorder.record = self._session.record
         elif self._session is None:
             self._evaluations = self._evaluations or Evaluations(topology)
@@ -373,7 +334,7 @@ class SummaryCollector(Callback):
         if not topology.mesh and network is not None:
             mesh = self._failures.call("the mesh", framework_of(network).mesh, network)
             topology = dataclasses.replace(topology, mesh=mesh or {})
-        self._group = self._failures.call("the mesh", dealing_group, topology) or Group()
+        self._schedule.begin(topology)
         return topology
 
     def _open(
@@ -398,69 +359,6 @@ class SummaryCollector(Callback):
             past=past,
         )
 
-    def _watch(self, session: Session, network: object, params: CallbackParams) -> None:
-        def parameters(selection: Selection | None) -> Parameters | None:
-            if selection is None:
-                return None
-            return Parameters(
-                network,
-                selection,
-                group=self._group,
-                deal=self._deal,
-                exports=self._exports_npy,
-                mindspore_compat=self._compat,
-                tell=logger.warning if session.topology.rank == 0 else None,
-            )
-
-        if session.topology.rank == 0 and session.topology.role == "train":
-            self._graph.watch(network)
-        self._histograms.parameters = parameters(self._collected.histogram)
-        self._whole.parameters = parameters(self._collected.tensor)
-        if (chosen := parameters(self._collected.gradient)) is not None:
-            self._failures.call("gradients", self._watch_gradients, chosen, network, params)
-        if self._collected.landscape is not None:
-            steps = params.get("batch_num") or 0
-            session.keep_trajectory(self._collected.landscape, network, self._group, steps)
-
-    def _watch_gradients(self, chosen: Parameters, network: object, params: CallbackParams) -> None:
-        refuse_without_torch("gradients", network)
-        from distsummary.collect.torch_gradients import Gradients
-
-        if self._gradients is not None:
-            self._sources.remove(self._gradients)
-            self._gradients.close()
-        is_default = self._collected.gradient is GRADIENTS_BY_DEFAULT
-        self._gradients = Gradients(
-            chosen,
-            network,
-            regular_steps(self._freq),
-            self._failures,
-            params,
-            spread=partial(default_steps, self._freq) if is_default else None,
-            mindspore_compat=self._compat,
-        )
-        self._sources.append(self._gradients)
-
-    def _measure_norms(
-        self, topology: Topology, network: Any, params: CallbackParams, precision: str
-    ) -> None:
-        from distsummary.collect.torch_norms import Norms  # imports torch, which is imported already
-
-        if self._norms is not None:  # of the training before in the same session
-            self._norms.close()
-            self._sources.remove(self._norms)
-        finite = params.get("finite_check") or FiniteCheck(WARN, topology.rank, lambda: self._failures)
-        self._norms = Norms(
-            network,
-            precision=precision,
-            group=self._group,
-            mesh=topology.mesh,
-            finite=finite,
-            failures=self._failures,
-            is_quiet=topology.rank > 0,
-        )
-        self._sources.append(self._norms)
-
     def _compare(self, session: Session, network: Any) -> None:
         """Record what tells this rank from the others, where it should not differ."""
         checksums = None
@@ -468,89 +366,33 @@ class SummaryCollector(Callback):
             from distsummary.collect.torch_checksums import Checksums  # imports torch, imported already
 
             checksums = Checksums(network, session.topology.mesh, session.topology.world_size)
-        if self._checks is not None:  # of the training before in the same session
-            self._sources.remove(self._checks)
-        self._checks = Checks(
+        checks = Checks(
             self._checksums,
             self._config.flat,
             local_rank=session.topology.local_rank,
             checksums=checksums,
             tell=session.tell_facts,
         )
-        self._sources.append(self._checks)
+        self._schedule.add(checks)
 
-    def _hear(self, deal: Deal) -> None:
-        """Keep a new deal until its first step; called by the thread of the heartbeats."""
-        self._coming = deal
-        self.recorder.plain_before = min(self.recorder.plain_before, deal.since)
-
-    def _follow(self, deal: Deal) -> None:
-        """Take this rank's share of a deal that begins now. A rank that it leaves out goes on as before."""
-        self._coming, self._total = None, deal.total
-        place = deal.place(self._open_session().topology.rank)
-        if place is not None:
-            self._group = Group(index=place[0], size=place[1])
-            for watched in (self._histograms, self._whole, self._gradients):
-                if watched is not None and watched.parameters is not None:
-                    watched.parameters.deal_among(self._group)
-            self._taps.group = self._group
-            if self._norms is not None:
-                self._norms.deal_among(self._group)
-        if self._total is not None:
-            self._whole.steps = tensor_steps(self._total, self._freq, self._tensor_freq)
-            self._taps.tensors = self._whole.steps
-        if self._last is not None:
-            self._last = max(self._last, deal.since - 1)  # due steps before the deal are done
-            self._plan_next()
+    def _keep_trajectory(self, session: Session, network: object, params: CallbackParams) -> None:
+        assert self._collected.landscape is not None
+        steps = params.get("batch_num") or 0
+        session.keep_trajectory(self._collected.landscape, network, self._schedule.group, steps)
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
-        """Plan the steps at which whole parameters are recorded."""
-        self._failures.call("steps of tensors", self._plan_tensors, run_context.original_args())
+        """Plan the steps of the epoch."""
+        self._failures.call("steps of tensors", self._begin_epoch, run_context.original_args())
 
-    def _plan_tensors(self, params: CallbackParams) -> None:
-        epochs, steps = params.get("epoch_num") or 0, params.get("batch_num") or 0
-        total = epochs if _is_sink(params) else epochs * steps
-        if self._last is not None and not _is_sink(params):
-            self._last = max(self._last, int(params.get("cur_step_num") or 0))  # plain steps do not update it
-        own = total if total > 0 else None  # loops give 0 or -1 for an unknown length
+    def _begin_epoch(self, params: CallbackParams) -> None:
         if self._session is not None:
-            self._session.total = own
-        total_of_all = own if self._total is None else self._total
-        self._whole.steps = tensor_steps(total_of_all, self._freq, self._tensor_freq)
-        self._taps.tensors = self._whole.steps
-        self._plan_next()
-
-    def _plan_next(self) -> None:
-        """Find the next step at which more than the logged values is due; until then, steps are "plain".
-
-        Only a `Run` has a faster path for plain steps. A `Run` knows only a loss that was logged, so
-        `loss/auto` is never due in it, except with `mindspore_compat`.
-        """
-        if self._last is None or self._session is None:
-            return
-        for source in self._sources:
-            source.plan(self._last)
-        coming = self._coming.since if self._coming is not None else math.inf
-        due = [source.at for source in self._sources if source is not self._loss]
-        due_in_run = min([coming, *due])
-        self._plain_before = min(due_in_run, self._loss.at) if self._collected.metric else due_in_run
-        # A subclass that overrides a step hook must see every step, so no step is plain.
-        is_own = all(getattr(type(self), hook) is getattr(SummaryCollector, hook) for hook in STEP_HOOKS)
-        if not is_own or self._session.keeps_checkpoints:
-            self.recorder.plain_before = -math.inf
-        else:
-            self.recorder.plain_before = self._plain_before if self._compat else due_in_run
+            self._session.total = self._schedule.begin_epoch(params)
 
     def on_train_step_begin(self, run_context: RunContext) -> None:
-        """Keep the learning rate of this step: when the step ends, a scheduler may have set the next rate."""
+        """Tell the sources of values, if any may be due at the step's end."""
         params = run_context.original_args()
-        if self._is_plain(params):
-            return
-        self._graph.begin()
-        if self._collected.metric:
-            self._rate.begin(params)
-        if self._gradients is not None:
-            self._failures.call(self._gradients.what, self._gradients.begin)
+        if not self._is_plain(params):
+            self._schedule.begin_step(params)
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         """Record the step."""
@@ -560,7 +402,7 @@ class SummaryCollector(Callback):
             self.recorder.record(params["cur_step_num"], logged, params.get("values", ()))
             return
         try:
-            if not _is_sink(params):
+            if not is_sink(params):
                 self._record_step(params, int(params["cur_step_num"]))
             elif params.get("logged") or params.get("values"):  # the rest is recorded when the epoch ends
                 self._open_session().record(
@@ -577,8 +419,8 @@ class SummaryCollector(Callback):
         return (
             type(step) is int
             and step < self.recorder.plain_before
-            and step < self._plain_before
-            and not _is_sink(params)
+            and step < self._schedule.plain_before
+            and not is_sink(params)
         )
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
@@ -588,22 +430,20 @@ class SummaryCollector(Callback):
         self._failures.call("trajectory", self._save_checkpoint, "epoch", params)
 
     def _end_epoch(self, params: CallbackParams) -> None:
-        if _is_sink(params):
+        if is_sink(params):
             self._record_step(params, int(params.cur_epoch_num))
             return
         self._recorded = logged = params.get("logged", {})
         values, step = list(params.get("values", ())), int(params.cur_step_num)
         if self._compat:  # MindSpore records the last step of an epoch twice if it was due
-            for source in self._mindspores:
-                if source.steps.holds_multiple(step):
-                    values += self._failures.call(source.what, source.values, params, step) or []
+            values += self._schedule.values_again(params, step)
         self._open_session().record(step, logged, values)
 
     def on_train_end(self, run_context: RunContext) -> None:
         """Record what was logged after the last step, and the complete lineage."""
         params = run_context.original_args()
         self._failures.call("values", self._record_rest, params)
-        self._failures.call(self._graph.what, self._record_graph, params)
+        self._failures.call(self._schedule.graph.what, self._record_graph, params)
         self._failures.call("lineage", self._end_description, params)
 
     def on_eval_end(self, run_context: RunContext) -> None:
@@ -617,17 +457,11 @@ class SummaryCollector(Callback):
     def _record_step(self, params: CallbackParams, number: int) -> None:
         """Record a step (in sink mode an epoch) at which more than the logged values may be due."""
         self._recorded = logged = params.get("logged", {})
-        if self._coming is not None and number >= self._coming.since:
-            self._follow(self._coming)
-        last, self._last = self._last, number
-        values: list[Value] = list(params.get("values", ()))
-        for source in self._sources:
-            if number >= source.at:
-                values += self._failures.call(source.what, source.values, params, number) or []
-        self._plan_next()
         self._open_session()
+        is_first = not self._schedule.has_begun
+        values = [*params.get("values", ()), *self._schedule.values(params, number)]
         self._taps.record(int(params["cur_step_num"]), logged, values, number=number)
-        if last is None:
+        if is_first:
             self._failures.call("lineage", self._begin_description, params)
 
     def _record_rest(self, params: CallbackParams) -> None:
@@ -637,7 +471,7 @@ class SummaryCollector(Callback):
 
     def _record_graph(self, params: CallbackParams) -> None:
         """Record the graph of a model that was not called in the steps at which the graph was due."""
-        if values := self._graph.rest():
+        if values := self._schedule.graph.rest():
             self._open_session().record(int(params.cur_step_num), {}, values)
 
     def _begin_description(self, params: CallbackParams) -> None:
@@ -692,12 +526,8 @@ class SummaryCollector(Callback):
         if evaluations is not None:
             self._failures.call("evaluations", self._close_evaluations, evaluations)
         self.recorder.plain_before, self.recorder.record = -math.inf, self._keep
-        self._graph.close()
+        self._schedule.close()
         self._is_over = True
-        if self._gradients is not None:
-            self._gradients.close()
-        if self._norms is not None:
-            self._norms.close()
         if session is not None:
             self._health = session.close(error)
 
@@ -724,8 +554,3 @@ class SummaryCollector(Callback):
             end = self._description.end_settings
             self._failures.call("the end of the settings", end, self._session, params, is_success=False)
         self.close(error=error)
-
-
-def _is_sink(params: CallbackParams) -> bool:
-    """Whether the loop passes whole epochs to the device (sink mode), so that single steps are invisible."""
-    return bool(params.get("dataset_sink_mode"))

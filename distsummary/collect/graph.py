@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from distsummary.collect.plan import Steps
+from distsummary.collect.sources import Source
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format import mindspore_graph
 from distsummary.format.graph import MAX_NODES, Graph, reduced
@@ -82,8 +83,8 @@ def _value_of(observer: Observer) -> Value | None:
     return graph_value(graph) if graph.nodes else None
 
 
-class ModelGraph:
-    """A `Source`: the graph at the end of the first step in which the model was called, and never again.
+class ModelGraph(Source):
+    """The graph at the end of the first step in which the model was called, and never again.
 
     Args:
         steps: when to look again if the model was not called in the first step.
@@ -93,7 +94,6 @@ class ModelGraph:
     what = "graph"
 
     def __init__(self, steps: Steps, failures: Failures, how: str | None) -> None:
-        self.at = -math.inf
         self._steps, self._failures, self._how = steps, failures, how
         self._observer: Observer | None = None
 
@@ -103,7 +103,11 @@ class ModelGraph:
         if self._how is not None:
             self._observer = self._failures.call(self.what, observe, network, self._how, self._failures)
 
-    def begin(self) -> None:
+    def begin(self, params: CallbackParams) -> None:
+        """See `Source`."""
+        self.heed_compilations()
+
+    def heed_compilations(self) -> None:
         """Called before a step, if the model has not been called yet."""
         if self._observer is not None:
             self._observer.heed_compilations()

@@ -250,7 +250,7 @@ class SummaryRecord:
         if graph := self._graph.take():
             write_values(self._writer, self._exports, step, graph)
         self._draw(train_network)
-        self._graph.begin()
+        self._graph.heed_compilations()
         self._last_step = step
         numbers, self._scalars = self._scalars, {}
         pool, self._pool = self._pool, {}

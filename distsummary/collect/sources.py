@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Callable
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
-from distsummary.collect.plan import Steps
+from distsummary.collect.plan import Group, Steps
 from distsummary.collect.session import ENDED_LATE
 from distsummary.collect.step_values import (
     Parameters,
@@ -18,26 +18,38 @@ from distsummary.training.callbacks import CallbackParams
 from distsummary.writing.health import Failures
 
 
-class Source(Protocol):
+class Source:
     """A kind of values. Steps before the `at` of every source are plain: nothing is computed at them.
 
-    `what` names the values in the message about a failure.
+    A source overrides `plan` and `values`, and of the other methods those that it needs. `what` names the
+    values, also in the message about a failure.
     """
 
     what: str
-    at: float  # the next due step; before the first step -inf, if none is due any more inf
+    at: float = -math.inf  # the next due step; before the first step -inf, if none is due any more inf
+
+    def begin(self, params: CallbackParams) -> None:
+        """Called when a step begins that is not plain."""
+
+    def deal_among(self, group: Group) -> None:
+        """From now on, the ranks of `group` divide what is equal on them."""
+
+    def close(self) -> None:
+        """Let go of the model; called when the training is over, and more than once."""
 
     def plan(self, last: int) -> None:
         """Set `at` to the first due step after `last`."""
+        raise NotImplementedError
 
     def values(self, params: CallbackParams, step: int) -> list[Value]:
         """The values of a step at which they are due. What it raises is counted, and the step goes on.
 
         If the parameter `ended_late` is set, the model may have changed since the step: do not read it.
         """
+        raise NotImplementedError
 
 
-class Loss:
+class Loss(Source):
     """The loss in the loop's outputs as `loss/auto`, unless the loop logged it.
 
     Outputs that hold no loss are counted. A `Run` passes no outputs, but with `mindspore_compat` a logged
@@ -47,7 +59,7 @@ class Loss:
     what = "loss"
 
     def __init__(self, steps: Steps, failures: Failures, *, mindspore_compat: bool) -> None:
-        self.at, self.steps = -math.inf, steps
+        self.steps = steps
         self._failures, self._compat = failures, mindspore_compat
 
     def plan(self, last: int) -> None:
@@ -68,19 +80,19 @@ class Loss:
             raise
 
 
-class LearningRate:
+class LearningRate(Source):
     """The learning rate as `learning_rate/auto`, unless the loop logged it."""
 
     what = "learning rate"
 
     def __init__(self, steps: Steps, failures: Failures) -> None:
-        self.at, self.steps = -math.inf, steps
+        self.steps = steps
         self._failures = failures
         self._has_optimizer = False
         self._rate: list[Value] = []
 
     def begin(self, params: CallbackParams) -> None:
-        """Keep the rate of the step that begins: when it ends, a scheduler may have set the next rate."""
+        """See `Source`: keep the rate now, as a scheduler may set the next one before the step ends."""
         self._has_optimizer = params.get("optimizer") is not None
         if self._has_optimizer:
             self._rate = self._failures.call(self.what, learning_rate_values, params) or []
@@ -94,13 +106,13 @@ class LearningRate:
         return unless_logged(self._rate, params) if self._rate else []
 
 
-class Images:
+class Images(Source):
     """The first images of the batch, until a batch holds none."""
 
     what = "input_data"
 
     def __init__(self, steps: Steps, *, mindspore_compat: bool) -> None:
-        self.at, self.steps = -math.inf, steps
+        self.steps = steps
         self._compat = mindspore_compat
         self._has_images = True
 
@@ -118,7 +130,7 @@ class Images:
         return images
 
 
-class WatchedParameters:
+class WatchedParameters(Source):
     """Parameters of the model, recorded as histograms or whole.
 
     Args:
@@ -135,9 +147,14 @@ class WatchedParameters:
         self, plugin: str, steps: Steps, failures: Failures, *, spread: Callable[[int], Steps] | None = None
     ) -> None:
         self.what = self.PLURAL[plugin]
-        self.at, self.steps = -math.inf, steps
+        self.steps = steps
         self.parameters: Parameters | None = None
         self._plugin, self._failures, self._spread = plugin, failures, spread
+
+    def deal_among(self, group: Group) -> None:
+        """See `Source`."""
+        if self.parameters is not None:
+            self.parameters.deal_among(group)
 
     def plan(self, last: int) -> None:
         """See `Source`."""

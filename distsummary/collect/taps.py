@@ -2,12 +2,11 @@
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from distsummary.collect import operators
 from distsummary.collect.plan import Group, Steps
 from distsummary.format.records import Value
-from distsummary.training.callbacks import CallbackParams
+from distsummary.training.callbacks import CallbackParams, number_of
 from distsummary.writing.health import Failures
 
 
@@ -36,7 +35,7 @@ class Taps:
         deal: str,
         mindspore_compat: bool = False,
     ) -> None:
-        self.tensors, self.group = tensors, Group()
+        self.tensors, self._group = tensors, Group()
         self._regular, self._deal, self._compat = regular, deal, mindspore_compat
         self._params: CallbackParams | None = None
         self._record: Callable[..., None] | None = None
@@ -50,6 +49,10 @@ class Taps:
         self._params, self._record = params, record
         if not self._listener.is_gathered:  # else `run.log` begins it, after the first steps were tapped
             self._listener.discard()
+
+    def deal_among(self, group: Group) -> None:
+        """From now on, the ranks of `group` divide the parameters that are tapped."""
+        self._group = group
 
     def gather(self) -> None:
         """What was tapped so far belongs to the step whose values are given now; see `Recorder.gather`."""
@@ -122,14 +125,13 @@ class Taps:
         if not is_parameter or self._deal == "all":
             return True
         if self._deal == "steps":
-            return (self.tensors if plugin == "tensor" else self._regular).turn(number, self.group)
-        return zlib.crc32(name.encode(errors="replace")) % self.group.size == self.group.index
+            return (self.tensors if plugin == "tensor" else self._regular).turn(number, self._group)
+        return zlib.crc32(name.encode(errors="replace")) % self._group.size == self._group.index
 
     def _now(self) -> int:
         """The step that is tapped now. If `run.log` makes the steps, it has not begun yet."""
-        params: Mapping[str, Any] = self._params or {}
-        key = "cur_epoch_num" if params.get("dataset_sink_mode") else "cur_step_num"
-        now = max(int(params.get(key) or 0), (self._last or 0) + self._stride)
+        params = self._params or CallbackParams()
+        now = max(number_of(params), (self._last or 0) + self._stride)
         return now + self._stride if self._listener.is_gathered else now
 
     def close(self) -> None:

@@ -1,18 +1,18 @@
 """Histograms of the gradients of a torch model, as its optimizers see them."""
 
 import logging
-import math
 from collections.abc import Callable
 from typing import Any
 
 from distsummary.collect.checked_values import checked_copy
-from distsummary.collect.plan import Steps
+from distsummary.collect.plan import Group, Steps
 from distsummary.collect.session import ENDED_LATE
+from distsummary.collect.sources import Source
 from distsummary.collect.step_values import Parameters
 from distsummary.format.records import Shard, Value
 from distsummary.frameworks.base import framework_of
 from distsummary.frameworks.torch_optimizer import OptimizerSteps, as_seen
-from distsummary.training.callbacks import CallbackParams
+from distsummary.training.callbacks import CallbackParams, number_of
 from distsummary.writing.health import Failures
 
 logger = logging.getLogger(__name__)
@@ -29,8 +29,8 @@ NO_STEP = (
 )
 
 
-class Gradients:
-    """A `collect.sources.Source`: copies gradients before a step of an optimizer.
+class Gradients(Source):
+    """Copies gradients before a step of an optimizer.
 
     Each parameter's gradient is recorded as `<name>/gradient`: after what the loop did to it (accumulation,
     unscaling, clipping), before the optimizer uses it. Of several steps of the optimizer within a step of the
@@ -60,7 +60,7 @@ class Gradients:
         spread: Callable[[int], Steps] | None = None,
         mindspore_compat: bool = False,
     ) -> None:
-        self.at, self.steps = -math.inf, steps
+        self.steps = steps
         self.parameters = parameters
         self._framework = framework_of(network)
         self._failures, self._params = failures, params
@@ -76,11 +76,15 @@ class Gradients:
             network, before=self._take, is_due=self._is_due, failures=self._in_hook
         )
 
-    def begin(self) -> None:
-        """Look up what is due in the step that begins: FSDP2 replaces parameters while it computes."""
+    def begin(self, params: CallbackParams) -> None:
+        """See `Source`: look up what is due now, as FSDP2 replaces parameters while it computes."""
         self._due = None
         if self._is_due():
             self._due = self._look_up()
+
+    def deal_among(self, group: Group) -> None:
+        """See `Source`."""
+        self.parameters.deal_among(group)
 
     def plan(self, last: int) -> None:
         """See `Source`."""
@@ -110,15 +114,11 @@ class Gradients:
         """Look at no further step of an optimizer."""
         self._moments.close()
 
-    def _number(self) -> int:
-        """The current step; in sink mode the current epoch."""
-        return int(self._params["cur_epoch_num" if self._params.get("dataset_sink_mode") else "cur_step_num"])
-
     def _is_due(self) -> bool:
-        return self._number() >= self.at
+        return number_of(self._params) >= self.at
 
     def _look_up(self) -> dict[str, tuple[Any, Shard | None]]:
-        due = self.parameters.due(self.steps, max(self._number(), 1), self._in_hook)
+        due = self.parameters.due(self.steps, max(number_of(self._params), 1), self._in_hook)
         return {name: (tensor, shard) for name, tensor, shard in due}
 
     def _wait(self, step: int) -> None:

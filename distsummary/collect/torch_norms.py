@@ -5,7 +5,6 @@ an accelerator, nothing waits: the results are copied to the host while the trai
 """
 
 import logging
-import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ from torch.optim import Optimizer
 from distsummary.collect.norms import UpdateDeal
 from distsummary.collect.plan import Group
 from distsummary.collect.session import ENDED_LATE
+from distsummary.collect.sources import Source
 from distsummary.format.check_tags import LAG, NONFINITE_TAGS
 from distsummary.format.norms import COLUMNS, NORMS_TAG, ParameterNorms, ParameterTable
 from distsummary.format.records import Array, Value
@@ -45,8 +45,8 @@ _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _PLAIN = (Tensor, nn.Parameter)
 
 
-class Norms:
-    """Measures every parameter of a model at every step; a `collect.sources.Source`.
+class Norms(Source):
+    """Measures every parameter of a model at every step.
 
     The gradient is that which the optimizer sees, after unscaling and clipping. The weight is that after the
     optimizer's step. If a parameter is stepped several times in a step of the run, the last time counts. A
@@ -61,7 +61,7 @@ class Norms:
         is_quiet: whether another rank says what is the same on all ranks.
     """
 
-    what = "norms"
+    what = "norms"  # due at every step
 
     def __init__(
         self,
@@ -74,7 +74,6 @@ class Norms:
         failures: Failures,
         is_quiet: bool = False,
     ) -> None:
-        self.at = -math.inf  # due at every step
         self._model, self._precision = model, _DTYPES[precision]
         self._group, self._mesh = group, mesh
         self._finite, self._failures = finite, failures
@@ -108,7 +107,7 @@ class Norms:
             self._has_steps = False
 
     def deal_among(self, group: Group) -> None:
-        """From now on, the ranks of `group` divide the updates of the parameters that are whole on them."""
+        """See `Source`: the updates of the parameters that are whole on these ranks."""
         self._group, self._deal = group, None
 
     def plan(self, last: int) -> None:

@@ -69,6 +69,16 @@ def length(loader: object) -> int:
         return 0
 
 
+def is_sink(params: CallbackParams) -> bool:
+    """Whether the loop passes whole epochs to the device (sink mode), so that single steps are invisible."""
+    return bool(params.get("dataset_sink_mode"))
+
+
+def number_of(params: CallbackParams) -> int:
+    """What frequencies count: the current step, in sink mode the current epoch; 0 before the first."""
+    return int(params.get("cur_epoch_num" if is_sink(params) else "cur_step_num") or 0)
+
+
 class RunContext:
     """The argument of every hook: gives access to the loop's parameters, and can stop the loop."""
 

@@ -144,7 +144,7 @@ def collected(steps, *, deal="parameters", group=None, is_parameter=False, **opt
         deal=deal,
         **options,
     )
-    taps.group = group or Group()
+    taps.deal_among(group or Group())
     params = CallbackParams(cur_step_num=0, is_model=options.get("mindspore_compat", False))
     taps.begin(params, lambda step, numbers, values=(): recorded.append((step, numbers, values)))
     for step in steps:

@@ -1,0 +1,261 @@
+"""Schedule: at which steps a collector adds which values, and this rank's share of them."""
+
+import logging
+import math
+from functools import partial
+from typing import Any
+
+from distsummary.collect.graph import ModelGraph
+from distsummary.collect.options import Collected, refuse_without_torch
+from distsummary.collect.plan import Group, dealing_group, regular_steps, tensor_steps
+from distsummary.collect.run_recorder import RunRecorder
+from distsummary.collect.selection import BY_DEFAULT, GRADIENTS_BY_DEFAULT, Selection, default_steps
+from distsummary.collect.sources import Images, LearningRate, Loss, Source, WatchedParameters
+from distsummary.collect.step_values import Parameters
+from distsummary.collect.taps import Taps
+from distsummary.deal import Deal
+from distsummary.format.records import Value
+from distsummary.topology import Topology
+from distsummary.training.callbacks import CallbackParams, is_sink
+from distsummary.training.finite import WARN, FiniteCheck
+from distsummary.writing.health import Failures
+
+logger = logging.getLogger(__name__)
+
+
+class Schedule:
+    """Asks the sources of values at the steps at which they are due, and shares the work among the ranks.
+
+    It serves one training after the other in the same session. Until `begin` is called, this rank is alone.
+
+    Args:
+        collected: what is recorded.
+        freq, tensor_freq, deal, exports, mindspore_compat: see `SummaryCollector` and `Parameters`.
+        precision: of the norms, see `collect.norms.check_norms`; None: there are none.
+        recorder: is told before which step all are plain, and copies what operators tap.
+        failures: counts what sources raise.
+
+    Attributes:
+        group: the ranks that divide equal values among them.
+        graph: the source of the model's graph. taps: what operators add to the steps.
+        plain_before: the first due step; at earlier steps only what was given is recorded. -inf before the
+            first step, which is due.
+        sees_all: whether no step is plain for a `Run`; takes effect at the next due step.
+    """
+
+    def __init__(
+        self,
+        collected: Collected,
+        *,
+        freq: int,
+        tensor_freq: int | None,
+        deal: str,
+        precision: str | None,
+        exports: bool,
+        mindspore_compat: bool,
+        recorder: RunRecorder,
+        failures: Failures,
+    ) -> None:
+        self._collected, self._precision = collected, precision
+        self._freq, self._tensor_freq, self._deal = freq, tensor_freq, deal
+        self._exports, self._compat = exports, mindspore_compat
+        self._recorder, self._failures = recorder, failures
+        self._topology = Topology()
+        self.group = Group()
+        self.plain_before, self.sees_all = -math.inf, False
+        self._coming: Deal | None = None  # a deal that begins at a later step
+        self._total: int | None = None  # steps of the training by the deal that holds
+        self._last: int | None = None  # the newest step at which more than the given values was due
+        self._make_sources()
+
+    def _make_sources(self) -> None:
+        """Make the sources that need no model; those that need one join in `watch`. See `Source`."""
+        collected, failures, compat = self._collected, self._failures, self._compat
+        regular = regular_steps(self._freq)
+        # By default, pictures get rarer as histograms do: those of a small CNN take as long as a step of it.
+        is_default = collected.histogram is BY_DEFAULT
+        images = default_steps(self._freq, 0) if is_default else regular
+        spread = partial(default_steps, self._freq) if is_default else None
+        self._loss = Loss(regular, failures, mindspore_compat=compat)
+        tensors = tensor_steps(None, self._freq, self._tensor_freq)
+        self._histograms = WatchedParameters("histogram", regular, failures, spread=spread)
+        self._whole = WatchedParameters("tensor", tensors, failures)
+        self.graph = ModelGraph(regular, failures, collected.graph)
+        # MindSpore's kinds, in the order of their values in an event
+        self._mindspores: list[Loss | LearningRate | Images | WatchedParameters] = []
+        if collected.metric:
+            self._mindspores += [self._loss, LearningRate(regular, failures)]
+        if collected.input_data:
+            self._mindspores.append(Images(images, mindspore_compat=compat))
+        self._mindspores += [self._histograms, self._whole]
+        self._sources: list[Source] = [*self._mindspores, self.graph]
+        self.taps = Taps(
+            self._recorder.snapshot,
+            failures,
+            regular=regular,
+            tensors=tensors,
+            deal=self._deal,
+            mindspore_compat=compat,
+        )
+
+    def begin(self, topology: Topology) -> None:
+        """This rank's place among the ranks is known; a mesh that does not fit into the world is counted."""
+        self._topology = topology
+        self.group = self._failures.call("the mesh", dealing_group, topology) or Group()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the first step of the training was recorded."""
+        return self._last is not None
+
+    def watch(self, network: object, params: CallbackParams) -> None:
+        """From now on, read this model; what cannot be read of it is counted."""
+        self.taps.deal_among(self.group)
+        if network is not None:
+            self._failures.call("the parameters", self._watch_parameters, network, params)
+        if self._precision is not None:
+            self._failures.call("norms", self._measure_norms, network, params, self._precision)
+
+    def _watch_parameters(self, network: object, params: CallbackParams) -> None:
+        topology, collected = self._topology, self._collected
+
+        def parameters(selection: Selection | None) -> Parameters | None:
+            if selection is None:
+                return None
+            return Parameters(
+                network,
+                selection,
+                group=self.group,
+                deal=self._deal,
+                exports=self._exports,
+                mindspore_compat=self._compat,
+                tell=logger.warning if topology.rank == 0 else None,
+            )
+
+        if topology.rank == 0 and topology.role == "train":
+            self.graph.watch(network)
+        self._histograms.parameters = parameters(collected.histogram)
+        self._whole.parameters = parameters(collected.tensor)
+        if (chosen := parameters(collected.gradient)) is not None:
+            self._failures.call("gradients", self._watch_gradients, chosen, network, params)
+
+    def _watch_gradients(self, chosen: Parameters, network: object, params: CallbackParams) -> None:
+        refuse_without_torch("gradients", network)
+        from distsummary.collect.torch_gradients import Gradients
+
+        is_default = self._collected.gradient is GRADIENTS_BY_DEFAULT
+        gradients = Gradients(
+            chosen,
+            network,
+            regular_steps(self._freq),
+            self._failures,
+            params,
+            spread=partial(default_steps, self._freq) if is_default else None,
+            mindspore_compat=self._compat,
+        )
+        self.add(gradients)
+
+    def _measure_norms(self, network: Any, params: CallbackParams, precision: str) -> None:
+        from distsummary.collect.torch_norms import Norms  # imports torch, which is imported already
+
+        rank = self._topology.rank
+        norms = Norms(
+            network,
+            precision=precision,
+            group=self.group,
+            mesh=self._topology.mesh,
+            finite=params.get("finite_check") or FiniteCheck(WARN, rank, lambda: self._failures),
+            failures=self._failures,
+            is_quiet=rank > 0,
+        )
+        self.add(norms)
+
+    def add(self, source: Source) -> None:
+        """Add a source, in the place of that of an earlier training in this session, if there was one."""
+        for earlier in [known for known in self._sources if known.what == source.what]:
+            self._sources.remove(earlier)
+            earlier.close()
+        self._sources.append(source)
+
+    def hear(self, deal: Deal) -> None:
+        """Keep a new deal until its first step; called by the thread of the heartbeats."""
+        self._coming = deal
+        self._recorder.plain_before = min(self._recorder.plain_before, deal.since)
+
+    def _follow(self, deal: Deal) -> None:
+        """Take this rank's share of a deal that begins now. A rank that it leaves out goes on as before."""
+        self._coming, self._total = None, deal.total
+        place = deal.place(self._topology.rank)
+        if place is not None:
+            self.group = Group(index=place[0], size=place[1])
+            for source in self._sources:
+                source.deal_among(self.group)
+            self.taps.deal_among(self.group)
+        if self._total is not None:
+            self._set_tensor_steps(self._total)
+        if self._last is not None:
+            self._last = max(self._last, deal.since - 1)  # due steps before the deal are done
+            self._plan()
+
+    def begin_epoch(self, params: CallbackParams) -> int | None:
+        """Plan the steps of an epoch; returns how many the training has by its loop, None if unknown."""
+        epochs, steps = params.get("epoch_num") or 0, params.get("batch_num") or 0
+        total = epochs if is_sink(params) else epochs * steps
+        if self._last is not None and not is_sink(params):
+            self._last = max(self._last, int(params.get("cur_step_num") or 0))  # plain steps do not update it
+        own = total if total > 0 else None  # loops give 0 or -1 for an unknown length
+        self._set_tensor_steps(own if self._total is None else self._total)
+        self._plan()
+        return own
+
+    def _set_tensor_steps(self, total: int | None) -> None:
+        self._whole.steps = self.taps.tensors = tensor_steps(total, self._freq, self._tensor_freq)
+
+    def begin_step(self, params: CallbackParams) -> None:
+        """Tell the sources that a step begins which is not plain."""
+        for source in self._sources:
+            self._failures.call(source.what, source.begin, params)
+
+    def values(self, params: CallbackParams, number: int) -> list[Value]:
+        """The values that are due at a step (in sink mode at an epoch) that ends; then plans the next."""
+        if self._coming is not None and number >= self._coming.since:
+            self._follow(self._coming)
+        self._last = number
+        values: list[Value] = []
+        for source in self._sources:
+            if number >= source.at:
+                values += self._failures.call(source.what, source.values, params, number) or []
+        self._plan()
+        return values
+
+    def values_again(self, params: CallbackParams, step: int) -> list[Value]:
+        """The values that MindSpore records a second time at the last step of an epoch, if it was due."""
+        values: list[Value] = []
+        for source in self._mindspores:
+            if source.steps.holds_multiple(step):
+                values += self._failures.call(source.what, source.values, params, step) or []
+        return values
+
+    def _plan(self) -> None:
+        """Find the next step at which more than the given values is due; until then, steps are "plain".
+
+        Only a `Run` has a faster path for plain steps. A `Run` knows only a loss that was logged, so
+        `loss/auto` is never due in it, except with `mindspore_compat`.
+        """
+        if self._last is None:
+            return
+        for source in self._sources:
+            source.plan(self._last)
+        coming = self._coming.since if self._coming is not None else math.inf
+        due = [source.at for source in self._sources if source is not self._loss]
+        due_in_run = min([coming, *due])
+        self.plain_before = min(due_in_run, self._loss.at) if self._collected.metric else due_in_run
+        if self.sees_all:
+            self._recorder.plain_before = -math.inf
+        else:
+            self._recorder.plain_before = self.plain_before if self._compat else due_in_run
+
+    def close(self) -> None:
+        """Let go of the model."""
+        for source in self._sources:
+            source.close()
