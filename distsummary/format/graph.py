@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-MAX_NODES = 10_000  # of a graph that a training records; with more, the viewers take minutes or fail
+MAX_NODES = 10_000  # of a graph that a training records, so that the viewers can draw it
 INPUT, OUTPUT, PARAMETER = "Input", "Output", "Parameter"  # kinds of nodes that do not compute
 
 
