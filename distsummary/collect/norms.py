@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from distsummary.collect.options import refuse_without_torch
-from distsummary.collect.plan import Group, share
+from distsummary.collect.plan import Group, group_along, share
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.norms import ParameterTable
 
@@ -28,7 +28,7 @@ def check_norms(norms: object) -> str | None:
     return norms
 
 
-def refuse_unmeasured(model: object) -> None:
+def refuse_unmeasured(model: Any) -> None:
     """Raise InvalidValueError or InvalidTypeError unless this is a model whose norms can be measured."""
     if model is None:
         raise InvalidValueError(
@@ -36,8 +36,9 @@ def refuse_unmeasured(model: object) -> None:
             "ds.init(..., watch=model, norms=True), as network= to a Run of your own, or leave norms out"
         )
     refuse_without_torch("norms", model)
-    module: Any = model  # a torch.nn.Module
-    if any(type(part).__name__ == "FullyShardedDataParallel" for part in module.modules()):
+    from distsummary.frameworks.torch_modules import has_fsdp1  # imports torch, which is imported already
+
+    if has_fsdp1(model):
         raise InvalidValueError(
             "norms=... cannot tell which parameter a rank's part of FullyShardedDataParallel (FSDP1) "
             "belongs to; shard the model by torch.distributed.fsdp.fully_shard (FSDP2), or leave norms out"
@@ -59,7 +60,8 @@ class UpdateDeal:
     def __init__(self, table: ParameterTable, group: Group, mesh: Mapping[str, tuple[int, int]]) -> None:
         self._rounds: list[list[frozenset[int]]] = []  # for each way of splitting: the places at each turn
         for split in sorted(set(table.split)):
-            replicas = _replicas(split, mesh) if split else group
+            whole_along = [axis for axis in mesh if axis not in split]
+            replicas = group_along(mesh, whole_along) if split else group
             places = {name: at for at, name in enumerate(table.names) if table.split[at] == split}
             sizes = {name: math.prod(table.shapes[at]) for name, at in places.items()}
             turns = -(-SPREAD // replicas.size)
@@ -73,12 +75,3 @@ class UpdateDeal:
         """Those of `places` in the table whose update this rank measures; `turn` counts from 0."""
         mine = [turns[turn % len(turns)] for turns in self._rounds]
         return [place for place in places if any(place in one for one in mine)]
-
-
-def _replicas(split: tuple[str, ...], mesh: Mapping[str, tuple[int, int]]) -> Group:
-    """The ranks that hold the same part of what is split over some axes of the mesh."""
-    index, size = 0, 1
-    for _, (coordinate, extent) in sorted(item for item in mesh.items() if item[0] not in split):
-        index = index * extent + coordinate
-        size *= extent
-    return Group(index=index, size=size)

@@ -9,7 +9,7 @@ Which rank records a value depends on where the value is:
 
 import heapq
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from distsummary.checks import check_int
@@ -124,8 +124,13 @@ def dealing_group(topology: Topology) -> Group:
             f"mesh {dict(topology.mesh)} has {ranks} ranks, but world_size is {topology.world_size}; "
             "the product of the axis sizes must divide the world size"
         )
+    return group_along(topology.mesh, DATA_AXES)
+
+
+def group_along(mesh: Mapping[str, tuple[int, int]], axes: Collection[str]) -> Group:
+    """The ranks whose coordinates in the mesh differ from this rank's along `axes` only."""
     index, size = 0, 1
-    for _, (coordinate, extent) in sorted(item for item in topology.mesh.items() if item[0] in DATA_AXES):
+    for _, (coordinate, extent) in sorted(item for item in mesh.items() if item[0] in axes):
         index = index * extent + coordinate
         size *= extent
     return Group(index=index, size=size)

@@ -13,11 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from distsummary.collect.plan import group_along
 from distsummary.format.check_tags import PRIME, WHOLE, bits_tags, packed, weights_of
 from distsummary.format.records import Array, Value
 from distsummary.frameworks.base import Pending
 from distsummary.frameworks.torch import FRAMEWORK, as_dtensor, local_part
-from distsummary.frameworks.torch_modules import memory, unwrap
+from distsummary.frameworks.torch_modules import has_fsdp1, memory, unwrap
 from distsummary.frameworks.torch_squares import flat
 from distsummary.topology import DATA_AXES
 
@@ -50,7 +51,7 @@ class Checksums:
         """List the model's parameters, by which `names` and `groups` become those of `RankFacts`."""
         self._is_unchanged = FRAMEWORK.watch(self._model)
         named = list(unwrap(self._model).named_parameters())
-        if any(type(part).__name__ == "FullyShardedDataParallel" for part in self._model.modules()):
+        if has_fsdp1(self._model):
             named = []  # FSDP1 frees the memory of its parameters, and keeps no copies that could be compared
         self.names = [name for name, _ in named]
         first = {memory(one): place for place, (_, one) in reversed(list(enumerate(named)))}
@@ -72,10 +73,7 @@ class Checksums:
         """How many ranks hold what this rank holds of a parameter."""
         if not self._mesh:
             return self._world_size
-        count = 1
-        for axis, (_, extent) in self._mesh.items():
-            count *= extent if axis in DATA_AXES and axis not in split else 1
-        return count
+        return group_along(self._mesh, DATA_AXES - set(split)).size
 
     def measure(self) -> list[Value]:
         """The scalars of the parameters as they are now."""

@@ -34,6 +34,12 @@ def compiled_from(module: nn.Module) -> nn.Module | None:
     return dict(module.named_children()).get("_orig_mod") if ("torch", "OptimizedModule") in kinds else None
 
 
+def has_fsdp1(model: nn.Module) -> bool:
+    """Whether FullyShardedDataParallel, which is FSDP of the first kind, shards a part of the model."""
+    kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
+    return "FullyShardedDataParallel" in kinds  # by name: importing the class takes a second
+
+
 def entries(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters, then persistent buffers; does not use state_dict(), whose hooks may run collectives."""
     module = unwrap(model)

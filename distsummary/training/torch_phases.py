@@ -10,6 +10,7 @@ from torch.autograd import Variable
 from torch.utils.hooks import RemovableHandle
 
 from distsummary.frameworks.torch import FRAMEWORK
+from distsummary.frameworks.torch_modules import has_fsdp1
 from distsummary.frameworks.torch_optimizer import OptimizerSteps
 from distsummary.training.phases import BACKWARD, FORWARD, OPTIMIZER, REST, WAIT, Phases
 from distsummary.writing.health import Failures
@@ -112,7 +113,7 @@ def _waits_while_computing(model: nn.Module) -> bool:
     is_split = any(FRAMEWORK.split_axes(parameter) for parameter in model.parameters())
     return (
         is_split
-        or any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())
+        or has_fsdp1(model)
         or any(parameter.device.type != "cpu" for parameter in model.parameters())
     )
 
