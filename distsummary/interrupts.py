@@ -1,6 +1,7 @@
 """Handles Ctrl-C: repeats a lost KeyboardInterrupt, delays one while work must finish, and recognises it."""
 
 import logging
+import os
 import signal
 import sys
 import threading
@@ -56,7 +57,7 @@ def uninterrupted() -> Iterator[None]:
 class StepInterrupts:
     """Holds Ctrl-C back to the end of a training step; a second one, a second later, interrupts at once.
 
-    Only in the main thread, and if Python's own handler is installed. The user calls `listen`, `hold` when a
+    Only in the main thread, if Python's own handler is installed, and not in a forked child. The user calls `listen`, `hold` when a
     step begins, `let_go` when it has ended, and `stop`.
     """
 
@@ -64,13 +65,14 @@ class StepInterrupts:
         self._is_listening = self._is_held = False
         self._first_s: float | None = None  # when the interrupt came that is held back
         self._handler = self._handle  # one object, to be recognised
+        self._pid = os.getpid()
 
     def listen(self) -> None:
         """Take Python's place for Ctrl-C."""
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._handler)
-            self._is_listening = True
+            self._is_listening, self._pid = True, os.getpid()
 
     def hold(self) -> None:
         """From now on, keep an interrupt."""
@@ -92,7 +94,8 @@ class StepInterrupts:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now_s = time.monotonic()
-        if not self._is_held or (self._first_s is not None and now_s - self._first_s >= AGAIN_S):
+        is_held = self._is_held and os.getpid() == self._pid
+        if not is_held or (self._first_s is not None and now_s - self._first_s >= AGAIN_S):
             self._first_s = None
             signal.default_int_handler(number, frame)
         if self._first_s is None:

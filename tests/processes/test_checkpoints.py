@@ -114,6 +114,24 @@ def test_a_second_ctrl_c_ends_a_step_that_hangs(tmp_path):
     assert done.stdout.split() == ["1", "2", "3"]
 
 
+FORKING = """
+            child = os.fork()
+            if not child:
+                try:
+                    os.kill(os.getpid(), 2)
+                    time.sleep(5)
+                except KeyboardInterrupt:
+                    os._exit(7)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+            break
+"""
+
+
+def test_ctrl_c_interrupts_a_child_that_was_forked_in_a_step(tmp_path):
+    forking = TERMINATED.replace("os.kill(os.getpid(), int(sys.argv[2]))", FORKING)
+    run([sys.executable, "-c", forking, str(tmp_path)])
+
+
 FULL = """
 import resource, sys
 import numpy as np
