@@ -57,8 +57,8 @@ def uninterrupted() -> Iterator[None]:
 class StepInterrupts:
     """Holds Ctrl-C back to the end of a training step; a second one, a second later, interrupts at once.
 
-    Only in the main thread, if Python's own handler is installed, and not in a forked child. The user calls `listen`, `hold` when a
-    step begins, `let_go` when it has ended, and `stop`.
+    Only in the main thread, if Python's own handler is installed, and not in a forked child. The user calls
+    `listen`, `hold` when a step begins, `let_go` when it has ended, and `stop`.
     """
 
     def __init__(self) -> None:
