@@ -4,6 +4,8 @@
   the table. `--count`, `--causes`, `--excess`, `--model fsdp2` choose episodes, `--out FILE` keeps the lines.
 - `python -m benchmarks.culprit --clean 20000`: so many steps of four launches without an episode, but with
   evaluations, checkpoints of rank 0 and collections of garbage.
+- `python -m benchmarks.culprit --overhead 60`: CPU of the marks, for each step of the digits CNN: one process
+  that is rank 0 of two trains by turns with and without them, so many times 10 steps.
 - `python -m benchmarks.culprit --table FILE...`: the table of lines that were kept.
 
 Half of the trainings run under torchrun, half under ds.launch. In an episode one rank takes longer in one
@@ -14,6 +16,7 @@ cause.
 """
 
 import argparse
+import contextlib
 import gc
 import json
 import os
@@ -24,7 +27,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import unittest.mock
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -36,11 +41,15 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 import distsummary as ds
 from distsummary.aggregate.judging import read_alerts
+from distsummary.demo import DigitsNet, digits
+from distsummary.diagnosis.verdict import Verdict
 from distsummary.run_dir import RunDir
 from distsummary.training.callbacks import Callback, RunContext
+from distsummary.training.run import Run
 
 RANKS = 4
 LAUNCHERS = ("torchrun", "ray")
@@ -376,9 +385,7 @@ def judged(plan: dict[str, Any], directory: Path) -> Iterator[dict[str, Any]]:
     own_ms = [json.loads((directory / f"own_{rank}.json").read_text()) for rank in range(RANKS)]
     why = [sys.executable, "-m", "distsummary", "why", plan["run_dir"], "--json"]
     verdicts = json.loads(subprocess.run(why, capture_output=True, text=True, check=False).stdout)["verdicts"]
-    live = [
-        {name: alert[name] for name in verdicts[0]} if verdicts else alert for alert in read_alerts(run_dir)
-    ]
+    live = [Verdict.from_json(alert).as_json() for alert in read_alerts(run_dir)]
     common = {name: plan[name] for name in ("launcher", "seed", "model")}
     left = list(verdicts)
     for episode in plan["episodes"]:
@@ -412,6 +419,7 @@ def judged(plan: dict[str, Any], directory: Path) -> Iterator[dict[str, Any]]:
         "clean_steps": plan["steps"] - slow_steps,
         "is_clean": plan["is_clean"],
         "false": left,
+        "live_only": [alert for alert in live if alert not in verdicts],
         "is_live_equal": sorted(map(json.dumps, live)) == sorted(map(json.dumps, verdicts)),
         "load": round(os.getloadavg()[0], 1),
     }
@@ -480,6 +488,78 @@ def measure(plan: dict[str, Any], given: argparse.Namespace) -> list[dict[str, A
             shutil.rmtree(directory)
 
 
+# --- what it costs ------------------------------------------------------------------------------------------
+
+BLOCK, SETTLE_S = 10, 1.0  # steps in a row; the writer's thread has written them after that
+
+
+def overhead(blocks: int) -> str:
+    """What the marks add to the CPU time of a step: of the training's thread, and of the run's other threads.
+
+    On a busy host the CPU time of the same step varies by half: of the blocks of each training the quickest
+    quarter counts, at its upper end.
+    """
+    torch.set_num_threads(1)
+    measure_phases = Run._measure_phases
+    took = defaultdict[bool, list[float]](list)
+    threads = dict[bool, set[int]]()
+    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
+        steps = {}
+        for is_marked in (False, True):
+            before = {thread.ident for thread in threading.enumerate()}
+            with unittest.mock.patch.object(
+                Run, "_measure_phases", measure_phases if is_marked else lambda run: None
+            ):
+                steps[is_marked] = stack.enter_context(
+                    contextlib.closing(digits_steps(f"{directory}/{is_marked}"))
+                )
+                for _ in range(100):
+                    next(steps[is_marked])
+            started = {thread.ident for thread in threading.enumerate()} - before
+            threads[is_marked] = {ident for ident in started if ident is not None}
+        time.sleep(SETTLE_S)
+        others_s = {which: threads_s(threads[which]) for which in threads}
+        for number in range(2 * blocks):
+            is_marked = bool(number % 2)
+            begun_s = time.thread_time()
+            for _ in range(BLOCK):
+                next(steps[is_marked])
+            took[is_marked].append((time.thread_time() - begun_s) / BLOCK)
+        time.sleep(SETTLE_S)
+        others = {which: (threads_s(threads[which]) - others_s[which]) / blocks / BLOCK for which in threads}
+    without, marked = (statistics.quantiles(took[which], n=4)[0] for which in (False, True))
+    more, more_others = marked - without, others[True] - others[False]
+    return (
+        f"the training's thread: {1e6 * without:.0f} us a step without, {1e6 * marked:.0f} us with marks: "
+        f"{1e6 * more:.0f} us more\nthe run's other threads: {1e6 * others[False]:.0f} us, "
+        f"{1e6 * others[True]:.0f} us: {1e6 * more_others:.0f} us more\n"
+        f"together {1e6 * (more + more_others):.0f} us, {(more + more_others) / without:.2%} of the step"
+    )
+
+
+def threads_s(idents: Iterable[int]) -> float:
+    """CPU seconds of threads of this process that live."""
+    return sum(time.clock_gettime(time.pthread_getcpuclockid(ident)) for ident in idents)
+
+
+def digits_steps(directory: str) -> Iterator[None]:
+    """A training of the digits CNN, step by step."""
+    torch.manual_seed(0)
+    model = DigitsNet()
+    optimizer = torch.optim.Adam(model.parameters())
+    loader = DataLoader(digits()[0], batch_size=16, shuffle=True)
+    given = {"rank": 0, "world_size": 2, "aggregate": False, "system_metrics": False, "histograms": False}
+    with ds.init(directory, watch=model, optimizer=optimizer, quiet=True, **given) as run:
+        while True:
+            for x, y in run.steps(loader):
+                loss = nn.functional.cross_entropy(model(x), y)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                run.log(loss=loss, lr=0.01)
+                yield
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -496,11 +576,15 @@ def main() -> None:
     parser.add_argument("--live", action="store_true", help="wait for all alerts before the training ends")
     parser.add_argument("--out", type=Path, help="append the lines to this file")
     parser.add_argument("--keep", type=Path, help="keep the runs in this directory")
+    parser.add_argument("--overhead", type=int, metavar="BLOCKS", help="only measure the cost of the marks")
     parser.add_argument("--table", type=Path, nargs="+", help="only print the table of these files")
     parser.add_argument("--run-plan", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.run_plan:
         run_plan(given.run_plan)
+        return
+    if given.overhead:
+        print(overhead(given.overhead))
         return
     lines: list[dict[str, Any]] = []
     if given.table:

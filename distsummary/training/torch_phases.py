@@ -21,7 +21,9 @@ LEARNING = 3  # backward passes until the hooks of all parameters but the last o
 class TorchPhases:
     """Tells `phases` what a model does, by hooks that are removed by `close`.
 
-    The last gradient is that of the parameter that fired last in the first backward passes.
+    The last gradient is that of the parameter that fired last in the first backward passes. After these,
+    WAIT lasts until the next call of the model or the optimizer: being told when backward returns takes
+    longer than all else here.
     """
 
     def __init__(self, model: nn.Module, phases: Phases, failures: Failures) -> None:
@@ -60,7 +62,7 @@ class TorchPhases:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _begin_forward(self, module: nn.Module, args: Any) -> None:
-        if torch.is_grad_enabled() and self._phases.current == REST:  # a further micro-batch
+        if torch.is_grad_enabled() and self._phases.current in (REST, WAIT):  # a further micro-batch
             self._phases.enter(FORWARD)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -79,14 +81,15 @@ class TorchPhases:
 
     def _begin_backward(self, gradient: Tensor) -> None:
         phases = self._phases
-        if phases.current in (FORWARD, REST):
+        if phases.current in (FORWARD, REST, WAIT):
             phases.enter(BACKWARD)
 
     def _have_gradient(self, parameter: nn.Parameter) -> None:
-        self._last = parameter
-        if not self._is_queued:
+        if self._passes < LEARNING and not self._is_queued:
             self._is_queued = True
             Variable._execution_engine.queue_callback(self._end_backward)
+        if self._passes < LEARNING:
+            self._last = parameter
         if parameter in self._lasts:
             if self._phases.current == WAIT:  # not the last one after all
                 self._phases.current = BACKWARD
