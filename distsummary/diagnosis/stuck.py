@@ -159,9 +159,12 @@ def hung(tellings: Sequence[Telling]) -> list[Verdict]:
     Args:
         tellings: one for each rank that has registered, by rising rank.
     """
-    if any(one.is_waiting and not one.has_ended and _has_stopped(one) for one in tellings):
-        # what ranks told before they ended is no longer where they are; unless all were killed together
-        tellings = [replace(one, late_s=None, groups=()) if one.has_ended else one for one in tellings]
+    left = [one.step for one in tellings if one.is_waiting and not one.has_ended and _has_stopped(one)]
+    if left:  # what a rank that has ended told at an earlier step is no longer where it was
+        tellings = [
+            replace(one, late_s=None, groups=()) if one.has_ended and one.step < max(left) else one
+            for one in tellings
+        ]
     waiting = [one for one in tellings if one.is_waiting and _has_stopped(one)]
     if waiting:
         if not any(one.is_over_limit() or one.has_lost_another for one in tellings):
@@ -246,6 +249,8 @@ def _missing(tellings: Sequence[Telling], waiting: Sequence[Telling]) -> list[Ve
     ended = [(one, text) for one, text in found if one.has_ended and not _has_stopped(one)]
     if ended:
         return [_verdict(one, tellings, _ended(one, text)) for one, text in ended]
+    if not any(one.is_over_limit() for one in waiting):
+        return []  # some were cut off a moment ago, and nobody has ended; the others may be cut off, too
     if not found:
         return _all_wait(tellings, waiting, awaited, unknown)
     longest_s = max(one.late_s or 0.0 for one in waiting)

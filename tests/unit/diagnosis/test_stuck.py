@@ -114,6 +114,10 @@ def test_an_exited_rank() -> None:
     cut = [replace(waits(rank), is_cut_off=True, late_s=0.3, state="lost") for rank in (0, 1, 3)]
     assert [one.rank for one in hung([*cut, Telling(rank=2, state="lost")])] == [2]
     assert hung(failed) == []
+    # those that do not tell yet may be cut off in a moment, and those that told may be killed by the launcher
+    assert hung([failed[0], Telling(rank=1), Telling(rank=2), failed[2]]) == []
+    [verdict] = hung([failed[0], replace(waits(1), state="lost"), Telling(rank=2, state="lost"), failed[2]])
+    assert verdict.rank == 2
     # what it told when an earlier step was long says nothing about its end
     [verdict] = hung([*failed, replace(waits(2, BEGUN), step=20, state="lost")])
     assert (verdict.since_step, "it has ended (lost)" in verdict.evidence) == (60, True)
