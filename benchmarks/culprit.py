@@ -44,8 +44,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 import distsummary as ds
-from distsummary.aggregate.judging import read_alerts
 from distsummary.demo import DigitsNet, digits
+from distsummary.diagnosis.alerts import read_alerts
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.run_dir import RunDir
 from distsummary.training.callbacks import Callback, RunContext

@@ -6,7 +6,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from distsummary.aggregate.norms import Meshes
 from distsummary.aggregate.rank_files import RankFiles
 from distsummary.aggregate.sick_ranks import SickRanks
 from distsummary.aggregate.statistics import Rows
+from distsummary.diagnosis.alerts import key_of, read_alerts
 from distsummary.diagnosis.judge import Judge, own_times
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.format.records import Value
@@ -157,24 +157,3 @@ class Alerts:
             with contextlib.suppress(OSError, ValueError):  # the terminal may be gone
                 text = f"distsummary: {line(verdict)}; more: distsummary why {self._run_dir.base}"
                 print(text, file=sys.stderr, flush=True)
-
-
-def read_alerts(run_dir: RunDir) -> list[dict[str, Any]]:
-    """The alerts of a run, the last line of each; a line that is no alert is left out."""
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
-    try:
-        lines = run_dir.alerts_path.read_bytes().splitlines()
-    except FileNotFoundError:
-        return []
-    for text in lines:
-        try:
-            alert = json.loads(text)
-            found[key_of(alert)] = alert
-        except (ValueError, KeyError, TypeError):  # a line that was not written whole
-            continue
-    return list(found.values())
-
-
-def key_of(alert: Mapping[str, Any]) -> tuple[int, int, str, int]:
-    """What an alert is about; equal for the lines that say the same verdict."""
-    return int(alert["attempt"]), int(alert["rank"]), str(alert["cause"]), int(alert["since_step"])

@@ -12,7 +12,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from distsummary.aggregate.judging import key_of, line, read_alerts
+from distsummary.aggregate.judging import line
+from distsummary.diagnosis.alerts import key_of, read_alerts
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.run_dir import RunDir

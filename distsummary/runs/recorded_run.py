@@ -1,9 +1,8 @@
 """RecordedRun: a run on disk, read as tables; `open_run` opens one."""
 
-import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 import numpy as np
 
 from distsummary.checks import check_choice, check_type
+from distsummary.diagnosis.alerts import read_alerts
 from distsummary.errors import (
     DamagedFileError,
     DistSummaryError,
@@ -227,22 +227,15 @@ class RecordedRun:
         """Which rank was told to be slow, stuck or sick, from alerts.jsonl: rank, cause, since_step,
         until_step (-1: to the end), evidence and first_told_step. Empty if nothing was told.
         """
-        rows: dict[tuple[Any, ...], Mapping[str, Any]] = {}
-        path = self.path / "alerts.jsonl"
-        try:
-            lines = path.read_text(errors="replace").splitlines()
-        except FileNotFoundError:
-            lines = []
-        for number, line in enumerate(lines, 1):
-            try:
-                row = json.loads(line)
-                place = (row.get("attempt"), int(row["rank"]), row["cause"], int(row["since_step"]))
-                rows[place] = row  # the last line of each counts
-            except (ValueError, TypeError, KeyError) as error:
-                self._told[f"{path}, line {number}: no verdict ({error})"] = None
+        run_dir = RunDir(self.path)
+
+        def tell(line: int, error: Exception) -> None:
+            self._told[f"{run_dir.alerts_path}, line {line}: no verdict ({error})"] = None
+
+        rows = read_alerts(run_dir, tell)
         columns: dict[str, Any] = {}
         for name, dtype in _VERDICT.items():
-            values = [row.get(name) for row in rows.values()]
+            values = [row.get(name) for row in rows]
             if dtype is object:
                 columns[name] = objects(values)
             else:

@@ -6,9 +6,10 @@ import math
 import numpy as np
 import pytest
 
-from distsummary.aggregate.judging import RANK_TAG, TEXT_TAG, Alerts, judge_files, read_alerts
+from distsummary.aggregate.judging import RANK_TAG, TEXT_TAG, Alerts, judge_files
 from distsummary.aggregate.merge import merge_run
 from distsummary.cli import main
+from distsummary.diagnosis.alerts import read_alerts
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.format.records import MINDSPORE, TENSORBOARD
 from tests.unit.aggregate.live_ranks import Ranks, scalar, series
