@@ -14,7 +14,7 @@ from distsummary import topology as topologies
 from distsummary.aggregate.merge import refuse_foreign_files
 from distsummary.aggregate.on_alert import OnAlert, check_on_alert
 from distsummary.checks import check_choice, check_type
-from distsummary.claims import next_run_dir, refuse_reuse
+from distsummary.claims import OpenTraining, next_run_dir, refuse_reuse
 from distsummary.collect.checks import check_checksums
 from distsummary.collect.collector import SummaryCollector
 from distsummary.collect.norms import check_norms, refuse_unmeasured
@@ -126,8 +126,8 @@ def init(
 
     Raises:
         RunDirError: the directory cannot be written, or holds event files in the place where the merged run
-            of several ranks is written, or another job is training in it. WorldMismatchError: the ranks
-            disagree on the world size.
+            of several ranks is written, or another job is training in it. At the first step: a run of this
+            process is still open in it. WorldMismatchError: the ranks disagree on the world size.
         InvalidTypeError, InvalidValueError: an argument is wrong.
     """
     others = callback_list(callbacks)
@@ -191,8 +191,11 @@ def init(
         if quiet or topology.rank
         else [Announcement(announcement(directory, topology, formats, is_merged=aggregate))]
     )
+    caller = sys._getframe(1)
+    place = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+    own = OpenTraining(directory, topology, place, resumes=initial_step > 0)
     return Run(
-        callbacks=[*others, *alerted, collector, *told],
+        callbacks=[Claim(own), *others, *alerted, collector, *told],
         network=watch,
         optimizer=optimizer,
         loss_fn=loss_fn,
@@ -202,6 +205,21 @@ def init(
         on_nan=on_nan,
         strict=strict,
     )
+
+
+class Claim(Callback):
+    """Refuses a training while another one of this process is open; left last, when the files are closed."""
+
+    def __init__(self, own: OpenTraining) -> None:
+        self._own = own
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        """Raise RunDirError if another one is open."""
+        self._own.begin()
+
+    def __exit__(self, *error: object) -> None:
+        """Make way for the next one."""
+        self._own.end()
 
 
 class Announcement(Callback):

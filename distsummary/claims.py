@@ -5,7 +5,7 @@ import platform
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 from distsummary.attempts import (
     PROCESS,
@@ -31,6 +31,54 @@ SHARED_S = 8.0  # how long a network file system may take to show the run.json o
 SHARED_POLL_S = 0.5
 FAR_S = BEAT_S + 3.0  # how long a heartbeat of another job on another machine is awaited
 FAR_POLL_S = 0.5
+
+
+class OpenTraining:
+    """A training of this process, which may not begin while another one of the same rank is open in the run.
+
+    The manifest cannot tell these apart: it names the process of a rank.
+
+    Args:
+        place: the line that made the run. resumes: it replaces one that failed and may still be open.
+    """
+
+    _known: ClassVar[dict[tuple[str, int], "OpenTraining"]] = {}
+
+    def __init__(self, run_dir: RunDir, topology: Topology, place: str, *, resumes: bool) -> None:
+        self._run_dir, self._topology = run_dir, topology
+        self._place, self._resumes, self._pid = place, resumes, os.getpid()
+
+    def begin(self) -> None:
+        """Raise RunDirError if another one is open; see `refuse_open`."""
+        if self._topology.role == "train":
+            if not self._resumes:
+                refuse_open(self._run_dir, self._topology)
+            self._known[_key(self._run_dir, self._topology)] = self
+
+    def end(self) -> None:
+        """Make way for the next one."""
+        if self._known.get(key := _key(self._run_dir, self._topology)) is self:
+            del self._known[key]
+
+    @classmethod
+    def find(cls, run_dir: RunDir, topology: Topology) -> str:
+        """The line that made the open training of the rank; empty if this process has none."""
+        found = cls._known.get(_key(run_dir, topology))
+        return found._place if found is not None and found._pid == os.getpid() else ""
+
+
+def _key(run_dir: RunDir, topology: Topology) -> tuple[str, int]:
+    return str(run_dir.base), topology.rank
+
+
+def refuse_open(run_dir: RunDir, topology: Topology) -> None:
+    """Raise RunDirError if this process has an open training of this rank in the run dir."""
+    if topology.role == "train" and (place := OpenTraining.find(run_dir, topology)):
+        raise RunDirError(
+            f"the run {run_dir.base} is open in this process (by the run made at {place}); close it first: "
+            'run.close(), or use "with ds.init(...) as run:", which closes it; or pass exists="new" to '
+            "record beside it"
+        )
 
 
 def refuse_other_version(run_dir: RunDir, registration: Registration) -> None:
@@ -199,6 +247,7 @@ def next_run_dir(run_dir: RunDir, topology: Topology) -> RunDir:
     def is_decided(manifest: Manifest) -> bool:
         nonlocal is_free
         try:
+            refuse_open(found, topology)
             refuse_reuse_of(found, manifest, topology, refuse_finished=True)
         except RunDirError:
             is_free = False

@@ -41,6 +41,7 @@ from distsummary.writing.health import Failures
 logger = logging.getLogger(__name__)
 
 NONFINITE_TAG = "norms/nonfinite"  # of the text that names the first parameter
+PARAGRAPH = "\n\n"  # between texts of a value; TensorBoard shows Markdown
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _PLAIN = (Tensor, nn.Parameter)
 
@@ -79,7 +80,7 @@ class Norms(Source):
         self._finite, self._failures = finite, failures
         self._is_quiet = is_quiet
         self._said: set[str] = set()
-        self._texts: deque[Value] = deque()
+        self._texts: deque[str] = deque()
         # kind, name and step of the first parameter that is not finite, for the judge of the ranks
         self._sick: deque[tuple[str, str, int]] = deque()
         self._sick_kinds: set[str] = set()
@@ -129,8 +130,11 @@ class Norms(Source):
             self._has_norms = True
             norms = PendingNorms(measured.norms, measured.arriving, lambda norms: self._look(step, norms))
             found.append(Value("norms", NORMS_TAG, norms if norms.is_pending else norms.result()))
-        while self._texts:
-            found.append(self._texts.popleft())
+        texts = []
+        while self._texts:  # other threads may add to it
+            texts.append(self._texts.popleft())
+        if texts:  # one value: of several under a tag at a step, only the last would be kept
+            found.append(Value("text", NONFINITE_TAG, PARAGRAPH.join(texts)))
         while self._sick:
             found += self._nonfinite_values(*self._sick.popleft(), step)
         return found
@@ -300,7 +304,7 @@ class Norms(Source):
                 f"{self._finite.rank}{others}"
             )
             if self._finite.tell(f"norms/{kind}", found):
-                self._texts.append(Value("text", NONFINITE_TAG, found))
+                self._texts.append(found)
 
 
 class PendingNorms:

@@ -164,8 +164,9 @@ def gradient(name: str, x: Tensor, kind: str) -> Tensor:
         return tapped
     if not operators.is_heard() or _is_traced():
         return x
-    # Also when a checkpointed pass is computed again: with use_reentrant=True, the gradient flows there.
-    if x.is_leaf:  # a hook on a parameter would stay there, and each step add one
+    # Also when a checkpointed pass is computed again: with use_reentrant=True, the gradient flows there. With
+    # False it flows where it flowed before, and x may be the same tensor then, which has its hook already.
+    if x.is_leaf or _is_replay():  # a hook on a parameter would stay there, and each step add one
         x = x.view_as(x)
     x.register_hook(partial(_eager_gradient, name, kind))  # type: ignore[no-untyped-call]
     return x

@@ -14,6 +14,7 @@ import torch
 import torch._inductor.config
 from torch import nn
 from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
 
 import distsummary as ds
 from benchmarks import taps
@@ -114,6 +115,25 @@ def test_a_run_records_each_step_as_planned_and_leaves_out_evaluations(tmp_path,
     assert found["hidden"].keys() == found["picture"].keys() == {1, 3, 6}
     assert found["whole"].keys() == {1, 4, 8}
     assert counters["frames"]["total"] <= 1 or way == "eager"
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_gradient_of_a_checkpointed_function_is_tapped_once(tmp_path, caplog, use_reentrant):
+    layer, found = nn.Linear(4, 4), []
+
+    def function(x):
+        x = ds.summary.gradient("input", x)
+        return ds.summary.gradient("inner", layer(x)).relu()
+
+    with ds.init(tmp_path, quiet=True) as run:
+        for _ in run.steps(range(3)):
+            x = torch.rand(2, 4, requires_grad=True) * 1
+            x.register_hook(lambda gradient: found.append(float(gradient.norm())))
+            checkpoint(function, x, use_reentrant=use_reentrant).sum().backward()
+    assert "several times" not in caplog.text
+    numbers = recorded(tmp_path)
+    assert numbers["input"] == {step: pytest.approx(norm) for step, norm in enumerate(found, 1)}
+    assert len(numbers["inner"]) == len(found) == 3
 
 
 @both_ways

@@ -108,23 +108,33 @@ def test_event_files_where_the_merged_run_belongs_are_told_before_the_training(n
         ds.init(nasty_tmp_path, rank=1, world_size=2)
 
 
-def test_a_run_that_was_not_closed_and_the_next_one_of_the_process_are_two_attempts(
+def test_a_run_that_is_open_in_this_process_is_refused_until_it_is_closed(
     nasty_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
-    runs = [ds.init(nasty_tmp_path) for _ in range(2)]
-    for number, run in enumerate(runs):
-        batches = run.steps(range(9))
-        next(batches)
-        run.log(loss=float(number))
-    for run in runs:
-        run.close()
+    ds.init(nasty_tmp_path)  # never begun, so it is in nobody's way
+    run = ds.init(nasty_tmp_path)
+    told = r"is open in this process \(by the run made at .*test_init.py:\d+\); close it first: run.close\(\)"
+    batches = run.steps(range(9))
+    next(batches)
+    run.log(loss=0.0)
+    for exists in ("refuse", "attempt"):
+        refused = ds.init(nasty_tmp_path, exists=exists)
+        with pytest.raises(RunDirError, match=told):
+            next(refused.steps(range(9)))
+        refused.close()
+    with ds.init(nasty_tmp_path, exists="new") as beside:
+        beside.log(loss=1.0)
+    with ds.init(nasty_tmp_path, initial_step=1) as resumed:  # such as in a loop that catches exceptions
+        resumed.log(loss=2.0)
+    run.close()
+    with ds.init(nasty_tmp_path, exists="attempt") as later:
+        later.log(loss=3.0)
     events = list(read_directory(nasty_tmp_path))
-    assert sorted((e.attempt, e.step) for e in events for v in e.values if v.tag == "loss") == [
-        (0, 1),
-        (1, 1),
-    ]
+    found = sorted((e.attempt, e.step, v.data) for e in events for v in e.values if v.tag == "loss")
+    assert found == [(0, 1, 0.0), (1, 1, 2.0), (2, 0, 3.0)]
+    assert list(losses(nasty_tmp_path.with_name(f"{nasty_tmp_path.name}-2")).values()) == [1.0]
 
 
 def test_a_removed_manifest_does_not_hide_what_is_recorded_from_then_on(nasty_tmp_path: Path) -> None:
