@@ -103,7 +103,7 @@ def init(
             "float32" is the same as True; "float64" is exact to 1e-12 instead of 5e-6, for more time.
         checksums: whether several ranks find out when their copies of a parameter are no longer equal. True:
             the parameters of `watch` are summed up, bit by bit, at every k-th step, where k is chosen so that
-            it costs less than 0.3 % of the training. n: at every n-th step. False: never, nor are batches
+            it costs less than 0.3 % of a rank's time. n: at every n-th step. False: never, nor are batches
             compared. See docs/ranks.md.
         on_nan: "warn", "stop" or "ignore" if a logged number (with `norms`, a parameter or its gradient) is
             NaN or infinite; see Run.

@@ -15,6 +15,7 @@ from distsummary.format.check_tags import BATCH_TAGS
 from distsummary.format.records import Value
 from distsummary.rank_facts import RankFacts
 from distsummary.training.callbacks import CallbackParams
+from distsummary.training.phases import OWN_MS
 from distsummary.training.run import STEP_MS
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 BATCHES = 32  # the first steps, whose batches get digests
 MEASURED = 8  # the first steps, at all of which parameters are summed up, to know what it costs
 SKIPPED = 3  # of these, in which caches are filled
-SHARE = 0.003  # of a step, which the sums may cost on average
-DUE_S = 30e-6  # what it costs besides that something is due at a step
+SHARE = 0.003  # of a rank's own time in a step, which the sums may cost on average
+DUE_S = 100e-6  # what it costs besides that something is due at a step, when the caches hold other data
 MAX_EVERY = 1 << 10  # steps
 DEVICE_BYTES_PER_S = 1e12  # at which a device reads parameters
 
@@ -117,7 +118,8 @@ class Checks(Source):
         """Choose how many steps lie between two sums: a power of two, so that ranks have steps in common."""
         now_s, before_s = time.perf_counter(), self._looked_s
         self._looked_s = now_s
-        told = params.get("logged", {}).get(STEP_MS)
+        logged = params.get("logged", {})
+        told = logged.get(OWN_MS, logged.get(STEP_MS))  # without waiting for a busy host or for other ranks
         self._step_ms.append(told if isinstance(told, float) else 1e3 * (now_s - before_s))
         if len(self._costs) < MEASURED:
             return

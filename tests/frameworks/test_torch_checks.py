@@ -184,8 +184,8 @@ def steps_summed(step_ms: float, cost_s: float, monkeypatch: pytest.MonkeyPatch)
 
 def test_sums_are_as_rare_as_their_cost_demands(monkeypatch: pytest.MonkeyPatch) -> None:
     assert steps_summed(1e3, 1e-3, monkeypatch) == [*range(1, 201)]
-    assert steps_summed(10.0, 70e-6, monkeypatch) == [*range(1, 9), *range(12, 201, 4)]
-    assert steps_summed(0.1, 70e-6, monkeypatch) == [*range(1, 9)]  # 512 is the next
+    assert steps_summed(10.0, 70e-6, monkeypatch) == [*range(1, 9), *range(16, 201, 8)]
+    assert steps_summed(0.1, 70e-6, monkeypatch) == [*range(1, 9)]  # 1024 is the next
 
 
 def test_batches_have_the_same_digest_if_and_only_if_their_tensors_are_equal() -> None:
