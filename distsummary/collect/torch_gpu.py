@@ -13,9 +13,10 @@ Levels = dict[str, float]
 
 
 def gpu_sources(network: object) -> dict[str, Callable[[], Levels]]:
-    """Functions that sample the rank's GPU (tag -> percent), by name; empty if the rank uses none.
+    """Functions that sample the rank's GPU (tag -> percent or GiB), by name; empty if the rank uses none.
 
-    Memory is that of the whole GPU, whoever uses it. The utilization needs the package nvidia-ml-py.
+    The percentage of memory is that of the whole GPU, whoever uses it; reserved is what this process has. The
+    utilization needs the package nvidia-ml-py.
     """
     device = gpu_of(network)
     if device is None:
@@ -23,7 +24,11 @@ def gpu_sources(network: object) -> dict[str, Callable[[], Levels]]:
 
     def memory() -> Levels:
         free, total = torch.cuda.mem_get_info(device)
-        return {"system/gpu/memory_percent": 100 * (1 - free / total)}
+        reserved_gib = torch.cuda.memory_reserved(device) / 2**30
+        return {
+            "system/gpu/memory_percent": 100 * (1 - free / total),
+            "system/gpu/reserved_gib": reserved_gib,
+        }
 
     def utilization() -> Levels:
         return {"system/gpu/utilization_percent": float(torch.cuda.utilization(device))}

@@ -22,4 +22,5 @@ def test_memory_and_utilization_of_the_gpu_of_a_model():
     network = nn.Linear(1 << 14, 1 << 12, device="cuda")
     sample = {tag: value for read in gpu_sources(network).values() for tag, value in read().items()}
     assert 0 < sample["system/gpu/memory_percent"] <= 100
+    assert 0 < sample["system/gpu/reserved_gib"] < 1024
     assert 0 <= sample["system/gpu/utilization_percent"] <= 100
