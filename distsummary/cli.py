@@ -501,6 +501,22 @@ def export(options: argparse.Namespace) -> None:
 
 
 @verb(
+    argument("run_dir", metavar="RUN", help="the run dir, or a directory with event files"),
+    argument("-o", "--out", metavar="FILE", help="the file (the name of the run, in the current directory)"),
+    argument("--tag", action="append", help="only scalars of this tag; may be repeated"),
+    argument("--rank", type=int, action="append", help="a rank to draw by itself, of many; may be repeated"),
+    example="report runs/digits -o digits.html",
+)
+def report(options: argparse.Namespace) -> None:
+    """Write the page of a run as one HTML file: verdicts, curves, heat maps of ranks and steps, timeline."""
+    from distsummary.view.report import report
+
+    path = report(options.run_dir, out=options.out, ranks=options.rank or (), tags=options.tag)
+    size = path.stat().st_size
+    print(json.dumps({"file": str(path), "bytes": size}) if options.json else f"{path}: {size / 1e6:.1f} MB")
+
+
+@verb(
     argument("directory", metavar="DIR", help="a run dir, a rank's directory or their parent"),
     argument("--repair", action="store_true", help="cut torn ends off files, rebuild run.json"),
     example="fsck runs/digits",

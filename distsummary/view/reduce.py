@@ -19,16 +19,15 @@ _CHUNK = 1 << 21  # values that are looked at together
 def columns(steps: Array, width: int) -> Array:
     """The places (c + 1,) at which the columns of a drawing begin and end in `steps`; none of them is empty.
 
-    Columns are equally wide in steps, so that time is not bent where steps were not recorded.
+    Each column is of the same whole number of steps, also where steps were not recorded.
 
     Args:
         steps: int64 (n,), rising. width: how many columns there are at most.
     """
     if not steps.size:
         return np.zeros(1, np.int64)
-    span = int(steps[-1]) - int(steps[0]) + 1
-    of_step = (steps - steps[0]) * min(width, span) // span
-    return np.append(np.flatnonzero(np.diff(of_step, prepend=-1)), steps.size)
+    each = -(-(int(steps[-1]) - int(steps[0]) + 1) // width)
+    return np.append(np.flatnonzero(np.diff((steps - steps[0]) // each, prepend=-1)), steps.size)
 
 
 def thinned(steps: Array, values: Array, width: int) -> Array:

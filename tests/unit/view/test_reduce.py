@@ -13,6 +13,7 @@ VALUES = st.floats(width=32, allow_nan=True, allow_infinity=True)
 
 
 def test_columns_are_equally_wide_in_steps_and_none_is_empty():
+    assert np.diff(columns(np.arange(800), 625)).tolist() == [2] * 400
     edges = columns(np.array([0, 1, 2, 3, 90, 99]), 10)
     assert edges.tolist() == [0, 4, 6]
     assert columns(np.array([7]), 10).tolist() == [0, 1]

@@ -1,0 +1,77 @@
+// Elements and texts. What a run recorded reaches the page as text only, never as HTML.
+
+export function h(name, attributes = {}, ...children) {
+  const element = document.createElement(name)
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key.startsWith("on")) element.addEventListener(key.slice(2), value)
+    else if (key.startsWith("aria-")) element.setAttribute(key, `${value}`)
+    else if (value === true) element.setAttribute(key, "")
+    else if (value !== false && value != null) element.setAttribute(key, value)
+  }
+  element.append(...children.flat().filter((child) => child != null))
+  return element
+}
+
+export function table(head, rows, { numbers = [], caption = null } = {}) {
+  const cell = (kind) => (content, column) => h(kind, numbers.includes(column) ? { class: "number" } : {}, content)
+  return h(
+    "table",
+    {},
+    caption && h("caption", {}, caption),
+    head && h("thead", {}, h("tr", {}, head.map(cell("th")))),
+    h("tbody", {}, rows.map((row) => h("tr", row.attributes ?? {}, (row.cells ?? row).map(cell("td"))))),
+  )
+}
+
+export function css(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim()
+}
+
+export function number(value, digits = 5) {
+  if (value == null) return "-"
+  if (Number.isNaN(value)) return "NaN"
+  if (!Number.isFinite(value)) return value > 0 ? "infinite" : "-infinite"
+  const size = Math.abs(value)
+  if (size !== 0 && (size < 1e-4 || size >= 1e7)) return value.toExponential(digits - 2)
+  return Number(value.toPrecision(digits)).toLocaleString("en-US", { maximumFractionDigits: 10 })
+}
+
+export const whole = (value) => Math.round(value).toLocaleString("en-US")
+
+export const counted = (count, noun) => `${whole(count)} ${noun}${count === 1 ? "" : "s"}`
+
+export const moment = (seconds) =>
+  new Date(seconds * 1000).toLocaleString("sv-SE") // 2026-01-31 12:00:00
+
+export function lasting(seconds) {
+  if (seconds < 120) return `${number(seconds, 3)} s`
+  if (seconds < 7200) return `${number(seconds / 60, 3)} min`
+  return `${number(seconds / 3600, 3)} h`
+}
+
+// A round distance between ticks, so that there are about `count` of them from `low` to `high`.
+export function tickDistance(low, high, count, least = 0) {
+  const rough = Math.max((high - low) / Math.max(1, count), least, Number.MIN_VALUE)
+  const power = 10 ** Math.floor(Math.log10(rough))
+  return [1, 2, 5, 10].map((one) => one * power).find((one) => one >= rough)
+}
+
+// A canvas as sharp as the screen; `draw(context, width, height)` is called at each change of size or theme.
+export function canvas(height, label, draw) {
+  const element = h("canvas", { role: "img", "aria-label": label })
+  element.style.height = `${height}px`
+  const paint = () => {
+    const width = element.clientWidth
+    if (!width) return
+    const ratio = window.devicePixelRatio || 1
+    element.width = Math.round(width * ratio)
+    element.height = Math.round(height * ratio)
+    const context = element.getContext("2d")
+    context.scale(ratio, ratio)
+    context.font = `12px ${css("--font")}`
+    draw(context, width, height)
+  }
+  new ResizeObserver(paint).observe(element)
+  document.addEventListener("theme", paint)
+  return { element, paint }
+}

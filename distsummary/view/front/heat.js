@@ -1,0 +1,261 @@
+// Heat maps of ranks and steps; each cell shows its highest value and says exactly where it is.
+
+import { canvas, counted, css, h, number, tickDistance, whole } from "./dom.js"
+import { since } from "./overview.js"
+
+const LEFT = 64, RIGHT = 12, TOP = 8, BOTTOM = 26
+const SEQUENTIAL = ["#0d0887", "#5302a3", "#8b0aa5", "#b83289", "#db5c68", "#f48849", "#febd2a", "#f0f921"].map(rgb)
+const DIVERGING = ["#2166ac", "#4393c3", "#92c5de", "#d1d1d1", "#f4a582", "#d6604d", "#b2182b"].map(rgb)
+
+export function heatMaps({ maps, overview, timeline }) {
+  const byTag = new Map()
+  for (const one of maps) byTag.set(one.tag, { ...byTag.get(one.tag), [one.kind]: one })
+  if (!byTag.size) return [h("p", { class: "quiet" }, "There are none: heat maps show step, own and waiting time, data and loss of two ranks or more.")]
+  const state = { kind: maps.some((one) => one.kind === "ratio") ? "ratio" : "value", verdict: null }
+  const cards = [...byTag.values()].map((of) => card(of, state, overview.verdicts, timeline.starts))
+  const redraw = () => cards.forEach((one) => one.redraw())
+  document.addEventListener("verdict", ({ detail }) => {
+    state.verdict = detail
+    location.hash = "heat"
+    redraw()
+  })
+  const choice = (kind, text) => {
+    const input = h("input", { type: "radio", name: "kind", value: kind, checked: kind === state.kind, onchange: () => { state.kind = kind; redraw() } })
+    return h("label", {}, input, ` ${text}`)
+  }
+  return [
+    h("div", { class: "tools", role: "radiogroup", "aria-label": "what the colours show" },
+      choice("ratio", "ratio to the median of the ranks"), choice("value", "value"),
+      h("span", { class: "quiet" }, "frames: verdicts; dashed lines: restarts; striped: NaN or infinite. Point at a cell, or move with the arrow keys.")),
+    ...cards.map((one) => one.element),
+  ]
+}
+
+function card(of, state, verdicts, starts) {
+  const title = of.value.title
+  const caption = h("figcaption")
+  const said = h("p", { class: "readout", "aria-live": "polite" })
+  const rows = of.value.rows
+  const height = TOP + BOTTOM + rows * Math.max(1, Math.min(30, Math.floor(330 / rows)))
+  let cell = null
+  const chosen = () => of[state.kind] ?? of.value
+  const { element, paint } = canvas(height, `${title}: ranks by steps`, (context, width) => draw(context, width, height, chosen(), state, verdicts, starts, cell))
+  element.tabIndex = 0
+  const tell = () => { said.textContent = cell ? told(chosen(), cell, verdicts) : "" }
+  const move = (next) => {
+    cell = next
+    tell()
+    paint()
+  }
+  element.addEventListener("pointermove", (event) => move(cellAt(chosen(), event.offsetX, event.offsetY, element.clientWidth, height)))
+  element.addEventListener("pointerleave", () => move(null))
+  element.addEventListener("click", () => cell && document.dispatchEvent(new CustomEvent("rank", { detail: rankOf(chosen(), cell) })))
+  element.addEventListener("keydown", (event) => {
+    const step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key]
+    if (!step) return
+    event.preventDefault()
+    const one = chosen()
+    const [row, column] = cell ?? [0, 0]
+    move([clamp(row + step[0], 0, one.rows - 1), clamp(column + step[1], 0, one.columns - 1)])
+  })
+  const redraw = () => {
+    const one = chosen()
+    cell = null
+    const unit = one.kind === "ratio" ? "times the median" : one.unit
+    const peak = highest(one)
+    caption.replaceChildren(h("span", { class: "tag" }, title), h("span", { class: "quiet" }, ` ${one.tag}`),
+      one.kind === "ratio" || state.kind === "value" ? "" : " (values; there is no median above 0)", legend(one),
+      h("span", { class: "quiet" }, peak == null ? " no value is finite" : ` highest: ${number(one.values[peak])} ${unit}, rank ${rankOf(one, split(one, peak))} at step ${whole(stepOf(one, peak))}`
+        + (one.group > 1 || one.columns < one.last_step - one.first_steps[0] + 1 ? `; a cell is the highest of ${counted(one.group, "rank")} and about ${counted(Math.max(1, Math.round((one.last_step - one.first_steps[0] + 1) / one.columns)), "step")}` : "")))
+    tell()
+    paint()
+  }
+  redraw()
+  return { element: h("figure", { class: "wide" }, caption, element, said), redraw }
+}
+
+const clamp = (value, low, high) => Math.max(low, Math.min(high, value))
+const split = (one, index) => [Math.floor(index / one.columns), index % one.columns]
+const stepOf = (one, index) => one.first_steps[index % one.columns] + one.at_step[index]
+const rankOf = (one, [row, column]) => one.ranks[row * one.group + one.at_rank[row * one.columns + column]]
+
+function highest(one) {
+  let found = null
+  one.values.forEach((value, index) => { if (!Number.isNaN(value) && (found == null || value > one.values[found])) found = index })
+  return found
+}
+
+// From which value to which the colours go: all but the outermost hundredth at each end.
+function range(one) {
+  if (one.range) return one.range
+  const sorted = Float32Array.from(one.values).filter((value) => !Number.isNaN(value)).sort()
+  const at = (part) => sorted[Math.round(part * (sorted.length - 1))]
+  let [low, high] = sorted.length ? [at(0.01), at(0.99)] : [0, 1]
+  if (one.kind === "ratio") {
+    const far = clamp(Math.max(high, low > 0 ? 1 / low : 1), 1.1, 10)
+    one.range = { low: 1 / far, high: far, isLog: true, colors: DIVERGING }
+  } else {
+    if (high <= low) [low, high] = [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2]
+    one.range = { low, high, isLog: low > 0 && high / low > 20, colors: SEQUENTIAL }
+  }
+  return one.range
+}
+
+function rgb(text) {
+  return [1, 3, 5].map((at) => parseInt(text.slice(at, at + 2), 16))
+}
+
+function colorOf(value, { low, high, isLog, colors }) {
+  const part = isLog ? Math.log(Math.max(value, 1e-45) / low) / Math.log(high / low) : (value - low) / (high - low)
+  const at = clamp(part, 0, 1) * (colors.length - 1)
+  const left = Math.min(Math.floor(at), colors.length - 2)
+  return colors[left].map((one, channel) => one + (colors[left + 1][channel] - one) * (at - left))
+}
+
+function legend(one) {
+  const scale = range(one)
+  const bar = h("canvas", { width: 120, height: 10, class: "legend", "aria-hidden": "true" })
+  const context = bar.getContext("2d")
+  for (let x = 0; x < 120; x++) {
+    const part = x / 119
+    const value = scale.isLog ? scale.low * (scale.high / scale.low) ** part : scale.low + (scale.high - scale.low) * part
+    context.fillStyle = `rgb(${colorOf(value, scale).map(Math.round).join(" ")})`
+    context.fillRect(x, 0, 1, 10)
+  }
+  return h("span", { class: "legend" }, number(scale.low, 3), bar, number(scale.high, 3), scale.isLog ? " log" : "")
+}
+
+const spanOf = (one) => Math.max(1, one.last_step + 1 - one.first_steps[0])
+
+function columnAt(one, step) {
+  let low = 0, high = one.columns - 1
+  while (low < high) {
+    const middle = (low + high + 1) >> 1
+    if (one.first_steps[middle] <= step) low = middle
+    else high = middle - 1
+  }
+  return low
+}
+
+function cellAt(one, x, y, width, height) {
+  const part = (x - LEFT) / (width - LEFT - RIGHT)
+  const row = Math.floor(((y - TOP) / (height - TOP - BOTTOM)) * one.rows)
+  if (part < 0 || part >= 1 || row < 0 || row >= one.rows) return null
+  return [row, columnAt(one, one.first_steps[0] + part * spanOf(one))]
+}
+
+function told(one, [row, column], verdicts) {
+  const index = row * one.columns + column
+  const first = one.first_steps[column]
+  const last = column + 1 < one.columns ? one.first_steps[column + 1] - 1 : one.last_step
+  const value = one.values[index]
+  const ranks = one.ranks.subarray(row * one.group, (row + 1) * one.group)
+  const where = `${ranks.length > 1 ? `ranks ${ranks[0]} to ${ranks[ranks.length - 1]}` : `rank ${ranks[0]}`}, ${first === last ? `step ${whole(first)}` : `steps ${whole(first)} to ${whole(last)}`}`
+  const what = Number.isNaN(value) ? "no finite value" : `${number(value)} ${one.kind === "ratio" ? "times the median" : one.unit}, rank ${rankOf(one, [row, column])} at step ${whole(stepOf(one, index))}`
+  const bad = one.bad?.[index] ? "; NaN or infinite" : ""
+  const about = verdicts.filter((v) => ranks.includes(v.rank) && v.since_step <= last && (v.until_step < 0 || v.until_step >= first))
+  return `${where}: ${what}${bad}${about.map((v) => `; verdict: ${v.cause}, steps ${since(v)}: ${v.evidence}`).join("")}`
+}
+
+function draw(context, width, height, one, state, verdicts, starts, cell) {
+  const plotWidth = width - LEFT - RIGHT
+  const plotHeight = height - TOP - BOTTOM
+  const rowHeight = plotHeight / one.rows
+  const first = one.first_steps[0]
+  const toX = (step) => LEFT + ((step - first) / spanOf(one)) * plotWidth
+  context.clearRect(0, 0, width, height)
+  context.fillStyle = css("--empty")
+  context.fillRect(LEFT, TOP, plotWidth, plotHeight)
+  context.imageSmoothingEnabled = false
+  const pixels = Math.max(1, Math.min(4096, Math.round(plotWidth * (window.devicePixelRatio || 1))))
+  context.drawImage(picture(one, pixels), LEFT, TOP, plotWidth, plotHeight)
+  axes(context, width, height, one, rowHeight, toX)
+  context.save()
+  context.beginPath()
+  context.rect(LEFT - 1, TOP - 14, plotWidth + 2, plotHeight + 16)
+  context.clip()
+  context.setLineDash([4, 4])
+  context.strokeStyle = css("--text")
+  for (const start of starts.slice(1)) {
+    context.beginPath()
+    context.moveTo(toX(start.first_step), TOP)
+    context.lineTo(toX(start.first_step), TOP + plotHeight)
+    context.stroke()
+  }
+  context.setLineDash([])
+  const rowOf = new Map(Array.from(one.ranks, (rank, index) => [rank, Math.floor(index / one.group)]))
+  verdicts.forEach((verdict, index) => {
+    if (!rowOf.has(verdict.rank)) return
+    const y = TOP + rowOf.get(verdict.rank) * rowHeight
+    const x = toX(verdict.since_step)
+    const end = verdict.until_step < 0 ? LEFT + plotWidth : toX(verdict.until_step + 1)
+    const isChosen = index === state.verdict
+    for (const [stroke, size] of [["--label", 4], [isChosen ? "--bad" : "--text", isChosen ? 3 : 1.5]]) {
+      context.strokeStyle = css(stroke)
+      context.lineWidth = size
+      context.strokeRect(x - 1, y - 0.5, Math.max(3, end - x) + 2, Math.max(3, rowHeight) + 1)
+    }
+    if (rowHeight >= 16 && end - x > 20) {
+      const size = context.measureText(verdict.cause).width
+      context.fillStyle = css("--label")
+      context.fillRect(x + 2, y + 2, size + 6, 14)
+      context.fillStyle = css("--text")
+      context.textBaseline = "top"
+      context.textAlign = "left"
+      context.fillText(verdict.cause, x + 5, y + 3)
+    }
+  })
+  if (cell) {
+    const [row, column] = cell
+    const x = toX(one.first_steps[column])
+    const end = toX(column + 1 < one.columns ? one.first_steps[column + 1] : one.last_step + 1)
+    context.strokeStyle = css("--accent")
+    context.lineWidth = 2
+    context.strokeRect(x - 1, TOP + row * rowHeight - 1, Math.max(2, end - x) + 2, rowHeight + 2)
+  }
+  context.restore()
+}
+
+// The cells as an image of `pixels` columns and a row for each row of the map.
+function picture(one, pixels) {
+  if (one.picture?.width === pixels) return one.picture
+  const image = new ImageData(pixels, one.rows)
+  const scale = range(one)
+  const widths = Array.from(one.first_steps.subarray(1), (step, index) => step - one.first_steps[index]).sort((a, b) => a - b)
+  const usual = widths.length ? widths[widths.length >> 1] * 1.5 : Infinity // what lies farther from its start is a gap
+  for (let x = 0; x < pixels; x++) {
+    const step = one.first_steps[0] + ((x + 0.5) / pixels) * spanOf(one)
+    const column = columnAt(one, step)
+    if (step - one.first_steps[column] > usual) continue
+    for (let row = 0; row < one.rows; row++) {
+      const index = row * one.columns + column
+      const at = (row * pixels + x) * 4
+      if (one.bad?.[index]) image.data.set(x % 4 < 2 ? [255, 0, 255, 255] : [0, 0, 0, 255], at)
+      else if (!Number.isNaN(one.values[index])) image.data.set([...colorOf(one.values[index], scale), 255], at)
+    }
+  }
+  const found = h("canvas", { width: pixels, height: one.rows })
+  found.getContext("2d").putImageData(image, 0, 0)
+  one.picture = found
+  return found
+}
+
+function axes(context, width, height, one, rowHeight, toX) {
+  context.fillStyle = css("--quiet")
+  context.textBaseline = "top"
+  context.textAlign = "center"
+  const first = one.first_steps[0]
+  const distance = tickDistance(first, one.last_step, (width - LEFT) / 110, 1)
+  for (let step = Math.ceil(first / distance) * distance; step <= one.last_step; step += distance) {
+    context.fillText(whole(step), clamp(toX(step), LEFT + 8, width - RIGHT - 16), height - BOTTOM + 6)
+  }
+  context.textAlign = "left"
+  context.fillText("step", 24, height - BOTTOM + 6)
+  context.textAlign = "right"
+  context.textBaseline = "middle"
+  const every = Math.max(1, Math.ceil(14 / rowHeight))
+  for (let row = 0; row < one.rows; row += every) {
+    const rank = one.ranks[row * one.group]
+    context.fillText(`rank ${rank}`, LEFT - 6, TOP + (row + 0.5) * rowHeight)
+  }
+}

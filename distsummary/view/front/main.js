@@ -1,0 +1,55 @@
+// The page of a run: overview, curves, heat maps, timeline; it reads what is in its own file and nothing else.
+
+import "uplot/dist/uPlot.min.css"
+import "./page.css"
+import { curves } from "./curves.js"
+import { readData } from "./data.js"
+import { h, moment } from "./dom.js"
+import { heatMaps } from "./heat.js"
+import { badge, overview } from "./overview.js"
+import { timeline } from "./timeline.js"
+
+const VIEWS = [["overview", "Overview", overview], ["curves", "Curves", curves], ["heat", "Ranks by steps", heatMaps], ["timeline", "Timeline", timeline]]
+const KEYS = "Keys: 1 to 4 views, / filter, d dark or light"
+
+const isDark = () => (document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark"
+
+function changeTheme() {
+  document.documentElement.dataset.theme = isDark() ? "light" : "dark"
+  document.dispatchEvent(new Event("theme"))
+}
+
+function go(name) {
+  document.getElementById(name).scrollIntoView()
+  document.getElementById(name).focus({ preventScroll: true })
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || /INPUT|TEXTAREA|SELECT/.test(event.target.tagName)) return
+  if (VIEWS[Number(event.key) - 1]) go(VIEWS[Number(event.key) - 1][0])
+  else if (event.key === "d") changeTheme()
+  else if (event.key === "/") {
+    event.preventDefault()
+    document.getElementById("filter")?.focus()
+  }
+})
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => document.dispatchEvent(new Event("theme")))
+
+async function start() {
+  const app = document.getElementById("app")
+  const data = await readData()
+  const { overview: run } = data
+  app.replaceChildren(
+    h("header", {}, h("h1", {}, run.name, " ", badge(run.state)),
+      h("nav", { "aria-label": "views" }, VIEWS.map(([name, title], index) => h("a", { href: `#${name}`, title: `key ${index + 1}` }, title))),
+      h("button", { onclick: changeTheme, title: "key d" }, "dark / light")),
+    h("main", {}, VIEWS.map(([name, title, view]) => h("section", { id: name, tabindex: -1, "aria-label": title }, h("h2", {}, title), view(data)))),
+    h("footer", {}, `${run.path}, as it was at ${moment(run.made)}. ${KEYS}. Made by distsummary.`),
+  )
+  document.documentElement.dataset.ready = "true"
+}
+
+start().catch((error) => {
+  document.getElementById("app").replaceChildren(h("p", { class: "alert", role: "alert" }, `This page cannot be shown: ${error.message}`))
+  throw error
+})

@@ -1,0 +1,90 @@
+"""The page of a run as one HTML file that needs nothing but a browser and asks nobody for anything."""
+
+import base64
+import hashlib
+import html
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from distsummary.errors import MissingExtraError
+from distsummary.publish import check_writable, refuse_unlike_files, replacing
+from distsummary.runs.recorded_run import open_run
+from distsummary.view.packing import packed
+from distsummary.view.page import page
+
+BUNDLE = Path(__file__).parent / "bundle"
+
+_HTML = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src '{script_hash}'; \
+style-src '{style_hash}'; img-src data:; base-uri 'none'; form-action 'none'">
+<link rel="icon" href="data:,">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+<div id="app"><p>Reading the run ...</p><noscript>This page needs JavaScript.</noscript></div>
+<script type="application/json" id="data">{data}</script>
+<script type="application/octet-stream" id="block">{block}</script>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def report(
+    run: str | os.PathLike[str],
+    *,
+    out: str | os.PathLike[str] | None = None,
+    ranks: Sequence[int] = (),
+    tags: Sequence[str] | None = None,
+) -> Path:
+    """Write the page of a run: overview, curves, heat maps of ranks and steps, timeline; returns its path.
+
+    An older file of that name is replaced when the new one is whole.
+
+    Args:
+        run: the run dir, or a directory with event files.
+        out: the file; None: the name of the run with .html, in the current directory.
+        ranks: those that have curves of their own in any case, see `page`.
+        tags: the scalars to show; None: all.
+
+    Raises MissingExtraError if the front end is not built, RunDirError if the file cannot be written, and the
+    errors of `open_run` and `page`.
+    """
+    script, style = (_built(BUNDLE / name) for name in ("page.js", "page.css"))
+    opened = open_run(run)
+    path = Path(out if out is not None else f"{opened.path.resolve().name}.html")
+    refuse_unlike_files(path)
+    check_writable(path.parent)
+    data, block = packed(page(opened, ranks=ranks, tags=tags))
+    text = _HTML.format(
+        title=html.escape(opened.path.resolve().name),
+        script_hash=_hash(script),
+        style_hash=_hash(style),
+        script=script,
+        style=style,
+        data=data,
+        block=block,
+    )
+    with replacing(path, is_durable=False) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+    return path
+
+
+def _built(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except FileNotFoundError as error:
+        raise MissingExtraError(
+            f"the front end of the pages is not built ({path} is missing); "
+            "run: make front, in a checkout of distsummary (wheels have it)"
+        ) from error
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}"

@@ -1,0 +1,39 @@
+"""Records the runs that the browser is shown: `python -m tests.ui.recorded DIR`; the pages are made too."""
+
+import json
+import sys
+from pathlib import Path
+
+from distsummary.format.records import Value
+from distsummary.view.report import report
+from tests.unit.runs.recording import record
+
+NASTY = "</script><img src=x onerror='window.hacked=1'>\"'&\u2028\u202eé" + "<b>x</b>" * 120
+
+
+def slow(step: int, rank: int) -> list[Value]:
+    """Rank 2 is slow from step 300 on; rank 1 has NaN at step 500; one tag tries to be HTML."""
+    is_slow = rank == 2 and step >= 300
+    return [
+        Value("scalar", "loss", float("nan") if (rank, step) == (1, 500) else 1 / step + rank / 100),
+        Value("scalar", "perf/step_ms", 30 + step % 7 + 8 * (step >= 300)),
+        Value("scalar", "perf/own_ms", 20 + (step * 31 + rank * 17) % 5 + 8 * is_slow),
+        Value("scalar", "perf/wait_ms", 10.0 - 8 * is_slow + 8 * (step >= 300)),
+        Value("scalar", NASTY, -1.0),
+    ]
+
+
+def main(directory: Path) -> None:
+    """Runs of 1, 4, 64 and 1,000 ranks, and their pages beside them."""
+    for ranks, steps in ((1, 50), (4, 800), (64, 800), (1000, 20)):
+        path = directory / f"run{ranks}"
+        for rank in range(ranks):
+            record(path, rank=rank, ranks=ranks, steps=range(1, steps + 1), values=slow)
+        told = {"rank": 2, "cause": "data", "since_step": 300, "until_step": None, "evidence": NASTY}
+        if ranks > 2:
+            (path / "alerts.jsonl").write_text(json.dumps(told | {"first_told_step": 310}) + "\n")
+        report(path, out=directory / f"{ranks}.html")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,137 @@
+"""The page of a run in Chromium: it draws, asks nobody for anything, and what was recorded stays text.
+
+Run by `make test-ui`, in a virtual environment of its own that has Playwright and nothing of distsummary.
+"""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.interop
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTHON = ROOT / ".venv/bin/python"
+# A canvas that shows something has more than one colour.
+COLORS = """canvas => {
+  const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data
+  return new Set(new Uint32Array(data.buffer)).size
+}"""
+
+
+@pytest.fixture(scope="session")
+def pages(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("pages")
+    subprocess.run(
+        [PYTHON, "-m", "tests.ui.recorded", directory],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=True,
+        timeout=170,
+    )
+    return directory
+
+
+@pytest.fixture(scope="session")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def show(browser, pages):
+    """Opens the page of a run; what it says on the console, and what it asks for, is told at the end."""
+    told: list[str] = []
+
+    def opened(name: str, **settings):
+        page = browser.new_page(viewport={"width": 1400, "height": 900}, **settings)
+        page.on("console", lambda message: told.append(f"console: {message.text}"))
+        page.on("pageerror", lambda error: told.append(f"error: {error}"))
+        page.on("request", lambda request: told.append(f"request: {request.url[:99]}"))
+        page.goto((pages / name).as_uri())
+        page.wait_for_selector("html[data-ready]")
+        page.wait_for_timeout(200)  # charts are drawn when they come into sight
+        return page
+
+    yield opened
+    left = [
+        one for one in told if not one.startswith(("request: file:///", "request: data:", "request: blob:"))
+    ]
+    assert left == []
+
+
+@pytest.mark.parametrize("ranks", [1, 4, 64, 1000])
+def test_every_view_is_drawn_and_nothing_is_asked_for(show, ranks):
+    page = show(f"{ranks}.html")
+    assert page.locator("h1").inner_text().startswith(f"run{ranks}")
+    page.locator("#curves canvas").first.wait_for()
+    for view in ("heat", "timeline", "curves"):
+        page.locator(f"#{view}").scroll_into_view_if_needed()
+    maps = page.locator("#heat canvas[role=img]")
+    assert maps.count() == (0 if ranks == 1 else 4)
+    for number in range(maps.count()):
+        maps.nth(number).scroll_into_view_if_needed()
+        assert maps.nth(number).evaluate(COLORS) > 5
+    assert page.locator("#curves canvas").first.evaluate(COLORS) > 5
+    assert (pages_size := page.evaluate("document.documentElement.scrollWidth")) <= 1400, pages_size
+
+
+def test_recorded_texts_are_inert_and_shown_whole(show):
+    page = show("4.html")
+    tags = page.locator("#curves .tag").all_inner_texts()
+    assert any(tag.startswith("</script><img src=x") and "<b>x</b>" in tag for tag in tags)
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("img, b:has-text('x')").count() == 0
+
+
+def test_the_slow_rank_is_found_by_its_verdict_and_in_the_heat_map(show):
+    page = show("4.html")
+    row = page.locator("tr.link")
+    assert row.locator("td").all_inner_texts()[:3] == ["rank 2", "data", "300 on"]
+    row.press("Enter")
+    assert page.evaluate("location.hash") == "#heat"
+    figure = page.locator("#heat figure", has_text="Own time")
+    box = figure.locator("canvas[role=img]").bounding_box()
+    figure.locator("canvas[role=img]").hover(position={"x": box["width"] * 0.8, "y": box["height"] * 0.55})
+    said = figure.locator(".readout").inner_text()
+    assert said.startswith("rank 2, step")
+    assert "times the median" in said
+    assert "verdict: data, steps 300 on" in said
+
+
+def test_values_that_are_not_finite_are_told(show):
+    page = show("4.html")
+    assert "1 value NaN or infinite, first at step 500" in page.locator("#curves figure").first.inner_text()
+
+
+def test_it_is_worked_by_keys_alone_and_is_dark_or_light(show):
+    page = show("64.html", color_scheme="dark")
+    background = "getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(background)
+    page.keyboard.press("d")
+    assert page.evaluate(background) != dark
+    page.keyboard.press("3")
+    assert page.evaluate("document.activeElement.id") == "heat"
+    page.keyboard.press("/")
+    page.keyboard.type("own")
+    assert page.locator("#curves .tag").all_inner_texts() == ["perf/own_ms"]
+    page.locator("#heat canvas[role=img]").first.focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#heat .readout").first.inner_text().startswith("rank 1, step")
+
+
+def test_any_rank_is_put_on_top_of_the_band(show):
+    page = show("64.html")
+    legend = page.locator("#curves figure").first.locator(".u-legend")
+    assert "rank" not in legend.inner_text().replace("highest", "").replace("lowest", "")
+    page.get_by_role("button", name="2", exact=True).click()
+    assert "rank 2" in legend.inner_text()
+    page.get_by_label("log axis").check()
+    assert page.locator("#curves canvas").first.evaluate(COLORS) > 5

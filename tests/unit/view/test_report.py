@@ -1,0 +1,80 @@
+"""The file of a page: one, whole, inert, and without a bundle a line that says how to build it."""
+
+import base64
+import hashlib
+import html
+import json
+import re
+
+import pytest
+
+from distsummary.cli import main
+from distsummary.errors import InvalidValueError, MissingExtraError, MissingFileError, RunDirError
+from distsummary.format.records import Value
+from distsummary.view import report as module
+from distsummary.view.report import report
+from tests.unit.runs.recording import record
+
+NASTY = "</script><script>window.hacked=1</script>\"'&\u2028é" + "x" * 950
+
+
+@pytest.fixture
+def bundle(tmp_path, monkeypatch):
+    """A front end that is one line, for what is tested here is around it; tests/ui has the real one."""
+    directory = tmp_path / "bundle"
+    directory.mkdir()
+    (directory / "page.js").write_text("'use strict'\n")
+    (directory / "page.css").write_text("body{}\n")
+    monkeypatch.setattr(module, "BUNDLE", directory)
+
+
+@pytest.mark.usefixtures("bundle")
+def test_a_run_becomes_one_file_whose_texts_cannot_leave_their_place(tmp_path):
+    run = tmp_path / "<b>run"
+    record(run, values=lambda step, rank: [Value("scalar", NASTY, step)])
+    path = report(run, out=tmp_path / "page.html")
+    text = path.read_text()
+    assert text.count("</script>") == 3
+    assert "<title>&lt;b&gt;run</title>" in text
+    assert "://" not in text.replace(html.escape(str(run)), "")
+    [data] = re.findall(r'<script type="application/json" id="data">(.*)</script>', text)
+    assert [curve["tag"] for curve in json.loads(data)["curves"]] == [NASTY]
+    for source in ("'use strict'", "body{}"):
+        digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in text
+    assert [*tmp_path.glob("*.html")] == [path]
+
+
+def test_without_a_front_end_one_line_says_how_to_build_it(tmp_path, monkeypatch):
+    record(tmp_path / "run")
+    monkeypatch.setattr(module, "BUNDLE", tmp_path / "none")
+    with pytest.raises(MissingExtraError, match=r"page.js is missing\); run: make front"):
+        report(tmp_path / "run", out=tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
+
+
+@pytest.mark.usefixtures("bundle")
+def test_the_command_names_the_file_and_its_size(tmp_path, monkeypatch, capsys):
+    record(tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", "run"]) == 0
+    assert capsys.readouterr().out == "run.html: 0.0 MB\n"
+    assert main(["report", "run", "-o", "other.html", "--tag", "loss", "--rank", "0", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"file": "other.html", "bytes": (tmp_path / "other.html").stat().st_size}
+    assert main(["report", "run", "--rank", "7"]) == 1
+    assert "--rank must be one of 0, got 7" in capsys.readouterr().err
+    assert main(["report", "none"]) == 2
+    assert "there is no none; name the directory of a run" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("bundle")
+def test_what_cannot_be_shown_leaves_no_file(tmp_path):
+    record(tmp_path / "run")
+    with pytest.raises(InvalidValueError, match="the nearest are loss"):
+        report(tmp_path / "run", out=tmp_path / "page.html", tags=["los"])
+    with pytest.raises(MissingFileError, match="there is no"):
+        report(tmp_path / "none", out=tmp_path / "page.html")
+    with pytest.raises(RunDirError, match="it is a directory"):
+        report(tmp_path / "run", out=tmp_path / "run")
+    assert not (tmp_path / "page.html").exists()
