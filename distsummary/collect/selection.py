@@ -12,6 +12,10 @@ MAX_PARAMETERS = 200
 MAX_ELEMENTS = 16_000_000
 AT_ONCE = 1_000_000  # elements; histograms of more elements begin later, see `default_steps`
 EXAMPLES = 5
+ALL_FROZEN = (
+    "all parameters of the model are frozen (requires_grad=False), so there are no gradients to record; call "
+    "requires_grad_() on those that are trained, or leave gradients out"
+)
 KINDS = {"histograms": "histograms", "gradients": "histograms of gradients"}  # what each field chooses
 
 
@@ -41,11 +45,22 @@ class Selection:
         taken = within_bounds({name: _shape(tensor) for name, tensor in parameters.items()})
         return [name for name in parameters if name in taken]
 
-    def remark(self, names: Sequence[str], selected: Sequence[str]) -> str:
-        """What a user should know: that a pattern selects nothing, or that a default leaves some out."""
+    def remark(self, names: Sequence[str], selected: Sequence[str], frozen: Sequence[str] = ()) -> str:
+        """What a user should know: that a pattern selects nothing, or that a default leaves some out.
+
+        `frozen`: the names of parameters that require no gradient, if nothing is selected.
+        """
         if not names:
-            return ""
+            is_of_gradients = self.field == "gradients" or "gradient" in (self.argument or "")
+            return ALL_FROZEN if frozen and is_of_gradients else ""
         if self.pattern is not None and not selected:
+            found = [name for name in frozen if match(self.pattern, name)]
+            if found:
+                examples = ", ".join(map(repr, found[:EXAMPLES]))
+                return (
+                    f"{self.argument} matches only frozen parameters (requires_grad=False), such as "
+                    f"{examples}: nothing is recorded for it"
+                )
             examples = ", ".join(map(repr, names[:EXAMPLES]))
             return (
                 f"{self.argument} matches the beginning of none of the {len(names)} names of parameters, "

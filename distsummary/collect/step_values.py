@@ -125,9 +125,10 @@ class Parameters:
         parameters: dict[str, Any] = dict(self._framework.named_parameters(self._network))
         selected = self._selection.of(parameters)
         tell, self._tell = self._tell, None
-        remark = self._selection.remark([*parameters], selected) if tell is not None else ""
-        if tell is not None and remark:
-            tell(remark)
+        if tell is not None:
+            frozen = () if selected else self._framework.frozen_parameters(self._network)
+            if remark := self._selection.remark([*parameters], selected, frozen):
+                tell(remark)
         wanted = [(name, parameters[name]) for name in selected]
         self.elements = 0
         found = {name: failures.call(f"shard of {name}", facts, tensor) for name, tensor in wanted}

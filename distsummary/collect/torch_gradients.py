@@ -99,7 +99,7 @@ class Gradients(Source):
             if found:
                 self._failures.count(ENDED_LATE, dropped={"histogram": len(found)})
             found = []
-        elif not has_stepped:
+        elif not has_stepped and self._has_any():
             self._wait(step)
         if has_stepped:
             self._waits_since = None
@@ -120,6 +120,12 @@ class Gradients(Source):
     def _look_up(self) -> dict[str, tuple[Any, Shard | None]]:
         due = self.parameters.due(self.steps, max(number_of(self._params), 1), self._in_hook)
         return {name: (tensor, shard) for name, tensor, shard in due}
+
+    def _has_any(self) -> bool:
+        """Whether the due gradients, of all ranks, are any: all may be frozen, which was told."""
+        if self._due is None:
+            self._due = self._look_up()
+        return self.parameters.elements > 0
 
     def _wait(self, step: int) -> None:
         """Gradients stay due; those of the time before are lost when the next time comes."""

@@ -149,9 +149,11 @@ def _tell(plugin: str, name: str, value: Tensor, *, is_parameter: bool) -> None:
 
 def gradient(name: str, x: Tensor, kind: str) -> Tensor:
     """Tap the gradient that flows through x; see `summary.gradient`."""
-    _check_name(name)
+    _check_name(name, "(name, x)")
     if kind not in GRADIENTS:
-        raise InvalidValueError(f"kind must be one of {list(GRADIENTS)}, got {kind!r}")
+        raise InvalidValueError(
+            f"kind must be one of {list(GRADIENTS)}, got {kind!r} for the gradient {name!r}"
+        )
     if not isinstance(x, Tensor):
         _check_value("gradient", name, x)
         return x
@@ -213,7 +215,11 @@ def _norm(gradient: Tensor) -> Tensor:
 # --- checks -------------------------------------------------------------------------------------------------
 
 
-def _check_name(name: object) -> None:
+def _check_name(name: object, order: str = "(name, value)") -> None:
+    if isinstance(name, Tensor):
+        raise InvalidTypeError(
+            f"the name of a tapped value must be str, got a {type(name).__name__}; the order is {order}"
+        )
     if not isinstance(name, str):
         raise InvalidTypeError(
             f"the name of a tapped value must be str, got {name!r} of type {type(name).__name__}"

@@ -88,6 +88,9 @@ class Framework(Protocol):
     def named_parameters(self, model: Any) -> Iterable[tuple[str, Any]]:
         """The trainable parameters of a model, in the model's order."""
 
+    def frozen_parameters(self, model: Any) -> list[str]:
+        """The names of the other parameters."""
+
     def nbytes(self, model: Any) -> int:
         """The bytes of all parameters of a model, trained or not; of split ones those of all ranks."""
 

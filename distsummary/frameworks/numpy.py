@@ -82,6 +82,10 @@ class NumpyFramework:
         """The items of `model.parameters`."""
         return _parameters(model).items()
 
+    def frozen_parameters(self, model: Any) -> list[str]:
+        """See `Framework.frozen_parameters`: there are none."""
+        return []
+
     def nbytes(self, model: Any) -> int:
         """The bytes of `model.parameters`; an array with two names counts once."""
         return sum(array.nbytes for array in {id(one): one for one in _parameters(model).values()}.values())

@@ -154,6 +154,10 @@ class TorchFramework:
         first = {memory(value): name for name, value in reversed(trained)}
         return [(name, value) for name, value in trained if first[memory(value)] == name]
 
+    def frozen_parameters(self, model: nn.Module) -> list[str]:
+        """The names of the parameters that require no gradient, named as in the unwrapped model."""
+        return [name for name, value in unwrap(model).named_parameters() if not value.requires_grad]
+
     def nbytes(self, model: nn.Module) -> int:
         """The bytes of all parameters, of DTensors the global ones; a lazy one has none yet."""
         found = (one for one in unwrap(model).parameters() if not nn.parameter.is_lazy(one))

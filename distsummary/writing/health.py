@@ -62,7 +62,8 @@ class Failures:
             self._logger.warning("%s%s (logged once; counted in health())", self._prefix, reason)
         self.health.fail(reason, times)
         for plugin, values in dropped.items():
-            self.health.drop(plugin, values)
+            if values:
+                self.health.drop(plugin, values)
         self.last = reason
 
     def raise_last(self, cause: Exception | None = None) -> None:

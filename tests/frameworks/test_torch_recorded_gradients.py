@@ -163,6 +163,17 @@ def test_where_no_optimizer_of_the_model_steps_that_is_said_and_counted(tmp_path
     assert recorded(tmp_path) == {}
 
 
+@pytest.mark.parametrize("gradients", [True, ".*"])
+def test_that_all_parameters_are_frozen_is_said_and_nothing_is_dropped(tmp_path, caplog, gradients):
+    model = network().requires_grad_(False)
+    with ds.init(tmp_path, watch=model, gradients=gradients, collect_freq=3) as run:
+        for _ in run.steps(range(7)):
+            run.log(loss=float(model(X).mean()))
+        assert run.health().dropped == {}
+        assert run.health().errors == {}
+    assert caplog.text.count("all parameters of the model are frozen") == 1
+
+
 def test_gradients_that_the_optimizer_has_computed_by_a_closure(tmp_path):
     model, seen = network(), {}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -60,6 +60,10 @@ def test_only_a_default_and_a_pattern_that_matches_nothing_are_remarked_on():
     assert pattern.remark(names, names[:1]) == ""
     assert "histograms='fc' matches" in pattern.remark(names, [])
     assert "'layer4': nothing" in pattern.remark(names, [])
+    assert "only frozen parameters (requires_grad=False), such as 'fc.bias'" in pattern.remark(
+        names, [], ["conv.bias", "fc.bias"]
+    )
+    assert BY_DEFAULT.remark([], [], ["fc.bias"]) == ""
 
 
 @pytest.mark.parametrize(
