@@ -51,7 +51,8 @@ def training(run_dir: str, kind: str, culprit: int, at: int, launcher: str) -> I
             with suppress(subprocess.TimeoutExpired):
                 process.wait(ENDING_S)
     finally:
-        for rank in read_run(run_dir).attempts[-1].ranks:
+        ranks = [rank for attempt in read_run(run_dir).attempts for rank in attempt.ranks]
+        for rank in ranks:  # none, if it has not begun for want of a processor
             if rank.state == "running":
                 os.kill(rank.pid, signal.SIGKILL)
         with suppress(ProcessLookupError):
