@@ -36,9 +36,12 @@ from tests import parallel
 settings.register_profile("untimed", deadline=None)  # a busy machine fails no test
 settings.load_profile("untimed")
 
-# A script's `make test &` has Ctrl-C ignored, and so would the processes of tests that are sent one.
+# A script's `make test &` has Ctrl-C ignored, `nohup make test` SIGHUP, and so would the processes of tests
+# that are sent one.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 gc.disable()  # until everything is imported and collected, which makes no garbage
 

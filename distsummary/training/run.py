@@ -442,7 +442,7 @@ class Run(Recording):
         if network is not None and framework_of(network).name == "torch":
             from distsummary.training.torch_phases import TorchPhases
 
-            self._torch_phases = TorchPhases(network, self._phases, self._own_failures)
+            self._torch_phases = TorchPhases(network, self._phases)
             self._body = FORWARD
 
     def _begin_step(self, opener: object) -> None:

@@ -1,19 +1,18 @@
 """Where the phases of a torch model's step begin: forward, backward, waiting for other ranks, optimizer."""
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from distsummary.frameworks.torch import FRAMEWORK
 from distsummary.frameworks.torch_modules import has_fsdp1
-from distsummary.frameworks.torch_optimizer import OptimizerSteps
 from distsummary.training.phases import BACKWARD, FORWARD, OPTIMIZER, REST, WAIT, Phases
-from distsummary.writing.health import Failures
 
 LEARNING = 3  # backward passes until the hooks of all parameters but the last ones are removed
 
@@ -26,7 +25,7 @@ class TorchPhases:
     longer than all else here.
     """
 
-    def __init__(self, model: nn.Module, phases: Phases, failures: Failures) -> None:
+    def __init__(self, model: nn.Module, phases: Phases) -> None:
         self._model, self._phases = model, phases
         self._passes = 0  # backward passes begun
         self._last: nn.Parameter | None = None  # whose gradient came last in this backward pass
@@ -39,12 +38,12 @@ class TorchPhases:
         ]
         self._hook_all()
         phases.is_computing_shared = _waits_while_computing(model)
-        self._optimizers = OptimizerSteps(
-            model,
-            before=self._begin_optimizer,
-            after=partial(phases.enter, REST),
-            failures=failures,
-        )
+        # of any optimizer, also one of another model: `OptimizerSteps`, which finds out whose it is, takes
+        # ten times as long
+        self._handles += [
+            register_optimizer_step_pre_hook(self._begin_optimizer),
+            register_optimizer_step_post_hook(self._end_optimizer),
+        ]
 
     def close(self) -> None:
         """Remove the hooks."""
@@ -52,7 +51,6 @@ class TorchPhases:
             handle.remove()
         self._handles.clear()
         self._hooks.clear()
-        self._optimizers.close()
 
     def _hook_all(self) -> None:
         for parameter in self._model.parameters():
@@ -60,24 +58,33 @@ class TorchPhases:
                 hook = parameter.register_post_accumulate_grad_hook  # torch leaves it untyped
                 self._hooks[parameter] = hook(self._have_gradient)  # type: ignore[no-untyped-call]
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    # What torch.compile traces has no phases: to leave the trace for a hook would cost more than the hook.
+
     def _begin_forward(self, module: nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         if torch.is_grad_enabled() and self._phases.current in (REST, WAIT):  # a further micro-batch
             self._phases.enter(FORWARD)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _end_forward(self, module: nn.Module, args: Any, output: Any) -> None:
-        if torch.is_grad_enabled():
-            for tensor in _tensors(output):
-                if tensor.requires_grad:
-                    tensor.register_hook(self._begin_backward)  # type: ignore[no-untyped-call]
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        for tensor in (output,) if isinstance(output, Tensor) else _tensors(output):
+            if tensor.requires_grad:
+                tensor.register_hook(self._begin_backward)  # type: ignore[no-untyped-call]
 
-    def _begin_optimizer(self) -> None:
+    def _begin_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         if self._phases.current == BACKWARD:  # no hook saw its end: other parameters have gradients now
             self._passes = 0
             self._lasts.clear()
             self._hook_all()
         self._phases.enter(OPTIMIZER)
+
+    def _end_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._phases.enter(REST)
 
     def _begin_backward(self, gradient: Tensor) -> None:
         phases = self._phases

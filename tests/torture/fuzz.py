@@ -160,17 +160,18 @@ def _told(data: Any) -> Any:
 
 
 def _follow(path: Path) -> None:
-    """Every event that is found in the whole file comes once while the file grows, too."""
-    from distsummary.reading import reader, tail
+    """A run that is followed while the file grows holds in the end what the whole file does."""
+    from distsummary import open_run
 
     data = path.read_bytes()
-    following = tail.Tail(path, skipped=[])
-    found = []
+    following = open_run(path.parent, index=False)
     for end in (len(data) // 3, 2 * len(data) // 3, len(data)):
         path.write_bytes(data[:end])
-        found += [event.offset for event in following.poll()]
-    whole = [event.offset for event in reader.read_file(path, "tail", skipped=[])]
-    if not set(found) <= set(whole) or len(set(found)) < len(found):
+        found = following.scalars()
+    whole = open_run(path.parent, index=False).scalars()
+    if [list(map(repr, found[name])) for name in found.columns] != [
+        list(map(repr, whole[name])) for name in whole.columns
+    ]:
         raise AssertionError("following gives what the whole file does not")
 
 
