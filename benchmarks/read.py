@@ -150,12 +150,12 @@ FILES: dict[str, Callable[[Path, int], None]] = {
 
 
 class Worker:
-    """A peer in a process of its own."""
+    """A way of reading, in a process of its own: `python -m MODULE --serve WAY`."""
 
-    def __init__(self, peer: str) -> None:
-        self.peer = peer
+    def __init__(self, module: str, way: str) -> None:
+        self.way = way
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "benchmarks.read", "--serve", peer],
+            [sys.executable, "-W", "ignore", "-m", module, "--serve", way],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -169,7 +169,7 @@ class Worker:
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"the process of {self.peer} ended; see stderr")
+            raise RuntimeError(f"the process of {self.way} ended; see stderr")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -178,22 +178,22 @@ class Worker:
         self._process.communicate()
 
 
-def serve(peer: str) -> None:
-    """Read the files that stdin names, one a line, and answer each with the figures."""
+def serve(read: Callable[[str], dict[str, Any]]) -> None:
+    """Read the paths that stdin names, one a line, and answer each with the CPU seconds and the sums."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a peer prints goes to stderr
+    os.dup2(2, 1)  # whatever a library prints goes to stderr
     for line in sys.stdin:
         cpu = time.process_time()
-        sums = PEERS[peer](line.rstrip("\n"))
-        print(json.dumps({"cpu_s": time.process_time() - cpu, **sums._asdict()}), file=answers, flush=True)
+        found = read(line.rstrip("\n"))
+        print(json.dumps({"cpu_s": time.process_time() - cpu, **found}), file=answers, flush=True)
 
 
 def compare(workers: list[Worker], file: str, path: Path, reps: int) -> list[dict[str, Any]]:
     """Medians of the repetitions, the peers in turns, in another order each time."""
-    runs: dict[str, list[dict[str, Any]]] = {worker.peer: [] for worker in workers}
+    runs: dict[str, list[dict[str, Any]]] = {worker.way: [] for worker in workers}
     for _ in range(reps):
         for worker in random.sample(workers, len(workers)):
-            runs[worker.peer].append(worker.read(path))
+            runs[worker.way].append(worker.read(path))
     first = next(iter(runs.values()))[0]
     for peer, rows in runs.items():
         for row in rows:
@@ -226,7 +226,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 def measure(asked: argparse.Namespace, directory: Path) -> list[dict[str, Any]]:
     """Write the files, read a small one first (which imports), then measure."""
     rows = []
-    workers = [Worker(peer) for peer in asked.peers.split(",")]
+    workers = [Worker("benchmarks.read", peer) for peer in asked.peers.split(",")]
     try:
         for file in asked.files.split(","):
             paths = []
@@ -260,7 +260,7 @@ def main() -> None:
     parser.add_argument("--serve", metavar="PEER", choices=PEERS, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.serve:
-        serve(asked.serve)
+        serve(lambda path: PEERS[asked.serve](path)._asdict())
         return
     unknown = {*asked.peers.split(",")} - PEERS.keys() | {*asked.files.split(",")} - FILES.keys()
     if unknown or asked.reps < 1 or asked.megabytes <= 0:

@@ -16,18 +16,16 @@ Example: `python -m benchmarks.read_runs --ranks 64 --steps 20000 --tags 5 --rep
 import argparse
 import json
 import math
-import os
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from benchmarks.read import Worker, serve
 
 RUN = "0123456789abcdef"
 TAG = "loss"
@@ -111,51 +109,12 @@ def write(path: Path, ranks: int, steps: int, tags: int) -> None:
         writer.close()
 
 
-class Worker:
-    """A way of reading in a process of its own."""
-
-    def __init__(self, way: str) -> None:
-        self.way = way
-        self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "benchmarks.read_runs", "--serve", way],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def read(self, path: Path) -> dict[str, Any]:
-        """CPU seconds and sums of one reading."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(f"{path}\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the process of {self.way} ended; see stderr")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.communicate()
-
-
-def serve(way: str) -> None:
-    """Read the runs that stdin names, one a line, and answer each with the figures."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints goes to stderr
-    for line in sys.stdin:
-        cpu = time.process_time()
-        found = WAYS[way](line.rstrip("\n"))
-        print(json.dumps({"cpu_s": time.process_time() - cpu, **found}), file=answers, flush=True)
-
-
 def measure(asked: argparse.Namespace, directory: Path) -> list[dict[str, Any]]:
     """Write a small run, which is read first (this imports), and the large one; then read it in turns."""
     small, large = directory / "small", directory / "large"
     write(small, 2, 300, asked.tags)
     write(large, asked.ranks, asked.steps, asked.tags)
-    workers = [Worker(way) for way in asked.ways.split(",")]
+    workers = [Worker("benchmarks.read_runs", way) for way in asked.ways.split(",")]
     figures: dict[str, list[dict[str, Any]]] = {worker.way: [] for worker in workers}
     try:
         for worker in workers:
@@ -194,7 +153,7 @@ def main() -> None:
     parser.add_argument("--serve", metavar="WAY", choices=WAYS, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.serve:
-        serve(asked.serve)
+        serve(WAYS[asked.serve])
         return
     unknown = {*asked.ways.split(",")} - WAYS.keys()
     if unknown or min(asked.ranks, asked.steps, asked.tags, asked.reps) < 1:

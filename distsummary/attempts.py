@@ -69,11 +69,6 @@ def note_evaluation(run_dir: RunDir, topology: Topology, attempt: int) -> bool:
     return needs_merge
 
 
-def note_death(run_dir: RunDir, role: str, attempt: int, rank: int, reason: str) -> None:
-    """Note why a rank died; see `note_deaths`."""
-    note_deaths(run_dir, role, attempt, {rank: reason})
-
-
 def note_deaths(
     run_dir: RunDir, role: str, attempt: int, deaths: Mapping[int, str], *, state: str = "lost"
 ) -> None:

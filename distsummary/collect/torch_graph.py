@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from distsummary.collect.torch_graph_sources import Source, Sources, type_of, types_of
-from distsummary.collect.torch_module_calls import Call, ModuleCalls, Place, places
+from distsummary.collect.torch_module_calls import Call, PassObserver, Place, places
 from distsummary.format.graph import INPUT, OUTPUT, PARAMETER, Edge, Graph, Names, Node, TensorType
 from distsummary.frameworks.torch_modules import unwrap
 
@@ -20,7 +20,7 @@ MAX_SHOWN = 12  # parameters of a node that are listed with their shapes
 MAX_SETTINGS = 200  # characters of what a module says of itself
 
 
-class TreeObserver:
+class TreeObserver(PassObserver):
     """Draws the tree of the modules: a node for each module that calls no other, with the edges between.
 
     Edges follow autograd's graph through the operations between modules. Where there is none (frozen parts,
@@ -35,25 +35,12 @@ class TreeObserver:
 
     def __init__(self, network: nn.Module, failed: Callable[[Exception], None]) -> None:
         self._drawing = _Drawing(network, keeps_arguments=self.KEEPS_ARGUMENTS)
-        self._calls = ModuleCalls(network, self._drawing, failed)
-
-    def heed_compilations(self) -> None:
-        """See `ModuleCalls.heed_compilations`; called before each step until there is a graph."""
-        self._calls.heed_compilations()
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the pass has been seen, or cannot be seen, so that waiting brings no more."""
-        return self._calls.is_ready
+        super().__init__(network, self._drawing, failed)
 
     def graph(self) -> Graph:
         """The graph of what was seen, completed by the modules that were not; ends the observation."""
         self.close()
         return self._drawing.graph()
-
-    def close(self) -> None:
-        """Remove all hooks; a second call does nothing."""
-        self._calls.close()
 
 
 class _Drawing:

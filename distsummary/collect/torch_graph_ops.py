@@ -16,7 +16,7 @@ from distsummary.collect.torch_graph import (
     within,
 )
 from distsummary.collect.torch_graph_sources import address_of, tensors_in, types_of
-from distsummary.collect.torch_module_calls import Call, ModuleCalls, places
+from distsummary.collect.torch_module_calls import Call, PassObserver, places
 from distsummary.format.graph import INPUT, OUTPUT, Edge, Graph, Names, Node
 from distsummary.frameworks.torch_modules import compiled_from, unwrap
 
@@ -26,8 +26,8 @@ _SAME_PARAMETER = ("t", "transpose", "permute", "view", "_unsafe_view", "expand"
 _HIDDEN = ("c10d", "_c10d_functional", "fsdp", "inductor", "profiler")  # of how it is computed, not what
 
 
-class OperationsObserver:
-    """Draws every operation of the forward pass; see `TreeObserver` for the arguments and methods.
+class OperationsObserver(PassObserver):
+    """Draws every operation of the forward pass; see `TreeObserver` for the arguments.
 
     If no operation was seen, `tell` says so, and the graph is the tree of the modules.
     """
@@ -37,17 +37,8 @@ class OperationsObserver:
     ) -> None:
         self._network, self._tell = network, tell
         self._drawing = _Drawing(network)
-        self._calls = ModuleCalls(network, self._drawing, failed)
+        super().__init__(network, self._drawing, failed)
         self._failed = failed
-
-    def heed_compilations(self) -> None:
-        """See `TreeObserver`."""
-        self._calls.heed_compilations()
-
-    @property
-    def is_ready(self) -> bool:
-        """See `TreeObserver`."""
-        return self._calls.is_ready
 
     def graph(self) -> Graph:
         """The graph of what was seen; ends the observation."""
@@ -58,10 +49,6 @@ class OperationsObserver:
             return self._drawing.graph()
         self._tell("no operation of the model was seen; its graph is the tree of the modules")
         return TreeObserver(self._network, self._failed).graph()
-
-    def close(self) -> None:
-        """Remove all hooks; a second call does nothing."""
-        self._calls.close()
 
 
 class _Drawing:

@@ -256,3 +256,26 @@ class _Hook:
 
     def __reduce__(self) -> Any:
         return getattr, (contextlib.nullcontext(), "__exit__")  # takes any arguments, returns None
+
+
+class PassObserver:
+    """Observes the next forward pass of a model; subclasses draw a graph of what the listener was told.
+
+    The arguments are those of `ModuleCalls`.
+    """
+
+    def __init__(self, network: nn.Module, listener: Listener, failed: Any) -> None:
+        self._calls = ModuleCalls(network, listener, failed)
+
+    def heed_compilations(self) -> None:
+        """See `ModuleCalls.heed_compilations`; called before each step until there is a graph."""
+        self._calls.heed_compilations()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the pass has been seen, or cannot be seen, so that waiting brings no more."""
+        return self._calls.is_ready
+
+    def close(self) -> None:
+        """Remove all hooks; a second call does nothing."""
+        self._calls.close()

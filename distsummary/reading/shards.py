@@ -1,7 +1,6 @@
 """Puts the histograms of a parameter's shards together: counts in fixed buckets add up."""
 
 import math
-from collections.abc import Iterable
 
 import numpy as np
 
@@ -11,27 +10,12 @@ from distsummary.format.records import Array, Histogram, Value
 _ROUNDING = 1e-9  # relative; TensorBoard's files hold the right edges alone, as sums of left edge and width
 
 
-def add_shards(values: Iterable[Value]) -> Value | None:
-    """The histogram of the whole parameter from those of its shards: counts, min and max as if counted whole.
-
-    So is the sum, but for rounding. Shards with the same offset are copies, as in hybrid sharding: the first
-    one counts.
-
-    Args:
-        values: the values of all ranks that have one, of one tag at one step.
-
-    Returns:
-        None if shards are missing (they have fewer elements than the whole has), if they disagree on the
-        shape of the whole, or if a value is no shard or no histogram in fixed buckets.
-    """
-    added = AddedShards()
-    for value in values:
-        added.add(value)
-    return added.whole()
-
-
 class AddedShards:
-    """Adds shards up as they come, as `add_shards` describes, without keeping them."""
+    """Adds up the histograms of a parameter's shards, of one tag at one step, without keeping them.
+
+    The whole has counts, min and max as if counted whole, and the sum but for rounding. Shards with the same
+    offset are copies, as in hybrid sharding: the first one counts.
+    """
 
     def __init__(self) -> None:
         self._tag = ""
@@ -65,7 +49,11 @@ class AddedShards:
             self._sums.append(part.sum)
 
     def whole(self) -> Value | None:
-        """The value of the whole parameter; None if it cannot be put together, or not yet."""
+        """The histogram of the whole parameter.
+
+        None if shards are missing (they have fewer elements than the whole has), if they disagree on the
+        shape of the whole, or if a value is no shard or no histogram in fixed buckets.
+        """
         if self._shape is None or self._is_refused or self._count != math.prod(self._shape):
             return None
         histogram = fixed_histogram(

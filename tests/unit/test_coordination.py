@@ -19,7 +19,7 @@ from distsummary.attempts import (
     choose_attempt,
     find_attempt,
     newest_attempt,
-    note_death,
+    note_deaths,
     open_attempts,
     rank_states,
     with_ranks,
@@ -636,4 +636,4 @@ def test_a_heartbeat_returns_the_deal(run: RunDir) -> None:
 
 def test_an_attempt_that_is_unknown_has_no_deaths(run: RunDir) -> None:
     with pytest.raises(StaleAttemptError, match="attempt 3 of role train is not in the manifest"):
-        note_death(run, "train", 3, 0, "signal 9")
+        note_deaths(run, "train", 3, {0: "signal 9"})

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from distsummary import publish
-from distsummary.attempts import note_death
+from distsummary.attempts import note_deaths
 from distsummary.coordination import LocalCoordinator
 from distsummary.deal import Heartbeat
 from distsummary.errors import DamagedFileError
@@ -167,8 +167,8 @@ def test_ranks_that_were_ended_because_another_had_died_were_not_interrupted(
 
 def test_a_noted_death_is_kept_with_its_first_reason(run: RunDir) -> None:
     join(run, *range(WORLD))
-    note_death(run, "train", 0, 2, "signal 9 (SIGKILL), out of memory")
-    note_death(run, "train", 0, 2, "exit code 1")
+    note_deaths(run, "train", 0, {2: "signal 9 (SIGKILL), out of memory"})
+    note_deaths(run, "train", 0, {2: "exit code 1"})
     assert states(run) == ["running", "running", "running", "lost", "running"]
     assert newest(run).ranks[2].reason == "signal 9 (SIGKILL), out of memory"
     leave(run, 0, failed=1, error="RuntimeError: connection closed by peer")
@@ -181,7 +181,7 @@ def test_a_noted_death_is_kept_with_its_first_reason(run: RunDir) -> None:
 def test_the_word_of_a_rank_holds_against_a_noted_death(run: RunDir) -> None:
     join(run, 0, 1)
     leave(run, 0, interrupted=1, error="SystemExit: 143")
-    note_death(run, "train", 0, 0, "signal 15 (SIGTERM)")
+    note_deaths(run, "train", 0, {0: "signal 15 (SIGTERM)"})
     one = newest(run).ranks[0]
     assert (one.state, one.error, one.reason) == ("interrupted", "SystemExit: 143", "signal 15 (SIGTERM)")
 
@@ -214,7 +214,7 @@ def test_a_later_start_supersedes_those_that_told_no_end(run: RunDir, gone: dict
     join(run, 2, **gone)
     leave(run, 0, failed=1, error="ValueError: no")
     leave(run, 1)
-    note_death(run, "train", 0, 2, "node n2 died")
+    note_deaths(run, "train", 0, {2: "node n2 died"})
     join(run, *range(WORLD), incarnation="start-2")
     found = read_run(run)
     old, new = found.attempts

@@ -7,7 +7,7 @@ from distsummary.format import mindspore_format, tensorboard_format
 from distsummary.format.histogram import coarser, count_histogram
 from distsummary.format.records import Shard, Value
 from distsummary.pb import mindspore_summary_pb2
-from distsummary.reading.shards import add_shards
+from distsummary.reading.shards import AddedShards
 
 NAN, INF = float("nan"), float("inf")
 WHOLE = np.random.default_rng(0).normal(0, 0.02, (7, 40)).astype(np.float32)
@@ -21,6 +21,14 @@ def shards(array, places=((0, 3), (3, 6), (6, 7))):
               Shard(global_shape=array.shape, offset=(start, 0)))
         for start, end in places
     ]  # fmt: skip
+
+
+def add_shards(values):
+    """What the values of all ranks that have one add up to."""
+    added = AddedShards()
+    for value in values:
+        added.add(value)
+    return added.whole()
 
 
 def assert_same(found, expected):
