@@ -1,4 +1,4 @@
-"""The data of a run's page: overview, curves, heat maps and timeline, as tables and arrays.
+"""The data of a run's page: overview, curves, heat maps and timeline, and what other modules have of it.
 
 What is drawn, and how, is the front end's; which numbers there are is decided here. Arrays are NumPy's until
 `packing` writes them.
@@ -20,6 +20,7 @@ from distsummary.run_text import as_ranges
 from distsummary.runs.facts import facts
 from distsummary.runs.recorded_run import MERGED, MERGED_RANK, RecordedRun
 from distsummary.runs.show import STATISTICS, interest
+from distsummary.view.landscape import landscapes
 from distsummary.view.reduce import Array, Band, band, columns, heat_map, thinned
 
 Page: TypeAlias = dict[str, Any]
@@ -56,6 +57,7 @@ def page(run: RecordedRun, *, ranks: Sequence[int] = (), tags: Sequence[str] | N
     if absent := sorted({*ranks} - {*run.ranks}):
         raise InvalidValueError(f"rank must be one of {as_ranges(run.ranks)}, got {absent[0]}")
     shown, left_out = _shown(run, tags)
+    planes = landscapes(run)
     verdicts = [{name: _plain(getattr(row, name)) for name in run.verdicts.columns} for row in run.verdicts]
     named = [*dict.fromkeys([*ranks, *(int(row["rank"]) for row in verdicts)])]
     maps = _map_tags(shown, verdicts) if len(run.ranks) > 1 else {}
@@ -83,6 +85,7 @@ def page(run: RecordedRun, *, ranks: Sequence[int] = (), tags: Sequence[str] | N
         "curves": curves,
         "maps": pictures,
         "timeline": timeline,
+        "landscapes": planes,
     }
 
 

@@ -5,7 +5,9 @@ import sys
 from pathlib import Path
 
 from distsummary.format.records import Value
+from distsummary.run_dir import RunDir
 from distsummary.view.report import report
+from tests.unit.landscapes.test_grid import make_grid
 from tests.unit.runs.recording import record
 
 NASTY = "</script><img src=x onerror='window.hacked=1'>\"'&\u2028\u202eé" + "<b>x</b>" * 120
@@ -32,6 +34,10 @@ def main(directory: Path) -> None:
         told = {"rank": 2, "cause": "data", "since_step": 300, "until_step": None, "evidence": NASTY}
         if ranks > 2:
             (path / "alerts.jsonl").write_text(json.dumps(told | {"first_told_step": 310}) + "\n")
+        if ranks == 4:
+            RunDir(path).landscape_dir.mkdir()
+            for name in ("<b>x<b>'é", "other"):
+                make_grid().save(RunDir(path).landscape_dir / f"{name}.npz")
         report(path, out=directory / f"{ranks}.html")
 
 

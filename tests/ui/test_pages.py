@@ -71,7 +71,7 @@ def test_every_view_is_drawn_and_nothing_is_asked_for(show, ranks):
     page = show(f"{ranks}.html")
     assert page.locator("h1").inner_text().startswith(f"run{ranks}")
     page.locator("#curves canvas").first.wait_for()
-    for view in ("heat", "timeline", "curves"):
+    for view in ("timeline", "curves") if ranks == 1 else ("heat", "timeline", "curves"):
         page.locator(f"#{view}").scroll_into_view_if_needed()
     maps = page.locator("#heat canvas[role=img]")
     assert maps.count() == (0 if ranks == 1 else 4)
@@ -135,3 +135,23 @@ def test_any_rank_is_put_on_top_of_the_band(show):
     assert "rank 2" in legend.inner_text()
     page.get_by_label("log axis").check()
     assert page.locator("#curves canvas").first.evaluate(COLORS) > 5
+
+
+def test_a_landscape_has_contours_the_path_and_both_losses(show):
+    page = show("4.html")
+    place = page.locator("#landscape")
+    place.scroll_into_view_if_needed()
+    assert place.locator("figcaption .tag").inner_text() == "<b>x<b>'é"
+    surface = place.locator("canvas[role=img]")
+    assert surface.evaluate(COLORS) > 50
+    surface.focus()
+    page.keyboard.press("ArrowRight")
+    said = place.locator(".readout")
+    assert said.inner_text() == "point 0.3333, 0: loss 12"
+    page.keyboard.press("ArrowUp")
+    assert said.inner_text() == "point 0.3333, 2: loss 22"
+    place.locator("summary", has_text="Checkpoints (3)").click()
+    assert place.locator("details td").all_inner_texts()[-8:-4] == ["5", "2.25", "2", "20 %"]
+    place.locator("select").select_option("other")
+    assert place.locator("figcaption .tag").inner_text() == "other"
+    assert show("64.html").locator("#landscape").count() == 0

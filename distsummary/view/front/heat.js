@@ -10,7 +10,7 @@ const DIVERGING = ["#2166ac", "#4393c3", "#92c5de", "#d1d1d1", "#f4a582", "#d660
 export function heatMaps({ maps, overview, timeline }) {
   const byTag = new Map()
   for (const one of maps) byTag.set(one.tag, { ...byTag.get(one.tag), [one.kind]: one })
-  if (!byTag.size) return [h("p", { class: "quiet" }, "There are none: heat maps show step, own and waiting time, data and loss of two ranks or more.")]
+  if (!byTag.size) return null // of one rank
   const state = { kind: maps.some((one) => one.kind === "ratio") ? "ratio" : "value", verdict: null }
   const cards = [...byTag.values()].map((of) => card(of, state, overview.verdicts, timeline.starts))
   const redraw = () => cards.forEach((one) => one.redraw())

@@ -6,11 +6,12 @@ import { curves } from "./curves.js"
 import { readData } from "./data.js"
 import { h, moment } from "./dom.js"
 import { heatMaps } from "./heat.js"
+import { landscapes } from "./landscape.js"
 import { badge, overview } from "./overview.js"
 import { timeline } from "./timeline.js"
 
-const VIEWS = [["overview", "Overview", overview], ["curves", "Curves", curves], ["heat", "Ranks by steps", heatMaps], ["timeline", "Timeline", timeline]]
-const KEYS = "Keys: 1 to 4 views, / filter, d dark or light"
+const VIEWS = [["overview", "Overview", overview], ["curves", "Curves", curves], ["heat", "Ranks by steps", heatMaps], ["timeline", "Timeline", timeline],
+  ["landscape", "Loss landscape", landscapes]]
 
 const isDark = () => (document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark"
 
@@ -19,6 +20,8 @@ function changeTheme() {
   document.dispatchEvent(new Event("theme"))
 }
 
+let shown = [] // the views that have something to show
+
 function go(name) {
   document.getElementById(name).scrollIntoView()
   document.getElementById(name).focus({ preventScroll: true })
@@ -26,7 +29,7 @@ function go(name) {
 
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || /INPUT|TEXTAREA|SELECT/.test(event.target.tagName)) return
-  if (VIEWS[Number(event.key) - 1]) go(VIEWS[Number(event.key) - 1][0])
+  if (shown[Number(event.key) - 1]) go(shown[Number(event.key) - 1].name)
   else if (event.key === "d") changeTheme()
   else if (event.key === "/") {
     event.preventDefault()
@@ -39,12 +42,13 @@ async function start() {
   const app = document.getElementById("app")
   const data = await readData()
   const { overview: run } = data
+  shown = VIEWS.map(([name, title, view]) => ({ name, title, content: view(data) })).filter((one) => one.content?.length)
   app.replaceChildren(
     h("header", {}, h("h1", {}, run.name, " ", badge(run.state)),
-      h("nav", { "aria-label": "views" }, VIEWS.map(([name, title], index) => h("a", { href: `#${name}`, title: `key ${index + 1}` }, title))),
+      h("nav", { "aria-label": "views" }, shown.map(({ name, title }, index) => h("a", { href: `#${name}`, title: `key ${index + 1}` }, title))),
       h("button", { onclick: changeTheme, title: "key d" }, "dark / light")),
-    h("main", {}, VIEWS.map(([name, title, view]) => h("section", { id: name, tabindex: -1, "aria-label": title }, h("h2", {}, title), view(data)))),
-    h("footer", {}, `${run.path}, as it was at ${moment(run.made)}. ${KEYS}. Made by distsummary.`),
+    h("main", {}, shown.map(({ name, title, content }) => h("section", { id: name, tabindex: -1, "aria-label": title }, h("h2", {}, title), content))),
+    h("footer", {}, `${run.path}, as it was at ${moment(run.made)}. Keys: 1 to ${shown.length} views, / filter, d dark or light. Made by distsummary.`),
   )
   document.documentElement.dataset.ready = "true"
 }

@@ -1,0 +1,193 @@
+"""The data of a page's loss landscapes: the surface, the path of the training, what is known of both."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from distsummary.format.records import Landscape
+from distsummary.landscapes.output.cells import thinned
+from distsummary.landscapes.output.describe import checkpoint_names, ends_of_line
+from distsummary.landscapes.output.draw import notes, title
+from distsummary.landscapes.output.grid import Grid, finite_bounds
+from distsummary.landscapes.output.scale import clipped, scale_for
+from distsummary.runs.recorded_run import RecordedRun
+
+MOST = 12  # landscapes on a page
+_POINTS = 40_000  # of all surfaces together
+_CHECKPOINTS = 500  # of one path
+_BETWEEN = 2000  # points of the path by sketches
+COMPUTED, INTERPOLATED, MISSING, NOT_FINITE = range(4)  # how a point came by its loss
+UNKNOWN = ""  # the normalisation of a landscape from event files
+
+
+def landscapes(run: RecordedRun) -> dict[str, Any] | None:
+    """The loss landscapes of a run by name, the first `MOST` of them; None if there are none.
+
+    Returns {"shown": [...], "left_out": names}. Of each: the axes `x` (n,) and `y` (m,), the losses `z`
+    (m, n), row by row, `how` each point came by its loss, the `levels` of colours and isolines with their
+    `stretch`, the `path` with true loss, loss in the plane and share outside of it, and `facts` as pairs of
+    texts.
+    """
+    found = run.landscapes
+    if not found:
+        return None
+    shown = [*found][:MOST]
+    share = _POINTS // len(shown)
+    return {
+        "shown": [_landscape(name, _grid(found[name]), share) for name in shown],
+        "left_out": [*found][MOST:],
+    }
+
+
+def _landscape(name: str, grid: Grid, share: int) -> dict[str, Any]:
+    rows, columns = grid.z.shape
+    each = max(1, int(np.ceil((grid.z.size / share) ** 0.5)))
+    kept_rows, kept_columns = (thinned(size, max(2, -(-size // each))) for size in (rows, columns))
+    kept = np.ix_(kept_rows, kept_columns)
+    how = np.full(grid.z.shape, COMPUTED, np.uint8)
+    how[~grid.computed] = INTERPOLATED
+    how[~np.isfinite(grid.z)] = NOT_FINITE
+    how[grid.missing] = MISSING
+    scale = scale_for(grid.z, grid.path_loss, grid.true_loss)
+    surface = clipped(grid.z)[kept]
+    low, high = finite_bounds(grid.z)
+    is_flat = high - low < 1e-3 * max(abs(low), abs(high))  # float32 would show steps
+    return {
+        "name": name,
+        "title": title(grid) if grid.normalization != UNKNOWN else "",
+        "is_line": min(grid.z.shape) == 1,
+        "rows": len(kept_rows),
+        "columns": len(kept_columns),
+        "x": grid.x[kept_columns].astype(np.float64),
+        "y": grid.y[kept_rows].astype(np.float64),
+        "z": surface if is_flat else surface.astype(np.float32),
+        "how": how[kept] if how.any() else None,
+        "axes": [_axis(grid, 0), _axis(grid, 1)],
+        "levels": scale.levels,
+        "stretch": scale.stretch,
+        "scale": scale.label,
+        "is_empty": scale.is_empty,
+        "lowest": _extreme(grid, np.nanargmin),
+        "highest": _extreme(grid, np.nanargmax),
+        "unit": grid.unit,
+        "path": _path(grid),
+        "facts": _facts(grid),
+        "notes": [*notes(grid), *_left_out(grid, len(kept_rows), len(kept_columns))],
+    }  # fmt: skip
+
+
+def _grid(found: Any) -> Grid:
+    """A landscape of event files as a grid that lacks what these do not hold."""
+    if not isinstance(found, Landscape):
+        grid: Grid = found
+        return grid
+    count = found.path_z.size
+    px, py, loss = found.convergence_point
+    unknown = np.full(count or 1, np.nan)
+    return Grid(
+        x=found.x, y=found.y, z=found.z, decomposition=found.decomposition, unit=found.unit,
+        step_per_epoch=found.step_per_epoch, convergence_point=found.convergence_point,
+        numbers=found.intervals if len(found.intervals) == count else (),
+        path=np.stack([found.path_x, found.path_y], axis=1) if count else np.array([[px, py]]),
+        path_loss=found.path_z if count else np.array([loss]),
+        true_loss=unknown, residuals=unknown, normalization=UNKNOWN,
+    )  # fmt: skip
+
+
+def _path(grid: Grid) -> dict[str, Any]:
+    """The checkpoints, those left out of many evenly, and each one's run as its place in `runs`."""
+    kept = thinned(len(grid.path), _CHECKPOINTS)
+    run_of = np.concatenate([np.full(len(part), place) for place, part in enumerate(grid.parts.values())])
+    has_numbers = len(grid.numbers) == len(grid.path)
+    names = checkpoint_names(grid) if has_numbers else [str(k + 1) for k in range(len(grid.path))]
+    numbers = np.array(grid.numbers if has_numbers else range(1, len(grid.path) + 1), np.float64)
+    between = (
+        grid.step_path[thinned(len(grid.step_path), _BETWEEN)] if len(grid.step_path) else grid.step_path
+    )
+    losses = clipped(np.concatenate([grid.true_loss, grid.path_loss]))
+    low, high = finite_bounds(losses)
+    return {
+        "x": grid.path[kept, 0].astype(np.float64),
+        "y": grid.path[kept, 1].astype(np.float64),
+        "names": [names[k] for k in kept],
+        "numbers": numbers[kept],
+        "true": clipped(grid.true_loss)[kept],
+        "plane": clipped(grid.path_loss)[kept],
+        "outside": grid.residuals[kept].astype(np.float64),
+        "run": run_of[kept].astype(np.int32),
+        "runs": [*grid.parts],
+        "between": {"x": between[:, 0].astype(np.float64), "y": between[:, 1].astype(np.float64)},
+        "count": len(grid.path),
+        "is_log": bool(low > 0 and high > 5 * low),
+    }
+
+
+def _axis(grid: Grid, axis: int) -> dict[str, str]:
+    """The name of an axis, what is known of its direction, and what its unit is."""
+    known = ""
+    if axis < grid.explained_variance.size:
+        known = f"{grid.explained_variance[axis]:.1%} of the variance of the path"
+    elif axis < len(grid.eigenvalues):
+        known = f"eigenvalue {grid.eigenvalues[axis]:.4g}"
+    if grid.kind == "line":
+        return {"name": "share of the way", "known": " to ".join(ends_of_line(grid)), "unit": ""}
+    if grid.kind == "hessian":
+        unit = "distance between the weights"
+    elif grid.normalization in ("filter", "layer", "mindspore"):
+        each = "filter by filter" if grid.normalization == "filter" else "layer by layer"
+        unit = f"1 is as long as the weights, {each}"
+    elif grid.normalization == UNKNOWN:
+        unit = ""
+    elif grid.decomposition == "PCA":
+        unit = "distance between the weights"
+    else:
+        unit = "times the direction"
+    return {"name": f"direction {axis + 1}", "known": known, "unit": unit}
+
+
+def _extreme(grid: Grid, find: Any) -> dict[str, float] | None:
+    """The lowest or the highest finite loss of the whole surface, and where it is."""
+    finite = np.where(np.isfinite(grid.z), grid.z, np.nan)
+    if np.isnan(finite).all():
+        return None
+    row, column = np.unravel_index(find(finite), finite.shape)
+    return {"loss": float(grid.z[row, column]), "x": float(grid.x[column]), "y": float(grid.y[row])}
+
+
+def _facts(grid: Grid) -> list[list[str]]:
+    """What is known of how the landscape was made, as pairs of name and text, without what is not known."""
+    is_known = grid.normalization != UNKNOWN
+    known: Mapping[str, str] = {
+        "points": f"{len(grid.x):,} x {len(grid.y):,}",
+        "samples": f"{grid.samples:,}" if grid.samples else "",
+        "what moved": ", ".join(grid.parameters) or "all parameters that are trained" if is_known else "",
+        "plane": grid.kind or grid.decomposition,
+        "normalisation of the directions": grid.normalization,
+        "seed": "" if grid.seed is None else str(grid.seed),
+        "explained variance": " + ".join(f"{share:.1%}" for share in grid.explained_variance),
+        "eigenvalues": ", ".join(f"{value:.4g}" for value in grid.eigenvalues),
+        "barrier": f"{grid.barrier:.4g}" if grid.kind == "line" else "",
+        "data": ", ".join(grid.data_sets),
+        "also recorded": ", ".join(grid.quantities),
+        "batch norm": {"eval": "running statistics", "batch": "statistics of each batch"}.get(
+            grid.bn_mode, ""
+        )
+        if is_known
+        else "",
+        "an epoch": f"{grid.step_per_epoch:,} steps" if grid.unit == "epoch" else "",
+        "computed by": ", ".join(filter(None, [grid.engine, grid.hardware])),
+    }
+    return [[name, text] for name, text in known.items() if text]
+
+
+def _left_out(grid: Grid, rows: int, columns: int) -> list[str]:
+    found = []
+    if (rows, columns) != grid.z.shape:
+        found.append(
+            f"{columns:,} x {rows:,} of {len(grid.x):,} x {len(grid.y):,} points are in this page; "
+            "lowest and highest are of all"
+        )
+    if len(grid.path) > _CHECKPOINTS:
+        found.append(f"{_CHECKPOINTS:,} of {len(grid.path):,} checkpoints are in this page")
+    return found
