@@ -351,13 +351,14 @@ def status(options: argparse.Namespace) -> int:
 def why(options: argparse.Namespace) -> int:
     """Name the ranks that are slow, stuck or sick, with cause, steps and evidence; exits with 1 if any is."""
     from distsummary.aggregate.judging import judge_files
+    from distsummary.diagnosis.alerts import all_hangs
     from distsummary.run_dir import RunDir
     from distsummary.tools.status import read_status
     from distsummary.tools.why import as_json, text_of
 
     found = read_status(options.run_dir)  # raises if it is no run
-    verdicts = [*judge_files(RunDir(found.run.path)), *found.stuck]
-    newest = found.run.newest
+    newest, run_dir = found.run.newest, RunDir(found.run.path)
+    verdicts = [*judge_files(run_dir), *all_hangs(run_dir, newest, found.stuck)]
     ranks = 0 if newest is None else newest.world_size
     print(json.dumps(as_json(verdicts)) if options.json else text_of(verdicts, ranks))
     return int(bool(verdicts))

@@ -351,7 +351,9 @@ class Aggregator:
         """Tell which ranks of the trainings that run are stuck."""
         for attempt in self._watched:
             try:
-                self._stuck.look(attempt)
+                new = self._stuck.look(attempt)
+                if self._live is not None and self._live_of == (attempt.role, attempt.attempt):
+                    self._live.show(new)
             except OSError as error:  # such as a full disk; the next round tries again
                 self._warn(f"it cannot be told which rank is stuck: {told(error)}")
 

@@ -103,12 +103,15 @@ def by_attempt(ranks: RankFiles, rows: Rows) -> Iterable[tuple[Rows, int]]:
             yield Rows(rows.tags, which, numbers, steps, rows.values[keep]), attempt
 
 
-def alert_values(changed: Iterable[Verdict]) -> Mapping[int, list[Value]]:
-    """What the merged run shows of new verdicts: step -> a text for all, and the rank of the first."""
+def alert_values(changed: Iterable[Verdict], least: int = 0) -> Mapping[int, list[Value]]:
+    """What the merged run shows of new verdicts: step -> a text for all, and the rank of the first.
+
+    `least`: a verdict that was told before this step is shown here.
+    """
     told: dict[int, list[Verdict]] = {}
     for verdict in changed:
         if verdict.until_step is None:
-            told.setdefault(verdict.first_told_step, []).append(verdict)
+            told.setdefault(max(least, verdict.first_told_step), []).append(verdict)
     return {
         step: [
             Value("text", TEXT_TAG, "\n\n".join(line(verdict) for verdict in verdicts)),

@@ -3,7 +3,8 @@
 import logging
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -174,7 +175,7 @@ class LiveMerge:
             for step, values in self._rule.add(rows):
                 merged[step] = self._counted(step, values, told[step], due.sampled.get(step))
             for step, values in self._judged(self._judging.add, rows).items():
-                merged[step] += values
+                merged.setdefault(step, []).extend(values)  # a verdict may be about a step before these
         for told in (due.late, due.sampled):
             rows = self._new_rows(told)
             for step, values in self._rule.add_late(rows):
@@ -192,17 +193,28 @@ class LiveMerge:
         self._steps += len(due.steps)
         return len(due.steps)
 
+    def show(self, verdicts: Iterable[Verdict]) -> None:
+        """Show verdicts that do not come from what the ranks recorded, as the step of a hang may never end.
+
+        They are written by the next `advance`, whichever step the merged run has come to.
+        """
+        for step, values in self._unwritten(verdicts).items():
+            self._files.put(step, time.time(), values)
+
     def _judged(self, judge: Callable[[Rows, int], list[Verdict]], rows: Rows) -> Mapping[int, list[Value]]:
         """What the merged run shows of the ranks that begin to be slow or sick at some steps."""
         try:
-            found = alert_values(judge(rows, self._attempt))
-            return {
-                step: [value for value in values if not self._files.has((value.plugin, value.tag), step)]
-                for step, values in found.items()
-            }
+            return self._unwritten(judge(rows, self._attempt))
         except OSError as error:  # the merge at the end tells it
             self._tell(f"alerts.jsonl cannot be written now: {error}; free some space")
             return {}
+
+    def _unwritten(self, verdicts: Iterable[Verdict]) -> Mapping[int, list[Value]]:
+        """By step, what shows the verdicts and was not in the files when they were opened."""
+        return {
+            step: [value for value in values if not self._files.has((value.plugin, value.tag), step)]
+            for step, values in alert_values(verdicts).items()
+        }
 
     def _put(self, merged: Mapping[int, list[Value]], bulk: Mapping[int, Wanted], due: Due) -> None:
         """Give the files the values of some steps, the graph if there is a new one, and the charts."""
@@ -215,7 +227,7 @@ class LiveMerge:
             self._files.put(first, wall_s, (), partial(self._bulk.values, first, Wanted({GRAPH: graph})))
         last_s = self._files.last_s
         for step in steps:
-            wall_s = max(told[step].wall_s for told in due[:3] if step in told)
+            wall_s = max((told[step].wall_s for told in due[:3] if step in told), default=last_s)
             last_s = max(last_s, wall_s)
             values = merged.get(step, [])
             read = partial(self._bulk.values, step, bulk[step]) if step in bulk else None

@@ -4,9 +4,9 @@ import logging
 import os
 import secrets
 import time
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import chain, groupby
 from operator import attrgetter
@@ -16,7 +16,13 @@ from typing import Any
 from distsummary.aggregate.charts import charts
 from distsummary.aggregate.description import describe, tell_settings
 from distsummary.aggregate.earlier_merge import EarlierMerge
-from distsummary.aggregate.judging import Alerts, Judging, alert_values, by_attempt
+from distsummary.aggregate.judging import (
+    TEXT_TAG,
+    Alerts,
+    Judging,
+    alert_values,
+    by_attempt,
+)
 from distsummary.aggregate.merge_lineage import Conflict
 from distsummary.aggregate.merged_files import MergedFiles, holds_steps, other_segments
 from distsummary.aggregate.norms import AddedNorms, Meshes
@@ -25,6 +31,8 @@ from distsummary.aggregate.statistics import StatisticsRule
 from distsummary.aggregate.step_events import recorded_by, step_events
 from distsummary.attempts import awaited_aggregator, newest_attempt
 from distsummary.checks import check_type
+from distsummary.diagnosis.alerts import Hang, told_hangs
+from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import InvalidValueError, MissingFileError, NotADirectoryPathError, RunDirError
 from distsummary.format.encode import Refusal
 from distsummary.format.norm_scalars import with_scalars
@@ -195,9 +203,14 @@ def _merge_role(
         meshes = Meshes(directories)
         norms = AddedNorms(meshes)
         judging = Judging(meshes, Alerts(run_dir).tell) if role == "train" else None
-        for event in merged_events(ranks, key_tags, norms, judging):
+        hangs = [
+            hang._replace(verdict=replace(hang.verdict, until_step=None))  # each is shown where it was told
+            for hang in (told_hangs(run_dir) if role == "train" and ranks.attempts else ())
+            if ranks.attempt_of(hang.verdict.first_told_step) == hang.attempt  # and not repeated
+        ]
+        for event in merged_events(ranks, key_tags, norms, judging, hangs):
             merged.write(event)
-            if event.values[0].plugin != "graph":
+            if event.values[0].plugin != "graph" and event.values[0].tag != TEXT_TAG:
                 steps += not steps or event.step > last_step
                 scalars = {value.tag: value.data for value in event.values if value.plugin == "scalar"}
                 tags.update(scalars)
@@ -323,23 +336,36 @@ def merged_events(
     key_tags: Collection[str] = (),
     norms: AddedNorms | None = None,
     judging: Judging | None = None,
+    hangs: Iterable[Hang] = (),
 ) -> Iterator[Event]:
     """The events of the merged run in rising step order: the graph at step 0, then one event for each step.
 
     A large step is split into several events, see `step_events`. `norms` adds norms up, and
-    `judging` judges the ranks; None leaves that out.
+    `judging` judges the ranks; None leaves that out. `hangs` are shown also at steps at which no rank
+    recorded anything.
     """
     if ranks.graph is not None:
         yield Event(0, ranks.graph.wall_time, [ranks.graph.value])
     rule = StatisticsRule(key_tags)
+    left = deque(sorted(hangs, key=lambda hang: hang.verdict.first_told_step))
+    begun = 0  # no step of a window lies before it
     for window in ranks.windows():
         scalars = dict(rule.add(window.scalars))
         bulk = {step: [*found] for step, found in groupby(window.bulk, key=attrgetter("step"))}
-        alerts: dict[int, list[Value]] = {}
+        times = dict(zip(window.steps.tolist(), window.times.tolist(), strict=True))
+        told: list[Verdict] = []
         if judging is not None:
             for rows, attempt in by_attempt(ranks, window.scalars):
-                alerts |= alert_values(judging.add(rows, attempt))
-        for step, time_s in zip(window.steps.tolist(), window.times.tolist(), strict=True):
+                told += judging.add(rows, attempt)
+        while left and left[0].verdict.first_told_step <= max(times):
+            hang = left.popleft()
+            times.setdefault(hang.verdict.first_told_step, hang.time_s)
+            told.append(hang.verdict)
+        alerts = alert_values(told, begun)
+        for step in alerts:
+            times.setdefault(step, min(times.values()))
+        begun = max(times)
+        for step, time_s in sorted(times.items()):
             found = bulk.get(step, [])
             values = [*scalars.get(step, ()), *alerts.get(step, ())]
             values += _added(ranks, [one for one in found if one.is_shard])
@@ -353,6 +379,8 @@ def merged_events(
             if values or whole:
                 rest = (recorded_by(value, step, one.rank) for one, value in ranks.values(whole))
                 yield from step_events(step, time_s, chain(values, rest))
+    for step, values in sorted(alert_values(hang.verdict for hang in left).items()):
+        yield from step_events(step, max(hang.time_s for hang in left), values)
 
 
 def _added(ranks: RankFiles, shards: Sequence[Bulk]) -> Iterator[Value]:

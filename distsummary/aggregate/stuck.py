@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from distsummary.aggregate.judging import Alerts
+from distsummary.diagnosis.alerts import told_hangs
 from distsummary.diagnosis.stuck_files import hung_ranks, written_ns
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.run_dir import RunDir
@@ -26,10 +27,17 @@ class StuckRanks:
         self._next = 0
         self._written: dict[tuple[int, int], int] = {}  # attempt and rank -> when its stuck.json was written
         self._active_until_s = 0.0
-        self._open: dict[tuple[int, int], Verdict] = {}  # attempt and rank -> what was told
+        self._open = {  # attempt and rank -> what was told, and lasts
+            (hang.attempt, hang.verdict.rank): hang.verdict
+            for hang in told_hangs(run_dir)
+            if hang.verdict.until_step is None
+        }
 
-    def look(self, attempt: AttemptState) -> None:
-        """Tell which ranks of an attempt are stuck, and which are no longer; raises OSError."""
+    def look(self, attempt: AttemptState) -> list[Verdict]:
+        """Tell which ranks of an attempt are stuck, and which are no longer; raises OSError.
+
+        Returns the verdicts that are new.
+        """
         ranks = [rank.rank for rank in attempt.ranks]
         some = (ranks + ranks)[self._next : self._next + min(LOOKED_AT, len(ranks))]
         self._next = (self._next + LOOKED_AT) % max(1, len(ranks))
@@ -37,18 +45,25 @@ class StuckRanks:
         has_ended = is_over(attempt)
         if self._has_news(attempt, some):
             self._active_until_s = time.monotonic() + ACTIVE_S
-        if not (self._open or has_ended or time.monotonic() < self._active_until_s):
-            return
+        is_open = any(key[0] == number for key in self._open)
+        if not (is_open or has_ended or time.monotonic() < self._active_until_s):
+            return []
         found = {(number, verdict.rank): verdict for verdict in hung_ranks(self._run_dir, attempt)}
+        new = []
         for key, verdict in found.items():
             told = self._open.get(key)
-            if told is None or told.since_step != verdict.since_step:
-                self._alerts.tell(number, verdict)
-                self._open[key] = verdict
+            if told is not None:
+                if verdict.since_step <= told.since_step + 1:  # steps of ranks that wait differ by one
+                    continue
+                self._alerts.tell(number, replace(told, until_step=told.since_step))
+            self._alerts.tell(number, verdict)
+            self._open[key] = verdict
+            new.append(verdict)
         for key, verdict in list(self._open.items()):
-            if key not in found and not has_ended:
+            if key[0] == number and key not in found and not has_ended:
                 self._alerts.tell(key[0], replace(verdict, until_step=verdict.since_step))
                 del self._open[key]
+        return new
 
     def _has_news(self, attempt: AttemptState, ranks: Iterable[int]) -> bool:
         """Whether one of these ranks has written its stuck.json since the last look at it."""

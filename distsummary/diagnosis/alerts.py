@@ -1,10 +1,14 @@
 """Alerts: what alerts.jsonl says, the verdicts that were told while the ranks trained."""
 
 import json
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, NamedTuple
 
+from distsummary.diagnosis.verdict import HANG, Verdict
 from distsummary.run_dir import RunDir
+from distsummary.states import AttemptState
 
 Key = tuple[int, int, str, int]
 
@@ -32,6 +36,46 @@ def read_alerts(
             if tell is not None:
                 tell(number, error)
     return [*found.values()]
+
+
+class Hang(NamedTuple):
+    """A hang that was told. `time_s`: when, in seconds since the epoch."""
+
+    attempt: int
+    verdict: Verdict
+    time_s: float
+
+
+def told_hangs(run_dir: RunDir) -> list[Hang]:
+    """The hangs in alerts.jsonl; raises OSError as `read_alerts`."""
+    hangs = []
+    for alert in read_alerts(run_dir):
+        if alert["cause"] == HANG:
+            with suppress(KeyError, TypeError, ValueError):  # a field is missing or wrong: no alert of ours
+                verdict = Verdict.from_json(alert)
+                hangs.append(Hang(int(alert.get("attempt", 0)), verdict, float(alert.get("time", 0.0))))
+    return hangs
+
+
+def all_hangs(run_dir: RunDir, attempt: AttemptState | None, stuck: Iterable[Verdict]) -> list[Verdict]:
+    """The hangs of a run: those that were told, then those that its files show and nobody has told.
+
+    What was told holds: it was seen while the ranks lived, and their files show no hang that has ended.
+
+    Args:
+        attempt: the newest one. stuck: its ranks that hang, by `stuck_files.hung_ranks`.
+    """
+    now = {verdict.rank: verdict for verdict in stuck}
+    hangs, is_told = [], False
+    for number, hang, _ in told_hangs(run_dir):
+        if attempt is not None and number == attempt.attempt and hang.until_step is None:
+            is_told = True
+            newer = now.pop(hang.rank, None)
+            if newer is not None and attempt.state == "running":  # such as how long the others have waited
+                hang = replace(hang, evidence=newer.evidence)
+        hangs.append(hang)
+    has_ended = attempt is not None and attempt.state != "running"
+    return hangs if is_told and has_ended else [*hangs, *now.values()]
 
 
 def key_of(alert: Mapping[str, Any]) -> Key:

@@ -19,6 +19,7 @@ APART_S = 1.0  # and so much later if nobody waits for it: the others may be abo
 LONG_S = 60.0  # the least limit for a rank that computes, and for ranks none of which waits for another one
 WAITING = "wait"  # the phase in which a rank waits for the gradients of others
 ENDED = ("finished", "incomplete", "failed", "lost")  # states of ranks for which others may still wait
+RAISED = ("failed", "interrupted")  # of those that have ended: by an exception, such as SystemExit
 ALIKE = ("all_reduce", "broadcast", "reduce", "allreduce")  # collectives whose sizes are equal on all ranks
 NAMED = 8  # ranks in a sentence
 
@@ -72,7 +73,8 @@ class Telling:
         recorder: "on", "off" (its size is 0), or empty without torch.distributed.
         line: the line of the user's code at which it stands, such as `train.py:12 in step: y = model(x)`.
         stack: the lines of its stack, the innermost first.
-        state, error: see `states.RankState`. process: what the kernel says, such as "stopped by a signal".
+        state, error: see `states.RankState`; of a lost rank, the error is the reason.
+        process: what the kernel says, such as "stopped by a signal".
     """
 
     rank: int
@@ -131,8 +133,9 @@ class Telling:
 
     @property
     def has_ended(self) -> bool:
-        """Whether its process has ended, by itself and not as another one was gone."""
-        return self.state in ENDED and not self.has_lost_another
+        """Whether its training has ended by itself: no other one was gone, and no signal asked for it."""
+        is_exit = self.state == "interrupted" and self.error.startswith("SystemExit")
+        return (self.state in ENDED or is_exit) and not self.has_lost_another
 
     @property
     def has_lost_another(self) -> bool:
@@ -246,9 +249,15 @@ def _missing(tellings: Sequence[Telling], waiting: Sequence[Telling]) -> list[Ve
         for rank, text in awaited.items()
         if by_rank[rank].pending is None or not _has_stopped(by_rank[rank])
     ]
-    ended = [(one, text) for one, text in found if one.has_ended and not _has_stopped(one)]
+    ended = [
+        (one, text)
+        for one, text in found
+        if one.has_ended and (one.state != "lost" or not _has_stopped(one))  # it may have been killed since
+    ]
     if ended:
-        return [_verdict(one, tellings, _ended(one, text)) for one, text in ended]
+        return _because_of_ends(tellings, waiting, ended)
+    if any(one.state == "interrupted" for one, _ in found):
+        return []  # the job is asked to end
     if not any(one.is_over_limit() for one in waiting):
         return []  # some were cut off a moment ago, and nobody has ended; the others may be cut off, too
     if not found:
@@ -257,6 +266,29 @@ def _missing(tellings: Sequence[Telling], waiting: Sequence[Telling]) -> list[Ve
     if any(_goes_on(one, longest_s) for one, _ in found):
         return []  # the others wait for an evaluation, a checkpoint, or a rank that has gone on
     return [_verdict(one, tellings, _standing(one, text)) for one, text in found]
+
+
+def _because_of_ends(
+    tellings: Sequence[Telling], waiting: Sequence[Telling], ended: Sequence[tuple[Telling, str]]
+) -> list[Verdict]:
+    """One verdict on the ranks for which others wait because they have ended, if they are the reason.
+
+    What more than half of the ranks raise is an error of the training; those that still run may raise it too.
+    """
+    if any(one.state in RAISED for one, _ in ended):
+        raised = Counter(one.error for one in tellings if one.state in RAISED and one.has_ended)
+        if 2 * max(raised.values()) > len(tellings):
+            return []
+        if any(one.state == "running" and not _has_stopped(one) for one in tellings):
+            return []
+    first, text = ended[0]
+    others = [one.rank for one, _ in ended[1:]]
+    also = f"; {_named(others)} {'has' if len(others) == 1 else 'have'} ended, too" if others else ""
+    together = first.state == "lost" and all(one.state == "lost" for one in waiting)
+    if together and not any(one.has_lost_another for one in waiting):
+        said = f"{text}; it told nothing meanwhile, and all of them have ended since"
+        return [_verdict(first, tellings, f"rank {first.rank} {said}{also}")]
+    return [_verdict(first, tellings, _ended(first, text) + also)]
 
 
 def _goes_on(telling: Telling, waited_s: float) -> bool:

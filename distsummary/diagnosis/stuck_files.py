@@ -57,9 +57,8 @@ def written_ns(run_dir: RunDir, rank: int, world_size: int) -> int:
 
 
 def _telling(rank: RankState, found: tuple[float, dict[str, object]] | None, now: float) -> Telling:
-    silent = Telling(
-        rank=rank.rank, step=rank.step or 0, phase=rank.phase, state=rank.state, error=rank.error
-    )
+    error = rank.reason if rank.state == "lost" else rank.error
+    silent = Telling(rank=rank.rank, step=rank.step or 0, phase=rank.phase, state=rank.state, error=error)
     if found is not None:
         told_s = max(0.0, now - found[0])
         if found[1]["is_over"]:
@@ -71,7 +70,7 @@ def _telling(rank: RankState, found: tuple[float, dict[str, object]] | None, now
                 return silent
             if rank.state == "running" and telling.late_s is not None:
                 telling = replace(telling, late_s=telling.late_s + told_s)
-            return replace(telling, state=rank.state, error=rank.error)
+            return replace(telling, state=rank.state, error=error)
     if rank.state == "running":
         silent = replace(silent, process=_PROCESSES.get(is_stopped(rank.process), ""))
     return silent

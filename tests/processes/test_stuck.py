@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from distsummary.cli import main
 from tests.processes.stuck_ranks import CULPRIT, HOLDS, RANKS, SLEEPS
@@ -16,10 +17,10 @@ from tests.processes.stuck_ranks import CULPRIT, HOLDS, RANKS, SLEEPS
 PATIENCE_S = 120
 
 
-@pytest.fixture(scope="module")
-def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A run whose ranks train."""
-    path = tmp_path_factory.mktemp("stuck") / "run"
+@pytest.fixture
+def training(tmp_path: Path) -> Iterator[tuple[Path, list[subprocess.Popen[bytes]]]]:
+    """A run, and its ranks, which train."""
+    path = tmp_path / "run"
     ranks = [
         subprocess.Popen(
             [sys.executable, "-m", "tests.processes.stuck_ranks", str(path)],
@@ -28,7 +29,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for rank in range(RANKS)
     ]
     try:
-        yield path
+        yield path, ranks
     finally:
         for rank in ranks:
             rank.kill()
@@ -47,17 +48,50 @@ def alerts(run_dir: Path, count: int) -> list[dict[str, object]]:
         time.sleep(0.1)
 
 
+def said_by_why(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> list[tuple[object, ...]]:
+    """The hangs that `why` tells, without their evidence."""
+    assert main(["why", str(run_dir), "--json"]) == 1
+    verdicts = json.loads(capsys.readouterr().out)["verdicts"]
+    return [told_of(verdict) for verdict in verdicts if verdict["cause"] == "hang"]
+
+
+def told_of(alert: dict[str, object]) -> tuple[object, ...]:
+    """What an alert says, without its evidence."""
+    return tuple(alert[name] for name in ("rank", "cause", "since_step", "until_step", "first_told_step"))
+
+
+def shown(run_dir: Path, count: int) -> list[tuple[int, float, str]]:
+    """The hangs that TensorBoard shows of the merged run, as soon as there are so many."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        events = EventAccumulator(str(run_dir)).Reload()
+        tags = events.Tags()
+        ranks = events.Scalars("alerts/rank") if "alerts/rank" in tags["scalars"] else []
+        texts = events.Tensors("alerts") if "alerts" in tags["tensors"] else []
+        said = [text.tensor_proto.string_val[0].decode() for text in texts]
+        found = [
+            (rank.step, rank.value, text)
+            for rank, text in zip(ranks, said, strict=False)
+            if ": hang since " in text
+        ]
+        if len(ranks) == len(texts) and len(found) >= count:
+            return found
+        assert time.monotonic() < until, (ranks, texts)
+        time.sleep(0.1)
+
+
 def test_a_rank_that_sleeps_goes_on_and_then_holds_the_interpreter_lock(
-    run_dir: Path, capsys: pytest.CaptureFixture[str]
+    training: tuple[Path, list[subprocess.Popen[bytes]]], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    run_dir, ranks = training
     [told] = alerts(run_dir, 1)
     assert (told["rank"], told["since_step"], told["until_step"]) == (CULPRIT, SLEEPS, None)
     assert "lacks all_reduce of 10" in told["evidence"]
     assert "time.sleep(0.1)  # HERE" in told["evidence"]
 
-    assert main(["why", str(run_dir), "--json"]) == 1
-    [verdict] = json.loads(capsys.readouterr().out)["verdicts"]
-    assert (verdict["rank"], verdict["cause"], verdict["since_step"]) == (CULPRIT, "hang", SLEEPS)
+    assert said_by_why(run_dir, capsys) == [told_of(told)]
+    [(step, rank, text)] = shown(run_dir, 1)  # while no rank ends that step
+    assert (step, rank, "lacks all_reduce of 10" in text) == (SLEEPS, CULPRIT, True)
     assert main(["status", str(run_dir)]) == 1
     text = capsys.readouterr().out
     assert f"The run is stuck at step {SLEEPS}: look at rank {CULPRIT}." in text
@@ -68,3 +102,10 @@ def test_a_rank_that_sleeps_goes_on_and_then_holds_the_interpreter_lock(
     assert (over["rank"], over["since_step"], over["until_step"]) == (CULPRIT, SLEEPS, SLEEPS)
     assert (again["rank"], again["since_step"], again["until_step"]) == (CULPRIT, HOLDS, None)
     assert "native code in it holds the interpreter lock" in again["evidence"]
+
+    assert said_by_why(run_dir, capsys) == [told_of(over), told_of(again)]
+    for process in ranks:
+        process.kill()
+        process.wait()
+    assert said_by_why(run_dir, capsys) == [told_of(over), told_of(again)]
+    assert [(step, rank) for step, rank, _ in shown(run_dir, 2)] == [(SLEEPS, CULPRIT), (HOLDS, CULPRIT)]

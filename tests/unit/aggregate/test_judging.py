@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from distsummary.cli import main
 from distsummary.diagnosis.alerts import read_alerts
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.format.records import MINDSPORE, TENSORBOARD
+from distsummary.rank_facts import RankFacts, write_facts
 from tests.unit.aggregate.live_ranks import Ranks, scalar, series
 
 STEPS, SLOW = 120, range(40, 90)
@@ -117,3 +119,72 @@ def test_a_verdict_is_told_once_also_after_a_restart_and_a_torn_line_is_left_out
         (1, 1, "slow"),
     ]
     assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+def test_a_hang_is_shown_at_its_step_which_no_rank_ends_and_a_merge_of_the_files_shows_it_too(four):
+    live = four.live()
+    live.poll()
+    for step in (1, 2, 3, 4, 5):
+        for rank in range(4):
+            if rank < 3 or step < 3:  # what rank 3 tells is late: the merged run is behind
+                live.add(four.write(rank, [scalar(step, loss=1.0)]))
+    live.advance({0, 1, 2, 3}, 1.0)
+    hang = Verdict(rank=2, cause="hang", since_step=6, until_step=None, evidence="waits", first_told_step=6)
+    Alerts(four.run_dir).tell(0, hang)
+    live.show([hang])
+    live.advance({0, 1, 2, 3}, 2.0)
+    said = {
+        ("text", TEXT_TAG): [(6, repr("rank 2: hang since step 6: waits"))],
+        ("scalar", RANK_TAG): [(6, "2.0")],
+    }
+    assert (shown(four), shown(four, TENSORBOARD)) == (said, said)
+    live.abandon()
+    live = four.live()  # the next aggregator
+    live.poll()
+    live.show([hang])
+    live.close()
+    assert (shown(four), shown(four, TENSORBOARD)) == (said, said)
+    report = merge_run(four.run_dir)
+    assert (report.steps, shown(four), shown(four, TENSORBOARD)) == (5, said, said)
+    # it went on
+    Alerts(four.run_dir).tell(0, replace(hang, until_step=6))
+    for step in (6, 7):
+        for rank in range(4):
+            four.write(rank, [scalar(step, loss=1.0)])
+    report = merge_run(four.run_dir)
+    assert (report.steps, shown(four)) == (7, said)
+
+
+def test_a_hang_at_a_step_that_a_later_attempt_repeats_is_not_shown(tmp_path):
+    for attempt, steps in enumerate(((1, 2, 3), (2, 3, 4))):
+        ranks = Ranks(tmp_path / "run", 2, attempt)
+        for step in steps:
+            for rank in range(2):
+                ranks.write(rank, [scalar(step, loss=1.0)])
+        hang = Verdict(
+            rank=1, cause="hang", since_step=4, until_step=None, evidence="x", first_told_step=4 + attempt
+        )
+        Alerts(ranks.run_dir).tell(attempt, hang)
+        ranks.close()
+    merge_run(ranks.run_dir)
+    assert [step for step, _ in shown(ranks)["scalar", RANK_TAG]] == [5]
+
+
+def test_a_verdict_about_a_step_that_has_been_merged_is_shown_there(four):
+    """Settings are compared when all ranks have told theirs, from the first step on."""
+    live = four.live()
+    live.poll()
+    for step in range(1, 31):
+        for rank in range(4):
+            live.add(four.write(rank, [scalar(step, loss=1.0)]))
+        live.advance({0, 1, 2, 3}, float(step))
+        if step == 10:
+            for rank in range(4):
+                directory = four.run_dir.writer_dir("train", rank, 4)
+                write_facts(directory, 0, RankFacts(settings={"config lr": str(0.1 + (rank == 2))}, names=()))
+    live.close()
+    [alert] = read_alerts(four.run_dir)
+    assert (alert["rank"], alert["cause"], alert["since_step"]) == (2, "config", 1)
+    assert [step for step, _ in shown(four)["scalar", RANK_TAG]] == [1]
+    steps = [step for step, _ in series(four.run_dir.base)["scalar", "loss"]]
+    assert steps == [*range(1, 31)]

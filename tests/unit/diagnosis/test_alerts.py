@@ -1,7 +1,10 @@
 import json
+from dataclasses import replace
 
-from distsummary.diagnosis.alerts import read_alerts
+from distsummary.diagnosis.alerts import all_hangs, read_alerts
+from distsummary.diagnosis.verdict import Verdict
 from distsummary.run_dir import RunDir
+from distsummary.states import AttemptState
 
 ALERT = {"time": 1.0, "attempt": 0, "rank": 1, "cause": "data", "since_step": 3, "until_step": None}
 
@@ -20,3 +23,38 @@ def test_the_last_line_of_an_alert_counts_and_lines_that_are_none_are_told_by_nu
 
 def test_a_run_without_alerts_has_none(tmp_path):
     assert read_alerts(RunDir(tmp_path)) == []
+
+
+def test_hangs_that_were_told_hold_and_those_that_nobody_told_follow(tmp_path):
+    run_dir = RunDir(tmp_path)
+
+    def hang(rank, since, evidence="then", until=None):
+        return Verdict(
+            rank=rank,
+            cause="hang",
+            since_step=since,
+            until_step=until,
+            evidence=evidence,
+            first_told_step=since,
+        )
+
+    told = [(0, hang(3, 7)), (1, hang(1, 20, until=20)), (1, hang(1, 60))]
+    lines = [{"time": 1.0, "attempt": attempt, **one.as_json()} for attempt, one in told]
+    lines += [ALERT, ALERT | {"cause": "hang"}]
+    run_dir.alerts_path.write_text("\n".join(map(json.dumps, lines)))
+    attempt = AttemptState(
+        role="train",
+        attempt=1,
+        state="running",
+        world_size=4,
+        started=0.0,
+        ranks=(),
+        missing=(),
+        failure=None,
+    )
+    seen = [hang(1, 61, "now"), hang(2, 61, "now")]
+    earlier = [hang(3, 7), hang(1, 20, until=20)]
+    assert all_hangs(run_dir, attempt, seen) == [*earlier, hang(1, 60, "now"), hang(2, 61, "now")]
+    assert all_hangs(run_dir, replace(attempt, state="lost"), seen) == [*earlier, hang(1, 60)]
+    assert all_hangs(run_dir, replace(attempt, attempt=2), seen) == [*(one for _, one in told), *seen]
+    assert all_hangs(RunDir(tmp_path / "none"), attempt, seen) == seen

@@ -123,9 +123,44 @@ def test_an_exited_rank() -> None:
     assert (verdict.since_step, "it has ended (lost)" in verdict.evidence) == (60, True)
 
 
+def test_a_rank_that_raised_is_told_once_with_its_error() -> None:
+    error = "ValueError: bad batch"
+    raised = Telling(rank=2, step=59, state="failed", error=error)
+    [verdict] = hung(others(raised))
+    assert (verdict.rank, verdict.cause, verdict.since_step) == (2, "hang", 60)
+    assert "all_reduce" in verdict.evidence
+    assert "it has ended (failed: ValueError: bad batch)" in verdict.evidence
+    # it had told before that its step was long
+    [again] = hung(others(replace(sleeps(2), state="failed", error=error)))
+    assert "it has ended (failed: ValueError: bad batch)" in again.evidence
+    # two that raise are one verdict; one that still runs may be about to raise it, too
+    both = [waits(0), replace(raised, rank=1), raised, waits(3)]
+    [verdict] = hung(both)
+    assert (verdict.rank, "rank 2 has ended, too" in verdict.evidence) == (1, True)
+    assert hung([*both[:3], Telling(rank=3, step=60)]) == []
+    [verdict] = hung(others(replace(raised, state="interrupted", error="SystemExit: 0")))
+    assert "it has ended (interrupted: SystemExit: 0)" in verdict.evidence
+
+
+def test_what_most_ranks_raise_or_a_signal_that_ends_the_job_is_no_hang() -> None:
+    raised = Telling(rank=0, step=59, state="failed", error="ValueError: no such optimizer")
+    everywhere = [replace(raised, rank=rank) for rank in RANKS]
+    assert hung(everywhere) == []
+    assert hung([*everywhere[:3], waits(3)]) == []
+    reset = "RuntimeError: [gloo/transport/tcp/pair.cc:1] Connection closed by peer"
+    cut_off = replace(waits(3), state="failed", error=reset, late_s=0.3)
+    assert hung([*everywhere[:3], cut_off]) == []
+    assert hung(others(replace(raised, rank=2, state="interrupted", error="Terminated: SIGTERM"))) == []
+    stopped = replace(waits(1), state="lost", error="stopped: it still ran 10 s after the first failure")
+    verdicts = hung([waits(0), stopped, replace(raised, rank=2), waits(3)])
+    assert [one.rank for one in verdicts] == [2]
+
+
 def test_ranks_that_were_killed_together_are_told_as_they_were() -> None:
     [verdict] = hung([replace(one, state="lost") for one in others(sleeps(2))])
     assert (verdict.rank, "time.sleep(9)" in verdict.evidence) == (2, True)
+    [verdict] = hung([replace(one, state="lost") for one in others(Telling(rank=2, step=40))])
+    assert (verdict.rank, "it told nothing meanwhile" in verdict.evidence) == (2, True)
 
 
 def test_ranks_that_wait_in_other_groups_are_no_culprits() -> None:
