@@ -370,6 +370,13 @@ class RecordedRun:
         found = self._read(partial(self._found, NORMS, None, rank))
         return norms_table(found, parameter, self._told)
 
+    def norms_by_step(self, rank: Rank = MERGED) -> ValueTable:
+        """The norms as they were recorded: one row for each step, whose value is a `ParameterNorms` with the
+        norms of all parameters, or an `UnnamedNorms` if the names are lost. It is read when it is asked for,
+        so that norms of many steps need not fit into memory. `rank` is that of `norms`.
+        """
+        return self._values(NORMS, None, rank)
+
     @property
     def landscapes(self) -> dict[str, Any]:  # LossGrid or Landscape
         """The loss landscapes by name: of `landscape/*.npz` a LossGrid with all that is known, of event files

@@ -10,6 +10,9 @@ import zlib
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
 
 _TYPES = {"f4": "f4", "f8": "f8", "i4": "i4", "u1": "u1", "u2": "u2", "u4": "u4"}
 _LEVEL = 6
@@ -42,3 +45,28 @@ def packed(page: dict[str, Any]) -> tuple[str, str]:
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text, base64.b64encode(zlib.compress(bytes(block), _LEVEL)).decode("ascii")
+
+
+def rounded(values: Array) -> Array:
+    """Floats with three digits left, whose other bits are 0 and take no place in the file."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = ((bits + np.uint32(0x800)) & np.uint32(0xFFFFF000)).view(np.float32)
+    return np.where(np.isnan(values), np.float32(np.nan), rounded)
+
+
+def offsets(numbers: Array) -> Array:
+    """Whole numbers from 0 in the smallest type; those below 0 become 0."""
+    numbers = np.maximum(numbers, 0)
+    return numbers.astype(np.min_scalar_type(int(numbers.max(initial=0))))
+
+
+def small(steps: Array) -> Array:
+    """Steps as int32 where they fit, else as floats, which are exact up to 2**53."""
+    fits = not steps.size or (steps.min() >= -(2**31) and steps.max() < 2**31)
+    return steps.astype(np.int32 if fits else np.float64)
+
+
+def shortened(text: str, size: int = 300) -> str:
+    """A text of at most `size` characters; of a longer one, the beginning and the end."""
+    half = (size - 3) // 2
+    return text if len(text) <= size else f"{text[:half]} … {text[-half:]}"

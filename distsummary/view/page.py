@@ -21,6 +21,8 @@ from distsummary.runs.facts import facts
 from distsummary.runs.recorded_run import MERGED, MERGED_RANK, RecordedRun
 from distsummary.runs.show import STATISTICS, interest
 from distsummary.view.landscape import landscapes
+from distsummary.view.norms import norms
+from distsummary.view.packing import offsets, rounded, small
 from distsummary.view.reduce import Array, Band, band, columns, heat_map, thinned
 
 Page: TypeAlias = dict[str, Any]
@@ -86,6 +88,7 @@ def page(run: RecordedRun, *, ranks: Sequence[int] = (), tags: Sequence[str] | N
         "maps": pictures,
         "timeline": timeline,
         "landscapes": planes,
+        "norms": norms(run),
     }
 
 
@@ -150,7 +153,7 @@ def _most_often(ranks: Array) -> list[int]:
 
 def _line(steps: Array, values: Array, width: int) -> dict[str, Any]:
     places = thinned(steps, values, width)
-    return {"steps": _small(steps[places]), "values": values[places].astype(np.float32)}
+    return {"steps": small(steps[places]), "values": values[places].astype(np.float32)}
 
 
 def _curve(
@@ -166,7 +169,7 @@ def _curve(
     """One tag: its band over the ranks in columns, the median, and the ranks with lines of their own."""
     edges = columns(steps, width)
     starts = edges[:-1]
-    bands: dict[str, Any] = {"steps": _small(steps[starts])}
+    bands: dict[str, Any] = {"steps": small(steps[starts])}
     for name, missing, reduce in (("low", np.inf, np.minimum), ("high", -np.inf, np.maximum)):
         extremes = getattr(of_all, name)
         filled = np.where(np.isnan(extremes), missing, extremes)
@@ -175,7 +178,7 @@ def _curve(
         same = np.flatnonzero(filled == found[number])
         places = same[np.flatnonzero(np.diff(number[same], prepend=-1))]
         bands[name] = np.where(np.isfinite(found), found, np.nan).astype(np.float32)
-        bands[f"{name}_steps"] = _small(steps[places])
+        bands[f"{name}_steps"] = small(steps[places])
         bands[f"{name}_ranks"] = getattr(of_all, f"{name}_rank")[places].astype(np.int32)
     bad = np.flatnonzero(of_all.not_finite)
     own = []
@@ -224,13 +227,13 @@ def _pictures(
                 "kind": kind,
                 "ranks": ranks.astype(np.int32),
                 "group": one.group,
-                "first_steps": _small(one.first_steps),
+                "first_steps": small(one.first_steps),
                 "last_step": one.last_step,
                 "rows": one.values.shape[0],
                 "columns": one.values.shape[1],
-                "values": one.values if kind == "value" else _rounded(one.values),
-                "at_step": _offsets(one.steps - one.first_steps),
-                "at_rank": _offsets(np.maximum(one.ranks - _first_ranks(ranks, one.group)[:, None], 0)),
+                "values": one.values if kind == "value" else rounded(one.values),
+                "at_step": offsets(one.steps - one.first_steps),
+                "at_rank": offsets(np.maximum(one.ranks - _first_ranks(ranks, one.group)[:, None], 0)),
                 "bad": one.bad if one.bad.any() else None,
             }
         )
@@ -241,30 +244,11 @@ def _first_ranks(ranks: Array, group: int) -> Array:
     return ranks[::group]
 
 
-def _rounded(values: Array) -> Array:
-    """Floats with three digits left, whose other bits are 0 and take no place in the file."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    rounded = ((bits + np.uint32(0x800)) & np.uint32(0xFFFFF000)).view(np.float32)
-    return np.where(np.isnan(values), np.float32(np.nan), rounded)
-
-
-def _offsets(numbers: Array) -> Array:
-    """Whole numbers from 0 in the smallest type; those below 0 become 0."""
-    numbers = np.maximum(numbers, 0)
-    return numbers.astype(np.min_scalar_type(int(numbers.max(initial=0))))
-
-
-def _small(steps: Array) -> Array:
-    """Steps as int32 where they fit, else as floats, which are exact up to 2**53."""
-    fits = not steps.size or (steps.min() >= -(2**31) and steps.max() < 2**31)
-    return steps.astype(np.int32 if fits else np.float64)
-
-
 def _counts(steps: Array, of_all: Band) -> dict[str, Any]:
     """How many ranks recorded each step, at its fewest in each column."""
     starts = columns(steps, WIDTH)[:-1]
     fewest = np.minimum.reduceat(of_all.count, starts) if starts.size else of_all.count
-    return {"steps": _small(steps[starts]), "ranks": fewest.astype(np.int32)}
+    return {"steps": small(steps[starts]), "ranks": fewest.astype(np.int32)}
 
 
 def _merged_curves(run: RecordedRun, shown: Sequence[str]) -> dict[str, tuple[Array, Array]]:

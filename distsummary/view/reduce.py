@@ -48,8 +48,8 @@ def thinned(steps: Array, values: Array, width: int) -> Array:
     for missing, reduce in ((np.inf, np.minimum), (-np.inf, np.maximum)):
         filled = np.where(is_finite, values, missing)
         extremes = reduce.reduceat(filled, edges[:-1])
-        kept.append(_first_of_each(np.flatnonzero(filled == extremes[number]), number))
-    kept.append(_first_of_each(np.flatnonzero(~is_finite), number))
+        kept.append(first_of_each(np.flatnonzero(filled == extremes[number]), number))
+    kept.append(first_of_each(np.flatnonzero(~is_finite), number))
     return np.unique(np.concatenate(kept))
 
 
@@ -199,6 +199,6 @@ def _chunks(values: Array) -> list[slice]:
     return [slice(start, start + size) for start in range(0, values.shape[0], size)]
 
 
-def _first_of_each(places: Array, number: Array) -> Array:
+def first_of_each(places: Array, number: Array) -> Array:
     """Of places (k,), rising, the first one of each column."""
     return places[np.flatnonzero(np.diff(number[places], prepend=-1))] if places.size else places

@@ -4,6 +4,9 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
+
+from distsummary.format.norms import ParameterNorms, ParameterTable
 from distsummary.format.records import Value
 from distsummary.run_dir import RunDir
 from distsummary.view.report import report
@@ -11,6 +14,33 @@ from tests.unit.landscapes.test_grid import make_grid
 from tests.unit.runs.recording import record
 
 NASTY = "</script><img src=x onerror='window.hacked=1'>\"'&\u2028\u202eé" + "<b>x</b>" * 120
+
+
+PARAMETERS = (*(f"layers.{n}.{part}" for n in range(150) for part in ("weight", "bias")), NASTY)
+TABLE = ParameterTable(PARAMETERS, ((4,),) * 301, (4,) * 301, ((),) * 301)
+
+
+def norms(step: int) -> Value:
+    """Norms of 301 parameters; the gradients of the last hundred are NaN at step 15."""
+    place = np.arange(301)
+    gradients = 2.0 + np.sin(step / 9 + place / 20)
+    bad = ((step == 15) & (place > 200)).astype(np.int64)
+    gradients[bad > 0] = np.nan
+    updates = np.where(place % 4 == step % 4, 1e-3 * gradients, np.nan)
+    return Value(
+        "norms",
+        "norms",
+        ParameterNorms(
+            TABLE,
+            1.0 + place,
+            gradients**2,
+            np.ones(301, np.bool_),
+            0 * bad,
+            bad,
+            updates**2,
+            updates.astype(np.float32),
+        ),
+    )
 
 
 def slow(step: int, rank: int) -> list[Value]:
@@ -22,6 +52,7 @@ def slow(step: int, rank: int) -> list[Value]:
         Value("scalar", "perf/own_ms", 20 + (step * 31 + rank * 17) % 5 + 8 * is_slow),
         Value("scalar", "perf/wait_ms", 10.0 - 8 * is_slow + 8 * (step >= 300)),
         Value("scalar", NASTY, -1.0),
+        *([norms(step)] if rank == 0 else []),
     ]
 
 

@@ -105,6 +105,24 @@ def test_the_slow_rank_is_found_by_its_verdict_and_in_the_heat_map(show):
     assert "verdict: data, steps 300 on" in said
 
 
+def test_norms_tell_parameter_step_and_value_and_lead_to_the_first_nan(show):
+    page = show("64.html")
+    view = page.locator("#norms")
+    assert "First NaN or infinite at step 15: the gradient of layers.100.bias" in view.inner_text()
+    map = view.locator("canvas[role=img]")
+    view.get_by_role("button", name="show").press("Enter")
+    assert view.locator(".readout").first.inner_text().endswith("layers.100.bias at step 15")
+    view.get_by_label("gradient norm").check()
+    view.get_by_label("ratio to the median of its row").check()
+    map.focus()
+    page.keyboard.press("ArrowDown")
+    said = view.locator(".readout").all_inner_texts()
+    assert said[0].startswith("layers.1.* (2 parameters), steps 1 to ")
+    assert "times the median of its row, layers.1." in said[0]
+    assert said[1].startswith("of the row, lowest 1 at step ")
+    assert map.evaluate(COLORS) > 20
+
+
 def test_values_that_are_not_finite_are_told(show):
     page = show("4.html")
     assert "1 value NaN or infinite, first at step 500" in page.locator("#curves figure").first.inner_text()

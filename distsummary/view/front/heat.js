@@ -1,4 +1,4 @@
-// Heat maps of ranks and steps; each cell shows its highest value and says exactly where it is.
+// Heat maps: rows by steps, drawn for any view, and those of ranks, whose cells say exactly where their highest value is.
 
 import { canvas, counted, css, h, number, tickDistance, whole } from "./dom.js"
 import { since } from "./overview.js"
@@ -37,19 +37,42 @@ function card(of, state, verdicts, starts) {
   const said = h("p", { class: "readout", "aria-live": "polite" })
   const rows = of.value.rows
   const height = TOP + BOTTOM + rows * Math.max(1, Math.min(30, Math.floor(330 / rows)))
-  let cell = null
   const chosen = () => of[state.kind] ?? of.value
-  const { element, paint } = canvas(height, `${title}: ranks by steps`, (context, width) => draw(context, width, height, chosen(), state, verdicts, starts, cell))
+  const { element, reset, cell } = heatCanvas({
+    height, label: `${title}: ranks by steps`, chosen,
+    over: (context, place) => marks(context, place, chosen(), state, verdicts, starts),
+    tell: (cell) => { said.textContent = cell ? told(chosen(), cell, verdicts) : "" },
+  })
+  element.addEventListener("click", () => cell() && document.dispatchEvent(new CustomEvent("rank", { detail: rankOf(chosen(), cell()) })))
+  const redraw = () => {
+    const one = chosen()
+    const unit = one.kind === "ratio" ? "times the median" : one.unit
+    const peak = highest(one)
+    caption.replaceChildren(h("span", { class: "tag" }, title), h("span", { class: "quiet" }, ` ${one.tag}`),
+      one.kind === "ratio" || state.kind === "value" ? "" : " (values; there is no median above 0)", legend(one),
+      h("span", { class: "quiet" }, peak == null ? " no value is finite" : ` highest: ${number(one.values[peak])} ${unit}, rank ${rankOf(one, split(one, peak))} at step ${whole(stepOf(one, peak))}`
+        + (one.group > 1 || one.columns < one.last_step - one.first_steps[0] + 1 ? `; a cell is the highest of ${counted(one.group, "rank")} and about ${counted(Math.max(1, Math.round((one.last_step - one.first_steps[0] + 1) / one.columns)), "step")}` : "")))
+    reset()
+  }
+  redraw()
+  return { element: h("figure", { class: "wide" }, caption, element, said), redraw }
+}
+
+// A canvas with the map that `chosen()` gives: `first_steps`, `last_step`, `rows`, `columns`, `values`, and a text
+// for each row in `labels`; `left`: the width of these. `over` draws on top of it, `tell` is told the cell that is
+// pointed at or reached by the arrow keys, [row, column], or null.
+export function heatCanvas({ height, label, chosen, over, tell, left = () => LEFT }) {
+  let cell = null
+  const { element, paint } = canvas(height, label, (context, width) => draw(context, width, height, chosen(), left(width), over, cell))
   element.tabIndex = 0
-  const tell = () => { said.textContent = cell ? told(chosen(), cell, verdicts) : "" }
   const move = (next) => {
     cell = next
-    tell()
+    tell(cell)
     paint()
   }
-  element.addEventListener("pointermove", (event) => move(cellAt(chosen(), event.offsetX, event.offsetY, element.clientWidth, height)))
+  const at = (event) => cellAt(chosen(), event.offsetX, event.offsetY, element.clientWidth, height, left(element.clientWidth))
+  element.addEventListener("pointermove", (event) => move(at(event)))
   element.addEventListener("pointerleave", () => move(null))
-  element.addEventListener("click", () => cell && document.dispatchEvent(new CustomEvent("rank", { detail: rankOf(chosen(), cell) })))
   element.addEventListener("keydown", (event) => {
     const step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key]
     if (!step) return
@@ -58,23 +81,10 @@ function card(of, state, verdicts, starts) {
     const [row, column] = cell ?? [0, 0]
     move([clamp(row + step[0], 0, one.rows - 1), clamp(column + step[1], 0, one.columns - 1)])
   })
-  const redraw = () => {
-    const one = chosen()
-    cell = null
-    const unit = one.kind === "ratio" ? "times the median" : one.unit
-    const peak = highest(one)
-    caption.replaceChildren(h("span", { class: "tag" }, title), h("span", { class: "quiet" }, ` ${one.tag}`),
-      one.kind === "ratio" || state.kind === "value" ? "" : " (values; there is no median above 0)", legend(one),
-      h("span", { class: "quiet" }, peak == null ? " no value is finite" : ` highest: ${number(one.values[peak])} ${unit}, rank ${rankOf(one, split(one, peak))} at step ${whole(stepOf(one, peak))}`
-        + (one.group > 1 || one.columns < one.last_step - one.first_steps[0] + 1 ? `; a cell is the highest of ${counted(one.group, "rank")} and about ${counted(Math.max(1, Math.round((one.last_step - one.first_steps[0] + 1) / one.columns)), "step")}` : "")))
-    tell()
-    paint()
-  }
-  redraw()
-  return { element: h("figure", { class: "wide" }, caption, element, said), redraw }
+  return { element, move, reset: () => move(null), cell: () => cell }
 }
 
-const clamp = (value, low, high) => Math.max(low, Math.min(high, value))
+export const clamp = (value, low, high) => Math.max(low, Math.min(high, value))
 const split = (one, index) => [Math.floor(index / one.columns), index % one.columns]
 const stepOf = (one, index) => one.first_steps[index % one.columns] + one.at_step[index]
 const rankOf = (one, [row, column]) => one.ranks[row * one.group + one.at_rank[row * one.columns + column]]
@@ -86,17 +96,18 @@ function highest(one) {
 }
 
 // From which value to which the colours go: all but the outermost hundredth at each end.
-function range(one) {
+export function range(one) {
   if (one.range) return one.range
-  const sorted = Float32Array.from(one.values).filter((value) => !Number.isNaN(value)).sort()
+  const sorted = Float32Array.from(one.values).filter((value) => (one.isLog ? value > 0 : !Number.isNaN(value))).sort()
   const at = (part) => sorted[Math.round(part * (sorted.length - 1))]
   let [low, high] = sorted.length ? [at(0.01), at(0.99)] : [0, 1]
   if (one.kind === "ratio") {
     const far = clamp(Math.max(high, low > 0 ? 1 / low : 1), 1.1, 10)
     one.range = { low: 1 / far, high: far, isLog: true, colors: DIVERGING }
   } else {
-    if (high <= low) [low, high] = [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2]
-    one.range = { low, high, isLog: low > 0 && high / low > 20, colors: SEQUENTIAL }
+    if (high <= low && low > 0 && one.isLog) [low, high] = [low / 2, high * 2]
+    else if (high <= low) [low, high] = [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2]
+    one.range = { low, high, isLog: low > 0 && (one.isLog || high / low > 20), colors: SEQUENTIAL }
   }
   return one.range
 }
@@ -112,7 +123,7 @@ function colorOf(value, { low, high, isLog, colors }) {
   return colors[left].map((one, channel) => one + (colors[left + 1][channel] - one) * (at - left))
 }
 
-function legend(one) {
+export function legend(one) {
   const scale = range(one)
   const bar = h("canvas", { width: 120, height: 10, class: "legend", "aria-hidden": "true" })
   const context = bar.getContext("2d")
@@ -137,8 +148,8 @@ function columnAt(one, step) {
   return low
 }
 
-function cellAt(one, x, y, width, height) {
-  const part = (x - LEFT) / (width - LEFT - RIGHT)
+function cellAt(one, x, y, width, height, left) {
+  const part = (x - left) / (width - left - RIGHT)
   const row = Math.floor(((y - TOP) / (height - TOP - BOTTOM)) * one.rows)
   if (part < 0 || part >= 1 || row < 0 || row >= one.rows) return null
   return [row, columnAt(one, one.first_steps[0] + part * spanOf(one))]
@@ -157,38 +168,57 @@ function told(one, [row, column], verdicts) {
   return `${where}: ${what}${bad}${about.map((v) => `; verdict: ${v.cause}, steps ${since(v)}: ${v.evidence}`).join("")}`
 }
 
-function draw(context, width, height, one, state, verdicts, starts, cell) {
-  const plotWidth = width - LEFT - RIGHT
+function draw(context, width, height, one, left, over, cell) {
+  const plotWidth = width - left - RIGHT
   const plotHeight = height - TOP - BOTTOM
   const rowHeight = plotHeight / one.rows
   const first = one.first_steps[0]
-  const toX = (step) => LEFT + ((step - first) / spanOf(one)) * plotWidth
+  const toX = (step) => left + ((step - first) / spanOf(one)) * plotWidth
   context.clearRect(0, 0, width, height)
   context.fillStyle = css("--empty")
-  context.fillRect(LEFT, TOP, plotWidth, plotHeight)
+  context.fillRect(left, TOP, plotWidth, plotHeight)
   context.imageSmoothingEnabled = false
   const pixels = Math.max(1, Math.min(4096, Math.round(plotWidth * (window.devicePixelRatio || 1))))
-  context.drawImage(picture(one, pixels), LEFT, TOP, plotWidth, plotHeight)
-  axes(context, width, height, one, rowHeight, toX)
+  context.drawImage(picture(one, pixels), left, TOP, plotWidth, plotHeight)
+  axes(context, width, height, one, rowHeight, toX, left)
   context.save()
   context.beginPath()
-  context.rect(LEFT - 1, TOP - 14, plotWidth + 2, plotHeight + 16)
+  context.rect(left - 1, TOP - 14, plotWidth + 2, plotHeight + 16)
   context.clip()
+  over(context, { toX, rowHeight, top: TOP, bottom: TOP + plotHeight, right: left + plotWidth })
+  if (cell) {
+    const [row, column] = cell
+    const x = toX(one.first_steps[column])
+    const end = toX(column + 1 < one.columns ? one.first_steps[column + 1] : one.last_step + 1)
+    context.strokeStyle = css("--accent")
+    context.lineWidth = 2
+    context.strokeRect(x - 1, TOP + row * rowHeight - 1, Math.max(2, end - x) + 2, rowHeight + 2)
+  }
+  context.restore()
+}
+
+// Dashed lines where the job was started again.
+export function restarts(context, { toX, top, bottom }, starts) {
   context.setLineDash([4, 4])
   context.strokeStyle = css("--text")
   for (const start of starts.slice(1)) {
     context.beginPath()
-    context.moveTo(toX(start.first_step), TOP)
-    context.lineTo(toX(start.first_step), TOP + plotHeight)
+    context.moveTo(toX(start.first_step), top)
+    context.lineTo(toX(start.first_step), bottom)
     context.stroke()
   }
   context.setLineDash([])
+}
+
+function marks(context, place, one, state, verdicts, starts) {
+  const { toX, rowHeight, top, right } = place
+  restarts(context, place, starts)
   const rowOf = new Map(Array.from(one.ranks, (rank, index) => [rank, Math.floor(index / one.group)]))
   verdicts.forEach((verdict, index) => {
     if (!rowOf.has(verdict.rank)) return
-    const y = TOP + rowOf.get(verdict.rank) * rowHeight
+    const y = top + rowOf.get(verdict.rank) * rowHeight
     const x = toX(verdict.since_step)
-    const end = verdict.until_step < 0 ? LEFT + plotWidth : toX(verdict.until_step + 1)
+    const end = verdict.until_step < 0 ? right : toX(verdict.until_step + 1)
     const isChosen = index === state.verdict
     for (const [stroke, size] of [["--label", 4], [isChosen ? "--bad" : "--text", isChosen ? 3 : 1.5]]) {
       context.strokeStyle = css(stroke)
@@ -205,15 +235,6 @@ function draw(context, width, height, one, state, verdicts, starts, cell) {
       context.fillText(verdict.cause, x + 5, y + 3)
     }
   })
-  if (cell) {
-    const [row, column] = cell
-    const x = toX(one.first_steps[column])
-    const end = toX(column + 1 < one.columns ? one.first_steps[column + 1] : one.last_step + 1)
-    context.strokeStyle = css("--accent")
-    context.lineWidth = 2
-    context.strokeRect(x - 1, TOP + row * rowHeight - 1, Math.max(2, end - x) + 2, rowHeight + 2)
-  }
-  context.restore()
 }
 
 // The cells as an image of `pixels` columns and a row for each row of the map.
@@ -230,7 +251,7 @@ function picture(one, pixels) {
     for (let row = 0; row < one.rows; row++) {
       const index = row * one.columns + column
       const at = (row * pixels + x) * 4
-      if (one.bad?.[index]) image.data.set(x % 4 < 2 ? [255, 0, 255, 255] : [0, 0, 0, 255], at)
+      if (one.bad?.[index]) image.data.set((x + row) % 4 < 3 ? [255, 0, 255, 255] : [0, 0, 0, 255], at)
       else if (!Number.isNaN(one.values[index])) image.data.set([...colorOf(one.values[index], scale), 255], at)
     }
   }
@@ -240,22 +261,28 @@ function picture(one, pixels) {
   return found
 }
 
-function axes(context, width, height, one, rowHeight, toX) {
+function axes(context, width, height, one, rowHeight, toX, left) {
   context.fillStyle = css("--quiet")
   context.textBaseline = "top"
   context.textAlign = "center"
   const first = one.first_steps[0]
-  const distance = tickDistance(first, one.last_step, (width - LEFT) / 110, 1)
+  const distance = tickDistance(first, one.last_step, (width - left) / 110, 1)
   for (let step = Math.ceil(first / distance) * distance; step <= one.last_step; step += distance) {
-    context.fillText(whole(step), clamp(toX(step), LEFT + 8, width - RIGHT - 16), height - BOTTOM + 6)
+    context.fillText(whole(step), clamp(toX(step), left + 8, width - RIGHT - 16), height - BOTTOM + 6)
   }
-  context.textAlign = "left"
-  context.fillText("step", 24, height - BOTTOM + 6)
   context.textAlign = "right"
+  context.fillText("step", left - 6, height - BOTTOM + 6)
   context.textBaseline = "middle"
   const every = Math.max(1, Math.ceil(14 / rowHeight))
   for (let row = 0; row < one.rows; row += every) {
-    const rank = one.ranks[row * one.group]
-    context.fillText(`rank ${rank}`, LEFT - 6, TOP + (row + 0.5) * rowHeight)
+    context.fillText(fitting(context, one.labels?.[row] ?? `rank ${one.ranks[row * one.group]}`, left - 10), left - 6, TOP + (row + 0.5) * rowHeight)
   }
+}
+
+// As much of the end of a text as fits into a width; names of parameters differ at their ends.
+function fitting(context, text, width) {
+  if (context.measureText(text).width <= width) return text
+  let shown = text.slice(-200)
+  while (shown && context.measureText(`…${shown}`).width > width) shown = shown.slice(1)
+  return `…${shown}`
 }

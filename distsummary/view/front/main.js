@@ -7,10 +7,12 @@ import { readData } from "./data.js"
 import { h, moment } from "./dom.js"
 import { heatMaps } from "./heat.js"
 import { landscapes } from "./landscape.js"
+import { norms } from "./norms.js"
 import { badge, overview } from "./overview.js"
 import { timeline } from "./timeline.js"
 
 const VIEWS = [["overview", "Overview", overview], ["curves", "Curves", curves], ["heat", "Ranks by steps", heatMaps], ["timeline", "Timeline", timeline],
+  ["norms", "Norms of parameters", norms],
   ["landscape", "Loss landscape", landscapes]]
 
 const isDark = () => (document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark"
