@@ -506,13 +506,26 @@ def export(options: argparse.Namespace) -> None:
     argument("-o", "--out", metavar="FILE", help="the file (the name of the run, in the current directory)"),
     argument("--tag", action="append", help="only scalars of this tag; may be repeated"),
     argument("--rank", type=int, action="append", help="a rank to draw by itself, of many; may be repeated"),
-    example="report runs/digits -o digits.html",
+    argument(
+        "--with",
+        dest="others",
+        metavar="OTHER",
+        action="append",
+        help="a run to compare it with: what differs, their curves on top of each other; may be repeated",
+    ),
+    example="report runs/digits --with runs/other -o digits.html",
 )
 def report(options: argparse.Namespace) -> None:
     """Write the page of a run as one HTML file: verdicts, curves, heat maps of ranks and steps, timeline."""
     from distsummary.view.report import report
 
-    path = report(options.run_dir, out=options.out, ranks=options.rank or (), tags=options.tag)
+    path = report(
+        options.run_dir,
+        out=options.out,
+        ranks=options.rank or (),
+        tags=options.tag,
+        others=options.others or (),
+    )
     size = path.stat().st_size
     print(json.dumps({"file": str(path), "bytes": size}) if options.json else f"{path}: {size / 1e6:.1f} MB")
 

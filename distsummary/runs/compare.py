@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from distsummary.format.records import RANKS_TAG
 from distsummary.runs.facts import Fact, facts
-from distsummary.runs.recorded_run import MERGED, RecordedRun
+from distsummary.runs.recorded_run import MERGED, MERGED_RANK, RecordedRun
 from distsummary.runs.show import STATISTICS, fact_text, interest
 from distsummary.runs.table import ScalarTable
 from distsummary.tools.columns import aligned, cut, numbered, printable, shortened
@@ -99,7 +99,7 @@ def compare(run: RecordedRun, other: RecordedRun) -> Comparison:
     known, others = facts(run), facts(other)
     names = [*known, *(name for name in others if name not in known)]
     differing = {n: (known.get(n), others.get(n)) for n in names if known.get(n) != others.get(n)}
-    curves, other_curves = (_curves(one) for one in (run, other))
+    (_, curves), (_, other_curves) = (curves_of(one) for one in (run, other))
     both = sorted((tag for tag in curves if tag in other_curves), key=interest)
     return Comparison(
         paths=(str(run.path), str(other.path)),
@@ -112,6 +112,22 @@ def compare(run: RecordedRun, other: RecordedRun) -> Comparison:
         ),
         problems=(tuple(run.problems), tuple(other.problems)),
     )
+
+
+def curves_of(run: RecordedRun) -> tuple[int, dict[str, tuple[Array, Array]]]:
+    """The curves of a run by tag, as steps and values, and of which rank they are: of the merged run (-1), or
+    before it is merged, of its lowest rank. Steps rise; of one that is there twice, the last value counts.
+    Without the statistics of ranks.
+    """
+    table: ScalarTable = run.scalars(rank=MERGED)
+    is_merged = len(table) and (table["rank"] == MERGED_RANK).all()
+    if not is_merged and run.ranks:
+        table = run.scalars(rank=run.ranks[0])
+    return (MERGED_RANK if is_merged or not run.ranks else run.ranks[0]), {
+        tag: _by_step(*curve)
+        for tag, curve in table.curves().items()
+        if tag != RANKS_TAG and not tag.endswith(STATISTICS)
+    }
 
 
 def text_of(found: Comparison, *, width: int) -> str:
@@ -146,17 +162,6 @@ def _usual_change(values: Array) -> float:
     changes = np.abs(np.diff(values))
     changes = changes[np.isfinite(changes)]
     return float(np.median(changes)) if changes.size else 0.0
-
-
-def _curves(run: RecordedRun) -> dict[str, tuple[Array, Array]]:
-    table: ScalarTable = run.scalars(rank=MERGED)
-    if not len(table) and run.ranks:
-        table = run.scalars(rank=run.ranks[0])
-    return {
-        tag: curve
-        for tag, curve in table.curves().items()
-        if tag != RANKS_TAG and not tag.endswith(STATISTICS)
-    }
 
 
 def _cell(value: Fact) -> str:

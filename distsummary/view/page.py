@@ -20,10 +20,11 @@ from distsummary.run_text import as_ranges
 from distsummary.runs.facts import facts
 from distsummary.runs.recorded_run import MERGED, MERGED_RANK, RecordedRun
 from distsummary.runs.show import STATISTICS, interest
+from distsummary.view.compare import comparison
 from distsummary.view.landscape import landscapes
 from distsummary.view.norms import norms
 from distsummary.view.packing import offsets, rounded, small
-from distsummary.view.reduce import Array, Band, band, columns, heat_map, thinned
+from distsummary.view.reduce import Array, Band, band, columns, heat_map, line_of
 
 Page: TypeAlias = dict[str, Any]
 
@@ -46,20 +47,29 @@ _LAST = ("perf/phase/", "system/", "alerts/")
 _MAX_NAN_RANKS = 64  # whose NaN are told from values that are not there
 
 
-def page(run: RecordedRun, *, ranks: Sequence[int] = (), tags: Sequence[str] | None = None) -> Page:
+def page(
+    run: RecordedRun,
+    *,
+    ranks: Sequence[int] = (),
+    tags: Sequence[str] | None = None,
+    others: Sequence[RecordedRun] = (),
+) -> Page:
     """All that the page of a run shows.
 
     Args:
         run: the run.
         ranks: those that have lines of their own in any case; a run of up to 16 ranks has lines of all.
         tags: the scalars to show; None: all, the first `MAX_TAGS` of them by interest.
+        others: runs to show it beside, see `comparison`.
 
-    Raises InvalidValueError for a rank or a tag that is not there; MissingFileError if the run was removed.
+    Raises InvalidValueError for a rank or a tag that is not there, and for others that cannot be compared;
+    MissingFileError if a run was removed.
     """
     if absent := sorted({*ranks} - {*run.ranks}):
         raise InvalidValueError(f"rank must be one of {as_ranges(run.ranks)}, got {absent[0]}")
     shown, left_out = _shown(run, tags)
     planes = landscapes(run)
+    beside = comparison(run, others, shown, width=WIDTH)
     verdicts = [{name: _plain(getattr(row, name)) for name in run.verdicts.columns} for row in run.verdicts]
     named = [*dict.fromkeys([*ranks, *(int(row["rank"]) for row in verdicts)])]
     maps = _map_tags(shown, verdicts) if len(run.ranks) > 1 else {}
@@ -74,7 +84,7 @@ def page(run: RecordedRun, *, ranks: Sequence[int] = (), tags: Sequence[str] | N
         width = int(min(WIDTH, max(40, share / (3 * (len(lines) + 2)))))
         curves.append(
             _curve(tag, steps, having, values, nans, of_all, lines, width)
-            | {"merged": _line(*merged[tag], width) if tag in merged else None, "unchecked": unchecked}
+            | {"merged": line_of(*merged[tag], width) if tag in merged else None, "unchecked": unchecked}
         )
         if place == 0:
             timeline |= {"starts": _starts(run, tag, int(having[0])), "counts": _counts(steps, of_all)}
@@ -89,6 +99,7 @@ def page(run: RecordedRun, *, ranks: Sequence[int] = (), tags: Sequence[str] | N
         "timeline": timeline,
         "landscapes": planes,
         "norms": norms(run),
+        "compare": beside,
     }
 
 
@@ -151,11 +162,6 @@ def _most_often(ranks: Array) -> list[int]:
     return [int(rank) for rank in found[np.argsort(-counts, kind="stable")][:3]]
 
 
-def _line(steps: Array, values: Array, width: int) -> dict[str, Any]:
-    places = thinned(steps, values, width)
-    return {"steps": small(steps[places]), "values": values[places].astype(np.float32)}
-
-
 def _curve(
     tag: str,
     steps: Array,
@@ -186,7 +192,7 @@ def _curve(
         recorded = np.isfinite(values[:, at]) | np.isinf(values[:, at])
         if nans is not None:
             recorded |= nans[:, at]
-        own.append({"rank": int(having[at])} | _line(steps[recorded], values[recorded, at], width))
+        own.append({"rank": int(having[at])} | line_of(steps[recorded], values[recorded, at], width))
     return {
         "tag": tag,
         "unit": next((unit for end, unit in _UNITS.items() if tag.endswith(end)), ""),
@@ -194,7 +200,7 @@ def _curve(
         "points": int(of_all.count.sum()),
         "columns": int(starts.size),
         "steps": int(steps.size),
-        "median": _line(steps, of_all.median, width) if having.size > 1 else None,
+        "median": line_of(steps, of_all.median, width) if having.size > 1 else None,
         "band": bands if having.size > 1 else None,
         "lines": own,
         "not_finite": int(of_all.not_finite.sum()),

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from distsummary.view.packing import small
+
 Array = NDArray[Any]
 _CHUNK = 1 << 21  # values that are looked at together
 
@@ -51,6 +53,12 @@ def thinned(steps: Array, values: Array, width: int) -> Array:
         kept.append(first_of_each(np.flatnonzero(filled == extremes[number]), number))
     kept.append(first_of_each(np.flatnonzero(~is_finite), number))
     return np.unique(np.concatenate(kept))
+
+
+def line_of(steps: Array, values: Array, width: int) -> dict[str, Array]:
+    """The points of a curve that a drawing needs, see `thinned`: steps, and values as float32."""
+    places = thinned(steps, values, width)
+    return {"steps": small(steps[places]), "values": values[places].astype(np.float32)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,8 +42,9 @@ def report(
     out: str | os.PathLike[str] | None = None,
     ranks: Sequence[int] = (),
     tags: Sequence[str] | None = None,
+    others: Sequence[str | os.PathLike[str]] = (),
 ) -> Path:
-    """Write the page of a run: overview, curves, heat maps of ranks and steps, timeline; returns its path.
+    """Write the page of a run, see `page`; returns its path.
 
     An older file of that name is replaced when the new one is whole.
 
@@ -52,6 +53,7 @@ def report(
         out: the file; None: the name of the run with .html, in the current directory.
         ranks: those that have curves of their own in any case, see `page`.
         tags: the scalars to show; None: all.
+        others: runs to show it beside: what differs, and their curves on top of each other.
 
     Raises MissingExtraError if the front end is not built, RunDirError if the file cannot be written, and the
     errors of `open_run` and `page`.
@@ -61,7 +63,7 @@ def report(
     path = Path(out if out is not None else f"{opened.path.resolve().name}.html")
     refuse_unlike_files(path)
     check_writable(path.parent)
-    data, block = packed(page(opened, ranks=ranks, tags=tags))
+    data, block = packed(page(opened, ranks=ranks, tags=tags, others=[open_run(other) for other in others]))
     text = _HTML.format(
         title=html.escape(opened.path.resolve().name),
         script_hash=_hash(script),

@@ -70,6 +70,12 @@ def main(directory: Path) -> None:
             for name in ("<b>x<b>'é", "other"):
                 make_grid().save(RunDir(path).landscape_dir / f"{name}.npz")
         report(path, out=directory / f"{ranks}.html")
+    record(directory / "<i>other", steps=range(1, 401), values=slow)
+    report(
+        directory / "run4",
+        out=directory / "beside.html",
+        others=[directory / "<i>other", directory / "run64"],
+    )
 
 
 if __name__ == "__main__":

@@ -173,3 +173,21 @@ def test_a_landscape_has_contours_the_path_and_both_losses(show):
     place.locator("select").select_option("other")
     assert place.locator("figcaption .tag").inner_text() == "other"
     assert show("64.html").locator("#landscape").count() == 0
+
+
+def test_runs_are_beside_each_other_and_a_row_leads_to_its_curves(show):
+    page = show("beside.html")
+    place = page.locator("#compare")
+    assert place.locator("tbody").first.locator(".name").all_inner_texts() == ["run4", "<i>other", "run64"]
+    row = place.locator("tr.link", has_text="perf/own_ms").first
+    row.press("Enter")
+    assert page.evaluate("location.hash") == "#curves"
+    assert page.locator("#curves .tag").all_inner_texts() == ["perf/own_ms"]
+    figure = page.locator("#curves figure").first
+    figure.locator("canvas").first.wait_for()
+    assert "<i>other" in figure.locator(".u-legend").inner_text()
+    page.locator("#curves [aria-label=runs] button", has_text="<i>other").click()
+    assert "<i>other" not in figure.locator(".u-legend").inner_text()
+    assert page.locator("i:not(.swatch)").count() == 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1400
+    assert show("4.html").locator("#compare").count() == 0

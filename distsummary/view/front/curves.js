@@ -1,19 +1,22 @@
 // Curves: the median and the band over the ranks, and single ranks on top. Nothing is smoothed.
 
 import uPlot from "uplot"
+import { named, parting, runColor } from "./compare.js"
 import { counted, css, h, number, whole } from "./dom.js"
 
 const HEIGHT = 230
 const AT_FIRST = 4 // ranks that are drawn when the page opens; of more, the band says it
 const FIRST_TAGS = 12
 
-export function curves({ curves: all, timeline, overview }) {
+export function curves({ curves: all, timeline, overview, compare }) {
   const has = [...new Set(all.flatMap((curve) => curve.lines.map((line) => line.rank)))].sort((a, b) => a - b)
   const isSpread = all.some((curve) => curve.band)
-  const state = { ranks: new Set(has.length <= AT_FIRST || !isSpread ? has : []), isLog: false, filter: "", all: false }
+  const state = {
+    ranks: new Set((has.length <= AT_FIRST || !isSpread) && !compare ? has : []), runs: new Set(compare?.runs.keys() ?? []), isLog: false, filter: "", all: false,
+  }
   const grid = h("div", { class: "grid" })
   const said = h("p", { class: "quiet", "aria-live": "polite" })
-  const cards = all.map((curve) => card(curve, state, timeline.starts))
+  const cards = all.map((curve) => card({ ...curve, beside: besideOf(compare, curve.tag) }, state, timeline.starts))
 
   const arrange = () => {
     const words = state.filter.toLowerCase()
@@ -41,18 +44,39 @@ export function curves({ curves: all, timeline, overview }) {
     redraw()
   }
   document.addEventListener("rank", ({ detail: rank }) => has.includes(rank) && put(rank, true))
+  document.addEventListener("tag", ({ detail: tag }) => {
+    filter.value = state.filter = tag
+    arrange()
+    location.hash = "curves"
+  })
   document.addEventListener("theme", redraw)
   const filter = h("input", { type: "search", id: "filter", placeholder: "filter tags  ( / )", "aria-label": "filter tags",
     oninput: () => { state.filter = filter.value; arrange() } })
   const log = h("input", { type: "checkbox", id: "log", onchange: () => { state.isLog = log.checked; redraw() } })
   arrange()
   const absent = overview.ranks.length - has.length
+  const runs = compare?.runs.map((run, index) => {
+    const button = h("button", { class: "chip", "aria-pressed": true, onclick: () => {
+      if (!state.runs.delete(index)) state.runs.add(index)
+      button.setAttribute("aria-pressed", state.runs.has(index))
+      redraw()
+    } }, h("span", { class: "name" }, run.name))
+    button.style.setProperty("--chip", `hsl(${(index * 137.5 + 212) % 360} 75% var(--light-line))`)
+    return button
+  })
   return [
+    runs ? h("div", { class: "tools chips", role: "group", "aria-label": "runs" }, "runs: ", runs, h("span", { class: "quiet" }, "dashed: where one parts from the first")) : null,
     h("div", { class: "tools" }, filter, h("label", {}, log, " log axis"),
       h("span", { class: "chips", role: "group", "aria-label": "ranks on top" }, "ranks on top: ", buttons.map(([, button]) => button),
         absent > 0 ? h("span", { class: "quiet" }, ` ${whole(absent)} more: distsummary report --rank N`) : null)),
     said, grid, more,
-  ]
+  ].filter((element) => element != null)
+}
+
+// The curves of the runs that are compared, at this tag.
+function besideOf(compare, tag) {
+  const found = compare?.tags.find((one) => one.tag === tag)
+  return found && { ...found, runs: compare.runs }
 }
 
 export function color(rank, ranks) {
@@ -67,7 +91,8 @@ function card(curve, state, starts) {
   if (curve.unchecked) note.push(`NaN was not looked for on ${curve.unchecked} ranks`)
   const element = h("figure", {}, h("figcaption", {}, h("span", { class: "tag" }, curve.tag), curve.unit ? ` (${curve.unit})` : "",
     h("span", { class: "quiet" }, ` ${counted(curve.ranks, "rank")}, ${counted(curve.points, "point")}`),
-    note.length ? h("span", { class: "alert" }, ` ${note.join("; ")}`) : null), place)
+    note.length ? h("span", { class: "alert" }, ` ${note.join("; ")}`) : null,
+    curve.beside?.partings.map((one, index) => h("span", { class: "quiet" }, " ", named(curve.beside.runs[index + 1].name, index + 1, `: ${parting(one)}`)))), place)
   let plot = null
   let isSeen = false
   const draw = () => {
@@ -111,7 +136,12 @@ function drawn(curve, state, starts, place) {
     series.push({ label, stroke, width, value: said, points: { show: line.steps.length < 40, size: 4 } })
   }
   if (curve.median) add(curve.median, "median", css("--accent"), 1.6)
-  if (curve.merged) add(curve.merged, "merged", css("--text"), 1)
+  if (curve.beside) {
+    curve.beside.lines.forEach((line, index) => {
+      const { name, ranks, source } = curve.beside.runs[index]
+      if (line && state.runs.has(index)) add(line, `${name}${source < 0 ? ", merged" : ranks > 1 ? `, rank ${source}` : ""}`, runColor(index), 1.5)
+    })
+  } else if (curve.merged) add(curve.merged, "merged", css("--text"), 1)
   const has = curve.lines.map((line) => line.rank)
   for (const line of curve.lines) {
     if (state.ranks.has(line.rank)) add(line, `rank ${line.rank}`, color(line.rank, has), 1)
@@ -136,6 +166,9 @@ function drawn(curve, state, starts, place) {
     }
     ctx.setLineDash([4, 4])
     for (const start of starts.slice(1)) line(start.first_step, css("--quiet"))
+    curve.beside?.partings.forEach((one, index) => {
+      if (one?.parts_at != null && state.runs.has(index + 1)) line(one.parts_at, runColor(index + 1))
+    })
     ctx.setLineDash([])
     if (curve.first_not_finite != null) line(curve.first_not_finite, css("--bad"))
     ctx.restore()

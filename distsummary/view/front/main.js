@@ -2,6 +2,7 @@
 
 import "uplot/dist/uPlot.min.css"
 import "./page.css"
+import { compare } from "./compare.js"
 import { curves } from "./curves.js"
 import { readData } from "./data.js"
 import { h, moment } from "./dom.js"
@@ -11,7 +12,7 @@ import { norms } from "./norms.js"
 import { badge, overview } from "./overview.js"
 import { timeline } from "./timeline.js"
 
-const VIEWS = [["overview", "Overview", overview], ["curves", "Curves", curves], ["heat", "Ranks by steps", heatMaps], ["timeline", "Timeline", timeline],
+const VIEWS = [["overview", "Overview", overview], ["compare", "Compare", compare], ["curves", "Curves", curves], ["heat", "Ranks by steps", heatMaps], ["timeline", "Timeline", timeline],
   ["norms", "Norms of parameters", norms],
   ["landscape", "Loss landscape", landscapes]]
 

@@ -62,6 +62,10 @@ def test_the_command_names_the_file_and_its_size(tmp_path, monkeypatch, capsys):
     assert main(["report", "run", "-o", "other.html", "--tag", "loss", "--rank", "0", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told == {"file": "other.html", "bytes": (tmp_path / "other.html").stat().st_size}
+    record(tmp_path / "second")
+    assert main(["report", "run", "--with", "second", "-o", "both.html"]) == 0
+    assert '"compare":{"runs":[{"name":"run"' in (tmp_path / "both.html").read_text()
+    capsys.readouterr()
     assert main(["report", "run", "--rank", "7"]) == 1
     assert "--rank must be one of 0, got 7" in capsys.readouterr().err
     assert main(["report", "none"]) == 2

@@ -1,0 +1,110 @@
+"""The data of a page that shows a run beside others: what differs, and their curves on top of each other."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from distsummary.errors import InvalidValueError
+from distsummary.runs.compare import APART, curves_of, where_they_part
+from distsummary.runs.facts import facts
+from distsummary.runs.recorded_run import RecordedRun
+from distsummary.tools.dump import number
+from distsummary.view.reduce import line_of
+
+MOST = 8  # other runs
+_POINTS = 60_000  # of all curves together
+_FIRST_TAGS = 10  # share half of the points
+_NAMED = 500  # tags that not all runs have
+
+
+def comparison(
+    run: RecordedRun, others: Sequence[RecordedRun], tags: Sequence[str], *, width: int
+) -> dict[str, Any] | None:
+    """A run beside others; None without any.
+
+    Of each run: its name, unlike those of the others, path, state, ranks, steps, and of which rank its curves
+    are (-1: the merged run). Of each fact that differs: the value of each run, None where it is not known. Of
+    each tag: the curve of each run, None where it has none, and how each other run parts from the first, see
+    `distsummary.runs.compare.Parting`.
+
+    Args:
+        run: the first one. others: up to `MOST`. tags: those whose curves are wanted, by interest.
+        width: columns of a drawing.
+
+    Raises InvalidValueError if there are more, or the same run twice.
+    """
+    if not others:
+        return None
+    if len(others) > MOST:
+        raise InvalidValueError(f"a run can be shown beside up to {MOST} others, got {len(others)}")
+    runs = [run, *others]
+    paths = [one.path.resolve() for one in runs]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise InvalidValueError(f"runs to compare must be different ones, got {os.fspath(path)} twice")
+    known = [{name: _plain(value) for name, value in facts(one).items()} for one in runs]
+    names = [*dict.fromkeys(name for of_run in known for name in of_run)]
+    differing = [name for name in names if any(of_run.get(name) != known[0].get(name) for of_run in known)]
+    sources, curves = zip(*(curves_of(one) for one in runs), strict=True)
+    shown = [tag for tag in tags if any(tag in of_run for of_run in curves)]
+    found = []
+    for place, tag in enumerate(shown):
+        share = _POINTS / 2 / (min(len(shown), _FIRST_TAGS) if place < _FIRST_TAGS else len(shown))
+        columns = int(min(width, max(20, share / (3 * len(runs)))))
+        found.append(_tag(tag, curves, columns))
+    not_in_all = [
+        [tag, [tag in of_run for of_run in curves]]
+        for tag in dict.fromkeys(tag for of_run in curves for tag in of_run)
+        if not all(tag in of_run for of_run in curves)
+    ]
+    return {
+        "runs": [
+            {
+                "name": name, "path": os.fspath(path), "state": one.state, "ranks": len(one.ranks),
+                "steps": None if one.steps is None else [*one.steps], "source": source,
+                "problems": list(one.problems),
+            }
+            for name, path, one, source in zip(_names(paths), paths, runs, sources, strict=True)
+        ],
+        "differing": [[name, [of_run.get(name) for of_run in known]] for name in differing],
+        "equal": len(names) - len(differing),
+        "tags": found,
+        "apart": APART,
+        "not_in_all": not_in_all[:_NAMED],
+        "left_out": max(0, len(not_in_all) - _NAMED),
+    }  # fmt: skip
+
+
+def _tag(tag: str, curves: Sequence[Mapping[str, Any]], columns: int) -> dict[str, Any]:
+    """The curves of a tag, and how those of the other runs part from the first."""
+    partings: list[dict[str, Any] | None] = []
+    for of_run in curves[1:]:
+        if tag not in of_run or tag not in curves[0]:
+            partings.append(None)
+            continue
+        one = where_they_part(*curves[0][tag], *of_run[tag])
+        last = None if one.last is None else [_plain(value) for value in one.last]
+        partings.append(one._asdict() | {"last": last})
+    return {
+        "tag": tag,
+        "lines": [line_of(*of_run[tag], columns) if tag in of_run else None for of_run in curves],
+        "partings": partings,
+    }
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """The last parts of the paths, as many as make each unlike the others."""
+    parts = [path.parts for path in paths]
+    longest = max(map(len, parts))
+    for count in range(1, longest + 1):
+        names = ["/".join(one[-count:]) for one in parts]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+def _plain(value: Any) -> Any:
+    return number(value) if isinstance(value, (float, np.floating)) else value

@@ -1,0 +1,63 @@
+// The run beside others: what differs in config, code and data, and where the curves part.
+
+import { badge } from "./overview.js"
+import { counted, css, h, number, table, whole } from "./dom.js"
+
+export function compare({ compare: found }) {
+  if (!found) return null
+  const { runs, differing, equal, tags, apart, not_in_all: notInAll, left_out: leftOut } = found
+  const names = runs.map((run, index) => named(run.name, index))
+  const head = (...first) => [...first, ...names.map((name) => name.cloneNode(true))]
+  const rows = runs.map((run, index) => [names[index].cloneNode(true), badge(run.state), whole(run.ranks), run.steps ? `${whole(run.steps[0])} to ${whole(run.steps[1])}` : "-",
+    run.source < 0 ? "merged run" : `rank ${run.source}`, run.path])
+  const all = [h("div", { class: "scroll" }, table(["run", "state", "ranks", "steps", "its curves are of the", "path"], rows, { numbers: [2] }))]
+  for (const run of runs) if (run.problems.length) all.push(h("h3", {}, `What could not be read or is missing in ${run.name}`), h("ul", { class: "warning" }, run.problems.slice(0, 5).map((text) => h("li", {}, text)),
+    run.problems.length > 5 ? h("li", {}, `and ${whole(run.problems.length - 5)} more: distsummary show`) : null))
+  all.push(h("h3", {}, "What differs in config, code and data"))
+  if (differing.length) all.push(h("div", { class: "scroll facts" }, table(head("fact"), differing.map(([name, values]) => [name, ...values.map(text)]))))
+  all.push(h("p", { class: "quiet" }, `${counted(equal, "fact")} ${equal === 1 ? "is" : "are"} equal.`))
+  all.push(h("h3", {}, "Where the curves part"))
+  const several = runs.length > 2
+  const partings = tags.flatMap(({ tag, partings }) => partings.map((one, index) => one && row(tag, one, runs[index + 1].name, index + 1, several)).filter(Boolean))
+  if (partings.length) {
+    all.push(h("p", { class: "quiet" }, `Apart: from this step to the end farther from ${runs[0].name} than ${number(apart)} times the usual change from one step to the next. Choose a row to see its curves.`),
+      h("div", { class: "scroll" }, table(["curve", ...(several ? ["run"] : []), "differ from", "apart from", "steps of both", `last: ${runs[0].name}`, several ? "other run" : runs[1].name], partings,
+        { numbers: [1, 2, 3, 4, 5].map((column) => column + (several ? 1 : 0)) })))
+  } else all.push(h("p", { class: "quiet" }, "No curve is in both runs."))
+  if (notInAll.length) {
+    all.push(h("h3", {}, "Scalars that not all of them have"),
+      h("div", { class: "scroll" }, table(head("tag"), notInAll.map(([tag, has]) => [tag, ...has.map((one) => (one ? "yes" : "-"))]))),
+      leftOut ? h("p", { class: "quiet" }, `and ${whole(leftOut)} more`) : null)
+  }
+  return all.filter((element) => element != null)
+}
+
+function row(tag, one, name, index, several) {
+  const show = () => document.dispatchEvent(new CustomEvent("tag", { detail: tag }))
+  const last = one.last ?? [null, null]
+  return {
+    attributes: { class: "link", tabindex: 0, "aria-label": `show the curves of ${tag}`, onclick: show, onkeydown: (event) => event.key === "Enter" && show() },
+    cells: [tag, ...(several ? [named(name, index)] : []), one.common && one.first_difference == null ? "same" : stepOf(one.first_difference), stepOf(one.parts_at), whole(one.common), text(last[0]), text(last[1])],
+  }
+}
+
+const stepOf = (step) => (step == null ? "-" : `step ${whole(step)}`)
+const text = (value) => (typeof value === "number" ? number(value, 6) : value == null ? "-" : String(value))
+
+// How another run parts from the first, in a few words.
+export function parting(one) {
+  if (!one) return "has no such curve"
+  if (!one.common) return "no step in common"
+  if (one.parts_at != null) return `apart from step ${whole(one.parts_at)}`
+  return one.first_difference == null ? "the same" : `differs from step ${whole(one.first_difference)}, not apart`
+}
+
+export const named = (name, index, more = "") => h("span", { class: "key", title: name }, swatch(index), h("span", { class: "name" }, name), more)
+
+export const runColor = (index) => `hsl(${(index * 137.5 + 212) % 360} 75% ${css("--light-line")})`
+
+function swatch(index) {
+  const element = h("i", { class: "swatch" })
+  element.style.background = `hsl(${(index * 137.5 + 212) % 360} 75% var(--light-line))`
+  return element
+}

@@ -1,0 +1,78 @@
+"""The data of runs beside each other: what differs, their curves, where they part."""
+
+import pytest
+
+import distsummary as ds
+from distsummary.errors import InvalidValueError
+from distsummary.format.records import Value
+from distsummary.view.packing import packed
+from distsummary.view.page import page
+from tests.unit.runs.recording import record
+
+NAN = float("nan")
+
+
+def beside(first, *others, **settings):
+    found = page(ds.open_run(first), others=[ds.open_run(other) for other in others], **settings)["compare"]
+    packed({"found": found})
+    return found
+
+
+def curve(spoilt_from=10**9, more=()):
+    """A loss, 5 higher from a step on."""
+    return lambda step, rank: [
+        Value("scalar", "loss", 100 / step + rank / 4 + 5 * (step >= spoilt_from)),
+        Value("scalar", "same", NAN if step == 3 else 1.0),
+        *(Value("scalar", tag, 1.0) for tag in more),
+    ]
+
+
+def test_curves_are_beside_each_other_and_where_they_part_is_told(tmp_path):
+    runs = [tmp_path / name for name in ("x/run", "y/run", "z")]
+    record(runs[0], steps=range(1, 5001), values=curve(more=["only"]))
+    record(runs[1], steps=range(1, 4001), values=curve(700))
+    for rank in range(2):
+        record(runs[2], rank=rank, ranks=2, steps=range(1, 5001), values=curve())
+    found = beside(*runs)
+    assert [run["name"] for run in found["runs"]][:2] == ["x/run", "y/run"]
+    assert [(run["ranks"], run["source"], run["steps"]) for run in found["runs"]] == [
+        (1, 0, [1, 5000]), (1, 0, [1, 4000]), (2, 0, [1, 5000])
+    ]  # fmt: skip
+    loss, only, same = found["tags"]
+    assert [loss["tag"], only["tag"], same["tag"]] == ["loss", "only", "same"]
+    apart, equal = loss["partings"]
+    assert (apart["common"], apart["first_difference"], apart["parts_at"]) == (4000, 700, 700)
+    assert apart["last"] == pytest.approx([100 / 4000, 5 + 100 / 4000])
+    assert (equal["first_difference"], equal["parts_at"]) == (None, None)
+    assert [one["first_difference"] for one in same["partings"]] == [None, None]
+    assert [line["steps"][-1] for line in loss["lines"]] == [5000, 4000, 5000]
+    assert loss["lines"][0]["steps"].size < 5000
+    assert [line is None for line in only["lines"]] == [False, True, True]
+    assert only["partings"] == [None, None]
+    assert found["not_in_all"] == [["only", [True, False, False]]]
+
+
+def test_facts_that_differ_are_told_with_the_value_of_each_run(tmp_path):
+    for name, config in (("a", {"lr": 0.1, "opt": {"wd": NAN}}), ("b", {"lr": 0.2, "opt": {"wd": NAN}})):
+        with ds.init(tmp_path / name, config=config, rank=0, world_size=1, quiet=True) as run:
+            for _ in run.steps(range(3)):
+                run.log(loss=1.0)
+    record(tmp_path / "c")
+    found = beside(*(tmp_path / name for name in "abc"))
+    differing = dict(found["differing"])
+    assert differing["config.lr"] == [0.1, 0.2, None]
+    assert differing["state"] == ["finished", "finished", "no run.json"]
+    assert differing["config.opt.wd"] == ["NaN", "NaN", None]
+    two = beside(tmp_path / "a", tmp_path / "b", tags=["loss"])
+    assert "config.opt.wd" not in dict(two["differing"])
+    assert two["equal"] > 0
+    assert [one["tag"] for one in two["tags"]] == ["loss"]
+
+
+def test_what_cannot_be_compared_is_refused_and_without_others_there_is_nothing(tmp_path):
+    record(tmp_path / "a")
+    assert page(ds.open_run(tmp_path / "a"))["compare"] is None
+    with pytest.raises(InvalidValueError, match=r"must be different ones, got .*a twice"):
+        beside(tmp_path / "a", tmp_path / "a")
+    with pytest.raises(InvalidValueError, match="beside up to 8 others, got 9"):
+        beside(*[tmp_path / "a"] * 10)
