@@ -12,7 +12,7 @@ from distsummary.runs.compare import APART, curves_of, where_they_part
 from distsummary.runs.facts import facts
 from distsummary.runs.recorded_run import RecordedRun
 from distsummary.tools.dump import number
-from distsummary.view.reduce import line_of
+from distsummary.view.reduce import Array, line_of
 
 MOST = 8  # other runs
 _POINTS = 60_000  # of all curves together
@@ -78,7 +78,7 @@ def comparison(
     }  # fmt: skip
 
 
-def _tag(tag: str, curves: Sequence[Mapping[str, Any]], columns: int) -> dict[str, Any]:
+def _tag(tag: str, curves: Sequence[Mapping[str, tuple[Array, Array]]], columns: int) -> dict[str, Any]:
     """The curves of a tag, and how those of the other runs part from the first."""
     partings: list[dict[str, Any] | None] = []
     for of_run in curves[1:]:
@@ -107,4 +107,4 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    return number(value) if isinstance(value, (float, np.floating)) else value
+    return number(float(value)) if isinstance(value, (float, np.floating)) else value

@@ -62,7 +62,7 @@ def test_facts_that_differ_are_told_with_the_value_of_each_run(tmp_path):
     differing = dict(found["differing"])
     assert differing["config.lr"] == [0.1, 0.2, None]
     assert differing["state"] == ["finished", "finished", "no run.json"]
-    assert differing["config.opt.wd"] == ["NaN", "NaN", None]
+    assert differing["config.opt.wd"] == ["nan", "nan", None]
     two = beside(tmp_path / "a", tmp_path / "b", tags=["loss"])
     assert "config.opt.wd" not in dict(two["differing"])
     assert two["equal"] > 0
