@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         is_missing = isinstance(error, FileNotFoundError | NotADirectoryError)
         return 2 if is_missing or options.verb in ("fsck", "status", "watch") else 1
     except KeyboardInterrupt as stop:
-        if options.verb == "watch":  # has written nothing
+        if options.verb in ("serve", "watch"):  # have written nothing
             return 130
         kept = "what was written so far is readable"
         # An interrupted landscape (LandscapeCancelled) keeps its finished points in the journal.
@@ -528,6 +528,43 @@ def report(options: argparse.Namespace) -> None:
     )
     size = path.stat().st_size
     print(json.dumps({"file": str(path), "bytes": size}) if options.json else f"{path}: {size / 1e6:.1f} MB")
+
+
+def _port(text: str) -> int:
+    """The value of `--port`; argparse reports the error."""
+    if not (text.isascii() and text.isdigit() and int(text) <= 65535):
+        raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 65535, got {text!r}")
+    return int(text)
+
+
+@verb(
+    argument("directory", metavar="DIR", help="the directory that the run dirs are in, or one run dir"),
+    argument("--port", type=_port, help="the port; 0: any free one (6116 or, if it is in use, any free one)"),
+    argument("--host", help="the address to listen on (127.0.0.1: this machine alone)"),
+    example="serve runs/ --port 6116",
+)
+def serve(options: argparse.Namespace) -> None:
+    """Show runs live in a browser, on this machine alone and read-only, until Ctrl-C."""
+    from distsummary.view.serve import HOST, serve
+
+    def end(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    with serve(options.directory, host=options.host or HOST, port=options.port) as server:
+        if not server.is_local:
+            print(
+                f"distsummary serve: --host {options.host}: who knows the URL can read these runs from other "
+                "machines, and nothing is encrypted; safer: leave --host out and tunnel, "
+                f"ssh -L {server.server_port}:127.0.0.1:{server.server_port} MACHINE",
+                file=sys.stderr,
+            )
+        text = json.dumps({"url": server.url, "directory": str(server.served.path)})
+        print(text if options.json else server.url, flush=True)
+        before = signal.signal(signal.SIGTERM, end)
+        try:
+            server.serve_forever()
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
 
 @verb(

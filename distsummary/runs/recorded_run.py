@@ -1,8 +1,10 @@
 """RecordedRun: a run on disk, read as tables; `open_run` opens one."""
 
+import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -24,7 +26,7 @@ from distsummary.format.records import NORMS
 from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.pb.mindspore_anf_ir_pb2 import GraphProto
 from distsummary.reading.deduplicate import ends_of_attempts
-from distsummary.reading.index import DamagedIndexError
+from distsummary.reading.index import DamagedIndexError, is_index
 from distsummary.reading.reader import read_file, read_lineage
 from distsummary.reading.recorded import Place, Recorded
 from distsummary.reading.segments import all_event_files, landscape_files, source_of
@@ -241,6 +243,28 @@ class RecordedRun:
             else:
                 columns[name] = np.array([-1 if value is None else value for value in values], dtype)
         return Table(columns, title="verdicts")
+
+    def stamp(self) -> str:
+        """A text that is another one when the run has recorded more or a rank is in another state.
+
+        Takes a look at the files' sizes and times and at run.json; no event is read. Raises MissingFileError
+        if the run was removed.
+        """
+        directories = {self.path, self._run_dir.landscape_dir, *self._directories().values()}
+        found: list[tuple[object, ...]] = []
+        for directory in sorted(directories):
+            with suppress(FileNotFoundError), os.scandir(directory) as entries:
+                for entry in entries:
+                    if entry.is_file() and not is_index(Path(entry)):
+                        stat = entry.stat()
+                        found.append((entry.path, stat.st_ino, stat.st_size, stat.st_mtime_ns))
+        if not found:
+            raise MissingFileError(f"the run {self.path} was removed while it was read")
+        state = self._state()
+        states = [
+            (one.attempt, one.rank, one.state) for a in (state.attempts if state else ()) for one in a.ranks
+        ]
+        return hashlib.blake2b(repr((sorted(found), states)).encode(), digest_size=16).hexdigest()
 
     # --- what was recorded
 

@@ -18,8 +18,24 @@ _TYPES = {"f4": "f4", "f8": "f8", "i4": "i4", "u1": "u1", "u2": "u2", "u4": "u4"
 _LEVEL = 6
 
 
-def packed(page: dict[str, Any]) -> tuple[str, str]:
-    """The JSON text, ASCII without `<`, `>` and `&`, so that it can stand in HTML, and the block in base64.
+def embedded(page: dict[str, Any]) -> tuple[str, str]:
+    """As `packed`: the JSON text without `<`, `>` and `&`, so that it can stand in HTML, and the block,
+    compressed, in base64.
+    """
+    text, block = packed(page)
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text, base64.b64encode(zlib.compress(block, _LEVEL)).decode("ascii")
+
+
+def sent(page: dict[str, Any]) -> bytes:
+    """As `packed`, for a response: four bytes with the length of the JSON text, this text, and the block."""
+    text, block = packed(page)
+    return len(text).to_bytes(4, "little") + text.encode("ascii") + block
+
+
+def packed(page: dict[str, Any]) -> tuple[str, bytes]:
+    """The JSON text, in ASCII, and the block.
 
     Args:
         page: dicts, lists, texts, numbers, and arrays of float32, float64, int32 or unsigned whole numbers.
@@ -42,9 +58,7 @@ def packed(page: dict[str, Any]) -> tuple[str, str]:
         return {"$": [kind, place, int(data.size)]}
 
     text = json.dumps(page, default=put, allow_nan=False, separators=(",", ":"))
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text, base64.b64encode(zlib.compress(bytes(block), _LEVEL)).decode("ascii")
+    return text, bytes(block)
 
 
 def rounded(values: Array) -> Array:

@@ -103,6 +103,16 @@ def page(
     }
 
 
+def rank_curve(run: RecordedRun, tag: str, rank: int) -> Page:
+    """The curve of one rank as `page` has those of chosen ranks, in up to `WIDTH` columns.
+
+    Raises InvalidValueError for a rank or a tag that is not there; MissingFileError if the run was removed.
+    """
+    table = run.scalars(tag, rank=rank)
+    order = np.argsort(table["step"], kind="stable")
+    return {"rank": rank} | line_of(table["step"][order], table["value"][order], WIDTH)
+
+
 def _shown(run: RecordedRun, tags: Sequence[str] | None) -> tuple[list[str], int]:
     """The scalars to show, by interest, and how many are left out."""
     known = [tag for tag in run.tags.get("scalar", {}) if tag != RANKS_TAG]

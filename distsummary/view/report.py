@@ -10,7 +10,7 @@ from pathlib import Path
 from distsummary.errors import MissingExtraError
 from distsummary.publish import check_writable, refuse_unlike_files, replacing
 from distsummary.runs.recorded_run import open_run
-from distsummary.view.packing import packed
+from distsummary.view.packing import embedded
 from distsummary.view.page import page
 
 BUNDLE = Path(__file__).parent / "bundle"
@@ -58,12 +58,12 @@ def report(
     Raises MissingExtraError if the front end is not built, RunDirError if the file cannot be written, and the
     errors of `open_run` and `page`.
     """
-    script, style = (_built(BUNDLE / name) for name in ("page.js", "page.css"))
+    script, style = (built(name) for name in ("page.js", "page.css"))
     opened = open_run(run)
     path = Path(out if out is not None else f"{opened.path.resolve().name}.html")
     refuse_unlike_files(path)
     check_writable(path.parent)
-    data, block = packed(page(opened, ranks=ranks, tags=tags, others=[open_run(other) for other in others]))
+    data, block = embedded(page(opened, ranks=ranks, tags=tags, others=[open_run(other) for other in others]))
     text = _HTML.format(
         title=html.escape(opened.path.resolve().name),
         script_hash=_hash(script),
@@ -78,7 +78,9 @@ def report(
     return path
 
 
-def _built(path: Path) -> str:
+def built(name: str) -> str:
+    """A file of the front end; raises MissingExtraError if it was not built."""
+    path = BUNDLE / name
     try:
         return path.read_text(encoding="utf-8").strip()
     except FileNotFoundError as error:

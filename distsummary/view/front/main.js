@@ -1,15 +1,16 @@
-// The page of a run: overview, curves, heat maps, timeline; it reads what is in its own file and nothing else.
+// The page of a run: overview, curves, heat maps and so on; and, when it is served, the list of the runs.
 
 import "uplot/dist/uPlot.min.css"
 import "./page.css"
 import { compare } from "./compare.js"
 import { curves } from "./curves.js"
-import { readData } from "./data.js"
+import { ask, isServed, readData, runName } from "./data.js"
 import { h, moment } from "./dom.js"
 import { heatMaps } from "./heat.js"
 import { landscapes } from "./landscape.js"
 import { norms } from "./norms.js"
 import { badge, overview } from "./overview.js"
+import { runsTable } from "./runs.js"
 import { timeline } from "./timeline.js"
 
 const VIEWS = [["overview", "Overview", overview], ["compare", "Compare", compare], ["curves", "Curves", curves], ["heat", "Ranks by steps", heatMaps], ["timeline", "Timeline", timeline],
@@ -42,16 +43,36 @@ document.addEventListener("keydown", (event) => {
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => document.dispatchEvent(new Event("theme")))
 
 async function start() {
-  const app = document.getElementById("app")
-  const data = await readData()
+  if (!isServed) return showRun(await readData())
+  const name = runName()
+  const { data: list } = await ask("runs")
+  const isAlone = list.runs.length === 1 && list.runs[0].name === "."
+  if (name == null && !isAlone) return showRuns(list)
+  return showRun((await ask("data", { run: name ?? "." })).data, !isAlone)
+}
+
+const theme = () => h("button", { onclick: changeTheme, title: "key d" }, "dark / light")
+
+function showRun(data, hasList = false) {
   const { overview: run } = data
   shown = VIEWS.map(([name, title, view]) => ({ name, title, content: view(data) })).filter((one) => one.content?.length)
-  app.replaceChildren(
-    h("header", {}, h("h1", {}, run.name, " ", badge(run.state)),
+  document.title = run.name
+  document.getElementById("app").replaceChildren(
+    h("header", {}, hasList ? h("a", { href: "./" }, "all runs") : null, h("h1", {}, run.name, " ", badge(run.state)),
       h("nav", { "aria-label": "views" }, shown.map(({ name, title }, index) => h("a", { href: `#${name}`, title: `key ${index + 1}` }, title))),
-      h("button", { onclick: changeTheme, title: "key d" }, "dark / light")),
+      theme()),
     h("main", {}, shown.map(({ name, title, content }) => h("section", { id: name, tabindex: -1, "aria-label": title }, h("h2", {}, title), content))),
     h("footer", {}, `${run.path}, as it was at ${moment(run.made)}. Keys: 1 to ${shown.length} views, / filter, d dark or light. Made by distsummary.`),
+  )
+  document.documentElement.dataset.ready = "true"
+}
+
+function showRuns(list) {
+  document.title = `${list.directory}: runs`
+  document.getElementById("app").replaceChildren(
+    h("header", {}, h("h1", {}, list.directory), h("nav"), theme()),
+    h("main", {}, h("section", { id: "runs", "aria-label": "runs" }, runsTable(list, {}))),
+    h("footer", {}, "Keys: arrows or j and k choose a run, Enter opens it, / filter, d dark or light. Made by distsummary."),
   )
   document.documentElement.dataset.ready = "true"
 }

@@ -10,7 +10,7 @@ import pytest
 import distsummary as ds
 from distsummary.errors import InvalidValueError
 from distsummary.format.records import Value
-from distsummary.view.packing import packed
+from distsummary.view.packing import embedded, packed
 from distsummary.view.page import page
 from tests.unit.runs.recording import record
 
@@ -118,7 +118,7 @@ def test_arrays_come_back_from_the_block_and_the_text_cannot_leave_its_element()
         "again": np.array([2**31 - 1, -5], np.int32),
         "none": np.zeros(0, np.uint8),
     }
-    text, block = packed(given)
+    text, block = embedded(given)
     assert text.isascii()
     assert not set("<>&") & set(text)
     raw = zlib.decompress(base64.b64decode(block))
@@ -140,6 +140,6 @@ def test_arrays_come_back_from_the_block_and_the_text_cannot_leave_its_element()
 
 def test_what_a_page_cannot_hold_is_refused():
     with pytest.raises(TypeError, match="set cannot be"):
-        packed({"a": {1, 2}})
+        embedded({"a": {1, 2}})
     with pytest.raises(ValueError, match="not JSON compliant"):
-        packed({"a": float("nan")})
+        embedded({"a": float("nan")})

@@ -1,0 +1,252 @@
+"""The pages of runs over HTTP, for one person on one machine: `distsummary serve`.
+
+Who knows the token in the URL may read; nobody may write. The server listens on this machine alone unless it
+is told otherwise, and answers only requests that name this machine as their host, so that a page of another
+site, whose name was made to point here, cannot ask.
+"""
+
+import errno
+import hmac
+import ipaddress
+import logging
+import os
+import secrets
+import socket
+import sys
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from distsummary.checks import check_int
+from distsummary.errors import DistSummaryError, InvalidValueError, MissingFileError, RunDirError
+from distsummary.view.report import built
+from distsummary.view.served import Answer, Served, UnknownRunError
+
+logger = logging.getLogger(__name__)
+
+HOST = "127.0.0.1"
+PORT = 6116
+_IDLE_S = 60.0  # after which a connection without requests is closed
+_STATIC = {"page.js": "text/javascript; charset=utf-8", "page.css": "text/css; charset=utf-8"}
+_HTML = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,">
+<title>distsummary</title>
+<link rel="stylesheet" href="page.css">
+</head>
+<body>
+<div id="app"><p>Reading ...</p><noscript>This page needs JavaScript.</noscript></div>
+<script src="page.js"></script>
+</body>
+</html>
+"""
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+
+
+class Server(ThreadingHTTPServer):
+    """Listens from its making on; `serve_forever` answers. `url` has the token.
+
+    Args:
+        served: what it answers with.
+        host: the name or address to listen on.
+        port: 0: any free one; None: `PORT`, or any free one if another program has that.
+
+    Raises RunDirError if the port is in use or may not be used, InvalidValueError for a wrong port or a host
+    that is not of this machine, MissingExtraError if the front end is not built.
+    """
+
+    def __init__(self, served: Served, *, host: str = HOST, port: int | None = None) -> None:
+        check_int("port", port, low=0, high=65535, optional=True)
+        self.served = served
+        self.files = {name: built(name).encode() for name in _STATIC}
+        self.token = secrets.token_hex(16)
+        self._host = host
+        try:
+            found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        except (OSError, UnicodeError) as error:
+            raise InvalidValueError(
+                f"host must be a name or address of this machine, got {host!r} ({error}); "
+                f"{HOST} is the default"
+            ) from error
+        self.address_family, address = found[0][0], found[0][4][0]
+        self.is_local = ipaddress.ip_address(str(address).partition("%")[0]).is_loopback
+        for number in (PORT, 0) if port is None else (port,):
+            try:
+                super().__init__((str(address), number), _Handler)
+                break
+            except OSError as error:
+                if port is None and number and error.errno in (errno.EADDRINUSE, errno.EACCES):
+                    continue
+                raise _refused(error, host, number) from error
+
+    def server_bind(self) -> None:
+        """As of the base class, which would also ask name servers for the full name of the host."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    @property
+    def url(self) -> str:
+        """What to open in a browser."""
+        name = self._host
+        if not self.is_local and name in ("0.0.0.0", "::", ""):
+            name = socket.gethostname()
+        return f"http://{f'[{name}]' if ':' in name else name}:{self.server_port}/{self.token}/"
+
+    def is_own(self, host: str) -> bool:
+        """Whether a request's `Host` names this machine.
+
+        The port is not compared: a tunnel has another one at its other end.
+        """
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+        except ValueError:
+            return False
+        if name in ("localhost", self._host.lower()):
+            return True
+        try:
+            address = ipaddress.ip_address(name)
+        except ValueError:  # a name
+            return not self.is_local and name in (socket.gethostname().lower(), socket.getfqdn().lower())
+        # No name server can make a page of another site out of an address.
+        return address.is_loopback or not self.is_local
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A tab that was closed while it was answered is no error."""
+        error = sys.exception()
+        if not isinstance(error, (ConnectionError, TimeoutError)):
+            logger.error("a request of %s could not be answered", client_address, exc_info=error)
+
+
+def serve(directory: str | os.PathLike[str], *, host: str = HOST, port: int | None = None) -> Server:
+    """A server of the runs below a directory, which listens and has yet to `serve_forever`.
+
+    Raises the errors of `Served` and `Server`.
+    """
+    return Server(Served(directory), host=host, port=port)
+
+
+def _refused(error: OSError, host: str, port: int) -> DistSummaryError:
+    """Why nobody can listen there."""
+    if error.errno == errno.EADDRINUSE:
+        why = "is in use by another program; name another port, or 0 for any that is free"
+    elif error.errno == errno.EACCES:
+        why = "needs the rights of an administrator; name a port from 1024 on"
+    elif error.errno == errno.EADDRNOTAVAIL:
+        return InvalidValueError(
+            f"host must be a name or address of this machine, got {host!r}; {HOST} is the default"
+        )
+    else:
+        why = f"cannot be used: {error.strerror}"
+    return RunDirError(f"port {port} of {host} {why}")
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers one connection; the paths after the token:
+
+    "" (the page: the list or, with ?run=NAME, a run), page.js, page.css, runs (the list as JSON),
+    data?run=NAME and curve?run=NAME&tag=TAG&rank=N.
+    """
+
+    server: Server
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = "distsummary", ""
+    timeout = _IDLE_S
+
+    def do_GET(self) -> None:
+        """Answer, or say in a line why not."""
+        try:
+            self._answer()
+        except UnknownRunError as error:
+            self._say(
+                HTTPStatus.NOT_FOUND, f"there is no run {error.args[0]!r} here; the list has those there are"
+            )
+        except MissingFileError as error:
+            self._say(HTTPStatus.GONE, str(error))
+        except InvalidValueError as error:
+            self._say(HTTPStatus.NOT_FOUND, str(error))
+        except (DistSummaryError, OSError) as error:
+            if isinstance(error, (ConnectionError, TimeoutError)):
+                raise  # of the connection
+            self._say(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
+        except Exception as error:
+            logger.exception("%s could not be answered", self.path.partition("/")[2].partition("/")[2])
+            self._say(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}")
+
+    do_HEAD = do_GET
+
+    def _answer(self) -> None:
+        if not self.server.is_own(self.headers.get("Host", "")):
+            self._say(
+                HTTPStatus.FORBIDDEN,
+                "the host in the URL is no name of this machine; open the URL that distsummary serve "
+                "printed, or start it with --host and this name",
+            )
+            return
+        url = urlsplit(self.path)
+        token, slash, name = url.path.removeprefix("/").partition("/")
+        if not slash or not hmac.compare_digest(token.encode(), self.server.token.encode()):
+            self._say(
+                HTTPStatus.FORBIDDEN,
+                "the token in the URL is missing or not that of this server; open the URL that distsummary "
+                "serve printed",
+            )
+            return
+        asked = {key: values[-1] for key, values in parse_qs(url.query, keep_blank_values=True).items()}
+        if name == "":
+            self._send(HTTPStatus.OK, "text/html; charset=utf-8", _HTML.encode())
+        elif name in _STATIC:
+            self._send(HTTPStatus.OK, _STATIC[name], self.server.files[name])
+        elif name == "runs":
+            self._send_known("application/json", self.server.served.runs())
+        elif name == "data":
+            self._send_known("application/octet-stream", self.server.served.page(asked.get("run", "")))
+        elif name == "curve":
+            rank = asked.get("rank", "")
+            if not (rank.isascii() and rank.isdigit()):
+                raise InvalidValueError(f"rank must be a whole number, got {rank!r}")
+            found = self.server.served.curve(asked.get("run", ""), asked.get("tag", ""), int(rank))
+            self._send_known("application/octet-stream", found)
+        else:
+            self._say(
+                HTTPStatus.NOT_FOUND, "there is no such page; open the URL that distsummary serve printed"
+            )
+
+    def _send_known(self, kind: str, answer: Answer) -> None:
+        """Send, unless the browser has it."""
+        tag = f'"{answer.version}"'
+        if self.headers.get("If-None-Match") == tag:
+            self._send(HTTPStatus.NOT_MODIFIED, None, b"", {"ETag": tag})
+        else:
+            self._send(HTTPStatus.OK, kind, answer.data, {"ETag": tag, "Content-Encoding": "gzip"})
+
+    def _say(self, status: HTTPStatus, text: str) -> None:
+        self._send(status, "text/plain; charset=utf-8", text.encode(errors="replace"))
+
+    def _send(
+        self, status: HTTPStatus, kind: str | None, body: bytes, headers: dict[str, str] | None = None
+    ) -> None:
+        self.send_response(status)
+        for name, value in (_HEADERS | (headers or {})).items():
+            self.send_header(name, value)
+        if kind is not None:
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are told only to who asks for it, without the token."""
+        logger.debug("%s", (format % args).replace(self.server.token, "..."))

@@ -1,0 +1,146 @@
+"""The server over real connections: who may ask for what, and what it says when it cannot listen."""
+
+import gzip
+import json
+import socket
+import threading
+from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPResponse
+from urllib.parse import urlsplit
+
+import pytest
+
+from distsummary.errors import InvalidValueError, MissingExtraError, RunDirError
+from distsummary.view import report, served
+from distsummary.view.serve import PORT, Server, serve
+from tests.unit.runs.recording import record
+
+
+@pytest.fixture(autouse=True)
+def bundle(tmp_path_factory, monkeypatch):
+    directory = tmp_path_factory.mktemp("bundle")
+    (directory / "page.js").write_text("'use strict'\n")
+    (directory / "page.css").write_text("body{}\n")
+    monkeypatch.setattr(report, "BUNDLE", directory)
+    monkeypatch.setattr(served, "PAUSE", 0)
+    monkeypatch.setattr(served, "EVERY_S", 0.0)
+    return directory
+
+
+@contextmanager
+def serving(directory):
+    with serve(directory, port=0) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join(30)
+
+
+def ask(server: Server, path: str, **headers: str) -> tuple[HTTPResponse, bytes]:
+    """GET a path after the token, unless it begins with "/"."""
+    connection = HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    try:
+        connection.request(
+            "GET", path if path.startswith("/") else f"/{server.token}/{path}", headers=headers
+        )
+        answer = connection.getresponse()
+        return answer, answer.read()
+    finally:
+        connection.close()
+
+
+def test_nothing_is_answered_without_the_token_or_under_another_host_name(tmp_path):
+    record(tmp_path / "run")
+    with serving(tmp_path) as server:
+        for path in (
+            "/",
+            "/runs",
+            "/page.js",
+            f"/{server.token}",
+            f"/{server.token[:-1]}/runs",
+            "/x/data?run=run",
+        ):
+            answer, body = ask(server, path)
+            assert (answer.status, b"the token in the URL is missing" in body) == (403, True), path
+        for host in ("evil.example", "127.0.0.1.evil.example", "", "[", "10.0.0.1"):
+            answer, body = ask(server, "runs", Host=host)
+            assert (answer.status, b"no name of this machine" in body) == (403, True), host
+        for host in ("localhost", "LOCALHOST:9000", "127.0.0.1:9", "[::1]:80"):  # a tunnel has another port
+            assert ask(server, "runs", Host=host)[0].status == 200, host
+
+
+def test_pages_and_data_are_answered_and_nothing_else(tmp_path, bundle):
+    record(tmp_path / "run")
+    with serving(tmp_path) as server:
+        answer, body = ask(server, "?run=run")
+        assert (answer.status, b'<script src="page.js">' in body) == (200, True)
+        assert "script-src 'self'" in answer.headers["Content-Security-Policy"]
+        assert ask(server, "page.js")[1] == b"'use strict'"
+        for name in ("data", "curve"):
+            answer, _ = ask(server, f"{name}?run=run&tag=loss&rank=0")
+            assert (answer.status, answer.headers["Content-Encoding"]) == (200, "gzip")
+            again, body = ask(
+                server, f"{name}?run=run&tag=loss&rank=0", **{"If-None-Match": answer.headers["ETag"]}
+            )
+            assert (again.status, body) == (304, b"")
+        for path, said in {
+            "data?run=../run": "there is no run '../run' here",
+            "data": "there is no run '' here",
+            "curve?run=run&tag=x&rank=0": "tag must be one that was recorded, got 'x'; the nearest are",
+            "curve?run=run&tag=loss&rank=-1": "rank must be a whole number, got '-1'",
+            "curve?run=run&tag=loss&rank=4": "rank must be 'merged', None or one of 0, got 4",
+            "run/run.json": "there is no such page",
+            "../../etc/passwd": "there is no such page",
+        }.items():
+            answer, body = ask(server, path)
+            assert (answer.status, said in body.decode()) == (404, True), (path, body)
+        with socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as raw:
+            raw.sendall(f"POST /{server.token}/runs HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            assert raw.recv(100).startswith(b"HTTP/1.1 501")
+
+
+def test_a_damaged_run_json_hides_nothing_but_the_states(tmp_path):
+    record(tmp_path / "run")
+    (tmp_path / "run/run.json").write_text("{")
+    with serving(tmp_path) as server:
+        [row] = json.loads(gzip.decompress(ask(server, "runs")[1]))["runs"]
+        assert row["state"] == "unreadable"
+        assert ask(server, "data?run=run")[0].status == 200
+
+
+def test_a_port_in_use_is_told_and_another_is_taken_if_none_was_named(tmp_path):
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            taken.bind(("127.0.0.1", PORT))
+            taken.listen()
+        except OSError:
+            pass  # another program has it: as good
+        with pytest.raises(RunDirError, match=f"port {PORT} of 127.0.0.1 is in use by another program; name"):
+            serve(tmp_path, port=PORT)
+        with serve(tmp_path) as server:
+            assert urlsplit(server.url).port == server.server_port != PORT
+
+
+@pytest.mark.parametrize("host", ["no such host", "192.0.2.1", "", "\udc80"])
+def test_a_host_of_another_machine_is_refused(tmp_path, host):
+    with pytest.raises(InvalidValueError, match="host must be a name or address of this machine"):
+        serve(tmp_path, host=host)
+
+
+def test_another_host_is_answered_under_its_own_names_only(tmp_path):
+    with serve(tmp_path, host="0.0.0.0", port=0) as server:
+        assert not server.is_local
+        assert urlsplit(server.url).hostname == socket.gethostname().lower()
+        assert server.is_own(socket.gethostname())
+        assert server.is_own("192.0.2.1:80")
+        assert not server.is_own("evil.example")
+
+
+def test_without_a_front_end_it_does_not_start(tmp_path, bundle):
+    (bundle / "page.js").unlink()
+    with pytest.raises(MissingExtraError, match="run: make front"):
+        serve(tmp_path)

@@ -1,0 +1,127 @@
+"""What `distsummary serve` answers: the list, a page that is made again when there is more, single curves."""
+
+import gzip
+import json
+import shutil
+import threading
+
+import numpy as np
+import pytest
+
+from distsummary.errors import InvalidValueError, MissingFileError
+from distsummary.view import served as module
+from distsummary.view.served import Answer, Served, UnknownRunError
+from tests.unit.runs.recording import record
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch):
+    """However long reading took, it is done again when it is asked for."""
+    monkeypatch.setattr(module, "PAUSE", 0)
+
+
+def contents(answer: Answer) -> dict:
+    """The JSON text of an answer; its arrays stay places in the block."""
+    data = gzip.decompress(answer.data)
+    return json.loads(data[4 : 4 + int.from_bytes(data[:4], "little")])
+
+
+def array(answer: Answer, name: str) -> list[float]:
+    data = gzip.decompress(answer.data)
+    block = data[4 + int.from_bytes(data[:4], "little") :]
+    kind, place, count = contents(answer)[name]["$"]
+    size = np.dtype(kind).itemsize
+    raw = np.frombuffer(block[place : place + size * count], np.uint8)
+    return raw.reshape(size, count).T.copy().view(f"<{kind}").ravel().tolist()
+
+
+def names(served: Served) -> list[str]:
+    return [row["name"] for row in json.loads(gzip.decompress(served.runs().data))["runs"]]
+
+
+def test_a_page_is_made_again_when_there_is_more_and_only_then(tmp_path, monkeypatch):
+    record(tmp_path / "a/run")
+    made = []
+    page = module.page
+    monkeypatch.setattr(module, "page", lambda run: made.append(run) or page(run))
+    served = Served(tmp_path, every_s=0.0)
+    assert names(served) == ["a/run"]
+    first = served.page("a/run")
+    assert contents(first)["overview"]["steps"] == [1, 5]
+    assert served.page("a/run") is first
+    record(tmp_path / "a/run", steps=range(6, 9), first_seq=6)
+    later = served.page("a/run")
+    assert contents(later)["overview"]["steps"] == [1, 8]
+    assert later.version != first.version
+    assert len(made) == 2
+    assert made[0] is made[1]  # what was read is kept
+
+
+def test_tabs_that_ask_together_have_it_read_once(tmp_path, monkeypatch):
+    record(tmp_path / "run")
+    inside, go_on, made = threading.Event(), threading.Event(), []
+
+    def slow(run):
+        made.append(run)
+        inside.set()
+        assert go_on.wait(30)
+        return {"number": len(made)}
+
+    monkeypatch.setattr(module, "page", slow)
+    served = Served(tmp_path)
+    found = []
+    tabs = [threading.Thread(target=lambda: found.append(served.page("run"))) for _ in range(5)]
+    tabs[0].start()
+    assert inside.wait(30)
+    for tab in tabs[1:]:
+        tab.start()
+    go_on.set()
+    for tab in tabs:
+        tab.join(30)
+    assert [contents(one) for one in found] == [{"number": 1}] * 5
+
+
+def test_a_run_that_was_removed_is_told_and_another_of_its_name_is_read_anew(tmp_path):
+    record(tmp_path / "run")
+    served = Served(tmp_path, every_s=0.0)
+    served.page("run")
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(MissingFileError, match="run was removed while it was read"):
+        served.page("run")
+    with pytest.raises(MissingFileError, match="there is no"):
+        served.page("run")
+    assert names(served) == []
+    record(tmp_path / "run", steps=range(1, 3))
+    assert contents(served.page("run"))["overview"]["steps"] == [1, 2]
+
+
+def test_only_runs_of_the_list_are_read(tmp_path):
+    record(tmp_path / "shown/run")
+    record(tmp_path / "other")
+    served = Served(tmp_path / "shown")
+    for name in ("../other", str(tmp_path / "other"), "", "run/", "./run"):
+        with pytest.raises(UnknownRunError):
+            served.page(name)
+    assert names(served) == ["run"]
+
+
+def test_the_curve_of_any_rank_is_exact(tmp_path):
+    for rank in range(3):
+        record(tmp_path / "run", rank=rank, ranks=3)
+    served = Served(tmp_path / "run")
+    curve = served.curve(".", "loss", 2)
+    assert array(curve, "steps") == [1, 2, 3, 4, 5]
+    assert array(curve, "values") == [1.5, 2.5, 3.5, 4.5, 5.5]
+    with pytest.raises(InvalidValueError, match=r"rank must be .* got 3"):
+        served.curve(".", "loss", 3)
+    with pytest.raises(InvalidValueError, match="the nearest are loss"):
+        served.curve(".", "los", 2)
+
+
+def test_a_directory_may_fill_later_but_must_be_there(tmp_path):
+    served = Served(tmp_path, every_s=0.0)
+    assert "holds no runs" in json.loads(gzip.decompress(served.runs().data))["note"]
+    record(tmp_path / "run")
+    assert names(served) == ["run"]
+    with pytest.raises(MissingFileError, match="there is no"):
+        Served(tmp_path / "none")
