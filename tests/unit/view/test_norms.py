@@ -7,7 +7,7 @@ import distsummary as ds
 from distsummary.format.norms import ParameterNorms, ParameterTable
 from distsummary.format.records import Value
 from distsummary.view.norms import module_rows, norms
-from distsummary.view.packing import packed
+from distsummary.view.packing import embedded
 from tests.unit.runs.recording import record
 
 
@@ -92,7 +92,7 @@ def test_of_many_parameters_and_steps_each_extreme_is_exact_and_the_first_nan_is
     assert {*bad_columns} == {np.searchsorted(found["first_steps"], 300, "right") - 1}
     assert np.nanmax(found["maps"]["nonfinite"]["values"]) == 3
     assert bad_rows.size == np.isfinite(found["maps"]["nonfinite"]["values"]).sum()
-    assert sum(map(len, packed(found))) < 400_000
+    assert sum(map(len, embedded(found))) < 400_000
 
 
 def test_parameters_of_a_later_attempt_have_rows_and_names_may_be_anything(tmp_path):
