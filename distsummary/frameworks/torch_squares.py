@@ -6,6 +6,8 @@ sum is 7e-7 off; usually it is 1e-8.
 """
 
 from collections.abc import Sequence
+from functools import cache, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +18,9 @@ from distsummary.frameworks.staging import blank
 
 BLOCK = 1 << 10
 CHUNK = 1 << 18  # elements converted at a time, in memory that the processor's cache holds
+_LARGE = 1 << 15  # elements from which on a tensor is not copied
+_GROUP = 1 << 7  # blocks that are copied together, so that they stay in the cache of the core
+_PLAIN = (Tensor, torch.nn.Parameter)
 _DOUBLES = (torch.float64, torch.complex128)
 _SMALLEST_MEAN = 1e-31  # of float32 squares: below it, squares lose digits or vanish
 
@@ -53,75 +58,120 @@ def host_sums(tensors: Sequence[Tensor], precision: torch.dtype) -> tuple[Floats
         tensors: of floats or complex numbers, of any layout; see `flat`.
         precision: torch.float32 or torch.float64, in which the squares within a block are added.
     """
-    sums, counts = np.zeros(len(tensors)), np.zeros(len(tensors), np.int64)
-    sizes: list[int] = [one.numel() for one in tensors]
-    doubles = _add_block_sums(sums, tensors, sizes, precision)
+    lines = list(tensors)
+    doubles: dict[int, Tensor] = {}  # what is wider than `precision`, by place
+    converted: dict[int, float] = {}  # the sums of what is copied in chunks, by place
+    native = (torch.float32, precision)  # torch can add their squares in `precision`
+    for index, one in enumerate(tensors):  # most are plain and of these dtypes; each check costs time
+        if (
+            type(one) in _PLAIN
+            and one.dtype in native
+            and one.layout is torch.strided
+            and one.is_contiguous()
+        ):
+            continue
+        line = flat(one)
+        is_plain = type(line) in _PLAIN
+        if is_plain and line.dtype == torch.float64 != precision:
+            doubles[index], line = line, _zeros(0)
+        elif not is_plain or line.itemsize < 2 or (line.itemsize == 2 and line.numel() >= _LARGE):
+            norms = _converted_rows(line, working_dtype(line, precision)).double()
+            converted[index], line = float(norms.square().sum()), _zeros(0)
+        lines[index] = line
+    sums, least = _block_sums(lines, precision)
+    counts = np.zeros(len(lines), np.int64)
     if doubles:
-        found = np.zeros(len(doubles))
-        own = [tensors[index] for index in doubles]
-        _add_block_sums(found, own, [sizes[index] for index in doubles], torch.float64)
-        sums[doubles] = found
-    with np.errstate(invalid="ignore"):
-        unsure = ~(np.isfinite(sums) & (sums >= np.multiply(sizes, _SMALLEST_MEAN)))
-    for index in np.flatnonzero(unsure).tolist():
-        sums[index], counts[index] = _careful_sum(flat(tensors[index]))
+        places = list(doubles)
+        sums[places], least[places] = _block_sums(list(doubles.values()), torch.float64)
+    for index, found in converted.items():
+        sums[index], least[index] = found, tensors[index].numel() * _SMALLEST_MEAN
+    sure = (sums >= least) & (sums < np.inf)  # NaN is neither
+    if not sure.all():
+        for index in np.flatnonzero(~sure).tolist():
+            sums[index], counts[index] = _careful_sum(flat(tensors[index]))
     return sums, counts
 
 
-def _add_block_sums(
-    sums: Floats, tensors: Sequence[Tensor], sizes: Sequence[int], dtype: torch.dtype
-) -> list[int]:
-    """Add the sums of squares, those of each block in `dtype`; they may overflow.
+def _block_sums(lines: Sequence[Tensor], dtype: torch.dtype) -> tuple[Floats, Floats]:
+    """The sums of squares of contiguous tensors, those of each block added in `dtype`; they may overflow.
 
-    Tensors of a wider dtype are left out; returns their places.
+    Also returns the least sum of each from which on float32 has lost no digits.
+
+    A call of torch takes as long as the squares of some ten thousand elements. Small tensors, and what large
+    ones have after their last whole block, are therefore copied together, with zeros to fill up the blocks.
     """
-    rows: list[Tensor] = []  # the norms of whole blocks, of one tensor after the other
-    owners: list[int] = []  # whose rows begin at `starts`
-    starts: list[int] = []
-    pieces: list[Tensor] = []  # what does not fill a block
-    owners_of_pieces: list[int] = []
-    begun = 0
-    wider: list[int] = []
-    for index, one in enumerate(tensors):  # most are plain and of this dtype; each check costs time
-        size = sizes[index]
-        if one.dtype is not dtype or one.layout is not torch.strided or not one.is_contiguous():
-            if one.dtype in _DOUBLES and dtype != torch.float64:
-                wider.append(index)
-                continue
-            one = flat(one)
-            size = one.numel()
-        rest = size % BLOCK
-        if one.dtype is not dtype:
-            found = _converted_rows(one, dtype)
-        elif size < BLOCK:
-            if size:
-                pieces.append(one)
-                owners_of_pieces.append(index)
-            continue
-        elif not rest:
-            found = torch.linalg.vector_norm(one.view(-1, BLOCK), dim=1)
-        else:
-            line = one.view(-1)
-            found = torch.linalg.vector_norm(line[:-rest].view(-1, BLOCK), dim=1)
-            pieces.append(line[-rest:])
-            owners_of_pieces.append(index)
-        if size:
-            rows.append(found)
-            owners.append(index)
-            starts.append(begun)
-            begun += found.numel()
-    if rows:
-        sums[owners] += np.add.reduceat(_squared(torch.cat(rows)), starts)
-    if pieces:
-        norms = torch.stack(torch._foreach_norm(pieces))  # one call for all; torch's own clipping uses it too
-        sums[owners_of_pieces] += _squared(norms)  # of each tensor one piece at most
-    return wider
+    plan = _plan(tuple(map(Tensor.numel, lines)))
+    pieces = [lines[index] for index in plan.small]
+    pieces += [lines[index].view(-1)[-rest:] for index, rest in plan.rests]
+    rows = []
+    for begin, end, zeros in plan.groups:
+        group = zeros * 2
+        group[::2], group[1::2] = pieces[begin:end], zeros
+        together = torch._C._nn.flatten_dense_tensors(group)
+        rows.append(torch.linalg.vector_norm(together.view(-1, BLOCK), dim=1, dtype=dtype))
+    for index, blocks in plan.large:
+        whole = lines[index].as_strided((blocks, BLOCK), (BLOCK, 1))
+        rows.append(torch.linalg.vector_norm(whole, dim=1, dtype=dtype))
+    if not rows:
+        return np.zeros(len(lines)), np.zeros(len(lines))
+    norms = torch.cat(rows).numpy()
+    found = np.add.reduceat(np.multiply(norms, norms, dtype=np.float64), plan.starts)
+    sums = np.bincount(plan.owners, found, len(lines)).astype(np.float64, copy=False)
+    return sums, plan.least.copy()
 
 
-def _squared(norms: Tensor) -> Floats:
-    values = norms.double().numpy()
-    squares: Floats = values * values
-    return squares
+class _Plan(NamedTuple):
+    """How the squares of tensors of given sizes are added.
+
+    `small`: the places of the tensors that are copied whole. `rests`: of large ones, place and the number of
+    elements after the last whole block. `groups`: which of these are copied together, the first and the one
+    after the last of `small` and `rests`, with the zeros that follow each. `large`: place and whole blocks.
+    `owners`, `starts`: for each of `small`, `rests` and `large`, its place, and the first of its blocks.
+    `least`: for each tensor the least sum that is sure to have all digits.
+    """
+
+    small: list[int]
+    rests: list[tuple[int, int]]
+    groups: list[tuple[int, int, list[Tensor]]]
+    large: list[tuple[int, int]]
+    owners: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    least: Floats
+
+
+@lru_cache(maxsize=16)  # gradients, weights and updates at each turn; the sizes seldom change
+def _plan(sizes: tuple[int, ...]) -> _Plan:
+    small = [index for index, size in enumerate(sizes) if 0 < size < _LARGE]
+    wide = [index for index, size in enumerate(sizes) if size >= _LARGE]
+    rests = [(index, sizes[index] % BLOCK) for index in wide if sizes[index] % BLOCK]
+    large = [(index, sizes[index] // BLOCK) for index in wide]
+    copied = [sizes[index] for index in small] + [rest for _, rest in rests]
+    lengths = [-(-size // BLOCK) for size in copied]
+    groups: list[tuple[int, int, list[Tensor]]] = []
+    begin = 0
+    while begin < len(copied):
+        end = begin + 1
+        while end < len(copied) and sum(lengths[begin : end + 1]) <= _GROUP:
+            end += 1
+        groups.append((begin, end, [_zeros(-size % BLOCK) for size in copied[begin:end]]))
+        begin = end
+    owners = np.array([*small, *(index for index, _ in rests), *wide], np.int64)
+    ends = np.cumsum([*lengths, *(blocks for _, blocks in large)], dtype=np.int64)
+    return _Plan(
+        small,
+        rests,
+        groups,
+        large,
+        owners,
+        np.concatenate(([0], ends[:-1])),
+        np.multiply(sizes, _SMALLEST_MEAN),
+    )
+
+
+@cache
+def _zeros(size: int) -> Tensor:
+    """So many zeros, fewer than BLOCK; beside wider elements, they get their dtype."""
+    return torch.zeros(size, dtype=torch.float32, device="cpu")
 
 
 def _converted_rows(line: Tensor, dtype: torch.dtype) -> Tensor:
@@ -158,11 +208,12 @@ def _careful_sum(one: Tensor) -> tuple[float, int]:
     if not any(map(bool, torch.aminmax(one.float() if one.itemsize < 2 else one))):
         return 0.0, 0  # all zero, as the gradients of what the batch did not use; NaN is not False
     total, count = 0.0, 0
+    scratch = _scratch(min(one.numel(), CHUNK), torch.float64)
     for start in range(0, one.numel(), CHUNK):
-        values = one[start : start + CHUNK].double().numpy()
-        with np.errstate(over="ignore", invalid="ignore"):
-            total += float(np.dot(values, values))
-        count += len(values) - int(np.count_nonzero(np.isfinite(values)))
+        part = one[start : start + CHUNK]
+        values = scratch[: len(part)].copy_(part)
+        count += len(part) - int(np.count_nonzero(np.isfinite(values.numpy())))
+        total += float(_rows(scratch, len(part)).square().sum())  # np.dot would wake numpy's own threads
     return total, count
 
 

@@ -26,7 +26,7 @@ def exact(tensor: Tensor) -> float:
 
 def of_many_sizes(dtype: torch.dtype) -> list[Tensor]:
     generator = torch.Generator().manual_seed(7)
-    sizes = [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, CHUNK, CHUNK + 5]
+    sizes = [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, *[20 * BLOCK + 7] * 9, CHUNK, CHUNK + 5]
     return [torch.randn(size, generator=generator).to(dtype) for size in sizes]
 
 
@@ -40,6 +40,19 @@ def test_norms_are_exact(dtype: torch.dtype, precision: torch.dtype, tolerance: 
     expected = [exact(tensor) for tensor in tensors]
     assert np.sqrt(sums).tolist() == pytest.approx(np.sqrt(expected).tolist(), rel=tolerance)
     assert not counts.any()
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.float64])
+def test_small_tensors_that_are_copied_together_stay_apart(precision: torch.dtype) -> None:
+    dtypes = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+    tensors = [torch.full((size,), 10.0 * size, dtype=dtypes[size % 4]) for size in range(1, 200)]
+    tensors[50][1], tensors[51][0] = torch.nan, -torch.inf
+    sums, counts = host_sums(tensors, precision)
+    assert np.isnan(sums[50])
+    assert sums[51] == np.inf
+    assert np.flatnonzero(counts).tolist() == [50, 51]
+    whole = [at for at in range(len(tensors)) if at not in (50, 51)]
+    assert sums[whole].tolist() == pytest.approx([exact(tensors[at]) for at in whole], rel=1e-6)
 
 
 def test_small_elements_after_large_ones_are_not_lost() -> None:
