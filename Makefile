@@ -18,7 +18,7 @@ demo: .venv/.demo
 # In a process for each core, four at most: some tests start clusters. Bytecode is kept even if the shell forbids it: some 200 child processes import the package.
 JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n > 4 ? 4 : n)))
 test: .venv/.dev
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest tests -m "not interop" -n $(JOBS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest tests -m "not interop and not long" -n $(JOBS)
 
 check: .venv/.dev proto-check
 	$(BIN)/ruff check .
@@ -52,6 +52,7 @@ proto-check: .venv-proto/.done
 	  && diff -r -x __init__.py -x __pycache__ $$out/distsummary/pb distsummary/pb && rm -r $$out && echo "generated code is current"
 
 interop: .venv/.dev $(MINDINSIGHT)/.done $(MINDSPORE)/.done .venv-vtk/.done
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest tests -m "long and not interop" -n $(JOBS)
 	$(BIN)/python -m pytest tests/interop -m interop
 
 # The front end of the pages of runs, with node of this machine or of PyPI. What it is built from is in $(FRONT).

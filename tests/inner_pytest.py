@@ -9,15 +9,20 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def run_inner_pytest(tests: str, place: Path, plugins: Sequence[str]) -> dict[str, str]:
-    """Run the source `tests` with the conftests `plugins`: test name -> pytest's complaint, "" for a pass."""
+def run_inner_pytest(
+    tests: str, place: Path, plugins: Sequence[str], *, grace_s: float = 0.3
+) -> dict[str, str]:
+    """Run the source `tests` with the conftests `plugins`: test name -> pytest's complaint, "" for a pass.
+
+    `grace_s`: seconds that what is ending has for it.
+    """
     cwd = place / "cwd"
     cwd.mkdir()
     (cwd / "test_inner.py").write_text(tests)
     (cwd / "empty.ini").write_text("[pytest]\n")
     report = place / "report.xml"
     command = [sys.executable, "-m", "pytest", "test_inner.py", "-c", "empty.ini"]
-    options = ["--leak-grace-s", "0.3", f"--junitxml={report}", f"--basetemp={place / 'base'}"]
+    options = ["--leak-grace-s", str(grace_s), f"--junitxml={report}", f"--basetemp={place / 'base'}"]
     for plugin in plugins:
         options += ["-p", plugin]
     environment = {"PYTHONPATH": str(ROOT), "TMPDIR": str(place), "PYTHONDONTWRITEBYTECODE": "1"}

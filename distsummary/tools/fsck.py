@@ -122,6 +122,8 @@ def _check(base: Path) -> _Tree:
     def unreadable(error: OSError) -> None:
         if error.filename == str(base):
             raise RunDirError(f"{base} cannot be read: {error.strerror}; fix its permissions") from error
+        if isinstance(error, FileNotFoundError):
+            return  # a directory that a live writer removed meanwhile
         text = f"it cannot be read: {error.strerror}"
         tree.findings.append(finding(Path(error.filename), "unreadable", text))
 

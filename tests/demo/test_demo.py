@@ -32,6 +32,7 @@ def python(*arguments: str) -> subprocess.Popen:
         )
 
 
+@pytest.mark.long
 @pytest.mark.timeout(TIMEOUT_S + 10)
 def test_the_demo_trains_merges_and_draws(tmp_path):
     demo = start(tmp_path / "demo", "--ranks", "2", "--json")
@@ -57,6 +58,7 @@ def test_the_demo_trains_merges_and_draws(tmp_path):
     assert all(grid.z.shape == (21, 21) and np.isfinite(grid.z).all() for grid in grids)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(TIMEOUT_S + 10)
 def test_ctrl_c_leaves_readable_files_and_no_process(tmp_path):
     demo = start(tmp_path / "demo", "--ranks", "2", "--epochs", "200")

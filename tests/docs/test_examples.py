@@ -111,6 +111,7 @@ def test_a_compiled_gpt_tells_what_happens_inside(tmp_path: Path) -> None:
     assert found["norms"] == found["norms/gradient"] == set(range(1, 61))
 
 
+@pytest.mark.long
 def test_the_landscape_has_its_path(tmp_path: Path) -> None:
     run("landscape.py", str(tmp_path / "run"))
     [saved] = RunDir(tmp_path / "run").landscape_dir.glob("*.npz")
@@ -120,6 +121,7 @@ def test_the_landscape_has_its_path(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "valley.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.long
 def test_the_samples_of_mindspores_pages_run_with_their_lines_unchanged(tmp_path: Path) -> None:
     pages = (ROOT / "tests" / "mindspore_samples.txt").read_text().splitlines()  # all lines that name a class
     ours = {line.strip() for line in (ROOT / "examples" / "from_mindspore.py").read_text().splitlines()}

@@ -73,6 +73,7 @@ def test_the_page_on_recording_names_all_keys_and_kinds() -> None:
     assert named >= {"log", "histogram", "image", "tensor", "text", "figure"}
 
 
+@pytest.mark.long
 def test_the_python_of_the_landscapes_runs_in_its_order_and_prints_what_it_says(tmp_path: Path) -> None:
     first, *others = [b for b in blocks((ROOT / "docs/landscape.md").read_text()) if b.language == "python"]
     checked = 0

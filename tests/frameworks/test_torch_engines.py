@@ -409,6 +409,7 @@ HAS_COMPILER = shutil.which(os.environ.get("CXX", "g++")) is not None
 HAS_HEADERS = Path(sysconfig.get_path("include"), "Python.h").exists()  # distributions have them apart
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not (HAS_COMPILER and HAS_HEADERS), reason="torch compiles with g++ and Python.h")
 def test_a_compiled_graph_gives_the_same_losses() -> None:
     """In a process of its own, since the compiler leaves threads behind; processes it must not."""

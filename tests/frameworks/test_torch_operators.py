@@ -39,7 +39,9 @@ def _nobody_listens_afterwards():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("name", taps.WAYS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in BY_INDUCTOR)) for name in taps.WAYS]
+)
 def test_each_value_arrives_exactly_once(name):
     way, kinds, plain = taps.WAYS[name], taps.KINDS, None
     if name in BY_INDUCTOR:  # its C++ takes seconds to compile for each kernel

@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.long
 def test_slow_ranks_are_named_while_they_train_and_the_same_afterwards(tmp_path: Path):
     found = tmp_path / "lines.jsonl"
     options = [

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from distsummary.reading.reader import read_values
@@ -49,6 +50,7 @@ print(json.dumps(told))
 """
 
 
+@pytest.mark.long
 def test_two_ranks_train_evaluate_unequal_data_and_drop_the_same_step(tmp_path: Path) -> None:
     arguments = [sys.executable, "-c", TRAIN, str(tmp_path / "run"), str(tmp_path / "store")]
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}

@@ -13,6 +13,8 @@ import distsummary as ds
 from distsummary.reading.reader import read_directory
 from tests.processes.norm_ranks import RANKS, STEPS
 
+pytestmark = pytest.mark.long
+
 # FSDP2 alone and TP alone have no more than these; `benchmarks.norms` measures them.
 RUNS = ("ddp_float32", "hsdp_float32", "hsdp_float64", "both_float32", "sequence_float32")
 PENDING_SUM = "norms: the gradient of '0.weight' and 1 "

@@ -18,6 +18,8 @@ from distsummary.landscapes.directions.pca import pca_plane
 from distsummary.reading.reader import read_directory
 from distsummary.run_dir import RunDir
 
+pytestmark = pytest.mark.long
+
 STEPS = (1, 2, 3, 4, 5)
 
 # A rank, or the whole training (RANK is not set). All ranks see the same batch, so that the mean of their

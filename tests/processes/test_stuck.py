@@ -80,6 +80,7 @@ def shown(run_dir: Path, count: int) -> list[tuple[int, float, str]]:
         time.sleep(0.1)
 
 
+@pytest.mark.long
 def test_a_rank_that_sleeps_goes_on_and_then_holds_the_interpreter_lock(
     training: tuple[Path, list[subprocess.Popen[bytes]]], capsys: pytest.CaptureFixture[str]
 ) -> None:

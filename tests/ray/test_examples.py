@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import ray
 
 from distsummary.run_dir import RunDir
@@ -12,6 +13,7 @@ from tests.conftest import ROOT
 from tests.docs.test_examples import tags
 
 
+@pytest.mark.long
 def test_many_ranks_become_one_run(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, ROOT / "examples" / "many_ranks.py", tmp_path / "run", "2"],

@@ -33,7 +33,7 @@ from distsummary.landscapes.run.scheduler import Scheduler
 from tests.conftest import ROOT
 from tests.unit.landscapes import golden_mlp
 
-pytestmark = pytest.mark.usefixtures("ray_cluster")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("ray_cluster")]
 
 
 def make_model() -> nn.Module:

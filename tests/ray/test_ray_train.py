@@ -17,9 +17,12 @@ STEPS, RESUMED_FROM = 6, 2  # as in ray_train_job.py
 
 EXTRAS = ("fsspec", "pandas", "pyarrow", "pydantic", "requests")  # what ray.train imports beside Ray
 MISSING = [name for name in EXTRAS if importlib.util.find_spec(name) is None]
-pytestmark = pytest.mark.skipif(
-    bool(MISSING), reason=f"Ray Train needs {', '.join(MISSING)}: pip install 'ray[train]'"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        bool(MISSING), reason=f"Ray Train needs {', '.join(MISSING)}: pip install 'ray[train]'"
+    ),
+]
 
 
 @pytest.fixture(scope="module")

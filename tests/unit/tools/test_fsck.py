@@ -18,9 +18,11 @@ from distsummary.format.norms import TableTurns
 from distsummary.format.records import Batch, Event, EventIds, Histogram, Landscape, Shard, Value
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
+from distsummary.publish import TEMPORARY
 from distsummary.reading.segments import segments
 from distsummary.run_dir import RunDir
 from distsummary.states import read_run
+from distsummary.tools import fsck as fsck_module
 from distsummary.tools.findings import KINDS
 from distsummary.tools.fsck import FsckReport, fsck
 from distsummary.topology import Topology
@@ -150,6 +152,21 @@ def test_a_live_writer_is_left_alone(nasty_tmp_path: Path):
     assert path.read_bytes() == before
     writer.close()
     assert kinds(fsck(nasty_tmp_path)) == ["torn"]
+
+
+def test_what_a_live_writer_removes_meanwhile_is_no_finding(nasty_tmp_path: Path, monkeypatch):
+    a_run(nasty_tmp_path)
+    temporary = nasty_tmp_path / f"{TEMPORARY}1"
+    temporary.mkdir()
+    real = fsck_module.check_names
+
+    def removing(directory: Path):
+        if temporary.exists():
+            temporary.rmdir()  # after it was listed, before it is read
+        return real(directory)
+
+    monkeypatch.setattr(fsck_module, "check_names", removing)
+    assert fsck(nasty_tmp_path).findings == ()
 
 
 def test_files_and_events_of_no_bytes_are_named(nasty_tmp_path: Path):
