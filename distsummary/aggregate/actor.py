@@ -12,6 +12,7 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from distsummary.aggregate.actor_listener import DigestListener
+from distsummary.aggregate.actor_metrics import RankGauges
 from distsummary.aggregate.aggregator import Aggregator
 from distsummary.aggregate.rank_files import first_free_attempt
 from distsummary.attempts import Registration
@@ -20,6 +21,7 @@ from distsummary.coordination import LocalCoordinator
 from distsummary.deal import Deal, Heartbeat
 from distsummary.run_dir import RunDir
 from distsummary.topology import Topology
+from distsummary.writing.health import told
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +83,8 @@ class AggregatorClient:
         self._handle = _get_or_start(run_dir)
         self._cluster = ray.get_runtime_context().gcs_address
         self._renewal: Any = None  # the last call of `renew`
+        self._gauges: RankGauges | None = None
+        self._has_gauges = True
 
     def register(self, topology: Topology, *, refuse_finished: bool = False) -> Registration:
         """Join the run.
@@ -109,7 +113,16 @@ class AggregatorClient:
                     self._renewal = self._handle.renew.remote()
             except RayActorError:
                 self._handle, self._renewal = _get_or_start(self._run_dir), None
-        return self._local.beat(topology, attempt, heartbeat)
+        deal = self._local.beat(topology, attempt, heartbeat)
+        if self._has_gauges and topology.role == "train" and self._is_connected():
+            try:
+                if self._gauges is None:
+                    self._gauges = RankGauges(self._run_dir, topology.rank)
+                self._gauges.set(heartbeat)
+            except Exception as error:  # of Ray's; the run does not need them
+                self._has_gauges = False
+                logger.warning("%s: no metrics of Ray are set any more: %s", self._run_dir, told(error))
+        return deal
 
     def finish(self, topology: Topology, attempt: int, health: Mapping[str, int | str]) -> None:
         """Leave the run; the call of the last rank returns only after the merged run is written."""
