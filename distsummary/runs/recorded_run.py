@@ -283,6 +283,18 @@ class RecordedRun:
 
         return self._read(count)
 
+    def ranks_of(self, plugin: str, tag: str) -> tuple[int, ...]:
+        """The ranks that recorded a tag of a plugin, see `tags`; () if none did, or only the merged run."""
+
+        def having() -> tuple[int, ...]:
+            return tuple(
+                rank
+                for rank, recorded in self._ranks.items()
+                if ((plugin, tag) in recorded.kinds() if plugin != "scalar" else tag in recorded.tags())
+            )
+
+        return self._read(having)
+
     @property
     def steps(self) -> tuple[int, int] | None:
         """The lowest and the highest recorded step of any rank; None if nothing was recorded."""

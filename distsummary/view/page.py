@@ -21,6 +21,7 @@ from distsummary.runs.facts import facts
 from distsummary.runs.recorded_run import MERGED, MERGED_RANK, RecordedRun
 from distsummary.runs.show import STATISTICS, interest
 from distsummary.view.compare import comparison
+from distsummary.view.histograms import histograms
 from distsummary.view.landscape import landscapes
 from distsummary.view.norms import norms
 from distsummary.view.packing import offsets, rounded, small
@@ -100,6 +101,7 @@ def page(
         "landscapes": planes,
         "norms": norms(run),
         "compare": beside,
+        "histograms": histograms(run),
     }
 
 

@@ -32,6 +32,13 @@ def columns(steps: Array, width: int) -> Array:
     return np.append(np.flatnonzero(np.diff((steps - steps[0]) // each, prepend=-1)), steps.size)
 
 
+def spread(count: int, size: int) -> list[int]:
+    """Up to `size` of the places 0 to count - 1, evenly spread, the first and the last among them."""
+    if count <= size:
+        return [*range(count)]
+    return [round(place * (count - 1) / (size - 1)) for place in range(size)] if size > 1 else [count - 1]
+
+
 def thinned(steps: Array, values: Array, width: int) -> Array:
     """The places of the points that a drawing needs: in each column the first, the last, the lowest and the
     highest, and the first that is not finite.

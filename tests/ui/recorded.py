@@ -43,6 +43,13 @@ def norms(step: int) -> Value:
     )
 
 
+def spread(step: int) -> np.ndarray:
+    """100 values that spread as steps go on; the first is NaN from step 10 on."""
+    values = np.linspace(-step, step, 100, dtype=np.float32)
+    values[:1] = np.nan if step >= 10 else -step
+    return values
+
+
 def slow(step: int, rank: int) -> list[Value]:
     """Rank 2 is slow from step 300 on; rank 1 has NaN at step 500; one tag tries to be HTML."""
     is_slow = rank == 2 and step >= 300
@@ -53,6 +60,7 @@ def slow(step: int, rank: int) -> list[Value]:
         Value("scalar", "perf/wait_ms", 10.0 - 8 * is_slow + 8 * (step >= 300)),
         Value("scalar", NASTY, -1.0),
         *([norms(step)] if rank == 0 else []),
+        *([Value("histogram", tag, spread(step)) for tag in ("weight", NASTY)] if rank == 1 else []),
     ]
 
 

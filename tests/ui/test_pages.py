@@ -123,6 +123,23 @@ def test_norms_tell_parameter_step_and_value_and_lead_to_the_first_nan(show):
     assert map.evaluate(COLORS) > 20
 
 
+def test_histograms_tell_step_share_and_the_rank_that_recorded_them(show):
+    page = show("4.html")
+    figure = page.locator("#histograms figure").first
+    caption = figure.locator("figcaption").inner_text()
+    assert "weight recorded by rank 1, 120 of 800 steps" in caption
+    assert "NaN or infinite values, first at step 14 of those shown" in caption
+    map = figure.locator("canvas[role=img]")
+    map.focus()
+    page.keyboard.press("ArrowRight")
+    said = figure.locator(".readout").inner_text()
+    assert said.startswith("step 8: none of 100 values from 767 to 800")
+    assert said.endswith("lowest -8, median between -0.727 and 0.727, highest 8")
+    assert map.evaluate(COLORS) > 20
+    page.get_by_label("filter histograms").fill("<b>x</b>")
+    assert page.locator("#histograms figure").count() == 1
+
+
 def test_values_that_are_not_finite_are_told(show):
     page = show("4.html")
     assert "1 value NaN or infinite, first at step 500" in page.locator("#curves figure").first.inner_text()

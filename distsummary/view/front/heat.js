@@ -59,7 +59,7 @@ function card(of, state, verdicts, starts) {
 }
 
 // A canvas with the map that `chosen()` gives: `first_steps`, `last_step`, `rows`, `columns`, `values`, and a text
-// for each row in `labels`; `left`: the width of these. `over` draws on top of it, `tell` is told the cell that is
+// for each row in `labels` (or `ticks`: [part of the height, text]); `left`: the width of these. `over` draws on top of it, `tell` is told the cell that is
 // pointed at or reached by the arrow keys, [row, column], or null.
 export function heatCanvas({ height, label, chosen, over, tell, left = () => LEFT }) {
   let cell = null
@@ -243,7 +243,7 @@ function picture(one, pixels) {
   const image = new ImageData(pixels, one.rows)
   const scale = range(one)
   const widths = Array.from(one.first_steps.subarray(1), (step, index) => step - one.first_steps[index]).sort((a, b) => a - b)
-  const usual = widths.length ? widths[widths.length >> 1] * 1.5 : Infinity // what lies farther from its start is a gap
+  const usual = widths.length && one.hasGaps !== false ? widths[widths.length >> 1] * 1.5 : Infinity // what lies farther from its start is a gap
   for (let x = 0; x < pixels; x++) {
     const step = one.first_steps[0] + ((x + 0.5) / pixels) * spanOf(one)
     const column = columnAt(one, step)
@@ -267,12 +267,14 @@ function axes(context, width, height, one, rowHeight, toX, left) {
   context.textAlign = "center"
   const first = one.first_steps[0]
   const distance = tickDistance(first, one.last_step, (width - left) / 110, 1)
-  for (let step = Math.ceil(first / distance) * distance; step <= one.last_step; step += distance) {
+  for (let step = Math.ceil(first / distance) * distance + 0; step <= one.last_step; step += distance) {
     context.fillText(whole(step), clamp(toX(step), left + 8, width - RIGHT - 16), height - BOTTOM + 6)
   }
   context.textAlign = "right"
   context.fillText("step", left - 6, height - BOTTOM + 6)
   context.textBaseline = "middle"
+  for (const [part, text] of one.ticks ?? []) context.fillText(text, left - 6, TOP + clamp(part * one.rows * rowHeight, 6, one.rows * rowHeight - 6))
+  if (one.ticks) return
   const every = Math.max(1, Math.ceil(14 / rowHeight))
   for (let row = 0; row < one.rows; row += every) {
     context.fillText(fitting(context, one.labels?.[row] ?? `rank ${one.ranks[row * one.group]}`, left - 10), left - 6, TOP + (row + 0.5) * rowHeight)

@@ -7,6 +7,7 @@ import { curves } from "./curves.js"
 import { ask, isServed, readData, runName } from "./data.js"
 import { h, moment } from "./dom.js"
 import { heatMaps } from "./heat.js"
+import { histograms } from "./histograms.js"
 import { landscapes } from "./landscape.js"
 import { norms } from "./norms.js"
 import { badge, overview } from "./overview.js"
@@ -15,6 +16,7 @@ import { timeline } from "./timeline.js"
 
 const VIEWS = [["overview", "Overview", overview], ["compare", "Compare", compare], ["curves", "Curves", curves], ["heat", "Ranks by steps", heatMaps], ["timeline", "Timeline", timeline],
   ["norms", "Norms of parameters", norms],
+  ["histograms", "Histograms", histograms],
   ["landscape", "Loss landscape", landscapes]]
 
 const isDark = () => (document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark"
