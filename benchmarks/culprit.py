@@ -6,6 +6,8 @@
   evaluations, checkpoints of rank 0 and collections of garbage.
 - `python -m benchmarks.culprit --overhead 60`: CPU of the marks, for each step of the digits CNN: one process
   that is rank 0 of two trains by turns with and without them, so many times 10 steps.
+- `make .venv-traceml/.done; python -m benchmarks.culprit --traceml .venv-traceml/bin`: what TraceML says of
+  the same episodes, each in a training of its own under `traceml run`, in which 100 steps of it are traced.
 - `python -m benchmarks.culprit --table FILE...`: the table of lines that were kept.
 
 Half of the trainings run under torchrun, half under ds.launch. In an episode one rank takes longer in one
@@ -22,7 +24,6 @@ import json
 import os
 import random
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -30,7 +31,7 @@ import tempfile
 import threading
 import time
 import unittest.mock
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -38,12 +39,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 import distsummary as ds
+from benchmarks.slow_rank import RANKS, Episode, Injector, batches, network, slow_adam
 from distsummary.demo import DigitsNet, digits
 from distsummary.diagnosis.alerts import read_alerts
 from distsummary.diagnosis.verdict import Verdict
@@ -51,142 +50,22 @@ from distsummary.run_dir import RunDir
 from distsummary.training.callbacks import Callback, RunContext
 from distsummary.training.run import Run
 
-RANKS = 4
 LAUNCHERS = ("torchrun", "ray")
 BURNT = ("data", "forward", "backward", "optimizer", "python", "recording")
 CAUSES = (*BURNT, "host")
 LIMITS = {0.25: 10}  # excess -> steps within which it must be told; others: 40
 LONG, SHORT = 60, 30  # steps of an episode: of less than 25 % or on a busy core, and of more
-MEASURED = 40  # a rank measures the CPU time of its own step in so many steps before an episode
-CALIBRATED = 120  # the step after which it measures collections of garbage
 FIRST = 150  # the first step of an episode
 GAP = (70, 110)  # clean steps between two episodes
 A_RUN = 25  # episodes of one training
-LOADER_S, LOADER_CPU_MS = 0.0005, 1.0
+TRACED = 100  # steps of an episode that TraceML sees
+TRACED_CAUSES = {
+    "INPUT_STRAGGLER": "data",
+    "COMPUTE_STRAGGLER": "forward",
+    "STRAGGLER": None,
+}  # its names for them
+TRACED_S = 600  # its launcher waits forever, now and then
 TOLD_S = 60.0  # the last step waits so long for the alerts that must come while the ranks train
-Episode = dict[str, Any]
-
-
-def burn(ms: float) -> None:
-    """Use so much CPU time of this thread."""
-    end = time.thread_time() + 1e-3 * ms
-    while time.thread_time() < end:
-        pass
-
-
-class Garbage:
-    """Collections of garbage that take a chosen time: only the objects of a graph are looked through."""
-
-    def __init__(self) -> None:
-        self._graph: list[list[object]] = []
-        self._sizes: dict[float, int] = {}
-
-    def calibrate(self, own_ms: float, excesses: Iterable[float]) -> None:
-        """Find how many objects take each fraction of `own_ms`."""
-        gc.freeze()
-        for excess in excesses:
-            ms = excess * own_ms
-            size = 5_000
-            for _ in range(6):
-                self._graph = [[] for _ in range(size)]
-                size = max(10, round(size * min(4.0, max(0.25, ms / self._collected_ms()))))
-            self._sizes[excess] = size
-        self._graph = []
-
-    def dose(self, excess: float) -> None:
-        """Let a collection take that fraction from now on; 0: as long as it takes."""
-        self._graph = []
-        gc.freeze()
-        self._graph = [[] for _ in range(self._sizes.get(excess, 0))]
-
-    def _collected_ms(self) -> float:
-        took = []
-        for _ in range(7):
-            began = time.thread_time()
-            gc.collect()
-            took.append(1e3 * (time.thread_time() - began))
-        return statistics.median(took)
-
-
-class BusyNeighbour:
-    """A busy process on one core, which is stopped until it is needed."""
-
-    def __init__(self, core: int) -> None:
-        code = f"import os, signal; os.sched_setaffinity(0, {{{core}}}); os.kill(os.getpid(), signal.SIGSTOP)"
-        self._process = subprocess.Popen([sys.executable, "-c", f"{code}\nwhile True: pass"])
-
-    def run(self) -> None:
-        """Let it run."""
-        self._process.send_signal(signal.SIGCONT)
-
-    def stop(self) -> None:
-        """Let it wait."""
-        self._process.send_signal(signal.SIGSTOP)
-
-    def close(self) -> None:
-        """End it."""
-        self._process.kill()
-        self._process.wait()
-
-
-class Injector:
-    """Makes this rank slow when an episode says so; `at(phase)` is called in each phase of each step."""
-
-    def __init__(self, episodes: Sequence[Episode], rank: int) -> None:
-        self._mine = [episode for episode in episodes if episode["rank"] == rank]
-        self._now: Episode | None = None
-        self._ms = 0.0
-        self._step, self._cpu_s = 0, 0.0
-        self._steps_ms = deque[float](maxlen=MEASURED)
-        self.own_ms: list[float] = []  # before each episode of this rank
-        causes = {episode["cause"] for episode in episodes}
-        self._garbage = Garbage() if "python" in causes else None
-        self._neighbour = None
-        if "host" in causes:
-            core = sorted(os.sched_getaffinity(0))[rank % len(os.sched_getaffinity(0))]
-            os.sched_setaffinity(0, {core})
-            if any(episode["cause"] == "host" for episode in self._mine):
-                self._neighbour = BusyNeighbour(core)
-
-    def begin(self, step: int) -> None:
-        """A step begins."""
-        now_s = time.thread_time()
-        if self._now is None and self._step:
-            self._steps_ms.append(1e3 * (now_s - self._cpu_s))
-        if self._step == CALIBRATED and self._garbage is not None:
-            own_ms = statistics.median(self._steps_ms)
-            self._garbage.calibrate(own_ms, {e["excess"] for e in self._mine})
-        self._step, self._cpu_s = step, time.thread_time()
-        before, self._now = self._now, None
-        for episode in self._mine:
-            if episode["start"] <= step < episode["end"]:
-                self._now = episode
-        if self._now is before:
-            return
-        if self._now is not None:
-            self.own_ms.append(statistics.median(self._steps_ms))
-            self._ms = self._now["excess"] * self.own_ms[-1]
-        if self._garbage is not None and "python" in [e["cause"] for e in (before, self._now) if e]:
-            self._garbage.dose(0.0 if self._now is None else self._now["excess"])
-        if self._neighbour is not None:
-            is_host = self._now is not None and self._now["cause"] == "host"
-            (self._neighbour.run if is_host else self._neighbour.stop)()
-
-    def at(self, phase: str) -> None:
-        """Take longer, if this phase of this step is to."""
-        if self._now is None:
-            return
-        if self._now["cause"] == phase:
-            burn(self._ms)
-        elif self._now["cause"] == "python" and self._now["place"] == phase:
-            gc.collect()
-
-    def close(self) -> None:
-        """End the neighbour, let the garbage collector look at everything again."""
-        if self._neighbour is not None:
-            self._neighbour.close()
-        if self._garbage is not None:
-            gc.unfreeze()
 
 
 class SlowCallback(Callback):
@@ -200,37 +79,6 @@ class SlowCallback(Callback):
         self._injector.at("recording")
 
 
-def network(injector: Injector, model: str, width: int) -> nn.Module:
-    """A network of four layers; its second one is where forward and backward take longer."""
-
-    class Tap(torch.autograd.Function):
-        @staticmethod
-        def forward(context: Any, x: Tensor) -> Tensor:
-            return x.view_as(x)
-
-        @staticmethod
-        def backward(context: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-            injector.at("backward")
-            return gradient
-
-    def tapped(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        injector.at("forward")
-        result: Tensor = Tap.apply(output)  # type: ignore[no-untyped-call]
-        return result
-
-    torch.manual_seed(0)
-    layers = [nn.Linear(64, width), nn.Linear(width, width), nn.Linear(width, width)]
-    net = nn.Sequential(*(m for layer in layers for m in (layer, nn.ReLU())), nn.Linear(width, 10))
-    net[1].register_forward_hook(tapped)
-    if model == "ddp":
-        return DistributedDataParallel(net)
-    mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("dp",))
-    for module in net:
-        if isinstance(module, nn.Linear):
-            fully_shard(module, mesh=mesh)
-    return fully_shard(net, mesh=mesh)
-
-
 def train(plan: dict[str, Any]) -> None:
     """What each rank does; writes the CPU time of its own step beside the run."""
     torch.set_num_threads(1)
@@ -240,22 +88,8 @@ def train(plan: dict[str, Any]) -> None:
     injector = Injector(plan["episodes"], rank)
     model = network(injector, plan["model"], plan["width"])
 
-    class Optimizer(torch.optim.Adam):
-        def step(self, closure: Any = None) -> Any:
-            injector.at("optimizer")
-            return super().step(closure)
-
-    optimizer = Optimizer(model.parameters())
-    x, y = torch.randn(plan["batch"], 64), torch.randint(0, 10, (plan["batch"],))
-
-    def loader() -> Iterator[tuple[Tensor, Tensor]]:
-        for step in range(1, plan["steps"] + 1):
-            injector.begin(step)
-            time.sleep(LOADER_S)
-            burn(LOADER_CPU_MS)
-            injector.at("data")
-            yield x + 0, y
-
+    optimizer = slow_adam(injector, model)
+    loader = batches(injector, plan["steps"], plan["batch"])
     callbacks: list[Callback] = [SlowCallback(injector)]
     if plan["is_clean"] and rank == 0:
         config = ds.CheckpointConfig(save_checkpoint_steps=100, keep_checkpoint_max=2)
@@ -263,7 +97,7 @@ def train(plan: dict[str, Any]) -> None:
     with ds.init(
         directory, watch=model, optimizer=optimizer, callbacks=callbacks, collectors="process", quiet=True
     ) as run:
-        for batch, target in run.steps(loader()):
+        for batch, target in run.steps(loader):
             loss = nn.functional.cross_entropy(model(batch), target)
             optimizer.zero_grad()
             loss.backward()
@@ -386,7 +220,7 @@ def judged(plan: dict[str, Any], directory: Path) -> Iterator[dict[str, Any]]:
     why = [sys.executable, "-m", "distsummary", "why", plan["run_dir"], "--json"]
     verdicts = json.loads(subprocess.run(why, capture_output=True, text=True, check=False).stdout)["verdicts"]
     live = [Verdict.from_json(alert).as_json() for alert in read_alerts(run_dir)]
-    common = {name: plan[name] for name in ("launcher", "seed", "model")}
+    common = {name: plan[name] for name in ("launcher", "seed", "model")} | {"tool": "distsummary"}
     left = list(verdicts)
     for episode in plan["episodes"]:
         here = [v for v in left if episode["start"] <= v["first_told_step"] < episode["end"]]
@@ -431,7 +265,48 @@ def _is_late(verdict: dict[str, Any], episode: Episode) -> bool:
     return is_it and first <= verdict["since_step"] < last <= verdict["first_told_step"] < last + 40
 
 
-def table(lines: Iterable[dict[str, Any]]) -> str:
+def traced(plan: dict[str, Any], directory: Path, binaries: Path) -> Iterator[dict[str, Any]]:
+    """What TraceML's summary says of the episodes of a plan, each in a training of its own."""
+    for number, episode in enumerate(plan["episodes"]):
+        place = directory / str(number)
+        place.mkdir()
+        here = episode | {"start": FIRST, "end": FIRST + TRACED}
+        one = plan | {"directory": str(place), "episodes": [here], "steps": FIRST + TRACED - 1}
+        (place / "plan.json").write_text(json.dumps(one))
+        options = ["--nproc-per-node", str(RANKS), "--run-name", "it", "--logs-dir", str(place)]
+        script = Path(__file__).with_name("culprit_traceml.py")
+        subprocess.run(
+            [binaries / "traceml", "run", script, *options, "--args", place / "plan.json"],
+            check=True,
+            stdout=sys.stderr,
+            timeout=TRACED_S,
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "PATH": f"{binaries.absolute()}:{os.environ['PATH']}",
+                "PYTHONPATH": str(script.parents[1]),
+            },
+        )
+        told = json.loads((place / "it" / "final_summary.json").read_text())["step_time"]["diagnosis"]
+        is_rank = told["kind"] in TRACED_CAUSES and told["ranks"] == [episode["rank"]]
+        is_right = is_rank and TRACED_CAUSES[told["kind"]] == episode["cause"]
+        yield {
+            **{name: plan[name] for name in ("seed", "model")},
+            **here,
+            "tool": "TraceML",
+            "launcher": "traceml",
+            "own_ms": json.loads((place / f"own_{episode['rank']}.json").read_text())[0],
+            "told": told,
+            "again": 0,
+            "delay": TRACED if is_right else None,
+            "is_rank_right": is_rank,
+            "is_right": is_right,
+            "is_in_time": is_right,
+            "load": round(os.getloadavg()[0], 1),
+        }
+
+
+def table(lines: Sequence[dict[str, Any]]) -> str:
     """What was found of each kind of episode, and the false alarms."""
     cells = defaultdict[tuple[str, float, str], list[dict[str, Any]]](list)
     runs = []
@@ -439,7 +314,8 @@ def table(lines: Iterable[dict[str, Any]]) -> str:
         if "steps" in line:
             runs.append(line)
         else:
-            cells[line["model"], line["excess"], line["cause"]].append(line)
+            tool = "" if line["tool"] == "distsummary" else f", {line['tool']}"
+            cells[line["model"] + tool, line["excess"], line["cause"]].append(line)
     text = [
         "| model | excess | cause | rank and cause | rank | in time | delay: median, largest | told again |"
     ]
@@ -460,17 +336,17 @@ def table(lines: Iterable[dict[str, Any]]) -> str:
             wrong = sum(len(line["false"]) for line in mine)
             steps = sum(line["clean_steps"] for line in mine)
             text.append(f"{name}: {wrong} false in {steps:,} steps of {len(mine)} trainings")
-    equal = sum(line["is_live_equal"] for line in runs)
-    text.append(f"alerts while training equal those from files: {equal} of {len(runs)} trainings")
-    loads = [line["load"] for line in runs]
     if runs:
+        equal = sum(line["is_live_equal"] for line in runs)
+        text.append(f"alerts while training equal those from files: {equal} of {len(runs)} trainings")
+    if loads := [line["load"] for line in lines if "load" in line]:
         text.append(f"load {min(loads)} to {max(loads)}")
     if owns := [line["own_ms"] for found in cells.values() for line in found]:
         text.append(f"own CPU time of a step {min(owns):.2g} to {max(owns):.2g} ms")
     return "\n".join(text)
 
 
-def measure(plan: dict[str, Any], given: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(plan: dict[str, Any], given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """One training and its lines."""
     directory = Path(tempfile.mkdtemp(prefix="culprit-", dir=given.keep))
     try:
@@ -481,8 +357,11 @@ def measure(plan: dict[str, Any], given: argparse.Namespace) -> list[dict[str, A
             "batch": given.batch,
             "await_alerts": len(plan["episodes"]) if given.live else 0,
         }
+        if given.traceml:
+            yield from traced(whole, directory, given.traceml)
+            return
         started(whole, directory)
-        return list(judged(whole, directory))
+        yield from judged(whole, directory)
     finally:
         if given.keep is None:
             shutil.rmtree(directory)
@@ -574,6 +453,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--clean", type=int, default=0, metavar="STEPS")
     parser.add_argument("--live", action="store_true", help="wait for all alerts before the training ends")
+    parser.add_argument(
+        "--traceml", type=Path, metavar="BIN", help="TraceML in place of distsummary; its bin"
+    )
     parser.add_argument("--out", type=Path, help="append the lines to this file")
     parser.add_argument("--keep", type=Path, help="keep the runs in this directory")
     parser.add_argument("--overhead", type=int, metavar="BLOCKS", help="only measure the cost of the marks")
