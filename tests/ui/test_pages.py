@@ -168,8 +168,32 @@ def test_any_rank_is_put_on_top_of_the_band(show):
     assert "rank" not in legend.inner_text().replace("highest", "").replace("lowest", "")
     page.get_by_role("button", name="2", exact=True).click()
     assert "rank 2" in legend.inner_text()
-    page.get_by_label("log axis").check()
+    page.get_by_label("log values").check()
+    page.get_by_label("log steps").check()
     assert page.locator("#curves canvas").first.evaluate(COLORS) > 5
+
+
+def test_a_rank_without_a_line_of_its_own_is_that_of_the_heat_map_and_smoothing_is_said(show):
+    page = show("64.html")
+    chips = page.locator("#curves [aria-label='ranks on top'] button").all_inner_texts()
+    rank = next(number for number in range(64) if f"{number}" not in chips)
+    field = page.get_by_label("put any rank on top")
+    field.fill("1000")
+    field.press("Enter")
+    said = page.locator("#curves [role=status]")
+    assert said.inner_text() == "there is no rank 1000; the run has 64 ranks, 0 to 63"
+    field.fill(f"{rank}")
+    field.press("Enter")
+    loss = page.locator("#curves figure").first
+    assert f"rank {rank}, as in the heat map" in loss.locator(".u-legend").inner_text()
+    assert "each point the highest of about 2 steps" in loss.inner_text()
+    page.get_by_label("smoothing").fill("0.9")
+    assert "median, smoothed 0.9" in loss.locator(".u-legend").inner_text()
+    assert "an exponential moving average with the factor 0.9" in page.locator("#curves").inner_text()
+    page.get_by_label("filter tags").fill("<b>x</b>")
+    tag = page.locator("#curves figure")
+    tag.locator("canvas").first.wait_for()
+    assert f"rank {rank} is not in this file: distsummary report --rank {rank}" in tag.inner_text()
 
 
 def test_a_landscape_has_contours_the_path_and_both_losses(show):

@@ -1,22 +1,23 @@
-// Curves: the median and the band over the ranks, and single ranks on top. Nothing is smoothed.
+// Curves: the median and the band over the ranks, and single ranks and other runs on top.
 
 import uPlot from "uplot"
 import { named, parting, runColor } from "./compare.js"
-import { counted, css, h, number, whole } from "./dom.js"
+import { rankCurve } from "./data.js"
+import { counted, css, h, number, tickDistance, whole } from "./dom.js"
 
 const HEIGHT = 230
 const AT_FIRST = 4 // ranks that are drawn when the page opens; of more, the band says it
 const FIRST_TAGS = 12
 
-export function curves({ curves: all, timeline, overview, compare }) {
+export function curves({ curves: all, maps, timeline, overview, compare }) {
   const has = [...new Set(all.flatMap((curve) => curve.lines.map((line) => line.rank)))].sort((a, b) => a - b)
   const isSpread = all.some((curve) => curve.band)
   const state = {
-    ranks: new Set((has.length <= AT_FIRST || !isSpread) && !compare ? has : []), runs: new Set(compare?.runs.keys() ?? []), isLog: false, filter: "", all: false,
+    ranks: new Set((has.length <= AT_FIRST || !isSpread) && !compare ? has : []), runs: new Set(compare?.runs.keys() ?? []), known: [], smoothing: 0, isLog: false, isLogX: false, filter: "", all: false,
   }
   const grid = h("div", { class: "grid" })
   const said = h("p", { class: "quiet", "aria-live": "polite" })
-  const cards = all.map((curve) => card({ ...curve, beside: besideOf(compare, curve.tag) }, state, timeline.starts))
+  const cards = all.map((curve) => card({ ...curve, beside: besideOf(compare, curve.tag), others: otherRanks(curve, maps, overview.ranks) }, state, timeline.starts))
 
   const arrange = () => {
     const words = state.filter.toLowerCase()
@@ -27,23 +28,42 @@ export function curves({ curves: all, timeline, overview, compare }) {
     more.textContent = `show the other ${whole(found.length - shown.length)} tags`
     said.textContent = `${shown.length} of ${counted(all.length, "tag")}`
       + (overview.left_out ? `; ${whole(overview.left_out)} more are not in this file: distsummary report --tag TAG` : "")
-      + ". Drag to zoom in, double-click to zoom out. Nothing is smoothed; where points are left out, the lowest, highest, first and last of each column are drawn."
+      + `. Drag to zoom in, double-click to zoom out. ${smoothingSaid(state.smoothing)}${state.isLogX ? " Steps below 1 are not on a log axis." : ""} Where points are left out, the lowest, highest, first and last of each column are drawn.`
   }
   const redraw = () => cards.forEach((one) => one.redraw())
   const more = h("button", { onclick: () => { state.all = true; arrange() } })
 
-  const buttons = has.map((rank) => {
+  const chips = h("span", { class: "chips" })
+  const buttons = new Map()
+  const know = (rank) => {
     const button = h("button", { class: "chip", "aria-pressed": state.ranks.has(rank), onclick: () => put(rank) }, `${rank}`)
-    button.style.setProperty("--chip", color(rank, has))
-    return [rank, button]
-  })
+    buttons.set(rank, button)
+    chips.append(button)
+  }
+  const paint = (rank) => { // colours in the order of choice, so that the first few differ much
+    if (!state.known.includes(rank)) state.known.push(rank)
+    buttons.get(rank).style.setProperty("--chip", color(rank, state.known))
+  }
+  has.forEach(know)
+  state.ranks.forEach(paint)
   const put = (rank, isOn = !state.ranks.has(rank)) => {
+    if (!buttons.has(rank)) know(rank)
     if (isOn) state.ranks.add(rank)
     else state.ranks.delete(rank)
-    for (const [one, button] of buttons) button.setAttribute("aria-pressed", state.ranks.has(one))
+    paint(rank)
+    buttons.get(rank).setAttribute("aria-pressed", state.ranks.has(rank))
     redraw()
   }
-  document.addEventListener("rank", ({ detail: rank }) => has.includes(rank) && put(rank, true))
+  document.addEventListener("rank", ({ detail: rank }) => put(rank, true))
+  const refused = h("span", { class: "alert", role: "status" })
+  const any = h("input", { type: "number", min: 0, step: 1, placeholder: "any rank", "aria-label": "put any rank on top", onchange: () => {
+    if (any.value === "") return
+    const rank = Number(any.value)
+    refused.textContent = overview.ranks.includes(rank) ? "" : `there is no rank ${any.value}; the run has ${counted(overview.ranks.length, "rank")}, ${overview.ranks[0]} to ${overview.ranks.at(-1)}`
+    if (refused.textContent) return
+    put(rank, true)
+    any.value = ""
+  } })
   document.addEventListener("tag", ({ detail: tag }) => {
     filter.value = state.filter = tag
     arrange()
@@ -52,9 +72,16 @@ export function curves({ curves: all, timeline, overview, compare }) {
   document.addEventListener("theme", redraw)
   const filter = h("input", { type: "search", id: "filter", placeholder: "filter tags  ( / )", "aria-label": "filter tags",
     oninput: () => { state.filter = filter.value; arrange() } })
-  const log = h("input", { type: "checkbox", id: "log", onchange: () => { state.isLog = log.checked; redraw() } })
+  const log = h("input", { type: "checkbox", onchange: () => { state.isLog = log.checked; redraw() } })
+  const logX = h("input", { type: "checkbox", onchange: () => { state.isLogX = logX.checked; arrange(); redraw() } })
+  const factor = h("output", {}, "none")
+  const smoothing = h("input", { type: "range", min: 0, max: 0.99, step: 0.01, value: 0, oninput: () => {
+    state.smoothing = Number(smoothing.value)
+    factor.textContent = state.smoothing || "none"
+    arrange()
+    redraw()
+  } })
   arrange()
-  const absent = overview.ranks.length - has.length
   const runs = compare?.runs.map((run, index) => {
     const button = h("button", { class: "chip", "aria-pressed": true, onclick: () => {
       if (!state.runs.delete(index)) state.runs.add(index)
@@ -66,9 +93,9 @@ export function curves({ curves: all, timeline, overview, compare }) {
   })
   return [
     runs ? h("div", { class: "tools chips", role: "group", "aria-label": "runs" }, "runs: ", runs, h("span", { class: "quiet" }, "dashed: where one parts from the first")) : null,
-    h("div", { class: "tools" }, filter, h("label", {}, log, " log axis"),
-      h("span", { class: "chips", role: "group", "aria-label": "ranks on top" }, "ranks on top: ", buttons.map(([, button]) => button),
-        absent > 0 ? h("span", { class: "quiet" }, ` ${whole(absent)} more: distsummary report --rank N`) : null)),
+    h("div", { class: "tools" }, filter, h("label", {}, log, " log values"), h("label", {}, logX, " log steps"),
+      h("label", { class: "chips" }, "smoothing ", smoothing, factor),
+      h("span", { class: "chips", role: "group", "aria-label": "ranks on top" }, "ranks on top: ", chips, overview.ranks.length > has.length ? any : null, refused)),
     said, grid, more,
   ].filter((element) => element != null)
 }
@@ -79,6 +106,74 @@ function besideOf(compare, tag) {
   return found && { ...found, runs: compare.runs }
 }
 
+// A rank that has no line of its own in the page: from the server; in a file, the row of its heat map, whose columns
+// are coarser. Gives { line, label, why } or a promise of it; `why` says what is not exact, or not there.
+function otherRanks(curve, maps, ranks) {
+  const found = new Map()
+  const map = maps.find((one) => one.tag === curve.tag && one.kind === "value")
+  const read = (rank) => {
+    const answer = rankCurve(curve.tag, rank)
+    if (answer) return answer.then((line) => ({ line, label: `rank ${rank}` })).catch((error) => ({ why: `rank ${rank}: ${error.message}` }))
+    const place = map ? map.ranks.indexOf(rank) : -1
+    if (place < 0) return { why: `rank ${rank} is not in this file: distsummary report --rank ${rank}` }
+    const row = Math.floor(place / map.group)
+    const cells = Array.from({ length: map.columns }, (_, column) => row * map.columns + column).filter((at) => !Number.isNaN(map.values[at]))
+    const line = { steps: cells.map((at) => map.first_steps[at % map.columns] + map.at_step[at]), values: cells.map((at) => map.values[at]) }
+    const together = map.ranks.subarray(row * map.group, (row + 1) * map.group)
+    const isOne = together.length === 1
+    if (isOne && map.columns === curve.steps) return { line, label: `rank ${rank}` } // a cell for each step
+    const width = Math.max(1, Math.round((map.last_step - map.first_steps[0] + 1) / map.columns))
+    const what = `the highest of ${[isOne ? "" : `ranks ${together[0]} to ${together.at(-1)}`, width > 1 ? `about ${whole(width)} steps` : ""].filter(Boolean).join(" and ")}`
+    return { line, label: `rank ${rank}, as in the heat map`, why: `rank ${rank} is drawn as in the heat map, each point ${what}; all its values: distsummary report --rank ${rank}` }
+  }
+  return (rank) => {
+    if (!found.has(rank)) {
+      const answer = ranks.includes(rank) ? read(rank) : {}
+      found.set(rank, answer)
+      answer.then?.((one) => found.set(rank, one))
+    }
+    return found.get(rank)
+  }
+}
+
+// An exponential moving average over the points of a line, without a pull of the first ones to 0.
+function smoothed(values, factor) {
+  let sum = 0
+  let weight = 0
+  return values.map((value) => {
+    if (value == null) return null
+    sum = factor * sum + (1 - factor) * value
+    weight = factor * weight + (1 - factor)
+    return sum / weight
+  })
+}
+
+const smoothingSaid = (factor) => (factor
+  ? `Lines are smoothed: an exponential moving average with the factor ${factor} over the points drawn; pale lines and the band are what was recorded.`
+  : "Nothing is smoothed.")
+
+// A log axis is as high as its values; its ticks are at 1, 2 and 5, or evenly spaced below a decade.
+export const logRange = (_, low, high) => (low == null ? [1, 10] : [low / 1.1, high * 1.1])
+function logTicks(u, axis, low, high) {
+  const decades = Math.log10(high / low)
+  const found = []
+  if (decades < 0.8) {
+    const distance = tickDistance(low, high, 5)
+    for (let tick = Math.ceil(low / distance); tick * distance <= high; tick++) found.push(tick * distance)
+    return found
+  }
+  const room = (axis ? u.bbox.height : u.bbox.width) / (window.devicePixelRatio || 1) / decades // pixels of a decade
+  const least = axis ? 22 : 62
+  const every = Math.max(1, Math.ceil(least / room))
+  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++) {
+    if (power % every) continue
+    for (const lead of room >= least * 3.4 ? [1, 2, 5] : [1]) if (lead * 10 ** power >= low && lead * 10 ** power <= high) found.push(lead * 10 ** power)
+  }
+  return found
+}
+const asTheyAre = (_, splits) => splits
+export const logAxis = { splits: logTicks, filter: asTheyAre }
+
 export function color(rank, ranks) {
   const hue = (ranks.indexOf(rank) * 137.5 + 20) % 360
   return `hsl(${hue} 70% ${css("--light-line")})`
@@ -86,19 +181,21 @@ export function color(rank, ranks) {
 
 function card(curve, state, starts) {
   const place = h("div", { class: "plot" })
+  const absent = h("p", { class: "quiet absent" }) // ranks that are not drawn, or not exactly
   const note = []
   if (curve.not_finite) note.push(`${counted(curve.not_finite, "value")} NaN or infinite, first at step ${whole(curve.first_not_finite)}`)
   if (curve.unchecked) note.push(`NaN was not looked for on ${curve.unchecked} ranks`)
   const element = h("figure", {}, h("figcaption", {}, h("span", { class: "tag" }, curve.tag), curve.unit ? ` (${curve.unit})` : "",
     h("span", { class: "quiet" }, ` ${counted(curve.ranks, "rank")}, ${counted(curve.points, "point")}`),
     note.length ? h("span", { class: "alert" }, ` ${note.join("; ")}`) : null,
-    curve.beside?.partings.map((one, index) => h("span", { class: "quiet" }, " ", named(curve.beside.runs[index + 1].name, index + 1, `: ${parting(one)}`)))), place)
+    curve.beside?.partings.map((one, index) => h("span", { class: "quiet" }, " ", named(curve.beside.runs[index + 1].name, index + 1, `: ${parting(one)}`)))), place, absent)
   let plot = null
   let isSeen = false
   const draw = () => {
     plot?.destroy()
     place.replaceChildren()
-    plot = drawn(curve, state, starts, place)
+    plot = drawn(curve, state, starts, place, draw)
+    absent.textContent = [...state.ranks].filter((rank) => !curve.lines.some((line) => line.rank === rank)).map((rank) => curve.others(rank).why).filter(Boolean).join("; ")
   }
   new IntersectionObserver(([entry]) => {
     if (entry.isIntersecting && !isSeen) { isSeen = true; draw() }
@@ -107,8 +204,8 @@ function card(curve, state, starts) {
   return { curve, element, redraw: () => isSeen && draw() }
 }
 
-function drawn(curve, state, starts, place) {
-  const { isLog } = state
+function drawn(curve, state, starts, place, again) {
+  const { isLog, isLogX, smoothing } = state
   const plain = (values) => Array.from(values, (value) => (Number.isFinite(value) && !(isLog && value <= 0) ? value : null))
   const tables = []
   const series = [{ label: "step", value: (_, value) => (value == null ? "-" : whole(value)) }]
@@ -132,8 +229,10 @@ function drawn(curve, state, starts, place) {
     bands.push({ series: [1, 2], fill: css("--band") })
   }
   const add = (line, label, stroke, width) => {
-    tables.push([Array.from(line.steps), plain(line.values)])
-    series.push({ label, stroke, width, value: said, points: { show: line.steps.length < 40, size: 4 } })
+    const values = plain(line.values)
+    tables.push([Array.from(line.steps), values, ...(smoothing ? [smoothed(values, smoothing)] : [])])
+    if (smoothing) series.push({ label, stroke, width: 0.5, alpha: 0.35, class: "raw", points }, { label: `${label}, smoothed ${smoothing}`, stroke, width: width + 0.4, value: said, points })
+    else series.push({ label, stroke, width, value: said, points: { show: line.steps.length < 40, size: 4 } })
   }
   if (curve.median) add(curve.median, "median", css("--accent"), 1.6)
   if (curve.beside) {
@@ -142,15 +241,21 @@ function drawn(curve, state, starts, place) {
       if (line && state.runs.has(index)) add(line, `${name}${source < 0 ? ", merged" : ranks > 1 ? `, rank ${source}` : ""}`, runColor(index), 1.5)
     })
   } else if (curve.merged) add(curve.merged, "merged", css("--text"), 1)
-  const has = curve.lines.map((line) => line.rank)
-  for (const line of curve.lines) {
-    if (state.ranks.has(line.rank)) add(line, `rank ${line.rank}`, color(line.rank, has), 1)
+  for (const rank of [...state.ranks].sort((a, b) => a - b)) {
+    const line = curve.lines.find((one) => one.rank === rank)
+    const other = line ? { line, label: `rank ${rank}` } : curve.others(rank)
+    if (other.then) other.then(again)
+    else if (other.line?.steps.length) add(other.line, other.label, color(rank, state.known), 1)
   }
   if (!tables.length) {
     place.append(h("p", { class: "quiet" }, "no rank is chosen"))
     return null
   }
-  const data = uPlot.join(tables)
+  let data = uPlot.join(tables)
+  if (isLogX) {
+    const first = data[0].findIndex((step) => step > 0)
+    data = data.map((values) => (first < 0 ? [] : values.slice(first)))
+  }
   const axis = { stroke: css("--quiet"), grid: { stroke: css("--grid"), width: 1 }, ticks: { stroke: css("--grid"), width: 1 }, font: `11px ${css("--font")}` }
   const marks = (u) => {
     const { ctx, bbox } = u
@@ -176,9 +281,9 @@ function drawn(curve, state, starts, place) {
   return new uPlot(
     {
       width: place.clientWidth || 500, height: HEIGHT, series, bands,
-      scales: { x: { time: false }, y: { distr: isLog ? 3 : 1 } },
-      axes: [{ ...axis, values: (_, ticks) => ticks.map((tick) => whole(tick)) },
-        { ...axis, size: 64, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : number(tick, 4))) }],
+      scales: { x: { time: false, ...(isLogX ? { distr: 3, range: (_, low, high) => (low == null ? [1, 10] : [low, Math.max(high, low * 1.01)]) } : {}) }, y: isLog ? { distr: 3, range: logRange } : {} },
+      axes: [{ ...axis, ...(isLogX ? logAxis : {}), values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : whole(tick))) },
+        { ...axis, size: 64, space: 26, ...(isLog ? logAxis : {}), values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : number(tick, 4))) }],
       cursor: { dataIdx: nearest, points: { size: 5 } },
       legend: { live: true },
       hooks: { drawAxes: [marks] },

@@ -1,7 +1,7 @@
 // Loss landscapes: contours with the path of the training, and how far the path is from what the plane shows.
 
 import uPlot from "uplot"
-import { color } from "./curves.js"
+import { color, logAxis, logRange } from "./curves.js"
 import { canvas, css, h, number, table, tickDistance, whole } from "./dom.js"
 
 const LEFT = 62, RIGHT = 92, TOP = 10, BOTTOM = 44, HEIGHT = 430
@@ -482,9 +482,9 @@ function chart(title, unit, data, series, isLog, high, fromZero = false) {
     const axis = { stroke: css("--quiet"), grid: { stroke: css("--grid"), width: 1 }, ticks: { stroke: css("--grid"), width: 1 }, font: `11px ${css("--font")}` }
     const said = (_, value) => (value == null ? "-" : number(value))
     plot = new uPlot({
-      width: place.clientWidth, height: high, scales: { x: { time: false }, y: isLog ? { distr: 3, range: (_, low, most) => (low == null ? [1, 10] : [low / 1.15, most * 1.15]) } : fromZero ? { range: { min: { soft: 0, mode: 1 }, max: { pad: 0.1 } } } : {} },
+      width: place.clientWidth, height: high, scales: { x: { time: false }, y: isLog ? { distr: 3, range: logRange } : fromZero ? { range: { min: { soft: 0, mode: 1 }, max: { pad: 0.1 } } } : {} },
       series: [{ label: unit, value: said }, ...series().map((one) => ({ value: said, ...one }))],
-      axes: [{ ...axis, values: (_, ticks) => ticks.map((tick) => number(tick, 4)) }, { ...axis, size: 56, space: 24, ...(isLog ? { filter: (_, splits) => splits.map((tick) => (/^[125]/.test(tick.toExponential()) ? tick : null)) } : {}), values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : number(tick, 4))) }],
+      axes: [{ ...axis, values: (_, ticks) => ticks.map((tick) => number(tick, 4)) }, { ...axis, size: 56, space: 24, ...(isLog ? logAxis : {}), values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : number(tick, 4))) }],
     }, data, place)
   }
   new ResizeObserver(() => place.clientWidth && plot?.width !== place.clientWidth && draw()).observe(place)
