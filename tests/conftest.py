@@ -117,7 +117,7 @@ def one_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     """A picture of one pixel in the place of all, for tests that look at files and not at what is drawn."""
     from distsummary.landscapes.output import write
 
-    monkeypatch.setattr(write, "draw", lambda grid, kind: PIXEL)
+    monkeypatch.setattr(write, "draw", lambda grid, kind, **options: PIXEL)
 
 
 # One fixture and plain system calls, because every test pays for it.

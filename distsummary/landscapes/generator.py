@@ -311,7 +311,9 @@ def draw(request: Request, *, is_set: bool) -> dict[str, LossGrid]:
             evaluation=evaluation,
             choice=choice,
         )
-        return _evaluate(request, task, prepared, workers, tell, run_dir)
+        is_named = isinstance(request.around, (str, os.PathLike, Trajectory))
+        name = source.label if runs is None and is_named else ""
+        return _evaluate(request, task, prepared, workers, tell, run_dir, name)
 
 
 def _evaluate(
@@ -321,6 +323,7 @@ def _evaluate(
     workers: Workers,
     tell: ProgressCallback | None,
     run_dir: RunDir | None,
+    run: str,
 ) -> dict[str, LossGrid]:
     """Evaluate the points and write the grids; raises LandscapeCancelled, with the grids, if interrupted."""
     with ExitStack() as stack:
@@ -342,7 +345,8 @@ def _evaluate(
             losses = np.concatenate((grid.path_loss, grid.true_loss))
             is_whole = not drawn.was_cancelled or bool(grid.computed.all() and not np.isnan(losses).any())
             is_partial = bool(grid.lost_points) or not is_whole
-            found[key] = replace(grid, data_sets=names, is_partial=is_partial)
+            model = type(task.model).__name__
+            found[key] = replace(grid, data_sets=names, is_partial=is_partial, run=run, model=model)
 
         if doubt := doubts(found):
             _log.warning("%s", doubt)

@@ -250,7 +250,8 @@ def test_a_picture_says_what_was_not_computed_and_what_is_rounding() -> None:
     assert notes(make_grid()) == []
     assert notes(make_grid(**MARKED)) == [
         "3 of 12 points computed, the others interpolated",
-        "rounding: 23 % of the steps along y are below an ulp",
+        "along direction 2, 23 % of the weights move less from point to point than their number format can "
+        "hold: that part is rounding",
     ]
     some = np.arange(2601).reshape(51, 51) < 1204
     large = make_grid(x=np.arange(51.0), y=np.arange(51.0), z=np.ones((51, 51)), computed=some)

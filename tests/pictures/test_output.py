@@ -1,5 +1,6 @@
 """What a landscape leaves in its run: events for the viewers, grids and pictures."""
 
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from distsummary import LossGrid, Topology, merge_run
 from distsummary.aggregate.rank_files import first_free_attempt
 from distsummary.coordination import LocalCoordinator
 from distsummary.errors import DamagedFileError
-from distsummary.format.records import Batch, Event, Image, Landscape, Value
+from distsummary.format.records import Batch, Event, Landscape, Value
 from distsummary.landscapes.output.write import write_landscapes
 from distsummary.reading.reader import ReadEvent, read_directory, read_file
 from distsummary.reading.segments import landscape_files, segments, stamp_of
@@ -54,12 +55,18 @@ def test_a_run_gets_events_pictures_and_grids(run_dir: RunDir) -> None:
     assert [v.tag for v in pictures] == [
         "landscape_[1, 4]",
         "landscape_[1, 4]/surface",
+        "landscape_[1, 4]/checkpoints",
         "landscape_[4]",
         "landscape_[4]/surface",
     ]
-    picture: Image = pictures[0].data
-    assert picture.encoded.startswith(b"\x89PNG")
-    assert (picture.width, picture.height) == (1440, 672)
+    assert {e.step for e in read_directory(run_dir.landscape_dir, "tensorboard")} == {4}
+    for card in (value.data for value in pictures):
+        assert card.encoded.startswith(b"\x89PNG")
+        assert 630 < card.width < 650
+    file = run_dir.landscape_file("landscape_[1, 4]", ".png").read_bytes()
+    assert struct.unpack(">II", file[16:24]) == (1440, 672)
+    assert (grids["pca"].run, grids["pca"].model) == ("run", "Mlp")
+    assert grids["pca"].lengths == pytest.approx({"x": 1.0, "y": 1.0})
     names = sorted(p.name for p in run_dir.landscape_dir.iterdir() if p.suffix in (".npz", ".png"))
     assert names == [
         f"landscape_{which}{suffix}" for which in ("1-4", "4") for suffix in (".npz", ".png", "_surface.png")
@@ -113,7 +120,7 @@ def test_a_second_landscape_joins_the_first(run_dir: RunDir) -> None:
     draw(around=run_dir, directions="random", run_dir=run_dir)
     assert tags(run_dir, "mindspore", "landscape") == ["landscape_[1, 4]", "landscape_[4]"]
     assert tags(run_dir, "tensorboard", "image") == [
-        *("landscape_[1, 4]", "landscape_[1, 4]/surface"),
+        *("landscape_[1, 4]", "landscape_[1, 4]/surface", "landscape_[1, 4]/checkpoints"),
         *("landscape_[4]", "landscape_[4]/surface"),
     ]
 

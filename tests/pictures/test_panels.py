@@ -1,14 +1,17 @@
 """What stands in a picture: names, titles, ticks and legends have their place, whatever the grid holds."""
 
+from typing import Any
+
 import matplotlib
 import numpy as np
 import pytest
 
+from distsummary.errors import InvalidValueError
 from distsummary.landscapes.output.draw import title
-from distsummary.landscapes.output.panels import draw_contours, draw_curve, draw_losses
+from distsummary.landscapes.output.panels import EDGES, FAINT, draw_contours, draw_curve, draw_losses
 from distsummary.landscapes.output.scale import scale_for
 from tests.pictures.test_draw import ENDS, every_legend, figure_for
-from tests.unit.landscapes.test_grid import make_grid
+from tests.unit.landscapes.test_grid import make_grid, random_grid
 
 LONG = "resnet20-cifar10_lr0.1_momentum0.9_weight-decay5e-4_seed"
 
@@ -86,7 +89,7 @@ def test_the_heights_of_a_surface_over_many_decades_stand_beside_their_axis() ->
 
 
 def test_a_curve_over_many_decades_is_logarithmic() -> None:
-    for top, expected in ((1e12, "log"), (9.0, "linear")):
+    for top, expected in ((1e12, "log"), (4.0, "linear")):
         row = make_grid(y=np.zeros(1), z=np.array([[1.0, 2.0, top, 1.0]]), **(ENDS | {"numbers": (1, 9)}))
         axes = figure_for().subplots()
         draw_curve(axes, row, scale_for(row.z, row.path_loss, row.true_loss))
@@ -97,10 +100,21 @@ def test_a_curve_over_many_decades_is_logarithmic() -> None:
         assert len(way) > 100
 
 
+def test_the_curve_of_the_checkpoints_is_logarithmic_where_the_contours_are() -> None:
+    fall = np.array([10.0, 3.0, 1.0])
+    flat = 1.0 + make_grid().z / 23
+    for z, losses, expected in ((flat, fall, "log"), (flat, np.array([2.0, 1.5, 1.0]), "linear")):
+        grid = make_grid(z=z, true_loss=losses, path_loss=losses)
+        scale = scale_for(grid.z, grid.path_loss, grid.true_loss)
+        axes = figure_for().subplots()
+        draw_losses(axes, grid, scale)
+        assert (axes.get_yscale(), scale.stretch) == (expected, expected)
+
+
 def test_losses_of_checkpoints_with_one_number_have_one_tick() -> None:
     corners = make_grid(kind="triangle", runs=("a", "b", "c"), run_lengths=(1, 1, 1), numbers=(9, 9, 9))
     axes = figure_for().subplots()
-    draw_losses(axes, corners)
+    draw_losses(axes, corners, scale_for(corners.z))
     assert axes.get_xticks().tolist() == [9]
 
 
@@ -169,3 +183,58 @@ def test_a_curve_without_a_finite_loss_has_no_scale() -> None:
     ).plot()
     assert figure is not None
     assert list(figure.axes[0].get_yticks()) == []
+
+
+def test_a_star_behind_a_wall_is_faint() -> None:
+    axis = np.linspace(-1, 1, 31)
+    for z, expected in (
+        (1 + np.add.outer(axis**2, axis**2), False),
+        (1 + np.add.outer(axis**8, axis**8) * 9, True),
+    ):
+        grid = make_grid(x=axis, y=axis, z=z, computed=np.ones((31, 31), bool))
+        figure = grid.plot(kind="surface")
+        assert figure is not None
+        [star] = [line for line in figure.axes[0].lines if line.get_marker() == "*"]
+        assert (star.get_alpha() == FAINT) is expected
+        assert star.get_label().endswith("behind the surface") is expected
+
+
+def test_an_end_of_the_bar_is_an_arrow_only_if_a_loss_is_beyond_it() -> None:
+    for true, expected in (
+        ([3.0, 2.0, 1.0], "neither"),
+        ([90.0, 2.0, 1.0], "max"),
+        ([3.0, 2.0, -1.0], "min"),
+    ):
+        figure = make_grid(true_loss=np.array(true)).plot()
+        assert figure is not None
+        [bar] = [axes for axes in figure.axes if axes.get_label() == "<colorbar>"]
+        assert bar._colorbar.extend == expected
+
+
+def test_a_picture_says_run_model_points_samples_and_what_moved() -> None:
+    grid = make_grid(run="cost$5$", model="Net", lengths={"x": 1.0, "y": 12.34})
+    figure: Any = grid.plot(alone=True, size=(5, 4), dpi=100)
+    assert figure.bbox.size.tolist() == [500, 400]
+    assert figure.subfigs[0]._suptitle.get_text() == "cost\\$5\\$: epochs 1 to 9, PCA plane"
+    axes = figure.axes[0]
+    assert axes.get_title() == "Net, 4 x 3 points, 16 samples, all trained parameters moved"
+    assert axes.get_xlabel() == "direction 1, L2 distance (80.0% of the variance)"
+    assert axes.get_ylabel() == "direction 2\n(1 = L2 distance 12.3; 15.0% of the variance)"
+    assert not [axes for axes in figure.axes if axes.get_legend()], "the checkpoints are left out"
+    assert len(make_grid().plot(kind="checkpoints").axes) == 2
+
+
+def test_a_triangle_has_its_edges() -> None:
+    corners = make_grid(kind="triangle", runs=("a", "b", "c"), run_lengths=(1, 1, 1))
+    for kind in ("contour", "surface"):
+        figure: Any = corners.plot(kind=kind)
+        [edges] = [line for line in figure.axes[0].lines if line.get_label() == EDGES]
+        assert edges.get_linestyle() == "--"
+
+
+@pytest.mark.parametrize("size", [(1, 5), (5, 90), 5, (5, "6"), (float("nan"), 5)])
+def test_a_wrong_size_is_refused(size: Any) -> None:
+    with pytest.raises(InvalidValueError, match=r"size must be .* from 2 to 60 inches"):
+        make_grid().plot(size=size)
+    with pytest.raises(InvalidValueError, match="no path"):
+        random_grid().plot(kind="checkpoints")

@@ -1,6 +1,9 @@
-"""Detects grid steps smaller than an ulp and checkpoints that differ only by rounding. Pure functions."""
+"""Measures directions: their lengths, grid steps smaller than an ulp, and checkpoints that differ only by
+rounding. Pure functions.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,25 +15,34 @@ OF_DTYPE = {"float64": "float64", "float16": "fp16", "bfloat16": "bf16"}
 LEAST_EXPONENT = {"float64": -1022, "float32": -126, "fp16": -14, "bf16": -126}  # of normal numbers
 
 
-def rounding_floors(
+class Measured(NamedTuple):
+    """What `measure` found along the directions x and y: shares from 0 to 1, and L2 lengths."""
+
+    rounding: dict[str, float]
+    lengths: dict[str, float]
+
+
+def measure(
     centre: Weights,
     recipe: Recipe,
     names: Sequence[str],
     steps: tuple[float, float],
     precision: str = "",
     kept: Mapping[str, str] | None = None,
-) -> dict[str, float]:
-    """For directions x and y, the share of the varied weights that one grid step changes by less than an ulp.
+) -> Measured:
+    """The lengths of directions x and y, and the shares of weights that a step changes by less than an ulp.
 
-    A share is between 0 and 1, and 0 for a direction that changes nothing. If it is large, the grid shows
+    A length is the L2 distance between the parameters at 0 and at 1 on the axis. A share is one of the varied
+    weights, between 0 and 1, and 0 for a direction that changes nothing. If it is large, the grid shows
     rounding instead of the loss. `steps` are the distances between neighbouring points along x and y. If
     `precision` is a key of EXPLICIT_BITS, ulps are those of this precision. Otherwise (as for "") they are
     those of the dtype in which the model keeps the parameter. `kept` holds these dtypes by name; for a name
     that it lacks, the dtype of the centre's array is used (a checkpoint may have another than the model).
     """
-    shares, kept = {}, kept or {}
+    found, kept = Measured({}, {}), kept or {}
     for axis, step in enumerate(steps):
         moved = lost = 0
+        squares = 0.0
         for name in names:  # only some rows of one parameter are in memory at a time
             weights = rows_of(centre, name)
             along = recipe.rows(axis, name, weights)
@@ -38,13 +50,16 @@ def rounding_floors(
                 block = weights(start, stop)
                 dtype = kept.get(name, "") or block.dtype.name
                 known = precision if precision in EXPLICIT_BITS else OF_DTYPE.get(dtype, "float32")
-                change = np.abs(np.asarray(along(start, stop), np.float64).reshape(-1)) * abs(step)
+                moves_by = np.asarray(along(start, stop), np.float64).reshape(-1)
+                squares += float(np.dot(moves_by, moves_by))
+                change = np.abs(moves_by) * abs(step)
                 moves = change > 0
                 moved += int(moves.sum())
                 below = change < ulp(block.astype(np.float64).reshape(-1), known)
                 lost += int((below & moves).sum())
-        shares["xy"[axis]] = lost / moved if moved else 0.0
-    return shares
+        found.rounding["xy"[axis]] = lost / moved if moved else 0.0
+        found.lengths["xy"[axis]] = float(np.sqrt(squares))
+    return found
 
 
 def ulp(weights: Array, precision: str) -> Array:

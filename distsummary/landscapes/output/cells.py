@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from distsummary.landscapes.directions.recipe import Array
 
@@ -49,6 +50,19 @@ def drape(x: Array, y: Array, heights: Array, points: Array, per_leg: int = 16) 
     legs = [a + steps[:, None] * (b - a) for a, b in pairwise(points)]
     along = np.concatenate([*legs, points[-1:]])
     return np.column_stack((along, _bilinear(x, y, heights, along)))
+
+
+def hidden(x: Array, y: Array, heights: Array, points: Array, eye: Array) -> NDArray[np.bool_]:
+    """Whether the surface is between each point (k, 3) and the eye (3,), which looks at it from above.
+
+    A point on the surface, or less than a hundredth of the range of heights below it, hides not itself.
+    """
+    finite = heights[np.isfinite(heights)]
+    slack = 0.01 * float(np.ptp(finite)) if finite.size else 0.0
+    shares = np.geomspace(1e-3, 1.0, 400)[:, None, None]  # of the way to the eye, which is far away
+    rays = points + shares * (eye - points)
+    above = _bilinear(x, y, heights, rays[..., :2].reshape(-1, 2)).reshape(rays.shape[:2])
+    return np.asarray((above > rays[..., 2] + slack).any(axis=0))
 
 
 def _bilinear(x: Array, y: Array, heights: Array, at: Array) -> Array:

@@ -73,6 +73,43 @@ def ends_of_line(grid: Grid) -> tuple[str, str]:
     return start, end
 
 
+def axis_name(grid: Grid, axis: int) -> str:
+    """The name of an axis, its unit if that is known, and what is known of its direction."""
+    length = grid.lengths.get("xy"[axis], 0.0)
+    known = []
+    if length and not is_unit(length):
+        known.append(f"1 = L2 distance {length:.3g}")
+    if axis < grid.explained_variance.size:
+        known.append(f"{grid.explained_variance[axis]:.1%} of the variance")
+    elif axis < len(grid.eigenvalues):
+        known.append(f"eigenvalue {grid.eigenvalues[axis]:.4g}")
+    name = f"direction {axis + 1}" + (", L2 distance" if is_unit(length) else "")
+    return name + (f" ({'; '.join(known)})" if known else "")
+
+
+def is_unit(length: float) -> bool:
+    """Whether coordinates along a direction of this L2 length are L2 distances, except for rounding."""
+    return abs(length - 1.0) < 1e-3
+
+
+def made_from(grid: Grid) -> str:
+    """What the picture shows: `DigitsNet, 31 x 31 points, 297 samples, all trained parameters moved`."""
+    points = f"{len(grid.x):,}" + (f" x {len(grid.y):,}" if len(grid.y) > 1 else "") + " points"
+    facts = [grid.model, points, f"{grid.samples:,} samples" if grid.samples else ""]
+    if grid.parameters:
+        facts.append(f"moved: parameters that match {', '.join(grid.parameters)}")
+    elif grid.normalization in ("filter", "mindspore"):
+        facts.append("weights moved, biases and norm layers fixed")
+    elif grid.kind != "given":
+        facts.append("all trained parameters moved")
+    return ", ".join(filter(None, facts))
+
+
+def end_step(grid: Grid) -> int:
+    """The training step of the grid's centre, 0 if it is not known."""
+    return grid.numbers[-1] * (grid.step_per_epoch if grid.unit == "epoch" else 1) if grid.numbers else 0
+
+
 def checkpoint_names(grid: Grid) -> list[str]:
     """The name of each checkpoint: its step or epoch; if it is the only one of its run, the run's name."""
     names = [str(number) for number in grid.numbers]

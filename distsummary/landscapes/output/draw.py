@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distsummary.checks import check_choice
-from distsummary.errors import MissingExtraError
+from distsummary.errors import InvalidValueError, MissingExtraError
 from distsummary.landscapes.output.cells import thinned
-from distsummary.landscapes.output.describe import ends_of_line, not_finite, shortened
+from distsummary.landscapes.output.describe import ends_of_line, made_from, not_finite, shortened
 from distsummary.landscapes.output.grid import Grid
 from distsummary.landscapes.output.label_placement import place_labels
 from distsummary.landscapes.output.scale import scale_for
@@ -17,36 +17,71 @@ from distsummary.landscapes.output.scale import scale_for
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-KINDS = ("contour", "surface")
+KINDS = ("contour", "surface", "checkpoints")
 FORMATS = ("png", "pdf", "svg")
 MAX_ROWS = 12  # checkpoints in the table
 MAX_NAME = 16  # letters of a run's name: the table has no room for more
-MAX_TITLE = 60  # letters in a line of the title
+TITLE_LETTERS = 8.8  # per inch of a title
+SMALL_LETTERS = 14.0  # per inch of the smaller text
+DPI = 120
+HEIGHT = 5.6  # inches
+WIDTHS = {"contour": 6.8, "surface": 6.8, "checkpoints": 4.8}  # inches
+BESIDE = 12.0  # inches of a picture with the checkpoints beside it
+SIZES = (2.0, 60.0)  # the smallest and the largest width or height, in inches
 MAX_NAMES = 120  # letters of all names in the title
 MUCH_ROUNDING = 0.1  # the picture has a note if rounding loses a larger share of the steps
 
 
-def draw(grid: Grid, kind: str = "contour", format: str = "png") -> bytes:
+def draw(grid: Grid, kind: str = "contour", format: str = "png", **options: Any) -> bytes:
     """The bytes of a picture file. Raises InvalidValueError for an unknown format; see also `figure_of`."""
     check_choice("format", format, FORMATS)
     buffer = io.BytesIO()
-    figure_of(grid, kind).savefig(buffer, format=format)
+    figure_of(grid, kind, **options).savefig(buffer, format=format)
     return buffer.getvalue()
 
 
-def figure_of(grid: Grid, kind: str = "contour") -> "Figure":
-    """The grid as a figure; a grid of one row is drawn as a curve, whatever the kind.
+def figure_of(
+    grid: Grid,
+    kind: str = "contour",
+    *,
+    alone: bool = False,
+    size: tuple[float, float] | None = None,
+    dpi: float = DPI,
+) -> "Figure":
+    """The grid as a figure; a grid of one row is drawn as a curve, unless the kind is "checkpoints".
 
-    Does not touch matplotlib's global state. Raises InvalidValueError for an unknown kind, MissingExtraError
-    if matplotlib is not installed.
+    Does not touch matplotlib's global state.
+
+    Args:
+        kind: "contour", "surface", or "checkpoints", the losses of the path's checkpoints as curve and table.
+        alone: leave out the checkpoints that are otherwise beside contour or surface.
+        size: width and height in inches. Fonts keep their size, so they are larger in a smaller figure.
+        dpi: pixels per inch.
+
+    Raises InvalidValueError for an unknown kind, for checkpoints of a grid without a path, and for a size
+    out of range, MissingExtraError if matplotlib is not installed.
     """
     check_choice("kind", kind, KINDS)
+    if size is not None:
+        smallest, largest = SIZES
+        is_pair = isinstance(size, tuple | list) and len(size) == 2
+        if not (is_pair and all(isinstance(n, int | float) and smallest <= n <= largest for n in size)):
+            raise InvalidValueError(
+                f"size must be (width, height), both from {smallest:g} to {largest:g} inches, such as "
+                f"(8, 6), got {size!r}"
+            )
     runs = (
         grid.runs if grid.kind == "line" else shortened(grid.runs, MAX_NAME)
     )  # draw_curve wraps the names of a line's runs
     runs = tuple(run.replace("$", r"\$") for run in runs)  # matplotlib reads text between two $ as a formula
     grid = replace(grid, runs=runs)
     has_path = len(grid.path) > 1 and grid.kind != "line"
+    if kind == "checkpoints" and not has_path:
+        raise InvalidValueError(
+            "kind must be contour or surface, as this landscape has no path of several checkpoints, got "
+            "'checkpoints'"
+        )
+    is_beside = has_path and not alone and kind != "checkpoints"
     try:
         importlib.import_module("matplotlib.figure")
         from distsummary.landscapes.output import panels
@@ -55,29 +90,42 @@ def figure_of(grid: Grid, kind: str = "contour") -> "Figure":
             "pictures of landscapes need matplotlib; run: pip install 'distsummary[report]'",
             name="matplotlib",
         ) from error
-    figure: Any = panels.empty_figure(12.0 if has_path else 6.8)
+    width, height = size or (BESIDE if is_beside else WIDTHS[kind], HEIGHT)
+    figure: Any = panels.empty_figure(width, height, dpi)
     # Notes belong to the whole figure, so that they are below both subfigures and their legends.
     beside = None
-    if has_path:
+    if is_beside:
         main, beside = figure.subfigures(1, 2, width_ratios=[1.5, 1])
     else:
         main = figure.subfigures(1, 1)
-    main.suptitle(textwrap.fill(title(grid), MAX_TITLE, break_on_hyphens=False), fontsize="large")
-    figure.supxlabel("\n".join(notes(grid)), fontsize=8, color="0.4")
+    room = width * (0.6 if is_beside else 1.0)
+    run = grid.run.replace("$", r"\$")
+    headline = f"{run}: {title(grid)}" if run else title(grid)
+    main.suptitle(_filled(headline, TITLE_LETTERS * room), fontsize="large")
+    below = [_filled(note, SMALL_LETTERS * width) for note in notes(grid)]
+    figure.supxlabel("\n".join(below), fontsize=8, color="0.4")
     scale = scale_for(grid.z, grid.path_loss, grid.true_loss)
-    if min(grid.z.shape) == 1:
+    if kind == "checkpoints":
+        beside = main
+    elif min(grid.z.shape) == 1:
         panels.draw_curve(main.subplots(), grid, scale)
     elif kind == "surface":
         panels.draw_surface(main, grid, scale)
     else:
         panels.draw_contours(main, grid, scale)
+    if beside is not main:
+        main.axes[0].set_title(_filled(made_from(grid), SMALL_LETTERS * room), fontsize=8, color="0.3")
     if beside is not None:
         losses, numbers = beside.subplots(2, 1, height_ratios=[1.1, 1])
-        panels.draw_losses(losses, grid)
+        panels.draw_losses(losses, grid, scale)
         panels.draw_text(numbers, [*checkpoint_lines(grid), *plane_lines(grid)])
     if kind == "contour" and min(grid.z.shape) > 1:
         place_labels(figure, main.axes[0], grid)
     return figure  # type: ignore[no-any-return]  # subfigures are typed too loosely
+
+
+def _filled(text: str, letters: float) -> str:
+    return textwrap.fill(text, int(letters), break_on_hyphens=False)
 
 
 def title(grid: Grid) -> str:
@@ -111,7 +159,11 @@ def notes(grid: Grid) -> list[str]:
         found.append(f"losses not finite: {bad:,}")
     share, axis = max(((share, axis) for axis, share in grid.rounding.items()), default=(0.0, ""))
     if share > MUCH_ROUNDING:
-        found.append(f"rounding: {100 * share:.0f} % of the steps along {axis} are below an ulp")
+        number = 1 + "xy".index(axis)
+        found.append(
+            f"along direction {number}, {100 * share:.0f} % of the weights move less from point to point "
+            "than their number format can hold: that part is rounding"
+        )
     return found
 
 

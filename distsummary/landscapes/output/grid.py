@@ -84,6 +84,9 @@ class Grid:
     hardware: str = ""
     precision_error: float = 0.0
     rounding: Mapping[str, float] = field(default_factory=dict)
+    lengths: Mapping[str, float] = field(default_factory=dict)
+    run: str = ""
+    model: str = ""
 
     def __post_init__(self) -> None:
         expected = (len(self.y), len(self.x))
@@ -155,7 +158,7 @@ class Grid:
         """Every field that is not an array, as a dict that JSON can hold."""
         apart = {*ARRAYS, "quantities"}
         meta = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in apart}
-        mappings = ("worker_seconds", "rounding", "filter_axis")
+        mappings = ("worker_seconds", "rounding", "lengths", "filter_axis")
         return meta | {name: dict(getattr(self, name)) for name in mappings}
 
     def to_npz(self) -> bytes:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 from distsummary.checks import check_choice
 from distsummary.errors import DamagedFileError, MissingExtraError, MissingFileError, RunDirError
 from distsummary.landscapes.output.describe import in_a_line
-from distsummary.landscapes.output.draw import FORMATS, KINDS, draw, figure_of
+from distsummary.landscapes.output.draw import DPI, FORMATS, KINDS, draw, figure_of
 from distsummary.landscapes.output.grid import Grid
 from distsummary.landscapes.output.h5 import to_h5
 from distsummary.landscapes.output.vtp import to_vtp
@@ -74,6 +74,11 @@ class LossGrid(Grid):
         precision_error: for a reduced precision, the largest relative error of the losses that were compared.
         rounding: the share of the varied parameters whose change from one grid point to the next is below an
             ulp, {"x": share, "y": share}; see `directions.rounding`.
+        lengths: the L2 distance between the parameters at 0 and at 1 on an axis, {"x": l, "y": l}; {} in
+            older files.
+        run: the name of the run (or checkpoint file) that it was drawn around, "" if there are several (see
+            `runs`).
+        model: the name of the model's class.
     """
 
     def __repr__(self) -> str:
@@ -114,26 +119,42 @@ class LossGrid(Grid):
         except (DamagedFileError, OSError) as error:
             raise DamagedFileError(f"{os.fspath(path)} cannot be read: {error}") from error
 
-    def plot(self, path: str | os.PathLike[str] | None = None, kind: str = "contour") -> "Figure | None":
+    def plot(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        kind: str = "contour",
+        *,
+        alone: bool = False,
+        size: tuple[float, float] | None = None,
+        dpi: float = DPI,
+    ) -> "Figure | None":
         """Draw a picture into a file (.png, .pdf or .svg); needs matplotlib (`distsummary[report]`).
 
         Without `path` it writes and shows nothing but returns the matplotlib Figure, which a notebook shows
         if it is the value of a cell. pyplot does not know the figure, so there is nothing to close.
 
-        `kind` is "contour" or "surface", with the path on it; a grid of one row is drawn as a curve. Losses
-        that are not finite, or missing, leave a hole.
+        Losses that are not finite, or missing, leave a hole.
 
-        Raises InvalidValueError for another suffix or kind, MissingExtraError without matplotlib, RunDirError
-        when the file cannot be written.
+        Args:
+            path: the file to write.
+            kind: "contour" or "surface", with the path on it, or "checkpoints", the losses on the path as a
+                curve and a table. A grid of one row is drawn as a curve.
+            alone: leave out the checkpoints' curve and table, which are otherwise beside contour or surface.
+            size: width and height in inches, from 2 to 60 each. Fonts keep their size, so they are relatively
+                larger in a smaller picture.
+            dpi: pixels per inch.
+
+        Raises InvalidValueError for another suffix, kind or size, and for checkpoints of a grid without a
+        path, MissingExtraError without matplotlib, RunDirError when the file cannot be written.
         """
         if path is None:
-            return figure_of(self, kind)
+            return figure_of(self, kind, alone=alone, size=size, dpi=dpi)
         file = Path(path)
         suffix = file.suffix.lower()
         check_choice(f"the suffix of {file.name!r}", suffix, [f".{name}" for name in FORMATS])
         check_choice("kind", kind, KINDS)
         check_place(file)
-        publish(file, draw(self, kind, suffix[1:]))
+        publish(file, draw(self, kind, suffix[1:], alone=alone, size=size, dpi=dpi))
         return None
 
 

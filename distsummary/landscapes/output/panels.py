@@ -18,18 +18,17 @@ from distsummary.landscapes.directions.recipe import Array
 from distsummary.landscapes.output.cells import (
     drape,
     finite_runs,
+    hidden,
     loose_points,
     thinned,
     touched_cells,
     whole_cells,
 )
-from distsummary.landscapes.output.describe import checkpoint_names, ends_of_line
+from distsummary.landscapes.output.describe import axis_name, checkpoint_names, ends_of_line
 from distsummary.landscapes.output.grid import Grid, finite_bounds
 from distsummary.landscapes.output.label_placement import GAP
-from distsummary.landscapes.output.scale import WIDE, LossScale, clipped, tick_labels
+from distsummary.landscapes.output.scale import LossScale, clipped, tick_labels
 
-DPI = 120
-HEIGHT = 5.6  # inches
 PAD = 0.08
 FONTS = {"pdf.fonttype": 42}  # TrueType: publishers refuse Type 3, matplotlib's default
 COLORS = "viridis"
@@ -43,6 +42,9 @@ TICKS = 9
 USUAL = 3  # characters in a typical tick label
 FINE = 256  # points of a straight line on a logarithmic axis
 SHARES = (0, 0.2, 0.4, 0.6, 0.8, 1)  # ticks on the axis of a line
+EDGES, EDGES_COLOR = "straight between the checkpoints", "black"
+FAINT = 0.3  # opacity of what the surface hides
+NARROW = 5.5  # inches, below which a legend has one column and a name two rows
 MAX_NAME = 30  # characters per row of a name under a tick
 PATH, STEPS, STEPS_COLOR = "path of the training", "steps between, by sketches", "C1"
 _TRUE = {"marker": "o", "markersize": 6, "markeredgecolor": "white", "markeredgewidth": 1.2}
@@ -62,10 +64,10 @@ class ShownFigure(Figure):
         return buffer.getvalue()
 
 
-def empty_figure(width: float) -> Figure:
-    """A figure that is `width` inches wide."""
+def empty_figure(width: float, height: float, dpi: float) -> Figure:
+    """A figure; width and height in inches."""
     layout = ConstrainedLayoutEngine(w_pad=PAD, h_pad=PAD)
-    figure = ShownFigure(figsize=(width, HEIGHT), dpi=DPI, layout=layout)
+    figure = ShownFigure(figsize=(width, height), dpi=dpi, layout=layout)
     FigureCanvasAgg(figure)
     return figure
 
@@ -83,12 +85,15 @@ def draw_contours(figure: Any, grid: Grid, scale: LossScale) -> None:
         axes.pcolormesh(grid.x, grid.y, cells, cmap=ListedColormap([NOT_FINITE]), vmin=0, vmax=1)
         axes.plot([], [], "s", color=NOT_FINITE, markeredgecolor="0.4", label="loss not finite")
     norm = _mappable(scale).norm
-    filled = axes.contourf(grid.x, grid.y, shown, levels=scale.levels, norm=norm, cmap=COLORS, extend="both")
+    filled = axes.contourf(grid.x, grid.y, shown, levels=scale.levels, norm=norm, cmap=COLORS,
+                          extend=scale.beyond)  # fmt: skip
     axes.contour(grid.x, grid.y, shown, levels=scale.levels, colors="white", linewidths=0.4, alpha=0.5)
     _add_colorbar(figure, axes, filled, scale)
     rows, columns = loose_points(grid.z).T
     loose = _colors(grid.z[rows, columns], scale)
     axes.scatter(grid.x[columns], grid.y[rows], s=9, marker="s", c=loose, clip_on=False)
+    if grid.kind == "triangle":
+        axes.plot(*grid.path[[0, 1, 2, 0]].T, "--", color=EDGES_COLOR, linewidth=1.0, label=EDGES)
     if len(grid.path) > 1:
         for run, part in _courses(grid).items():
             axes.plot(*grid.path[part].T, color="white", linewidth=3.0, solid_joinstyle="round")
@@ -108,7 +113,10 @@ def draw_contours(figure: Any, grid: Grid, scale: LossScale) -> None:
                 axes.annotate(names[k], grid.path[k], xytext=(GAP, GAP), textcoords="offset points",
                               fontsize=8, color="black", bbox=NAME_BOX)  # fmt: skip
     axes.plot(0.0, 0.0, "*", color="red", markeredgecolor="white", markersize=14, label=_centre(grid))
-    axes.set(xlabel=_axis(grid, 0), ylabel=_axis(grid, 1))
+    x_name, y_name = axis_name(grid, 0), axis_name(grid, 1)
+    if _is_narrow(figure):
+        y_name = y_name.replace(" (", "\n(")
+    axes.set(xlabel=x_name, ylabel=y_name)
     _add_legend(figure)
 
 
@@ -130,30 +138,49 @@ def draw_surface(figure: Any, grid: Grid, scale: LossScale) -> None:
         axes.plot(x[j], y[i], heights[i, j], "s", markersize=2, color=_colors(z[i, j], scale), zorder=2)
 
     in_plane, true = scale.heights(grid.path_loss), scale.heights(grid.true_loss)
+    low, high = finite_bounds(heights, in_plane, true)
+    margin = 0.02 * (high - low) or 0.5
+    axes.set(xlim=(grid.x[0], grid.x[-1]), ylim=(grid.y[0], grid.y[-1]), zlim=(low - margin, high + margin))
+    axes.view_init(elev=38.0, azim=open_azimuth(heights))
+    axes.set_box_aspect(None, zoom=0.9)  # the legend's layout ignores the labels of 3-D axes
+    eye = eye_of(axes)
+
+    def laid(along: Array, color: str, width: float, label: str, **options: Any) -> None:
+        """Draw a line, faint where the surface hides it."""
+        is_hidden = hidden(x, y, heights, along, eye)[:, None]
+        seen, behind = np.where(is_hidden, np.nan, along), np.where(is_hidden, along, np.nan)
+        axes.plot(*seen.T, color=color, linewidth=width, label=label, zorder=4, **options)
+        if is_hidden.any():
+            axes.plot(*behind.T, color=color, linewidth=width, alpha=FAINT, zorder=4, **options)
+
+    if grid.kind == "triangle":
+        laid(drape(x, y, heights, grid.path[[0, 1, 2, 0]]), EDGES_COLOR, 1.0, EDGES, linestyle="--")
     if len(grid.path) > 1:
         for run, part in _courses(grid).items():
             along = drape(x, y, heights, grid.path[part])
-            axes.plot(*along.T, color="white", linewidth=3.0, zorder=3)
-            axes.plot(*along.T, color=_line_color(grid, run), linewidth=1.4, zorder=4, label=run or PATH)
+            axes.plot(*np.where(hidden(x, y, heights, along, eye)[:, None], np.nan, along).T, color="white",
+                      linewidth=3.0, zorder=3)  # fmt: skip
+            laid(along, _line_color(grid, run), 1.4, run or PATH)
         if grid.steps:
-            steps = drape(x, y, heights, grid.step_path)
-            axes.plot(*steps.T, color=STEPS_COLOR, linewidth=1.0, zorder=4, label=STEPS)
+            laid(drape(x, y, heights, grid.step_path), STEPS_COLOR, 1.0, STEPS)
         colors = _colors(grid.true_loss, scale)
+        behind = hidden(x, y, heights, np.column_stack((grid.path, true)), eye)
         for k in thinned(len(grid.path), MAX_DOTS):
             px, py = grid.path[k]
-            axes.plot([px, px], [py, py], [in_plane[k], true[k]], color="black", linewidth=0.8, zorder=5)
-            axes.plot([px], [py], [true[k]], **_TRUE, color=colors[k], zorder=6)
+            alpha = FAINT if behind[k] else 1.0
+            axes.plot([px, px], [py, py], [in_plane[k], true[k]], color="black", linewidth=0.8, alpha=alpha,
+                      zorder=5)  # fmt: skip
+            axes.plot([px], [py], [true[k]], **_TRUE, color=colors[k], alpha=alpha, zorder=6)
         for run, part in grid.parts.items():
             k = part.start
             if run and len(part) == 1 and np.isfinite(true[k]):  # a run without a line is not in the legend
                 axes.text(*grid.path[k], true[k], f"   {run}", fontsize=8, bbox=NAME_BOX, zorder=5)
         axes.plot([], [], [], **_TRUE, color="0.3", linestyle="none", label="true loss of a checkpoint")
+    is_behind = bool(hidden(x, y, heights, np.array([[0.0, 0.0, in_plane[-1]]]), eye)[0])
     axes.plot([0.0], [0.0], [in_plane[-1]], "*", color="red", markeredgecolor="white", markersize=13,
-              zorder=7, label=_centre(grid))  # fmt: skip
+              alpha=FAINT if is_behind else 1.0, zorder=7,
+              label=_centre(grid) + (", behind the surface" if is_behind else ""))  # fmt: skip
 
-    low, high = finite_bounds(heights, in_plane, true)
-    margin = 0.02 * (high - low) or 0.5
-    axes.set(xlim=(grid.x[0], grid.x[-1]), ylim=(grid.y[0], grid.y[-1]), zlim=(low - margin, high + margin))
     longest = USUAL
     if scale.is_empty:
         axes.set_zticks([])
@@ -168,12 +195,15 @@ def draw_surface(figure: Any, grid: Grid, scale: LossScale) -> None:
         axes.set_zticks(places[kept], labels=labels)
         longest = max(USUAL, *map(len, labels))
     axes.tick_params(axis="z", pad=2 + longest)  # labels are centred: long ones would overlap the axis
-    axes.set_zlabel("loss", fontsize=9, labelpad=4 + 2 * longest)
-    axes.view_init(elev=38.0, azim=open_azimuth(heights))
+    if not _is_narrow(figure):  # the colour bar says it too
+        axes.set_zlabel("loss", fontsize=9, labelpad=4 + 2 * longest)
     _add_colorbar(figure, axes, _mappable(scale), scale, shrink=0.7, pad=0.1)
-    axes.set_box_aspect(None, zoom=0.9)  # the legend's layout ignores the labels of 3-D axes
-    axes.set_xlabel(_axis(grid, 0), fontsize=9)
-    axes.set_ylabel(_axis(grid, 1), fontsize=9)
+    x_name, y_name = (axis_name(grid, axis) for axis in (0, 1))
+    if _is_narrow(figure):  # no room for what is in brackets
+        x_name, y_name = (name.partition(" (")[0] for name in (x_name, y_name))
+    x_name, y_name = (name.replace(" (", "\n(") for name in (x_name, y_name))
+    axes.set_xlabel(x_name, fontsize=9, labelpad=4 + 8 * x_name.count("\n"))
+    axes.set_ylabel(y_name, fontsize=9, labelpad=4 + 8 * y_name.count("\n"))
     axes.tick_params(labelsize=8)
     for axis in (axes.xaxis, axes.yaxis):  # the outermost labels of both axes would meet in a corner
         axis.get_major_locator().set_params(prune="both")
@@ -212,9 +242,10 @@ def draw_curve(axes: Any, grid: Grid, scale: LossScale) -> None:
                           textcoords="offset points", fontsize=8)  # fmt: skip
     else:
         axes.plot(at[-1:], clipped(grid.true_loss)[-1:], "*", color="red", markersize=12, label=_centre(grid))
-    if scale.stretch != "linear" and finite_bounds(grid.z, grid.path_loss, grid.true_loss)[0] > 0:
-        axes.set_yscale("log")
-    axes.set(xlabel="share of the way" if grid.kind == "line" else _axis(grid, axis), ylabel="loss")
+    low, high = finite_bounds(grid.z, grid.path_loss, grid.true_loss)
+    if scale.stretch != "linear" and low > 0:
+        set_log(axes, low, high)
+    axes.set(xlabel="share of the way" if grid.kind == "line" else axis_name(grid, axis), ylabel="loss")
     if scale.is_empty:
         axes.set_yticks([])
     if grid.kind == "line":
@@ -224,8 +255,20 @@ def draw_curve(axes: Any, grid: Grid, scale: LossScale) -> None:
     _add_legend(axes.figure)
 
 
-def draw_losses(axes: Any, grid: Grid) -> None:
-    """Draw each checkpoint's true loss and its loss in the plane over the checkpoint's step or epoch."""
+def set_log(axes: Any, low: float, high: float) -> None:
+    """Make the axis of the losses logarithmic, with round ticks also over less than a decade."""
+    axes.set_yscale("log")
+    if low < high:
+        ticks = LossScale(levels=np.array([low, high]), stretch="log").ticks(TICKS)
+        axes.set_yticks(ticks, labels=tick_labels(ticks))
+        axes.minorticks_off()
+
+
+def draw_losses(axes: Any, grid: Grid, scale: LossScale) -> None:
+    """Draw each checkpoint's true loss and its loss in the plane over the checkpoint's step or epoch.
+
+    The axis of the losses is logarithmic if their `scale` in the contour or surface is stretched.
+    """
     true, in_plane = clipped(grid.true_loss), clipped(grid.path_loss)
     numbers = np.array(grid.numbers or range(len(grid.path)))
     for run, part in grid.parts.items():
@@ -237,8 +280,8 @@ def draw_losses(axes: Any, grid: Grid) -> None:
     if grid.runs:
         axes.plot([], [], "--s", color="0.4", markersize=4, label="losses in the plane")
     low, high = finite_bounds(true, in_plane)
-    if low > 0 and high > WIDE / 2 * low:
-        axes.set_yscale("log")
+    if scale.stretch != "linear" and low > 0:
+        set_log(axes, low, high)
     axes.set(xlabel=grid.unit, ylabel="loss")
     axes.xaxis.get_major_locator().set_params(integer=True)
     if len(set(numbers)) == 1:
@@ -254,6 +297,13 @@ def draw_text(axes: Any, lines: Sequence[str]) -> None:
     """Lines of monospaced text, without axes."""
     axes.set_axis_off()
     axes.text(0.0, 1.0, "\n".join(lines), family="monospace", fontsize=8, va="top", linespacing=1.35)
+
+
+def eye_of(axes: Any) -> Array:
+    """The point (3,), in the coordinates of the data, from which 3-D axes are seen."""
+    projection = axes.get_proj()  # (4, 4); the eye is the one point whose x, y and depth are 0 in the picture
+    rows = projection[[0, 1, 3]]
+    return np.asarray(np.linalg.solve(rows[:, :3], -rows[:, 3]))
 
 
 def open_azimuth(heights: Array) -> float:
@@ -272,7 +322,7 @@ def open_azimuth(heights: Array) -> float:
 
 
 def _mappable(scale: LossScale) -> ScalarMappable:
-    return ScalarMappable(norm=BoundaryNorm(scale.levels, 256, extend="both"), cmap=COLORS)
+    return ScalarMappable(norm=BoundaryNorm(scale.levels, 256, extend=scale.beyond), cmap=COLORS)
 
 
 def _colors(losses: Array, scale: LossScale) -> Any:
@@ -305,15 +355,12 @@ def _add_colorbar(figure: Any, axes: Any, mappable: Any, scale: LossScale, **opt
 
 def _add_legend(figure: Any) -> None:
     """Add the legend below everything, because any corner of the picture may be in use."""
-    figure.legend(loc="outside lower center", fontsize=8, ncols=2, frameon=False)
+    columns = 1 if _is_narrow(figure) else 2
+    figure.legend(loc="outside lower center", fontsize=8, ncols=columns, frameon=False)
 
 
-def _axis(grid: Grid, axis: int) -> str:
-    if axis < grid.explained_variance.size:
-        return f"direction {axis + 1} ({grid.explained_variance[axis]:.1%} of the variance)"
-    if axis < len(grid.eigenvalues):
-        return f"direction {axis + 1} (eigenvalue {grid.eigenvalues[axis]:.4g})"
-    return f"direction {axis + 1}"
+def _is_narrow(figure: Any) -> bool:
+    return bool(figure.bbox.width / figure.dpi < NARROW)
 
 
 def _centre(grid: Grid) -> str:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from distsummary.format.frames import frame
 from distsummary.format.mindspore_format import encode_version
 from distsummary.format.records import MINDSPORE, TENSORBOARD, Batch, Event, Image, Landscape, Value
 from distsummary.landscapes.directions.prepare import readable
+from distsummary.landscapes.output.describe import end_step
 from distsummary.landscapes.output.draw import draw
 from distsummary.landscapes.output.grid import finite_bounds, make_finite
 from distsummary.landscapes.output.loss_grid import LossGrid
@@ -43,6 +45,12 @@ from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter
 
 LOSS_TAGS = ("loss", "loss/auto")  # distsummary's tag and MindSpore's
+# A picture in TensorBoard is a card about 400 pixels wide: small in inches, so that the fonts are large.
+CARDS: dict[str, dict[str, Any]] = {  # 640 pixels wide
+    "contour": {"alone": True, "size": (4.0, 3.8), "dpi": 160},
+    "surface": {"alone": True, "size": (5.0, 4.7), "dpi": 128},
+    "checkpoints": {"size": (4.8, 5.8), "dpi": 133.4},
+}
 SHOWN_LOSS_TAG = "loss/auto"  # the only tag that MindInsight's landscape page reads
 
 _log = logging.getLogger(__name__)
@@ -107,21 +115,26 @@ def write_landscapes(
         for path, grid in zip(made, worthy, strict=True):
             grid.save(path)
 
-        pictures: dict[str, Image] = {}
-        kinds = {grid.tag: picture_tags(grid) for grid in worthy}
+        files: dict[str, bytes] = {}  # by tag
+        cards: list[Event] = []
+        now = time.time()
         try:
             for grid in worthy:
-                for tag, kind in kinds[grid.tag].items():
-                    png = draw(grid, kind)
-                    width, height = struct.unpack(">II", png[16:24])  # PNG: length, "IHDR", width, height
-                    pictures[tag] = Image(height=height, width=width, encoded=png)
+                for tag, kind in picture_tags(grid).items():
+                    card = draw(grid, kind, **CARDS[kind])
+                    width, height = struct.unpack(">II", card[16:24])  # PNG: length, "IHDR", width, height
+                    image = Image(height=height, width=width, encoded=card)
+                    cards.append(Event(end_step(grid), now, [Value("image", tag, image)]))
+                    if kind != "checkpoints":  # the others have them beside the plane
+                        files[tag] = draw(grid, kind)
         except MissingExtraError as error:
             _log.warning("no pictures are drawn: %s", error)
-            pictures = {}
-        for tag in [tag for of_grid in kinds.values() for tag in of_grid]:
+            files, cards = {}, []
+        replaced = {tag for grid in worthy for tag in (grid.tag, *picture_tags(grid))}
+        for tag in sorted(replaced):
             path = run_dir.landscape_file(tag, ".png")
-            if tag in pictures:
-                publish(path, pictures[tag].encoded)
+            if tag in files:
+                publish(path, files[tag])
                 made.append(path)
             else:
                 path.unlink(missing_ok=True)  # removes the picture of an older grid
@@ -131,8 +144,6 @@ def write_landscapes(
         # up to version 0.1 the files for MindInsight were in `landscape/` as well
         mindspore = [*segments(directory, MINDSPORE), *landscape_files(run_dir.base)]
         tensorboard = segments(directory, TENSORBOARD)
-        now = time.time()
-        replaced = {tag for grid in worthy for tag in (grid.tag, *kinds[grid.tag])}
         planes = [grid for grid in worthy if min(grid.z.shape) > 1]
         landscapes = _kept(mindspore, replaced)
         landscapes += [
@@ -141,8 +152,7 @@ def write_landscapes(
         if landscapes:
             curve = [] if shows_loss(run_dir.base) else read_loss_curve(loss_of or run_dir)
             _publish_for_mindinsight(run_dir, [*landscapes, *curve])
-        images = [Event(0, now, [Value("image", tag, picture)]) for tag, picture in pictures.items()]
-        _write_pictures(run_dir, [*_kept(tensorboard, replaced), *images])
+        _write_pictures(run_dir, [*_kept(tensorboard, replaced), *cards])
         for path in (*mindspore, *tensorboard):
             path.unlink(missing_ok=True)
         return [*landscape_files(run_dir.base), *segments(directory, TENSORBOARD), *made]
@@ -200,7 +210,7 @@ def landscape_record(grid: LossGrid) -> Landscape:
 def _kept(files: Sequence[Path], replaced: set[str]) -> list[Event]:
     """The events in some files that hold landscapes or pictures whose tags are not in `replaced`."""
     kept = {
-        value.tag: Event(0, event.wall_time, [value])
+        value.tag: Event(event.step, event.wall_time, [value])
         for file in files
         for event in read_file(file, mode="skip")
         for value in event.values
@@ -286,5 +296,9 @@ def _write_pictures(run_dir: RunDir, events: list[Event]) -> None:
 
 def picture_tags(grid: LossGrid) -> dict[str, str]:
     """A dict from the tag of each picture of a grid to the picture's kind."""
-    is_line = min(grid.z.shape) == 1
-    return {grid.tag: "contour"} if is_line else {grid.tag: "contour", f"{grid.tag}/surface": "surface"}
+    tags = {grid.tag: "contour"}
+    if min(grid.z.shape) > 1:
+        tags[f"{grid.tag}/surface"] = "surface"
+        if len(grid.path) > 1:
+            tags[f"{grid.tag}/checkpoints"] = "checkpoints"
+    return tags

@@ -7,7 +7,7 @@ import numpy as np
 
 from distsummary.landscapes.directions.planes import PlanePlan, Prepared
 from distsummary.landscapes.directions.recipe import Array
-from distsummary.landscapes.directions.rounding import rounding_floors
+from distsummary.landscapes.directions.rounding import measure
 from distsummary.landscapes.engines.chunks import Chunk
 from distsummary.landscapes.engines.engine_choice import EngineChoice
 from distsummary.landscapes.engines.worker import EngineFacts
@@ -66,6 +66,9 @@ def assemble(number: int, prepared: Prepared, evaluated: Evaluated, precision: s
         i, j = len(plane.y) // 2, len(plane.x) // 2  # as in MindSpore: for even sizes not the centre
         convergence_point = float(plane.x[j]), float(plane.y[i]), float(whole[i, j, 0])
     x_step, y_step = (float(axis[1] - axis[0]) if len(axis) > 1 else 0.0 for axis in (plane.x, plane.y))
+    measured = measure(
+        plane.states[-1], plane.recipe, plane.names, (x_step, y_step), precision, prepared.precisions
+    )
     facts = evaluated.facts
     return LossGrid(
         x=plane.x,
@@ -80,9 +83,8 @@ def assemble(number: int, prepared: Prepared, evaluated: Evaluated, precision: s
         engine=facts.name,
         hardware=facts.hardware,
         precision_error=evaluated.choice.precision_error,
-        rounding=rounding_floors(
-            plane.states[-1], plane.recipe, plane.names, (x_step, y_step), precision, prepared.precisions
-        ),
+        rounding=measured.rounding,
+        lengths=measured.lengths,
         directions=digest((plane.names, plane.recipe)),
         samples=facts.samples,
         quantities={name: whole[..., n] for n, name in enumerate(facts.quantities) if n},

@@ -86,6 +86,9 @@ def full_grid() -> LossGrid:
         hardware="two of a kind é",
         precision_error=2.5e-4,
         rounding={"x": 0.23, "y": 0.0},
+        lengths={"x": 1.0, "y": 12.5},
+        run="a run",
+        model="Net",
     )
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from distsummary import Directions
-from distsummary.landscapes.directions.rounding import rounding_floors, ulp
+from distsummary.landscapes.directions.rounding import measure, ulp
 
 
 def test_an_ulp_is_numpys_spacing() -> None:
@@ -31,7 +31,7 @@ def test_the_floor_is_the_share_of_moved_parameters_whose_step_is_lost(
     step: float, precision: str, share: float
 ) -> None:
     recipe = Directions(x=ALONG, y={name: np.zeros_like(array) for name, array in ALONG.items()})
-    found = rounding_floors(CENTRE, recipe, ["a", "b"], (step, step), precision)
+    found = measure(CENTRE, recipe, ["a", "b"], (step, step), precision).rounding
     assert found == {"x": share, "y": 0.0}  # 1e-7 and 1e-8 beside 1: an ulp is 1.2e-7
 
 
@@ -39,15 +39,15 @@ def test_a_step_of_an_ulp_is_not_lost_whatever_its_sign() -> None:
     ulp_of_1 = float(np.spacing(np.float32(1)))
     along = {"a": ulp_of_1 * np.array([1.0, -1.0, 0.9, -0.9])}
     recipe = Directions(x=along, y={"a": -along["a"]})
-    assert rounding_floors(CENTRE, recipe, ["a"], (1.0, 1.0)) == {"x": 0.5, "y": 0.5}
+    assert measure(CENTRE, recipe, ["a"], (1.0, 1.0)).rounding == {"x": 0.5, "y": 0.5}
 
 
 def test_both_axes_have_their_own_step_and_weights_their_own_precision() -> None:
     along = {"a": np.array([1e-7, 1e-3])}
     recipe = Directions(x=along, y=along)
     single, double = ({"a": np.ones(2, kind)} for kind in (np.float32, np.float64))
-    assert rounding_floors(single, recipe, ["a"], (1.0, 10.0)) == {"x": 0.5, "y": 0.0}
-    assert rounding_floors(double, recipe, ["a"], (1.0, 10.0)) == {"x": 0.0, "y": 0.0}
+    assert measure(single, recipe, ["a"], (1.0, 10.0)).rounding == {"x": 0.5, "y": 0.0}
+    assert measure(double, recipe, ["a"], (1.0, 10.0)).rounding == {"x": 0.0, "y": 0.0}
 
 
 def test_the_floor_is_that_of_the_models_dtype_and_not_of_the_checkpoints() -> None:
@@ -55,7 +55,7 @@ def test_the_floor_is_that_of_the_models_dtype_and_not_of_the_checkpoints() -> N
     recipe, centre = Directions(x=along, y=along), {"a": np.ones(4)}  # a checkpoint of float64
 
     def share(kept: str, precision: str = "") -> float:
-        return rounding_floors(centre, recipe, ["a"], (1.0, 1.0), precision, {"a": kept})["x"]
+        return measure(centre, recipe, ["a"], (1.0, 1.0), precision, {"a": kept}).rounding["x"]
 
     assert [share(kept) for kept in ("float64", "float32", "float16")] == [0, 1 / 4, 1 / 2]
     assert share("bfloat16") == share("float32", "bf16") == 1 / 2

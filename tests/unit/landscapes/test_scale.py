@@ -62,12 +62,23 @@ def test_a_path_that_reaches_zero_takes_the_logarithm_away() -> None:
     assert scale_for(BOWL + 0.01, np.array([0.5, 0.0])).stretch == "levels"
 
 
-def test_ticks_are_levels_with_both_ends() -> None:
-    scale = scale_for(BOWL + 1)
-    ticks = scale.ticks(9)
-    assert len(ticks) == 9
-    assert set(ticks) <= set(scale.levels)
-    assert (ticks[0], ticks[-1]) == (scale.levels[0], scale.levels[-1])
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.322, 3.5, "0.4 0.5 0.7 1 1.5 2 3"),
+        (0.322, 1.2, "0.4 0.5 0.6 0.7 0.8 0.9 1 1.1 1.2"),
+        (1e-3, 1e4, "0.001 0.01 0.1 1 10 100 1e+03 1e+04"),
+        (-5.0, -1.1, "-5 -4.5 -4 -3.5 -3 -2.5 -2 -1.5"),
+    ],
+)
+def test_ticks_are_round_and_within_the_levels(low: float, high: float, expected: str) -> None:
+    z = np.geomspace(low, high, 400).reshape(20, 20)
+    assert tick_labels(scale_for(z).ticks(9)) == expected.split()
+
+
+def test_losses_over_a_factor_of_ten_are_told_apart_at_the_bottom() -> None:
+    levels = scale_for(np.geomspace(0.3, 3.24, 400).reshape(20, 20)).levels
+    assert (levels < 0.7).sum() > 6
 
 
 def test_the_axis_of_the_losses_says_what_stretches_them() -> None:
