@@ -1,5 +1,6 @@
 """Draws the operations of a torch model's first real forward pass, in the scopes of its modules."""
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,6 +24,7 @@ from distsummary.frameworks.torch_modules import compiled_from, unwrap
 MAX_OPERATIONS = 200_000  # more are not drawn: their record would take gigabytes
 _OURS = ("aten", "prims")  # operations of other namespaces that are drawn have a dot in their name
 _SAME_PARAMETER = ("t", "transpose", "permute", "view", "_unsafe_view", "expand", "alias", "_to_copy")
+_TAPS = "distsummary.collect.torch_operators"  # only imported if the model has taps
 _HIDDEN = ("c10d", "_c10d_functional", "fsdp", "inductor", "profiler")  # of how it is computed, not what
 
 
@@ -97,7 +99,7 @@ class _Drawing:
 
     def _operation(self, function: Any, args: object, kwargs: object, result: object) -> None:
         """Draw an operation; what it raises is kept, since it is called from within the user's code."""
-        if self.error is not None or len(self._nodes) >= MAX_OPERATIONS:
+        if self.error is not None or len(self._nodes) >= MAX_OPERATIONS or _is_of_tap():
             return
         try:
             self._draw(function, (args, kwargs), result)
@@ -174,6 +176,16 @@ class _Observe(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         self._heard(func, args, kwargs, result)
         return result
+
+
+def _is_of_tap() -> bool:
+    """Whether an operator of `ds.summary` computes this to record a value: it is no part of the model."""
+    frame = sys._getframe(2)
+    while frame is not None and (name := frame.f_code.co_name) != "_call_impl":  # a tap calls no module
+        if frame.f_globals.get("__name__") == _TAPS and name != "gradient":  # whose view goes on as x
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
 
 
 def can_observe(network: nn.Module) -> bool:

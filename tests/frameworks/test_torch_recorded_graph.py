@@ -68,6 +68,40 @@ def test_operations_and_exports_are_recorded_on_request(tmp_path: Path, how: str
     assert names(graph)[1] == first
 
 
+class Tapped(nn.Module):
+    """A network with an operator of each kind inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 3), nn.Linear(3, 1)
+        self.histogram = ds.HistogramSummary()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        ds.summary.scalar("mean", x.mean())
+        ds.summary.tensor("all", x)
+        ds.summary.image("rows", x.view(1, 1, 2, 3))
+        self.histogram("values", x)
+        return self.last(ds.summary.gradient("gradient", x))
+
+
+@pytest.mark.parametrize("way", ["True", "ops", "export"])
+def test_operators_inside_add_nothing_of_theirs_to_the_graph_and_lose_nothing(tmp_path: Path, way: str):
+    net = Tapped()
+    run = train(tmp_path / "run", net, graph=way if way != "True" else True)
+    assert run.health().errors == {}
+    [graph] = graphs_in(tmp_path / "run")
+    assert [node.op for node in graph.nodes] == {
+        "True": ["Input", "Linear", "HistogramSummary", "Linear", "Output"],
+        "ops": ["Input", "addmm", "mean", "view", "addmm", "Output"],
+        "export": ["Input", "linear", "mean", "view", "linear", "Output"],
+    }[way]
+    found = [(e.step, v.tag) for e in read_directory(tmp_path / "run") for v in e.values]
+    assert [step for step, tag in found if tag == "mean"] == [1, 2, 3]
+    assert [step for step, tag in found if tag == "gradient"] == [1, 2, 3]
+    assert {"all", "rows", "values"} <= {tag for step, tag in found if step == 1}
+
+
 @pytest.mark.parametrize("options", [{"graph": False}, {"collect_specified_data": {"collect_graph": False}}])
 def test_the_graph_can_be_left_out(tmp_path: Path, options: dict[str, Any]):
     train(tmp_path / "run", make_net(), **options)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import distsummary as ds
+from distsummary.format import mindspore_graph
 from distsummary.reading.reader import read_directory
 from tests.processes.norm_ranks import RANKS, STEPS
 
@@ -76,3 +77,18 @@ def test_merged_norms_are_exact_and_need_no_collective(told, run: str) -> None:
         assert not norms.weight_nonfinite.any()
         assert not norms.gradient_nonfinite.any()
     assert updated == set(answers[0][run]["steps"][0])
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_one_rank_draws_the_graph_of_a_distributed_model(told, run: str) -> None:
+    directory, _ = told
+    drawn = [
+        [value.data for event in read_directory(rank) for value in event.values if value.plugin == "graph"]
+        for rank in sorted((directory / run).glob("rank_*"))
+    ]
+    assert [len(graphs) for graphs in drawn] == [1, 0, 0, 0]
+    modules = [
+        node for node in mindspore_graph.decode(drawn[0][0]).nodes if node.op not in ("Input", "Output")
+    ]
+    assert [node.name.rpartition("/")[2] for node in modules] == ["0", "1", "2", "3"]
+    assert sum(node.parameters for node in modules) == 135  # of the whole model, however it is split
