@@ -1,5 +1,6 @@
 """Encodes packed rows of scalar events, the most frequent kind, as frames of both dialects, many at once."""
 
+import contextlib
 import struct
 from collections.abc import Iterator
 from itertools import pairwise
@@ -14,7 +15,7 @@ from distsummary.format.frames import HEADER_BYTES, Framed, frame
 from distsummary.format.records import MAX_TAG_BYTES, MINDSPORE, TENSORBOARD, Array, EventIds, Scalars
 from distsummary.format.scalar_rows import row_dtype, row_struct
 
-_FEW = 4  # events; fewer are encoded one by one, which is faster
+_FEW = 8  # events; fewer are encoded one by one, which is faster
 _MAX_LENGTH = 1 << 14  # bytes of an event; a larger or unusual event is left to `encode_event`
 _MAX_LAYOUTS = 1024
 _LONGER = np.array([1 << 7 * length for length in range(1, 9)])  # least numbers with varints of 2 .. 9 bytes
@@ -30,15 +31,16 @@ class _Layout(NamedTuple):
     wall_time, step, seq, crc and the scalars (named "0", "1" ...). `keys` are the offsets of the key bytes
     before the scalars: only these bytes of the payload differ in the TensorBoard dialect. `crc_change` is the
     effect of this difference on the CRC. It is the same for all numbers, since CRCs are linear: for strings
-    of the same length, crc(a ^ b) is crc(a) ^ crc(b) ^ crc(zeros). `constants` holds, for each dialect, the
-    bytes before each field of the payload.
+    of the same length, crc(a ^ b) is crc(a) ^ crc(b) ^ crc(zeros). `payload` packs the payload of one event
+    from `parts`: for each dialect, the bytes before each field and, after them, a place for the field.
     """
 
     template: Array
     fields: np.dtype[Any]
     keys: list[int]
     crc_change: int
-    constants: dict[str, list[bytes]]
+    payload: struct.Struct
+    parts: dict[str, list[Any]]
 
 
 class Stretch(NamedTuple):
@@ -86,20 +88,21 @@ class ScalarEncoder:
             seq, layout = wire.varint(first_seq + number), None
             if step > 0 and wall_time:
                 layout = self._layout((scalars.tags, len(wire.varint(step)), len(seq)))
-            try:
-                floats = [struct.pack("<f", value) for value in numbers] if layout else []
-            except OverflowError:  # a number exceeds float32
-                layout = None
-            if layout is None:
-                yield Stretch(number, number + 1, None)
-                continue
-            fields = [struct.pack("<d", wall_time), wire.varint(step), *floats, seq]
-            framed = {}
-            for dialect in self._formats:
-                pairs = zip(layout.constants[dialect], fields, strict=True)
-                data = frame(b"".join([part for pair in pairs for part in pair]))
-                framed[dialect] = Framed(first_seq + number, 1, [data], len(data))
+            framed = None
+            if layout is not None:
+                fields = (wall_time, wire.varint(step), *numbers, seq)
+                with contextlib.suppress(OverflowError):  # a number exceeds float32
+                    framed = {
+                        dialect: self._frame(layout, dialect, first_seq + number, fields)
+                        for dialect in self._formats
+                    }
             yield Stretch(number, number + 1, framed)
+
+    def _frame(self, layout: _Layout, dialect: str, seq: int, fields: tuple[Any, ...]) -> Framed:
+        parts = layout.parts[dialect]
+        parts[1::2] = fields
+        data = frame(layout.payload.pack(*parts))
+        return Framed(seq, 1, [data], len(data))
 
     def _layout(self, key: _Key) -> _Layout | None:
         if key not in self._layouts:
@@ -173,12 +176,22 @@ def _layout(owner: bytes, tags: tuple[str, ...], step_bytes: int, seq_bytes: int
         other[key] = _TENSORBOARD_KEY[0]
     crc_change = google_crc32c.value(payload) ^ google_crc32c.value(bytes(other))
     places = [key + HEADER_BYTES for key in keys]
-    constants = [constant for constant, _, _ in pieces]
-    others = [
-        constant[:-1] + _TENSORBOARD_KEY if name.isdigit() else constant for constant, name, _ in pieces
-    ]
-    by_dialect = {MINDSPORE: constants, TENSORBOARD: others}
-    return _Layout(np.frombuffer(template, np.uint8), fields, places, crc_change, by_dialect)
+    codes = {"<f8": "d", "<f4": "f"}
+    packed = "".join(
+        f"{len(constant)}s{codes.get(slot) or f'{np.dtype(slot).itemsize}s'}" for constant, _, slot in pieces
+    )
+    parts: list[Any] = [part for constant, _, _ in pieces for part in (constant, None)]
+    others = [*parts]
+    for number in range(len(tags)):
+        others[2 * number + 4] = parts[2 * number + 4][:-1] + _TENSORBOARD_KEY
+    return _Layout(
+        np.frombuffer(template, np.uint8),
+        fields,
+        places,
+        crc_change,
+        struct.Struct(f"<{packed}"),
+        {MINDSPORE: parts, TENSORBOARD: others},
+    )
 
 
 def _varint_lengths(numbers: Array) -> Array:

@@ -496,8 +496,7 @@ class Run(Recording):
             logged[DATA_WAIT_MS] = 1e3 * waited_s
         step = params["cur_step_num"]
         if self._phases is not None:
-            logged.update(self._phases.take())
-            self._phases.enter(RECORDING)
+            logged.update(self._phases.take(RECORDING))
         recorder = self._recorder
         if step < recorder.plain_before:  # most steps
             try:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
+from torch.compiler import is_compiling
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
@@ -61,20 +62,20 @@ class TorchPhases:
     # What torch.compile traces has no phases: to leave the trace for a hook would cost more than the hook.
 
     def _begin_forward(self, module: nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return
         if torch.is_grad_enabled() and self._phases.current in (REST, WAIT):  # a further micro-batch
             self._phases.enter(FORWARD)
 
     def _end_forward(self, module: nn.Module, args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        if is_compiling() or not torch.is_grad_enabled():
             return
         for tensor in (output,) if isinstance(output, Tensor) else _tensors(output):
             if tensor.requires_grad:
                 tensor.register_hook(self._begin_backward)  # type: ignore[no-untyped-call]
 
     def _begin_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return
         if self._phases.current == BACKWARD:  # no hook saw its end: other parameters have gradients now
             self._passes = 0
@@ -83,7 +84,7 @@ class TorchPhases:
         self._phases.enter(OPTIMIZER)
 
     def _end_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not torch.compiler.is_compiling():
+        if not is_compiling():
             self._phases.enter(REST)
 
     def _begin_backward(self, gradient: Tensor) -> None:
