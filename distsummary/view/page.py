@@ -23,6 +23,7 @@ from distsummary.runs.show import STATISTICS, interest
 from distsummary.view.compare import comparison
 from distsummary.view.histograms import histograms
 from distsummary.view.landscape import landscapes
+from distsummary.view.media import media
 from distsummary.view.norms import norms
 from distsummary.view.packing import offsets, rounded, small
 from distsummary.view.reduce import Array, Band, band, columns, heat_map, line_of
@@ -102,6 +103,7 @@ def page(
         "norms": norms(run),
         "compare": beside,
         "histograms": histograms(run),
+        "media": media(run),
     }
 
 

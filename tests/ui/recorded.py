@@ -50,6 +50,12 @@ def spread(step: int) -> np.ndarray:
     return values
 
 
+def media(step: int, rank: int) -> list[Value]:
+    """A picture of 40 x 8 pixels, which no compression makes small, and a text that tries to be HTML."""
+    noise = np.random.default_rng([step, rank]).integers(0, 256, (8, 40, 3), np.uint8)
+    return [Value("image", "input", noise), Value("text", NASTY, f"step {step} {NASTY}")]
+
+
 def slow(step: int, rank: int) -> list[Value]:
     """Rank 2 is slow from step 300 on; rank 1 has NaN at step 500; one tag tries to be HTML."""
     is_slow = rank == 2 and step >= 300
@@ -60,6 +66,7 @@ def slow(step: int, rank: int) -> list[Value]:
         Value("scalar", "perf/wait_ms", 10.0 - 8 * is_slow + 8 * (step >= 300)),
         Value("scalar", NASTY, -1.0),
         *([norms(step)] if rank == 0 else []),
+        *(media(step, rank) if step % 5 == 0 and rank < 3 else []),
         *([Value("histogram", tag, spread(step)) for tag in ("weight", NASTY)] if rank == 1 else []),
     ]
 

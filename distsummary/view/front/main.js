@@ -9,6 +9,7 @@ import { h, moment } from "./dom.js"
 import { heatMaps } from "./heat.js"
 import { histograms } from "./histograms.js"
 import { landscapes } from "./landscape.js"
+import { media } from "./media.js"
 import { norms } from "./norms.js"
 import { badge, overview } from "./overview.js"
 import { runsTable } from "./runs.js"
@@ -17,6 +18,7 @@ import { timeline } from "./timeline.js"
 const VIEWS = [["overview", "Overview", overview], ["compare", "Compare", compare], ["curves", "Curves", curves], ["heat", "Ranks by steps", heatMaps], ["timeline", "Timeline", timeline],
   ["norms", "Norms of parameters", norms],
   ["histograms", "Histograms", histograms],
+  ["media", "Images and texts", media],
   ["landscape", "Loss landscape", landscapes]]
 
 const isDark = () => (document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark"

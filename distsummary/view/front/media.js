@@ -1,0 +1,66 @@
+// Images and texts as they were recorded, ranks side by side, with a slider over the steps.
+
+import { counted, h, whole } from "./dom.js"
+
+const BOX = [300, 200] // small images are enlarged to about this many pixels
+
+export function media({ media: data }) {
+  if (!data) return []
+  return [...tags(data.images, "image", picture), ...tags(data.texts, "text", text)]
+}
+
+function tags(data, noun, shown) {
+  if (!data) return []
+  return [
+    ...data.tags.map((one) => card(one, noun, shown)),
+    data.left_out ? h("p", { class: "quiet" }, `${counted(data.left_out, "further tag")} of ${noun}s are not in this page: run.${noun === "image" ? "images" : "text"}(tag)`) : null,
+  ]
+}
+
+function card(one, noun, shown) {
+  const count = one.steps.length
+  const read = `run.${noun === "image" ? "images" : "text"}(tag)`
+  const ranks = one.ranks.length < one.all_ranks ? `${one.ranks.length} of ${counted(one.all_ranks, "rank")}` : one.ranks.length > 1 ? counted(one.ranks.length, "rank") : `rank ${one.ranks[0]}`
+  const steps = count < one.recorded ? `${count} of ${counted(one.recorded, "step")}, the others were left out for the size of the page: ${read}` : counted(count, "step")
+  const caption = h("figcaption", {}, h("span", { class: "tag" }, one.tag), h("span", { class: "quiet" }, ` ${ranks}, ${steps}`),
+    one.size ? h("span", { class: "alert" }, ` its ${whole(one.size)} bytes are too many for this page`) : null)
+  const place = h("div", { class: "media" })
+  const at = h("output")
+  const show = (index) => {
+    at.textContent = `step ${whole(one.steps[index])}`
+    slider.setAttribute("aria-valuetext", at.textContent)
+    place.replaceChildren(...one.items[index].map((item, column) => {
+      const label = `rank ${one.ranks[column]}`
+      const content = item == null ? h("p", { class: "quiet" }, "nothing at this step")
+        : item.error ? h("p", { class: "alert" }, item.error)
+        : shown(item, `${one.tag}, ${label}, ${at.textContent}`)
+      return h("div", {}, one.ranks.length > 1 ? h("span", { class: "quiet" }, label) : null, content)
+    }))
+  }
+  const slider = h("input", { type: "range", min: 0, max: Math.max(0, count - 1), step: 1, value: count - 1, "aria-label": `step of ${one.tag}`, oninput: () => show(Number(slider.value)) })
+  if (count) show(count - 1)
+  return h("figure", { class: "wide" }, caption, count ? h("div", { class: "step" }, count > 1 ? slider : null, at) : null, place)
+}
+
+function picture(item, words) {
+  const image = h("img", { src: address(item), alt: words, title: `${item.width} x ${item.height} pixels` })
+  const scale = Math.max(1, Math.floor(Math.min(BOX[0] / item.width, BOX[1] / item.height)))
+  image.style.width = `${item.width * scale}px`
+  if (scale > 1) image.style.imageRendering = "pixelated"
+  image.addEventListener("error", () => image.replaceWith(h("p", { class: "alert" }, "the browser cannot read this image")))
+  return image
+}
+
+function address(item) {
+  if (!item.address) {
+    let bytes = ""
+    for (let from = 0; from < item.bytes.length; from += 32768) bytes += String.fromCharCode(...item.bytes.subarray(from, from + 32768))
+    item.address = `data:image/${item.kind};base64,${btoa(bytes)}`
+  }
+  return item.address
+}
+
+function text(item, words) {
+  return [h("pre", { tabindex: 0, "aria-label": words }, new TextDecoder().decode(item.bytes)),
+    item.cut ? h("p", { class: "quiet" }, `${counted(item.cut, "further character")} left out`) : null]
+}
