@@ -21,9 +21,11 @@ Floats = NDArray[np.float64]
 
 _CPU, _BLOCKED = 0, 1  # the places in `OwnTimes.times`
 # Phases in which the thread computes. It is blocked there for long now and then, by a lock that another
-# thread holds while the host runs something else; what counts is the least of so many steps.
-BLOCKED_STEPS = 20
+# thread holds while the host runs something else; of so many steps, what counts is the least but LOWEST: now
+# and then a thread seems to have slept less, and those that did not would look slow.
+BLOCKED_STEPS, LOWEST = 20, 3
 _COMPUTING = [place for place, phase in enumerate(PHASES) if phase not in ("data", "checkpoint", "host")]
+_DATA, _QUEUE = PHASES.index("data"), PHASES.index("host")
 _WHERE = {
     "host": "waiting for a processor",
     "python": "collecting garbage",
@@ -117,9 +119,9 @@ class _Peers:
     def __init__(self, ranks: Sequence[int]) -> None:
         self.ranks = np.array(ranks)
         self._slow = SlowRanks(ranks)
-        self._blocked: deque[Floats] = deque(
-            maxlen=BLOCKED_STEPS
-        )  # (W, computing phases) of the newest steps
+        # of the newest steps: (W, computing phases), and (W,) in the run queue
+        self._blocked: deque[Floats] = deque(maxlen=BLOCKED_STEPS)
+        self._queued: deque[Floats] = deque(maxlen=BLOCKED_STEPS)
 
     def add(self, told: OwnTimes) -> list[Slow]:
         index = np.searchsorted(self.ranks, told.ranks)
@@ -130,7 +132,13 @@ class _Peers:
         if len(self.ranks) == 2:  # one of two that is blocked may wait for the other one
             times[:, _BLOCKED, _COMPUTING] *= 0.0
         else:
-            times[:, _BLOCKED, _COMPUTING] = np.fmin.reduce(self._blocked)
+            place = LOWEST * len(self._blocked) // BLOCKED_STEPS
+            times[:, _BLOCKED, _COMPUTING] = np.partition(self._blocked, place, axis=0)[place]
+        # Where threads wait for a processor, so do those that hold the locks for which this one is blocked.
+        self._queued.append(times[:, _CPU, _QUEUE])
+        queued = np.concatenate(self._queued)
+        usual_ms = np.median(known) if (known := queued[~np.isnan(queued)]).size else 0.0
+        times[:, _BLOCKED, _DATA] = np.maximum(times[:, _BLOCKED, _DATA] - usual_ms, 0.0)
         return self._slow.add(told.step, times.sum(axis=1))
 
 

@@ -86,6 +86,31 @@ def test_the_rank_that_waits_for_a_slow_one_is_not_blamed_in_a_world_of_two() ->
     assert (verdict.rank, verdict.cause) == (1, "data")
 
 
+@pytest.mark.parametrize(("queued", "is_told"), [(0.1, True), (100.0, False)])
+def test_a_loader_that_blocks_is_told_unless_threads_wait_for_a_processor_anyway(
+    queued: float, is_told: bool
+) -> None:
+    judge = Judge(one_axis)
+    found = []
+    for step in range(1, 201):
+        times = told(step, 4)
+        times.times[:, CPU, PHASES.index("host")] = queued
+        if step >= 100 and step % 3 == 0:
+            times.times[2, BLOCKED, PHASES.index("data")] = 30.0
+        found += judge.add(times)
+    assert [(one.rank, one.cause) for one in found] == ([(2, "data")] if is_told else [])
+
+
+def test_a_step_in_which_the_others_seem_to_sleep_less_blames_nobody() -> None:
+    judge = Judge(one_axis)
+    for step in range(1, 101):
+        times = told(step, 4)
+        times.times[:, BLOCKED, PHASES.index("forward")] = 20.0
+        if step % 30 == 0:
+            times.times[:3, BLOCKED, PHASES.index("forward")] = 8.0
+        assert judge.add(times) == []
+
+
 def test_ranks_of_different_stages_of_a_pipeline_are_not_compared() -> None:
     judge, all_alike = Judge(lambda rank: {"pp": rank // 2, "dp": rank % 2}), Judge(one_axis)
     blamed = []
