@@ -64,7 +64,7 @@ TRACED_CAUSES = {
     "COMPUTE_STRAGGLER": "forward",
     "STRAGGLER": None,
 }  # its names for them
-TRACED_S = 600  # its launcher waits forever, now and then
+TRACED_S, TRACED_ATTEMPTS = 900, 4
 TOLD_S = 60.0  # the last step waits so long for the alerts that must come while the ranks train
 
 
@@ -273,21 +273,32 @@ def traced(plan: dict[str, Any], directory: Path, binaries: Path) -> Iterator[di
         here = episode | {"start": FIRST, "end": FIRST + TRACED}
         one = plan | {"directory": str(place), "episodes": [here], "steps": FIRST + TRACED - 1}
         (place / "plan.json").write_text(json.dumps(one))
-        options = ["--nproc-per-node", str(RANKS), "--run-name", "it", "--logs-dir", str(place)]
         script = Path(__file__).with_name("culprit_traceml.py")
-        subprocess.run(
-            [binaries / "traceml", "run", script, *options, "--args", place / "plan.json"],
-            check=True,
-            stdout=sys.stderr,
-            timeout=TRACED_S,
-            env={
-                **os.environ,
-                "OMP_NUM_THREADS": "1",
-                "PATH": f"{binaries.absolute()}:{os.environ['PATH']}",
-                "PYTHONPATH": str(script.parents[1]),
-            },
-        )
-        told = json.loads((place / "it" / "final_summary.json").read_text())["step_time"]["diagnosis"]
+        for attempt in range(TRACED_ATTEMPTS):  # its aggregator has 15 s to start, which is not always enough
+            options = [
+                "--nproc-per-node",
+                str(RANKS),
+                "--run-name",
+                f"run_{attempt}",
+                "--logs-dir",
+                str(place),
+            ]
+            ended = subprocess.run(
+                [binaries / "traceml", "run", script, *options, "--args", place / "plan.json"],
+                check=attempt == TRACED_ATTEMPTS - 1,
+                stdout=sys.stderr,
+                timeout=TRACED_S,
+                env={
+                    **os.environ,
+                    "OMP_NUM_THREADS": "1",
+                    "PATH": f"{binaries.absolute()}:{os.environ['PATH']}",
+                    "PYTHONPATH": str(script.parents[1]),
+                },
+            )
+            if ended.returncode == 0:
+                break
+        summary = json.loads((place / f"run_{attempt}" / "final_summary.json").read_text())
+        told = summary["step_time"]["diagnosis"]
         is_rank = told["kind"] in TRACED_CAUSES and told["ranks"] == [episode["rank"]]
         is_right = is_rank and TRACED_CAUSES[told["kind"]] == episode["cause"]
         yield {

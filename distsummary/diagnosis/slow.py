@@ -20,11 +20,13 @@ WINDOWS = (5, 10, 20, 40)  # steps over which an excess is averaged
 # An excess (a fraction of the peers' own step) that is told if it lasts as many steps as the window has.
 FLOORS = np.array([0.18, 0.11, 0.072, 0.048])
 OVER = 0.03  # an excess is over only below this, so that one that becomes smaller is not told twice
-# FLOORS for the host, if other processes keep the rank's thread waiting in the run queue: on shared hosts,
-# all ranks wait now and then.
-HOST_FLOORS = np.array([np.inf, np.inf, np.inf, 0.5])
-HOST_FACTOR = 2.0  # so many times as long as its peers, at least
-HOST_CLIP = 1.0
+# The host, if other processes keep the rank's thread waiting in the run queue: on shared hosts all ranks wait
+# now and then, some steps fifty times as long as others. So the excess is what exceeds HOST_FACTOR times the
+# median of the peers, the median of 40 steps counts in place of the mean, and nothing is usual.
+HOST_FLOORS = np.array([np.inf, np.inf, np.inf, 0.75])
+HOST_FACTOR = 1.5
+HOST_CLIP = 10.0
+HOST_OVER = 0.5
 # A host that is busy also slows what the thread computes, all of it alike, since caches and cores are shared.
 # That factor is told from what the first four of these phases have in common. A rank that computes quicker
 # than its peers, up to QUICKER, need not load quicker.
@@ -46,6 +48,7 @@ _DATA = PHASES.index("data")
 _SIZES = np.array(WINDOWS)
 _LAST = _SIZES - 1
 _CLIPS = np.array([HOST_CLIP if phase == "host" else CLIP for phase in PHASES])
+_FACTORS = np.array([HOST_FACTOR if phase == "host" else 1.0 for phase in PHASES])
 _IS_COMPUTE = np.array([phase in COMPUTE for phase in PHASES])
 
 
@@ -117,9 +120,8 @@ class SlowRanks:
         reference = _median(own[present], 0) if present.sum() > 2 else own[present].min(axis=0)
         self._scales.append(float(_median(own[present, :_HOST].sum(axis=1), 0)))
         self._scale = float(_median(np.array(self._scales), 0)) or 1.0
-        excess = np.where(
-            present[:, None], np.clip((own - reference) / self._scale, -_CLIPS, _CLIPS), self._usual
-        )
+        excess = (own - _FACTORS * reference) / self._scale
+        excess = np.where(present[:, None], np.clip(excess, -_CLIPS, _CLIPS), self._usual)
         self._remember(step, np.where(present[:, None], own, reference), reference, excess)
         return [*self._ended(step), *self._begun(step)]
 
@@ -152,10 +154,12 @@ class SlowRanks:
             past = np.stack(self._history)
             known = ~np.isnan(past).all(axis=0)
             self._usual[known] = np.nanmedian(past[:, known], axis=0)
+            self._usual[:, _HOST] = 0.0
         else:
             past = recent
         deviation = 1.4826 * np.nanmedian(np.abs(past - self._usual), axis=(0, 1))
         noise = SIGMAS * deviation / np.sqrt(np.array(WINDOWS)[:, None])
+        noise[:, _HOST] = 0.0
         largest = np.max(self._largest, axis=0) if self._largest else np.zeros(())
         self._limits = np.maximum(np.maximum(self._floors, noise), MARGIN * largest)
 
@@ -172,7 +176,7 @@ class SlowRanks:
             common = np.repeat(np.maximum(factor - 1.0, -QUICKER)[:, :, None], len(PHASES), axis=2)
             common[:, :, _DATA] = np.maximum(common[:, :, _DATA], 0.0)
             means -= common * alike[:, None, :]
-        means[:, :, _HOST] -= HOST_FACTOR * peers[:, None, _HOST] / self._scale
+        means[-1, :, _HOST] = _median(self._excess[:, :, _HOST], 0)
         means[len(self._steps) < _SIZES] = 0.0
         return means
 
@@ -192,7 +196,7 @@ class SlowRanks:
             phase=PHASES[phase],
             since=since,
             told=step,
-            excess=float(self._excess[rows, index, phase].mean() - self._usual[index, phase]),
+            excess=_level(self._excess[rows, index, phase] - self._usual[index, phase], int(phase)),
             own_ms=float(self._own[rows, index, phase].mean()),
             peers_ms=float(self._reference[rows, phase].mean()),
             peers_step_ms=self._scale,
@@ -216,17 +220,23 @@ class SlowRanks:
             phase = PHASES.index(slow.phase)
             last = self._excess[-WINDOWS[2] :, index, phase] - self._usual[index, phase]
             rows = last[-WINDOWS[1] :]
-            is_low = rows.mean() < min(slow.excess / 3, OVER) and last.mean() < 0.6 * slow.excess
+            over_at = HOST_OVER if phase == _HOST else OVER
+            is_low = _level(rows, phase) < min(slow.excess / 3, over_at)
+            is_low = is_low and _level(last, phase) < 0.6 * slow.excess
             if step - slow.told >= WINDOWS[1] and is_low:
                 del self._open[index]
                 quiet = np.flatnonzero(rows >= slow.excess / 2)
-                over_at = int(quiet[-1]) + 1 if len(quiet) else 0
-                until = self._steps[len(self._steps) - len(rows) + over_at - 1]
+                place = int(quiet[-1]) + 1 if len(quiet) else 0
+                until = self._steps[len(self._steps) - len(rows) + place - 1]
                 over.append(replace(slow, until=until))
                 self._excess[:, index] = self._usual[index]
                 self._own[:, index] = self._reference
                 self._now[:, index] = 0.0
         return over
+
+
+def _level(excess: Floats, phase: int) -> float:
+    return float(_median(excess, 0) if phase == _HOST else excess.mean())
 
 
 def _median(values: Floats, axis: int) -> Floats:
