@@ -23,7 +23,7 @@ from distsummary.view.packing import sent
 from distsummary.view.page import page, rank_curve
 
 EVERY_S = 2.0  # at most so often the files are looked at
-PAUSE = 9  # times as long as reading took, before it is done again: it takes a tenth of the time at most
+PAUSE = 4  # times as long as reading took, before it is done again: it takes a fifth of the time at most
 OPEN = 8  # runs that are kept open
 ALONE = "."  # the name of the run if the directory is itself one
 

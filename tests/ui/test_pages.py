@@ -4,7 +4,6 @@ Run by `make test-ui`, in a virtual environment of its own that has Playwright a
 """
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -32,16 +31,6 @@ def pages(tmp_path_factory) -> Path:
         timeout=170,
     )
     return directory
-
-
-@pytest.fixture(scope="session")
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        yield found
-        found.close()
 
 
 @pytest.fixture

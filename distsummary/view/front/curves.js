@@ -3,21 +3,24 @@
 import uPlot from "uplot"
 import { named, parting, runColor } from "./compare.js"
 import { rankCurve } from "./data.js"
-import { counted, css, h, number, tickDistance, whole } from "./dom.js"
+import { counted, css, h, number, on, tickDistance, whole } from "./dom.js"
 
 const HEIGHT = 230
 const AT_FIRST = 4 // ranks that are drawn when the page opens; of more, the band says it
 const FIRST_TAGS = 12
 
-export function curves({ curves: all, maps, timeline, overview, compare }) {
+export function curves({ curves: all, maps, timeline, overview, compare }, kept = {}) {
+  if (!all.length) return [h("p", { class: "quiet" }, "No scalar was recorded.")]
+  kept.seen ??= new Set() // tags that were drawn
+  kept.zoom ??= new Map() // tag -> the first and the last step that are shown, if not all
   const has = [...new Set(all.flatMap((curve) => curve.lines.map((line) => line.rank)))].sort((a, b) => a - b)
   const isSpread = all.some((curve) => curve.band)
   const state = {
-    ranks: new Set((has.length <= AT_FIRST || !isSpread) && !compare ? has : []), runs: new Set(compare?.runs.keys() ?? []), known: [], smoothing: 0, isLog: false, isLogX: false, filter: "", all: false,
+    ranks: kept.ranks ?? new Set((has.length <= AT_FIRST || !isSpread) && !compare ? has : []), runs: new Set(compare?.runs.keys() ?? []), known: (kept.known ??= []), smoothing: 0, isLog: false, isLogX: false, filter: "", all: kept.all ?? false,
   }
   const grid = h("div", { class: "grid" })
   const said = h("p", { class: "quiet", "aria-live": "polite" })
-  const cards = all.map((curve) => card({ ...curve, beside: besideOf(compare, curve.tag), others: otherRanks(curve, maps, overview.ranks) }, state, timeline.starts))
+  const cards = all.map((curve) => card({ ...curve, beside: besideOf(compare, curve.tag), others: otherRanks(curve, maps, overview.ranks, (kept.lines ??= new Map())) }, state, timeline.starts, kept))
 
   const arrange = () => {
     const words = state.filter.toLowerCase()
@@ -31,7 +34,7 @@ export function curves({ curves: all, maps, timeline, overview, compare }) {
       + `. Drag to zoom in, double-click to zoom out. ${smoothingSaid(state.smoothing)}${state.isLogX ? " Steps below 1 are not on a log axis." : ""} Where points are left out, the lowest, highest, first and last of each column are drawn.`
   }
   const redraw = () => cards.forEach((one) => one.redraw())
-  const more = h("button", { onclick: () => { state.all = true; arrange() } })
+  const more = h("button", { onclick: () => { state.all = kept.all = true; arrange() } })
 
   const chips = h("span", { class: "chips" })
   const buttons = new Map()
@@ -44,17 +47,18 @@ export function curves({ curves: all, maps, timeline, overview, compare }) {
     if (!state.known.includes(rank)) state.known.push(rank)
     buttons.get(rank).style.setProperty("--chip", color(rank, state.known))
   }
-  has.forEach(know)
+  new Set([...has, ...state.ranks]).forEach(know)
   state.ranks.forEach(paint)
   const put = (rank, isOn = !state.ranks.has(rank)) => {
     if (!buttons.has(rank)) know(rank)
     if (isOn) state.ranks.add(rank)
     else state.ranks.delete(rank)
+    kept.ranks = state.ranks
     paint(rank)
     buttons.get(rank).setAttribute("aria-pressed", state.ranks.has(rank))
     redraw()
   }
-  document.addEventListener("rank", ({ detail: rank }) => put(rank, true))
+  on("rank", ({ detail: rank }) => put(rank, true))
   const refused = h("span", { class: "alert", role: "status" })
   const any = h("input", { type: "number", min: 0, step: 1, placeholder: "any rank", "aria-label": "put any rank on top", onchange: () => {
     if (any.value === "") return
@@ -64,12 +68,12 @@ export function curves({ curves: all, maps, timeline, overview, compare }) {
     put(rank, true)
     any.value = ""
   } })
-  document.addEventListener("tag", ({ detail: tag }) => {
+  on("tag", ({ detail: tag }) => {
     filter.value = state.filter = tag
     arrange()
     location.hash = "curves"
   })
-  document.addEventListener("theme", redraw)
+  on("theme", redraw)
   const filter = h("input", { type: "search", id: "filter", placeholder: "filter tags  ( / )", "aria-label": "filter tags",
     oninput: () => { state.filter = filter.value; arrange() } })
   const log = h("input", { type: "checkbox", onchange: () => { state.isLog = log.checked; redraw() } })
@@ -108,7 +112,7 @@ function besideOf(compare, tag) {
 
 // A rank that has no line of its own in the page: from the server; in a file, the row of its heat map, whose columns
 // are coarser. Gives { line, label, why } or a promise of it; `why` says what is not exact, or not there.
-function otherRanks(curve, maps, ranks) {
+function otherRanks(curve, maps, ranks, lines) {
   const found = new Map()
   const map = maps.find((one) => one.tag === curve.tag && one.kind === "value")
   const read = (rank) => {
@@ -128,9 +132,14 @@ function otherRanks(curve, maps, ranks) {
   }
   return (rank) => {
     if (!found.has(rank)) {
+      const key = `${rank} ${curve.tag}`
       const answer = ranks.includes(rank) ? read(rank) : {}
-      found.set(rank, answer)
-      answer.then?.((one) => found.set(rank, one))
+      const next = answer.then?.((one) => {
+        found.set(rank, one)
+        lines.set(key, one)
+        return one
+      })
+      found.set(rank, next && lines.has(key) ? { ...lines.get(key), next } : (next ?? answer)) // until it comes, the line of before
     }
     return found.get(rank)
   }
@@ -179,7 +188,7 @@ export function color(rank, ranks) {
   return `hsl(${hue} 70% ${css("--light-line")})`
 }
 
-function card(curve, state, starts) {
+function card(curve, state, starts, kept) {
   const place = h("div", { class: "plot" })
   const absent = h("p", { class: "quiet absent" }) // ranks that are not drawn, or not exactly
   const note = []
@@ -194,17 +203,24 @@ function card(curve, state, starts) {
   const draw = () => {
     plot?.destroy()
     place.replaceChildren()
-    plot = drawn(curve, state, starts, place, draw)
+    plot = drawn(curve, state, starts, place, draw, kept.zoom)
     absent.textContent = [...state.ranks].filter((rank) => !curve.lines.some((line) => line.rank === rank)).map((rank) => curve.others(rank).why).filter(Boolean).join("; ")
   }
+  const see = () => {
+    if (isSeen || !element.isConnected) return
+    isSeen = true
+    kept.seen.add(curve.tag)
+    draw()
+  }
+  if (kept.seen.has(curve.tag)) queueMicrotask(see) // as soon as it is placed, so that it does not flicker
   new IntersectionObserver(([entry]) => {
-    if (entry.isIntersecting && !isSeen) { isSeen = true; draw() }
+    if (entry.isIntersecting) see()
   }, { rootMargin: "300px" }).observe(element)
   new ResizeObserver(() => plot && plot.width !== place.clientWidth && place.clientWidth && plot.setSize({ width: place.clientWidth, height: HEIGHT })).observe(place)
   return { curve, element, redraw: () => isSeen && draw() }
 }
 
-function drawn(curve, state, starts, place, again) {
+function drawn(curve, state, starts, place, again, zoom) {
   const { isLog, isLogX, smoothing } = state
   const plain = (values) => Array.from(values, (value) => (Number.isFinite(value) && !(isLog && value <= 0) ? value : null))
   const tables = []
@@ -244,6 +260,7 @@ function drawn(curve, state, starts, place, again) {
   for (const rank of [...state.ranks].sort((a, b) => a - b)) {
     const line = curve.lines.find((one) => one.rank === rank)
     const other = line ? { line, label: `rank ${rank}` } : curve.others(rank)
+    other.next?.then(again)
     if (other.then) other.then(again)
     else if (other.line?.steps.length) add(other.line, other.label, color(rank, state.known), 1)
   }
@@ -278,7 +295,14 @@ function drawn(curve, state, starts, place, again) {
     if (curve.first_not_finite != null) line(curve.first_not_finite, css("--bad"))
     ctx.restore()
   }
-  return new uPlot(
+  const zoomed = (u, key) => {
+    const { min, max } = u.scales.x
+    if (key !== "x" || min == null || !data[0].length) return
+    if (min <= data[0][0] && max >= data[0].at(-1)) zoom.delete(curve.tag)
+    else zoom.set(curve.tag, { min, max })
+  }
+  const before = zoom.get(curve.tag)
+  const plot = new uPlot(
     {
       width: place.clientWidth || 500, height: HEIGHT, series, bands,
       scales: { x: { time: false, ...(isLogX ? { distr: 3, range: (_, low, high) => (low == null ? [1, 10] : [low, Math.max(high, low * 1.01)]) } : {}) }, y: isLog ? { distr: 3, range: logRange } : {} },
@@ -286,10 +310,12 @@ function drawn(curve, state, starts, place, again) {
         { ...axis, size: 64, space: 26, ...(isLog ? logAxis : {}), values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : number(tick, 4))) }],
       cursor: { dataIdx: nearest, points: { size: 5 } },
       legend: { live: true },
-      hooks: { drawAxes: [marks] },
+      hooks: { drawAxes: [marks], setScale: [zoomed] },
     },
     data, place,
   )
+  if (before) plot.setScale("x", before)
+  return plot
 }
 
 // The place nearest to the pointer at which this series has a value.

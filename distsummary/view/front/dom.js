@@ -12,6 +12,21 @@ export function h(name, attributes = {}, ...children) {
   return element
 }
 
+let heard = undefined // the signal that ends what the elements that are being made hear
+
+// What `make` returns; when the signal is aborted, it hears no more of what `on` asked for meanwhile.
+export function made(signal, make) {
+  heard = signal
+  try {
+    return make()
+  } finally {
+    heard = undefined
+  }
+}
+
+// Hear an event of the whole page: "theme", or what a view tells the others ("rank", "tag", "verdict").
+export const on = (name, listener) => document.addEventListener(name, listener, { signal: heard })
+
 export function table(head, rows, { numbers = [], caption = null } = {}) {
   const cell = (kind) => (content, column) => h(kind, numbers.includes(column) ? { class: "number" } : {}, content)
   return h(
@@ -72,6 +87,6 @@ export function canvas(height, label, draw) {
     draw(context, width, height)
   }
   new ResizeObserver(paint).observe(element)
-  document.addEventListener("theme", paint)
+  on("theme", paint)
   return { element, paint }
 }

@@ -1,6 +1,6 @@
 // Heat maps: rows by steps, drawn for any view, and those of ranks, whose cells say exactly where their highest value is.
 
-import { canvas, counted, css, h, number, tickDistance, whole } from "./dom.js"
+import { canvas, counted, css, h, number, on, tickDistance, whole } from "./dom.js"
 import { since } from "./overview.js"
 
 const LEFT = 64, RIGHT = 12, TOP = 8, BOTTOM = 26
@@ -14,7 +14,7 @@ export function heatMaps({ maps, overview, timeline }) {
   const state = { kind: maps.some((one) => one.kind === "ratio") ? "ratio" : "value", verdict: null }
   const cards = [...byTag.values()].map((of) => card(of, state, overview.verdicts, timeline.starts))
   const redraw = () => cards.forEach((one) => one.redraw())
-  document.addEventListener("verdict", ({ detail }) => {
+  on("verdict", ({ detail }) => {
     state.verdict = detail
     location.hash = "heat"
     redraw()

@@ -2,7 +2,7 @@
 
 import uPlot from "uplot"
 import { color, logAxis, logRange } from "./curves.js"
-import { canvas, css, h, number, table, tickDistance, whole } from "./dom.js"
+import { canvas, css, h, number, on, table, tickDistance, whole } from "./dom.js"
 
 const LEFT = 62, RIGHT = 92, TOP = 10, BOTTOM = 44, HEIGHT = 430
 const COLORS = ["#440154", "#482878", "#3e4989", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725"]
@@ -488,6 +488,6 @@ function chart(title, unit, data, series, isLog, high, fromZero = false) {
     }, data, place)
   }
   new ResizeObserver(() => place.clientWidth && plot?.width !== place.clientWidth && draw()).observe(place)
-  document.addEventListener("theme", () => plot && draw())
+  on("theme", () => plot && draw())
   return h("div", {}, h("p", { class: "quiet" }, title), place)
 }

@@ -5,21 +5,23 @@ import "./page.css"
 import { compare } from "./compare.js"
 import { curves } from "./curves.js"
 import { ask, isServed, readData, runName } from "./data.js"
-import { h, moment } from "./dom.js"
+import { h, made, moment } from "./dom.js"
 import { heatMaps } from "./heat.js"
 import { histograms } from "./histograms.js"
 import { landscapes } from "./landscape.js"
+import { follow, isInUse, isSame, renew } from "./live.js"
 import { media } from "./media.js"
 import { norms } from "./norms.js"
 import { badge, overview } from "./overview.js"
 import { runsTable } from "./runs.js"
 import { timeline } from "./timeline.js"
 
-const VIEWS = [["overview", "Overview", overview], ["compare", "Compare", compare], ["curves", "Curves", curves], ["heat", "Ranks by steps", heatMaps], ["timeline", "Timeline", timeline],
-  ["norms", "Norms of parameters", norms],
-  ["histograms", "Histograms", histograms],
-  ["media", "Images and texts", media],
-  ["landscape", "Loss landscape", landscapes]]
+// Name, title, and what makes the view of the data; with a key, it is made anew only if what is there has changed.
+const VIEWS = [["overview", "Overview", overview], ["compare", "Compare", compare, "compare"], ["curves", "Curves", curves, "curves"], ["heat", "Ranks by steps", heatMaps, "maps"], ["timeline", "Timeline", timeline],
+  ["norms", "Norms of parameters", norms, "norms"],
+  ["histograms", "Histograms", histograms, "histograms"],
+  ["media", "Images and texts", media, "media"],
+  ["landscape", "Loss landscape", landscapes, "landscapes"]]
 
 const isDark = () => (document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark"
 
@@ -39,6 +41,7 @@ document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || /INPUT|TEXTAREA|SELECT/.test(event.target.tagName)) return
   if (shown[Number(event.key) - 1]) go(shown[Number(event.key) - 1].name)
   else if (event.key === "d") changeTheme()
+  else if (event.key === "p") document.getElementById("live")?.click()
   else if (event.key === "/") {
     event.preventDefault()
     document.getElementById("filter")?.focus()
@@ -47,36 +50,122 @@ document.addEventListener("keydown", (event) => {
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => document.dispatchEvent(new Event("theme")))
 
 async function start() {
-  if (!isServed) return showRun(await readData())
+  if (!isServed) {
+    const data = await readData()
+    place(header(data.overview), data)
+    return
+  }
   const name = runName()
-  const { data: list } = await ask("runs")
+  const { data: list, version } = await ask("runs")
   const isAlone = list.runs.length === 1 && list.runs[0].name === "."
-  if (name == null && !isAlone) return showRuns(list)
-  return showRun((await ask("data", { run: name ?? "." })).data, !isAlone)
+  if (name == null && !isAlone) showRuns(list, version)
+  else showRun(name ?? ".", await ask("data", { run: name ?? "." }), !isAlone)
 }
 
 const theme = () => h("button", { onclick: changeTheme, title: "key d" }, "dark / light")
 
-function showRun(data, hasList = false) {
-  const { overview: run } = data
-  shown = VIEWS.map(([name, title, view]) => ({ name, title, content: view(data) })).filter((one) => one.content?.length)
-  document.title = run.name
-  document.getElementById("app").replaceChildren(
-    h("header", {}, hasList ? h("a", { href: "./" }, "all runs") : null, h("h1", {}, run.name, " ", badge(run.state)),
-      h("nav", { "aria-label": "views" }, shown.map(({ name, title }, index) => h("a", { href: `#${name}`, title: `key ${index + 1}` }, title))),
-      theme()),
-    h("main", {}, shown.map(({ name, title, content }) => h("section", { id: name, tabindex: -1, "aria-label": title }, h("h2", {}, title), content))),
-    h("footer", {}, `${run.path}, as it was at ${moment(run.made)}. Keys: 1 to ${shown.length} views, / filter, d dark or light. Made by distsummary.`),
-  )
+// What tells how a served page goes on: a button that stops it, and a line for what is wrong.
+function following(path, fields, version, show) {
+  const state = h("button", { id: "live", "aria-pressed": true, title: "key p", onclick: () => {
+    state.setAttribute("aria-pressed", state.getAttribute("aria-pressed") !== "true")
+    look()
+  } }, "live")
+  const said = h("p", { class: "alert said", role: "status" })
+  const look = follow(path, fields, {
+    version, show,
+    isPaused: () => state.getAttribute("aria-pressed") !== "true",
+    tell: (error) => { said.textContent = error ? `${error.message}; this is what there was before` : "" },
+  })
+  return { state, said }
+}
+
+function header(run, before = null, live = {}) {
+  return h("header", {}, before, h("h1", {}, run.name, " ", badge(run.state)), h("nav", { "aria-label": "views" }), live.state, theme(), live.said)
+}
+
+function showRun(name, { data, version }, hasList) {
+  let latest = data
+  const live = following("data", { run: name }, version, (next) => {
+    latest = next ?? latest
+    update(latest)
+  })
+  place(header(data.overview, hasList ? h("a", { href: "./" }, "all runs") : null, live), data)
+}
+
+const drawn = new Map() // name of a view -> its data, what it keeps, and the end of what it hears
+
+function contentOf([name, , view], data) {
+  const of = drawn.get(name) ?? { kept: {} }
+  of.heard?.abort()
+  Object.assign(of, { data, heard: new AbortController() })
+  drawn.set(name, of)
+  return made(of.heard.signal, () => view(data, of.kept)) ?? []
+}
+
+function section([name, title], content) {
+  return h("section", { id: name, tabindex: -1, "aria-label": title }, h("h2", {}, title), content)
+}
+
+function place(top, data) {
+  const found = VIEWS.map((view) => [view, contentOf(view, data)]).filter(([, content]) => content.length)
+  document.getElementById("app").replaceChildren(top, h("main", {}, found.map(([view, content]) => section(view, content))), h("footer"))
+  around(data)
   document.documentElement.dataset.ready = "true"
 }
 
-function showRuns(list) {
+// The header and the footer, which change with the run and with the views that there are.
+function around({ overview: run }) {
+  const there = VIEWS.filter(([name]) => document.getElementById(name))
+  if (there.length !== shown.length || there.some(([name], index) => name !== shown[index].name)) {
+    shown = there.map(([name, title]) => ({ name, title }))
+    document.querySelector("nav").replaceChildren(...shown.map(({ name, title }, index) => h("a", { href: `#${name}`, title: `key ${index + 1}` }, title)))
+  }
+  document.title = run.name
+  document.querySelector("h1").replaceChildren(run.name, " ", badge(run.state))
+  document.querySelector("footer").textContent = `${run.path}, as it was at ${moment(run.made)}. Keys: 1 to ${shown.length} views, / filter, d dark or light${isServed ? ", p pause" : ""}. Made by distsummary.`
+}
+
+// Show other data: each view is made anew, but for those that stay the same and those in use, which follow later.
+async function update(data) {
+  const first = [...document.querySelectorAll("main > section")].find((one) => one.getBoundingClientRect().bottom > 80)
+  const top = first?.getBoundingClientRect().top
+  for (const [index, view] of VIEWS.entries()) {
+    const [name, , , key] = view
+    const old = document.getElementById(name)
+    const before = drawn.get(name).data
+    const needed = ({ overview, timeline, ...rest }) => [rest[key], timeline.starts, overview.verdicts, overview.ranks]
+    if (before === data || (old && isInUse(old))) continue
+    if (key && isSame(needed(before), needed(data))) {
+      drawn.get(name).data = data
+      continue
+    }
+    const content = contentOf(view, data)
+    if (!content.length) old?.remove()
+    else if (old) await renew(old, content)
+    else {
+      const next = VIEWS.slice(index + 1).map(([other]) => document.getElementById(other)).find(Boolean)
+      document.querySelector("main").insertBefore(section(view, content), next ?? null)
+    }
+  }
+  around(data)
+  if (first?.isConnected) scrollBy({ top: first.getBoundingClientRect().top - top, behavior: "instant" })
+}
+
+function showRuns(list, version) {
   document.title = `${list.directory}: runs`
+  const kept = {}
+  const table = h("section", { id: "runs", "aria-label": "runs" }, runsTable(list, kept))
+  let latest = list
+  const live = following("runs", {}, version, (next) => {
+    latest = next ?? latest
+    if (latest === list || isInUse(table)) return
+    list = latest
+    renew(table, runsTable(list, kept))
+  })
   document.getElementById("app").replaceChildren(
-    h("header", {}, h("h1", {}, list.directory), h("nav"), theme()),
-    h("main", {}, h("section", { id: "runs", "aria-label": "runs" }, runsTable(list, {}))),
-    h("footer", {}, "Keys: arrows or j and k choose a run, Enter opens it, / filter, d dark or light. Made by distsummary."),
+    h("header", {}, h("h1", {}, list.directory), h("nav"), live.state, theme(), live.said),
+    h("main", {}, table),
+    h("footer", {}, "Keys: arrows or j and k choose a run, Enter opens it, / filter, d dark or light, p pause. Made by distsummary."),
   )
   document.documentElement.dataset.ready = "true"
 }

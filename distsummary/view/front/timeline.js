@@ -1,7 +1,7 @@
 // When each rank of each attempt ran and how it ended, and how many ranks recorded each step.
 
 import uPlot from "uplot"
-import { canvas, counted, css, h, moment, number, table, tickDistance, whole } from "./dom.js"
+import { canvas, counted, css, h, moment, number, on, table, tickDistance, whole } from "./dom.js"
 
 const LEFT = 64, RIGHT = 12, TOP = 6, BOTTOM = 26
 const COLORS = { finished: "--good", running: "--accent", superseded: "--quiet", unknown: "--quiet", incomplete: "--warn", interrupted: "--warn" }
@@ -82,6 +82,6 @@ function ranksPerStep({ steps, ranks }) {
     }, [Array.from(steps), Array.from(ranks)], place)
   }
   new ResizeObserver(() => place.clientWidth && plot?.width !== place.clientWidth && draw()).observe(place)
-  document.addEventListener("theme", () => plot && draw())
+  on("theme", () => plot && draw())
   return h("figure", { class: "wide" }, h("figcaption", {}, h("span", { class: "tag" }, "Ranks that recorded each step"), h("span", { class: "quiet" }, " the fewest of each column")), place)
 }

@@ -1,0 +1,124 @@
+"""The served pages in Chromium: the list; a page that follows its run and keeps what was chosen."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.interop
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTHON = ROOT / ".venv/bin/python"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+RECORD = """
+import sys
+from pathlib import Path
+from tests.ui.recorded import slow
+from tests.unit.runs.recording import record
+path, ranks, first, end = Path(sys.argv[1]), *map(int, sys.argv[2:])
+for rank in range(ranks):
+    record(path, rank=rank, ranks=ranks, steps=range(first, end), first_seq=first, values=slow)
+"""
+ENDED = 30_000  # milliseconds: so long may an update take on a machine that does other things too
+
+
+def record(path: Path, ranks: int, first: int, end: int) -> None:
+    command = [PYTHON, "-c", RECORD, path, str(ranks), str(first), str(end)]
+    subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, check=True, timeout=60)
+
+
+@pytest.fixture
+def served(browser, tmp_path):
+    """(runs, page): a directory with two runs, and its list in the browser."""
+    for name, ranks in (("slow", 20), ("alone", 1)):
+        record(tmp_path / name, ranks, 1, 401)
+        (tmp_path / name / "run.json").write_text("{}")  # it is listed as one, and said to be unreadable
+    command = [PYTHON, "-m", "distsummary", "serve", tmp_path, "--port", "0", "--json"]
+    told: list[str] = []
+    with subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
+        page = browser.new_page(viewport={"width": 1400, "height": 900})
+        try:
+            url = json.loads(process.stdout.readline())["url"]
+            page.on("console", lambda message: told.append(f"console: {message.text}"))
+            page.on("pageerror", lambda error: told.append(f"error: {error}"))
+            page.on("request", lambda request: told.append(f"request: {request.url[:99]}"))
+            page.goto(url)
+            page.wait_for_selector("html[data-ready]")
+            yield tmp_path, page
+        finally:
+            page.close()
+            process.terminate()
+            process.wait(60)
+    allowed = (f"request: {url}", "request: data:", "console: Failed to load resource: the server responded")
+    assert [one for one in told if not one.startswith(allowed)] == []
+
+
+def steps(page) -> str:
+    return page.locator(".cards div", has_text="steps").locator("dd").inner_text()
+
+
+def opened(page, name: str):
+    page.get_by_role("link", name=name, exact=True).click()
+    page.wait_for_selector("html[data-ready] #curves canvas")
+
+
+def test_the_list_is_sorted_filtered_and_worked_by_keys(served):
+    _, page = served
+    names = "[...document.querySelectorAll('.runs tbody a')].map((one) => one.textContent)"
+    page.get_by_role("button", name="run", exact=True).click()
+    assert page.evaluate(names) == ["alone", "slow"]
+    page.get_by_role("button", name="run", exact=True).click()
+    assert page.evaluate(names) == ["slow", "alone"]
+    page.keyboard.press("/")
+    page.keyboard.type("lo")
+    assert page.evaluate(names) == ["slow", "alone"]
+    page.keyboard.type("w")
+    assert page.evaluate(names) == ["slow"]
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#curves")
+    assert page.locator("h1").inner_text().startswith("slow")
+
+
+def test_a_page_follows_its_run_and_keeps_what_was_chosen(served):
+    runs, page = served
+    opened(page, "slow")
+    assert steps(page) == "1 to 400"
+    page.locator("#filter").fill("loss")
+    page.get_by_role("button", name="2", exact=True).click()
+    plot = page.locator("#curves .u-over")
+    plot.scroll_into_view_if_needed()
+    box = plot.bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + 40)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 40, steps=5)
+    page.mouse.up()
+    page.locator("#filter").focus()
+    top = page.locator("#curves").bounding_box()["y"]
+    record(runs / "slow", 20, 401, 801)
+    page.locator("#curves figcaption", has_text="16,000 points").wait_for(timeout=ENDED)
+    assert steps(page) == "1 to 800"
+    assert page.evaluate("document.activeElement.id") == "filter"
+    assert page.locator("#filter").input_value() == "loss"
+    assert page.locator("#curves .tag").all_inner_texts() == ["loss"]
+    assert page.get_by_role("button", name="2", exact=True).get_attribute("aria-pressed") == "true"
+    assert abs(page.locator("#curves").bounding_box()["y"] - top) < 2
+    page.mouse.move(box["x"] + 2, box["y"] + 45)  # the left edge of what is zoomed in on
+    page.mouse.move(box["x"] + 3, box["y"] + 45)
+    step = int(re.search(r"step:?\s*(\d+)", page.locator("#curves .u-legend").inner_text())[1])
+    assert 85 < step < 120
+
+
+def test_a_run_that_is_removed_stays_as_it_was_and_that_is_said(served):
+    runs, page = served
+    opened(page, "alone")
+    shutil.rmtree(runs / "alone")
+    said = page.locator(".said")
+    said.filter(has_text="was").wait_for(timeout=ENDED)
+    assert "was removed while it was read; this is what there was before" in said.inner_text()
+    assert steps(page) == "1 to 400"
+    assert page.locator("#curves canvas").count() > 0
