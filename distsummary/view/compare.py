@@ -15,7 +15,7 @@ from distsummary.tools.dump import number
 from distsummary.view.reduce import Array, line_of
 
 MOST = 8  # other runs
-_POINTS = 60_000  # of all curves together
+_POINTS = 36_000  # of all curves together
 _FIRST_TAGS = 10  # share half of the points
 _NAMED = 500  # tags that not all runs have
 

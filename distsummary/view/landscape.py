@@ -12,10 +12,12 @@ from distsummary.landscapes.output.draw import notes, title
 from distsummary.landscapes.output.grid import Grid, finite_bounds
 from distsummary.landscapes.output.scale import clipped, scale_for
 from distsummary.runs.recorded_run import RecordedRun
+from distsummary.view.packing import small
+from distsummary.view.reduce import Array
 
 MOST = 12  # landscapes on a page
-_POINTS = 40_000  # of all surfaces together
-_CHECKPOINTS = 500  # of one path
+_POINTS = 30_000  # of all surfaces together
+_CHECKPOINTS = 3000  # of all paths together
 _BETWEEN = 2000  # points of the path by sketches
 COMPUTED, INTERPOLATED, MISSING, NOT_FINITE = range(4)  # how a point came by its loss
 UNKNOWN = ""  # the normalisation of a landscape from event files
@@ -33,16 +35,17 @@ def landscapes(run: RecordedRun) -> dict[str, Any] | None:
     if not found:
         return None
     shown = [*found][:MOST]
-    share = _POINTS // len(shown)
     return {
-        "shown": [_landscape(name, _grid(found[name]), share) for name in shown],
+        "shown": [_landscape(name, _grid(found[name]), len(shown)) for name in shown],
         "left_out": [*found][MOST:],
     }
 
 
-def _landscape(name: str, grid: Grid, share: int) -> dict[str, Any]:
+def _landscape(name: str, grid: Grid, count: int) -> dict[str, Any]:
+    """One of `count` landscapes."""
     rows, columns = grid.z.shape
-    each = max(1, int(np.ceil((grid.z.size / share) ** 0.5)))
+    each = max(1, int(np.ceil((grid.z.size * count / _POINTS) ** 0.5)))
+    checkpoints = thinned(len(grid.path), _CHECKPOINTS // count)
     kept_rows, kept_columns = (thinned(size, max(2, -(-size // each))) for size in (rows, columns))
     kept = np.ix_(kept_rows, kept_columns)
     how = np.full(grid.z.shape, COMPUTED, np.uint8)
@@ -71,9 +74,9 @@ def _landscape(name: str, grid: Grid, share: int) -> dict[str, Any]:
         "lowest": _extreme(grid, np.nanargmin),
         "highest": _extreme(grid, np.nanargmax),
         "unit": grid.unit,
-        "path": _path(grid),
+        "path": _path(grid, checkpoints),
         "facts": _facts(grid),
-        "notes": [*notes(grid), *_left_out(grid, len(kept_rows), len(kept_columns))],
+        "notes": [*notes(grid), *_left_out(grid, len(kept_rows), len(kept_columns), len(checkpoints))],
     }  # fmt: skip
 
 
@@ -95,29 +98,28 @@ def _grid(found: Any) -> Grid:
     )  # fmt: skip
 
 
-def _path(grid: Grid) -> dict[str, Any]:
-    """The checkpoints, those left out of many evenly, and each one's run as its place in `runs`."""
-    kept = thinned(len(grid.path), _CHECKPOINTS)
+def _path(grid: Grid, kept: Array) -> dict[str, Any]:
+    """The checkpoints at the places `kept`, and each one's run as its place in `runs`."""
     run_of = np.concatenate([np.full(len(part), place) for place, part in enumerate(grid.parts.values())])
     has_numbers = len(grid.numbers) == len(grid.path)
     names = checkpoint_names(grid) if has_numbers else [str(k + 1) for k in range(len(grid.path))]
-    numbers = np.array(grid.numbers if has_numbers else range(1, len(grid.path) + 1), np.float64)
+    numbers = np.array(grid.numbers if has_numbers else range(1, len(grid.path) + 1), np.int64)
     between = (
         grid.step_path[thinned(len(grid.step_path), _BETWEEN)] if len(grid.step_path) else grid.step_path
     )
     losses = clipped(np.concatenate([grid.true_loss, grid.path_loss]))
     low, high = finite_bounds(losses)
     return {
-        "x": grid.path[kept, 0].astype(np.float64),
-        "y": grid.path[kept, 1].astype(np.float64),
+        "x": grid.path[kept, 0].astype(np.float32),
+        "y": grid.path[kept, 1].astype(np.float32),
         "names": [names[k] for k in kept],
-        "numbers": numbers[kept],
-        "true": clipped(grid.true_loss)[kept],
-        "plane": clipped(grid.path_loss)[kept],
-        "outside": grid.residuals[kept].astype(np.float64),
+        "numbers": small(numbers[kept]),
+        "true": clipped(grid.true_loss)[kept].astype(np.float32),
+        "plane": clipped(grid.path_loss)[kept].astype(np.float32),
+        "outside": grid.residuals[kept].astype(np.float32),
         "run": run_of[kept].astype(np.int32),
         "runs": [*grid.parts],
-        "between": {"x": between[:, 0].astype(np.float64), "y": between[:, 1].astype(np.float64)},
+        "between": {"x": between[:, 0].astype(np.float32), "y": between[:, 1].astype(np.float32)},
         "count": len(grid.path),
         "is_log": bool(low > 0 and high > 5 * low),
     }
@@ -181,13 +183,13 @@ def _facts(grid: Grid) -> list[list[str]]:
     return [[name, text] for name, text in known.items() if text]
 
 
-def _left_out(grid: Grid, rows: int, columns: int) -> list[str]:
+def _left_out(grid: Grid, rows: int, columns: int, checkpoints: int) -> list[str]:
     found = []
     if (rows, columns) != grid.z.shape:
         found.append(
             f"{columns:,} x {rows:,} of {len(grid.x):,} x {len(grid.y):,} points are in this page; "
             "lowest and highest are of all"
         )
-    if len(grid.path) > _CHECKPOINTS:
-        found.append(f"{_CHECKPOINTS:,} of {len(grid.path):,} checkpoints are in this page")
+    if len(grid.path) > checkpoints:
+        found.append(f"{checkpoints:,} of {len(grid.path):,} checkpoints are in this page")
     return found

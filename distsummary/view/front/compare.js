@@ -26,7 +26,7 @@ export function compare({ compare: found }) {
   } else all.push(h("p", { class: "quiet" }, "No curve is in both runs."))
   if (notInAll.length) {
     all.push(h("h3", {}, "Scalars that not all of them have"),
-      h("div", { class: "scroll" }, table(head("tag"), notInAll.map(([tag, has]) => [tag, ...has.map((one) => (one ? "yes" : "-"))]))),
+      h("div", { class: "scroll" }, table(head("tag"), notInAll.map(([tag, has]) => [short(tag), ...has.map((one) => (one ? "yes" : "-"))]))),
       leftOut ? h("p", { class: "quiet" }, `and ${whole(leftOut)} more`) : null)
   }
   return all.filter((element) => element != null)
@@ -37,10 +37,11 @@ function row(tag, one, name, index, several) {
   const last = one.last ?? [null, null]
   return {
     attributes: { class: "link", tabindex: 0, "aria-label": `show the curves of ${tag}`, onclick: show, onkeydown: (event) => event.key === "Enter" && show() },
-    cells: [tag, ...(several ? [named(name, index)] : []), one.common && one.first_difference == null ? "same" : stepOf(one.first_difference), stepOf(one.parts_at), whole(one.common), text(last[0]), text(last[1])],
+    cells: [short(tag), ...(several ? [named(name, index)] : []), one.common && one.first_difference == null ? "same" : stepOf(one.first_difference), stepOf(one.parts_at), whole(one.common), text(last[0]), text(last[1])],
   }
 }
 
+const short = (tag) => h("span", { class: "name", title: tag }, tag)
 const stepOf = (step) => (step == null ? "-" : `step ${whole(step)}`)
 const text = (value) => (typeof value === "number" ? number(value, 6) : value == null ? "-" : String(value))
 
@@ -52,7 +53,7 @@ export function parting(one) {
   return one.first_difference == null ? "the same" : `differs from step ${whole(one.first_difference)}, not apart`
 }
 
-export const named = (name, index, more = "") => h("span", { class: "key", title: name }, swatch(index), h("span", { class: "name" }, name), more)
+export const named = (name, index, more = "") => h("span", { class: "key", title: name }, h("span", { class: "together" }, swatch(index), h("span", { class: "name" }, name)), more)
 
 export const runColor = (index) => `hsl(${(index * 137.5 + 212) % 360} 75% ${css("--light-line")})`
 

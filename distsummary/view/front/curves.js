@@ -128,7 +128,7 @@ function otherRanks(curve, maps, ranks, lines) {
     if (isOne && map.columns === curve.steps) return { line, label: `rank ${rank}` } // a cell for each step
     const width = Math.max(1, Math.round((map.last_step - map.first_steps[0] + 1) / map.columns))
     const what = `the highest of ${[isOne ? "" : `ranks ${together[0]} to ${together.at(-1)}`, width > 1 ? `about ${whole(width)} steps` : ""].filter(Boolean).join(" and ")}`
-    return { line, label: `rank ${rank}, as in the heat map`, why: `rank ${rank} is drawn as in the heat map, each point ${what}; all its values: distsummary report --rank ${rank}` }
+    return { line, label: `${isOne ? `rank ${rank}` : `ranks ${together[0]} to ${together.at(-1)}`}, as in the heat map`, why: `rank ${rank} is drawn as in the heat map, each point ${what}; all its values: distsummary report --rank ${rank}` }
   }
   return (rank) => {
     if (!found.has(rank)) {

@@ -32,7 +32,7 @@ def test_the_path_has_its_true_loss_that_in_the_plane_and_how_far_it_is_outside(
     assert plane["z"].reshape(-1).tolist() == [0, 1, 2, 3, 10, 11, 12, 13, 20, 21, 22, 23]
     path = plane["path"]
     assert [path["names"], path["true"].tolist()] == [["1", "5", "9"], [3.5, 2.25, 1.0]]
-    assert [path["plane"].tolist(), path["outside"].tolist()] == [[3.0, 2.0, 1.0], [0.1, 0.2, 0.0]]
+    assert [path["plane"].tolist(), path["outside"].tolist()] == [[3, 2, 1], [np.float32(0.1), np.float32(0.2), 0]]
     assert (plane["unit"], path["is_log"]) == ("epoch", False)
     assert plane["lowest"] == {"loss": 0.0, "x": -1.0, "y": -2.0}
     facts = dict(plane["facts"])
@@ -93,10 +93,10 @@ def test_of_large_and_many_landscapes_it_is_said_what_is_left_out(tmp_path):
                       **{name: np.ones(900) for name in ("path_loss", "true_loss", "residuals")})  # fmt: skip
     found, left_out = drawn(tmp_path, a_large=large, **{f"b{n:02}": random_grid() for n in range(MOST)})
     one = found["a_large"]
-    assert one["z"].size <= 40_000 / MOST
+    assert one["z"].size <= 30_000 / MOST
     assert [one["x"][0], one["x"][-1]] == [-1, 1]
     assert one["lowest"]["loss"] == -7
-    assert len(one["path"]["names"]) == 500
+    assert len(one["path"]["names"]) == 3000 // MOST
     assert [note.split(" of ")[1][:9] for note in one["notes"]] == ["601 x 601", "900 check"]
     assert left_out == [f"b{MOST - 1:02}"]
 
