@@ -7,10 +7,10 @@ import numpy as np
 
 from distsummary.format.records import Landscape
 from distsummary.landscapes.output.cells import thinned
-from distsummary.landscapes.output.describe import checkpoint_names, ends_of_line
+from distsummary.landscapes.output.describe import axis_name, checkpoint_names, ends_of_line, made_from
 from distsummary.landscapes.output.draw import notes, title
 from distsummary.landscapes.output.grid import Grid, finite_bounds
-from distsummary.landscapes.output.scale import clipped, scale_for
+from distsummary.landscapes.output.scale import clipped, scale_for, tick_labels
 from distsummary.runs.recorded_run import RecordedRun
 from distsummary.view.packing import small
 from distsummary.view.reduce import Array
@@ -18,6 +18,7 @@ from distsummary.view.reduce import Array
 MOST = 12  # landscapes on a page
 _POINTS = 30_000  # of all surfaces together
 _CHECKPOINTS = 3000  # of all paths together
+_TICKS = 9  # of the losses' scale
 _BETWEEN = 2000  # points of the path by sketches
 COMPUTED, INTERPOLATED, MISSING, NOT_FINITE = range(4)  # how a point came by its loss
 UNKNOWN = ""  # the normalisation of a landscape from event files
@@ -53,12 +54,15 @@ def _landscape(name: str, grid: Grid, count: int) -> dict[str, Any]:
     how[~np.isfinite(grid.z)] = NOT_FINITE
     how[grid.missing] = MISSING
     scale = scale_for(grid.z, grid.path_loss, grid.true_loss)
+    ticks = scale.ticks(_TICKS)
+    is_known = grid.normalization != UNKNOWN
     surface = clipped(grid.z)[kept]
     low, high = finite_bounds(grid.z)
     is_flat = high - low < 1e-3 * max(abs(low), abs(high))  # float32 would show steps
     return {
         "name": name,
-        "title": title(grid) if grid.normalization != UNKNOWN else "",
+        "title": title(grid) if is_known else "",
+        "made": made_from(grid) if is_known else f"{len(grid.x):,} x {len(grid.y):,} points",
         "is_line": min(grid.z.shape) == 1,
         "rows": len(kept_rows),
         "columns": len(kept_columns),
@@ -66,9 +70,12 @@ def _landscape(name: str, grid: Grid, count: int) -> dict[str, Any]:
         "y": grid.y[kept_rows].astype(np.float64),
         "z": surface if is_flat else surface.astype(np.float32),
         "how": how[kept] if how.any() else None,
-        "axes": [_axis(grid, 0), _axis(grid, 1)],
+        "axes": ["share of the way" if grid.kind == "line" else axis_name(grid, axis) for axis in (0, 1)],
+        "ends": [*ends_of_line(grid)] if grid.kind == "line" else None,
         "levels": scale.levels,
         "stretch": scale.stretch,
+        "ticks": ticks,
+        "tick_labels": tick_labels(ticks),
         "scale": scale.label,
         "is_empty": scale.is_empty,
         "lowest": _extreme(grid, np.nanargmin),
@@ -125,29 +132,6 @@ def _path(grid: Grid, kept: Array) -> dict[str, Any]:
     }
 
 
-def _axis(grid: Grid, axis: int) -> dict[str, str]:
-    """The name of an axis, what is known of its direction, and what its unit is."""
-    known = ""
-    if axis < grid.explained_variance.size:
-        known = f"{grid.explained_variance[axis]:.1%} of the variance of the path"
-    elif axis < len(grid.eigenvalues):
-        known = f"eigenvalue {grid.eigenvalues[axis]:.4g}"
-    if grid.kind == "line":
-        return {"name": "share of the way", "known": " to ".join(ends_of_line(grid)), "unit": ""}
-    if grid.kind == "hessian":
-        unit = "distance between the weights"
-    elif grid.normalization in ("filter", "layer", "mindspore"):
-        each = "filter by filter" if grid.normalization == "filter" else "layer by layer"
-        unit = f"1 is as long as the weights, {each}"
-    elif grid.normalization == UNKNOWN:
-        unit = ""
-    elif grid.decomposition == "PCA":
-        unit = "distance between the weights"
-    else:
-        unit = "times the direction"
-    return {"name": f"direction {axis + 1}", "known": known, "unit": unit}
-
-
 def _extreme(grid: Grid, find: Any) -> dict[str, float] | None:
     """The lowest or the highest finite loss of the whole surface, and where it is."""
     finite = np.where(np.isfinite(grid.z), grid.z, np.nan)
@@ -159,11 +143,8 @@ def _extreme(grid: Grid, find: Any) -> dict[str, float] | None:
 
 def _facts(grid: Grid) -> list[list[str]]:
     """What is known of how the landscape was made, as pairs of name and text, without what is not known."""
-    is_known = grid.normalization != UNKNOWN
+    bn_modes = {"eval": "running statistics", "batch": "statistics of each batch"}
     known: Mapping[str, str] = {
-        "points": f"{len(grid.x):,} x {len(grid.y):,}",
-        "samples": f"{grid.samples:,}" if grid.samples else "",
-        "what moved": ", ".join(grid.parameters) or "all parameters that are trained" if is_known else "",
         "plane": grid.kind or grid.decomposition,
         "normalisation of the directions": grid.normalization,
         "seed": "" if grid.seed is None else str(grid.seed),
@@ -172,11 +153,7 @@ def _facts(grid: Grid) -> list[list[str]]:
         "barrier": f"{grid.barrier:.4g}" if grid.kind == "line" else "",
         "data": ", ".join(grid.data_sets),
         "also recorded": ", ".join(grid.quantities),
-        "batch norm": {"eval": "running statistics", "batch": "statistics of each batch"}.get(
-            grid.bn_mode, ""
-        )
-        if is_known
-        else "",
+        "batch norm": bn_modes.get(grid.bn_mode, "") if grid.normalization != UNKNOWN else "",
         "an epoch": f"{grid.step_per_epoch:,} steps" if grid.unit == "epoch" else "",
         "computed by": ", ".join(filter(None, [grid.engine, grid.hardware])),
     }

@@ -9,7 +9,6 @@ const COLORS = ["#440154", "#482878", "#3e4989", "#31688e", "#26828e", "#1f9e89"
   .map((text) => [1, 3, 5].map((at) => parseInt(text.slice(at, at + 2), 16)))
 const GREY = [160, 160, 160]
 const [INTERPOLATED, MISSING] = [1, 2] // of `how`, see view/landscape.py
-const SAID = ["points", "samples", "what moved"] // facts that the caption has
 const FINE = 5 // pixels between the points that isolines go through
 const NEAR = 10 // pixels from a checkpoint at which it is meant
 
@@ -32,8 +31,7 @@ function one(of) {
   for (const name of ["lowest", "highest"]) {
     if (of[name]) facts.push([`${name} loss`, of.is_line ? number(of[name].loss) : `${number(of[name].loss)} at ${number(of[name].x, 3)}, ${number(of[name].y, 3)}`])
   }
-  const said = of.facts.filter(([name]) => SAID.includes(name)).map(([name, text]) => (name === "what moved" ? `moved: ${text}` : `${text} ${name}`))
-  const caption = h("figcaption", {}, h("span", { class: "tag" }, of.name), h("span", { class: "quiet" }, ` ${[of.title, ...said].filter(Boolean).join("; ")}`))
+  const caption = h("figcaption", {}, h("span", { class: "tag" }, of.name), h("span", { class: "quiet" }, ` ${[of.title, of.made].filter(Boolean).join("; ")}`))
   const notes = of.notes.map((note) => h("p", { class: "quiet" }, note))
   const beside = h("div", {}, ...(path.count > 1 && !of.is_line ? losses(of) : []),
     h("details", { open: path.count < 2 || of.is_line }, h("summary", {}, "How it was made"), table(null, facts)),
@@ -57,7 +55,7 @@ const share = (value) => (Number.isNaN(value) ? "not recorded" : `${number(100 *
 function surface(of) {
   const said = h("p", { class: "readout", "aria-live": "polite" })
   let point = null // column and row, or the number of a checkpoint
-  const label = `contours of the loss, ${of.axes[0].name} by ${of.axes[1].name}: ${of.title || of.name}`
+  const label = `contours of the loss, ${of.axes[0]} by ${of.axes[1]}: ${of.title || of.name}`
   const { element, paint } = canvas(HEIGHT, label, (context, width) => draw(context, width, of, point))
   element.tabIndex = 0
   const move = (next) => {
@@ -162,15 +160,18 @@ function shade(part) {
 function bandColor(levels, loss) {
   if (!Number.isFinite(loss)) return GREY
   const bands = levels.length - 1
-  const band = Math.min(bands - 1, Math.floor(placeOf(levels, loss) * bands + 1e-9))
-  return shade(bands > 1 ? band / (bands - 1) : 0.5)
+  return colorOfBand(bandOf(placeOf(levels, loss), bands), bands)
 }
+
+const bandOf = (place, bands) => Math.min(bands - 1, Math.floor(place * bands + 1e-9))
+const colorOfBand = (band, bands) => shade(bands > 1 ? band / (bands - 1) : 0.5)
 
 const rgb = (channels) => `rgb(${channels.map(Math.round).join(" ")})`
 
-// The losses at `width` by `height` places of the plane, from top to bottom: bilinear between the points, NaN in
-// cells with a corner that is not finite.
+// How far up the levels the loss is at `width` by `height` places of the plane, from top to bottom: bilinear between
+// the points, on the scale of the colours; NaN in cells with a corner that is not finite.
 function sampled(of, width, height) {
+  const heights = Float64Array.from(of.z, (loss) => (Number.isNaN(loss) ? NaN : placeOf(of.levels, loss)))
   const found = new Float64Array(width * height)
   const place = (axis, value) => {
     let cell = 0
@@ -183,8 +184,8 @@ function sampled(of, width, height) {
     for (let x = 0; x < width; x++) {
       const [column, u] = columns[x]
       const at = row * of.columns + column
-      const low = (1 - u) * of.z[at] + u * of.z[at + 1]
-      const high = (1 - u) * of.z[at + of.columns] + u * of.z[at + of.columns + 1]
+      const low = (1 - u) * heights[at] + u * heights[at + 1]
+      const high = (1 - u) * heights[at + of.columns] + u * heights[at + of.columns + 1]
       found[y * width + x] = (1 - v) * low + v * high
     }
   }
@@ -197,24 +198,20 @@ function picture(of, width, height, ratio) {
   const found = h("canvas", { width, height })
   const context = found.getContext("2d")
   const image = new ImageData(width, height)
-  const losses = sampled(of, width, height)
-  const colors = new Map()
-  losses.forEach((loss, at) => {
-    const band = Number.isNaN(loss) ? null : Math.floor(1e-9 + (of.levels.length - 1) * placeOf(of.levels, loss))
-    if (band == null) return
-    if (!colors.has(band)) colors.set(band, bandColor(of.levels, loss))
-    image.data.set([...colors.get(band), 255], at * 4)
+  const bands = of.levels.length - 1
+  const colors = Array.from({ length: bands }, (_, band) => [...colorOfBand(band, bands), 255])
+  sampled(of, width, height).forEach((place, at) => {
+    if (!Number.isNaN(place)) image.data.set(colors[bandOf(place, bands)], at * 4)
   })
   context.putImageData(image, 0, 0)
   // Isolines by marching squares, on points that are closer than those of the grid.
   const columns = Math.max(2, Math.round(width / (FINE * ratio))), rows = Math.max(2, Math.round(height / (FINE * ratio)))
-  const fine = sampled(of, columns, rows)
   const stepX = (width - 1) / (columns - 1), stepY = (height - 1) / (rows - 1)
   context.strokeStyle = "#fff"
   context.globalAlpha = 0.45
   context.lineWidth = 0.6 * ratio
   context.beginPath()
-  const heights = fine.map((loss) => (Number.isNaN(loss) ? NaN : (of.levels.length - 1) * placeOf(of.levels, loss)))
+  const heights = sampled(of, columns, rows).map((place) => place * bands)
   for (let row = 0; row + 1 < rows; row++) {
     for (let column = 0; column + 1 < columns; column++) {
       const at = row * columns + column
@@ -306,8 +303,7 @@ function axes(context, width, of, toX, toY, plotWidth, plotHeight) {
   context.lineWidth = 1
   context.strokeRect(LEFT + 0.5, TOP + 0.5, plotWidth - 1, plotHeight - 1)
   context.fillStyle = css("--quiet")
-  const label = ({ name, known, unit }, room) => [[name, known && `(${known})`, unit && `· ${unit}`], [name, known && `(${known})`], [name]]
-    .map((words) => words.filter(Boolean).join(" ")).find((text) => context.measureText(text).width <= room) ?? name
+  const label = (name, room) => (context.measureText(name).width <= room ? name : name.replace(/ \(.*\)$/, ""))
   const ticks = (axis, count) => {
     const [low, high] = [axis[0], axis.at(-1)]
     const distance = tickDistance(low, high, count)
@@ -340,17 +336,14 @@ function colorBar(context, of, x, plotHeight, width) {
   if (of.is_empty) return
   const bands = of.levels.length - 1
   for (let band = 0; band < bands; band++) {
-    context.fillStyle = rgb(shade(bands > 1 ? band / (bands - 1) : 0.5))
+    context.fillStyle = rgb(colorOfBand(band, bands))
     const top = TOP + plotHeight * (1 - (band + 1) / bands)
     context.fillRect(x, top, 12, plotHeight / bands + 0.5)
   }
   context.fillStyle = css("--quiet")
   context.textAlign = "left"
   context.textBaseline = "middle"
-  const every = Math.max(1, Math.ceil(bands / 8))
-  const levels = Array.from(of.levels).filter((_, index) => index % every === 0)
-  const digits = [3, 4, 5, 6, 8].find((count) => new Set(levels.map((level) => number(level, count))).size === levels.length) ?? 3
-  for (let index = 0; index <= bands; index += every) context.fillText(number(of.levels[index], digits), x + 16, TOP + plotHeight * (1 - index / bands))
+  of.ticks.forEach((tick, index) => context.fillText(of.tick_labels[index], x + 16, TOP + plotHeight * (1 - placeOf(of.levels, tick))))
   if (width < 520) return
   context.save()
   context.translate(width - 8, TOP + plotHeight / 2)
@@ -459,7 +452,7 @@ function losses(of) {
 function line(of) {
   const { path } = of
   const isRow = of.rows === 1
-  const shift = of.axes[0].name === "share of the way" ? 1 : 0 // the axis goes from -1 to 0
+  const shift = of.ends ? 1 : 0 // the axis goes from -1 to 0
   const along = Array.from(isRow ? of.x : of.y, (at) => at + shift)
   const at = Array.from(isRow ? path.x : path.y, (value) => value + shift)
   const isLog = of.stretch === "log"
@@ -467,7 +460,7 @@ function line(of) {
   const order = at.map((_, k) => k).sort((a, b) => at[a] - at[b]).filter((k, index, all) => !index || at[k] !== at[all[index - 1]])
   const data = uPlot.join([[along, plain(of.z)], [order.map((k) => at[k]), plain(order.map((k) => path.true[k]))]])
   const axis = of.axes[isRow ? 0 : 1]
-  return [chart(`${of.scale}, along ${axis.name}${axis.known ? ` (${axis.known})` : ""}`, axis.name, data, () => [
+  return [chart(`${of.scale}, along ${axis}${of.ends ? ` from ${of.ends[0]} to ${of.ends[1]}` : ""}`, axis, data, () => [
     { label: "loss on the line", stroke: css("--accent"), width: 1.6, points: { show: along.length < 60, size: 4 } },
     { label: "true loss of the checkpoints", stroke: css("--bad"), paths: () => null, points: { show: true, size: 8, fill: css("--bad") } },
   ], isLog, 320)]

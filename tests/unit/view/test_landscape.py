@@ -32,15 +32,17 @@ def test_the_path_has_its_true_loss_that_in_the_plane_and_how_far_it_is_outside(
     assert plane["z"].reshape(-1).tolist() == [0, 1, 2, 3, 10, 11, 12, 13, 20, 21, 22, 23]
     path = plane["path"]
     assert [path["names"], path["true"].tolist()] == [["1", "5", "9"], [3.5, 2.25, 1.0]]
-    assert [path["plane"].tolist(), path["outside"].tolist()] == [[3, 2, 1], [np.float32(0.1), np.float32(0.2), 0]]
+    assert [path["plane"].tolist(), path["outside"].tolist()] == [
+        [3, 2, 1],
+        [np.float32(0.1), np.float32(0.2), 0],
+    ]
     assert (plane["unit"], path["is_log"]) == ("epoch", False)
     assert plane["lowest"] == {"loss": 0.0, "x": -1.0, "y": -2.0}
     facts = dict(plane["facts"])
-    assert (facts["points"], facts["samples"], facts["an epoch"]) == ("4 x 3", "16", "7 steps")
-    assert facts["what moved"] == "all parameters that are trained"
-    assert [axis["known"][:5] for axis in plane["axes"]] == ["80.0%", "15.0%"]
-    assert plane["axes"][0]["unit"] == "distance between the weights"
-    assert found["around"]["axes"][0]["unit"] == "1 is as long as the weights, filter by filter"
+    assert (facts["plane"], facts["an epoch"]) == ("PCA", "7 steps")
+    assert plane["made"] == "4 x 3 points, 16 samples, all trained parameters moved"
+    assert plane["axes"] == ["direction 1 (80.0% of the variance)", "direction 2 (15.0% of the variance)"]
+    assert (plane["ticks"][[0, -1]].tolist(), len(plane["tick_labels"])) == ([0, 20], plane["ticks"].size)
     assert found["around"]["path"]["count"] == 1
 
 
@@ -74,15 +76,15 @@ def test_several_runs_a_line_and_a_plane_of_event_files(tmp_path):
     found, _ = drawn(tmp_path, joint=full_grid(), line=line)
     joint = found["joint"]["path"]
     assert (joint["runs"], joint["run"].tolist()) == (["a/b", "c"], [0, 1, 1])
-    assert dict(found["joint"]["facts"])["what moved"] == "lora, head"
-    assert found["line"]["is_line"]
+    assert "lora, head" in found["joint"]["made"]
+    assert (found["line"]["is_line"], found["line"]["ends"]) == (True, ["epoch 1", "epoch 9"])
     assert dict(found["line"]["facts"])["barrier"] == "3"
     recorded = landscape_record(make_grid())
     record(tmp_path / "events", values=lambda step, rank: [Value("landscape", "plane", recorded)])
     [plane] = landscapes(ds.open_run(tmp_path / "events"))["shown"]
     assert (plane["path"]["names"], plane["path"]["plane"].tolist()) == (["1", "5", "9"], [3.0, 2.0, 1.0])
     assert np.isnan(plane["path"]["true"]).all()
-    assert [name for name, _ in plane["facts"]] == ["points", "plane", "an epoch"]
+    assert [name for name, _ in plane["facts"]] == ["plane", "an epoch"]
 
 
 def test_of_large_and_many_landscapes_it_is_said_what_is_left_out(tmp_path):
