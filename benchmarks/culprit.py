@@ -11,10 +11,10 @@
 - `python -m benchmarks.culprit --table FILE...`: the table of lines that were kept.
 
 Half of the trainings run under torchrun, half under ds.launch. In an episode one rank takes longer in one
-phase by a fraction of the CPU time of its own step, which it has measured before. It burns CPU time, also in
-callbacks ("recording"); "python" collects a graph of objects of the right size somewhere in the step; "host"
-shares the rank's core with a busy process. An episode is right if the first verdict told in it names rank and
-cause.
+phase by a fraction of the CPU time of its own step, which it has measured before. It burns CPU time; "python"
+collects a graph of objects of the right size somewhere in the step; "recording" records a tensor for so long;
+"host" shares the rank's core with a busy process. An episode is right if the first verdict told in it names
+rank and cause.
 """
 
 import argparse
@@ -47,7 +47,7 @@ from distsummary.demo import DigitsNet, digits
 from distsummary.diagnosis.alerts import read_alerts
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.run_dir import RunDir
-from distsummary.training.callbacks import Callback, RunContext
+from distsummary.training.callbacks import Callback
 from distsummary.training.run import Run
 
 LAUNCHERS = ("torchrun", "ray")
@@ -68,17 +68,6 @@ TRACED_S, TRACED_ATTEMPTS = 900, 4
 TOLD_S = 60.0  # the last step waits so long for the alerts that must come while the ranks train
 
 
-class SlowCallback(Callback):
-    """A callback of the user, which an episode makes slow."""
-
-    def __init__(self, injector: Injector) -> None:
-        self._injector = injector
-
-    def on_train_step_end(self, run_context: RunContext) -> None:
-        """Take longer."""
-        self._injector.at("recording")
-
-
 def train(plan: dict[str, Any]) -> None:
     """What each rank does; writes the CPU time of its own step beside the run."""
     torch.set_num_threads(1)
@@ -90,7 +79,7 @@ def train(plan: dict[str, Any]) -> None:
 
     optimizer = slow_adam(injector, model)
     loader = batches(injector, plan["steps"], plan["batch"])
-    callbacks: list[Callback] = [SlowCallback(injector)]
+    callbacks: list[Callback] = []
     if plan["is_clean"] and rank == 0:
         config = ds.CheckpointConfig(save_checkpoint_steps=100, keep_checkpoint_max=2)
         callbacks.append(ds.ModelCheckpoint("net", str(directory.parent / "checkpoints"), config))
@@ -103,6 +92,7 @@ def train(plan: dict[str, Any]) -> None:
             loss.backward()
             optimizer.step()
             injector.at("body")
+            record_more(run, batch, injector.due_ms("recording"))
             run.log(loss=loss)
             if plan["is_clean"]:
                 evaluate(run, model, batch, target)
@@ -113,6 +103,14 @@ def train(plan: dict[str, Any]) -> None:
     injector.close()
     Path(directory.parent, f"own_{rank}.json").write_text(json.dumps(injector.own_ms))
     torch.distributed.destroy_process_group()
+
+
+def record_more(run: ds.Run, batch: Tensor, ms: float) -> None:
+    """Record a batch so many times that it takes so much CPU time of this thread."""
+    end, number = time.thread_time() + 1e-3 * ms, 0
+    while time.thread_time() < end:
+        run.tensor(f"batch/{number}", batch)
+        number += 1
 
 
 def evaluate(run: ds.Run, model: nn.Module, x: Tensor, y: Tensor) -> None:

@@ -134,12 +134,13 @@ class Injector:
 
     def at(self, phase: str) -> None:
         """Take longer, if this phase of this step is to."""
-        if self._now is None:
-            return
-        if self._now["cause"] == phase:
-            burn(self._ms)
-        elif self._now["cause"] == "python" and self._now["place"] == phase:
+        burn(self.due_ms(phase))
+        if self._now is not None and self._now["cause"] == "python" and self._now["place"] == phase:
             gc.collect()
+
+    def due_ms(self, cause: str) -> float:
+        """By how much CPU time this step is to take longer because of `cause`."""
+        return self._ms if self._now is not None and self._now["cause"] == cause else 0.0
 
     def close(self) -> None:
         """End the neighbour, let the garbage collector look at everything again."""

@@ -29,7 +29,7 @@ _DATA, _QUEUE = PHASES.index("data"), PHASES.index("host")
 _WHERE = {
     "host": "waiting for a processor",
     "python": "collecting garbage",
-    "recording": "in callbacks",
+    "recording": "in callbacks and copies of recorded arrays",
     "rest": "outside of data, forward, backward and optimizer",
 }
 

@@ -23,7 +23,7 @@ OVER = 0.03  # an excess is over only below this, so that one that becomes small
 # The host, if other processes keep the rank's thread waiting in the run queue: on shared hosts all ranks wait
 # now and then, some steps fifty times as long as others. So the excess is what exceeds HOST_FACTOR times the
 # median of the peers, the median of 40 steps counts in place of the mean, and nothing is usual.
-HOST_FLOORS = np.array([np.inf, np.inf, np.inf, 0.75])
+HOST_FLOORS = np.array([np.inf, np.inf, np.inf, 1.0])
 HOST_FACTOR = 1.5
 HOST_CLIP = 10.0
 HOST_OVER = 0.5

@@ -456,6 +456,10 @@ class Run(Recording):
             self._phases.is_in_loop = True
         self._body_start_s = self._clock()
 
+    def _snapshot(self, plugin: str, name: str | None, value: object) -> Value | None:
+        with in_phase(self._params, RECORDING):
+            return super()._snapshot(plugin, name, value)
+
     def _begin_step_by_log(self, step: int, *, with_pending: bool = False) -> None:
         """End the current step and begin `step`; if `with_pending`, the values logged so far go to `step`."""
         self._settle_step()

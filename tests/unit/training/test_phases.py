@@ -1,11 +1,13 @@
 """Phases with clocks that the tests turn: what each phase took, and what interrupts it."""
 
 import gc
+import math
 import threading
 from collections.abc import Iterator
 
 import pytest
 
+from distsummary.format.records import Value
 from distsummary.topology import Topology
 from distsummary.training.callbacks import Callback, RunContext
 from distsummary.training.phases import (
@@ -165,6 +167,35 @@ def test_a_run_of_several_ranks_measures_its_phases_and_a_run_of_one_does_not() 
         assert keeps.logged[2]["perf/phase/evaluation/cpu_ms"] == 0  # rows of equal tags are written quicker
         assert all({OWN_MS, WAIT_MS} <= logged.keys() for logged in keeps.logged)
     assert not [call for call in gc.callbacks if "Phases" in repr(call)]
+
+
+class Snapshots(Keeps):
+    """Records arrays, and keeps the phases in which they were copied and after that."""
+
+    plain_before = -math.inf
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recorder, self.phases = self, list[str]()  # type: ignore[assignment]
+
+    def gather(self) -> None:
+        pass
+
+    def snapshot(self, plugin: str, name: str, value: object) -> Value:
+        self.phases.append(self.context.original_args().phases.current)
+        return Value(plugin, name, value)
+
+    def on_train_step_begin(self, run_context: RunContext) -> None:
+        self.context = run_context
+
+
+def test_arrays_are_copied_in_the_phase_of_recording() -> None:
+    keeps = Snapshots()
+    with Run(callbacks=keeps, topology=Topology(rank=0, world_size=2)) as run:
+        for number in run.steps(range(2)):
+            run.tensor("number", number)
+            keeps.phases.append(run.context.original_args().phases.current)
+    assert keeps.phases == [RECORDING, REST] * 2
 
 
 def test_what_blocks_a_rank_while_it_computes_is_not_its_own_if_peers_or_a_device_may(
