@@ -4,7 +4,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -108,6 +108,7 @@ class RecordedRun:
         self._merged: Recorded | None = None
         self._gone: dict[int, str] = {}  # rank -> why it cannot be read
         self._told: dict[str, None] = {}  # problems that were met on the way, in their order
+        self._holds = 0  # of `held`
         _check_is_run(run, os.fspath(path), role)
 
     def __repr__(self) -> str:
@@ -283,15 +284,18 @@ class RecordedRun:
 
         return self._read(count)
 
-    def ranks_of(self, plugin: str, tag: str) -> tuple[int, ...]:
-        """The ranks that recorded a tag of a plugin, see `tags`; () if none did, or only the merged run."""
+    def ranks_of(self, plugin: str) -> dict[str, tuple[int, ...]]:
+        """Tag -> the ranks that recorded it, of the tags of a plugin, see `tags`."""
 
-        def having() -> tuple[int, ...]:
-            return tuple(
-                rank
-                for rank, recorded in self._ranks.items()
-                if ((plugin, tag) in recorded.kinds() if plugin != "scalar" else tag in recorded.tags())
-            )
+        def having() -> dict[str, tuple[int, ...]]:
+            found: dict[str, list[int]] = {}
+            for rank, recorded in self._ranks.items():
+                kinds = (
+                    [("scalar", tag) for tag in recorded.tags()] if plugin == "scalar" else recorded.kinds()
+                )
+                for tag in (tag for kind, tag in kinds if kind == plugin):
+                    found.setdefault(tag, []).append(rank)
+            return {tag: tuple(ranks) for tag, ranks in found.items()}
 
         return self._read(having)
 
@@ -446,13 +450,30 @@ class RecordedRun:
 
     def _read(self, read: Callable[[], Result]) -> Result:
         """What `read` gives after reading on; once more if an index turns out to be damaged."""
+        must_refresh = not self._holds
         while True:
             try:
-                self._refresh()
+                if must_refresh:
+                    self._refresh()
                 return read()
             except DamagedIndexError as error:
+                must_refresh = True
                 for recorded in self._recorded():
                     recorded.forget(error.path)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """While it is open, all calls read what the run had recorded at its beginning.
+
+        They do not look at the files of all ranks again, which takes 0.1 s each for 1,000 ranks.
+        Raises MissingFileError if the run was removed.
+        """
+        self._read(lambda: None)
+        self._holds += 1
+        try:
+            yield
+        finally:
+            self._holds -= 1
 
     def _refresh(self) -> None:
         directories = self._directories()

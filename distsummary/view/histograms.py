@@ -37,19 +37,17 @@ def histograms(run: RecordedRun) -> dict[str, Any] | None:
 
     `left_out`: how many more tags there are.
     """
-    known = [*run.tags.get("histogram", {})]
-    if not known:
-        return None
-    tags = known[:MAX_TAGS]
-    size = min(_STEPS, _CELLS // BINS // len(tags))
-    found = [one for tag in tags if (one := _tag(run, tag, size)) is not None]
-    return {"tags": found, "left_out": len(known) - len(tags)} if found else None
+    with run.held():
+        known = [*run.ranks_of("histogram").items()]
+        if not known:
+            return None
+        shown = known[:MAX_TAGS]
+        size = min(_STEPS, _CELLS // BINS // len(shown))
+        tags = [_tag(run, tag, ranks, size) for tag, ranks in shown]
+    return {"tags": tags, "left_out": len(known) - len(shown)}
 
 
-def _tag(run: RecordedRun, tag: str, size: int) -> dict[str, Any] | None:
-    ranks = run.ranks_of("histogram", tag)
-    if not ranks:  # removed meanwhile
-        return None
+def _tag(run: RecordedRun, tag: str, ranks: tuple[int, ...], size: int) -> dict[str, Any]:
     table, is_merged = None, False
     if len(run.ranks) > 1:
         try:

@@ -90,12 +90,12 @@ class _Tag:
 def _within(
     run: RecordedRun, plugin: str, read: Callable[..., ValueTable], item: Callable[[Any], Item], budget: int
 ) -> Item | None:
-    known = [tag for tag in run.tags.get(plugin, {}) if tag != RUN_TEXT]
     tags: list[_Tag] = []
-    for name in known[:_TAGS]:
-        having = run.ranks_of(plugin, name)
-        tables = {rank: read(name, rank) for rank in having[:_RANKS]}
-        tags.append(_Tag(name, tables, len(having), item))
+    with run.held():
+        known = {tag: ranks for tag, ranks in run.ranks_of(plugin).items() if tag != RUN_TEXT}
+        for name, having in [*known.items()][:_TAGS]:
+            tables = {rank: read(name, rank) for rank in having[:_RANKS]}
+            tags.append(_Tag(name, tables, len(having), item))
     tags = [one for one in tags if one.all_steps]
     if not tags:
         return None
@@ -137,7 +137,7 @@ def _within(
             and (step := next(steps, None)) is not None
             and take(one, step, one.read(step))
         ]
-    return {"tags": [one.as_dict() for one in tags], "left_out": len(known) - len(known[:_TAGS])}
+    return {"tags": [one.as_dict() for one in tags], "left_out": max(0, len(known) - _TAGS)}
 
 
 def evenly(count: int) -> Iterator[int]:

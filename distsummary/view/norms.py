@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from distsummary.errors import DistSummaryError
-from distsummary.format.norms import ParameterNorms
+from distsummary.format.norms import NORMS_TAG, ParameterNorms
+from distsummary.format.records import NORMS
 from distsummary.runs.recorded_run import MERGED, RecordedRun
 from distsummary.runs.table import ValueTable
 from distsummary.view.packing import offsets, rounded, shortened, small
@@ -47,7 +48,8 @@ def norms(run: RecordedRun) -> dict[str, Any] | None:
       its parameter is, or None if the names are too long; `lowest` and `highest`, each `values`, `steps` and
       `names` (R,). Quantities of which there is nothing are left out.
     """
-    table, rank = _recorded(run)
+    with run.held():
+        table, rank = _recorded(run)
     order = np.argsort(table["step"], kind="stable")
     steps = table["step"][order]
     names = next((one.table.names for at in order if (one := _read(table, at)) is not None), ())
@@ -139,13 +141,12 @@ def module_rows(names: Sequence[str], limit: int) -> list[Row]:
 
 def _recorded(run: RecordedRun) -> tuple[ValueTable, int | None]:
     """The norms of the merged run or, before it is merged, of the lowest rank that has some."""
-    if len(run.ranks) > 1:
-        if len(table := run.norms_by_step(MERGED)) and table["rank"][0] < 0:
-            return table, None
-        for rank in run.ranks:
-            if len(table := run.norms_by_step(rank)):
-                return table, rank
-    return run.norms_by_step(run.ranks[0]), None
+    having = run.ranks_of(NORMS).get(NORMS_TAG, ())
+    if not having or len(run.ranks) == 1:
+        return run.norms_by_step(run.ranks[0]), None
+    if len(table := run.norms_by_step(MERGED)) and table["rank"][0] < 0:
+        return table, None
+    return run.norms_by_step(having[0]), having[0]
 
 
 def _read(table: ValueTable, row: Any) -> ParameterNorms | None:

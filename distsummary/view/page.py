@@ -67,6 +67,13 @@ def page(
     Raises InvalidValueError for a rank or a tag that is not there, and for others that cannot be compared;
     MissingFileError if a run was removed.
     """
+    with run.held():
+        return _page(run, ranks, tags, others)
+
+
+def _page(
+    run: RecordedRun, ranks: Sequence[int], tags: Sequence[str] | None, others: Sequence[RecordedRun]
+) -> Page:
     if absent := sorted({*ranks} - {*run.ranks}):
         raise InvalidValueError(f"rank must be one of {as_ranges(run.ranks)}, got {absent[0]}")
     shown, left_out = _shown(run, tags)

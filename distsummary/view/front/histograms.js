@@ -7,9 +7,10 @@ const BINS = 48
 const HEIGHT = 34 + BINS * 5
 const FIRST = 6 // tags that are shown at first
 
+const state = { filter: "", all: false } // also when the view is made anew
+
 export function histograms({ histograms: data, timeline }) {
   if (!data) return []
-  const state = { filter: "", all: false }
   const grid = h("div", { class: "grid" })
   const said = h("p", { class: "quiet", "aria-live": "polite" })
   const cards = new Map()
@@ -26,7 +27,7 @@ export function histograms({ histograms: data, timeline }) {
       + (data.left_out ? `; ${whole(data.left_out)} more are not in this page: run.histograms(tag)` : "")
       + ". Colour: share of the values of a step. Band: the recorded bin in which the median lies; dashed: lowest and highest. Point at a cell, or move with the arrow keys."
   }
-  const filter = h("input", { type: "search", placeholder: "filter tags", "aria-label": "filter histograms", oninput: () => { state.filter = filter.value; arrange() } })
+  const filter = h("input", { type: "search", value: state.filter, placeholder: "filter tags", "aria-label": "filter histograms", oninput: () => { state.filter = filter.value; arrange() } })
   arrange()
   return [h("div", { class: "tools" }, filter), said, grid, more]
 }

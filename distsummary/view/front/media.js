@@ -2,6 +2,8 @@
 
 import { counted, h, whole } from "./dom.js"
 
+// Tag -> the step that the reader chose; of other tags the newest is shown, also when newer ones come.
+const chosen = new Map()
 const BOX = [300, 200] // small images are enlarged to about this many pixels
 
 export function media({ media: data }) {
@@ -26,6 +28,8 @@ function card(one, noun, shown) {
     one.size ? h("span", { class: "alert" }, ` its ${whole(one.size)} bytes are too many for this page`) : null)
   const place = h("div", { class: "media" })
   const at = h("output")
+  const name = `${noun} ${one.tag}`
+  const wanted = chosen.has(name) ? one.steps.findLastIndex((step) => step <= chosen.get(name)) : count - 1
   const show = (index) => {
     at.textContent = `step ${whole(one.steps[index])}`
     slider.setAttribute("aria-valuetext", at.textContent)
@@ -37,8 +41,15 @@ function card(one, noun, shown) {
       return h("div", {}, one.ranks.length > 1 ? h("span", { class: "quiet" }, label) : null, content)
     }))
   }
-  const slider = h("input", { type: "range", min: 0, max: Math.max(0, count - 1), step: 1, value: count - 1, "aria-label": `step of ${one.tag}`, oninput: () => show(Number(slider.value)) })
-  if (count) show(count - 1)
+  const slider = h("input", { type: "range", min: 0, max: Math.max(0, count - 1), step: 1, value: Math.max(0, wanted), "aria-label": `step of ${one.tag}`,
+    oninput: ({ isTrusted }) => {
+      if (!isTrusted) { slider.value = Math.max(0, wanted); return } // a place of older data, which is another step
+      const index = Number(slider.value)
+      if (index === count - 1) chosen.delete(name)
+      else chosen.set(name, one.steps[index])
+      show(index)
+    } })
+  if (count) show(Math.max(0, wanted))
   return h("figure", { class: "wide" }, caption, count ? h("div", { class: "step" }, count > 1 ? slider : null, at) : null, place)
 }
 

@@ -164,6 +164,19 @@ def test_a_run_that_goes_on_is_followed_and_a_table_stays(tmp_path, uses_index):
     assert bool(indexes(tmp_path)) is uses_index
 
 
+def test_a_run_that_is_held_stays_as_it_was(tmp_path):
+    record(tmp_path, rank=0, ranks=2)
+    run = ds.open_run(tmp_path)
+    with run.held():
+        record(tmp_path, rank=1, ranks=2)
+        with run.held():
+            assert run.ranks_of("scalar") == {"loss": (0,), "lr": (0,)}
+        assert {*run.scalars("loss")["rank"]} == {0}
+    assert run.ranks_of("scalar")["loss"] == (0, 1)
+    assert {*run.scalars("loss")["rank"]} == {0, 1}
+    assert run.ranks_of("image") == {}
+
+
 def test_a_torn_end_is_read_when_it_is_whole(tmp_path):
     directory = record(tmp_path)
     [file] = segments(directory, MINDSPORE)
