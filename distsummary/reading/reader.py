@@ -386,17 +386,23 @@ def read_last_step(directory: str | os.PathLike[str]) -> int:
     return 0
 
 
-def read_lineage(path: str | os.PathLike[str], mode: str = "skip", *, attempt: int = 0) -> Lineage:
+def read_lineage(
+    path: str | os.PathLike[str],
+    mode: str = "skip",
+    *,
+    attempt: int = 0,
+    skipped: list[Damage] | None = None,
+) -> Lineage:
     """The lineage in a file, or in all lineage files of a directory; an empty Lineage if there is none.
 
     As in MindInsight, the last event of each kind counts and custom information is merged; a later file with
     the lineage of a training or a dataset graph replaces all earlier lineage. What attempts before `attempt`
-    wrote is left out, but not what other programs wrote. Errors are as in `read_file`.
+    wrote is left out, but not what other programs wrote. Errors and `skipped` are as in `read_file`.
     """
     files = [Path(path)] if not os.path.isdir(path) else lineage_files(Path(path))
     lineage = Lineage()
     for file in files:
-        events = read_file(file, mode)
+        events = read_file(file, mode, skipped=skipped)
         counting = (event for event in events if event.attempt >= attempt or not event.run_id)
         values = [value for event in counting for value in event.values]
         if any(value.plugin in ("train_lineage", "dataset_graph") for value in values):

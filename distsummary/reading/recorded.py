@@ -161,7 +161,8 @@ class Recorded:
         for file in self._files.values():
             if any(getattr(column, "path", None) == index for part in file.parts for column in _all(part)):
                 file.forget()
-        index.unlink(missing_ok=True)
+        with suppress(OSError):  # a directory that may not be written: the index is passed over all the same
+            index.unlink()
 
     def _refresh(self, paths: list[Path]) -> bool:
         has_changed = False

@@ -27,7 +27,7 @@ from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.pb.mindspore_anf_ir_pb2 import GraphProto
 from distsummary.reading.deduplicate import ends_of_attempts
 from distsummary.reading.index import DamagedIndexError, is_index
-from distsummary.reading.reader import read_file, read_lineage
+from distsummary.reading.reader import Damage, read_file, read_lineage
 from distsummary.reading.recorded import Place, Recorded
 from distsummary.reading.segments import all_event_files, landscape_files, source_of
 from distsummary.reading.shards import AddedShards
@@ -431,8 +431,10 @@ class RecordedRun:
                 self._told[str(error)] = None
         if not found:
             for path in landscape_files(self.path):
-                for event in read_file(path, "skip", skipped=[]):
+                skipped: list[Damage] = []
+                for event in read_file(path, "skip", skipped=skipped):
                     found |= {one.tag: one.data for one in event.values if one.plugin == "landscape"}
+                self._tell(skipped)
             for place in self._places("landscape", None, None):
                 for value in _readable(place, self._told):
                     found[place.tag] = value
@@ -589,12 +591,19 @@ class RecordedRun:
 
     def _lineage(self) -> Any:
         """The lineage of the run or, before there is one, of its lowest rank."""
+        skipped: list[Damage] = []
+        lineage = None
         for directory in (self._run_dir.writer_dir(self.role, 0, 1), *self._directories().values()):
             if directory.is_dir():
-                lineage = read_lineage(directory)
+                lineage = read_lineage(directory, skipped=skipped)
                 if lineage_values(lineage):
-                    return lineage
-        return read_lineage(self.path)
+                    break
+        self._tell(skipped)
+        return read_lineage(self.path) if lineage is None else lineage
+
+    def _tell(self, damage: Iterable[Damage]) -> None:
+        for one in damage:
+            self._told[f"{one.file}, byte {one.offset}: {one.reason}"] = None
 
 
 def _run_dir(path: str | os.PathLike[str]) -> RunDir:

@@ -52,14 +52,13 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => docu
 async function start() {
   if (!isServed) {
     const data = await readData()
-    place(header(data.overview), data)
-    return
+    return place(header(data.overview), data)
   }
   const name = runName()
   const { data: list, version } = await ask("runs")
   const isAlone = list.runs.length === 1 && list.runs[0].name === "."
   if (name == null && !isAlone) showRuns(list, version)
-  else showRun(name ?? ".", await ask("data", { run: name ?? "." }), !isAlone)
+  else await showRun(name ?? ".", await ask("data", { run: name ?? "." }), !isAlone)
 }
 
 const theme = () => h("button", { onclick: changeTheme, title: "key d" }, "dark / light")
@@ -87,9 +86,9 @@ function showRun(name, { data, version }, hasList) {
   let latest = data
   const live = following("data", { run: name }, version, (next) => {
     latest = next ?? latest
-    update(latest)
+    if (isPlaced()) update(latest)
   })
-  place(header(data.overview, hasList ? h("a", { href: "./" }, "all runs") : null, live), data)
+  return place(header(data.overview, hasList ? h("a", { href: "./" }, "all runs") : null, live), data)
 }
 
 const drawn = new Map() // name of a view -> its data, what it keeps, and the end of what it hears
@@ -106,11 +105,26 @@ function section([name, title], content) {
   return h("section", { id: name, tabindex: -1, "aria-label": title }, h("h2", {}, title), content)
 }
 
-function place(top, data) {
-  const found = VIEWS.map((view) => [view, contentOf(view, data)]).filter(([, content]) => content.length)
-  document.getElementById("app").replaceChildren(top, h("main", {}, found.map(([view, content]) => section(view, content))), h("footer"))
+const isPlaced = () => document.documentElement.dataset.ready === "true"
+
+// The first view is painted before the others are made.
+async function place(top, data) {
+  const main = h("main")
+  document.getElementById("app").replaceChildren(top, main, h("footer"))
+  for (const [index, view] of VIEWS.entries()) {
+    const content = contentOf(view, data)
+    if (content.length) main.append(section(view, content))
+    if (index === 0) {
+      around(data)
+      await new Promise((go) => {
+        requestAnimationFrame(() => setTimeout(go))
+        setTimeout(go, 100) // a tab in the background paints nothing
+      })
+    }
+  }
   around(data)
   document.documentElement.dataset.ready = "true"
+  if (location.hash) document.getElementById(location.hash.slice(1))?.scrollIntoView()
 }
 
 // The header and the footer, which change with the run and with the views that there are.

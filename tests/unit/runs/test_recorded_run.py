@@ -15,7 +15,7 @@ from distsummary.format.hparams import session_start
 from distsummary.format.records import MINDSPORE, TENSORBOARD, Batch, Event, Shard, Value
 from distsummary.reading import index, recorded
 from distsummary.reading.index import check_index, index_path, is_index
-from distsummary.reading.segments import segments
+from distsummary.reading.segments import lineage_files, segments
 from distsummary.run_dir import RunDir
 from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter
@@ -373,6 +373,12 @@ def test_config_lineage_attempts_and_health_of_a_recorded_run(tmp_path):
     assert rows(run.health, "rank", "state", "step") == [(0, "finished", 3), (1, "finished", 3)]
     assert run.graph is None
     assert run.landscapes == {}
+    [file] = lineage_files(tmp_path)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    file.write_bytes(data)
+    assert "train" in run.lineage  # that of a rank
+    assert [str(file) in line for line in run.problems] == [True]
 
 
 def test_the_settings_of_files_of_tensorboard_are_the_config(tmp_path):

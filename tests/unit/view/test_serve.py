@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 import socket
 import threading
 from contextlib import contextmanager
@@ -100,6 +101,22 @@ def test_pages_and_data_are_answered_and_nothing_else(tmp_path, bundle):
         with socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as raw:
             raw.sendall(f"POST /{server.token}/runs HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             assert raw.recv(100).startswith(b"HTTP/1.1 501")
+
+
+def test_a_tab_that_asks_again_gets_what_is_new_and_is_told_that_the_run_is_gone(tmp_path):
+    record(tmp_path / "run")
+    with serving(tmp_path) as server:
+        first, before = ask(server, "data?run=run")
+        assert ask(server, "data?run=run", **{"If-None-Match": first.headers["ETag"]})[0].status == 304
+        record(tmp_path / "run", steps=range(6, 9), first_seq=6)
+        later, body = ask(server, "data?run=run", **{"If-None-Match": first.headers["ETag"]})
+        assert later.status == 200
+        assert [b'"steps":[1,5]' in gzip.decompress(before), b'"steps":[1,8]' in gzip.decompress(body)] == [
+            True
+        ] * 2
+        shutil.rmtree(tmp_path / "run")
+        gone, said = ask(server, "data?run=run")
+        assert (gone.status, b"run was removed while it was read" in said) == (410, True)
 
 
 def test_a_damaged_run_json_hides_nothing_but_the_states(tmp_path):
