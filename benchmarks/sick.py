@@ -4,7 +4,9 @@
   parameter is flipped on one rank after a step, and back before the next one; `nan`: a batch or a gradient on
   one rank has a NaN; `config`, `seed`, `shard`: one rank has another setting, another seed, or the data of
   another rank; `clean`: nothing is wrong. One JSON line an episode that was not told right, then one a kind.
-  `--count flip=300 nan=100 ...` says how many of each, `--fsdp` replaces DDP by FSDP2 in two replicas.
+  `--count flip=300 nan=100 ...` says how many of each, `--fsdp` replaces DDP by FSDP2 in two replicas. With
+  `--ray` the ranks are those of `ds.launch`, and what was told while they trained must be the same. `memory`,
+  which has no episodes by default: one rank takes 1.5 GiB more for a minute.
 - `python -m benchmarks.sick --cost`: the CPU time of the training thread that the checks take of a step of
   the digits CNN, on one of four ranks.
 """
@@ -20,6 +22,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +36,15 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import distsummary as ds
 from distsummary.aggregate.judging import judge_files
 from distsummary.demo import DigitsNet, digits
+from distsummary.diagnosis.alerts import read_alerts
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.run_dir import RunDir
 
 RANKS = 4
-COUNTS = {"flip": 300, "nan": 100, "config": 20, "seed": 20, "shard": 20, "clean": 20}
+COUNTS = {"flip": 300, "nan": 100, "config": 20, "seed": 20, "shard": 20, "clean": 20, "memory": 0}
 A_RUN = 100  # flips of one training
 STEPS = 16  # of a training with one fault
+HELD_BYTES, HELD_STEPS, PAUSE_S = 3 << 29, 900, 0.05  # the system is sampled every 10 s
 Plan = dict[str, Any]
 
 
@@ -54,19 +59,20 @@ def plans(counts: dict[str, int], seed: int) -> Iterator[Plan]:
         dtype = "bfloat16" if left % (2 * A_RUN) < A_RUN else "float32"
         yield {"kind": "flip", "steps": steps[-1] + 2, "faults": faults, "dtype": dtype}
         left -= here
-    for kind in ("nan", "config", "seed", "shard", "clean"):
+    for kind in ("nan", "config", "seed", "shard", "clean", "memory"):
         for number in range(counts[kind]):
             step, rank = chance.randint(2, STEPS - 3), chance.randrange(RANKS)
             what = chance.randrange(6) if kind != "shard" else (rank + chance.randint(1, 3)) % RANKS
             fault = {step: (rank, what, chance.random())}
-            yield {"kind": kind, "steps": STEPS, "faults": fault, "dtype": "float32", "number": number}
+            length = HELD_STEPS if kind == "memory" else STEPS
+            yield {"kind": kind, "steps": length, "faults": fault, "dtype": "float32", "number": number}
 
 
-def train(plan: Plan, place: Path, rank: int, *, fsdp: bool) -> None:
+def train(plan: Plan, place: Path, rank: int, *, fsdp: bool, aggregate: bool) -> None:
     """One training on one rank."""
     kind, number = plan["kind"], plan.get("number", 0)
     faults = {int(step): fault for step, fault in plan["faults"].items()}
-    sick, what, part = next(iter(faults.values()))
+    sick_step, (sick, what, part) = next(iter(faults.items()))
     is_sick = rank == sick
     torch.manual_seed(0)
     net = nn.Sequential(DigitsNet(), nn.Dropout(0.1)).to(getattr(torch, plan["dtype"]))
@@ -88,9 +94,10 @@ def train(plan: Plan, place: Path, rank: int, *, fsdp: bool) -> None:
     run = ds.init(
         place, watch=model, norms=kind == "nan", on_nan="ignore", checksums=1, histograms=False, graph=False,
         config={"lr": 0.1 + (kind == "config" and is_sick), "rank": rank, "nested": {"momentum": 0.9}},
-        system_metrics=False, aggregate=False, quiet=True,
+        system_metrics=kind == "memory", aggregate=aggregate, quiet=True,
     )  # fmt: skip
-    batches = endless(loader, sampler) if kind == "flip" else loader
+    batches = endless(loader, sampler) if kind in ("flip", "memory") else loader
+    held: list[Tensor] = []
 
     def flip(step: int) -> None:
         at, parameter, share = faults.get(step, (-1, 0, 0.0))
@@ -104,6 +111,10 @@ def train(plan: Plan, place: Path, rank: int, *, fsdp: bool) -> None:
     for x, y in run.steps(batches, accumulate=accumulate):
         step = run.step
         x = x.to(next(net.parameters()).dtype)
+        if kind == "memory":
+            time.sleep(PAUSE_S)
+            if is_sick and step == sick_step:
+                held.append(torch.ones(HELD_BYTES // 4))
         is_now = kind == "nan" and is_sick and step in faults
         if is_now and part < 0.5:
             x[0, 0, 0, 0] = float("nan")
@@ -159,6 +170,10 @@ def faults_told(plan: Plan, told: list[Verdict], names: list[str], *, fsdp: bool
             ):
                 wrong.append(verdict.evidence)
     found = {(one.rank, one.cause, one.since_step) for one in told}
+    if kind == "memory":  # told from the first sample on that comes after it
+        [(step, (rank, _, _))] = plan["faults"].items()
+        is_right = [(one.rank, one.cause, one.since_step >= step) for one in told] == [(rank, kind, True)]
+        return [] if is_right else [f"told: {one}" for one in told] or ["not told"]
     return (
         wrong
         + [f"not told: {one}" for one in expected - found]
@@ -169,7 +184,8 @@ def faults_told(plan: Plan, told: list[Verdict], names: list[str], *, fsdp: bool
 def rank_main(given: argparse.Namespace) -> None:
     """The life of one rank: all trainings, one after the other."""
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo")
+    if not given.ray:
+        torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank()
     names = [name for name, _ in nn.Sequential(DigitsNet()).named_parameters()]
     right: dict[str, int] = defaultdict(int)
@@ -177,10 +193,15 @@ def rank_main(given: argparse.Namespace) -> None:
     directory = Path(given.dir)
     for number, plan in enumerate(plans(counts_of(given), given.seed)):
         place = directory / str(number)
-        train(plan, place, rank, fsdp=given.fsdp)
+        train(plan, place, rank, fsdp=given.fsdp, aggregate=given.ray)
         torch.distributed.barrier()
         if rank == 0:
-            wrong = faults_told(plan, judge_files(RunDir(place)), names, fsdp=given.fsdp)
+            told = judge_files(RunDir(place))
+            wrong = faults_told(plan, told, names, fsdp=given.fsdp)
+            if given.ray:
+                live = {json.dumps(Verdict.from_json(one).as_json()) for one in read_alerts(RunDir(place))}
+                differing = live ^ {json.dumps(one.as_json()) for one in told}
+                wrong += [f"told only while it trained, or only afterwards: {one}" for one in differing]
             size = len(plan["faults"]) if plan["kind"] == "flip" else 1
             kind = f"{plan['kind']} {plan['dtype']}" if plan["kind"] == "flip" else plan["kind"]
             right[kind] += size - min(size, len(wrong))
@@ -190,7 +211,8 @@ def rank_main(given: argparse.Namespace) -> None:
     if rank == 0:
         for kind in total:
             print(json.dumps({"kind": kind, "right": right[kind], "of": total[kind]}), flush=True)
-    torch.distributed.destroy_process_group()
+    if not given.ray:
+        torch.distributed.destroy_process_group()
 
 
 def counts_of(given: argparse.Namespace) -> dict[str, int]:
@@ -246,6 +268,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--count", nargs="*", metavar="KIND=N")
     parser.add_argument("--fsdp", action="store_true")
+    parser.add_argument("--ray", action="store_true", help="under ds.launch in place of torchrun")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cost", action="store_true")
     parser.add_argument("--steps", type=int, default=600, help="of a training with --cost")
@@ -257,6 +280,10 @@ def main() -> None:
         rank_main(given)
     else:
         with tempfile.TemporaryDirectory() as directory:
+            if given.ray:
+                given.dir = directory
+                ds.launch(partial(rank_main, given), ranks=RANKS)
+                return
             torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
             command = [sys.executable, *torchrun, "-m", "benchmarks.sick", *sys.argv[1:], "--dir", directory]
             environ = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -77,10 +77,16 @@ class RankOutput:
             self._printer(batch)
             return
         is_error = bool(batch["is_err"])
+        stream = sys.stderr if is_error else sys.stdout
+        if not _RANK.fullmatch(batch.get("actor_name") or ""):
+            for line in lines:
+                if line.startswith(_OURS):  # Ray would take those of two runs for one that is repeated
+                    print(line, file=stream, flush=True)
+            lines = [line for line in lines if not line.startswith(_OURS)]
         self._print_batches(
             self._repeated[is_error].deduplicate({**batch, "lines": lines}), is_error=is_error
         )
-        if ended := len(batch["lines"]) - len(lines):
+        if ended := batch["lines"].count(_LAST):
             with self._changed:
                 self._ended += ended
                 self._changed.notify_all()
@@ -90,12 +96,8 @@ class RankOutput:
         for batch in batches:
             name = batch.get("actor_name") or ""
             if not _RANK.fullmatch(name):
-                others = [line for line in batch["lines"] if not line.startswith(_OURS)]
-                for line in batch["lines"]:
-                    if line.startswith(_OURS):
-                        print(line, file=stream)
-                if others:
-                    self._print_others({**batch, "lines": others}, stream)
+                if batch["lines"]:
+                    self._print_others(batch, stream)
                 continue
             for line in batch["lines"]:
                 print(f"[{name}] {line if stream.isatty() else _COLOR.sub('', line)}", file=stream)

@@ -174,6 +174,35 @@ if __name__ == "__main__":
 """
 
 
+def test_lines_of_several_aggregators_are_printed_one_by_one_and_without_a_prefix(tmp_path):
+    script = tmp_path / "job.py"
+    script.write_text(ALERTS)
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert done.returncode == 0, done.stderr
+    said = sorted(line for line in done.stderr.splitlines() if "shard since" in line)
+    assert said == [f"distsummary: rank {rank}: shard since step 1" for rank in range(3)]
+
+
+ALERTS = """
+import sys
+import ray
+import distsummary as ds
+
+class Aggregator:
+    def tell(self, rank):
+        print(f"distsummary: rank {rank}: shard since step 1", file=sys.stderr, flush=True)
+
+def train():
+    aggregators = [ray.remote(num_cpus=0)(Aggregator).remote() for _ in range(3)]
+    ray.get([one.tell.remote(rank) for rank, one in enumerate(aggregators)])
+
+if __name__ == "__main__":
+    ds.launch(train, ranks=1, backend=None)
+"""
+
+
 def test_the_exit_handlers_of_ranks_run_while_actors_can_be_reached(tmp_path):
     def train():
         import atexit
