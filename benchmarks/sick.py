@@ -170,9 +170,9 @@ def faults_told(plan: Plan, told: list[Verdict], names: list[str], *, fsdp: bool
             ):
                 wrong.append(verdict.evidence)
     found = {(one.rank, one.cause, one.since_step) for one in told}
-    if kind == "memory":  # told from the first sample on that comes after it
+    if kind == "memory":  # a sample within a step has the number of the one before
         [(step, (rank, _, _))] = plan["faults"].items()
-        is_right = [(one.rank, one.cause, one.since_step >= step) for one in told] == [(rank, kind, True)]
+        is_right = [(one.rank, one.cause, one.since_step >= step - 1) for one in told] == [(rank, kind, True)]
         return [] if is_right else [f"told: {one}" for one in told] or ["not told"]
     return (
         wrong
@@ -199,8 +199,8 @@ def rank_main(given: argparse.Namespace) -> None:
             told = judge_files(RunDir(place))
             wrong = faults_told(plan, told, names, fsdp=given.fsdp)
             if given.ray:
-                live = {json.dumps(Verdict.from_json(one).as_json()) for one in read_alerts(RunDir(place))}
-                differing = live ^ {json.dumps(one.as_json()) for one in told}
+                live = {where(Verdict.from_json(alert)) for alert in read_alerts(RunDir(place))}
+                differing = live ^ {where(verdict) for verdict in told}
                 wrong += [f"told only while it trained, or only afterwards: {one}" for one in differing]
             size = len(plan["faults"]) if plan["kind"] == "flip" else 1
             kind = f"{plan['kind']} {plan['dtype']}" if plan["kind"] == "flip" else plan["kind"]
@@ -213,6 +213,13 @@ def rank_main(given: argparse.Namespace) -> None:
             print(json.dumps({"kind": kind, "right": right[kind], "of": total[kind]}), flush=True)
     if not given.ray:
         torch.distributed.destroy_process_group()
+
+
+def where(verdict: Verdict) -> tuple[object, ...]:
+    """A verdict without its words."""
+    return (
+        verdict.rank, verdict.cause, verdict.since_step, verdict.until_step, verdict.first_told_step
+    )  # fmt: skip
 
 
 def counts_of(given: argparse.Namespace) -> dict[str, int]:

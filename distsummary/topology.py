@@ -3,6 +3,7 @@
 import os
 import platform
 import sys
+import time
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
@@ -28,6 +29,10 @@ DATA_AXES = frozenset(
 _MAX_PID = 1 << 22  # PID_MAX_LIMIT of Linux
 _STOPPED = "Tt"  # states of processes in /proc/PID/stat, see proc(5): by a signal, by a debugger
 _ENDED = "ZX"  # zombie, dead
+BUSY_S, BUSY_SHARE = (
+    0.2,
+    0.2,
+)  # a thread is busy that computes, or waits for a processor, for a fifth of 0.2 s
 
 # Source of the rank -> its variables for (rank, world size, local rank, local world size, node rank). SLURM
 # comes last: srun may start one task per node, and its numbers then describe that task, not the rank.
@@ -204,6 +209,36 @@ def is_stopped(process: Mapping[str, Any]) -> bool | None:
     if not is_alive(process):
         return None
     return _state_and_start(process["pid"])[0] in _STOPPED
+
+
+def are_busy(processes: Mapping[int, Mapping[str, Any]]) -> set[int]:
+    """Those whose main thread computes or waits for a processor; takes BUSY_S if any lives on this host.
+
+    Args:
+        processes: number -> a process, given as for `is_alive`.
+    """
+    living = {number: process["pid"] for number, process in processes.items() if is_alive(process)}
+    before = {number: _busy_s(pid) for number, pid in living.items()}
+    if not before:
+        return set()
+    began = time.monotonic()
+    time.sleep(BUSY_S)
+    enough_s = BUSY_SHARE * (time.monotonic() - began)
+    busy = set()
+    for number, pid in living.items():
+        is_ready = _state_and_start(pid)[0] == "R"  # may be so for long without being counted
+        if is_ready or _busy_s(pid) - before[number] > enough_s:
+            busy.add(number)
+    return busy
+
+
+def _busy_s(pid: int) -> float:
+    """The seconds that the main thread of a process has computed or waited for a processor; 0 if unknown."""
+    try:
+        cpu, queue = Path(f"/proc/{pid}/task/{pid}/schedstat").read_bytes().split()[:2]
+        return 1e-9 * (int(cpu) + int(queue))
+    except (OSError, ValueError):
+        return 0.0
 
 
 def own_process() -> dict[str, Any]:

@@ -103,6 +103,7 @@ class Aggregator:
         self._can_merge_live = self._is_described = True
         self._running: set[int] = set()  # ranks of the training that `_live` merges
         self._stuck = StuckRanks(self._run_dir)
+        self._is_blind = False  # a look for stuck ranks has raised something, which was told
         self._watched: list[AttemptState] = []  # trainings of several ranks that run, or have just ended
         self._digests: deque[Digest] = deque(maxlen=MAX_DIGESTS)
         try:
@@ -356,6 +357,10 @@ class Aggregator:
                     self._live.show(new)
             except OSError as error:  # such as a full disk; the next round tries again
                 self._warn(f"it cannot be told which rank is stuck: {told(error)}")
+            except Exception:  # the merge goes on
+                if not self._is_blind:
+                    logger.exception("%s: it cannot be told which rank is stuck", self._run_dir.base)
+                self._is_blind = True
 
     def _describe(self, entry: Manifest) -> Description:
         run_dir, role = self._run_dir, entry["role"]

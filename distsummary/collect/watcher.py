@@ -29,6 +29,7 @@ from distsummary.writing.health import Failures
 
 LOOK_S = 0.5  # seconds between two looks at the step
 TELL_S = 1.0  # seconds between two tellings, while it lasts
+MOST_S = 1.0  # counts of the time between two looks; one that comes later found no processor, as others may
 LEAST_S = 1.0  # no step is late before
 TELLING_MEDIANS = 2  # of the recent steps: a rank that goes on for longer tells where it is
 MEDIANS = 3  # a step is late after so many medians of the recent ones
@@ -66,22 +67,29 @@ class Pace:
 
     Args:
         place: where the loop is at first. now: seconds, by the clock of `look`.
+
+    Attributes:
+        since: when the last progress was seen: another step, or the begin or end of a phase of its own.
+        late_s: the seconds that were looked at since; less than have passed if the looks came late.
     """
 
     def __init__(self, place: Place, now: float) -> None:
         self.place = place
-        self.since = now  # the last progress: another step, or the begin or end of a phase of its own
+        self.since = self._looked_s = now
+        self.late_s = 0.0
         self._steps: deque[float] = deque(maxlen=RECENT)  # seconds a step, at each look that saw new ones
         self._longest: dict[str, float] = {}
         self._seen = 0
 
     def look(self, place: Place, now: float) -> bool:
         """Note where the loop is; returns whether it has gone on since the last look."""
+        passed_s, self._looked_s = now - self._looked_s, now
         before, self.place = self.place, place
         made = place.step - before.step
         if made == 0 and (place.phase in _LONG) == (before.phase in _LONG):
+            self.late_s += min(passed_s, MOST_S)
             return False
-        took, self.since = now - self.since, now
+        took, self.since, self.late_s = now - self.since, now, 0.0
         if before.phase in _LONG:
             self._longest[before.phase] = max(took, self._longest.get(before.phase, 0.0))
         elif made > 0 and place.phase not in _LONG:
@@ -175,7 +183,7 @@ class Watcher:
             if self._is_told:
                 self._tell_over()
             return
-        late_s = now - self._pace.since
+        late_s = self._pace.late_s
         if late_s < LEAST_S:
             return
         stack = [*_frames(self._thread_id)]
@@ -191,7 +199,7 @@ class Watcher:
         files = [frame.f_code.co_filename.replace(os.sep, "/") for frame in stack]
         by_file = (phase for part, phase in _BY_FILE if any(part in file for file in files))
         phase = place.phase if place.phase in _LONG else next(by_file, place.phase)
-        late_s, limit_s = now - pace.since, pace.limit_s(phase if phase != WAIT else place.phase)
+        late_s, limit_s = pace.late_s, pace.limit_s(phase if phase != WAIT else place.phase)
         # Before the limit nobody is blamed, and reading a full recorder takes 50 ms.
         recorder, groups = self._groups(is_cut_off) if late_s >= limit_s or is_cut_off else ("", ())
         telling = Telling(

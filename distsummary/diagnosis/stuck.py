@@ -67,7 +67,7 @@ class Telling:
         step: the one that does not end; of a rank that does not tell, its newest.
         phase: of the step, such as forward. late_s: seconds without progress. limit_s: how long its steps,
             or this phase, usually take at most; None: unknown yet.
-        is_moving: whether the loop's thread computes, or its stack changes.
+        is_moving: whether the loop's thread computes or waits for a processor, or its stack changes.
         is_cut_off: whether its newest collective has raised, as another rank is gone.
         went_on_s: seconds since a step that was late ended; None if that was not told.
         recorder: "on", "off" (its size is 0), or empty without torch.distributed.
@@ -297,6 +297,8 @@ def _goes_on(telling: Telling, waited_s: float) -> bool:
         return False
     if telling.late_s is not None:
         return not telling.is_over_limit()
+    if telling.is_moving and waited_s < LONG_S:
+        return True
     return telling.went_on_s is not None and telling.went_on_s < waited_s
 
 

@@ -11,9 +11,10 @@ from distsummary.many_files import read_each
 from distsummary.publish import file_system_time
 from distsummary.run_dir import STUCK, RunDir
 from distsummary.states import AttemptState, RankState
-from distsummary.topology import is_stopped
+from distsummary.topology import are_busy, is_stopped
 
 FORMAT = 1
+FRESH_S = 1.0  # what a rank told may be older if it finds no processor; then it is no later than it said
 STALE_S = 5.0  # who is late tells it again every second; who has not for so long cannot, or went on long ago
 _PROCESSES: dict[bool | None, str] = {  # by `topology.is_stopped`
     True: "its process is stopped by a signal (SIGCONT lets it go on)",
@@ -45,7 +46,17 @@ def hung_ranks(run_dir: RunDir, attempt: AttemptState, *, now: float | None = No
         else one
         for rank, one in zip(attempt.ranks, told, strict=True)
     ]
-    return hung([_telling(rank, found, now) for rank, found in zip(attempt.ranks, told, strict=True)])
+    tellings = [_telling(rank, found, now) for rank, found in zip(attempt.ranks, told, strict=True)]
+    verdicts = hung(tellings)
+    named = {verdict.rank for verdict in verdicts}
+    silent = {
+        one.rank: rank.process
+        for rank, one in zip(attempt.ranks, tellings, strict=True)
+        if one.rank in named and one.state == "running" and one.late_s is None
+    }
+    if silent and (busy := are_busy(silent)):
+        verdicts = hung([replace(one, is_moving=True) if one.rank in busy else one for one in tellings])
+    return verdicts
 
 
 def written_ns(run_dir: RunDir, rank: int, world_size: int) -> int:
@@ -69,7 +80,7 @@ def _telling(rank: RankState, found: tuple[float, dict[str, object]] | None, now
             except (KeyError, TypeError, ValueError):  # of another version
                 return silent
             if rank.state == "running" and telling.late_s is not None:
-                telling = replace(telling, late_s=telling.late_s + told_s)
+                telling = replace(telling, late_s=telling.late_s + min(told_s, FRESH_S))
             return replace(telling, state=rank.state, error=error)
     if rank.state == "running":
         silent = replace(silent, process=_PROCESSES.get(is_stopped(rank.process), ""))
@@ -87,4 +98,5 @@ def _read(directory: Path) -> tuple[float, dict[str, object]] | None:
         ValueError,
     ):  # none, or of a disk that fails: what is known of the rank then is its state
         return None
-    return (written, found) if isinstance(found, dict) and found.get("format") == FORMAT else None
+    is_known = isinstance(found, dict) and found.get("format") == FORMAT and "is_over" in found
+    return (written, found) if is_known else None

@@ -12,6 +12,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from distsummary.cli import main
+from distsummary.topology import _pid_start, are_busy, own_process
 from tests.processes.stuck_ranks import CULPRIT, HOLDS, RANKS, SLEEPS
 
 PATIENCE_S = 120
@@ -110,3 +111,30 @@ def test_a_rank_that_sleeps_goes_on_and_then_holds_the_interpreter_lock(
         process.wait()
     assert said_by_why(run_dir, capsys) == [told_of(over), told_of(again)]
     assert [(step, rank) for step, rank, _ in shown(run_dir, 2)] == [(SLEEPS, CULPRIT), (HOLDS, CULPRIT)]
+
+
+def test_a_process_that_computes_is_busy_and_one_that_sleeps_or_is_stopped_is_not() -> None:
+    ready = "import time, os, signal\nprint(flush=True)\n"
+    codes = ["while True: pass", "time.sleep(99)", "os.kill(os.getpid(), signal.SIGSTOP)"]
+    children = [
+        subprocess.Popen([sys.executable, "-c", ready + code], stdout=subprocess.PIPE) for code in codes
+    ]
+    try:
+        for child in children:
+            assert child.stdout is not None
+            child.stdout.readline()
+        place = own_process()["pid_space"]
+        given = {
+            number: {"pid": child.pid, "pid_space": place, "pid_start": _pid_start(child.pid)}
+            for number, child in enumerate(children)
+        }
+        deadline = time.monotonic() + 30
+        while (busy := are_busy(given)) != {0} and time.monotonic() < deadline:
+            pass  # they have just begun
+        assert busy == {0}
+        assert are_busy({1: given[1]}) == set()
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()
+    assert are_busy(given) == set()

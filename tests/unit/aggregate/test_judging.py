@@ -188,3 +188,19 @@ def test_a_verdict_about_a_step_that_has_been_merged_is_shown_there(four):
     assert [step for step, _ in shown(four)["scalar", RANK_TAG]] == [1]
     steps = [step for step, _ in series(four.run_dir.base)["scalar", "loss"]]
     assert steps == [*range(1, 31)]
+
+
+def test_a_world_that_becomes_smaller_is_judged_anew(tmp_path):
+    """Rank 2 of four is slow, then rank 0 of two, whose steps go on behind those of the first attempt."""
+    place = tmp_path / "run"
+    for attempt, (world_size, slow) in enumerate(((4, 2), (2, 0))):
+        ranks = Ranks(place, world_size, attempt)
+        for step in range(1 + 60 * attempt, 61 + 60 * attempt):
+            for rank in range(world_size):
+                times = {"data": 2.0, "forward": 5.0, "backward": 8.0}
+                times["forward"] += 5.0 * (rank == slow and step % 60 > 30)
+                measured = {f"perf/phase/{name}/cpu_ms": ms for name, ms in times.items()}
+                ranks.write(rank, [scalar(step, loss=1.0, **measured)])
+        ranks.close()
+    found = [(one.rank, one.cause, one.since_step) for one in judge_files(ranks.run_dir)]
+    assert found == [(2, "forward", 31), (0, "forward", 91)]

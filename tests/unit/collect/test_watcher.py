@@ -51,6 +51,17 @@ def test_progress() -> None:
     assert pace.look(Place(3, "data"), now + 1.0)
 
 
+def test_a_look_that_comes_late_counts_a_second() -> None:
+    """A thread that finds no processor for long, or a machine that sleeps, is no step that is late."""
+    pace, now = paced(1.0, 1.0)
+    for passed, late in ((0.5, 0.5), (0.5, 1.0), (7.0, 2.0), (0.5, 2.5)):
+        now += passed
+        assert not pace.look(Place(2, "forward"), now)
+        assert pace.late_s == late
+    assert pace.look(Place(3, "forward"), now + 0.5)
+    assert pace.late_s == 0.0
+
+
 def test_an_evaluation_has_a_limit_of_its_own_and_is_no_part_of_a_step() -> None:
     pace, now = paced(*[0.1] * 30)
     assert pace.limit_s("evaluation") == UNKNOWN_S

@@ -74,6 +74,19 @@ def test_a_rank_that_takes_more_memory_for_three_samples_is_named_once() -> None
     assert memory(small) == []
 
 
+def test_one_rank_alone_and_one_that_starts_late_are_no_alarm() -> None:
+    assert memory([(step, 0, 8.0) for step in range(10, 100, 10)]) == []
+    late = [(step, rank, 3.0) for step in range(10, 100, 10) for rank in range(4) if rank < 3 or step > 50]
+    assert memory(late) == []
+    two = [(step, rank, 3.0 + 2.5 * rank) for step in range(10, 50, 10) for rank in range(2)]
+    assert [one.rank for one in memory(two)] == [1]  # less is no fault
+    assert batches(own(1)) == []
+    assert settings("config lr", "0.1") == []
+    digests = own(4)
+    digests[3] = digests[3][20:]
+    assert batches(digests) == []
+
+
 def settings(name: str, *values: str | None) -> list[Verdict]:
     return different_settings({rank: {name: value} for rank, value in enumerate(values)}, {0}, 1)
 

@@ -121,3 +121,11 @@ def test_several_parameters_that_differ_are_not_taken_for_one() -> None:
         places = generator.choice(1000, 2, replace=False)
         other[places] ^= 1 << generator.integers(0, 62, 2)
         assert located(packed(other, weights), packed(sums, weights)) is None
+
+
+def test_one_rank_alone_and_one_that_starts_late_are_no_alarm() -> None:
+    assert look(drift_of(), equal(1, 1, 9)) == []
+    told = equal(3, 1, 9)
+    for step in range(5, 9):
+        told[step] = told[step] | {3: (step, 2, 3)}
+    assert look(drift_of(), told) == []

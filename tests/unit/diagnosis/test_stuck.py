@@ -52,6 +52,13 @@ def test_a_rank_that_tells_nothing_is_told_by_the_others() -> None:
     assert "stopped by a signal" in verdict.evidence
 
 
+def test_a_rank_that_tells_nothing_but_finds_no_processor_is_given_a_minute() -> None:
+    busy = Telling(rank=1, step=41, is_moving=True)
+    assert hung(others(busy)) == []
+    long = [replace(one, late_s=61.0) if one.late_s else one for one in others(busy)]
+    assert [one.rank for one in hung(long)] == [1]
+
+
 def test_nothing_is_said_before_all_have_had_time_to_tell() -> None:
     assert hung([waits(rank, late_s=2.9) for rank in (0, 1, 3)] + [Telling(rank=2)]) == []
     assert hung([Telling(rank=rank, step=60) for rank in RANKS]) == []
@@ -174,6 +181,20 @@ def test_ranks_that_wait_in_other_groups_are_no_culprits() -> None:
 def test_all_wait_in_the_same_collective() -> None:
     [verdict] = hung([waits(rank) for rank in RANKS])
     assert "no rank lacks it: look at the network" in verdict.evidence
+
+
+def test_ranks_that_start_late_or_never_record_are_not_blamed() -> None:
+    here = [waits(rank) for rank in (0, 1, 2)]
+    [verdict] = hung(here)
+    assert "rank 3 of the group, for which they may wait, record nothing here" in verdict.evidence
+    starting = Telling(rank=3, step=1, phase="compile", late_s=20.0, limit_s=600.0, recorder="on")
+    assert hung([*here, starting]) == []
+
+
+def test_steps_of_ten_minutes_are_not_late_before_three_of_them() -> None:
+    long = [replace(one, limit_s=1800.0, late_s=1500.0) for one in others(sleeps(2))]
+    assert hung(long) == []
+    assert [one.rank for one in hung([replace(one, late_s=1803.0) for one in long])] == [2]
 
 
 def test_without_a_flight_recorder_the_stacks_decide() -> None:

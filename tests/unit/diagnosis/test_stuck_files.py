@@ -1,0 +1,111 @@
+"""Which rank is stuck, from the files of the ranks: their clocks, attempts and worlds may differ."""
+
+import json
+import os
+
+import pytest
+
+from distsummary.diagnosis.stuck import Collective, Group, Telling
+from distsummary.diagnosis.stuck_files import FORMAT, hung_ranks
+from distsummary.run_dir import STUCK, RunDir
+from distsummary.states import AttemptState, RankState
+
+NOW, WORLD = 1_000_000.0, 4
+BEGUN, PENDING = Collective(64, "all_reduce", ((10,),)), Collective(65, "all_reduce", ((10,),), True)
+
+
+def attempt(number: int = 0, world_size: int = WORLD, **states: str) -> AttemptState:
+    """An attempt whose ranks run, but for those in `states`, such as rank2="lost"."""
+    ranks = tuple(
+        RankState(
+            role="train", rank=rank, attempt=number, state=states.get(f"rank{rank}", "running"), step=59
+        )
+        for rank in range(world_size)
+    )
+    return AttemptState(
+        role="train", attempt=number, state="running", world_size=world_size, started=0.0, ranks=ranks,
+        missing=(), failure=None,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def tell(tmp_path):
+    """Writes what a rank tells: it waits, or (`sleeps`) stands still; `clock`: how far its clock is off."""
+
+    def told(rank, *, sleeps=False, clock=0.0, ago=0.5, number=0, world_size=WORLD, **other):
+        telling = Telling(
+            rank=rank, step=60, phase="forward" if sleeps else "wait", late_s=3.5, limit_s=1.0, recorder="on",
+            line="train.py:7 in step: time.sleep(9)" if sleeps else "train.py:9 in step: loss.backward()",
+            groups=(Group("0", tuple(range(world_size)), (BEGUN,) if sleeps else (BEGUN, PENDING)),),
+        )  # fmt: skip
+        path = RunDir(tmp_path).writer_dir("train", rank, world_size) / STUCK
+        path.parent.mkdir(parents=True, exist_ok=True)
+        head = {"format": FORMAT, "attempt": number, "rank": rank, "time": NOW + clock, "is_over": False}
+        path.write_text(json.dumps(head | telling.as_json() | other))
+        os.utime(path, (NOW - ago, NOW - ago))  # as the file system says
+
+    return told
+
+
+def named(tmp_path, state):
+    return [verdict.rank for verdict in hung_ranks(RunDir(tmp_path), state, now=NOW)]
+
+
+def test_clocks_that_are_hours_apart_change_nothing(tmp_path, tell):
+    for rank in range(WORLD):
+        tell(rank, sleeps=rank == 2, clock=(-7200.0, 0.0, 86_400.0, 3.0)[rank])
+    [verdict] = hung_ranks(RunDir(tmp_path), attempt(), now=NOW)
+    assert (verdict.rank, verdict.since_step) == (2, 60)
+    assert "ranks 0, 1, 3 have waited 4.0 s" in verdict.evidence
+
+
+def test_what_was_told_a_while_ago_counts_a_second_more(tmp_path, tell):
+    """The others may have found no processor, either: nobody has had the time to tell."""
+    for rank in (0, 1, 3):
+        tell(rank, ago=4.5, late_s=1.5)
+    assert named(tmp_path, attempt()) == []
+    for rank in (0, 1, 3):
+        tell(rank, ago=4.5, late_s=2.5)
+    assert named(tmp_path, attempt()) == [2]
+
+
+def test_what_an_earlier_attempt_of_another_size_told_is_no_news(tmp_path, tell):
+    for rank in range(WORLD):
+        tell(rank, sleeps=rank == 2)
+    assert named(tmp_path, attempt(number=1, world_size=2)) == []
+    for rank in range(2):
+        tell(rank, sleeps=rank == 1, number=1, world_size=2)
+    assert named(tmp_path, attempt(number=1, world_size=2)) == [1]
+
+
+def test_a_run_of_one_rank_has_no_hangs(tmp_path, tell):
+    tell(0, world_size=1, sleeps=True, late_s=1000.0)
+    assert named(tmp_path, attempt(world_size=1)) == []
+
+
+def test_a_rank_that_told_long_ago_that_it_waits_cannot_tell_any_more(tmp_path, tell):
+    for rank in (0, 1, 3):
+        tell(rank)
+    tell(2, ago=60.0)
+    assert named(tmp_path, attempt()) == [2]
+
+
+def test_a_file_that_is_torn_or_of_another_version_is_that_of_a_rank_that_tells_nothing(tmp_path, tell):
+    for rank in range(WORLD):
+        tell(rank)
+    place = RunDir(tmp_path).writer_dir("train", 2, WORLD) / STUCK
+    for content in (
+        '{"format": 1, "att',
+        '{"format": 99}',
+        "[]",
+        json.dumps({"format": FORMAT, "attempt": 0}),
+    ):
+        place.write_text(content)
+        os.utime(place, (NOW, NOW))
+        assert named(tmp_path, attempt()) == [2], content
+
+
+def test_a_rank_that_an_elastic_training_does_without_holds_up_nobody(tmp_path, tell):
+    assert named(tmp_path, attempt(rank2="lost")) == []
+    tell(2, sleeps=True)  # as it stood when it was killed; the others go on
+    assert named(tmp_path, attempt(rank2="lost")) == []
