@@ -87,8 +87,8 @@ WAYS: dict[str, Callable[[str], dict[str, Any]]] = {
 }
 
 
-def write(path: Path, ranks: int, steps: int, tags: int) -> None:
-    """A run as its ranks write it, with all tags of a step in one event."""
+def write(path: Path, ranks: int, steps: int, tags: int, *, of: int = 0) -> None:
+    """The first ranks of a run (of `of`; 0: all) as they write it, with all tags of a step in one event."""
     from distsummary.format.records import Batch, Scalars
     from distsummary.format.scalar_rows import row_dtype
     from distsummary.run_dir import RunDir
@@ -97,7 +97,7 @@ def write(path: Path, ranks: int, steps: int, tags: int) -> None:
 
     names = (TAG, *(f"train/metric_{number}" for number in range(1, tags)))
     for rank in range(ranks):
-        place = RunDir(path).writer_dir("train", rank, 2)
+        place = RunDir(path).writer_dir("train", rank, of or max(ranks, 2))
         writer = RankWriter(WriterSpec(directory=place, run_id=RUN, rank=rank))
         rows = np.zeros(steps, row_dtype(tags))
         rows["step"] = np.arange(1, steps + 1)
