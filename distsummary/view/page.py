@@ -8,6 +8,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -67,7 +68,9 @@ def page(
     Raises InvalidValueError for a rank or a tag that is not there, and for others that cannot be compared;
     MissingFileError if a run was removed.
     """
-    with run.held():
+    with ExitStack() as held:
+        for one in (run, *others):
+            held.enter_context(one.held())
         return _page(run, ranks, tags, others)
 
 

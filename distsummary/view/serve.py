@@ -156,7 +156,7 @@ class _Handler(BaseHTTPRequestHandler):
     """Answers one connection; the paths after the token:
 
     "" (the page: the list or, with ?run=NAME, a run), page.js, page.css, runs (the list as JSON),
-    data?run=NAME and curve?run=NAME&tag=TAG&rank=N.
+    data?run=NAME&with=OTHER (as often as there are others) and curve?run=NAME&tag=TAG&rank=N.
     """
 
     server: Server
@@ -203,7 +203,8 @@ class _Handler(BaseHTTPRequestHandler):
                 "serve printed",
             )
             return
-        asked = {key: values[-1] for key, values in parse_qs(url.query, keep_blank_values=True).items()}
+        query = parse_qs(url.query, keep_blank_values=True)
+        asked = {key: values[-1] for key, values in query.items()}
         if name == "":
             self._send(HTTPStatus.OK, "text/html; charset=utf-8", _HTML.encode())
         elif name in _STATIC:
@@ -211,7 +212,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif name == "runs":
             self._send_known("application/json", self.server.served.runs())
         elif name == "data":
-            self._send_known("application/octet-stream", self.server.served.page(asked.get("run", "")))
+            found = self.server.served.page(asked.get("run", ""), query.get("with", []))
+            self._send_known("application/octet-stream", found)
         elif name == "curve":
             rank = asked.get("rank", "")
             if not (rank.isascii() and rank.isdigit()):

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,7 +53,7 @@ class Served:
         self.path = Path(os.path.realpath(os.path.expanduser(directory)))
         self._every_s = EVERY_S if every_s is None else every_s
         self._lock = threading.Lock()  # of `_opened`
-        self._opened: OrderedDict[str, _Run] = OrderedDict()
+        self._opened: OrderedDict[tuple[str, ...], _Run] = OrderedDict()
         self._names: set[str] = set()  # all that were ever listed
         self._listing = _Kept(self._every_s)
         if not self.path.is_dir():
@@ -66,12 +66,12 @@ class Served:
         """
         return self._listing.get(self._list)
 
-    def page(self, name: str) -> Answer:
-        """The page of a run as `packing.sent` writes it.
+    def page(self, name: str, others: Sequence[str] = ()) -> Answer:
+        """The page of a run, beside others, as `packing.sent` writes it.
 
-        Raises UnknownRunError; MissingFileError if the run was removed; errors of `page`.
+        Raises UnknownRunError; MissingFileError if a run was removed; errors of `page`.
         """
-        return self._run(name).page()
+        return self._run(name, *others).page()
 
     def curve(self, name: str, tag: str, rank: int) -> Answer:
         """One tag of one rank: steps and values, of a long run those that a drawing needs, with the extremes.
@@ -97,14 +97,15 @@ class Served:
         found = {"directory": os.fspath(self.path), "runs": [row.as_json() for row in rows], "note": note}
         return _answer(json.dumps(found).encode())
 
-    def _run(self, name: str) -> "_Run":
-        if name not in self._names:
-            self.runs()
+    def _run(self, *names: str) -> "_Run":
+        for name in names:
             if name not in self._names:
-                raise UnknownRunError(name)
+                self.runs()
+                if name not in self._names:
+                    raise UnknownRunError(name)
         with self._lock:
-            run = self._opened.pop(name, None) or _Run(self.path / name, self._every_s)
-            self._opened[name] = run
+            run = self._opened.pop(names, None) or _Run([self.path / name for name in names], self._every_s)
+            self._opened[names] = run
             if len(self._opened) > OPEN:
                 self._opened.popitem(last=False)
         return run
@@ -130,12 +131,12 @@ class _Kept:
 
 
 class _Run:
-    """A run that is shown."""
+    """A run that is shown, alone or beside others."""
 
-    def __init__(self, path: Path, every_s: float) -> None:
-        self._path = path
+    def __init__(self, paths: Sequence[Path], every_s: float) -> None:
+        self._paths = paths
         self._kept = _Kept(every_s)
-        self._opened: RecordedRun | None = None
+        self._opened: list[RecordedRun] = []
         self._stamp = ""
 
     def page(self) -> Answer:
@@ -143,22 +144,22 @@ class _Run:
 
     def curve(self, tag: str, rank: int) -> Answer:
         with self._kept.lock:
-            return _answer(sent(rank_curve(self._run(), tag, rank)))
+            return _answer(sent(rank_curve(self._runs()[0], tag, rank)))
 
-    def _run(self) -> RecordedRun:
-        if self._opened is None:
-            self._opened = open_run(self._path)
+    def _runs(self) -> list[RecordedRun]:
+        if not self._opened:
+            self._opened = [open_run(path) for path in self._paths]
         return self._opened
 
     def _page(self, old: Answer | None) -> Answer:
         try:
-            run = self._run()
-            stamp = run.stamp()
+            run, *others = self._runs()
+            stamp = " ".join(one.stamp() for one in [run, *others])
             if old is not None and stamp == self._stamp:
                 return old
-            found: dict[str, Any] = page(run)
+            found: dict[str, Any] = page(run, others=others)
         except MissingFileError:
-            self._opened = None  # if it comes back, it is another one
+            self._opened = []  # if it comes back, it is another one
             raise
         self._stamp = stamp
         return _answer(sent(found), version=stamp)

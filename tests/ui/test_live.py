@@ -122,3 +122,17 @@ def test_a_run_that_is_removed_stays_as_it_was_and_that_is_said(served):
     assert "was removed while it was read; this is what there was before" in said.inner_text()
     assert steps(page) == "1 to 400"
     assert page.locator("#curves canvas").count() > 0
+
+
+def test_runs_that_are_chosen_in_the_list_are_compared(served):
+    _, page = served
+    page.get_by_label("compare slow").check()
+    assert page.get_by_role("link", name="compare 2 runs").count() == 0
+    page.get_by_label("compare alone").check()
+    page.get_by_role("link", name="compare 2 runs").click()
+    page.wait_for_selector("html[data-ready] #compare")
+    assert page.locator("h1").inner_text().startswith("slow")
+    assert page.locator("#compare tbody").first.locator(".name").all_inner_texts() == ["slow", "alone"]
+    page.locator("#curves figure").first.scroll_into_view_if_needed()
+    page.locator("#curves .u-legend").first.wait_for()
+    assert "alone" in page.locator("#curves .u-legend").first.inner_text()

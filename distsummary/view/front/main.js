@@ -4,7 +4,7 @@ import "uplot/dist/uPlot.min.css"
 import "./page.css"
 import { compare } from "./compare.js"
 import { curves } from "./curves.js"
-import { ask, isServed, readData, runName } from "./data.js"
+import { ask, isServed, otherNames, readData, runName } from "./data.js"
 import { h, made, moment } from "./dom.js"
 import { heatMaps } from "./heat.js"
 import { histograms } from "./histograms.js"
@@ -58,7 +58,10 @@ async function start() {
   const { data: list, version } = await ask("runs")
   const isAlone = list.runs.length === 1 && list.runs[0].name === "."
   if (name == null && !isAlone) showRuns(list, version)
-  else await showRun(name ?? ".", await ask("data", { run: name ?? "." }), !isAlone)
+  else {
+    const fields = [["run", name ?? "."], ...otherNames().map((other) => ["with", other])]
+    await showRun(fields, await ask("data", fields), !isAlone)
+  }
 }
 
 const theme = () => h("button", { onclick: changeTheme, title: "key d" }, "dark / light")
@@ -82,9 +85,9 @@ function header(run, before = null, live = {}) {
   return h("header", {}, before, h("h1", {}, run.name, " ", badge(run.state)), h("nav", { "aria-label": "views" }), live.state, theme(), live.said)
 }
 
-function showRun(name, { data, version }, hasList) {
+function showRun(fields, { data, version }, hasList) {
   let latest = data
-  const live = following("data", { run: name }, version, (next) => {
+  const live = following("data", fields, version, (next) => {
     latest = next ?? latest
     if (isPlaced()) update(latest)
   })

@@ -19,7 +19,7 @@ const COLUMNS = [
 ]
 
 export function runsTable({ directory, runs, note }, kept) {
-  const state = (kept.state ??= { by: "started", isDown: true, words: "" })
+  const state = (kept.state ??= { by: "started", isDown: true, words: "", chosen: [] })
   const title = directory.split("/").pop() || directory
   const said = h("p", { class: "quiet", "aria-live": "polite" })
   const body = h("tbody")
@@ -32,11 +32,27 @@ export function runsTable({ directory, runs, note }, kept) {
     else Object.assign(state, { by: name, isDown: ["started", "step", "ranks"].includes(name) })
     arrange()
   }
+  const link = h("a", { class: "button" })
+  const choose = (name, isOn) => {
+    state.chosen = [...state.chosen.filter((one) => one !== name), ...(isOn ? [name] : [])]
+    tell()
+  }
+  const tell = () => {
+    const [first, ...others] = state.chosen.filter((name) => runs.some((row) => row.name === name))
+    link.hidden = !others.length
+    link.href = `?${new URLSearchParams([["run", first ?? ""], ...others.map((name) => ["with", name])])}`
+    link.textContent = `compare ${counted(others.length + 1, "run")}`
+  }
+  const choice = (name) => {
+    const box = h("input", { type: "checkbox", "aria-label": `compare ${name}`, checked: state.chosen.includes(name), onchange: () => choose(name, box.checked) })
+    return box
+  }
   const arrange = () => {
     const words = state.words.toLowerCase()
     const found = runs.filter((row) => `${row.name} ${row.state} ${row.note}`.toLowerCase().includes(words))
     found.sort((a, b) => compared(a[state.by], b[state.by], state.isDown) || compared(a.name, b.name))
-    body.replaceChildren(...found.map((row) => h("tr", { class: "link", onclick: (event) => event.target.closest("a") || event.currentTarget.querySelector("a").click() },
+    body.replaceChildren(...found.map((row) => h("tr", { class: "link", onclick: (event) => event.target.closest("a, label") || event.currentTarget.querySelector("a").click() },
+      runs.length > 1 ? h("td", {}, h("label", {}, choice(row.name))) : null,
       COLUMNS.map(([, , isNumber, cell]) => h("td", isNumber ? { class: "number" } : {}, ...[cell(row, title)].flat())))))
     COLUMNS.forEach(([name], index) => heads[index].setAttribute("aria-sort", name === state.by ? (state.isDown ? "descending" : "ascending") : "none"))
     said.textContent = found.length === runs.length ? counted(runs.length, "run") : `${whole(found.length)} of ${counted(runs.length, "run")}`
@@ -53,8 +69,9 @@ export function runsTable({ directory, runs, note }, kept) {
     if (next < 0) filter.focus()
     else links[Math.min(next, links.length - 1)]?.focus()
   }
+  tell()
   if (!runs.length) return [h("p", {}, note)]
-  return [h("div", { onkeydown: move }, h("div", { class: "tools" }, filter, said), h("div", { class: "wide-table" }, h("table", { class: "runs" }, h("thead", {}, h("tr", {}, heads)), body)))]
+  return [h("div", { onkeydown: move }, h("div", { class: "tools" }, filter, said, link), h("div", { class: "wide-table" }, h("table", { class: "runs" }, h("thead", {}, h("tr", {}, runs.length > 1 ? h("th", { "aria-label": "compare" }) : null, heads)), body)))]
 }
 
 // By number or text; what is not known, and a loss that is not finite, come last.

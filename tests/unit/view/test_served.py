@@ -43,7 +43,7 @@ def test_a_page_is_made_again_when_there_is_more_and_only_then(tmp_path, monkeyp
     record(tmp_path / "a/run")
     made = []
     page = module.page
-    monkeypatch.setattr(module, "page", lambda run: made.append(run) or page(run))
+    monkeypatch.setattr(module, "page", lambda run, others: made.append(run) or page(run, others=others))
     served = Served(tmp_path, every_s=0.0)
     assert names(served) == ["a/run"]
     first = served.page("a/run")
@@ -61,7 +61,7 @@ def test_tabs_that_ask_together_have_it_read_once(tmp_path, monkeypatch):
     record(tmp_path / "run")
     inside, go_on, made = threading.Event(), threading.Event(), []
 
-    def slow(run):
+    def slow(run, others):
         made.append(run)
         inside.set()
         assert go_on.wait(30)
@@ -125,3 +125,20 @@ def test_a_directory_may_fill_later_but_must_be_there(tmp_path):
     assert names(served) == ["run"]
     with pytest.raises(MissingFileError, match="there is no"):
         Served(tmp_path / "none")
+
+
+def test_runs_are_beside_each_other_and_the_page_follows_each_of_them(tmp_path):
+    for name in "ab":
+        record(tmp_path / name)
+    served = Served(tmp_path, every_s=0.0)
+    first = served.page("a", ["b"])
+    assert [one["name"] for one in contents(first)["compare"]["runs"]] == ["a", "b"]
+    assert served.page("a", ["b"]) is first
+    record(tmp_path / "b", steps=range(6, 9), first_seq=6)
+    later = contents(served.page("a", ["b"]))
+    assert later["compare"]["runs"][1]["steps"] == [1, 8]
+    assert contents(served.page("a"))["compare"] is None
+    with pytest.raises(UnknownRunError, match="none"):
+        served.page("a", ["none"])
+    with pytest.raises(InvalidValueError, match="must be different ones"):
+        served.page("a", ["a"])
