@@ -14,6 +14,7 @@ from distsummary.errors import InvalidTypeError
 from distsummary.format.check_tags import BATCH_TAGS
 from distsummary.format.records import Value
 from distsummary.rank_facts import RankFacts
+from distsummary.training.affordable import affordable_every
 from distsummary.training.callbacks import CallbackParams
 from distsummary.training.phases import OWN_MS
 from distsummary.training.run import STEP_MS
@@ -26,7 +27,6 @@ MEASURED = 8  # the first steps, at all of which parameters are summed up, to kn
 SKIPPED = 3  # of these, in which caches are filled
 SHARE = 0.003  # of a rank's own time in a step, which the sums may cost on average
 DUE_S = 100e-6  # what it costs besides that something is due at a step, when the caches hold other data
-MAX_EVERY = 1 << 10  # steps
 DEVICE_BYTES_PER_S = 1e12  # at which a device reads parameters
 
 
@@ -127,8 +127,7 @@ class Checks(Source):
         if self._checksums is not None:
             cost_s += self._checksums.device_bytes / DEVICE_BYTES_PER_S
         step_s = 1e-3 * statistics.median(self._step_ms[SKIPPED:])
-        wanted = cost_s / (SHARE * max(step_s, 1e-6))
-        self._every = min(1 << max(0, math.ceil(math.log2(wanted))), MAX_EVERY)
+        self._every = affordable_every(cost_s, step_s, SHARE)
         self._is_chosen = True
 
     def _batch(self, params: CallbackParams, step: int) -> list[Value]:

@@ -44,7 +44,7 @@ from distsummary.run_text import TAG, run_text
 from distsummary.states import read_run
 from distsummary.termination import Terminated, tell_termination
 from distsummary.topology import Topology, is_alive
-from distsummary.training.phases import OWN_MS, WAIT_MS
+from distsummary.training.phases import EVERY, OWN_MS, WAIT_MS
 from distsummary.writing.health import Failures
 from distsummary.writing.spec import WriterSpec
 
@@ -293,11 +293,11 @@ class Session:
                 self.failures.fail("step", error)
 
     def _add_own(self, numbers: Mapping[str, object]) -> None:
-        """Add what a step took this rank, for its heartbeats."""
-        own_ms, wait_ms = numbers[OWN_MS], numbers.get(WAIT_MS)
-        if isinstance(own_ms, float) and isinstance(wait_ms, float):
-            self._own_ms = (self._own_ms or 0.0) + own_ms
-            self._wait_ms += wait_ms
+        """Add what a step took this rank, for its heartbeats; a marked step stands for those around it."""
+        own_ms, wait_ms, every = numbers[OWN_MS], numbers.get(WAIT_MS), numbers.get(EVERY, 1.0)
+        if isinstance(own_ms, float) and isinstance(wait_ms, float) and isinstance(every, float):
+            self._own_ms = (self._own_ms or 0.0) + every * own_ms
+            self._wait_ms += every * wait_ms
 
     def _write(self, step: int, numbers: Mapping[str, object], values: Sequence[Value]) -> None:
         """Write numbers and values, of which lineage also goes to the coordinator."""

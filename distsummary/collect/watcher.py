@@ -24,7 +24,7 @@ from distsummary.diagnosis.stuck import Group, Telling
 from distsummary.diagnosis.stuck_files import FORMAT
 from distsummary.publish import replacing
 from distsummary.run_dir import STUCK
-from distsummary.training.phases import CHECKPOINT, DATA, EVALUATION, WAIT
+from distsummary.training.phases import CHECKPOINT, DATA, EVALUATION, UNKNOWN, WAIT
 from distsummary.writing.health import Failures
 
 LOOK_S = 0.5  # seconds between two looks at the step
@@ -52,6 +52,7 @@ _BY_FILE = (
     ("torch/_inductor/compile_fx.py", COMPILE),
     ("torch/distributed/distributed_c10d.py", WAIT),
 )
+_BACKWARD = "torch/autograd/graph.py"  # calls the engine that runs backward
 _STOP_S = 1.0
 
 
@@ -199,6 +200,8 @@ class Watcher:
         files = [frame.f_code.co_filename.replace(os.sep, "/") for frame in stack]
         by_file = (phase for part, phase in _BY_FILE if any(part in file for file in files))
         phase = place.phase if place.phase in _LONG else next(by_file, place.phase)
+        if phase == UNKNOWN and files and files[0].endswith(_BACKWARD):  # as DDP waits, for all that is known
+            phase = WAIT
         late_s, limit_s = pace.late_s, pace.limit_s(phase if phase != WAIT else place.phase)
         # Before the limit nobody is blamed, and reading a full recorder takes 50 ms.
         recorder, groups = self._groups(is_cut_off) if late_s >= limit_s or is_cut_off else ("", ())

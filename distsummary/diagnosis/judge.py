@@ -37,12 +37,14 @@ _WHERE = {
 class OwnTimes(NamedTuple):
     """What R ranks did at a step: `times` (R, 2, P) are milliseconds of CPU and of blocked time in PHASES.
 
-    Under "host" stands the time in the run queue. `ranks` (R,) rise.
+    Under "host" stands the time in the run queue. `ranks` (R,) rise. `every` (R,): the next step that the
+    rank tells is the next multiple of this.
     """
 
     step: int
     ranks: Ints
     times: Floats
+    every: Ints
 
 
 def own_times(
@@ -59,18 +61,23 @@ def own_times(
         return
     columns, ranks, steps, values = columns[which[mine]], ranks[mine], steps[mine], values[mine]
     told, place = np.unique(np.stack([steps, ranks], axis=1), axis=0, return_inverse=True)
+    place, is_time = place.reshape(-1), columns[:, 1] < len(PHASES)
     times = np.zeros((len(told), 2, len(PHASES)))
-    np.add.at(times, (place.reshape(-1), columns[:, 0], columns[:, 1]), values)
+    np.add.at(times, (place[is_time], columns[is_time, 0], columns[is_time, 1]), values[is_time])
+    every = np.ones(len(told), np.int64)
+    every[place[~is_time]] = np.maximum(values[~is_time], 1)
     starts = np.flatnonzero(np.append(True, np.diff(told[:, 0]) != 0))
     for start, end in zip(starts, [*starts[1:], len(told)], strict=True):
-        yield OwnTimes(int(told[start, 0]), told[start:end, 1], times[start:end])
+        yield OwnTimes(int(told[start, 0]), told[start:end, 1], times[start:end], every[start:end])
 
 
 def _column(tag: str) -> tuple[int, int]:
-    """Where a tag belongs in `OwnTimes.times`; (-1, -1): nowhere."""
+    """Where a tag belongs in `OwnTimes.times`; (0, len(PHASES)): in `every`; (-1, -1): nowhere."""
     phase, _, measure = tag.removeprefix(PHASE_TAGS).partition("/")
     if not tag.startswith(PHASE_TAGS):
         return -1, -1
+    if (phase, measure) == ("every", ""):
+        return 0, len(PHASES)
     if measure == "queue_ms":
         return _CPU, PHASES.index("host")
     if phase == "wait":  # what the thread computes meanwhile is part of backward
@@ -119,6 +126,7 @@ class _Peers:
     def __init__(self, ranks: Sequence[int]) -> None:
         self.ranks = np.array(ranks)
         self._slow = SlowRanks(ranks)
+        self._every = np.ones(len(ranks), np.int64)  # of each rank, as it told last
         # of the newest steps: (W, computing phases), and (W,) in the run queue
         self._blocked: deque[Floats] = deque(maxlen=BLOCKED_STEPS)
         self._queued: deque[Floats] = deque(maxlen=BLOCKED_STEPS)
@@ -128,6 +136,9 @@ class _Peers:
         is_peer = self.ranks[np.minimum(index, len(self.ranks) - 1)] == told.ranks
         times = np.full((len(self.ranks), 2, len(PHASES)), np.nan)
         times[index[is_peer]] = told.times[is_peer]
+        self._every[index[is_peer]] = told.every[is_peer]
+        if told.step % self._every.max():  # a rank does not tell it: what the others took at it says little
+            return []
         self._blocked.append(times[:, _BLOCKED, _COMPUTING])
         if len(self.ranks) == 2:  # one of two that is blocked may wait for the other one
             times[:, _BLOCKED, _COMPUTING] *= 0.0

@@ -101,6 +101,7 @@ class SlowRanks:
         self._limits = self._floors
         self._now = np.zeros((len(WINDOWS), *shape))  # the mean excess of each window, above the usual one
         self._open: dict[int, Slow] = {}  # the index of a rank -> what was told of it
+        self._told_at: dict[int, int] = {}  # and `_seen` then
 
     def add(self, step: int, own: Floats) -> list[Slow]:
         """Judge a step; returns what begins or ends with it.
@@ -201,7 +202,7 @@ class SlowRanks:
             peers_ms=float(self._reference[rows, phase].mean()),
             peers_step_ms=self._scale,
         )
-        self._open[int(index)] = found
+        self._open[int(index)], self._told_at[int(index)] = found, self._seen
         self._is_clean[rows, index] = False
         self._means[rows] = 0.0
         return [found]
@@ -223,7 +224,7 @@ class SlowRanks:
             over_at = HOST_OVER if phase == _HOST else OVER
             is_low = _level(rows, phase) < min(slow.excess / 3, over_at)
             is_low = is_low and _level(last, phase) < 0.6 * slow.excess
-            if step - slow.told >= WINDOWS[1] and is_low:
+            if self._seen - self._told_at[index] >= WINDOWS[1] and is_low:
                 del self._open[index]
                 quiet = np.flatnonzero(rows >= slow.excess / 2)
                 place = int(quiet[-1]) + 1 if len(quiet) else 0

@@ -7,11 +7,14 @@ The wall time of a phase has three parts: the thread ran (CPU), it was ready but
 import contextlib
 import gc
 import os
+import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from threading import get_ident, get_native_id
 
 from distsummary.format.records import PHASE_TAGS
+from distsummary.training.affordable import affordable_every
 from distsummary.training.callbacks import CallbackParams
 
 DATA = "data"  # from requesting a batch until it is there
@@ -33,7 +36,17 @@ SHARED = {phase: f"{PHASE_TAGS}{phase}/wait_ms" for phase in COMPUTING}  # block
 OWN_MS = "perf/own_ms"  # what the thread did by itself: CPU and blocked time of all phases but WAIT
 WAIT_MS = "perf/wait_ms"
 _NOTHING = (0.0, 0.0, 0.0)
-STEP_PHASES = (*(tag for tags in TAGS.values() for tag in tags), *SHARED.values(), OWN_MS, WAIT_MS)
+EVERY = f"{PHASE_TAGS}every"  # the next marked step is the next multiple of this; not told while it is 1
+STEP_PHASES = (*(tag for tags in TAGS.values() for tag in tags), *SHARED.values(), OWN_MS, WAIT_MS, EVERY)
+UNKNOWN = ""  # the phase of a step that is not marked, where only hooks of torch could tell it
+FIRST_MEASURED = 16  # the first steps, which are all marked, to know what it costs
+MEASURED = 64  # marked steps after which it is looked again how long a step takes
+SKIPPED = 8  # of the first, in which caches are filled
+SHARE = 0.01  # of the time of a step, what marks may cost on average
+AROUND_S = 30e-6  # what marks cost this thread besides what is measured of them: torch's hooks, recording
+IDLE_S = 6e-6  # what each step costs once not all are marked; mostly rows of other tags, see `Phases.take`
+MAX_EVERY = 64
+STEADY = 1.25  # a step must be so many times longer than needed before more steps are marked again
 
 
 class ThreadClocks:
@@ -65,8 +78,15 @@ class ThreadClocks:
 class Phases:
     """Measures the phases of one thread's steps; calls from other threads are ignored.
 
+    Marks of a step take about 80 us. If that is more than SHARE of a step, only the steps that are multiples
+    of `every`, a power of two, are marked. At other steps `current` goes on to be told, as far as it costs
+    nothing.
+
     Args:
         clocks: those of the thread; by default the real ones.
+
+    Attributes:
+        on_marked: called when marked steps begin (True) and end (False), between two steps.
     """
 
     def __init__(self, clocks: ThreadClocks | None = None) -> None:
@@ -82,6 +102,11 @@ class Phases:
         # of these phases says nothing about the rank.
         self.is_computing_shared = False
         self._interrupted: str | None = None  # the phase in which garbage is being collected
+        self.every, self._is_marked = 1, True
+        self.on_marked: Callable[[bool], None] = lambda is_marked: None
+        self._is_weighed, self._cost_s = True, 0.0  # what it costs is measured; the CPU time in this step
+        self._costs_s: list[float] = []
+        self._steps_ms: list[float] = []
         gc.callbacks.append(self._collect)
 
     def enter(self, phase: str) -> None:
@@ -91,7 +116,9 @@ class Phases:
         if self._interrupted is not None:  # a finalizer, called by the garbage collector
             self._interrupted = phase
             return
-        if phase != self.current:
+        if not self._is_marked:
+            self.current = UNKNOWN if phase == FORWARD else phase
+        elif phase != self.current:
             self._account()
             self.current = phase
 
@@ -105,11 +132,50 @@ class Phases:
         finally:
             self.enter(before)
 
+    def begin_step(self, step: int) -> None:
+        """A step begins, which is marked or not."""
+        is_marked = step % self.every == 0
+        if is_marked == self._is_marked:
+            return
+        self._is_marked = is_marked
+        self.on_marked(is_marked)
+        if is_marked:
+            self._wall_s, self._cpu_s, self._queue_s = self._wall(), self._cpu(), self._clocks.queue()
+
+    def end_step(self, step: int) -> dict[str, float]:
+        """A step ends; returns what `take` does, if it is marked. RECORDING begins, as a part of the next."""
+        found: dict[str, float] = {}
+        if self._is_marked:
+            found = self.take(RECORDING)
+            self._choose(found[OWN_MS] + found[WAIT_MS])
+            if self.every > 1:
+                found[EVERY] = float(self.every)
+        self.begin_step(step + 1)
+        self.current = RECORDING
+        return found
+
+    def _choose(self, step_ms: float) -> None:
+        """Choose which steps are marked from now on, at times."""
+        self._steps_ms.append(step_ms)
+        if self._is_weighed:
+            self._costs_s.append(self._cost_s)
+            self._cost_s = 0.0
+        if len(self._steps_ms) < (FIRST_MEASURED if self._is_weighed else MEASURED):
+            return
+        self._is_weighed = False
+        cost_s = statistics.median(self._costs_s[SKIPPED:]) + AROUND_S
+        step_s = 1e-3 * statistics.median(self._steps_ms[SKIPPED:])
+        self._steps_ms.clear()
+        every = partial(affordable_every, step_s=step_s, share=SHARE, idle_s=IDLE_S, highest=MAX_EVERY)
+        if every(cost_s) > self.every or every(STEADY * cost_s) < self.every:
+            self.every = every(cost_s)
+
     def take(self, then: str) -> dict[str, float]:
         """The milliseconds since the last call, by tag: of each phase, OWN_MS, WAIT_MS. Then `then` begins.
 
         There are numbers of all phases so far, if only zeros: rows of equal tags are written much quicker.
         """
+        weighed_s = self._cost_s
         self._account()
         self.current = then
         found: dict[str, float] = {}
@@ -131,6 +197,8 @@ class Phases:
                 own += cpu + blocked
             found[cpu_tag], found[blocked_tag], found[queue_tag] = 1e3 * cpu, 1e3 * blocked, 1e3 * queue
         found[OWN_MS], found[WAIT_MS] = 1e3 * own, 1e3 * waited
+        if self._is_weighed:
+            self._cost_s = weighed_s + self._cpu() - self._cpu_s
         return found
 
     def close(self) -> None:
@@ -155,11 +223,15 @@ class Phases:
             spent[0] += took
             spent[1] += ran
             spent[2] += queued
+        if self._is_weighed:
+            self._cost_s += self._cpu() - cpu
 
     def _collect(self, moment: str, info: object) -> None:
         if get_ident() != self._thread or os.getpid() != self._pid:
             return
         if moment == "start":
+            if not self._is_marked:
+                return
             before = self.current
             self.enter(PYTHON)
             self._interrupted = before

@@ -452,6 +452,7 @@ class Run(Recording):
         if self.step >= self._recorder.plain_before:
             self._call("on_train_step_begin")
         if self._phases is not None:
+            self._phases.begin_step(self.step)
             self._phases.enter(self._body)
             self._phases.is_in_loop = True
         self._body_start_s = self._clock()
@@ -490,6 +491,8 @@ class Run(Recording):
                 self._call("on_train_step_end", given=(logged, values))
             finally:
                 del params["ended_late"]
+            if self._phases is not None:
+                self._phases.begin_step(params["cur_step_num"] + 1)
             self._check_finite(logged)
             return
         if type(opener) is ManualStep:
@@ -500,7 +503,7 @@ class Run(Recording):
             logged[DATA_WAIT_MS] = 1e3 * waited_s
         step = params["cur_step_num"]
         if self._phases is not None:
-            logged.update(self._phases.take(RECORDING))
+            logged.update(self._phases.end_step(step))
         recorder = self._recorder
         if step < recorder.plain_before:  # most steps
             try:

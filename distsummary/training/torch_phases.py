@@ -33,31 +33,45 @@ class TorchPhases:
         self._is_queued = False
         self._hooks: dict[nn.Parameter, RemovableHandle] = {}
         self._lasts: set[nn.Parameter] = set()
-        self._handles = [
-            model.register_forward_pre_hook(self._begin_forward, prepend=True),
-            model.register_forward_hook(self._end_forward),
-        ]
-        self._hook_all()
+        self._handles: list[RemovableHandle] = []
         phases.is_computing_shared = _waits_while_computing(model)
-        # of any optimizer, also one of another model: `OptimizerSteps`, which finds out whose it is, takes
-        # ten times as long
-        self._handles += [
-            register_optimizer_step_pre_hook(self._begin_optimizer),
-            register_optimizer_step_post_hook(self._end_optimizer),
-        ]
+        phases.on_marked = self._set_hooks
+        self._set_hooks(True)
+        self._hook_all()
 
     def close(self) -> None:
         """Remove the hooks."""
+        self._phases.on_marked = lambda is_marked: None
+        self._set_hooks(False)
+        self._hooks.clear()
+
+    def _set_hooks(self, is_marked: bool) -> None:
+        """Register the hooks, of which the parameters' are those that are in use; or remove them."""
         for handle in [*self._handles, *self._hooks.values()]:
             handle.remove()
         self._handles.clear()
-        self._hooks.clear()
+        if not is_marked:
+            return
+        model = self._model
+        self._handles = [
+            model.register_forward_pre_hook(self._begin_forward, prepend=True),
+            model.register_forward_hook(self._end_forward),
+            # of any optimizer, also one of another model: `OptimizerSteps`, which finds out whose it is,
+            # takes ten times as long
+            register_optimizer_step_pre_hook(self._begin_optimizer),
+            register_optimizer_step_post_hook(self._end_optimizer),
+        ]
+        for parameter in self._hooks:
+            self._hook(parameter)
 
     def _hook_all(self) -> None:
         for parameter in self._model.parameters():
             if parameter.requires_grad and parameter not in self._hooks:
-                hook = parameter.register_post_accumulate_grad_hook  # torch leaves it untyped
-                self._hooks[parameter] = hook(self._have_gradient)  # type: ignore[no-untyped-call]
+                self._hook(parameter)
+
+    def _hook(self, parameter: nn.Parameter) -> None:
+        hook = parameter.register_post_accumulate_grad_hook  # torch leaves it untyped
+        self._hooks[parameter] = hook(self._have_gradient)  # type: ignore[no-untyped-call]
 
     # What torch.compile traces has no phases: to leave the trace for a hook would cost more than the hook.
 

@@ -113,6 +113,30 @@ def test_a_compiled_model_has_the_same_phases() -> None:
     assert "perf/phase/optimizer/cpu_ms" in last
 
 
+def test_steps_that_are_not_marked_leave_no_hook_and_compile_nothing_again() -> None:
+    net, keeps = Net("none"), Keeps()
+    model = torch.compile(net, backend="eager")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def hooks() -> int:
+        modules = (net, model)
+        return sum(len(one._forward_pre_hooks) + len(one._forward_hooks) for one in modules)
+
+    with Run(callbacks=keeps, network=model, topology=Topology(rank=0, world_size=2)) as run:
+        for number in run.steps(range(1, 30)):
+            phases = run.context.original_args().phases
+            if number == 4:
+                phases.every = 4
+            with torch._dynamo.config.patch(error_on_recompile=number > 2):
+                model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            assert (hooks() > 0) == (number < 5 or number % phases.every == 0)
+    marked = [number for number, logged in enumerate(keeps.logged, 1) if "perf/own_ms" in logged]
+    assert marked[:5] == [1, 2, 3, 4, 8]
+    assert all("perf/phase/forward/cpu_ms" in keeps.logged[number - 1] for number in marked)
+
+
 def test_a_parameter_that_is_frozen_later_does_not_hide_the_end_of_backward() -> None:
     net, keeps = Net("none"), Keeps()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

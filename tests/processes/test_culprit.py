@@ -26,7 +26,7 @@ def test_slow_ranks_are_named_while_they_train_and_the_same_afterwards(tmp_path:
     ]
     # --live: the training fails if alerts.jsonl does not hold both before its ranks are merged
     command = [sys.executable, "-m", "benchmarks.culprit", *options, "--live", "--out", str(found)]
-    done = subprocess.run([*command, "--width", "64"], cwd=ROOT, capture_output=True, text=True, timeout=170)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170)
     assert done.returncode == 0, done.stderr
     *episodes, training = map(json.loads, found.read_text().splitlines())
     assert [line["told"] and (line["told"]["rank"], line["told"]["cause"]) for line in episodes] == [

@@ -24,7 +24,7 @@ def told(
     if slow is not None:
         times[slow, CPU, PHASES.index("data")] += data
         times[np.arange(ranks) != slow, BLOCKED, PHASES.index("forward")] += blocked
-    return OwnTimes(step, np.arange(ranks), times)
+    return OwnTimes(step, np.arange(ranks), times, np.ones(ranks, int))
 
 
 def one_axis(rank: int) -> dict[str, int]:
@@ -135,3 +135,25 @@ def test_a_rank_that_joins_later_is_compared_too() -> None:
         for verdict in judge.add(told(step, 4 if step > 100 else 3, slow=3 if step > 200 else None))
     ]
     assert [(one.rank, one.cause, one.since_step) for one in found] == [(3, "data", 201)]
+
+
+def test_only_steps_that_all_ranks_tell_are_judged() -> None:
+    judge = Judge(one_axis)
+    changed = []
+    for step in range(1, 401):
+        one = told(step, 4, slow=1 if step >= 200 else None)
+        one.every[3] = 4  # rank 3 tells every fourth step
+        if step > 20 and step % 4:
+            one = OwnTimes(step, one.ranks[:3], one.times[:3], one.every[:3])
+        changed += judge.add(one)
+    [begun] = changed
+    assert (begun.rank, begun.cause, begun.since_step) == (1, "data", 200)
+    assert begun.first_told_step == 212  # four steps that are told
+
+
+def test_own_times_tells_which_step_a_rank_tells_next() -> None:
+    tags = ["perf/phase/data/cpu_ms", "perf/phase/every"]
+    which, ranks = np.array([0, 0, 1]), np.array([0, 1, 1])
+    [one] = own_times(tags, which, ranks, np.array([8, 8, 8]), np.array([1.0, 2.0, 8.0]))
+    assert one.every.tolist() == [1, 8]
+    assert one.times.sum() == 3

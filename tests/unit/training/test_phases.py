@@ -15,11 +15,15 @@ from distsummary.training.phases import (
     CHECKPOINT,
     DATA,
     EVALUATION,
+    EVERY,
+    FIRST_MEASURED,
     FORWARD,
+    MEASURED,
     OWN_MS,
     PYTHON,
     RECORDING,
     REST,
+    UNKNOWN,
     WAIT,
     WAIT_MS,
     Phases,
@@ -212,3 +216,47 @@ def test_what_blocks_a_rank_while_it_computes_is_not_its_own_if_peers_or_a_devic
     assert found["perf/phase/forward/wait_ms"] == pytest.approx(20)
     assert found[OWN_MS] == pytest.approx(13)
     assert found[WAIT_MS] == pytest.approx(20)
+
+
+def test_short_steps_are_marked_at_every_few_steps_and_marks_cost_less_than_a_share(
+    clocks: Turned, phases: Phases
+) -> None:
+    marks: list[bool] = []
+    phases.on_marked = marks.append
+
+    def steps(numbers: range, cpu: float) -> dict[int, dict[str, float]]:
+        found = {}
+        for step in numbers:
+            phases.enter(DATA)
+            clocks.turn(cpu=cpu / 2)
+            phases.enter(FORWARD)
+            assert phases.current == (FORWARD if step % phases.every == 0 else UNKNOWN)
+            clocks.turn(cpu=cpu / 2)
+            if told := phases.end_step(step):
+                found[step] = told
+                assert told[OWN_MS] == pytest.approx(cpu)  # of this step alone
+        return found
+
+    first = steps(range(1, 3 * FIRST_MEASURED), 2.0)
+    assert {*range(1, FIRST_MEASURED + 1)} <= first.keys()
+    every = phases.every
+    assert 1 < every <= 8
+    assert [step for step in first if step > FIRST_MEASURED] == [
+        step for step in range(FIRST_MEASURED + 1, 3 * FIRST_MEASURED) if step % every == 0
+    ]
+    assert all(EVERY not in told for step, told in first.items() if step < FIRST_MEASURED)
+    assert all(told[EVERY] == every for step, told in first.items() if step >= FIRST_MEASURED)
+    assert marks[:2] == [False, True]
+    steps(range(3 * FIRST_MEASURED, 3 * FIRST_MEASURED + every * MEASURED + every), 20.0)
+    assert phases.every == 1  # steps have become longer
+
+
+def test_a_step_that_is_not_the_next_one_is_marked_by_its_own_number(clocks: Turned, phases: Phases) -> None:
+    phases.every = 4
+    phases.begin_step(10)
+    clocks.turn(cpu=5)
+    assert phases.end_step(10) == {}
+    clocks.turn(cpu=5)
+    phases.begin_step(20)
+    clocks.turn(cpu=1)
+    assert phases.end_step(20)[OWN_MS] == pytest.approx(1)
