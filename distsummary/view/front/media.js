@@ -4,7 +4,8 @@ import { counted, h, whole } from "./dom.js"
 
 // Tag -> the step that the reader chose; of other tags the newest is shown, also when newer ones come.
 const chosen = new Map()
-const BOX = [300, 200] // small images are enlarged to about this many pixels
+// How wide a picture is at most, and up to about which size a small one is enlarged, by how many stand side by side.
+const SIZES = [{ to: 1, width: 1200, box: [400, 240] }, { to: 4, width: 480, box: [300, 200] }, { to: Infinity, width: 240, box: [180, 130] }]
 
 export function media({ media: data }) {
   if (!data) return []
@@ -23,8 +24,9 @@ function card(one, noun, shown) {
   const count = one.steps.length
   const read = `run.${noun === "image" ? "images" : "text"}(tag)`
   const ranks = one.ranks.length < one.all_ranks ? `${one.ranks.length} of ${counted(one.all_ranks, "rank")}` : one.ranks.length > 1 ? counted(one.ranks.length, "rank") : `rank ${one.ranks[0]}`
-  const steps = count < one.recorded ? `${count} of ${counted(one.recorded, "step")}, the others were left out for the size of the page: ${read}` : counted(count, "step")
-  const caption = h("figcaption", {}, h("span", { class: "tag" }, one.tag), h("span", { class: "quiet" }, ` ${ranks}, ${steps}`),
+  const steps = count < one.recorded ? `${count} of ${counted(one.recorded, "step")}` : counted(count, "step")
+  const others = count < one.recorded || one.ranks.length < one.all_ranks ? `; the others would make the page too large: ${read}` : ""
+  const caption = h("figcaption", {}, h("span", { class: "tag" }, one.tag), h("span", { class: "quiet" }, ` ${ranks}, ${steps}${others}`),
     one.size ? h("span", { class: "alert" }, ` its ${whole(one.size)} bytes are too many for this page`) : null)
   const place = h("div", { class: "media" })
   const at = h("output")
@@ -37,7 +39,7 @@ function card(one, noun, shown) {
       const label = `rank ${one.ranks[column]}`
       const content = item == null ? h("p", { class: "quiet" }, "nothing at this step")
         : item.error ? h("p", { class: "alert" }, item.error)
-        : shown(item, `${one.tag}, ${label}, ${at.textContent}`)
+        : shown(item, `${one.tag}, ${label}, ${at.textContent}`, one.ranks.length)
       return h("div", {}, one.ranks.length > 1 ? h("span", { class: "quiet" }, label) : null, content)
     }))
   }
@@ -53,10 +55,11 @@ function card(one, noun, shown) {
   return h("figure", { class: "wide" }, caption, count ? h("div", { class: "step" }, count > 1 ? slider : null, at) : null, place)
 }
 
-function picture(item, words) {
+function picture(item, words, count) {
+  const { width, box } = SIZES.find(({ to }) => count <= to)
   const image = h("img", { src: address(item), alt: words, title: `${item.width} x ${item.height} pixels` })
-  const scale = Math.max(1, Math.floor(Math.min(BOX[0] / item.width, BOX[1] / item.height)))
-  image.style.width = `${item.width * scale}px`
+  const scale = Math.max(1, Math.floor(Math.min(box[0] / item.width, box[1] / item.height)))
+  image.style.width = `${Math.min(item.width * scale, width)}px`
   if (scale > 1) image.style.imageRendering = "pixelated"
   image.addEventListener("error", () => image.replaceWith(h("p", { class: "alert" }, "the browser cannot read this image")))
   return image
