@@ -219,7 +219,8 @@ class RecordedRun:
             if one.state == "unknown"
         ]
         if newest and newest.role == self.role and newest.world_size > 1:
-            if missing := sorted(set(range(newest.world_size)) - set(self._ranks)):
+            there = set(self._ranks) & set(self._run_dir.rank_dirs(self.role))
+            if missing := sorted(set(range(newest.world_size)) - there):
                 told.append(f"no directory of rank {', '.join(map(str, missing))}")
             if self._merged is None or not self._merged.files:
                 told.append(f"not merged: distsummary merge {self.path}")

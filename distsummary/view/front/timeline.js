@@ -6,10 +6,10 @@ import { canvas, counted, css, h, moment, number, on, table, tickDistance, whole
 const LEFT = 64, RIGHT = 12, TOP = 6, BOTTOM = 26
 const COLORS = { finished: "--good", running: "--accent", superseded: "--quiet", unknown: "--quiet", incomplete: "--warn", interrupted: "--warn" }
 
-export function timeline({ timeline: { bars, starts, counts } }) {
+export function timeline({ overview, timeline: { bars, starts, counts } }) {
   const found = []
   if (bars.length) found.push(chart(bars))
-  else found.push(h("p", { class: "quiet" }, "When the ranks ran is not known: there is no run.json."))
+  else found.push(h("p", { class: "quiet" }, `When the ranks ran is not known: ${{ "no run.json": "there is no run.json", unreadable: "run.json cannot be read" }[overview.state] ?? "no rank has told it"}.`))
   if (starts.length > 1) {
     found.push(h("h3", {}, "Attempts"), table(["attempt", "first step", "last step"], starts.map((one) => [one.attempt, one.first_step, one.last_step].map(whole)), { numbers: [0, 1, 2] }))
   }

@@ -379,6 +379,9 @@ def test_config_lineage_attempts_and_health_of_a_recorded_run(tmp_path):
     file.write_bytes(data)
     assert "train" in run.lineage  # that of a rank
     assert [str(file) in line for line in run.problems] == [True]
+    for rank in range(2):
+        shutil.rmtree(tmp_path / f"rank_{rank:05d}")
+    assert "no directory of rank 0, 1" in ds.open_run(tmp_path).problems
 
 
 def test_the_settings_of_files_of_tensorboard_are_the_config(tmp_path):
