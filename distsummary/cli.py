@@ -13,13 +13,16 @@ import signal
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from distsummary import __version__
 from distsummary.errors import DistSummaryError, MissingExtraError
 from distsummary.interrupts import heeds_interrupts
 from distsummary.landscapes.directions import CENTERINGS, DIRECTIONS
+from distsummary.telling import clear, telling
 
 if TYPE_CHECKING:
     from distsummary.landscapes.output.loss_grid import LossGrid
@@ -68,8 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     argparse exits with 2 for wrong arguments.
     """
-    handler = logging.StreamHandler()
-    handler.setFormatter(_Formatter("%(levelname)s %(name)s: %(message)s"))
+    handler = _Handler()
+    handler.setFormatter(_Formatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     options = build_parser().parse_args(arguments)
     try:
@@ -126,12 +129,20 @@ def _in_options(text: str) -> str:
     return re.sub(rf"{argument}(?!torch\.|\{{)", r"--\1", text)
 
 
+class _Handler(logging.StreamHandler):  # type: ignore[type-arg]  # generic for type checkers only
+    """Writes log records to stderr, on a line of their own."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        clear()
+        super().emit(record)
+
+
 class _Formatter(logging.Formatter):
-    """Formats log records with options in place of arguments."""
+    """Formats log records as plain sentences, with options in place of arguments."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        record.message = _in_options(record.message)
-        return super().formatMessage(record)
+        level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
+        return level + _in_options(record.message)
 
 
 def argument(*names: str, **settings: Any) -> Argument:
@@ -180,7 +191,8 @@ def merge(options: argparse.Namespace) -> None:
     """Merge the rank directories of a run dir into one run, without Ray."""
     from distsummary.aggregate.merge import merge_run
 
-    report = merge_run(options.run_dir, key_tags=tuple(options.tag))
+    with telling("merge"):
+        report = merge_run(options.run_dir, key_tags=tuple(options.tag))
     if options.json:
         print(json.dumps(asdict(report), default=str))
     elif not report.files:
@@ -276,17 +288,25 @@ def landscape(options: argparse.Namespace) -> None:
     import distsummary as ds
     from distsummary.landscapes.directions.sources import is_single
     from distsummary.landscapes.factory import load_factory
+    from distsummary.landscapes.run.progress import open_teller
     from distsummary.run_dir import RunDir
 
     around = options.run_dir if options.around is None and options.runs is None else options.around
     usual = "pca" if options.runs is not None else "random" if is_single(around) else "pca,random"
     directions = usual if options.directions is None else options.directions
     parts = load_factory(options.factory)
-    # Where stderr is no terminal, as in a batch job, the progress is logged at level INFO: let it through.
-    progress = logging.getLogger("distsummary.landscapes.run.progress")
-    level = progress.level
-    progress.setLevel(logging.INFO)
-    try:
+    before_and_after = ExitStack()  # of the points, which tell of themselves
+    before_and_after.enter_context(telling("landscape"))
+    tell = open_teller(True, plain=partial(print, file=sys.stderr, flush=True))
+
+    def progress(now: ds.Progress) -> None:
+        before_and_after.close()
+        if tell is not None:
+            tell(now)
+        if now.is_done:
+            before_and_after.enter_context(telling("landscape"))
+
+    with before_and_after:
         grids = ds.landscape_set(
             **parts,
             around=around,
@@ -303,9 +323,8 @@ def landscape(options: argparse.Namespace) -> None:
             engine=options.engine,
             memory=options.memory,
             resume=not options.anew,
+            progress=progress,
         )
-    finally:
-        progress.setLevel(level)
     if options.json:
         print(json.dumps({"run_dir": options.run_dir, "landscapes": sorted(grids)}))
     else:
@@ -342,7 +361,8 @@ def status(options: argparse.Namespace) -> int:
     from distsummary.tools.status import read_status
     from distsummary.tools.status_text import as_json, text_of
 
-    found = read_status(options.run_dir)
+    with telling("status"):
+        found = read_status(options.run_dir)
     print(json.dumps(as_json(found)) if options.json else text_of(found, width=width_of(sys.stdout)))
     return found.exit_code
 
@@ -356,9 +376,10 @@ def why(options: argparse.Namespace) -> int:
     from distsummary.tools.status import read_status
     from distsummary.tools.why import as_json, text_of
 
-    found = read_status(options.run_dir)  # raises if it is no run
-    newest, run_dir = found.run.newest, RunDir(found.run.path)
-    verdicts = [*judge_files(run_dir), *all_hangs(run_dir, newest, found.stuck)]
+    with telling("why"):
+        found = read_status(options.run_dir)  # raises if it is no run
+        newest, run_dir = found.run.newest, RunDir(found.run.path)
+        verdicts = [*judge_files(run_dir), *all_hangs(run_dir, newest, found.stuck)]
     ranks = 0 if newest is None else newest.world_size
     print(json.dumps(as_json(verdicts)) if options.json else text_of(verdicts, ranks))
     return int(bool(verdicts))
@@ -402,7 +423,8 @@ def runs(options: argparse.Namespace) -> None:
     from distsummary.tools.columns import width_of
     from distsummary.tools.runs import WIDTH, find_runs, text_of
 
-    found = find_runs(options.directory)
+    with telling("runs"):
+        found = find_runs(options.directory)
     text = {"runs": [row.as_json() for row in found]}
     print(json.dumps(text) if options.json else text_of(found, width=width_of(sys.stdout, WIDTH)))
 
@@ -451,7 +473,8 @@ def show(options: argparse.Namespace) -> None:
     from distsummary.runs.show import overview, text_of
     from distsummary.tools.columns import width_of
 
-    found = overview(open_run(options.run_dir))
+    with telling("show"):
+        found = overview(open_run(options.run_dir))
     print(
         json.dumps(found.as_json(), default=str)
         if options.json
@@ -470,7 +493,8 @@ def compare(options: argparse.Namespace) -> None:
     from distsummary.runs.recorded_run import open_run
     from distsummary.tools.columns import width_of
 
-    found = compare(open_run(options.run_dir), open_run(options.other))
+    with telling("compare"):
+        found = compare(open_run(options.run_dir), open_run(options.other))
     print(
         json.dumps(found.as_json(), default=str)
         if options.json
@@ -497,7 +521,8 @@ def export(options: argparse.Namespace) -> None:
     """Write the scalars of a run as a table: rank, attempt, step, wall_time, tag, value."""
     from distsummary.runs.export import export
 
-    path, rows = export(options.run_dir, options.to, out=options.out, tag=options.tag, rank=options.rank)
+    with telling("export"):
+        path, rows = export(options.run_dir, options.to, out=options.out, tag=options.tag, rank=options.rank)
     print(json.dumps({"file": str(path), "rows": rows}) if options.json else f"{path}: {rows:,} rows")
 
 
@@ -519,13 +544,14 @@ def report(options: argparse.Namespace) -> None:
     """Write the page of a run as one HTML file: verdicts, curves, heat maps of ranks and steps, timeline."""
     from distsummary.view.report import report
 
-    path = report(
-        options.run_dir,
-        out=options.out,
-        ranks=options.rank or (),
-        tags=options.tag,
-        others=options.others or (),
-    )
+    with telling("report"):
+        path = report(
+            options.run_dir,
+            out=options.out,
+            ranks=options.rank or (),
+            tags=options.tag,
+            others=options.others or (),
+        )
     size = path.stat().st_size
     print(json.dumps({"file": str(path), "bytes": size}) if options.json else f"{path}: {size / 1e6:.1f} MB")
 
@@ -576,7 +602,8 @@ def fsck(options: argparse.Namespace) -> int:
     """Report every file that is damaged or would break a viewer; exits with 0 if there is none."""
     from distsummary.tools.fsck import fsck
 
-    report = fsck(options.directory, repair=options.repair)
+    with telling("fsck"):
+        report = fsck(options.directory, repair=options.repair)
     if options.json:
         print(json.dumps(report.as_json()))
         return report.exit_code
@@ -606,5 +633,6 @@ def convert(options: argparse.Namespace) -> None:
     """Write event files in the other dialect, for directories that have only one."""
     from distsummary.tools.convert import convert
 
-    report = convert(options.directory, to=options.to, out=options.out)
+    with telling("convert"):
+        report = convert(options.directory, to=options.to, out=options.out)
     print(json.dumps(report.as_json()) if options.json else "\n".join(report.as_lines()))

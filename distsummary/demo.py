@@ -21,6 +21,7 @@ from distsummary.landscapes.run.progress import Progress, line
 from distsummary.launcher import connected
 from distsummary.reading.reader import read_directory
 from distsummary.run_dir import RunDir
+from distsummary.telling import Estimate
 
 BATCH = 16
 LEARNING_RATE = 0.05
@@ -130,12 +131,13 @@ def run_demo(run_dir: str, *, ranks: int = 4, epochs: int = 3, as_json: bool = F
     check_int("epochs", epochs, low=1)
     say = partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)
     begun = last_said = time.monotonic()
+    estimate = Estimate()
 
     def progress(now: Progress) -> None:  # prints at most one line a second, and one at the end
         nonlocal last_said
         if now.done == now.total or (now.done and time.monotonic() - last_said > 1):
             last_said = time.monotonic()
-            say(f"    {line(now)}")
+            say(f"    {line(now, estimate)}")
 
     directory = RunDir(run_dir).create()
     digits()  # raises if scikit-learn is missing, before Ray starts

@@ -33,6 +33,7 @@ from distsummary.reading.reader import Damage, Piece, ReadEvent, decode_frame, r
 from distsummary.reading.scalar_columns import ScalarColumns, read_pieces
 from distsummary.reading.segments import dialect_of, segments
 from distsummary.run_dir import RunDir
+from distsummary.telling import doing
 
 WINDOW = 1 << 18  # scalars that are merged at a time, unless the ranks' chunks overlap more
 _MIN_CHUNK, _MAX_CHUNK = 1 << 11, 1 << 13  # values, unless those of _FEW events are more
@@ -133,7 +134,8 @@ class RankFiles:
         ranks = max(1, len(self._directories))
         most = max(_MIN_CHUNK, min(_MAX_CHUNK, WINDOW // ranks))
         most_bytes = max(_MIN_BYTES, min(_MAX_BYTES, _ALL_BYTES // ranks))
-        for rank in self._directories:
+        for count, rank in enumerate(self._directories):
+            doing("looking through rank", count + 1, len(self._directories))
             index = _Index(rank, most, most_bytes)
             for file, piece in self._pieces(rank):
                 self.run_id = piece.run_id or self.run_id
@@ -225,6 +227,7 @@ class RankFiles:
         while waiting or parts:
             if waiting and (loaded < wanted or waiting[-1].low <= low):
                 chunk = waiting.pop()
+                doing("reading part", len(self._chunks) - len(waiting), len(self._chunks))
                 part = self._load(chunk)
                 if part is not None:
                     parts.append(part)

@@ -56,6 +56,7 @@ from distsummary.landscapes.run.progress import ProgressCallback, open_teller
 from distsummary.landscapes.run.runner import InProcessWorkers, Workers, generate
 from distsummary.publish import check_writable, refuse_unlike_files
 from distsummary.run_dir import RunDir
+from distsummary.telling import doing
 from distsummary.topology import in_ray
 
 HOST_SHARE = 4  # batches may take 1 / HOST_SHARE of the memory: workers may hold copies
@@ -278,6 +279,7 @@ def draw(request: Request, *, is_set: bool) -> dict[str, LossGrid]:
         bn_mode=evaluation.bn_mode,
     )
     samples = source.num_samples if mode == "mindspore" else None
+    doing("reading the data")
     data, evaluation = read_batches(request.batches, evaluation, mode, samples)
     if run_dir is not None:
         for directory in (run_dir.base, run_dir.landscape_dir):
@@ -291,11 +293,13 @@ def draw(request: Request, *, is_set: bool) -> dict[str, LossGrid]:
             from distsummary.landscapes.run.actor import RayWorkers
 
             count = None if isinstance(request.workers, str) else request.workers
+            doing("starting workers")
             workers = stack.enter_context(RayWorkers(count, gpus_each=request.gpus_per_worker))
         if is_torch and mode != "mindspore":  # MindSpore evaluates the loss and metrics in their current mode
             from distsummary.landscapes.model.torch_loan import at_rest
 
             stack.enter_context(at_rest(held_modules(model, loss, dict(evaluation.metrics))))
+        doing("finding the directions")
         if runs is None:
             first = next(iter(data.values())) if isinstance(data, Mapping) else data
             find = partial(find_eigenpairs, partial(workers.hessian, model, loss, first, mode=mode))
@@ -334,6 +338,7 @@ def _evaluate(
             if others := leftover_journals(path, identity):
                 _log.warning("%s", others)
             journal = stack.enter_context(Journal(path, identity, resume=request.resume))
+        doing("choosing how to compute")
         planes = list(prepared.values())
         drawn = generate(task, planes, workers, tell=tell, journal=journal, refine=request.refine)
 

@@ -12,6 +12,7 @@ from distsummary.errors import InvalidValueError
 from distsummary.publish import check_writable, refuse_unlike_files, replacing
 from distsummary.runs.recorded_run import Rank, Tags, open_run
 from distsummary.runs.table import ScalarTable, imported
+from distsummary.telling import doing
 
 FORMATS = ("parquet", "csv")
 _ROWS = 1 << 20  # of a row group
@@ -62,9 +63,11 @@ def export(
 def _write_parquet(table: ScalarTable, path: Path) -> None:
     """Values as byte streams, steps as differences: about half the size of zstd alone."""
     parquet: Any = imported("pyarrow.parquet")
-    writer = None
+    writer, written = None, 0
     try:
         for batch in table.batches(_ROWS):
+            doing("rows", written, len(table))
+            written += len(batch)
             rows = batch.to_arrow()
             if writer is None:
                 writer = parquet.ParquetWriter(
@@ -89,7 +92,10 @@ def _write_parquet(table: ScalarTable, path: Path) -> None:
 def _write_csv(table: ScalarTable, file: TextIO) -> None:
     rows = csv.writer(file, lineterminator="\n")
     rows.writerow(table.columns)
+    written = 0
     for batch in table.batches(_CSV_ROWS):
+        doing("rows", written, len(table))
+        written += len(batch)
         columns = [batch[name].tolist() for name in table.columns[:-1]]
         # They were recorded as float32: the fewest digits that give that number back.
         values = batch["value"].astype(np.float32).astype(str).tolist()

@@ -48,6 +48,7 @@ from distsummary.runs.table import (
 )
 from distsummary.sibling_run import SiblingRun, sibling_run
 from distsummary.states import RunState, read_run
+from distsummary.telling import doing
 from distsummary.tools.dump import fields
 
 Result = TypeVar("Result")
@@ -497,7 +498,8 @@ class RecordedRun:
             self._merged = None
         elif self._merged is None and base.is_dir():
             self._merged = Recorded(base, belongs=_is_merged, uses_index=self._uses_index)
-        for rank, recorded in [*self._ranks.items()]:
+        for count, (rank, recorded) in enumerate([*self._ranks.items()]):
+            doing("looking through rank", count + 1, len(directories))
             try:
                 recorded.refresh()
             except (DistSummaryError, OSError) as error:

@@ -34,6 +34,7 @@ from distsummary.publish import ensure_directory, replacing
 from distsummary.reading.reader import Damage, ReadEvent, read_directory
 from distsummary.reading.segments import SegmentName, segments, stamp_of
 from distsummary.run_dir import RunDir
+from distsummary.telling import doing
 from distsummary.tools.fsck_files import is_live
 from distsummary.writing.files import Files
 
@@ -154,9 +155,10 @@ def convert(
             live = [file for file in segments(directory, source) if is_live(file)]
             if live:
                 raise RunDirError(f"{live[0]} is being written; convert it when its writer has ended")
-        done = [
-            _convert(directory, target, source, to, files or Files()) for directory, target in targets.items()
-        ]
+        done: list[Converted] = []
+        for directory, target in targets.items():
+            doing("converting directory", len(done) + 1, len(targets))
+            done.append(_convert(directory, target, source, to, files or Files()))
     return ConvertReport(to=to, converted=tuple(done), already=already)
 
 

@@ -11,6 +11,7 @@ from distsummary.errors import DistSummaryError, MissingFileError, NotADirectory
 from distsummary.reading.index import check_index, is_index
 from distsummary.run_dir import MANIFEST, RunDir
 from distsummary.sibling_run import SiblingRun, sibling_run
+from distsummary.telling import doing
 from distsummary.tools.findings import Finding, finding
 from distsummary.tools.fsck_files import DirectoryFacts, check_files
 from distsummary.tools.fsck_journals import check_journals, journals
@@ -128,12 +129,14 @@ def _check(base: Path) -> _Tree:
         tree.findings.append(finding(Path(error.filename), "unreadable", text))
 
     tops = [base, *siblings] if base.exists() else siblings
-    for root, names, _ in chain.from_iterable(os.walk(top, onerror=unreadable) for top in tops):
+    walked = chain.from_iterable(os.walk(top, onerror=unreadable) for top in tops)
+    for count, (root, names, _) in enumerate(walked, 1):
         names.sort()
         directory = Path(root)
         run = RunDir(directory)
         if (directory / MANIFEST).exists() or any(run.rank_dirs(role) for role in ("train", "eval")):
             tree.runs.append(_sibling_run(directory) or run)
+        doing("checking directory", count)
         event_files, of_names = check_names(directory)
         facts, of_files = check_files(event_files)
         found_journals = journals(directory)

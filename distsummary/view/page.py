@@ -21,6 +21,7 @@ from distsummary.run_text import as_ranges
 from distsummary.runs.facts import facts
 from distsummary.runs.recorded_run import MERGED, MERGED_RANK, RecordedRun
 from distsummary.runs.show import STATISTICS, interest
+from distsummary.telling import doing
 from distsummary.view.compare import comparison
 from distsummary.view.histograms import histograms
 from distsummary.view.landscape import landscapes
@@ -89,6 +90,7 @@ def _page(
     curves, pictures = [], []
     timeline: Page = {"bars": _bars(run), "starts": [], "counts": None}
     for place, tag in enumerate(shown):
+        doing("reducing curve", place + 1, len(shown))
         steps, having, values, nans, unchecked = _matrix(run, tag)
         of_all = band(having, values, nans)
         lines = _lines(having, named, of_all)

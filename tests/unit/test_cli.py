@@ -114,7 +114,7 @@ def test_messages_are_in_the_words_of_the_command_line(message, said, capsys, mo
     monkeypatch.setattr("distsummary.aggregate.merge.merge_run", refuse)
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     assert main(["merge", "anything"]) == 1
-    assert capsys.readouterr().err == f"WARNING distsummary: {said}\ndistsummary merge: {said}\n"
+    assert capsys.readouterr().err == f"warning: {said}\ndistsummary merge: {said}\n"
 
 
 def test_every_argument_that_messages_have_is_an_option(capsys):

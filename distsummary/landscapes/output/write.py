@@ -40,6 +40,7 @@ from distsummary.reading.segments import (
 )
 from distsummary.run_dir import RunDir
 from distsummary.states import read_run
+from distsummary.telling import doing
 from distsummary.writing.files import Files
 from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter
@@ -120,6 +121,7 @@ def write_landscapes(
         now = time.time()
         try:
             for grid in worthy:
+                doing(f"drawing the pictures of {grid.tag}")
                 for tag, kind in picture_tags(grid).items():
                     card = draw(grid, kind, **CARDS[kind])
                     width, height = struct.unpack(">II", card[16:24])  # PNG: length, "IHDR", width, height

@@ -2,20 +2,20 @@
 
 import importlib
 import logging
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TextIO, TypeAlias
+from typing import Any, TypeAlias
 
 from distsummary.errors import InvalidTypeError
+from distsummary.telling import EVERY_S, Estimate, TerminalLine, duration
 from distsummary.topology import in_notebook
 
-REPORT_EVERY_S = 0.5  # in a terminal and a notebook
+REPORT_EVERY_S = EVERY_S  # in a terminal and a notebook
 LOG_EVERY_S = 30.0
+PLAIN_EVERY_S = 10.0  # of the command line, if nobody looks at a terminal
 MOST_RATES = 8  # with more workers, a line shows only the range of their rates; a callback gets them all
-_MINUTE, _HOUR = 60, 3600
 
 _log = logging.getLogger(__name__)
 
@@ -56,13 +56,19 @@ class Progress:
 ProgressCallback: TypeAlias = Callable[[Progress], None]
 
 
-def line(progress: Progress) -> str:
-    """As text: `landscape: 512/2601 points, 41 points/s, 51 s left, 2 workers (20 + 21 points/s)`."""
+def line(progress: Progress, estimate: Estimate | None = None) -> str:
+    """As text: `landscape: 512/2601 points, 41 points/s, 51 s left, 2 workers (20 + 21 points/s)`.
+
+    The time that is left is that of `estimate`, None: from the mean speed.
+    """
     parts = [f"{progress.done}/{progress.total} points"]
-    if progress.left_s is not None:
+    left_s = estimate.left_s(progress.done, progress.total) if estimate else progress.left_s
+    if progress.points_per_s:
         parts.append(f"{_rate(progress.points_per_s)} points/s")
-        is_done = progress.is_done
-        parts.append(f"in {_duration(progress.seconds)}" if is_done else f"{_duration(progress.left_s)} left")
+        if progress.is_done:
+            parts.append(f"in {duration(progress.seconds)}")
+        elif left_s is not None:
+            parts.append(f"{duration(left_s)} left")
     if progress.by_worker:
         rates = list(progress.by_worker.values())
         speeds = " + ".join(map(_rate, rates))
@@ -76,21 +82,18 @@ def _rate(points_per_s: float) -> str:
     return f"{points_per_s:.0f}" if points_per_s >= 10 else f"{points_per_s:.2g}"
 
 
-def _duration(seconds: float) -> str:
-    """The duration as text: in seconds if it is below 2 min, in minutes if below 2 h, else in hours."""
-    if seconds < 2 * _MINUTE:
-        return f"{seconds:.0f} s"
-    return f"{seconds / _MINUTE:.0f} min" if seconds < 2 * _HOUR else f"{seconds / _HOUR:.1f} h"
-
-
 def open_teller(
-    progress: bool | ProgressCallback, *, clock: Callable[[], float] = time.monotonic
+    progress: bool | ProgressCallback,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    plain: Callable[[str], None] | None = None,
 ) -> ProgressCallback | None:
     """The function to call with every Progress of one landscape; None if progress is not reported.
 
     If `progress` is True, the function updates a line of a terminal (stderr) or an output of a notebook, at
     most every half second; if there is neither, it logs a line every 30 s and at the end. If `progress` is a
-    function, it is returned unchanged. Raises InvalidTypeError for other values.
+    function, it is returned unchanged. `plain` gets the lines in place of the log, every 10 s.
+    Raises InvalidTypeError for other values.
     """
     if callable(progress):
         return progress
@@ -104,7 +107,9 @@ def open_teller(
     if in_notebook():
         return _Paced(_Display(), REPORT_EVERY_S, clock)
     if sys.stderr is not None and sys.stderr.isatty():
-        return _Paced(_TerminalLine(sys.stderr), REPORT_EVERY_S, clock)
+        return _Paced(TerminalLine(sys.stderr), REPORT_EVERY_S, clock)
+    if plain is not None:
+        return _Paced(lambda text, _: plain(text), PLAIN_EVERY_S, clock)
     return _Paced(lambda text, _: _log.info("%s", text), LOG_EVERY_S, clock, first_after_s=LOG_EVERY_S)
 
 
@@ -121,38 +126,16 @@ class _Paced:
     ) -> None:
         self._say, self._every_s, self._clock = say, every_s, clock
         self._next = clock() + first_after_s
+        self._estimate = Estimate(clock)
         self._is_over = False
 
     def __call__(self, progress: Progress) -> None:
         now = self._clock()
+        self._estimate.left_s(progress.done, progress.total)
         if self._is_over or (now < self._next and not progress.is_done):
             return
         self._next, self._is_over = now + self._every_s, progress.is_done
-        self._say(line(progress), progress.is_done)
-
-
-class _TerminalLine:
-    """A line of a terminal that each call overwrites; spaces hide the end of a longer earlier text."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream, self._width = stream, 0
-
-    def __call__(self, text: str, is_last: bool) -> None:
-        try:
-            width = os.get_terminal_size(self._stream.fileno()).columns or sys.maxsize
-        except (OSError, ValueError, AttributeError):  # a terminal without a width
-            width = sys.maxsize
-        text = fitting(text, width - 1)  # a line that wraps could not be overwritten
-        self._stream.write(f"\r{text:<{self._width}}" + ("\n" if is_last else ""))
-        self._stream.flush()
-        self._width = len(text)
-
-
-def fitting(text: str, width: int) -> str:
-    """The line, shortened to fit the width by removing whole parts at its end."""
-    while len(text) > width and (end := max(text.rfind(", "), text.rfind(" ("))) > 0:
-        text = text[:end]
-    return text[:width]
+        self._say(line(progress, self._estimate), progress.is_done)
 
 
 class _Display:

@@ -1,0 +1,177 @@
+"""What a long command does now: a line of the terminal that is written over, else a plain line at times.
+
+Code that works for long calls `doing`, which costs next to nothing and says nothing unless somebody opened
+`telling`, as the command line does.
+"""
+
+import math
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+SHOWN_AFTER_S = 1.0  # a command that takes less says nothing
+EVERY_S = 0.5  # in a terminal
+PLAIN_S = (
+    2.0,
+    60.0,
+)  # elsewhere: the first line, and the longest time to the next; each time is twice the last
+WINDOW_S = (
+    10.0  # an estimate is from the speed in this time, or in the last third of the whole if that is longer
+)
+SETTLED_S = 3.0  # without an estimate at the beginning, when the speed says little
+STEADY_S = 5.0  # a change of the speed enters the estimate within about this time
+_MINUTE, _HOUR = 60, 3600
+
+
+class Estimate:
+    """The seconds that are left, from the speed of the last while and smoothed, so that they do not jump."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: deque[tuple[float, float]] = deque()  # (time, done)
+        self._begun = 0.0
+        self._end: float | None = None  # when it will be over
+
+    def left_s(self, done: float, total: float) -> float | None:
+        """Note how much is done now; the seconds that are left, None as long as the speed is not known."""
+        now = self._clock()
+        if not self._seen:
+            self._begun = now
+        passed = now - self._seen[-1][0] if self._seen else EVERY_S
+        if passed >= EVERY_S:
+            self._seen.append((now, done))
+            window = max(WINDOW_S, (now - self._begun) / 3)
+            while len(self._seen) > 2 and now - self._seen[1][0] >= window:
+                self._seen.popleft()
+            first, done_then = self._seen[0]
+            if now - self._begun >= SETTLED_S and done > done_then:
+                end = now + (total - done) * (now - first) / (done - done_then)
+                kept = 0.0 if self._end is None else math.exp(-passed / STEADY_S)
+                self._end = kept * (self._end or 0.0) + (1 - kept) * end
+        return None if self._end is None else max(0.0, self._end - now)
+
+
+def duration(seconds: float) -> str:
+    """As text: in seconds if it is below 2 min, in minutes if below 2 h, else in hours."""
+    if seconds < 2 * _MINUTE:
+        return f"{seconds:.0f} s"
+    return f"{seconds / _MINUTE:.0f} min" if seconds < 2 * _HOUR else f"{seconds / _HOUR:.1f} h"
+
+
+class TerminalLine:
+    """A line of a terminal that each call overwrites; spaces hide the end of a longer earlier text."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._width = stream, 0
+
+    def __call__(self, text: str, is_last: bool = False) -> None:
+        """Show the text; the last one stays."""
+        try:
+            width = os.get_terminal_size(self._stream.fileno()).columns or sys.maxsize
+        except (OSError, ValueError, AttributeError):  # a terminal without a width
+            width = sys.maxsize
+        text = fitting(text, width - 1)  # a line that wraps could not be overwritten
+        self._stream.write(f"\r{text:<{self._width}}" + ("\n" if is_last else ""))
+        self._stream.flush()
+        self._width = 0 if is_last else len(text)
+
+    def clear(self) -> None:
+        """Leave an empty line, for another text to be written on."""
+        if self._width:
+            self("")
+            self._stream.write("\r")
+            self._stream.flush()
+            self._width = 0
+
+
+def fitting(text: str, width: int) -> str:
+    """The line, shortened to fit the width by removing whole parts at its end."""
+    while len(text) > width and (end := max(text.rfind(", "), text.rfind(" ("))) > 0:
+        text = text[:end]
+    return text[:width]
+
+
+class _Teller(threading.Thread):
+    """Shows every half second what `doing` noted last."""
+
+    def __init__(self, name: str, stream: TextIO) -> None:
+        super().__init__(name="distsummary-telling", daemon=True)
+        self.lock = threading.Lock()
+        self.line = TerminalLine(stream) if stream.isatty() else None
+        self.over = threading.Event()
+        self.noted: tuple[str, float, float] = ("", 0, 0)
+        self._name, self._stream, self._begun = name, stream, time.monotonic()
+
+    def run(self) -> None:
+        """Until `over` is set."""
+        estimate, what = Estimate(), ""
+        pause, longest = PLAIN_S
+        wait = SHOWN_AFTER_S if self.line else pause
+        while not self.over.wait(wait):
+            text, done, total = self.noted
+            if text != what:
+                estimate, what = Estimate(), text
+            left_s = estimate.left_s(done, total) if total else None
+            seconds = duration(time.monotonic() - self._begun)
+            parts = [f"distsummary {self._name}: {text or 'working'}"]
+            if done:
+                parts[0] += f" {done:,.0f} of {total:,.0f}" if total else f" {done:,.0f}"
+            parts.append(f"{seconds} so far")
+            if left_s:
+                parts.append(f"about {duration(left_s)} left")
+            try:
+                with self.lock:
+                    if self.over.is_set():
+                        return
+                    if self.line:
+                        self.line(", ".join(parts))
+                    else:
+                        print(", ".join(parts), file=self._stream, flush=True)
+            except (OSError, ValueError):  # the stream was closed: nobody looks
+                return
+            wait = EVERY_S if self.line else min(longest, wait * 2)
+
+
+_teller: _Teller | None = None
+
+
+def doing(text: str, done: float = 0, total: float = 0) -> None:
+    """Note what is being done now, such as "reading rank", and how much of it; total 0: nobody knows."""
+    if _teller is not None:
+        _teller.noted = (text, done, total)
+
+
+def clear() -> None:
+    """Empty the line of the terminal, before something else is written there."""
+    if _teller is not None and _teller.line is not None:
+        with _teller.lock:
+            _teller.line.clear()
+
+
+@contextmanager
+def telling(name: str, stream: TextIO | None = None) -> Iterator[None]:
+    """While it is open, tell on stderr (or `stream`) what `doing` notes, from the first second on.
+
+    Where stderr is no terminal, as in a batch job, there is a line after 2 s and then after twice the time
+    each, but at least every minute.
+    """
+    global _teller
+    stream = stream or sys.stderr
+    if stream is None or _teller is not None:  # a process without stderr; or somebody tells already
+        yield
+        return
+    teller = _teller = _Teller(name, stream)
+    teller.start()
+    try:
+        yield
+    finally:
+        _teller = None
+        teller.over.set()
+        teller.join()
+        if teller.line is not None:
+            teller.line.clear()
