@@ -12,7 +12,9 @@ PYTHON311 ?= $(or $(shell command -v python3.11 || { $(PYTHON) --version | grep 
 
 .PHONY: demo test check bench bench-overhead bench-landscape proto proto-check interop front test-ui torture clean
 
+# Without a network for npm the page of the run is not made, and the demo says so.
 demo: .venv/.demo
+	-@$(MAKE) -s front
 	$(BIN)/distsummary demo
 
 # In a process for each core, four at most: some tests start clusters. Bytecode is kept even if the shell forbids it: some 200 child processes import the package.
@@ -60,7 +62,7 @@ FRONT := distsummary/view/front
 BUNDLE := distsummary/view/bundle
 front: $(BUNDLE)/page.js
 $(BUNDLE)/page.js: $(wildcard $(FRONT)/*.js $(FRONT)/*.css $(FRONT)/*.json) $(if $(shell command -v npm),,.venv-node/.done)
-	export PATH="$$PATH:$(CURDIR)/.venv-node/bin" && cd $(FRONT) && npm ci --silent --no-audit --no-fund && npm run build --silent
+	export PATH="$$PATH:$(CURDIR)/.venv-node/bin" && cd $(FRONT) && npm ci --silent --no-audit --no-fund --fetch-retries=1 --fetch-retry-maxtimeout=5000 && npm run build --silent
 	cp $(FRONT)/node_modules/uplot/LICENSE $(BUNDLE)/LICENSE-uplot.txt
 	touch $@
 

@@ -189,9 +189,9 @@ def demo(options: argparse.Namespace) -> None:
 )
 def merge(options: argparse.Namespace) -> None:
     """Merge the rank directories of a run dir into one run, without Ray."""
-    from distsummary.aggregate.merge import merge_run
-
     with telling("merge"):
+        from distsummary.aggregate.merge import merge_run
+
         report = merge_run(options.run_dir, key_tags=tuple(options.tag))
     if options.json:
         print(json.dumps(asdict(report), default=str))
@@ -285,28 +285,27 @@ def refuse_centring(value: str) -> None:
 )
 def landscape(options: argparse.Namespace) -> None:
     """Draw loss landscapes around the trajectory of a run."""
-    import distsummary as ds
-    from distsummary.landscapes.directions.sources import is_single
-    from distsummary.landscapes.factory import load_factory
-    from distsummary.landscapes.run.progress import open_teller
-    from distsummary.run_dir import RunDir
+    with ExitStack() as before_and_after:  # of the points, which tell of themselves
+        before_and_after.enter_context(telling("landscape"))
+        import distsummary as ds
+        from distsummary.landscapes.directions.sources import is_single
+        from distsummary.landscapes.factory import load_factory
+        from distsummary.landscapes.run.progress import open_teller
+        from distsummary.run_dir import RunDir
 
-    around = options.run_dir if options.around is None and options.runs is None else options.around
-    usual = "pca" if options.runs is not None else "random" if is_single(around) else "pca,random"
-    directions = usual if options.directions is None else options.directions
-    parts = load_factory(options.factory)
-    before_and_after = ExitStack()  # of the points, which tell of themselves
-    before_and_after.enter_context(telling("landscape"))
-    tell = open_teller(True, plain=partial(print, file=sys.stderr, flush=True))
+        around = options.run_dir if options.around is None and options.runs is None else options.around
+        usual = "pca" if options.runs is not None else "random" if is_single(around) else "pca,random"
+        directions = usual if options.directions is None else options.directions
+        parts = load_factory(options.factory)
+        tell = open_teller(True, plain=partial(print, file=sys.stderr, flush=True))
 
-    def progress(now: ds.Progress) -> None:
-        before_and_after.close()
-        if tell is not None:
-            tell(now)
-        if now.is_done:
-            before_and_after.enter_context(telling("landscape"))
+        def progress(now: ds.Progress) -> None:
+            before_and_after.close()
+            if tell is not None:
+                tell(now)
+            if now.is_done:
+                before_and_after.enter_context(telling("landscape"))
 
-    with before_and_after:
         grids = ds.landscape_set(
             **parts,
             around=around,
@@ -357,11 +356,11 @@ def grid_line(name: str, grid: "LossGrid") -> str:
 @verb(argument("run_dir", metavar="RUN", help="the run dir"), example="status runs/digits")
 def status(options: argparse.Namespace) -> int:
     """Say which rank is in which state, from the run's files; exits with 1 if something is wrong."""
-    from distsummary.tools.columns import width_of
-    from distsummary.tools.status import read_status
-    from distsummary.tools.status_text import as_json, text_of
-
     with telling("status"):
+        from distsummary.tools.columns import width_of
+        from distsummary.tools.status import read_status
+        from distsummary.tools.status_text import as_json, text_of
+
         found = read_status(options.run_dir)
     print(json.dumps(as_json(found)) if options.json else text_of(found, width=width_of(sys.stdout)))
     return found.exit_code
@@ -370,13 +369,13 @@ def status(options: argparse.Namespace) -> int:
 @verb(argument("run_dir", metavar="RUN", help="the run dir"), example="why runs/digits")
 def why(options: argparse.Namespace) -> int:
     """Name the ranks that are slow, stuck or sick, with cause, steps and evidence; exits with 1 if any is."""
-    from distsummary.aggregate.judging import judge_files
-    from distsummary.diagnosis.alerts import all_hangs
-    from distsummary.run_dir import RunDir
-    from distsummary.tools.status import read_status
-    from distsummary.tools.why import as_json, text_of
-
     with telling("why"):
+        from distsummary.aggregate.judging import judge_files
+        from distsummary.diagnosis.alerts import all_hangs
+        from distsummary.run_dir import RunDir
+        from distsummary.tools.status import read_status
+        from distsummary.tools.why import as_json, text_of
+
         found = read_status(options.run_dir)  # raises if it is no run
         newest, run_dir = found.run.newest, RunDir(found.run.path)
         verdicts = [*judge_files(run_dir), *all_hangs(run_dir, newest, found.stuck)]
@@ -420,10 +419,10 @@ def watch(options: argparse.Namespace) -> int:
 )
 def runs(options: argparse.Namespace) -> None:
     """List the runs below a directory, the newest first."""
-    from distsummary.tools.columns import width_of
-    from distsummary.tools.runs import WIDTH, find_runs, text_of
-
     with telling("runs"):
+        from distsummary.tools.columns import width_of
+        from distsummary.tools.runs import WIDTH, find_runs, text_of
+
         found = find_runs(options.directory)
     text = {"runs": [row.as_json() for row in found]}
     print(json.dumps(text) if options.json else text_of(found, width=width_of(sys.stdout, WIDTH)))
@@ -469,11 +468,11 @@ def dump(options: argparse.Namespace) -> None:
 )
 def show(options: argparse.Namespace) -> None:
     """Show a run on one screen: state, config, code, data, curves, and what is missing."""
-    from distsummary.runs.recorded_run import open_run
-    from distsummary.runs.show import overview, text_of
-    from distsummary.tools.columns import width_of
-
     with telling("show"):
+        from distsummary.runs.recorded_run import open_run
+        from distsummary.runs.show import overview, text_of
+        from distsummary.tools.columns import width_of
+
         found = overview(open_run(options.run_dir))
     print(
         json.dumps(found.as_json(), default=str)
@@ -489,11 +488,11 @@ def show(options: argparse.Namespace) -> None:
 )
 def compare(options: argparse.Namespace) -> None:
     """Say what differs between two runs in config, code and data, and where their curves part."""
-    from distsummary.runs.compare import compare, text_of
-    from distsummary.runs.recorded_run import open_run
-    from distsummary.tools.columns import width_of
-
     with telling("compare"):
+        from distsummary.runs.compare import compare, text_of
+        from distsummary.runs.recorded_run import open_run
+        from distsummary.tools.columns import width_of
+
         found = compare(open_run(options.run_dir), open_run(options.other))
     print(
         json.dumps(found.as_json(), default=str)
@@ -519,9 +518,9 @@ def _rank(text: str) -> int | str:
 )
 def export(options: argparse.Namespace) -> None:
     """Write the scalars of a run as a table: rank, attempt, step, wall_time, tag, value."""
-    from distsummary.runs.export import export
-
     with telling("export"):
+        from distsummary.runs.export import export
+
         path, rows = export(options.run_dir, options.to, out=options.out, tag=options.tag, rank=options.rank)
     print(json.dumps({"file": str(path), "rows": rows}) if options.json else f"{path}: {rows:,} rows")
 
@@ -542,9 +541,9 @@ def export(options: argparse.Namespace) -> None:
 )
 def report(options: argparse.Namespace) -> None:
     """Write the page of a run as one HTML file: verdicts, curves, heat maps of ranks and steps, timeline."""
-    from distsummary.view.report import report
-
     with telling("report"):
+        from distsummary.view.report import report
+
         path = report(
             options.run_dir,
             out=options.out,
@@ -600,9 +599,9 @@ def serve(options: argparse.Namespace) -> None:
 )
 def fsck(options: argparse.Namespace) -> int:
     """Report every file that is damaged or would break a viewer; exits with 0 if there is none."""
-    from distsummary.tools.fsck import fsck
-
     with telling("fsck"):
+        from distsummary.tools.fsck import fsck
+
         report = fsck(options.directory, repair=options.repair)
     if options.json:
         print(json.dumps(report.as_json()))
@@ -631,8 +630,8 @@ def fsck(options: argparse.Namespace) -> int:
 )
 def convert(options: argparse.Namespace) -> None:
     """Write event files in the other dialect, for directories that have only one."""
-    from distsummary.tools.convert import convert
-
     with telling("convert"):
+        from distsummary.tools.convert import convert
+
         report = convert(options.directory, to=options.to, out=options.out)
     print(json.dumps(report.as_json()) if options.json else "\n".join(report.as_lines()))

@@ -16,18 +16,19 @@ from torch.utils.data.distributed import DistributedSampler
 
 import distsummary as ds
 from distsummary.checks import check_int
-from distsummary.errors import MissingExtraError
+from distsummary.errors import DistSummaryError, MissingExtraError
 from distsummary.landscapes.run.progress import Progress, line
 from distsummary.launcher import connected
 from distsummary.reading.reader import read_directory
 from distsummary.run_dir import RunDir
 from distsummary.telling import Estimate
+from distsummary.view.report import report as write_report
 
 BATCH = 16
 LEARNING_RATE = 0.05
 TEST = 297
 CHECKPOINT_EVERY = 6  # steps between the checkpoints of the training path
-LANDSCAPE_SIZE = 21
+LANDSCAPE_SIZE = 31
 MOST_WRONG = 8  # pictures of misread digits after each epoch
 ABOUT = """# Handwritten digits
 A CNN of two convolutions learns the 8 x 8 **digits** of scikit-learn.
@@ -156,9 +157,15 @@ def run_demo(run_dir: str, *, ranks: int = 4, epochs: int = 3, as_json: bool = F
             run_dir=directory,
             progress=progress,
         )
+    page, why_not = directory.base.parent / f"{directory.base.name}.html", ""
+    try:
+        write_report(directory.base, out=page)
+    except DistSummaryError as error:  # the front end is not built: the run is there without its page
+        why_not = str(error)
     say("3/3 done")
     summary = {
         "run_dir": str(directory.base),
+        "report": "" if why_not else str(page),
         "ranks": ranks,
         "loss": float(np.mean([result["loss"] for result in results])),
         "accuracy": results[0]["accuracy"],
@@ -169,7 +176,7 @@ def run_demo(run_dir: str, *, ranks: int = 4, epochs: int = 3, as_json: bool = F
     if as_json:
         print(json.dumps(summary))
     else:
-        say(report(directory, summary))
+        say(report(directory, summary, why_not))
     return summary
 
 
@@ -184,10 +191,13 @@ def step_times(run_dir: RunDir) -> dict[int, float]:
     return found
 
 
-def report(run_dir: RunDir, summary: dict[str, Any]) -> str:
-    """The text that the demo prints at its end."""
+def report(run_dir: RunDir, summary: dict[str, Any], why_not: str) -> str:
+    """The text that the demo prints at its end; `why_not`: why there is no page, "" if there is one."""
     here = Path.cwd()
-    base = run_dir.base.relative_to(here) if run_dir.base.is_relative_to(here) else run_dir.base
+    base, page = (
+        path.relative_to(here) if path.is_relative_to(here) else path
+        for path in (run_dir.base, Path(summary["report"]))
+    )
     times = "\n".join(f"    rank {rank}: {ms:6.2f} ms" for rank, ms in summary["step_ms"].items())
     merged = f"""
     {base}    the merged run: mean, min, median, max and worst rank of every step
@@ -207,4 +217,6 @@ Next
     tensorboard --logdir {base.parent}
     mindinsight start --summary-base-dir {base} --port 8080
     distsummary landscape {base} distsummary.demo:landscape_of_digits --size 51
+    distsummary serve {base.parent}
+Report      {f"not made: {why_not}" if why_not else f"{page}    (one file: open it in a browser, or mail it)"}
 """

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -15,6 +16,7 @@ from distsummary.format.lineage import custom_values
 from distsummary.format.records import DIALECTS
 from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.run_dir import RunDir
+from distsummary.view.report import BUNDLE
 from tests.interrupts import sigint
 
 TIMEOUT_S = 170
@@ -42,6 +44,11 @@ def test_the_demo_trains_merges_and_draws(tmp_path):
     assert summary["accuracy"] > 0.8
     assert set(summary["step_ms"]) == {"0", "1"}
     run_dir = RunDir(summary["run_dir"])
+    if (BUNDLE / "page.js").is_file():
+        assert summary["report"] == f"{run_dir.base}.html"
+        assert "demo" in Path(summary["report"]).read_text()
+    else:
+        assert summary["report"] == ""
     for dialect in DIALECTS:
         merged = {v.tag: v.data for e in read_directory(run_dir.base, dialect) for v in e.values}
         assert np.isclose(merged["loss"], summary["loss"])
@@ -55,7 +62,7 @@ def test_the_demo_trains_merges_and_draws(tmp_path):
     assert custom_values(read_lineage(run_dir.base).custom)["optimizer.lr"] == 0.05
     grids = [LossGrid.load(path) for path in sorted(run_dir.landscape_dir.glob("*.npz"))]
     assert {grid.decomposition for grid in grids} == {"PCA", "Random"}
-    assert all(grid.z.shape == (21, 21) and np.isfinite(grid.z).all() for grid in grids)
+    assert all(grid.z.shape == (31, 31) and np.isfinite(grid.z).all() for grid in grids)
 
 
 @pytest.mark.long
