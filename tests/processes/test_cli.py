@@ -73,8 +73,8 @@ def test_a_landscape_without_a_terminal_tells_its_progress_and_its_doubts(tmp_pa
     )
     assert (done.returncode, "25 of 25 computed losses not finite" in done.stdout) == (0, True)
     assert done.stdout.endswith(f"pictures and grids: {run_dir.landscape_dir}\n")
-    assert re.search(r"^INFO .*landscape: 31/31 points, .*, 1 worker$", done.stderr, re.MULTILINE)
-    [doubt] = [line for line in done.stderr.splitlines() if line.startswith("WARNING")]
+    assert re.search(r"^landscape: 31/31 points, .*, 1 worker$", done.stderr, re.MULTILINE)
+    [doubt] = [line for line in done.stderr.splitlines() if line.startswith("warning")]
     assert "pca: not one of the 25 computed losses is finite" in doubt
 
 
