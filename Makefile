@@ -142,7 +142,7 @@ $(PEERS_NUMPY1)/.done: benchmarks/requirements-landscape-peers-numpy1.txt
 
 .venv-ui/.done: Makefile
 	test -x .venv-ui/bin/python || $(PYTHON) -m venv .venv-ui
-	.venv-ui/bin/pip install -q "playwright==1.65.2" "pytest>=9" "pytest-timeout>=2.3"
+	.venv-ui/bin/pip install -q "playwright==1.65.2" "pillow>=11" "pytest>=9" "pytest-timeout>=2.3"
 	touch $@
 
 clean:
