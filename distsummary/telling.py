@@ -24,7 +24,8 @@ WINDOW_S = (
     10.0  # an estimate is from the speed in this time, or in the last third of the whole if that is longer
 )
 SETTLED_S = 3.0  # without an estimate at the beginning, when the speed says little
-STEADY_S = 5.0  # a change of the speed enters the estimate within about this time
+LEAST_SHARE, LATEST_S = 0.05, 30.0  # nor before this share is done, but after this time in any case
+STEADY_S = 3.0  # a change of the speed enters the estimate within about this time
 _MINUTE, _HOUR = 60, 3600
 
 
@@ -34,7 +35,7 @@ class Estimate:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._seen: deque[tuple[float, float]] = deque()  # (time, done)
-        self._begun = 0.0
+        self._begun = self._speed = 0.0
         self._end: float | None = None  # when it will be over
 
     def left_s(self, done: float, total: float) -> float | None:
@@ -50,10 +51,11 @@ class Estimate:
                 self._seen.popleft()
             first, done_then = self._seen[0]
             if now - self._begun >= SETTLED_S and done > done_then:
-                end = now + (total - done) * (now - first) / (done - done_then)
-                kept = 0.0 if self._end is None else math.exp(-passed / STEADY_S)
-                self._end = kept * (self._end or 0.0) + (1 - kept) * end
-        return None if self._end is None else max(0.0, self._end - now)
+                kept = math.exp(-passed / STEADY_S) if self._speed else 0.0
+                self._speed = kept * self._speed + (1 - kept) * (done - done_then) / (now - first)
+                self._end = now + (total - done) / self._speed
+        is_settled = now - self._begun >= LATEST_S or done >= LEAST_SHARE * total
+        return None if self._end is None or not is_settled else max(0.0, self._end - now)
 
 
 def duration(seconds: float) -> str:

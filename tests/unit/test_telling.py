@@ -56,6 +56,13 @@ def test_an_estimate_does_not_jump_while_workers_join() -> None:
     assert ratio.min() > 0.6
 
 
+def test_a_slow_beginning_is_soon_forgotten() -> None:
+    done = np.cumsum(np.repeat([0.5, 50.0], [40, 60]))  # 20 s in which workers start
+    found = np.array(estimates(done, 4000))
+    left_s = (4000 - done[-len(found) :]) / 100
+    assert (found < 2 * left_s)[16:].all(), "within 8 s"
+
+
 def test_bursts_do_not_make_it_jump() -> None:
     found = np.array(estimates(np.repeat(np.arange(40) * 50.0, 8), 2000)[4:-40])
     assert np.abs(np.diff(found)).max() < 0.25 * found[0]
