@@ -29,7 +29,7 @@ from benchmarks.hanging_rank import KINDS, RANKS, begun_at, train
 from distsummary.states import read_run
 
 LINES = ("sleep", "loader", "order")  # of these, the line can be had
-AWAITED = "all_reduce of 2632"  # the gradients
+AWAITED = "all_reduce of 2,632 elements"  # the gradients
 PATIENCE_S, ENDING_S = 90.0, 30.0
 ALLOWED_S = 5.0 + 1.0  # and a second until a step is late, as three medians of these steps are shorter
 

@@ -373,6 +373,7 @@ def why(options: argparse.Namespace) -> int:
         from distsummary.aggregate.judging import judge_files
         from distsummary.diagnosis.alerts import all_hangs
         from distsummary.run_dir import RunDir
+        from distsummary.states import is_over
         from distsummary.tools.status import read_status
         from distsummary.tools.why import as_json, text_of
 
@@ -380,7 +381,8 @@ def why(options: argparse.Namespace) -> int:
         newest, run_dir = found.run.newest, RunDir(found.run.path)
         verdicts = [*judge_files(run_dir), *all_hangs(run_dir, newest, found.stuck)]
     ranks = 0 if newest is None else newest.world_size
-    print(json.dumps(as_json(verdicts)) if options.json else text_of(verdicts, ranks))
+    ended = newest is not None and is_over(newest)
+    print(json.dumps(as_json(verdicts)) if options.json else text_of(verdicts, ranks, is_over=ended))
     return int(bool(verdicts))
 
 

@@ -6,6 +6,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from distsummary.diagnosis.stuck import STOOD
+from distsummary.diagnosis.stuck_files import hung_ranks
 from distsummary.diagnosis.verdict import HANG, Verdict
 from distsummary.run_dir import RunDir
 from distsummary.states import AttemptState
@@ -60,7 +62,8 @@ def told_hangs(run_dir: RunDir) -> list[Hang]:
 def all_hangs(run_dir: RunDir, attempt: AttemptState | None, stuck: Iterable[Verdict]) -> list[Verdict]:
     """The hangs of a run: those that were told, then those that its files show and nobody has told.
 
-    What was told holds: it was seen while the ranks lived, and their files show no hang that has ended.
+    What was told holds: it was seen while the ranks lived, and their files show no hang that has ended. Its
+    evidence is the newest one, such as how long the others have waited.
 
     Args:
         attempt: the newest one. stuck: its ranks that hang, by `stuck_files.hung_ranks`.
@@ -71,11 +74,27 @@ def all_hangs(run_dir: RunDir, attempt: AttemptState | None, stuck: Iterable[Ver
         if attempt is not None and number == attempt.attempt and hang.until_step is None:
             is_told = True
             newer = now.pop(hang.rank, None)
-            if newer is not None and attempt.state == "running":  # such as how long the others have waited
+            # of a rank that is dead, files say less, unless it told itself where it stood
+            if newer is not None and (attempt.state == "running" or STOOD in newer.evidence):
                 hang = replace(hang, evidence=newer.evidence)
         hangs.append(hang)
     has_ended = attempt is not None and attempt.state != "running"
     return hangs if is_told and has_ended else [*hangs, *now.values()]
+
+
+def alerts_as_of_now(
+    run_dir: RunDir, attempt: AttemptState | None, alerts: Iterable[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """The alerts, those of hangs that last with the newest evidence, as `all_hangs`; raises OSError."""
+    alerts = [*alerts]
+    if attempt is None or not any(one["cause"] == HANG and one["until_step"] is None for one in alerts):
+        return alerts
+    now = {
+        (attempt.attempt, one.rank, HANG, one.since_step): one.evidence
+        for one in all_hangs(run_dir, attempt, hung_ranks(run_dir, attempt))
+        if one.until_step is None
+    }
+    return [one | {"evidence": now.get(key_of(one), one.get("evidence"))} for one in alerts]
 
 
 def key_of(alert: Mapping[str, Any]) -> Key:

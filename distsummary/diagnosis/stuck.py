@@ -22,6 +22,12 @@ ENDED = ("finished", "incomplete", "failed", "lost")  # states of ranks for whic
 RAISED = ("failed", "interrupted")  # of those that have ended: by an exception, such as SystemExit
 ALIKE = ("all_reduce", "broadcast", "reduce", "allreduce")  # collectives whose sizes are equal on all ranks
 NAMED = 8  # ranks in a sentence
+STOOD = "it has stood for"  # of a rank that tells where it is
+_PHASES = {  # how a phase is said, where its name says little
+    "rest": "outside of data, forward, backward and optimizer",
+    "outside": "between two loops over steps",
+    WAITING: "while it waits for the gradients of others",
+}
 
 
 class Collective(NamedTuple):
@@ -63,6 +69,8 @@ class Group(NamedTuple):
 class Telling:
     """What is known of a rank; `late_s` is None if it does not tell that its step is late.
 
+    One that told so at this step, and does not any more, has begun the collectives in `groups` nevertheless.
+
     Attributes:
         step: the one that does not end; of a rank that does not tell, its newest.
         phase: of the step, such as forward. late_s: seconds without progress. limit_s: how long its steps,
@@ -74,7 +82,7 @@ class Telling:
         line: the line of the user's code at which it stands, such as `train.py:12 in step: y = model(x)`.
         stack: the lines of its stack, the innermost first.
         state, error: see `states.RankState`; of a lost rank, the error is the reason.
-        process: what the kernel says, such as "stopped by a signal".
+        process: what the kernel says, such as "stopped by a signal". is_stopped: whether it says that.
     """
 
     rank: int
@@ -92,6 +100,7 @@ class Telling:
     state: str = "running"
     error: str = ""
     process: str = ""
+    is_stopped: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """For stuck.json."""
@@ -323,8 +332,9 @@ def _all_wait(
     all_s = min(one.late_s or 0.0 for one in waiting)
     if unknown:
         why = f"{_named(sorted(unknown))} of the group, for which they may wait, record nothing here"
-    elif any(one.late_s is None for one in tellings):
-        return []  # a rank has begun the collective and not told yet
+    elif any(one.late_s is None for one in tellings):  # it has begun the collective, and tells nothing now
+        text = f"has begun {_where(first)}, in which {_waits([one.rank for one in waiting], waiting)}"
+        return [_verdict(one, tellings, _standing(one, text)) for one in tellings if one.is_stopped]
     elif not any(one.groups for one in waiting) and (odd := _elsewhere(tellings, waiting)):
         return odd
     else:
@@ -385,8 +395,9 @@ def _pending_number(telling: Telling, name: str, ranks: tuple[int, ...]) -> int:
 def _what(collective: Collective | None) -> str:
     if collective is None:
         return "a collective"
-    sizes = ", ".join("x".join(map(str, shape)) or "1" for shape in collective.sizes[:3])
-    return f"{collective.name} of {sizes}" if sizes else collective.name
+    sizes = ", ".join("x".join(f"{size:,}" for size in shape) or "1" for shape in collective.sizes[:3])
+    elements = "element" if sizes == "1" else "elements"
+    return f"{collective.name} of {sizes} {elements}" if sizes else collective.name
 
 
 def _words(group: Mapping[int, Collective]) -> str:
@@ -421,14 +432,15 @@ def _standing(telling: Telling, text: str) -> str:
         process = telling.process or (
             "its process was stopped, is dead, or native code in it holds the interpreter lock"
         )
-        return f"{said}it tells nothing: {process}"
+        last = f"; when it told last, it stood at {telling.line}" if telling.line else ""
+        return f"{said}it tells nothing: {process}{last}"
     return f"{said}{_place(telling)}"
 
 
 def _place(telling: Telling) -> str:
     where = telling.line or "an unknown line"
-    phase = f", in phase {telling.phase}" if telling.phase else ""
-    return f"it has stood for {telling.late_s or 0.0:.1f} s at {where}{phase}"
+    phase = f", {_PHASES.get(telling.phase, f'in phase {telling.phase}')}" if telling.phase else ""
+    return f"{STOOD} {telling.late_s or 0.0:.1f} s at {where}{phase}"
 
 
 def _no_recorder(tellings: Iterable[Telling]) -> str:

@@ -40,13 +40,7 @@ def hung_ranks(run_dir: RunDir, attempt: AttemptState, *, now: float | None = No
         return []
     now = file_system_time(run_dir.base) if now is None else now
     newest_s = max((one[0] for one in told if one is not None), default=0.0)
-    told = [
-        None
-        if one and rank.state == "running" and not one[1]["is_over"] and newest_s - one[0] > STALE_S
-        else one
-        for rank, one in zip(attempt.ranks, told, strict=True)
-    ]
-    tellings = [_telling(rank, found, now) for rank, found in zip(attempt.ranks, told, strict=True)]
+    tellings = [_telling(rank, found, now, newest_s) for rank, found in zip(attempt.ranks, told, strict=True)]
     verdicts = hung(tellings)
     named = {verdict.rank for verdict in verdicts}
     silent = {
@@ -67,7 +61,14 @@ def written_ns(run_dir: RunDir, rank: int, world_size: int) -> int:
         return 0
 
 
-def _telling(rank: RankState, found: tuple[float, dict[str, object]] | None, now: float) -> Telling:
+def _telling(
+    rank: RankState, found: tuple[float, dict[str, object]] | None, now: float, newest_s: float
+) -> Telling:
+    """What a rank told, where the newest that a rank told is of `newest_s`.
+
+    Who told long ago that it is late may be unable to write: on a busy host its thread finds no processor.
+    What it had begun by then stays begun.
+    """
     error = rank.reason if rank.state == "lost" else rank.error
     silent = Telling(rank=rank.rank, step=rank.step or 0, phase=rank.phase, state=rank.state, error=error)
     if found is not None:
@@ -79,11 +80,15 @@ def _telling(rank: RankState, found: tuple[float, dict[str, object]] | None, now
                 telling = Telling.from_json(found[1])
             except (KeyError, TypeError, ValueError):  # of another version
                 return silent
-            if rank.state == "running" and telling.late_s is not None:
-                telling = replace(telling, late_s=telling.late_s + min(told_s, FRESH_S))
-            return replace(telling, state=rank.state, error=error)
+            if rank.state != "running" or newest_s - found[0] <= STALE_S:
+                if rank.state == "running" and telling.late_s is not None:
+                    telling = replace(telling, late_s=telling.late_s + min(told_s, FRESH_S))
+                return replace(telling, state=rank.state, error=error)
+            if (rank.step or 0) < telling.step:  # it has not finished that step since
+                silent = replace(telling, late_s=None, is_moving=False, is_cut_off=False, error=error)
     if rank.state == "running":
-        silent = replace(silent, process=_PROCESSES.get(is_stopped(rank.process), ""))
+        stopped = is_stopped(rank.process)
+        silent = replace(silent, process=_PROCESSES.get(stopped, ""), is_stopped=bool(stopped))
     return silent
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 import numpy as np
 
 from distsummary.checks import check_choice, check_type
-from distsummary.diagnosis.alerts import read_alerts
+from distsummary.diagnosis.alerts import alerts_as_of_now, read_alerts
 from distsummary.errors import (
     DamagedFileError,
     DistSummaryError,
@@ -230,14 +230,16 @@ class RecordedRun:
     @property
     def verdicts(self) -> Table:
         """Which rank was told to be slow, stuck or sick, from alerts.jsonl: rank, cause, since_step,
-        until_step (-1: to the end), evidence and first_told_step. Empty if nothing was told.
+        until_step (-1: to the end), evidence (of a hang, from the newest stuck.json) and first_told_step.
+        Empty if nothing was told.
         """
         run_dir = RunDir(self.path)
 
         def tell(line: int, error: Exception) -> None:
             self._told[f"{run_dir.alerts_path}, line {line}: no verdict ({error})"] = None
 
-        rows = read_alerts(run_dir, tell)
+        state = self._state()
+        rows = alerts_as_of_now(run_dir, state.newest if state else None, read_alerts(run_dir, tell))
         columns: dict[str, Any] = {}
         for name, dtype in _VERDICT.items():
             values = [row.get(name) for row in rows]

@@ -12,16 +12,20 @@ def as_json(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     return {"verdicts": [verdict.as_json() for verdict in verdicts]}
 
 
-def text_of(verdicts: Sequence[Verdict], world_size: int) -> str:
-    """One paragraph for each verdict; what was looked at if there is none."""
+def text_of(verdicts: Sequence[Verdict], world_size: int, *, is_over: bool = False) -> str:
+    """One paragraph for each verdict; what was looked at if there is none.
+
+    `is_over`: no rank runs any more.
+    """
     if world_size < 2:
         return "the run has one rank, which has no peers to be compared with"
     if not verdicts:
         return f"none of the {world_size} ranks stands out"
-    return "\n".join(_paragraph(verdict) for verdict in verdicts)
+    return "\n".join(_paragraph(verdict, is_over) for verdict in verdicts)
 
 
-def _paragraph(verdict: Verdict) -> str:
-    until = "still" if verdict.until_step is None else f"to step {verdict.until_step:,}"
+def _paragraph(verdict: Verdict, is_over: bool) -> str:
+    lasts = "to the end of the run" if is_over else "still"
+    until = lasts if verdict.until_step is None else f"to step {verdict.until_step:,}"
     head = f"rank {verdict.rank}: {verdict.cause}, since step {verdict.since_step:,}, {until}"
     return f"{head} (told at step {verdict.first_told_step:,})\n  {printable(verdict.evidence)}"

@@ -55,6 +55,9 @@ def test_hangs_that_were_told_hold_and_those_that_nobody_told_follow(tmp_path):
     seen = [hang(1, 61, "now"), hang(2, 61, "now")]
     earlier = [hang(3, 7), hang(1, 20, until=20)]
     assert all_hangs(run_dir, attempt, seen) == [*earlier, hang(1, 60, "now"), hang(2, 61, "now")]
-    assert all_hangs(run_dir, replace(attempt, state="lost"), seen) == [*earlier, hang(1, 60)]
+    dead = replace(attempt, state="lost")
+    assert all_hangs(run_dir, dead, seen) == [*earlier, hang(1, 60)]
+    stood = "it has stood for 340 s at train.py:7"  # as it told before it was killed
+    assert all_hangs(run_dir, dead, [hang(1, 61, stood)]) == [*earlier, hang(1, 60, stood)]
     assert all_hangs(run_dir, replace(attempt, attempt=2), seen) == [*(one for _, one in told), *seen]
     assert all_hangs(RunDir(tmp_path / "none"), attempt, seen) == seen

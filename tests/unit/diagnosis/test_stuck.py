@@ -38,7 +38,7 @@ def others(*tellings: Telling) -> list[Telling]:
 def test_the_rank_that_lacks_what_the_others_wait_for_is_named_with_its_line() -> None:
     [verdict] = hung(others(sleeps(2)))
     assert (verdict.rank, verdict.cause, verdict.since_step, verdict.until_step) == (2, "hang", 60, None)
-    assert "lacks all_reduce of 2632 (collective 65 of group 0)" in verdict.evidence
+    assert "lacks all_reduce of 2,632 elements (collective 65 of group 0)" in verdict.evidence
     assert "ranks 0, 1, 3 have waited 3.5 s" in verdict.evidence
     assert "train.py:7 in step: time.sleep(9), in phase forward" in verdict.evidence
 
@@ -87,7 +87,7 @@ def test_other_orders_of_collectives() -> None:
     other = Collective(65, "broadcast", ((4,),), True)
     [verdict] = hung(others(waits(2, BEGUN, other)))
     assert verdict.rank == 2
-    assert "began broadcast of 4 as collective 65 of group 0" in verdict.evidence
+    assert "began broadcast of 4 elements as collective 65 of group 0" in verdict.evidence
     # it has gone on, since a broadcast does not wait for all
     done = other._replace(is_pending=False)
     [verdict] = hung(others(waits(2, BEGUN, done, PENDING._replace(number=66))))

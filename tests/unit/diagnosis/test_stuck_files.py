@@ -2,9 +2,11 @@
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 
+from distsummary.diagnosis import stuck_files
 from distsummary.diagnosis.stuck import Collective, Group, Telling
 from distsummary.diagnosis.stuck_files import FORMAT, hung_ranks
 from distsummary.run_dir import STUCK, RunDir
@@ -83,11 +85,20 @@ def test_a_run_of_one_rank_has_no_hangs(tmp_path, tell):
     assert named(tmp_path, attempt(world_size=1)) == []
 
 
-def test_a_rank_that_told_long_ago_that_it_waits_cannot_tell_any_more(tmp_path, tell):
+def test_a_rank_that_has_not_told_for_long_has_begun_what_it_had_begun(tmp_path, tell, monkeypatch):
+    """On a busy host, threads that write what they know find no processor for seconds."""
     for rank in (0, 1, 3):
-        tell(rank)
+        tell(rank, ago=0.5 if rank == 0 else 60.0)
+    tell(2, sleeps=True, ago=60.0)
+    [verdict] = hung_ranks(RunDir(tmp_path), attempt(), now=NOW)
+    assert verdict.rank == 2
+    assert "when it told last, it stood at train.py:7 in step" in verdict.evidence
     tell(2, ago=60.0)
-    assert named(tmp_path, attempt()) == [2]
+    assert named(tmp_path, attempt()) == []  # all have begun it
+    later = replace(attempt(), ranks=tuple(replace(one, step=60) for one in attempt().ranks))
+    assert named(tmp_path, later) == [1, 2, 3]  # what they told was of a step that they have finished since
+    monkeypatch.setattr(stuck_files, "is_stopped", lambda process: True)
+    assert "its process is stopped" in hung_ranks(RunDir(tmp_path), attempt(), now=NOW)[0].evidence
 
 
 def test_a_file_that_is_torn_or_of_another_version_is_that_of_a_rank_that_tells_nothing(tmp_path, tell):
