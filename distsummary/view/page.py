@@ -47,7 +47,7 @@ _MAPS = (
 _PHASE_MAPS = 4  # of the phases that verdicts name
 _UNITS = {"_ms": "ms", "_percent": "%", "_gib": "GiB", "_mb_per_s": "MB/s", "_s": "s"}
 _LOSS = re.compile(r"(?:.*[/_])?loss(?:/auto)?", re.IGNORECASE)
-_LAST = ("perf/phase/", "system/", "alerts/")
+_LAST = ("perf/phase/", "system/", "alerts/", "perf/check/")
 _MAX_NAN_RANKS = 64  # whose NaN are told from values that are not there
 
 
@@ -138,7 +138,7 @@ def _shown(run: RecordedRun, tags: Sequence[str] | None) -> tuple[list[str], int
         if absent := [tag for tag in tags if tag not in known]:
             run.scalars(absent[0])  # raises, and names the nearest
         known = [tag for tag in known if tag in set(tags)]
-    known.sort(key=lambda tag: (tag.startswith(_LAST), *interest(tag)))
+    known.sort(key=lambda tag: ([tag.startswith(start) for start in reversed(_LAST)], *interest(tag)))
     return known[:MAX_TAGS], max(0, len(known) - MAX_TAGS)
 
 

@@ -8,6 +8,7 @@ import { counted, css, h, number, on, tickDistance, whole } from "./dom.js"
 const HEIGHT = 230
 const AT_FIRST = 4 // ranks that are drawn when the page opens; of more, the band says it
 const FIRST_TAGS = 12
+const FAR = 5 // a point is far out where the axis would have to be so many times longer than for 98 % of the points
 
 export function curves({ curves: all, maps, timeline, overview, compare }, kept = {}) {
   if (!all.length) return [h("p", { class: "quiet" }, "No scalar was recorded.")]
@@ -16,7 +17,7 @@ export function curves({ curves: all, maps, timeline, overview, compare }, kept 
   const has = [...new Set(all.flatMap((curve) => curve.lines.map((line) => line.rank)))].sort((a, b) => a - b)
   const isSpread = all.some((curve) => curve.band)
   const state = {
-    ranks: kept.ranks ?? new Set((has.length <= AT_FIRST || !isSpread) && !compare ? has : []), runs: new Set(compare?.runs.keys() ?? []), known: (kept.known ??= []), smoothing: 0, isLog: false, isLogX: false, filter: "", all: kept.all ?? false,
+    ranks: kept.ranks ?? new Set((has.length <= AT_FIRST || !isSpread) && !compare ? has : []), runs: new Set(compare?.runs.keys() ?? []), known: (kept.known ??= []), smoothing: 0, isLog: false, isLogX: false, isWhole: kept.isWhole ?? false, filter: "", all: kept.all ?? false,
   }
   const grid = h("div", { class: "grid" })
   const said = h("p", { class: "quiet", "aria-live": "polite" })
@@ -78,6 +79,7 @@ export function curves({ curves: all, maps, timeline, overview, compare }, kept 
     oninput: () => { state.filter = filter.value; arrange() } })
   const log = h("input", { type: "checkbox", onchange: () => { state.isLog = log.checked; redraw() } })
   const logX = h("input", { type: "checkbox", onchange: () => { state.isLogX = logX.checked; arrange(); redraw() } })
+  const far = h("input", { type: "checkbox", checked: state.isWhole, onchange: () => { state.isWhole = kept.isWhole = far.checked; redraw() } })
   const factor = h("output", {}, "none")
   const smoothing = h("input", { type: "range", min: 0, max: 0.99, step: 0.01, value: 0, oninput: () => {
     state.smoothing = Number(smoothing.value)
@@ -97,7 +99,7 @@ export function curves({ curves: all, maps, timeline, overview, compare }, kept 
   })
   return [
     runs ? h("div", { class: "tools chips", role: "group", "aria-label": "runs" }, "runs: ", runs, h("span", { class: "quiet" }, "dashed: where one parts from the first")) : null,
-    h("div", { class: "tools" }, filter, h("label", {}, log, " log values"), h("label", {}, logX, " log steps"),
+    h("div", { class: "tools" }, filter, h("label", {}, log, " log values"), h("label", {}, logX, " log steps"), h("label", { title: "points far out, such as a first step that compiles" }, far, " outliers"),
       h("label", { class: "chips" }, "smoothing ", smoothing, factor),
       h("span", { class: "chips", role: "group", "aria-label": "ranks on top" }, "ranks on top: ", chips, overview.ranks.length > has.length ? any : null, refused)),
     said, grid, more,
@@ -190,6 +192,7 @@ export function color(rank, ranks) {
 
 function card(curve, state, starts, kept) {
   const place = h("div", { class: "plot" })
+  const outside = h("p", { class: "quiet absent" })
   const absent = h("p", { class: "quiet absent" }) // ranks that are not drawn, or not exactly
   const note = []
   if (curve.not_finite) note.push(`${counted(curve.not_finite, "value")} NaN or infinite, first at step ${whole(curve.first_not_finite)}`)
@@ -197,13 +200,14 @@ function card(curve, state, starts, kept) {
   const element = h("figure", {}, h("figcaption", {}, h("span", { class: "tag" }, curve.tag), curve.unit ? ` (${curve.unit})` : "",
     h("span", { class: "quiet" }, ` ${counted(curve.ranks, "rank")}, ${counted(curve.points, "point")}`),
     note.length ? h("span", { class: "alert" }, ` ${note.join("; ")}`) : null,
-    curve.beside?.partings.map((one, index) => h("span", { class: "quiet" }, " ", named(curve.beside.runs[index + 1].name, index + 1, `: ${parting(one)}`)))), place, absent)
+    curve.beside?.partings.map((one, index) => h("span", { class: "quiet" }, " ", named(curve.beside.runs[index + 1].name, index + 1, `: ${parting(one)}`)))), place, outside, absent)
   let plot = null
   let isSeen = false
   const draw = () => {
     plot?.destroy()
     place.replaceChildren()
-    plot = drawn(curve, state, starts, place, draw, kept.zoom)
+    outside.textContent = ""
+    plot = drawn(curve, state, starts, place, draw, kept.zoom, outside)
     absent.textContent = [...state.ranks].filter((rank) => !curve.lines.some((line) => line.rank === rank)).map((rank) => curve.others(rank).why).filter(Boolean).join("; ")
   }
   const see = () => {
@@ -220,7 +224,7 @@ function card(curve, state, starts, kept) {
   return { curve, element, redraw: () => isSeen && draw() }
 }
 
-function drawn(curve, state, starts, place, again, zoom) {
+function drawn(curve, state, starts, place, again, zoom, outside) {
   const { isLog, isLogX, smoothing } = state
   const plain = (values) => Array.from(values, (value) => (Number.isFinite(value) && !(isLog && value <= 0) ? value : null))
   const tables = []
@@ -305,7 +309,7 @@ function drawn(curve, state, starts, place, again, zoom) {
   const plot = new uPlot(
     {
       width: place.clientWidth || 500, height: HEIGHT, series, bands,
-      scales: { x: { time: false, ...(isLogX ? { distr: 3, range: (_, low, high) => (low == null ? [1, 10] : [low, Math.max(high, low * 1.01)]) } : {}) }, y: isLog ? { distr: 3, range: logRange } : {} },
+      scales: { x: { time: false, ...(isLogX ? { distr: 3, range: (_, low, high) => (low == null ? [1, 10] : [low, Math.max(high, low * 1.01)]) } : {}) }, y: isLog ? { distr: 3, range: logRange } : state.isWhole ? {} : { range: (u, low, high) => withoutOutliers(u, low, high, outside) } },
       axes: [{ ...axis, ...(isLogX ? logAxis : {}), values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : whole(tick))) },
         { ...axis, size: 64, space: 26, ...(isLog ? logAxis : {}), values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : number(tick, 4))) }],
       cursor: { dataIdx: nearest, points: { size: 5 } },
@@ -316,6 +320,22 @@ function drawn(curve, state, starts, place, again, zoom) {
   )
   if (before) plot.setScale("x", before)
   return plot
+}
+
+// The range of the points that are shown, without the few that are far out; `outside` tells of these.
+function withoutOutliers(u, low, high, outside) {
+  outside.textContent = ""
+  if (low == null) return [0, 1]
+  const [first, last] = u.series[0].idxs ?? [0, u.data[0].length - 1]
+  const shown = u.data.slice(1).flatMap((values) => values.slice(first, last + 1).filter((value) => value != null)).sort((a, b) => a - b)
+  const least = shown[Math.floor(shown.length * 0.01)]
+  const most = shown[Math.ceil(shown.length * 0.99) - 1]
+  if (!(most > least) || high - low <= FAR * (most - least)) return uPlot.rangeNum(low, high, 0.1, true)
+  const room = (most - least) / 4
+  const [from, to] = [Math.max(low, least - room), Math.min(high, most + room)]
+  const ends = [low < from ? `down to ${number(low)}` : "", high > to ? `up to ${number(high)}` : ""].filter(Boolean).join(" and ")
+  outside.textContent = `Some points lie outside, ${ends}: tick outliers to see them.`
+  return uPlot.rangeNum(from, to, 0.1, true)
 }
 
 // The place nearest to the pointer at which this series has a value.

@@ -48,7 +48,7 @@ function verdicts(found) {
   }))
   const show = (index) => document.dispatchEvent(new CustomEvent("verdict", { detail: index }))
   return [h("h3", {}, `Verdicts: ${counted(found.length, "time")} a rank was slow, stuck or sick`),
-    h("div", { class: "scroll verdicts" }, table(["rank", "cause", "steps", "evidence"], rows))]
+    h("div", { class: "scroll told" }, table(["rank", "cause", "steps", "evidence"], rows))]
 }
 
 export const since = (one) => `${whole(one.since_step)} ${one.until_step < 0 ? "on" : `to ${whole(one.until_step)}`}`
@@ -82,7 +82,7 @@ function health(rows) {
   return [
     h("details", { open: sorted.some(bad) || rows.length <= 8 },
       h("summary", {}, `Ranks (${whole(rows.length)})`),
-      h("div", { class: "scroll" }, table(["rank", "attempt", "state", "last step", "values dropped", "host", "error"], cells, { numbers: [0, 1, 3, 4] })),
+      h("div", { class: "scroll told" }, table(["rank", "attempt", "state", "last step", "values dropped", "host", "error"], cells, { numbers: [0, 1, 3, 4] })),
       left > 0 ? h("p", { class: "quiet" }, `and ${whole(left)} more: distsummary status`) : null),
   ]
 }
