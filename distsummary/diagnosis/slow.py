@@ -22,8 +22,10 @@ FLOORS = np.array([0.18, 0.11, 0.072, 0.048])
 OVER = 0.03  # an excess is over only below this, so that one that becomes smaller is not told twice
 # The host, if other processes keep the rank's thread waiting in the run queue: on shared hosts all ranks wait
 # now and then, some steps fifty times as long as others. So the excess is what exceeds HOST_FACTOR times the
-# median of the peers, the median of 40 steps counts in place of the mean, and nothing is usual.
-HOST_FLOORS = np.array([np.inf, np.inf, np.inf, 1.0])
+# median of the peers, the median of 40 steps counts in place of the mean, and nothing is usual. Beside a load
+# of 85 on 4 cores, that of a rank was above the floor for up to 40 steps in a row, with nothing wrong.
+HOST_FLOORS = np.array([np.inf, np.inf, np.inf, 0.75])
+HOST_STEPS = 80  # so many steps in a row it must be above the floor
 HOST_FACTOR = 1.5
 HOST_CLIP = 10.0
 HOST_OVER = 0.5
@@ -100,6 +102,8 @@ class SlowRanks:
         self._floors[:, _HOST] = HOST_FLOORS
         self._limits = self._floors
         self._now = np.zeros((len(WINDOWS), *shape))  # the mean excess of each window, above the usual one
+        # of ranks that wait for a processor longer than their peers: `_seen` then, and the first such step
+        self._waiting: dict[int, tuple[int, int]] = {}
         self._open: dict[int, Slow] = {}  # the index of a rank -> what was told of it
         self._told_at: dict[int, int] = {}  # and `_seen` then
 
@@ -160,9 +164,9 @@ class SlowRanks:
             past = recent
         deviation = 1.4826 * np.nanmedian(np.abs(past - self._usual), axis=(0, 1))
         noise = SIGMAS * deviation / np.sqrt(np.array(WINDOWS)[:, None])
-        noise[:, _HOST] = 0.0
         largest = np.max(self._largest, axis=0) if self._largest else np.zeros(())
         self._limits = np.maximum(np.maximum(self._floors, noise), MARGIN * largest)
+        self._limits[:, _HOST] = HOST_FLOORS
 
     def _moving_means(self) -> Floats:
         """The mean excess above the usual one (windows, ranks, phases); 0 for a window not filled yet."""
@@ -186,11 +190,18 @@ class SlowRanks:
             return []
         ratios = self._now / self._limits[:, None, :]
         ratios[:, list(self._open), :] = 0.0
+        self._waiting = {
+            index: self._waiting.get(index) or (self._seen, self._onset(index, _HOST))
+            for index in np.flatnonzero(ratios[-1, :, _HOST] >= 1.0).tolist()
+        }
+        for rank, (seen, _) in self._waiting.items():
+            if self._seen - seen < HOST_STEPS:
+                ratios[-1, rank, _HOST] = 0.0
         if ratios.max() < 1.0:
             return []
         _, index, phase = np.unravel_index(int(np.argmax(ratios)), ratios.shape)
-        since = self._onset(int(index), int(phase))
-        place = self._steps.index(since)
+        since = self._waiting[int(index)][1] if phase == _HOST else self._onset(int(index), int(phase))
+        place = self._steps.index(since) if since in self._steps else 0
         rows = slice(len(self._own) - len(self._steps) + place, None)
         found = Slow(
             rank=self._ranks[index],
