@@ -161,6 +161,7 @@ class Schedule:
         rank = self._topology.rank
         norms = Norms(
             network,
+            params,
             precision=precision,
             group=self.group,
             mesh=self._topology.mesh,

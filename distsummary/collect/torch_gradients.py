@@ -13,6 +13,7 @@ from distsummary.format.records import Shard, Value
 from distsummary.frameworks.base import framework_of
 from distsummary.frameworks.torch_optimizer import OptimizerSteps, as_seen
 from distsummary.training.callbacks import CallbackParams, number_of
+from distsummary.training.phases import RECORDING, in_phase
 from distsummary.writing.health import Failures
 
 logger = logging.getLogger(__name__)
@@ -137,6 +138,10 @@ class Gradients(Source):
 
     def _take(self) -> None:
         """Copy the gradients that are due of an optimizer that is about to step."""
+        with in_phase(self._params, RECORDING):
+            self._copy()
+
+    def _copy(self) -> None:
         step = self._moments.current
         if step.is_skipped():
             self._in_hook.count(SKIPPED)

@@ -36,6 +36,7 @@ from distsummary.frameworks.torch_squares import (
 )
 from distsummary.training.callbacks import CallbackParams
 from distsummary.training.finite import FiniteCheck
+from distsummary.training.phases import RECORDING, in_phase
 from distsummary.writing.health import Failures
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class Norms(Source):
 
     Args:
         model: a torch.nn.Module, which `collect.norms.refuse_unmeasured` does not refuse.
+        params: of the run, whose phases tell the time that this takes as that of recording.
         precision: "float32" or "float64"; see `host_sums`.
         group, mesh: see `UpdateDeal`.
         finite: is told of the first parameter that is not finite.
@@ -67,6 +69,7 @@ class Norms(Source):
     def __init__(
         self,
         model: nn.Module,
+        params: CallbackParams,
         *,
         precision: str,
         group: Group,
@@ -75,7 +78,7 @@ class Norms(Source):
         failures: Failures,
         is_quiet: bool = False,
     ) -> None:
-        self._model, self._precision = model, _DTYPES[precision]
+        self._model, self._params, self._precision = model, params, _DTYPES[precision]
         self._group, self._mesh = group, mesh
         self._finite, self._failures = finite, failures
         self._is_quiet = is_quiet
@@ -150,7 +153,7 @@ class Norms(Source):
 
     def _before(self) -> None:
         """Measure the gradients, and copy the weights whose update is due."""
-        with torch.no_grad():
+        with torch.no_grad(), in_phase(self._params, RECORDING):
             listed, measured = self._current()
             step = self._optimizers.current
             measured.is_skipped = False
@@ -192,7 +195,7 @@ class Norms(Source):
 
     def _after(self) -> None:
         """Measure the weights and the updates."""
-        with torch.no_grad():
+        with torch.no_grad(), in_phase(self._params, RECORDING):
             measured, listed = self._measured, self._listed
             if measured is None or listed is None or measured.is_skipped:
                 return

@@ -4,7 +4,7 @@ import importlib
 import logging
 import re
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from distsummary.format.records import Health
 from distsummary.reading.reader import read_directory
 from distsummary.training.callbacks import CallbackParams
 from distsummary.training.finite import FiniteCheck
+from distsummary.training.phases import OPTIMIZER, REST, Phases
 from distsummary.writing.health import Failures
 from tests.frameworks.named_gpu import Hurried, NamedGpu, OnGpu, gpu, to_gpu
 
@@ -47,6 +48,7 @@ class Loop:
         self.params = CallbackParams(cur_step_num=0)
         self.norms = Norms(
             model,
+            self.params,
             precision=precision,
             group=group or Group(),
             mesh={},
@@ -548,3 +550,18 @@ def test_a_fused_optimizer_that_unscales_on_an_accelerator(
     expected = [0.0 if overflow else 4.0 * size for size in (2400, 60, 180, 3)]
     assert norms.gradient_sums.tolist() == pytest.approx(expected)
     assert not training.health.errors
+
+
+def test_what_norms_take_is_recording_and_not_the_optimizers(loop):
+    model = nn.Linear(300, 300)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = loop(model)
+    model(torch.ones(1, 300)).sum().backward()
+    with closing(Phases()) as phases:
+        found.params["phases"] = phases
+        phases.enter(OPTIMIZER)
+        found.step(optimizer.step)
+        took = phases.take(REST)
+    assert phases.current == REST
+    assert took["perf/phase/recording/cpu_ms"] > 0
+    assert took["perf/phase/optimizer/cpu_ms"] > 0
