@@ -16,11 +16,10 @@ from distsummary.aggregate.statistics import Rows
 from distsummary.diagnosis.alerts import key_of, read_alerts
 from distsummary.diagnosis.judge import Judge, own_times
 from distsummary.diagnosis.verdict import Verdict
-from distsummary.format.records import Value
+from distsummary.format.records import ALERT_TAGS, Value
 from distsummary.run_dir import RunDir
 
-TEXT_TAG = "alerts"  # of the merged run: the evidence, at the step at which it was told
-RANK_TAG = "alerts/rank"  # and the rank
+TEXT_TAG, RANK_TAG = ALERT_TAGS
 
 
 class Judging:

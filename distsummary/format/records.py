@@ -29,6 +29,9 @@ PHASE_TAGS = "perf/phase/"
 # merged run has none.
 CHECK_TAGS = "perf/check/"
 RANKS_TAG = "perf/ranks"  # of the merged run: on how many ranks a step stands
+# Of the merged run: the evidence of verdicts, and the rank, at the step at which they were told. The step of
+# a hang may be one that no rank ends.
+ALERT_TAGS = ("alerts", "alerts/rank")
 
 # What the acknowledgement of an event guarantees. QUEUED: only that it is in a queue in memory; if writing it
 # fails, it is dropped, not retried. WRITTEN: it survives the death of any process. SYNCED: also a power cut.

@@ -14,9 +14,9 @@ from distsummary.reading.newest import newest_events, newest_scalars, scalars_of
 from distsummary.reading.reader import ReadEvent
 from distsummary.reading.segments import all_event_files, stamp_of
 from distsummary.run_dir import MANIFEST, RunDir
-from distsummary.tools.columns import aligned, lasting, printable, shortened
-from distsummary.tools.status import newest_step, read_status
-from distsummary.tools.status_text import causes, slow_ranks
+from distsummary.tools.columns import aligned, lasting, numbered, printable, shortened
+from distsummary.tools.status import read_status
+from distsummary.tools.status_text import causes, slow_ranks, stuck_in_short
 
 DEPTH = 8  # directories below the given one that are looked into
 LOSSES = ("loss", "train/loss", "loss/auto")  # tags of the loss, the first that is there
@@ -156,18 +156,22 @@ def _run(base: Path, place: Path) -> RunRow:
     notes = [line.strip() for line in causes(status)]
     if newest.failure is not None and not notes:
         notes.append(f"rank {newest.failure.rank} failed: {newest.failure.error}")
-    notes += slow_ranks(status)
+    if stuck := stuck_in_short(status):
+        notes.insert(0, stuck)
+    else:
+        notes += slow_ranks(status)
+    if status.alerts:
+        notes.append(f"{numbered(status.alerts, 'verdict')}: distsummary why")
     if earlier := newest.attempt:
         notes.append(f"attempt {earlier}")
     began = min(attempt.started for attempt in status.run.attempts)
     heard = status.now - min((rank.heard_s for rank in newest.ranks), default=0.0)
-    steps = [newest_step(newest) or 0, *(event.step for event in events)]
     return RunRow(
         name=name,
         state=status.run.state,
         is_healthy=status.is_healthy,
         ranks=newest.world_size,
-        step=max(steps) or None,
+        step=status.step or max((event.step for event in events), default=0) or None,
         started=began,
         lasted_s=max(0.0, (status.now if status.run.state == "running" else heard) - began),
         loss=loss,

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from distsummary.diagnosis.alerts import read_alerts
 from distsummary.diagnosis.stuck_files import hung_ranks
-from distsummary.diagnosis.verdict import Verdict
+from distsummary.diagnosis.verdict import HANG, Verdict
 from distsummary.errors import DistSummaryError, MissingFileError
 from distsummary.publish import file_system_time
 from distsummary.run_dir import MANIFEST, RunDir
@@ -41,6 +42,7 @@ class Status:
 
     `now`: seconds since the epoch, by the file system's clock. `merged`: what the merged run holds; None if
     the run has one rank or nothing is merged. `stuck`: the ranks for which others wait, or that stand still.
+    `alerts`: how many other verdicts were told of its ranks; `distsummary why` has them.
     `others_elsewhere`: for a rank's own directory, where the other ranks are, and what merges them.
     """
 
@@ -48,6 +50,7 @@ class Status:
     now: float
     merged: Merged | None = None
     stuck: tuple[Verdict, ...] = ()
+    alerts: int = 0
     others_elsewhere: str = ""
 
     @property
@@ -78,8 +81,11 @@ class Status:
 
     @property
     def step(self) -> int | None:
-        """The newest step that a rank has told or that is merged; None without any."""
-        return max(newest_step(self.run.newest) or 0, self.merged_step or 0) or None
+        """The newest step that a rank has told; while ranks run, that is merged, if it is newer; or None."""
+        told = newest_step(self.run.newest)
+        if told and self.run.state != "running":
+            return told
+        return max(told or 0, self.merged_step or 0) or None
 
 
 def read_status(path: str | os.PathLike[str]) -> Status:
@@ -111,8 +117,15 @@ def read_status(path: str | os.PathLike[str]) -> Status:
         run = replace(run, attempts=(*attempts,), newest=attempts[run.attempts.index(run.newest)])
     merged = _merged(run_dir.base, run.newest) if run.newest and run.newest.world_size > 1 else None
     stuck = hung_ranks(run_dir, run.newest, now=now) if run.newest else []
+    try:
+        alerts = read_alerts(run_dir)
+    except OSError:  # `why` names what cannot be read
+        alerts = []
+    others = sum(one["cause"] != HANG or one["until_step"] is not None or not stuck for one in alerts)
     elsewhere = "" if siblings is not None else sibling_hint(run_dir)
-    return Status(run=run, now=now, merged=merged, stuck=tuple(stuck), others_elsewhere=elsewhere)
+    return Status(
+        run=run, now=now, merged=merged, stuck=tuple(stuck), alerts=others, others_elsewhere=elsewhere
+    )
 
 
 def newest_step(attempt: AttemptState | None) -> int | None:
@@ -178,7 +191,7 @@ def _recorded_step(directory: Path, attempt: int | None = None) -> int | None:
 
 def _merged(base: Path, newest: AttemptState) -> Merged | None:
     """What the ends of the merged files tell; None without any."""
-    from distsummary.format.records import RANKS_TAG  # both load NumPy, as above
+    from distsummary.format.records import ALERT_TAGS, RANKS_TAG  # both load NumPy, as above
     from distsummary.reading.newest import newest_events, step_since
 
     def ranks_of(event: "ReadEvent") -> int | None:
@@ -187,7 +200,12 @@ def _merged(base: Path, newest: AttemptState) -> Merged | None:
         return int(told[0]) if told and event.attempt == newest.attempt else None
 
     try:
-        events = newest_events(base)
+        # an alert may be shown at a step that no rank ends
+        events = [
+            event
+            for event in newest_events(base)
+            if any(value.tag not in ALERT_TAGS for value in event.values)
+        ]
         if not events:
             return None
         step = max(event.step for event in events)

@@ -3,6 +3,7 @@
 import re
 import shlex
 import statistics
+import textwrap
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -12,6 +13,7 @@ from operator import not_
 from pathlib import Path
 from typing import Any
 
+from distsummary.diagnosis.stuck import STOOD
 from distsummary.run_dir import RunDir
 from distsummary.states import GONE, SILENT, AttemptState, RankState
 from distsummary.tools.columns import (
@@ -29,10 +31,13 @@ from distsummary.tools.status import EACH_RANK, GOOD, Status, dropped_by, newest
 
 ODD_RANKS = 12  # of more ranks, up to so many that are not as they should be
 MAX_ROWS = 18  # of more ranks; with all else, 40 lines
+STUCK = "stuck"  # the phase of a rank for which others wait, or that stands still
 EARLIER = 3  # attempts before the newest that have a line
 
 _HEAD = ("rank", "state", "step", "phase", "ms/step", "own", "waiting", "heard", "dropped", "process", "")
 _RIGHT = (2, 4, 5, 6, 7, 8)
+# A command is one word where lines are broken, so that it can be copied.
+_COMMAND = re.compile(r"(distsummary \w+|tensorboard --logdir) (?=\S)")
 _MEASURED = (5, 6)  # columns that are shown if any rank told them
 
 
@@ -41,7 +46,7 @@ def text_of(status: Status, *, width: int = WIDTH) -> str:
     run, newest = status.run, status.run.newest
     lines = [cut(line, width) for line in _head(status, width)]
     if newest is None:
-        return "\n".join([*lines, *hints(status)])
+        return "\n".join([*lines, *_wrapped(hints(status), width)])
     if newest.failure is not None:
         lines.append(
             cut(f"  first failure: rank {newest.failure.rank}, {printable(newest.failure.error)}", width)
@@ -54,7 +59,20 @@ def text_of(status: Status, *, width: int = WIDTH) -> str:
         lines.append(f"  {numbered(len(others) - EARLIER, 'earlier attempt')}: see --json")
     lines += [cut(f"  {_other_line(one, newest)}", width) for one in others[-EARLIER:]]
     lines += ["", *_table(status, width), ""]
-    return "\n".join(lines + hints(status))
+    return "\n".join(lines + _wrapped(hints(status), width))
+
+
+def _wrapped(sentences: Iterable[str], width: int) -> list[str]:
+    """Sentences in lines of at most `width` characters; commands and long words stay whole."""
+    lines: list[str] = []
+    for sentence in sentences:
+        text = _COMMAND.sub(lambda found: found[0].replace(" ", "\x00"), sentence)
+        indent = "    " if sentence.startswith(" ") else "  "
+        broken = textwrap.wrap(
+            text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+        lines += [line.replace("\x00", " ") for line in broken]
+    return lines
 
 
 def _head(status: Status, width: int) -> list[str]:
@@ -76,7 +94,7 @@ def _head(status: Status, width: int) -> list[str]:
 def as_json(status: Status) -> dict[str, Any]:
     """For JSON; docs/ranks.md lists the fields."""
     run = asdict(status.run)
-    attempts = [_attempt_as_json(attempt, attempt is status.run.newest) for attempt in status.run.attempts]
+    attempts = [_attempt_as_json(attempt, status) for attempt in status.run.attempts]
     newest = None if status.run.newest is None else status.run.attempts.index(status.run.newest)
     return {
         "path": str(status.run.path),
@@ -104,13 +122,24 @@ def hints(status: Status) -> list[str]:
     living = [rank for rank in newest.ranks if rank.state == "running"]
     lost = [rank for rank in bad if rank.state == "lost"]
     said = [_verdict(status, newest, bad, living), *causes(status)]
-    if lost and newest.failure is None:
+    was_stuck = not living and any(STOOD in verdict.evidence for verdict in status.stuck)
+    if was_stuck:
+        said += _stuck(status)
+    if lost and newest.failure is None and was_stuck:
+        said.append(
+            "Nobody told what ended the ranks then, perhaps a person or a time limit; the job's log may say."
+        )
+    elif lost and newest.failure is None:
         said.append("Nobody told why: look at the job's log and at the kernel's (dmesg: out of memory?).")
     if status.others_elsewhere:
         said.append(printable(status.others_elsewhere))
     elif newest.missing and bad + living:
         said.append(f"{named(newest.missing)} never registered; a training may record on some ranks only.")
-    said += _stuck(status) or _standing_still(newest, living) or slow_ranks(status)
+    if not was_stuck:
+        said += _stuck(status) or _standing_still(newest, living) or slow_ranks(status)
+    if status.alerts:
+        more = "more " if status.stuck else ""
+        said.append(f"{numbered(status.alerts, f'{more}verdict')}: distsummary why {path}")
     said += _merged_short(status, living)
     if dropped := {rank.rank: count for rank in newest.ranks if (count := dropped_by(rank))}:
         values = numbered(sum(dropped.values()), "value")
@@ -120,13 +149,22 @@ def hints(status: Status) -> list[str]:
     if is_whole and not living and step and (status.merged_step or 0) < step:
         at = f"ends at step {status.merged_step:,}" if status.merged_step is not None else "is missing"
         said.append(f"The merged run {at}, the ranks came to {step:,}: distsummary merge {path}")
-    again = f"resume its newest checkpoint by resume= or initial_step= (attempt {newest.attempt + 1})"
+    has_checkpoints = _has_checkpoints(run.path)
+    which = "its newest checkpoint" if has_checkpoints else "a checkpoint of your own"
+    again = f"resume {which} by resume= or initial_step= (attempt {newest.attempt + 1})"
+    none = "" if has_checkpoints else "; the run dir has none"
     if living and bad:
-        said.append(f"To have {named([rank.rank for rank in bad], 'rank')} again, end the job and {again}.")
-    if living:
+        lacking = named([rank.rank for rank in bad], "rank")
+        said.append(f"To have {lacking} again, end the job and {again}{none}.")
+    if living and status.stuck:
+        said.append(
+            "next: look at what is said of the rank, end the job (it does not end by itself) and start it "
+            "again; stuck.json in the directory of each rank has its stack"
+        )
+    elif living:
         said.append(f"next: distsummary watch {path}")
     elif newest.state in ("lost", "failed", "interrupted"):
-        there = f"; its ckpt_dir holds parameters: {path}/ckpt_dir" if _has_checkpoints(run.path) else ""
+        there = f"; its ckpt_dir holds parameters: {path}/ckpt_dir" if has_checkpoints else none
         mend = "" if newest.state == "interrupted" else "mend the cause, then "
         said.append(f"next: {mend}{again}{there}")
     elif bad:
@@ -136,17 +174,22 @@ def hints(status: Status) -> list[str]:
     return said
 
 
-def _attempt_as_json(attempt: AttemptState, is_newest: bool) -> dict[str, Any]:
+def _attempt_as_json(attempt: AttemptState, status: Status) -> dict[str, Any]:
     found = asdict(attempt)
+    is_newest = attempt is status.run.newest
+    stuck = {verdict.rank for verdict in status.stuck} if is_newest else set()
     behind = ranks_behind(attempt.ranks) if is_newest else {}
     for rank, state in zip(found["ranks"], attempt.ranks, strict=True):
         rank["dropped"] = dropped_by(state)
         rank["behind"] = behind.get(state.rank, 0) if state.state == "running" else None
         rank["health"] = dict(state.health)
+        rank["step_s"] = state.step_s or None
+        if state.rank in stuck and state.state == "running":
+            rank["phase"] = STUCK
         del rank["process"]
     return found | {
         "failure": None if attempt.failure is None else attempt.failure._asdict(),
-        "step": newest_step(attempt),
+        "step": status.step if is_newest else newest_step(attempt),
     }
 
 
@@ -173,8 +216,7 @@ def _verdict(
         finished = f", {ended:,} {'has' if ended == 1 else 'have'} finished" if ended else ""
         runs = f"{f'all {others} run' if is_all else goes_on}{finished}"
         if status.stuck:
-            stuck = named([verdict.rank for verdict in status.stuck], "rank")
-            return f"The run is stuck at step {status.stuck[0].since_step:,}: look at {stuck}."
+            return f"The run is stuck {_stuck_at(status)}."
         if slow := status.behind:
             are = "is" if len(slow) == 1 else "are"
             return f"The run goes on: {runs}, but {named(slow, 'rank')} {are} behind."
@@ -191,8 +233,20 @@ def _verdict(
     if newest.state == "lost" and len(bad) < len(newest.ranks):
         return f"The run has ended without {lacking}, which did not finish."
     verb = {"interrupted": "was interrupted", "failed": "has failed", "lost": "is dead"}
+    if any(STOOD in verdict.evidence for verdict in status.stuck):
+        return f"The run {verb.get(newest.state, 'has ended')}; it was stuck {_stuck_at(status)}."
     step = newest_step(newest)
     return f"The run {verb.get(newest.state, 'has ended')}" + (f" at step {step:,}." if step else ".")
+
+
+def _stuck_at(status: Status) -> str:
+    stuck = named([verdict.rank for verdict in status.stuck], "rank")
+    return f"at step {status.stuck[0].since_step:,}: look at {stuck}"
+
+
+def stuck_in_short(status: Status) -> str:
+    """Where the run is or was stuck, such as: stuck at step 701: rank 2; empty if it is not."""
+    return f"stuck {_stuck_at(status)}".replace("look at ", "") if status.stuck else ""
 
 
 def causes(status: Status) -> list[str]:
@@ -312,7 +366,7 @@ def _rows(status: Status) -> list[tuple[str, ...]]:
     if attempt is None:
         return []
     stuck = {verdict.rank for verdict in status.stuck}
-    ranks = [replace(rank, phase="stuck") if rank.rank in stuck else rank for rank in attempt.ranks]
+    ranks = [replace(rank, phase=STUCK) if rank.rank in stuck else rank for rank in attempt.ranks]
     absent = "in a directory of its own" if status.others_elsewhere else "never registered"
     missing = (short_ranges(attempt.missing), "missing", *["-"] * 8, absent)
     end = [missing] if attempt.missing else []

@@ -27,7 +27,7 @@ def attempt_state(ranks, state: str = "running", **fields) -> AttemptState:
     return AttemptState(state=state, ranks=tuple(ranks), world_size=world_size, **fields)
 
 
-def status_of(*attempts: AttemptState, merged: Merged | None = None) -> Status:
+def status_of(*attempts: AttemptState, merged: Merged | None = None, **fields) -> Status:
     newest = attempts[-1] if attempts else None
     run = RunState(
         path=Path("/runs/mine"),
@@ -36,7 +36,7 @@ def status_of(*attempts: AttemptState, merged: Merged | None = None) -> Status:
         attempts=attempts,
         newest=newest,
     )
-    return Status(run=run, now=BEGAN + 3120.0, merged=merged)
+    return Status(run=run, now=BEGAN + 3120.0, merged=merged, **fields)
 
 
 def lost(rank: int, **fields) -> RankState:

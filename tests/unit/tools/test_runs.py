@@ -2,11 +2,13 @@
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import distsummary as ds
+from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import MissingFileError
 from distsummary.tools.runs import RunRow, find_runs, text_of
 from tests.unit.tools.states import attempt_state, rank_state, status_of
@@ -122,3 +124,7 @@ def test_a_rank_that_is_behind_is_noted(tmp_path, monkeypatch):
         True,
         "Rank 0 is 8,100 steps, 100 s, behind the others (12.3 ms a step against 12.3 ms).",
     )
+    hang = Verdict(rank=0, cause="hang", since_step=901, until_step=None, evidence="", first_told_step=901)
+    monkeypatch.setattr("distsummary.tools.runs.read_status", lambda place: replace(slow, stuck=(hang,)))
+    [row] = find_runs(tmp_path)
+    assert (row.is_healthy, row.note) == (False, "stuck at step 901: rank 0")

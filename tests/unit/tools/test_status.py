@@ -4,12 +4,17 @@ import json
 import os
 import re
 import time
+from dataclasses import replace
 
 import pytest
 
 import distsummary as ds
+from distsummary.aggregate.judging import Alerts
+from distsummary.aggregate.merge import merge_run
+from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import DamagedFileError, MissingFileError
 from distsummary.run_dir import RunDir
+from distsummary.tools.runs import find_runs
 from distsummary.tools.status import Merged, read_status
 from distsummary.tools.status_text import as_json, hints, text_of
 from tests.unit.tools.states import attempt_state, failure, lost, rank_state, status_of
@@ -74,8 +79,8 @@ def test_a_run_that_lost_a_rank_names_it_and_why():
         "The run goes on without rank 2: 2 ranks run.",
         "  Rank 2 lost since 08:50:25 (95 s ago): its process is gone from node-0",
         "Rank 3 never registered; a training may record on some ranks only.",
-        "To have rank 2 again, end the job and resume its newest checkpoint by resume= or initial_step= "
-        "(attempt 1).",
+        "To have rank 2 again, end the job and resume a checkpoint of your own by resume= or initial_step=",
+        "  (attempt 1); the run dir has none.",
         "next: distsummary watch /runs/mine",
     ]
     assert status.exit_code == 1
@@ -89,14 +94,69 @@ def test_a_dead_run_says_where_it_ended_and_what_to_do():
         "  Ranks 0-1 lost between 08:50:25 and 08:50:29 (91 s ago): their processes are gone from node-0",
         "Nobody told why: look at the job's log and at the kernel's (dmesg: out of memory?).",
         "The merged run ends at step 100, the ranks came to 120: distsummary merge /runs/mine",
-        "next: mend the cause, then resume its newest checkpoint by resume= or initial_step= (attempt 1)",
+        "next: mend the cause, then resume a checkpoint of your own by resume= or initial_step= (attempt 1); "
+        "the run dir has none",
     ]
     assert "first failure" not in text_of(status)
 
 
+HANG = Verdict(
+    rank=2,
+    cause="hang",
+    since_step=120,
+    until_step=None,
+    evidence="rank 2 lacks all_reduce of 10 elements (collective 7 of group 0), for which ranks 0, 1 have "
+    "waited 340.1 s; it has stood for 339.0 s at train.py:36 in step: lock.acquire(), in phase forward",
+    first_told_step=121,
+)
+
+
+def test_a_run_that_is_stuck_says_so_first_also_when_it_is_dead():
+    stuck = status_of(attempt_state([rank_state(rank, step_s=0.0) for rank in range(3)]), stuck=(HANG,))
+    assert hints(stuck)[:2] == ["The run is stuck at step 120: look at rank 2.", f"{HANG.evidence}."]
+    assert "end the job" in hints(stuck)[-1]
+    [attempt] = as_json(stuck)["attempts"]
+    assert [(one["phase"], one["step_s"]) for one in attempt["ranks"]] == [
+        ("training", None),
+        ("training", None),
+        ("stuck", None),
+    ]
+    dead = status_of(attempt_state([lost(rank) for rank in range(3)], "lost"), stuck=(HANG,), alerts=2)
+    told = hints(dead)
+    assert told[0] == "The run is dead; it was stuck at step 120: look at rank 2."
+    assert told[2] == f"{HANG.evidence}."
+    assert told[3].startswith("Nobody told what ended the ranks then")
+    assert "2 more verdicts: distsummary why /runs/mine" in told
+    assert max(map(len, text_of(dead).splitlines())) <= 100
+
+
+def test_commands_stay_whole_where_lines_are_broken():
+    status = status_of(
+        attempt_state([rank_state(0)]), others_elsewhere="word " * 13 + "distsummary merge /a/b/c"
+    )
+    assert "  distsummary merge /a/b/c" in text_of(status, width=80).splitlines()
+
+
+def test_verdicts_that_were_told_of_a_run_are_counted_and_an_alert_is_no_merged_step(tmp_path):
+    for rank in range(2):
+        with ds.init(tmp_path, quiet=True, rank=rank, world_size=2, aggregate=False) as run:
+            for step in run.steps(range(3)):
+                run.log(loss=float(step))
+    Alerts(RunDir(tmp_path)).tell(0, replace(HANG, rank=1, since_step=4, first_told_step=4))
+    merge_run(RunDir(tmp_path))
+    status = read_status(tmp_path)
+    assert hints(status)[:2] == [
+        "The run is fine: it has finished.",
+        f"1 verdict: distsummary why {tmp_path}",
+    ]
+    assert (status.exit_code, status.step, status.merged_step) == (0, 3, 3)
+    [row] = find_runs(tmp_path)
+    assert (row.step, row.note) == (3, "1 verdict: distsummary why")
+
+
 def test_a_run_that_was_asked_to_end_has_no_cause_to_mend():
     status = status_of(attempt_state([rank_state(0, "interrupted")], "interrupted"))
-    assert hints(status)[-1].startswith("next: resume its newest checkpoint by resume= or")
+    assert hints(status)[-1].startswith("next: resume a checkpoint of your own by resume= or")
 
 
 def test_checkpoints_that_a_dead_run_has_are_named(tmp_path):
