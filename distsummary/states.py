@@ -244,9 +244,8 @@ def _rank(
 ) -> RankState:
     beat: Mapping[str, Any] = found["heartbeat"]
     is_newest = found is told.attempts[-1]
-    heard = told.heard
-    if not is_newest:  # the file has been written since, for a later attempt
-        heard = float(found.get("ended") or beat.get("time") or found.get("started") or 0.0)
+    recorded = float(found.get("ended") or beat.get("time") or found.get("started") or 0.0)
+    heard = told.heard if is_newest else recorded  # the file has been written since, for a later attempt
     heard_s = max(0.0, now - heard)
     state, reason = found["state"], str(death.get("reason", ""))
     if state == "running":
@@ -261,6 +260,8 @@ def _rank(
             state, reason = "lost", SILENT
     elif state in TRAINED:
         reason = str(found["health"].get("missing", ""))
+    if state != "running" and 0 < recorded < heard:  # a copy of the run has files that are newer than it
+        heard, heard_s = recorded, max(0.0, now - recorded)
     return RankState(
         role=entry["role"],
         rank=found["rank"],

@@ -187,7 +187,8 @@ def _records(base: Path, place: Path) -> RunRow:
         events = newest_events(place)
         loss = _loss(events, place)
         started = float(min(stamp_of(file.name) or 0 for file in files))
-        lasted_s = max(0.0, max(file.stat().st_mtime for file in files) - started)
+        ends = [event.wall_time for event in events] or [file.stat().st_mtime for file in files]
+        lasted_s = max(0.0, max(ends) - started)
     except (DistSummaryError, OSError, ValueError) as error:
         return RunRow(name=name, state="unreadable", note=str(error))
     return RunRow(

@@ -102,6 +102,8 @@ def test_a_page_follows_its_run_and_keeps_what_was_chosen(served):
     record(runs / "slow", 20, 401, 801)
     page.locator("#curves figcaption", has_text="16,000 points").wait_for(timeout=ENDED)
     assert steps(page) == "1 to 800"
+    page.locator("#media figcaption", has_text="160 steps").first.wait_for(timeout=ENDED)
+    assert "null" not in page.locator("main").inner_text()
     assert page.evaluate("document.activeElement.id") == "filter"
     assert page.locator("#filter").input_value() == "loss"
     assert page.locator("#curves .tag").all_inner_texts() == ["loss"]

@@ -8,9 +8,12 @@ export function h(name, attributes = {}, ...children) {
     else if (value === true) element.setAttribute(key, "")
     else if (value !== false && value != null) element.setAttribute(key, value)
   }
-  element.append(...children.flat().filter((child) => child != null && child !== false))
+  element.append(...present(children))
   return element
 }
+
+// The children that are there; null and false, which `append` would write as words, are left out.
+export const present = (children) => children.flat().filter((child) => child != null && child !== false)
 
 let heard = undefined // the signal that ends what the elements that are being made hear
 

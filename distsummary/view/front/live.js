@@ -2,6 +2,7 @@
 // losing what the reader chose.
 
 import { ask } from "./data.js"
+import { present } from "./dom.js"
 
 const EVERY_MS = 3000
 const SLOWEST_MS = 30000 // after failures
@@ -79,7 +80,7 @@ export async function renew(section, elements) {
   const place = focused && byName(all(focused.tagName)).get(nameOf(focused)).indexOf(focused)
   const cursor = focused?.type === "search" ? [focused.selectionStart, focused.selectionEnd] : null
   old.forEach((one) => one.remove())
-  section.append(...elements)
+  section.append(...present(elements))
   for (const [name, found] of byName(all(CONTROLS))) found.forEach((one, index) => put(one, before.controls.get(name)?.[index]))
   const details = all("details")
   if (details.length === before.open.length) details.forEach((one, index) => { one.open = before.open[index] })

@@ -5,7 +5,7 @@ import "./page.css"
 import { compare } from "./compare.js"
 import { curves } from "./curves.js"
 import { ask, isServed, otherNames, readData, runName } from "./data.js"
-import { h, made, moment } from "./dom.js"
+import { h, made, moment, present } from "./dom.js"
 import { heatMaps } from "./heat.js"
 import { histograms } from "./histograms.js"
 import { landscapes } from "./landscape.js"
@@ -101,7 +101,7 @@ function contentOf([name, , view], data) {
   of.heard?.abort()
   Object.assign(of, { data, heard: new AbortController() })
   drawn.set(name, of)
-  return made(of.heard.signal, () => view(data, of.kept)) ?? []
+  return present(made(of.heard.signal, () => view(data, of.kept)) ?? [])
 }
 
 function section([name, title], content) {

@@ -1,7 +1,9 @@
 """The table of runs below a directory."""
 
 import json
+import os
 import re
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 import distsummary as ds
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import MissingFileError
+from distsummary.rank_manifest import RANK_MANIFEST
 from distsummary.tools.runs import RunRow, find_runs, text_of
 from tests.unit.tools.states import attempt_state, rank_state, status_of
 
@@ -50,6 +53,25 @@ def test_an_evaluation_after_the_training_does_not_hide_the_loss(tmp_path):
             written.add_value("tensor", "large", np.arange(5000))
             written.record(step)
     assert {row.name: row.loss for row in find_runs(tmp_path)} == {"a": pytest.approx(1 / 3), "b": 0.25}
+
+
+def test_how_long_a_copied_run_lasted_is_what_was_recorded_not_the_times_of_its_files(tmp_path):
+    record(tmp_path / "run")
+    with ds.SummaryRecord(str(tmp_path / "record")) as written:
+        written.add_value("scalar", "loss", 0.25)
+        written.record(7)
+    shutil.copytree(tmp_path / "run", tmp_path / "lost")
+    manifest = tmp_path / "lost" / RANK_MANIFEST
+    told = json.loads(manifest.read_text())
+    told["attempts"][0] |= {"state": "running", "ended": None, "pid_start": "0"}  # which is no process now
+    manifest.write_text(json.dumps(told))
+    for path in (*tmp_path.rglob("run.json"), *tmp_path.rglob(RANK_MANIFEST)):  # recorded two hours ago
+        path.write_text(re.sub(r"\b\d{10}\.\d+", lambda time: str(float(time[0]) - 7200), path.read_text()))
+    for path in (tmp_path / "record").iterdir():
+        os.utime(path, (path.stat().st_mtime + 7200,) * 2)
+    rows = {row.name: (row.state, row.lasted_s < 3000) for row in find_runs(tmp_path)}
+    expected = {"run": "finished", "lost": "lost", "record": "no run.json"}
+    assert rows == {name: (state, True) for name, state in expected.items()}
 
 
 def test_a_run_itself_is_a_table_of_one(tmp_path):
