@@ -10,7 +10,6 @@ from distsummary.diagnosis.sick import FirstNonFinite
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.rank_facts import RankFacts, read_facts
 
-LOCAL_RANK = "local rank"  # among the settings: not compared, it tells who may do more than others
 PATIENCE = 20  # steps until the settings of the ranks that told theirs are compared without the others
 
 
@@ -63,12 +62,7 @@ class SickRanks:
         if len(told) < size and int(rows.steps.max()) < self._first_step + PATIENCE:
             return []
         self._is_compared = True
-        leaders = {rank for rank in told if self._facts[rank].settings.get(LOCAL_RANK) == "0"} | {0}
-        settings = {
-            rank: {name: value for name, value in self._facts[rank].settings.items() if name != LOCAL_RANK}
-            for rank in told
-        }
-        return different_settings(settings, leaders, self._first_step)
+        return different_settings({rank: self._facts[rank] for rank in told}, self._first_step)
 
     def _of(self, rank: int) -> RankFacts | None:
         """The facts of a rank, None as long as it has not told them."""

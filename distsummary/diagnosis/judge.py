@@ -27,7 +27,6 @@ BLOCKED_STEPS, LOWEST = 20, 3
 _COMPUTING = [place for place, phase in enumerate(PHASES) if phase not in ("data", "checkpoint", "host")]
 _DATA, _QUEUE = PHASES.index("data"), PHASES.index("host")
 _WHERE = {
-    "host": "waiting for a processor",
     "python": "collecting garbage",
     "recording": "in callbacks and copies of recorded arrays",
     "rest": "outside of data, forward, backward and optimizer",
@@ -155,14 +154,24 @@ class _Peers:
 
 def _verdict(found: Slow) -> Verdict:
     what = _WHERE.get(found.phase, f"in {found.phase}")
+    more = (found.own_ms - found.peers_ms) / found.peers_step_ms
+    if found.phase == "host":
+        evidence = (
+            f"rank {found.rank} waits {found.own_ms:.3g} ms a step for a processor that other processes use, "
+            f"the median of its peers {found.peers_ms:.3g} ms; apart from that, a step of the peers' own "
+            f"takes {found.peers_step_ms:.3g} ms"
+        )
+    else:
+        evidence = (
+            f"rank {found.rank} takes {found.own_ms:.3g} ms a step {what}, the median of its peers "
+            f"{found.peers_ms:.3g} ms: {more:+.0%} of a whole step of the peers' own, which takes "
+            f"{found.peers_step_ms:.3g} ms"
+        )
     return Verdict(
         rank=found.rank,
         cause="unknown" if found.phase == "rest" else found.phase,
         since_step=found.since,
         until_step=found.until,
-        evidence=(
-            f"rank {found.rank} takes {found.own_ms:.3g} ms a step {what}, the median of its peers "
-            f"{found.peers_ms:.3g} ms; a whole step of the peers' own takes {found.peers_step_ms:.3g} ms"
-        ),
+        evidence=evidence,
         first_told_step=found.told,
     )

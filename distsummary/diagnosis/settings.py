@@ -5,12 +5,14 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 from distsummary.diagnosis.verdict import CONFIG, Verdict
+from distsummary.rank_facts import RankFacts
 
 Settings = Mapping[str, str | None]  # what a rank tells, by name; None or absent: not known
 
 CONFIG_PREFIX = "config "  # of the names of the user's own settings
 ENVIRONMENT_PREFIX = "environment "
 SEED_PREFIX = "seed "
+LOCAL_RANK = "local rank"  # among the settings: not compared, it tells who may do more than others
 ABSENT = "absent"
 NAMED = 3  # settings in a message
 # Words in the names of the user's settings that say that each rank has a value of its own.
@@ -22,27 +24,14 @@ _OF_RANK = re.compile(
 _NOTHING = ("None", "False", "''", "", "0", "[]", "{}", ABSENT)
 
 
-def different_settings(told: Mapping[int, Settings], leaders: set[int], first_step: int) -> list[Verdict]:
-    """One verdict for each rank that differs, by rising ranks.
+def different_settings(facts: Mapping[int, RankFacts], first_step: int) -> list[Verdict]:
+    """One verdict for each rank whose settings differ, by rising ranks; see `differences`.
 
-    A setting that a strict majority of the ranks agrees on is right, and the others are named. Of two ranks
-    that differ, both are. Without a majority, as with a seed for each rank, nobody is. Of seeds, two ranks
-    that differ are no alarm either.
-
-    Args:
-        told: rank -> its settings. leaders: the ranks that may do more than others, such as writing a log:
-            what only they have set is no alarm.
-        first_step: at which they are told.
+    `first_step`: at which they are told.
     """
-    names = sorted(set[str]().union(*told.values()))
     reasons: dict[int, list[str]] = defaultdict(list)
-    for name in names:
-        values = {rank: settings.get(name) for rank, settings in told.items()}
-        if name.startswith((CONFIG_PREFIX, ENVIRONMENT_PREFIX)):
-            values = {rank: ABSENT if value is None else value for rank, value in values.items()}
-        known = {rank: value for rank, value in values.items() if value is not None}
-        for rank, reason in _differing(name, known, leaders).items():
-            reasons[rank].append(reason)
+    for name, rank, reason in differences(facts):
+        reasons[rank].append(f"{name} is {reason}")
     return [
         Verdict(
             rank=rank,
@@ -57,8 +46,35 @@ def different_settings(told: Mapping[int, Settings], leaders: set[int], first_st
     ]
 
 
+def differences(facts: Mapping[int, RankFacts]) -> list[tuple[str, int, str]]:
+    """What differs between ranks: setting, rank and value, such as "77 on rank 1, 0 on 3 others".
+
+    A setting that a strict majority of the ranks agrees on is right, and the others are named. Of two ranks
+    that differ, both are. Without a majority, as with a seed for each rank, nobody is. Of seeds, two ranks
+    that differ are no alarm either.
+
+    What only the first rank of a node has set is left out: it may do more than others, such as writing a log.
+
+    Args:
+        facts: rank -> what it told of itself.
+    """
+    told: dict[int, Settings] = {
+        rank: {name: value for name, value in of_rank.settings.items() if name != LOCAL_RANK}
+        for rank, of_rank in facts.items()
+    }
+    leaders = {0, *(rank for rank, of_rank in facts.items() if of_rank.settings.get(LOCAL_RANK) == "0")}
+    found = []
+    for name in sorted(set[str]().union(*told.values())):
+        values = {rank: settings.get(name) for rank, settings in told.items()}
+        if name.startswith((CONFIG_PREFIX, ENVIRONMENT_PREFIX)):
+            values = {rank: ABSENT if value is None else value for rank, value in values.items()}
+        known = {rank: value for rank, value in values.items() if value is not None}
+        found += [(name, rank, said) for rank, said in _differing(name, known, leaders).items()]
+    return found
+
+
 def _differing(name: str, values: Mapping[int, str], leaders: set[int]) -> dict[int, str]:
-    """Rank -> in what it differs, of one setting."""
+    """Rank -> its value and that of the others, of one setting."""
     counts = Counter(values.values())
     if len(counts) < 2:
         return {}
@@ -72,15 +88,12 @@ def _differing(name: str, values: Mapping[int, str], leaders: set[int]) -> dict[
         others = {rank: value for rank, value in values.items() if value != usual}
         if name.startswith(CONFIG_PREFIX) and usual in _NOTHING and leaders.issuperset(others):
             return {}
-        return {
-            rank: f"{name} is {value} on rank {rank}, {usual} on {count} others"
-            for rank, value in others.items()
-        }
+        return {rank: f"{value} on rank {rank}, {usual} on {count} others" for rank, value in others.items()}
     if len(values) == 2 and not name.startswith(SEED_PREFIX):
         (one, mine), (other, theirs) = values.items()
         return {
-            one: f"{name} is {mine} on rank {one}, {theirs} on rank {other}",
-            other: f"{name} is {theirs} on rank {other}, {mine} on rank {one}",
+            one: f"{mine} on rank {one}, {theirs} on rank {other}",
+            other: f"{theirs} on rank {other}, {mine} on rank {one}",
         }
     return {}
 

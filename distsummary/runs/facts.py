@@ -6,7 +6,12 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
+from distsummary.diagnosis.settings import differences
+from distsummary.many_files import read_each
+from distsummary.rank_facts import read_facts
+from distsummary.run_dir import RunDir
 from distsummary.runs.recorded_run import RecordedRun
+from distsummary.sibling_run import sibling_run
 
 Fact: TypeAlias = str | int | float | bool | None
 
@@ -26,11 +31,15 @@ _LINEAGE = {  # the path in the lineage -> the name of the fact
     ("evaluation", "valid_dataset", "valid_dataset_size"): "data.validation size",
     ("evaluation", "metric"): "metrics",
 }
+DIFFERENCES = 16  # between ranks of a run
 DATA_PIPELINE = "data.pipeline"  # a hash of its stages
 
 
 def facts(run: RecordedRun) -> dict[str, Fact]:
-    """All facts that are known, by name; those of the config begin with "config.", as in "config.lr"."""
+    """All facts that are known, by name; those of the config begin with "config.", as in "config.lr".
+
+    In which settings a rank differs from the others begins with the rank, as in "rank 1: seed torch".
+    """
     found: dict[str, Fact] = {"state": run.state}
     attempts = [attempt for attempt in run.attempts if attempt.role == run.role]
     if attempts:
@@ -57,6 +66,20 @@ def facts(run: RecordedRun) -> dict[str, Fact]:
         text = json.dumps(lineage["dataset_graph"], sort_keys=True, default=str)
         found[DATA_PIPELINE] = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
     found |= dict(_flat(run.config, "config"))
+    if attempts and attempts[-1].world_size > 1:
+        found |= _between_ranks(run, int(attempts[-1].attempt))
+    return found
+
+
+def _between_ranks(run: RecordedRun, attempt: int) -> dict[str, Fact]:
+    """In which settings, seeds or versions ranks differ from the others, such as "rank 1: seed torch"."""
+    directories = (sibling_run(run.path) or RunDir(run.path)).rank_dirs(run.role)
+    told = read_each(lambda directory: read_facts(directory, attempt), [*directories.values()])
+    known = {rank: one for rank, one in zip(directories, told, strict=True) if one is not None}
+    differ = differences(known)
+    found: dict[str, Fact] = {f"rank {rank}: {name}": value for name, rank, value in differ[:DIFFERENCES]}
+    if len(differ) > DIFFERENCES:
+        found["more differences between ranks"] = len(differ) - DIFFERENCES
     return found
 
 

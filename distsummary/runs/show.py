@@ -1,5 +1,6 @@
 """A run in one screen, for the command `distsummary show`."""
 
+import textwrap
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -133,7 +134,8 @@ def text_of(shown: Overview, *, width: int) -> str:
         table = aligned([_HEAD, *rows], right=range(1, len(_HEAD)), width=width)
         lines += ["", *table, f"  ({numbered(len(curves), 'tag')} of {of}{_more(len(curves), _TAGS)})"]
     lines += ["", f"also: {_others(shown)}"]
-    lines += [_verdict(row) for row in shown.verdicts[:_VERDICTS]]
+    for row in shown.verdicts[:_VERDICTS]:
+        lines += textwrap.wrap(_verdict(row), width, subsequent_indent="  ", max_lines=2, placeholder=" ...")
     if len(shown.verdicts) > _VERDICTS:
         lines.append(f"  and {len(shown.verdicts) - _VERDICTS} more verdicts: see --json")
     lines += [f"problem: {printable(line)}" for line in shown.problems[:_PROBLEMS]]
@@ -225,9 +227,9 @@ def _others(shown: Overview) -> str:
 
 def _verdict(row: dict[str, Any]) -> str:
     until = f" to {row['until_step']:,}" if row["until_step"] >= 0 else " on"
-    return (
-        f"verdict: rank {row['rank']}: {printable(str(row['cause']))}, from step {row['since_step']:,}{until}"
-    )
+    evidence = printable(str(row["evidence"] or "")).removeprefix(f"rank {row['rank']} ")
+    cause = printable(str(row["cause"]))
+    return f"verdict: rank {row['rank']}: {cause}, from step {row['since_step']:,}{until}: {evidence}"
 
 
 def _more(count: int, shown: int) -> str:

@@ -8,6 +8,7 @@ from distsummary.diagnosis.settings import different_settings
 from distsummary.diagnosis.shard import SameBatches
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.format.check_tags import BATCH_TAGS, halves
+from distsummary.rank_facts import RankFacts
 
 
 def batches(digests: dict[int, list[int]], mesh: dict[int, dict[str, int]] | None = None) -> list[Verdict]:
@@ -88,7 +89,7 @@ def test_one_rank_alone_and_one_that_starts_late_are_no_alarm() -> None:
 
 
 def settings(name: str, *values: str | None) -> list[Verdict]:
-    return different_settings({rank: {name: value} for rank, value in enumerate(values)}, {0}, 1)
+    return different_settings({rank: RankFacts({name: value}) for rank, value in enumerate(values)}, 1)
 
 
 @pytest.mark.parametrize("name", ["config lr", "seed torch", "version torch", "environment OMP_NUM_THREADS"])
@@ -124,6 +125,6 @@ def test_of_two_ranks_with_other_settings_both_are_named_but_one_that_lacks_it_o
 
 def test_the_verdict_names_three_settings_and_counts_the_others() -> None:
     told = {rank: {f"config {name}": "1" if rank == 2 else "0" for name in "abcde"} for rank in range(4)}
-    [verdict] = different_settings(told, {0}, 5)
+    [verdict] = different_settings({rank: RankFacts(settings) for rank, settings in told.items()}, 5)
     assert verdict.evidence.endswith("; and 2 more settings")
     assert verdict.since_step == 5

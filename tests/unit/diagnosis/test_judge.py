@@ -1,6 +1,7 @@
 """Judge and own_times: from recorded scalars to verdicts."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -70,7 +71,9 @@ def test_a_verdict_begins_ends_and_survives_json() -> None:
     assert (begun.rank, begun.cause, begun.since_step, begun.until_step) == (2, "data", 100, None)
     assert begun.first_told_step <= 110
     assert (ended.since_step, ended.until_step, ended.first_told_step) == (100, 199, begun.first_told_step)
-    assert begun.evidence.startswith("rank 2 takes 6 ms a step in data, the median of its peers 1")
+    said = r"rank 2 takes 6 ms a step in data, the median of its peers 1\S* ms: \+(\d+)% of a whole step .*"
+    found = re.fullmatch(said + r" which takes (\S+) ms", begun.evidence)
+    assert abs(float(found[1]) / 100 * float(found[2]) - 5) < 0.2
     assert Verdict.from_json(json.loads(json.dumps(ended.as_json()))) == ended
     with pytest.raises(InvalidValueError, match="cause"):
         Verdict.from_json(ended.as_json() | {"cause": "weather"})

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 
 import numpy as np
 import pytest
@@ -10,7 +11,9 @@ import distsummary as ds
 from distsummary.cli import main
 from distsummary.format.norms import ParameterNorms, ParameterTable
 from distsummary.format.records import MINDSPORE, Value
+from distsummary.rank_facts import RankFacts, write_facts
 from distsummary.reading.segments import segments
+from distsummary.run_dir import RunDir
 from distsummary.runs.compare import where_they_part
 from tests.unit.runs.recording import record
 
@@ -54,6 +57,20 @@ def test_a_run_that_is_not_merged_is_shown_by_a_rank_and_damage_is_told(tmp_path
     out = capsys.readouterr().out
     assert "2 tags of rank 0" in out
     assert f"problem: {file}"[:90] in out
+
+
+def test_a_rank_with_another_setting_is_a_difference_of_runs_and_its_verdict_has_words(runs, capsys):
+    for rank, seed in enumerate(("0", "0", "77")):
+        directory = RunDir(runs / "b").writer_dir("train", rank, 3)
+        write_facts(directory, 0, RankFacts({"seed torch": seed, "local rank": f"{rank}"}))
+    verdict = {"rank": 2, "cause": "config", "since_step": 1, "until_step": None, "first_told_step": 1}
+    alert = verdict | {"evidence": "seed torch is 77 on rank 2, 0 on 2 others"}
+    RunDir(runs / "b").alerts_path.write_text(json.dumps(alert))
+    assert main(["compare", str(runs / "a"), str(runs / "b")]) == 0
+    assert re.search(r"\nrank 2: seed torch +- +77 on rank 2, 0 on 2 others\n", capsys.readouterr().out)
+    assert main(["show", str(runs / "b")]) == 0
+    said = "verdict: rank 2: config, from step 1 on: seed torch is 77 on rank 2, 0 on 2 others"
+    assert said in capsys.readouterr().out.splitlines()
 
 
 def test_what_differs_between_two_runs_and_where_their_curves_part(runs, capsys):
