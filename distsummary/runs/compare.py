@@ -6,17 +6,22 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from distsummary.format.records import RANKS_TAG
+from distsummary.format.records import ALERT_TAGS, RANKS_TAG
 from distsummary.runs.facts import Fact, facts
 from distsummary.runs.recorded_run import MERGED, MERGED_RANK, RecordedRun
-from distsummary.runs.show import STATISTICS, fact_text, interest
+from distsummary.runs.show import STATISTICS, fact_text, interest, verdict_text
 from distsummary.runs.table import ScalarTable
-from distsummary.tools.columns import aligned, cut, numbered, printable, shortened
+from distsummary.tools.columns import aligned, cut, numbered, printable, shortened, wrapped, wrapped_rows
 from distsummary.tools.dump import number
 
 APART = 3.0  # times their own change from step to step; curves that are so far apart have parted
+MEANING = (
+    "apart from: the first step from which on a curve is, noise aside, farther from the other than "
+    f"{APART:g} times its usual change from one step to the next; -: the two end together"
+)
+_SHARE, _LEAST = 50, 10  # the end of two curves: the last 2 % of their common steps, or 10 if that is more
 _SHOWN = 20  # rows of each table
-_CELL = 36  # characters of a fact
+_VERDICTS = 3  # of each run
 
 Array = NDArray[Any]
 
@@ -25,9 +30,8 @@ class Parting(NamedTuple):
     """How two curves go apart.
 
     `common`: at how many steps both have a value. `first_difference`: the first of these at which the values
-    are not the same, None if they all are. `parts_at`: the step from which on to the end they are further
-    apart than APART times their usual change from one step to the next, None if they end together. `last`:
-    the values at the last common step.
+    are not the same, None if they all are. `parts_at`: the step from which on they are apart, None if they
+    end together, see `where_they_part`. `last`: the values at the last common step.
     """
 
     common: int
@@ -41,7 +45,8 @@ class Comparison:
     """What differs between two runs.
 
     `differing`: fact -> its values, None where a run does not know it. `equal`: how many facts are the same.
-    `curves`: by tag. `only`: the tags that one of them alone has.
+    `curves`: by tag. `only`: the tags that one of them alone has. `verdicts`: what was told about the ranks
+    of each run, in words.
     """
 
     paths: tuple[str, str]
@@ -49,6 +54,7 @@ class Comparison:
     equal: int
     curves: dict[str, Parting]
     only: tuple[tuple[str, ...], tuple[str, ...]]
+    verdicts: tuple[tuple[str, ...], tuple[str, ...]]
     problems: tuple[tuple[str, ...], tuple[str, ...]]
 
     def as_json(self) -> dict[str, Any]:
@@ -66,12 +72,20 @@ class Comparison:
                 for tag, one in self.curves.items()
             },
             "only": [list(tags) for tags in self.only],
+            "verdicts": [list(lines) for lines in self.verdicts],
             "problems": [list(lines) for lines in self.problems],
         }
 
 
 def where_they_part(steps: Array, values: Array, other_steps: Array, other_values: Array) -> Parting:
     """Compare two curves at the steps that both have; of a step that one has twice, the last value counts.
+
+    Far: farther from each other than APART times the usual change, the larger median of |v[t] - v[t-1]|.
+    Two curves end apart if the median of their difference over the last 2 % of the common steps is far; at
+    least 10 steps, at most half of them. They are apart from the step that best divides the steps into those
+    that are not far, before, and those that are far, in the direction of the end: the minimum of the
+    cumulative sum of (difference - far), in which no step counts for more than `far`, so that a few outliers
+    move it little (CUSUM; E. S. Page, Biometrika 41, 1954).
 
     Args:
         steps, other_steps: int64 (n,) and (m,). values, other_values: floats (n,) and (m,).
@@ -86,11 +100,18 @@ def where_they_part(steps: Array, values: Array, other_steps: Array, other_value
     is_same = (a == b) | (np.isnan(a) & np.isnan(b))
     first = None if is_same.all() else int(common[is_same.argmin()])
     with np.errstate(invalid="ignore"):
-        distance = np.where(is_same, 0.0, np.abs(a - b))
-    distance[np.isnan(distance)] = np.inf  # one of them is NaN
-    together = distance <= APART * max(_usual_change(a), _usual_change(b))
-    last_together = int(np.flatnonzero(together)[-1]) if together.any() else -1
-    parts_at = int(common[last_together + 1]) if last_together + 1 < common.size else None
+        difference = np.where(is_same, 0.0, a - b)
+    is_finite = np.isfinite(difference)
+    difference[~is_finite] = np.inf  # one of them is NaN or infinite: far in any direction
+    far = APART * max(_usual_change(a), _usual_change(b))
+    end = min(max(_LEAST, common.size // _SHARE), (common.size + 1) // 2)
+    at_end = float(np.median(difference[-end:]))
+    parts_at = None
+    if common.size > 1 and abs(at_end) > far:  # one value says nothing of a usual change
+        towards = difference if at_end > 0 else np.where(is_finite, -difference, np.inf)
+        steps_far = np.clip(towards / far, 0, 2) - 1 if far else np.where(towards > 0, 1.0, -1.0)
+        sums = np.concatenate(([0.0], np.cumsum(steps_far)[:-1]))  # of the steps before each
+        parts_at = int(common[sums.size - 1 - sums[::-1].argmin()])
     return Parting(int(common.size), first, parts_at, (float(a[-1]), float(b[-1])))
 
 
@@ -101,23 +122,37 @@ def compare(run: RecordedRun, other: RecordedRun) -> Comparison:
     differing = {n: (known.get(n), others.get(n)) for n in names if known.get(n) != others.get(n)}
     (_, curves), (_, other_curves) = (curves_of(one) for one in (run, other))
     both = sorted((tag for tag in curves if tag in other_curves), key=interest)
+    partings = {tag: where_they_part(*curves[tag], *other_curves[tag]) for tag in both}
     return Comparison(
         paths=(str(run.path), str(other.path)),
         differing=differing,
         equal=len(names) - len(differing),
-        curves={tag: where_they_part(*curves[tag], *other_curves[tag]) for tag in both},
+        curves={tag: one for tag, one in partings.items() if is_told(tag, one)},
         only=(
             tuple(tag for tag in curves if tag not in other_curves),
             tuple(tag for tag in other_curves if tag not in curves),
         ),
+        verdicts=(verdicts_of(run), verdicts_of(other)),
         problems=(tuple(run.problems), tuple(other.problems)),
+    )
+
+
+def is_told(tag: str, one: Parting) -> bool:
+    """Whether two curves are worth a row: samples of the machine that hardly share a step are not."""
+    return one.common > 1 or not tag.startswith("system/")
+
+
+def verdicts_of(run: RecordedRun) -> tuple[str, ...]:
+    """What was told about the ranks of a run, such as "rank 3: forward, from step 502 on"."""
+    return tuple(
+        verdict_text({name: getattr(row, name) for name in run.verdicts.columns}) for row in run.verdicts
     )
 
 
 def curves_of(run: RecordedRun) -> tuple[int, dict[str, tuple[Array, Array]]]:
     """The curves of a run by tag, as steps and values, and of which rank they are: of the merged run (-1), or
     before it is merged, of its lowest rank. Steps rise; of one that is there twice, the last value counts.
-    Without the statistics of ranks.
+    Without the statistics of ranks and without alerts, which are no curves.
     """
     table: ScalarTable = run.scalars(rank=MERGED)
     is_merged = len(table) and (table["rank"] == MERGED_RANK).all()
@@ -126,30 +161,35 @@ def curves_of(run: RecordedRun) -> tuple[int, dict[str, tuple[Array, Array]]]:
     return (MERGED_RANK if is_merged or not run.ranks else run.ranks[0]), {
         tag: _by_step(*curve)
         for tag, curve in table.curves().items()
-        if tag != RANKS_TAG and not tag.endswith(STATISTICS)
+        if tag not in (RANKS_TAG, *ALERT_TAGS) and not tag.endswith(STATISTICS)
     }
 
 
 def text_of(found: Comparison, *, width: int) -> str:
     """Two tables, in lines of at most `width` characters."""
-    names = [shortened(printable(path), _CELL) for path in found.paths]
+    names = [printable(path) for path in found.paths]
     lines = []
-    if found.differing:
-        rows = [(name, *map(_cell, pair)) for name, pair in found.differing.items()]
-        lines += [*aligned([("", *names), *rows[:_SHOWN]], width=width), *_more(len(rows))]
+    rows = [(name, *map(fact_text, pair)) for name, pair in found.differing.items()]
+    verdicts = [("verdicts", *map(_verdicts, found.verdicts))] if any(found.verdicts) else []
+    if rows or verdicts:
+        lines += [*wrapped_rows([("", *names), *rows[:_SHOWN], *verdicts], width=width), *_more(len(rows))]
     lines += [f"equal: {numbered(found.equal, 'fact')} of config, code and data", ""]
     rows = [(cut(printable(tag), 40), *_parting(one)) for tag, one in found.curves.items()]
     if rows:
         head = ("curve", "differ from", "apart from", "steps of both", "last: first run", "second run")
         lines += [*aligned([head, *rows[:_SHOWN]], right=range(1, 6), width=width), *_more(len(rows))]
+        lines += wrapped(MEANING, width)
     else:
         lines.append("no curve is in both runs")
     for name, tags in zip(names, found.only, strict=True):
         if tags:
-            lines.append(f"only in {name}: {', '.join(map(printable, tags))}")
+            lines.append(
+                cut(f"only in {shortened(name, width // 3)}: {', '.join(map(printable, tags))}", width)
+            )
     for name, problems in zip(names, found.problems, strict=True):
-        lines += [f"problem in {name}: {printable(line)}" for line in problems[:3]]
-    return "\n".join(cut(line, width) for line in lines)
+        for line in problems[:3]:
+            lines += wrapped(f"problem in {shortened(name, width // 3)}: {printable(line)}", width)
+    return "\n".join(lines)
 
 
 def _by_step(steps: Array, values: Array) -> tuple[Array, Array]:
@@ -159,13 +199,15 @@ def _by_step(steps: Array, values: Array) -> tuple[Array, Array]:
 
 
 def _usual_change(values: Array) -> float:
-    changes = np.abs(np.diff(values))
+    with np.errstate(invalid="ignore"):
+        changes = np.abs(np.diff(values))
     changes = changes[np.isfinite(changes)]
     return float(np.median(changes)) if changes.size else 0.0
 
 
-def _cell(value: Fact) -> str:
-    return shortened(fact_text(value), _CELL)
+def _verdicts(told: tuple[str, ...]) -> str:
+    more = [f"{len(told) - _VERDICTS} more"] if len(told) > _VERDICTS else []
+    return "; ".join([*told[:_VERDICTS], *more]) or "none"
 
 
 def _parting(one: Parting) -> tuple[str, ...]:

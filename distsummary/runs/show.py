@@ -10,7 +10,7 @@ import numpy as np
 from distsummary.format.records import RANKS_TAG
 from distsummary.runs.facts import Fact, facts
 from distsummary.runs.recorded_run import MERGED, Rank, RecordedRun
-from distsummary.tools.columns import aligned, cut, lasting, numbered, printable
+from distsummary.tools.columns import aligned, cut, lasting, numbered, printable, wrapped
 from distsummary.tools.dump import number
 
 STATISTICS = ("/min", "/median", "/max", "/argmax_rank")
@@ -135,13 +135,16 @@ def text_of(shown: Overview, *, width: int) -> str:
         lines += ["", *table, f"  ({numbered(len(curves), 'tag')} of {of}{_more(len(curves), _TAGS)})"]
     lines += ["", f"also: {_others(shown)}"]
     for row in shown.verdicts[:_VERDICTS]:
-        lines += textwrap.wrap(_verdict(row), width, subsequent_indent="  ", max_lines=2, placeholder=" ...")
+        said = f"verdict: {verdict_text(row)}: {_evidence(row)}"
+        lines += textwrap.wrap(said, width, subsequent_indent="  ", max_lines=2, placeholder=" ...")
     if len(shown.verdicts) > _VERDICTS:
         lines.append(f"  and {len(shown.verdicts) - _VERDICTS} more verdicts: see --json")
-    lines += [f"problem: {printable(line)}" for line in shown.problems[:_PROBLEMS]]
+    lines = [cut(line, width) for line in lines]
+    for line in shown.problems[:_PROBLEMS]:
+        lines += wrapped(f"problem: {printable(line)}", width)
     if len(shown.problems) > _PROBLEMS:
         lines.append(f"  and {numbered(len(shown.problems) - _PROBLEMS, 'more line')}: see --json")
-    return "\n".join(cut(line, width) for line in lines)
+    return "\n".join(lines)
 
 
 def _fields(curve: Curve) -> dict[str, Any]:
@@ -225,11 +228,14 @@ def _others(shown: Overview) -> str:
     return ", ".join(found) or "nothing"
 
 
-def _verdict(row: dict[str, Any]) -> str:
+def verdict_text(row: dict[str, Any]) -> str:
+    """A row of `RecordedRun.verdicts` in words, such as "rank 3: forward, from step 502 on"."""
     until = f" to {row['until_step']:,}" if row["until_step"] >= 0 else " on"
-    evidence = printable(str(row["evidence"] or "")).removeprefix(f"rank {row['rank']} ")
-    cause = printable(str(row["cause"]))
-    return f"verdict: rank {row['rank']}: {cause}, from step {row['since_step']:,}{until}: {evidence}"
+    return f"rank {row['rank']}: {printable(str(row['cause']))}, from step {row['since_step']:,}{until}"
+
+
+def _evidence(row: dict[str, Any]) -> str:
+    return printable(str(row["evidence"] or "")).removeprefix(f"rank {row['rank']} ")
 
 
 def _more(count: int, shown: int) -> str:

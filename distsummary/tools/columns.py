@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import textwrap
 import time
 from collections.abc import Collection, Sequence
 from typing import TextIO
@@ -28,6 +29,35 @@ def aligned(rows: Sequence[Sequence[str]], *, right: Collection[int] = (), width
         ]
         lines.append(cut("  ".join(cells).rstrip(), width))
     return lines
+
+
+def wrapped_rows(rows: Sequence[Sequence[str]], *, width: int = WIDTH) -> list[str]:
+    """Rows of equal length as aligned lines of at most `width` characters; a cell of any column but the first
+    that is longer than its share of the width goes on in the lines below, so that nothing is left out.
+    """
+    first = min(max(len(row[0]) for row in rows), width // 3)
+    share = max(8, (width - first) // (len(rows[0]) - 1) - 2)
+    broken = []
+    for row in rows:
+        cells = [[cut(row[0], first)], *(_broken(text, share) for text in row[1:])]
+        for line in range(max(map(len, cells))):
+            broken.append([cell[line] if line < len(cell) else "" for cell in cells])
+    return aligned(broken, width=width)
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Text in lines of at most `width` characters, of which those after the first are indented. If it is too
+    long for one line, paths in it are shortened in their middle first, to no less than a third of the line.
+    """
+    for path in sorted(re.findall(r"[^\s:;,]*/[^\s:;,]*", text), key=len, reverse=True):
+        excess = len(text) - width
+        if excess > 0:
+            text = text.replace(path, shortened(path, max(width // 3, len(path) - excess)), 1)
+    return _broken(text, width, indent="    ")
+
+
+def _broken(text: str, width: int, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False) or [""]
 
 
 def width_of(out: TextIO, elsewhere: int = WIDTH) -> int:

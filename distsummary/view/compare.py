@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from distsummary.errors import InvalidValueError
-from distsummary.runs.compare import APART, curves_of, where_they_part
+from distsummary.runs.compare import MEANING, curves_of, verdicts_of, where_they_part
 from distsummary.runs.facts import facts
 from distsummary.runs.recorded_run import RecordedRun
 from distsummary.tools.dump import number
@@ -25,10 +25,10 @@ def comparison(
 ) -> dict[str, Any] | None:
     """A run beside others; None without any.
 
-    Of each run: its name, unlike those of the others, path, state, ranks, steps, and of which rank its curves
-    are (-1: the merged run). Of each fact that differs: the value of each run, None where it is not known. Of
-    each tag: the curve of each run, None where it has none, and how each other run parts from the first, see
-    `distsummary.runs.compare.Parting`.
+    Of each run: its name, unlike those of the others, path, state, ranks, steps, verdicts in words, and of
+    which rank its curves are (-1: the merged run). Of each fact that differs: the value of each run, None
+    where it is not known. Of each tag: the curve of each run, None where it has none, and how each other run
+    parts from the first, see `distsummary.runs.compare.Parting`.
 
     Args:
         run: the first one. others: up to `MOST`. tags: those whose curves are wanted, by interest.
@@ -65,14 +65,14 @@ def comparison(
             {
                 "name": name, "path": os.fspath(path), "state": one.state, "ranks": len(one.ranks),
                 "steps": None if one.steps is None else [*one.steps], "source": source,
-                "problems": list(one.problems),
+                "verdicts": verdicts_of(one), "problems": list(one.problems),
             }
             for name, path, one, source in zip(_names(paths), paths, runs, sources, strict=True)
         ],
         "differing": [[name, [of_run.get(name) for of_run in known]] for name in differing],
         "equal": len(names) - len(differing),
         "tags": found,
-        "apart": APART,
+        "apart": MEANING,
         "not_in_all": not_in_all[:_NAMED],
         "left_out": max(0, len(not_in_all) - _NAMED),
     }  # fmt: skip

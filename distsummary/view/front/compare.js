@@ -8,9 +8,9 @@ export function compare({ compare: found }) {
   const { runs, differing, equal, tags, apart, not_in_all: notInAll, left_out: leftOut } = found
   const names = runs.map((run, index) => named(run.name, index))
   const head = (...first) => [...first, ...names.map((name) => name.cloneNode(true))]
-  const rows = runs.map((run, index) => [names[index].cloneNode(true), badge(run.state), whole(run.ranks), run.steps ? `${whole(run.steps[0])} to ${whole(run.steps[1])}` : "-",
+  const rows = runs.map((run, index) => [names[index].cloneNode(true), badge(run.state), whole(run.ranks), run.steps ? `${whole(run.steps[0])} to ${whole(run.steps[1])}` : "-", short(run.verdicts.length ? [...run.verdicts.slice(0, 3), ...(run.verdicts.length > 3 ? [`${whole(run.verdicts.length - 3)} more`] : [])].join("; ") : "none"),
     run.source < 0 ? "merged run" : `rank ${run.source}`, run.path])
-  const all = [h("div", { class: "scroll" }, table(["run", "state", "ranks", "steps", "its curves are of the", "path"], rows, { numbers: [2] }))]
+  const all = [h("div", { class: "scroll" }, table(["run", "state", "ranks", "steps", "verdicts", "its curves are of the", "path"], rows, { numbers: [2] }))]
   for (const run of runs) if (run.problems.length) all.push(h("h3", {}, `What could not be read or is missing in ${run.name}`), h("ul", { class: "warning" }, run.problems.slice(0, 5).map((text) => h("li", {}, text)),
     run.problems.length > 5 ? h("li", {}, `and ${whole(run.problems.length - 5)} more: distsummary show`) : null))
   all.push(h("h3", {}, "What differs in config, code and data"))
@@ -18,9 +18,9 @@ export function compare({ compare: found }) {
   all.push(h("p", { class: "quiet" }, `${counted(equal, "fact")} ${equal === 1 ? "is" : "are"} equal.`))
   all.push(h("h3", {}, "Where the curves part"))
   const several = runs.length > 2
-  const partings = tags.flatMap(({ tag, partings }) => partings.map((one, index) => one && row(tag, one, runs[index + 1].name, index + 1, several)).filter(Boolean))
+  const partings = tags.flatMap(({ tag, partings }) => partings.map((one, index) => one && isTold(tag, one) && row(tag, one, runs[index + 1].name, index + 1, several)).filter(Boolean))
   if (partings.length) {
-    all.push(h("p", { class: "quiet" }, `Apart: from this step to the end farther from ${runs[0].name} than ${number(apart)} times the usual change from one step to the next. Choose a row to see its curves.`),
+    all.push(h("p", { class: "quiet" }, `${apart[0].toUpperCase()}${apart.slice(1)}. Choose a row to see its curves.`),
       h("div", { class: "scroll" }, table(["curve", ...(several ? ["run"] : []), "differ from", "apart from", "steps of both", `last: ${runs[0].name}`, several ? "other run" : runs[1].name], partings,
         { numbers: [1, 2, 3, 4, 5].map((column) => column + (several ? 1 : 0)) })))
   } else all.push(h("p", { class: "quiet" }, "No curve is in both runs."))
@@ -40,6 +40,9 @@ function row(tag, one, name, index, several) {
     cells: [short(tag), ...(several ? [named(name, index)] : []), one.common && one.first_difference == null ? "same" : stepOf(one.first_difference), stepOf(one.parts_at), whole(one.common), text(last[0]), text(last[1])],
   }
 }
+
+// Samples of the machine that hardly share a step tell nothing, see is_told in runs/compare.py.
+const isTold = (tag, one) => one.common > 1 || !tag.startsWith("system/")
 
 const short = (tag) => h("span", { class: "name", title: tag }, tag)
 const stepOf = (step) => (step == null ? "-" : `step ${whole(step)}`)

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from distsummary.format.records import MINDSPORE, Value
 from distsummary.rank_facts import RankFacts, write_facts
 from distsummary.reading.segments import segments
 from distsummary.run_dir import RunDir
-from distsummary.runs.compare import where_they_part
+from distsummary.runs.compare import compare, text_of, where_they_part
 from tests.unit.runs.recording import record
 
 
@@ -56,7 +57,10 @@ def test_a_run_that_is_not_merged_is_shown_by_a_rank_and_damage_is_told(tmp_path
     assert main(["show", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "2 tags of rank 0" in out
-    assert f"problem: {file}"[:90] in out
+    [problem] = [line for line in out.splitlines() if line.startswith("problem: ")]
+    assert f"{file.name[-12:]}, byte " in problem
+    assert len(problem) <= 100
+    assert problem.endswith("the length has a wrong CRC")
 
 
 def test_a_rank_with_another_setting_is_a_difference_of_runs_and_its_verdict_has_words(runs, capsys):
@@ -106,6 +110,61 @@ def test_curves_part_where_they_stay_apart():
     assert part([1, 7], [7], steps=[3, 3], other=[3])[:2] == (1, None)  # the last of a step counts
     assert part([1], [1], steps=[1], other=[2]) == (0, None, None, None)
     assert part([], [1]).common == 0
+
+
+def test_noise_hides_neither_that_curves_part_nor_where():
+    random = np.random.default_rng(5)
+    steps = np.arange(1200)
+    slow = random.normal(4, 0.2, 1200) + 1.5 * (steps >= 500) + 40 * (random.random(1200) < 0.02)
+    fast = random.normal(4, 0.2, 1200)
+    fast[-3:] = slow[-3:]  # the last samples alone say nothing
+    assert abs(part(slow, fast).parts_at - 500) < 12
+    assert abs(part(fast, slow).parts_at - 500) < 12
+    assert part(fast, random.normal(4.1, 0.2, 1200)).parts_at is None
+    smooth = np.exp(-steps / 300)
+    assert part(smooth, smooth + 0.02 * (steps >= 700))[1:3] == (700, 700)  # equal bits until then
+    grown = part(smooth, smooth + 1e-4 * np.maximum(0, steps - 600))
+    assert grown.first_difference == 601
+    assert 605 < grown.parts_at < 625  # the difference is then as large as three steps of the curve
+    ended = part(fast, np.where(steps >= 300, np.nan, fast))
+    assert ended[1:3] == (300, 300)
+    assert part(-fast, np.where(steps >= 300, -np.inf, -fast))[1:3] == (300, 300)
+    assert part([0.91], [0.92])[:3] == (1, 0, None)
+
+
+def test_what_differs_is_readable_whole_and_verdicts_and_reasons_too(tmp_path, capsys):
+    command = "/data/" + "a_long_way/" * 20 + "train.py --name {} " + "--more " * 20
+    for name in "ab":
+        with ds.init(
+            tmp_path / name, config={"call": command.format(name)}, rank=0, world_size=1, quiet=True
+        ) as run:
+            for _ in run.steps(range(3)):
+                run.log(loss=1.0)
+        alerts = [
+            Value("scalar", "alerts/rank", 3.0),
+            Value("scalar", "system/node/cpu_percent", 1.0 + (name == "b")),
+        ]
+        record(tmp_path / name, steps=[3], values=lambda step, rank, alerts=alerts: alerts)
+    found = compare(ds.open_run(tmp_path / "a"), ds.open_run(tmp_path / "b"))
+    assert not {"alerts/rank", "system/node/cpu_percent"} & {*found.curves}
+    slow = ("rank 3: forward, from step 502 on",)
+    for width in (60, 120):
+        text = text_of(
+            replace(found, verdicts=(slow, ()), problems=(("/a/" + "b" * 200 + ": a CRC is wrong",), ())),
+            width=width,
+        )
+        lines = text.splitlines()
+        assert max(map(len, lines)) <= width
+        assert "..." not in "".join(lines[: lines.index("")])
+        [at] = [number for number, line in enumerate(lines) if line.startswith("config.call")]
+        left = "".join(
+            line[: width // 2 + 6].removeprefix("config.call") for line in lines[at : lines.index("")]
+        )
+        assert "".join(left.split()).startswith("/data/a_long_way/")
+        assert "rank 3: forward" in text
+        assert "none" in text
+        assert "a CRC is wrong" in " ".join(text.split())
+        assert "apart from: the first step" in text
 
 
 def test_scalars_are_exported_and_read_back(runs, tmp_path, capsys, monkeypatch):

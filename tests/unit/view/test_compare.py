@@ -49,6 +49,8 @@ def test_curves_are_beside_each_other_and_where_they_part_is_told(tmp_path):
     assert loss["lines"][0]["steps"].size < 5000
     assert [line is None for line in only["lines"]] == [False, True, True]
     assert only["partings"] == [None, None]
+    assert found["runs"][0]["verdicts"] == ()
+    assert found["apart"].startswith("apart from: the first step ")
     assert found["not_in_all"] == [["only", [True, False, False]]]
 
 
