@@ -11,7 +11,7 @@ from distsummary.states import is_over
 from distsummary.tools.columns import clock, named, width_of
 from distsummary.tools.status import Status, read_status
 from distsummary.tools.status_text import as_json as json_of
-from distsummary.tools.status_text import text_of
+from distsummary.tools.status_text import stuck_in_short, text_of
 
 PROGRESS_S = 60.0  # at most so often a line tells new steps
 _CLEAR = "\x1b[H\x1b[2J"  # the cursor goes to the corner of an empty screen
@@ -44,7 +44,7 @@ def watch(
                 print(f"{_CLEAR}{text_of(status, width=width_of(out))}\n{end}", file=out, flush=True)
             else:
                 is_due = status.now - told_s >= PROGRESS_S and summary(status) != before
-                if is_due or _states(status) not in before:
+                if is_due or not before.startswith(f"{_states(status)};"):
                     before, told_s = summary(status), status.now
                     text = f"{clock(status.now, status.now)} {before}"
                     print(json.dumps(json_of(status)) if as_json else text, file=out, flush=True)
@@ -58,7 +58,7 @@ def watch(
 
 
 def summary(status: Status) -> str:
-    """The run in a line: which ranks are in which state, the newest step, which ranks are behind."""
+    """The run in a line: which ranks are in which state or stuck, the newest step, which are behind."""
     slow = f", {named(status.behind, 'rank')} behind" if status.behind else ""
     return f"{_states(status)}; step {status.step or '-'}{slow}"
 
@@ -73,4 +73,6 @@ def _states(status: Status) -> str:
     if newest.missing:
         ranks["missing"] = [*newest.missing]
     told = [f"{named(numbers, 'rank')} {state}" for state, numbers in sorted(ranks.items())]
+    if stuck := stuck_in_short(status):
+        told.append(stuck)
     return f"{status.run.state}, attempt {newest.attempt}: {', '.join(told) or 'no rank'}"

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 import distsummary as ds
+from distsummary.diagnosis.verdict import Verdict
 from distsummary.tools.watch import watch
 from tests.unit.tools.states import attempt_state, lost, rank_state, status_of
 
@@ -100,6 +101,20 @@ def test_a_run_that_stands_still_is_one_line_and_ranks_behind_are_named(monkeypa
     assert lines == [
         "running, attempt 0: ranks 0-1 running; step 9000, rank 1 behind",
         "lost, attempt 0: ranks 0-1 lost; step 120",
+    ]
+
+
+def test_a_run_that_is_stuck_and_goes_on_is_a_line_each(monkeypatch):
+    ranks = [rank_state(rank, step=9) for rank in range(2)]
+    hang = Verdict(rank=1, cause="hang", since_step=9, until_step=None, evidence="", first_told_step=9)
+    stuck = replace(at(1, *ranks), stuck=(hang,))
+    Looks(monkeypatch, at(0, *ranks), stuck, at(2, *ranks), at(3, lost(0), lost(1), state="lost"))
+    out = io.StringIO()
+    watch("run", out, every_s=1.0, sleep=lambda seconds: None)
+    assert [line[9:] for line in out.getvalue().splitlines()[:3]] == [
+        "running, attempt 0: ranks 0-1 running; step 9",
+        "running, attempt 0: ranks 0-1 running, stuck at step 9: rank 1; step 9",
+        "running, attempt 0: ranks 0-1 running; step 9",
     ]
 
 
