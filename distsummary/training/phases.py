@@ -43,7 +43,7 @@ FIRST_MEASURED = 16  # the first steps, which are all marked, to know what it co
 MEASURED = 64  # marked steps after which it is looked again how long a step takes
 SKIPPED = 8  # of the first, in which caches are filled
 SHARE = 0.01  # of the time of a step, what marks may cost on average
-AROUND_S = 30e-6  # what marks cost this thread besides what is measured of them: torch's hooks, recording
+AROUND_S = 90e-6  # what marks cost this thread besides what is measured of them: torch's hooks, and to set them
 IDLE_S = 6e-6  # what each step costs once not all are marked; mostly rows of other tags, see `Phases.take`
 MAX_EVERY = 64
 STEADY = 1.25  # a step must be so many times longer than needed before more steps are marked again
@@ -78,7 +78,7 @@ class ThreadClocks:
 class Phases:
     """Measures the phases of one thread's steps; calls from other threads are ignored.
 
-    Marks of a step take about 80 us. If that is more than SHARE of a step, only the steps that are multiples
+    Marks of a step take about 150 us. If that is more than SHARE of a step, only the steps that are multiples
     of `every`, a power of two, are marked. At other steps `current` goes on to be told, as far as it costs
     nothing.
 
