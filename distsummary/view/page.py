@@ -7,7 +7,7 @@ What is drawn, and how, is the front end's; which numbers there are is decided h
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, TypeAlias
 
@@ -47,7 +47,8 @@ _MAPS = (
 _PHASE_MAPS = 4  # of the phases that verdicts name
 _UNITS = {"_ms": "ms", "_percent": "%", "_gib": "GiB", "_mb_per_s": "MB/s", "_s": "s"}
 _LOSS = re.compile(r"(?:.*[/_])?loss(?:/auto)?", re.IGNORECASE)
-_LAST = ("perf/phase/", "system/", "alerts/", "perf/check/")
+_PHASE = "perf/phase/"
+_LAST = (_PHASE, "system/", "alerts/", "perf/check/")
 _MAX_NAN_RANKS = 64  # whose NaN are told from values that are not there
 
 
@@ -80,18 +81,19 @@ def _page(
 ) -> Page:
     if absent := sorted({*ranks} - {*run.ranks}):
         raise InvalidValueError(f"rank must be one of {as_ranges(run.ranks)}, got {absent[0]}")
-    shown, left_out = _shown(run, tags)
+    verdicts = [{name: _plain(getattr(row, name)) for name in run.verdicts.columns} for row in run.verdicts]
+    shown, left_out = _shown(run, tags, {row["cause"] for row in verdicts})
     planes = landscapes(run)
     beside = comparison(run, others, shown, width=WIDTH)
-    verdicts = [{name: _plain(getattr(row, name)) for name in run.verdicts.columns} for row in run.verdicts]
     named = [*dict.fromkeys([*ranks, *(int(row["rank"]) for row in verdicts)])]
     maps = _map_tags(shown, verdicts) if len(run.ranks) > 1 else {}
     merged = _merged_curves(run, shown)
-    curves, pictures = [], []
+    curves, pictures, first_steps = [], [], []
     timeline: Page = {"bars": _bars(run), "starts": [], "counts": None}
     for place, tag in enumerate(shown):
         doing("reducing curve", place + 1, len(shown))
         steps, having, values, nans, unchecked = _matrix(run, tag)
+        first_steps += steps[:1].tolist()
         of_all = band(having, values, nans)
         lines = _lines(having, named, of_all)
         share = _POINTS / 2 / (min(len(shown), _FIRST_TAGS) if place < _FIRST_TAGS else len(shown))
@@ -107,7 +109,7 @@ def _page(
     order = [*maps]
     pictures.sort(key=lambda one: order.index(one["tag"]))
     return {
-        "overview": _overview(run, verdicts, left_out),
+        "overview": _overview(run, verdicts, left_out, min(first_steps, default=0)),
         "curves": curves,
         "maps": pictures,
         "timeline": timeline,
@@ -129,8 +131,8 @@ def rank_curve(run: RecordedRun, tag: str, rank: int) -> Page:
     return {"rank": rank} | line_of(table["step"][order], table["value"][order], WIDTH)
 
 
-def _shown(run: RecordedRun, tags: Sequence[str] | None) -> tuple[list[str], int]:
-    """The scalars to show, by interest, and how many are left out."""
+def _shown(run: RecordedRun, tags: Sequence[str] | None, causes: Collection[str]) -> tuple[list[str], int]:
+    """The scalars to show, by interest, and how many are left out; of phases, the causes of verdicts first."""
     known = [tag for tag in run.tags.get("scalar", {}) if tag != RANKS_TAG]
     if len(run.ranks) == 1:
         known = [tag for tag in known if not tag.endswith(STATISTICS)]
@@ -138,7 +140,14 @@ def _shown(run: RecordedRun, tags: Sequence[str] | None) -> tuple[list[str], int
         if absent := [tag for tag in tags if tag not in known]:
             run.scalars(absent[0])  # raises, and names the nearest
         known = [tag for tag in known if tag in set(tags)]
-    known.sort(key=lambda tag: ([tag.startswith(start) for start in reversed(_LAST)], *interest(tag)))
+
+    def is_other_phase(tag: str) -> bool:
+        return tag.startswith(_PHASE) and tag.removeprefix(_PHASE).split("/")[0] not in causes
+
+    def by_interest(tag: str) -> Any:
+        return [tag.startswith(start) for start in reversed(_LAST)], is_other_phase(tag), *interest(tag)
+
+    known.sort(key=by_interest)
     return known[:MAX_TAGS], max(0, len(known) - MAX_TAGS)
 
 
@@ -293,10 +302,14 @@ def _merged_curves(run: RecordedRun, shown: Sequence[str]) -> dict[str, tuple[Ar
     return {tag: curve for tag, curve in table.curves().items() if tag in wanted}
 
 
-def _overview(run: RecordedRun, verdicts: list[dict[str, Any]], left_out: int) -> dict[str, Any]:
+def _overview(
+    run: RecordedRun, verdicts: list[dict[str, Any]], left_out: int, first_step: int
+) -> dict[str, Any]:
     attempts = [_row(row) for row in run.attempts]
     known = facts(run)
     steps = run.steps
+    if steps is not None and steps[0] == 0:
+        steps = (first_step, steps[1])  # step 0 may have nothing but the settings that the run began with
     return {
         "made": time.time(),
         "name": run.path.name,

@@ -1,8 +1,8 @@
 """Curves and matrices as small as a page can draw them; what is left out is never an extreme.
 
 A page has a few hundred columns for a hundred thousand steps. `columns` says which steps share a column;
-`thinned` keeps the first, last, lowest and highest point of each, `heat_map` the highest cell with its step
-and rank. Nothing is averaged or smoothed.
+`thinned` keeps the first, last, lowest and highest point of each, `heat_map` the highest value of each cell,
+or the ratio farthest from 1, with its step and rank. Nothing is averaged or smoothed.
 """
 
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from distsummary.view.packing import small
 
 Array = NDArray[Any]
+_LEAST_RATIO = 0.1
 _CHUNK = 1 << 21  # values that are looked at together
 
 
@@ -135,7 +136,8 @@ class HeatMap:
         first_steps: int64 (W,), where each column begins; it ends before the next one, the last at
             `last_step`.
         group: how many ranks share a row; row r holds those at the places r * group and following.
-        values: float32 (H, W), the highest finite value of the cell, exactly; NaN where there is none.
+        values: float32 (H, W), the highest finite value of the cell, or of ratios the one farthest from 1,
+            exactly; NaN where there is none.
         steps: int64 (H, W), and ranks: int32 (H, W), where it is; -1 where there is none.
         bad: uint8 (H, W): 1 where a rank recorded NaN or an infinity.
     """
@@ -159,7 +161,10 @@ def heat_map(
     by: Array | None = None,
     nans: Array | None = None,
 ) -> HeatMap:
-    """The highest value of each cell of a picture of ranks and steps.
+    """The highest value of each cell of a picture of ranks and steps; of ratios, the one farthest from 1.
+
+    The highest of several ratios is above 1 for ranks like all others too. Farthest is by the logarithm, and
+    a ratio below 1/10 counts as 1/10 there, since colours go no farther and times near 0 say little.
 
     Args:
         steps: int64 (S,), rising. ranks: int32 (R,). values: float32 (S, R), as for `band`.
@@ -186,7 +191,8 @@ def heat_map(
             with np.errstate(all="ignore"):
                 block = block / divisor
             is_finite &= (divisor > 0) & np.isfinite(block)
-        filled = np.where(is_finite, block, -np.inf)
+        far = block if by is None else np.abs(np.log(np.maximum(block, _LEAST_RATIO)))
+        filled = np.where(is_finite, far, -np.inf)
         place = filled.argmax(axis=0)  # (R,)
         of_ranks = np.full(padded, -np.inf, np.float32)
         of_ranks[: ranks.size] = np.take_along_axis(filled, place[None], 0)[0]
@@ -195,7 +201,7 @@ def heat_map(
         highest = best[np.arange(rows), of_rank]
         has_any = highest > -np.inf
         of_rank = np.minimum(of_rank + np.arange(rows) * group, ranks.size - 1)
-        found[has_any, column] = highest[has_any]
+        found[has_any, column] = block[place[of_rank], of_rank][has_any]
         at_rank[has_any, column] = ranks[of_rank][has_any]
         at_step[has_any, column] = steps[start:end][place[of_rank]][has_any]
         if is_bad.any():

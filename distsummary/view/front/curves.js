@@ -3,7 +3,7 @@
 import uPlot from "uplot"
 import { named, parting, runColor } from "./compare.js"
 import { rankCurve } from "./data.js"
-import { counted, css, h, number, on, tickDistance, whole } from "./dom.js"
+import { counted, css, h, number, on, tickDistance, ticksSaid, whole } from "./dom.js"
 
 const HEIGHT = 230
 const AT_FIRST = 4 // ranks that are drawn when the page opens; of more, the band says it
@@ -254,8 +254,8 @@ function drawn(curve, state, starts, place, again, zoom, outside) {
     if (smoothing) series.push({ label, stroke, width: 0.5, alpha: 0.35, class: "raw", points }, { label: `${label}, smoothed ${smoothing}`, stroke, width: width + 0.4, value: said, points })
     else series.push({ label, stroke, width, value: said, points: { show: line.steps.length < 40, size: 4 } })
   }
-  if (curve.median) add(curve.median, "median", css("--accent"), 1.6)
   if (curve.beside) {
+    if (curve.median) add(curve.median, "median", css("--quiet"), 1.6)
     curve.beside.lines.forEach((line, index) => {
       const { name, ranks, source } = curve.beside.runs[index]
       if (line && state.runs.has(index)) add(line, `${name}${source < 0 ? ", merged" : ranks > 1 ? `, rank ${source}` : ""}`, runColor(index), 1.5)
@@ -268,6 +268,7 @@ function drawn(curve, state, starts, place, again, zoom, outside) {
     if (other.then) other.then(again)
     else if (other.line?.steps.length) add(other.line, other.label, color(rank, state.known), 1)
   }
+  if (curve.median && !curve.beside) add(curve.median, "median", css("--accent"), 2.2) // on top of the ranks
   if (!tables.length) {
     place.append(h("p", { class: "quiet" }, "no rank is chosen"))
     return null
@@ -311,7 +312,7 @@ function drawn(curve, state, starts, place, again, zoom, outside) {
       width: place.clientWidth || 500, height: HEIGHT, series, bands,
       scales: { x: { time: false, ...(isLogX ? { distr: 3, range: (_, low, high) => (low == null ? [1, 10] : [low, Math.max(high, low * 1.01)]) } : {}) }, y: isLog ? { distr: 3, range: logRange } : state.isWhole ? {} : { range: (u, low, high) => withoutOutliers(u, low, high, outside) } },
       axes: [{ ...axis, ...(isLogX ? logAxis : {}), values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : whole(tick))) },
-        { ...axis, size: 64, space: 26, ...(isLog ? logAxis : {}), values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : number(tick, 4))) }],
+        { ...axis, size: axisWidth, space: 26, ...(isLog ? logAxis : {}), values: (_, ticks) => ticksSaid(ticks) }],
       cursor: { dataIdx: nearest, points: { size: 5 } },
       legend: { live: true },
       hooks: { drawAxes: [marks], setScale: [zoomed] },
@@ -321,6 +322,9 @@ function drawn(curve, state, starts, place, again, zoom, outside) {
   if (before) plot.setScale("x", before)
   return plot
 }
+
+// As wide as its longest tick, and the same for most curves.
+const axisWidth = (_, texts) => Math.max(64, 24 + 6.5 * Math.max(0, ...(texts ?? []).map((text) => text.length)))
 
 // The range of the points that are shown, without the few that are far out; `outside` tells of these.
 function withoutOutliers(u, low, high, outside) {

@@ -54,6 +54,20 @@ export function number(value, digits = 5) {
   return Number(value.toPrecision(digits)).toLocaleString("en-US", { maximumFractionDigits: 10 })
 }
 
+// The ticks of an axis, as short as they can be told from each other.
+export function ticksSaid(ticks) {
+  const shown = ticks.filter((tick) => tick != null)
+  const largest = Math.max(...shown.map(Math.abs))
+  const apart = Math.min(...shown.slice(1).map((tick, index) => Math.abs(tick - shown[index])))
+  const digits = apart > 0 && Number.isFinite(apart) ? Math.min(12, Math.max(3, Math.ceil(Math.log10(largest / apart)) + 1)) : 4
+  return ticks.map((tick) => {
+    if (tick == null) return ""
+    const rounded = Number(tick.toPrecision(digits))
+    const size = Math.abs(rounded)
+    return size !== 0 && (size < 1e-4 || size >= 1e5) ? rounded.toExponential().replace("e+", "e") : number(rounded, 12)
+  })
+}
+
 export const whole = (value) => Math.round(value).toLocaleString("en-US")
 
 export const counted = (count, noun) => `${whole(count)} ${noun}${count === 1 ? "" : "s"}`

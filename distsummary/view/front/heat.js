@@ -13,7 +13,13 @@ export function heatMaps({ maps, overview, timeline }) {
   if (!byTag.size) return null // of one rank
   const state = { kind: maps.some((one) => one.kind === "ratio") ? "ratio" : "value", verdict: null }
   const cards = [...byTag.values()].map((of) => card(of, state, overview.verdicts, timeline.starts))
-  const redraw = () => cards.forEach((one) => one.redraw())
+  const together = h("span", { class: "quiet" })
+  const redraw = () => {
+    cards.forEach((one) => one.redraw())
+    const widest = maps.filter((one) => one.kind === state.kind).map(cellSize).reduce((a, b) => (a.ranks * a.steps >= b.ranks * b.steps ? a : b), { ranks: 1, steps: 1 })
+    together.textContent = widest.ranks * widest.steps === 1 ? ""
+      : `A cell holds ${widest.ranks > 1 ? "up to " : ""}${counted(widest.ranks, "rank")} and about ${counted(widest.steps, "step")}, and shows ${state.kind === "ratio" ? "of their ratios the one farthest from 1 (below a tenth counts as a tenth)" : "their highest value"}.`
+  }
   on("verdict", ({ detail }) => {
     state.verdict = detail
     location.hash = "heat"
@@ -23,10 +29,11 @@ export function heatMaps({ maps, overview, timeline }) {
     const input = h("input", { type: "radio", name: "kind", value: kind, checked: kind === state.kind, onchange: () => { state.kind = kind; redraw() } })
     return h("label", {}, input, ` ${text}`)
   }
+  redraw()
   return [
     h("div", { class: "tools", role: "radiogroup", "aria-label": "what the colours show" },
       choice("ratio", "ratio to the median of the ranks"), choice("value", "value"),
-      h("span", { class: "quiet" }, "frames: verdicts; dashed lines: restarts; striped: NaN or infinite. Point at a cell, or move with the arrow keys.")),
+      h("span", { class: "quiet" }, "frames: verdicts; dashed lines: restarts; striped: NaN or infinite. Point at a cell, or move with the arrow keys."), together),
     ...cards.map((one) => one.element),
   ]
 }
@@ -41,20 +48,15 @@ function card(of, state, verdicts, starts) {
   const { element, reset, cell } = heatCanvas({
     height, label: `${title}: ranks by steps`, chosen,
     over: (context, place) => marks(context, place, chosen(), state, verdicts, starts),
-    tell: (cell) => { said.textContent = cell ? told(chosen(), cell, verdicts) : "" },
+    tell: (cell) => { said.textContent = cell ? told(chosen(), cell, verdicts) : most(chosen()) },
   })
   element.addEventListener("click", () => cell() && document.dispatchEvent(new CustomEvent("rank", { detail: rankOf(chosen(), cell()) })))
   const redraw = () => {
     const one = chosen()
-    const unit = one.kind === "ratio" ? "times the median" : one.unit
-    const peak = highest(one)
     caption.replaceChildren(h("span", { class: "tag" }, title), h("span", { class: "quiet" }, ` ${one.tag}`),
-      one.kind === "ratio" || state.kind === "value" ? "" : " (values; there is no median above 0)", legend(one),
-      h("span", { class: "quiet" }, peak == null ? " no value is finite" : ` highest: ${number(one.values[peak])} ${unit}, rank ${rankOf(one, split(one, peak))} at step ${whole(stepOf(one, peak))}`
-        + (one.group > 1 || one.columns < one.last_step - one.first_steps[0] + 1 ? `; a cell is the highest of ${counted(one.group, "rank")} and about ${counted(Math.max(1, Math.round((one.last_step - one.first_steps[0] + 1) / one.columns)), "step")}` : "")))
+      one.kind === "ratio" || state.kind === "value" ? "" : " (values; there is no median above 0)", legend(one, unitOf(one)))
     reset()
   }
-  redraw()
   return { element: h("figure", { class: "wide" }, caption, element, said), redraw }
 }
 
@@ -89,6 +91,15 @@ const split = (one, index) => [Math.floor(index / one.columns), index % one.colu
 const stepOf = (one, index) => one.first_steps[index % one.columns] + one.at_step[index]
 const rankOf = (one, [row, column]) => one.ranks[row * one.group + one.at_rank[row * one.columns + column]]
 
+const unitOf = (one) => (one.kind === "ratio" ? "times the median" : one.unit)
+const cellSize = (one) => ({ ranks: one.group, steps: Math.max(1, Math.round((one.last_step - one.first_steps[0] + 1) / one.columns)) })
+
+// The highest of what is drawn, and where it is.
+function most(one) {
+  const peak = highest(one)
+  return peak == null ? "no value is finite" : `highest: ${number(one.values[peak])} ${unitOf(one)}, rank ${rankOf(one, split(one, peak))} at step ${whole(stepOf(one, peak))}`
+}
+
 function highest(one) {
   let found = null
   one.values.forEach((value, index) => { if (!Number.isNaN(value) && (found == null || value > one.values[found])) found = index })
@@ -105,7 +116,7 @@ export function range(one) {
     const far = clamp(Math.max(high, low > 0 ? 1 / low : 1), 1.1, 10)
     one.range = { low: 1 / far, high: far, isLog: true, colors: DIVERGING }
   } else {
-    if (high <= low && low > 0 && one.isLog) [low, high] = [low / 2, high * 2]
+    if (high <= low && low > 0 && one.isLog) [low, high] = [low / 2, Math.min(high * 2, one.most ?? Infinity)]
     else if (high <= low) [low, high] = [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2]
     one.range = { low, high, isLog: low > 0 && (one.isLog || high / low > 20), colors: SEQUENTIAL }
   }
@@ -123,7 +134,7 @@ function colorOf(value, { low, high, isLog, colors }) {
   return colors[left].map((one, channel) => one + (colors[left + 1][channel] - one) * (at - left))
 }
 
-export function legend(one) {
+export function legend(one, unit = "") {
   const scale = range(one)
   const bar = h("canvas", { width: 120, height: 10, class: "legend", "aria-hidden": "true" })
   const context = bar.getContext("2d")
@@ -133,7 +144,7 @@ export function legend(one) {
     context.fillStyle = `rgb(${colorOf(value, scale).map(Math.round).join(" ")})`
     context.fillRect(x, 0, 1, 10)
   }
-  return h("span", { class: "legend" }, number(scale.low, 3), bar, number(scale.high, 3), scale.isLog ? " log" : "")
+  return h("span", { class: "legend" }, number(scale.low, 3), bar, [`${number(scale.high, 3)} ${unit}`.trim(), scale.isLog ? "log colours" : ""].filter(Boolean).join(", "))
 }
 
 const spanOf = (one) => Math.max(1, one.last_step + 1 - one.first_steps[0])
@@ -162,7 +173,7 @@ function told(one, [row, column], verdicts) {
   const value = one.values[index]
   const ranks = one.ranks.subarray(row * one.group, (row + 1) * one.group)
   const where = `${ranks.length > 1 ? `ranks ${ranks[0]} to ${ranks[ranks.length - 1]}` : `rank ${ranks[0]}`}, ${first === last ? `step ${whole(first)}` : `steps ${whole(first)} to ${whole(last)}`}`
-  const what = Number.isNaN(value) ? "no finite value" : `${number(value)} ${one.kind === "ratio" ? "times the median" : one.unit}, rank ${rankOf(one, [row, column])} at step ${whole(stepOf(one, index))}`
+  const what = Number.isNaN(value) ? "no finite value" : `${number(value)} ${unitOf(one)}, rank ${rankOf(one, [row, column])} at step ${whole(stepOf(one, index))}`
   const bad = one.bad?.[index] ? "; NaN or infinite" : ""
   const about = verdicts.filter((v) => ranks.includes(v.rank) && v.since_step <= last && (v.until_step < 0 || v.until_step >= first))
   return `${where}: ${what}${bad}${about.map((v) => `; verdict: ${v.cause}, steps ${since(v)}: ${v.evidence}`).join("")}`

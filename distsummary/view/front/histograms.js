@@ -39,12 +39,12 @@ function card(one, starts) {
   const edge = (bin) => (bin === 0 ? one.low : bin === BINS ? one.high : ofAxis(low + ((high - low) * bin) / BINS))
   const part = (value) => (high - toAxis(value)) / (high - low) // of the height, from the top
   const count = one.steps.length
-  // A column goes from the middle between its step and the one before to the middle between its step and the next.
-  const half = count > 1 ? [(one.steps[1] - one.steps[0]) / 2, (one.steps[count - 1] - one.steps[count - 2]) / 2] : [0.5, 0.5]
+  // A column goes from the middle between its step and the one before to the middle between its step and the next;
+  // the first begins at its step, and the last ends at its.
   const map = {
     kind: "value", rows: BINS, columns: count, isLog: true, hasGaps: false, values: new Float32Array(BINS * count).fill(NaN),
-    first_steps: Float64Array.from(one.steps, (step, at) => (at ? (one.steps[at - 1] + step) / 2 : step - half[0])),
-    last_step: count ? one.steps[count - 1] + half[1] - 1 : 0,
+    first_steps: Float64Array.from(one.steps, (step, at) => (at ? (one.steps[at - 1] + step) / 2 : step)),
+    last_step: one.steps[count - 1] ?? 0, most: 100,
     ticks: ticks(one, part),
   }
   for (let at = 0; at < count; at++) {
@@ -77,7 +77,7 @@ function card(one, starts) {
   if (bad >= 0) alerts.push(`NaN or infinite values, first at step ${whole(one.steps[bad])}${left > 0 ? " of those shown" : ""}`)
   if (one.unread) alerts.push(`${counted(one.unread, "step")} could not be read: distsummary fsck`)
   return h("figure", {}, h("figcaption", {}, h("span", { class: "tag" }, one.tag), h("span", { class: "quiet" }, ` ${notes.join(", ")}`),
-    alerts.length ? h("span", { class: "alert" }, ` ${alerts.join("; ")}`) : null, h("span", { class: "quiet" }, legend(map), "%")), element, said)
+    alerts.length ? h("span", { class: "alert" }, ` ${alerts.join("; ")}`) : null, legend(map, "% of a step")), element, said)
 }
 
 function recordedBy({ ranks, is_merged: isMerged }) {

@@ -114,6 +114,9 @@ const isPlaced = () => document.documentElement.dataset.ready === "true"
 async function place(top, data) {
   const main = h("main")
   document.getElementById("app").replaceChildren(top, main, h("footer"))
+  new ResizeObserver(() => { // a section that is gone to begins below the header, which is higher where it wraps
+    document.documentElement.style.scrollPaddingTop = `${getComputedStyle(top).position === "sticky" ? top.offsetHeight + 12 : 8}px`
+  }).observe(top)
   for (const [index, view] of VIEWS.entries()) {
     const content = contentOf(view, data)
     if (content.length) main.append(section(view, content))

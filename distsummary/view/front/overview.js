@@ -3,6 +3,7 @@
 import { counted, h, lasting, moment, number, table, whole } from "./dom.js"
 
 const GOOD = ["finished", "running"]
+const ABOVE = ["state", "ranks", "attempts"] // facts that the cards have
 const ROWS = 64 // of a table that may be long
 
 export function overview({ overview: run, timeline }) {
@@ -23,7 +24,7 @@ export function overview({ overview: run, timeline }) {
     h(
       "div",
       { class: "columns" },
-      named("What was trained", run.facts, (name) => !name.startsWith("code.")),
+      named("What was trained", run.facts, (name) => !name.startsWith("code.") && !ABOVE.includes(name)),
       named("Config", run.config),
       named("Code", run.facts, (name) => name.startsWith("code."), (name) => name.slice(5)),
     ),

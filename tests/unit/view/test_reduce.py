@@ -105,6 +105,14 @@ def test_a_ratio_is_to_the_median_of_its_own_step():
     assert one.steps[2, 0] == 0  # not step 2, whose median is 0
 
 
+def test_of_several_ratios_the_farthest_from_1_is_shown_with_its_step_and_one_near_0_as_a_tenth():
+    values = np.array([[1, 8, 1, 4], [8, 8, 0, 32]], np.float32)
+    steps, ranks = np.array([3, 7]), np.arange(4, dtype=np.int32)
+    one = heat_map(steps, ranks, values, cells=4, width=1, by=np.array([2, 8]))
+    assert one.values.tolist() == [[0.5], [4], [0], [4]]
+    assert one.steps.tolist() == [[3], [3], [7], [7]]
+
+
 def test_a_thousand_ranks_share_rows():
     values = np.zeros((5000, 1000), np.float32)
     values[4321, 765] = 1
