@@ -132,7 +132,7 @@ def rank_curve(run: RecordedRun, tag: str, rank: int) -> Page:
 
 
 def _shown(run: RecordedRun, tags: Sequence[str] | None, causes: Collection[str]) -> tuple[list[str], int]:
-    """The scalars to show, by interest, and how many are left out; of phases, the causes of verdicts first."""
+    """The scalars to show, by interest, of phases the causes of verdicts first; and how many are left out."""
     known = [tag for tag in run.tags.get("scalar", {}) if tag != RANKS_TAG]
     if len(run.ranks) == 1:
         known = [tag for tag in known if not tag.endswith(STATISTICS)]
