@@ -1,7 +1,7 @@
 """The data of a page that shows a run beside others: what differs, and their curves on top of each other."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +64,12 @@ def comparison(
         "runs": [
             {
                 "name": name, "path": os.fspath(path), "state": one.state, "ranks": len(one.ranks),
-                "steps": None if one.steps is None else [*one.steps], "source": source,
-                "verdicts": verdicts_of(one), "problems": list(one.problems),
+                "steps": span(one, (int(steps[0]) for steps, _ in of_run.values() if steps.size)),
+                "source": source, "verdicts": verdicts_of(one), "problems": list(one.problems),
             }
-            for name, path, one, source in zip(_names(paths), paths, runs, sources, strict=True)
+            for name, path, one, source, of_run in zip(
+                _names(paths), paths, runs, sources, curves, strict=True
+            )
         ],
         "differing": [[name, [of_run.get(name) for of_run in known]] for name in differing],
         "equal": len(names) - len(differing),
@@ -76,6 +78,18 @@ def comparison(
         "not_in_all": not_in_all[:_NAMED],
         "left_out": max(0, len(not_in_all) - _NAMED),
     }  # fmt: skip
+
+
+def span(run: RecordedRun, first_steps: Iterable[int]) -> list[int] | None:
+    """The first and the last step of a run; a step 0 before all curves has only the settings it began with.
+
+    Args:
+        first_steps: of the curves.
+    """
+    if run.steps is None:
+        return None
+    first, last = run.steps
+    return [min(first_steps, default=0) if first == 0 else first, last]
 
 
 def _tag(tag: str, curves: Sequence[Mapping[str, tuple[Array, Array]]], columns: int) -> dict[str, Any]:

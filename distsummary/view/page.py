@@ -22,7 +22,7 @@ from distsummary.runs.facts import facts
 from distsummary.runs.recorded_run import MERGED, MERGED_RANK, RecordedRun
 from distsummary.runs.show import STATISTICS, interest
 from distsummary.telling import doing
-from distsummary.view.compare import comparison
+from distsummary.view.compare import comparison, span
 from distsummary.view.histograms import histograms
 from distsummary.view.landscape import landscapes
 from distsummary.view.media import media
@@ -109,7 +109,7 @@ def _page(
     order = [*maps]
     pictures.sort(key=lambda one: order.index(one["tag"]))
     return {
-        "overview": _overview(run, verdicts, left_out, min(first_steps, default=0)),
+        "overview": _overview(run, verdicts, left_out, span(run, first_steps)),
         "curves": curves,
         "maps": pictures,
         "timeline": timeline,
@@ -303,13 +303,10 @@ def _merged_curves(run: RecordedRun, shown: Sequence[str]) -> dict[str, tuple[Ar
 
 
 def _overview(
-    run: RecordedRun, verdicts: list[dict[str, Any]], left_out: int, first_step: int
+    run: RecordedRun, verdicts: list[dict[str, Any]], left_out: int, steps: list[int] | None
 ) -> dict[str, Any]:
     attempts = [_row(row) for row in run.attempts]
     known = facts(run)
-    steps = run.steps
-    if steps is not None and steps[0] == 0:
-        steps = (first_step, steps[1])  # step 0 may have nothing but the settings that the run began with
     return {
         "made": time.time(),
         "name": run.path.name,
@@ -317,7 +314,7 @@ def _overview(
         "state": run.state,
         "ranks": list(run.ranks),
         "world_size": int(known.get("ranks") or len(run.ranks)),
-        "steps": None if steps is None else list(steps),
+        "steps": steps,
         "started": min((row["started"] for row in attempts), default=None),
         "attempts": attempts,
         "health": [_row(row) for row in run.health],

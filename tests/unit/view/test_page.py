@@ -110,6 +110,24 @@ def test_a_run_of_one_rank_has_lines_and_no_band_or_heat_maps(tmp_path):
     assert curve["lines"][0]["values"].tolist() == [0.5] * 5
 
 
+def test_the_steps_begin_with_the_curves_and_of_the_phases_those_that_verdicts_name_come_first(tmp_path):
+    phases = [f"perf/phase/{name}/cpu_ms" for name in ("backward", "data", "forward")]
+    record(
+        tmp_path,
+        steps=range(4),
+        values=lambda step, rank: (
+            [Value("text", "settings", "lr: 1")]
+            if step == 0
+            else [Value("scalar", tag, 1.0) for tag in ("loss", *phases)]
+        ),
+    )
+    told = {"rank": 0, "cause": "data", "since_step": 1, "until_step": None, "evidence": "e"}
+    (tmp_path / "alerts.jsonl").write_text(json.dumps(told | {"first_told_step": 2}) + "\n")
+    found = page(ds.open_run(tmp_path))
+    assert found["overview"]["steps"] == [1, 3]
+    assert [curve["tag"] for curve in found["curves"]] == ["loss", *(phases[at] for at in (1, 0, 2))]
+
+
 def test_arrays_come_back_from_the_block_and_the_text_cannot_leave_its_element():
     given = {
         "tag": NASTY,
