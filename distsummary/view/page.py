@@ -106,6 +106,7 @@ def _page(
             timeline |= {"starts": _starts(run, tag, int(having[0])), "counts": _counts(steps, of_all)}
         if tag in maps:
             pictures += _pictures(maps[tag], tag, steps, having, values, nans, of_all, _CELLS // len(maps))
+        del values, nans  # 400 MB of 1,000 ranks, before the next ones come
     order = [*maps]
     pictures.sort(key=lambda one: order.index(one["tag"]))
     return {
