@@ -134,7 +134,7 @@ def test_runs_that_are_chosen_in_the_list_are_compared(served):
     page.get_by_role("link", name="compare 2 runs").click()
     page.wait_for_selector("html[data-ready] #compare")
     assert page.locator("h1").inner_text().startswith("slow")
-    assert page.locator("#compare tbody").first.locator(".name").all_inner_texts() == ["slow", "alone"]
+    assert page.locator("#compare tbody").first.locator(".key .name").all_inner_texts() == ["slow", "alone"]
     page.locator("#curves figure").first.scroll_into_view_if_needed()
     page.locator("#curves .u-legend").first.wait_for()
     assert "alone" in page.locator("#curves .u-legend").first.inner_text()
