@@ -1,11 +1,13 @@
 """Checks of arguments; each error names the field, the value and the allowed range."""
 
 from collections.abc import Callable, Collection, Mapping
+from difflib import get_close_matches
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from distsummary.errors import InvalidArgumentError, InvalidTypeError, InvalidValueError
 
+_TOLD = 10  # tags named in a message
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -60,6 +62,15 @@ def check_choice(field: str, value: object, choices: Collection[object]) -> None
     # `in` is not used: it would fail for values that cannot be hashed or compared
     if not any(isinstance(value, type(choice)) and value == choice for choice in choices):
         raise InvalidValueError(f"{field} must be one of {sorted(map(str, choices))}, got {value!r}")
+
+
+def check_recorded(tag: str, known: Collection[str], what: str) -> None:
+    """Raise InvalidValueError, which names the nearest, unless `tag` is in `known`, the tags of `what`."""
+    if tag not in known:
+        near = get_close_matches(tag, known, 3) or sorted(known)
+        more = f" and {len(near) - _TOLD} more" if len(near) > _TOLD else ""
+        names = f"the nearest are {', '.join(near[:_TOLD])}{more}" if near else f"there are no {what}"
+        raise InvalidValueError(f"tag must be one that was recorded, got {tag!r}; {names}")
 
 
 def check_keys(field: str, value: Mapping[Any, Any], known: Collection[str]) -> None:

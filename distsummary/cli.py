@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from distsummary import __version__
-from distsummary.errors import DistSummaryError, MissingExtraError
+from distsummary.errors import DistSummaryError, InvalidValueError, MissingExtraError, WorldMismatchError
 from distsummary.interrupts import heeds_interrupts
 from distsummary.landscapes.directions import CENTERINGS, DIRECTIONS
 from distsummary.telling import clear, telling
@@ -33,6 +33,8 @@ WORDS = {
     "resume=False": "--anew",
     "gpus_per_worker": "--gpus-per-worker",
     "the same call": "the same command",
+    "'merged', None or one of": "'merged' or one of",
+    "leave rank= out": "leave --rank out",
 }
 ARGUMENTS = "directions", "around", "runs", "parameters", "centering", "workers", "engine", "memory"
 FIELDS = (*ARGUMENTS, "size", "seed", "refine", "ranks", "epochs", "rank", "tag", "plugin")
@@ -88,8 +90,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         OSError,
     ) as error:  # the operating system refuses a path
         print(f"distsummary {options.verb}: {_in_options(str(error))}", file=sys.stderr)
-        is_missing = isinstance(error, FileNotFoundError | NotADirectoryError)
-        return 2 if is_missing or options.verb in ("fsck", "status", "watch") else 1
+        is_wrong = isinstance(error, FileNotFoundError | NotADirectoryError | InvalidValueError)
+        is_wrong &= not isinstance(error, WorldMismatchError)  # it is the files that disagree
+        return 2 if is_wrong or options.verb in ("fsck", "status", "watch") else 1
     except KeyboardInterrupt as stop:
         if options.verb in ("serve", "watch"):  # have written nothing
             return 130
@@ -513,7 +516,11 @@ def _rank(text: str) -> int | str:
 @verb(
     argument("run_dir", metavar="RUN", help="the run dir, or a directory with event files"),
     argument("--to", required=True, choices=("parquet", "csv"), help="the format to write"),
-    argument("--out", metavar="FILE", help="the file (the name of the run, in the current directory)"),
+    argument(
+        "--out",
+        metavar="FILE",
+        help="the file (the name of the run, in the current directory); missing directories are made",
+    ),
     argument("--tag", action="append", help="only scalars of this tag; may be repeated"),
     argument("--rank", type=_rank, help="only this rank, or merged for the merged run (all ranks)"),
     example="export runs/digits --to parquet --tag loss",
@@ -529,7 +536,12 @@ def export(options: argparse.Namespace) -> None:
 
 @verb(
     argument("run_dir", metavar="RUN", help="the run dir, or a directory with event files"),
-    argument("-o", "--out", metavar="FILE", help="the file (the name of the run, in the current directory)"),
+    argument(
+        "-o",
+        "--out",
+        metavar="FILE",
+        help="the file (the name of the run, in the current directory); missing directories are made",
+    ),
     argument("--tag", action="append", help="only scalars of this tag; may be repeated"),
     argument("--rank", type=int, action="append", help="a rank to draw by itself, of many; may be repeated"),
     argument(

@@ -105,7 +105,7 @@ class Judge:
             self._group(self._known.union(told.ranks.tolist()))
         changed = []
         for peers in self._peers:
-            changed += [_verdict(found) for found in peers.add(told)]
+            changed += [_verdict(found, len(peers.ranks) - 1) for found in peers.add(told)]
         return changed
 
     def _group(self, ranks: frozenset[int]) -> None:
@@ -152,19 +152,20 @@ class _Peers:
         return self._slow.add(told.step, times.sum(axis=1))
 
 
-def _verdict(found: Slow) -> Verdict:
+def _verdict(found: Slow, peers: int) -> Verdict:
+    its_peers, own = ("its peer", "that peer's") if peers == 1 else ("the median of its peers", "the peers'")
     what = _WHERE.get(found.phase, f"in {found.phase}")
     more = (found.own_ms - found.peers_ms) / found.peers_step_ms
     if found.phase == "host":
         evidence = (
             f"rank {found.rank} waits {found.own_ms:.3g} ms a step for a processor that other processes use, "
-            f"the median of its peers {found.peers_ms:.3g} ms; apart from that, a step of the peers' own "
+            f"{its_peers} {found.peers_ms:.3g} ms; apart from that, a step of {own} own "
             f"takes {found.peers_step_ms:.3g} ms"
         )
     else:
         evidence = (
-            f"rank {found.rank} takes {found.own_ms:.3g} ms a step {what}, the median of its peers "
-            f"{found.peers_ms:.3g} ms: {more:+.0%} of a whole step of the peers' own, which takes "
+            f"rank {found.rank} takes {found.own_ms:.3g} ms a step {what}, {its_peers} "
+            f"{found.peers_ms:.3g} ms: {more:+.0%} of a whole step of {own} own, which takes "
             f"{found.peers_step_ms:.3g} ms"
         )
     return Verdict(

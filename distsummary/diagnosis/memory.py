@@ -69,7 +69,8 @@ class MemoryImbalance:
             since_step=since[0],
             until_step=None,
             evidence=(
-                f"rank {rank} takes {gib:.3g} GiB {MEMORY_TAGS[tag]}, the median of its {len(others)} peers "
+                f"rank {rank} takes {gib:.3g} GiB {MEMORY_TAGS[tag]}, "
+                f"{'its peer' if len(others) == 1 else f'the median of its {len(others)} peers'} "
                 f"is {usual:.3g} GiB"
             ),
             first_told_step=step,

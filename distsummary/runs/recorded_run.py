@@ -5,14 +5,13 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
-from distsummary.checks import check_choice, check_type
+from distsummary.checks import check_choice, check_recorded, check_type
 from distsummary.diagnosis.alerts import alerts_as_of_now, read_alerts
 from distsummary.errors import (
     DamagedFileError,
@@ -59,7 +58,6 @@ MERGED: Final = "merged"
 MERGED_RANK = -1  # in the column `rank`
 NO_MANIFEST = f"no {MANIFEST}"
 _RANK_NAME = re.compile(r"(?:[a-z]+_)?rank_(\d{5,})")
-_TOLD = 10  # tags named in a message
 _VERDICT = {
     "rank": np.int32, "cause": object, "since_step": np.int64, "until_step": np.int64, "evidence": object,
     "first_told_step": np.int64,
@@ -666,11 +664,7 @@ def _wanted(tag: Tags, known: Sequence[str], what: str) -> list[str]:
     wanted = [tag] if isinstance(tag, str) else [*tag]
     there = set(known)
     for one in wanted:
-        if one not in there:
-            near = get_close_matches(one, known, 3) or sorted(known)
-            more = f" and {len(near) - _TOLD} more" if len(near) > _TOLD else ""
-            names = f"the nearest are {', '.join(near[:_TOLD])}{more}" if near else f"there are no {what}"
-            raise InvalidValueError(f"tag must be one that was recorded, got {one!r}; {names}")
+        check_recorded(one, there, what)
     return wanted
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
-from distsummary.checks import check_choice
+from distsummary.checks import check_choice, check_recorded
 from distsummary.errors import DamagedFileError, InvalidValueError, MissingFileError
 from distsummary.format.norms import ParameterNorms, UnnamedNorms
 from distsummary.format.records import (
@@ -60,7 +60,8 @@ def dump(
         dialect: only files of this dialect. rank: only those of this rank's directory.
 
     Raises:
-        InvalidValueError: the run has no directory of this rank.
+        InvalidValueError: the run has no directory of this rank; or, when all files were read, none of them
+            has a value with one of these tags (the nearest are named).
         MissingFileError: there is no such path, or no event file in the directory.
         DamagedFileError: it is a file of another kind, by its name and its bytes.
     """
@@ -71,12 +72,24 @@ def dump(
     files = event_files(path if rank is None else _rank_dir(path, rank))
     if dialect is not None:
         files = [file for file in files if (dialect_of(file) == TENSORBOARD) == (dialect == TENSORBOARD)]
-    return (
-        record
-        for record in _dump(files, full)
-        if record["plugin"] == "damage"
-        or ((not tags or record["tag"] in tags) and (not plugins or record["plugin"] in plugins))
-    )
+    return _chosen(_dump(files, full), tags, plugins)
+
+
+def _chosen(
+    records: Iterator[dict[str, Json]], tags: Collection[str], plugins: Collection[str]
+) -> Iterator[dict[str, Json]]:
+    """Those with one of the tags and of the plugins, and damage; each tag must have been there at the end."""
+    seen = set()
+    for record in records:
+        is_damage = record["plugin"] == "damage"
+        if not is_damage and plugins and record["plugin"] not in plugins:
+            continue
+        if not is_damage:
+            seen.add(record["tag"])
+        if is_damage or not tags or record["tag"] in tags:
+            yield record
+    for tag in tags:
+        check_recorded(tag, seen, f"values of {', '.join(plugins)}" if plugins else "values")
 
 
 def _rank_dir(path: str | os.PathLike[str], rank: int) -> Path:

@@ -56,7 +56,7 @@ def test_landscape_of_a_factory_without_ray(tmp_path, capsys, monkeypatch):
     ]
     assert main([*arguments, "--directions", "random"]) == 2  # the run kept no checkpoints
     assert "train_metadata.json" in capsys.readouterr().err
-    assert main(["landscape", str(run_dir.base), "nowhere:parts", "--workers", "0"]) == 1
+    assert main(["landscape", str(run_dir.base), "nowhere:parts", "--workers", "0"]) == 2
     assert "nowhere" in capsys.readouterr().err
 
 
@@ -82,7 +82,7 @@ def test_a_landscape_without_a_terminal_tells_its_progress_and_its_doubts(tmp_pa
 def test_names_in_a_list_may_have_blanks_around_them(directions, bowl, capsys):
     assert main([*bowl, "--directions", directions, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["landscapes"] == ["line", "pca"]
-    assert main([*bowl, "--directions", "pca, Line"]) == 1
+    assert main([*bowl, "--directions", "pca, Line"]) == 2
     assert "--directions must be one of" in capsys.readouterr().err
 
 
@@ -94,20 +94,20 @@ def drawn(bowl, name):
 def test_the_centering_and_the_subspace_of_a_landscape(bowl, capsys):
     assert main([*bowl, "--directions", "pca", "--centering", "mean"]) == 0
     assert drawn(bowl, "landscape_1-3.npz").centering == "mean"
-    assert main([*bowl, "--directions", "line", "--centering", "mean"]) == 1
+    assert main([*bowl, "--directions", "line", "--centering", "mean"]) == 2
     assert "--centering applies to --directions 'pca' alone" in capsys.readouterr().err
     assert main([*bowl, "--directions", "pca", "--parameters", "w"]) == 0
     assert drawn(bowl, "landscape_only_w_1-3.npz").parameters == ("w",)
-    assert main([*bowl, "--parameters", "lora"]) == 1
+    assert main([*bowl, "--parameters", "lora"]) == 2
     assert "--parameters 'lora' matches no trainable parameter" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("wrong", "code", "said"),
     [
-        (["--size", "1000"], 1, "--size must be in [3, 256], got 1000"),
-        (["--directions", "hessian"], 1, "--directions 'hessian' needs a torch model"),
-        (["--engine", "fast"], 1, "--engine must be 'auto' or 'naive'"),
+        (["--size", "1000"], 2, "--size must be in [3, 256], got 1000"),
+        (["--directions", "hessian"], 2, "--directions 'hessian' needs a torch model"),
+        (["--engine", "fast"], 2, "--engine must be 'auto' or 'naive'"),
         (["--around", "absent"], 2, "absent does not exist; check the path"),
     ],
 )
@@ -124,7 +124,7 @@ def test_a_landscape_around_another_run_or_a_file(bowl, capsys, tmp_path):
     [file] = other.ckpt_dir.glob("*_2_*.ckpt")
     assert main([*bowl, "--around", str(file)]) == 1  # the bowl has no filters for random directions
     assert "normalization='filter' leaves random directions" in capsys.readouterr().err
-    assert main([*bowl, "--around", str(file), "--directions", "pca"]) == 1
+    assert main([*bowl, "--around", str(file), "--directions", "pca"]) == 2
     assert "--directions 'pca' needs --around with a run" in capsys.readouterr().err
     assert main([*bowl, "--around", str(file.with_name("absent.ckpt"))]) == 2
     assert "absent.ckpt does not exist" in capsys.readouterr().err
@@ -138,9 +138,9 @@ def test_one_landscape_through_several_runs(bowl, capsys, tmp_path):
     assert (grid.runs, grid.run_lengths, grid.centering) == (("run", "other"), (3, 3), "mean")
     assert main([*bowl, *runs, "--directions", "line", "--json"]) == 0
     assert drawn(bowl, "landscape_line_3-3.npz").runs == ("run", "other")
-    assert main([*bowl, *runs, "--around", bowl[1]]) == 1
+    assert main([*bowl, *runs, "--around", bowl[1]]) == 2
     assert "--runs cannot be combined with --around" in capsys.readouterr().err
-    assert main([*bowl, *runs[:2]]) == 1
+    assert main([*bowl, *runs[:2]]) == 2
     assert "--runs must be a list of at least two runs" in capsys.readouterr().err
 
 

@@ -113,7 +113,7 @@ def test_messages_are_in_the_words_of_the_command_line(message, said, capsys, mo
 
     monkeypatch.setattr("distsummary.aggregate.merge.merge_run", refuse)
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
-    assert main(["merge", "anything"]) == 1
+    assert main(["merge", "anything"]) == 2
     assert capsys.readouterr().err == f"warning: {said}\ndistsummary merge: {said}\n"
 
 

@@ -87,6 +87,7 @@ def test_the_rank_that_waits_for_a_slow_one_is_not_blamed_in_a_world_of_two() ->
         for verdict in judge.add(told(step, 2, slow=1 if step >= 100 else None, blocked=5.0))
     ]
     assert (verdict.rank, verdict.cause) == (1, "data")
+    assert re.search(r", its peer \S+ ms: .* of a whole step of that peer's own, ", verdict.evidence)
 
 
 @pytest.mark.parametrize(("queued", "is_told"), [(0.1, True), (100.0, False)])

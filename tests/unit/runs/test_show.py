@@ -188,8 +188,8 @@ def test_scalars_are_exported_and_read_back(runs, tmp_path, capsys, monkeypatch)
     assert main(["export", str(runs / "a"), "--to", "csv", "--rank", "merged", "--tag", "loss/max"]) == 0
     with pytest.raises(SystemExit):
         main(["export", str(runs / "a"), "--to", "csv", "--rank", "first"])
-    assert main(["export", str(runs / "a"), "--to", "csv", "--rank", "7"]) == 1
-    assert "export: --rank must be 'merged', None or one of 0-1, got 7" in capsys.readouterr().err
+    assert main(["export", str(runs / "a"), "--to", "csv", "--rank", "7"]) == 2
+    assert "export: --rank must be 'merged' or one of 0-1, got 7" in capsys.readouterr().err
     assert main(["export", str(runs / "a"), "--to", "csv", "--out", str(tmp_path)]) == 1
     assert "a directory" in capsys.readouterr().err
 
@@ -203,10 +203,16 @@ def test_dump_is_narrowed_by_tag_kind_dialect_and_rank(runs, capsys):
     assert [row["step"] for row in loss] == list(range(1, 11))
     assert {(row["tag"], row["dialect"]) for row in loss} == {("loss", "mindspore")}
     assert {row["plugin"] for row in told("--plugin", "train_lineage")} == {"train_lineage"}
-    assert main(["dump", str(runs / "a"), "--rank", "5"]) == 1
+    assert main(["dump", str(runs / "a"), "--rank", "5"]) == 2
     assert "dump: --rank must be one that has a directory (0-1), got 5" in capsys.readouterr().err
-    assert main(["dump", str(runs / "a"), "--plugin", "scalars"]) == 1
+    assert main(["dump", str(runs / "a"), "--plugin", "scalars"]) == 2
     assert "--plugin must be one of" in capsys.readouterr().err
+    for verb in (["dump"], ["export", "--to", "csv"]):
+        assert main([*verb, str(runs / "a"), "--tag", "loss", "--tag", "los"]) == 2
+        said = f"distsummary {verb[0]}: --tag must be one that was recorded, got 'los'; the nearest are loss"
+        assert capsys.readouterr().err.startswith(said)
+    assert main(["dump", str(runs / "a"), "--tag", "loss", "--plugin", "image"]) == 2
+    assert "got 'loss'; there are no values of image" in capsys.readouterr().err
 
 
 def test_norms_are_a_row_for_each_parameter_and_step(tmp_path):

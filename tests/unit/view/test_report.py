@@ -66,7 +66,9 @@ def test_the_command_names_the_file_and_its_size(tmp_path, monkeypatch, capsys):
     assert main(["report", "run", "--with", "second", "-o", "both.html"]) == 0
     assert '"compare":{"runs":[{"name":"run"' in (tmp_path / "both.html").read_text()
     capsys.readouterr()
-    assert main(["report", "run", "--rank", "7"]) == 1
+    assert main(["report", "run", "--tag", "los"]) == 2
+    assert "got 'los'; the nearest are loss" in capsys.readouterr().err
+    assert main(["report", "run", "--rank", "7"]) == 2
     assert "--rank must be one of 0, got 7" in capsys.readouterr().err
     assert main(["report", "none"]) == 2
     assert "there is no none; name the directory of a run" in capsys.readouterr().err
