@@ -227,7 +227,8 @@ def test_a_landscape_has_contours_the_path_and_both_losses(show):
 def test_runs_are_beside_each_other_and_a_row_leads_to_its_curves(show):
     page = show("beside.html")
     place = page.locator("#compare")
-    assert place.locator("tbody").first.locator(".key .name").all_inner_texts() == ["run4", "<i>other", "run64"]
+    names = place.locator("tbody").first.locator(".key .name")
+    assert names.all_inner_texts() == ["run4", "<i>other", "run64"]
     row = place.locator("tr.link", has_text="perf/own_ms").first
     row.press("Enter")
     assert page.evaluate("location.hash") == "#curves"
