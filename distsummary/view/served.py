@@ -36,7 +36,7 @@ class Answer(NamedTuple):
 
 
 class UnknownRunError(KeyError):
-    """No run of this name was found below the directory."""
+    """Internal: no run of this name was found below the directory."""
 
 
 class Served:

@@ -187,6 +187,7 @@ def test_lines_of_several_aggregators_are_printed_one_by_one_and_without_a_prefi
 
 ALERTS = """
 import sys
+import time
 import ray
 import distsummary as ds
 
@@ -197,6 +198,7 @@ class Aggregator:
 def train():
     aggregators = [ray.remote(num_cpus=0)(Aggregator).remote() for _ in range(3)]
     ray.get([one.tell.remote(rank) for rank, one in enumerate(aggregators)])
+    time.sleep(3)  # until the lines, which Ray sends on every half second, have come to the driver
 
 if __name__ == "__main__":
     ds.launch(train, ranks=1, backend=None)
