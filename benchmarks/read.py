@@ -234,7 +234,7 @@ def measure(asked: argparse.Namespace, directory: Path) -> list[dict[str, Any]]:
                 target = directory / file / name
                 target.mkdir(parents=True)
                 FILES[file](target, size_bytes)
-                paths += target.iterdir()
+                paths += (path for path in target.iterdir() if path.suffix != ".idx")
             for worker in workers:
                 worker.read(paths[0])
             for row in compare(workers, file, paths[1], asked.reps):

@@ -5,7 +5,7 @@ median CPU seconds, over the repetitions, of a process that has imported all tha
 those of `index` they are; with --table also a table in Markdown. The ways take turns. Each gives one tag of
 all ranks, and the run fails unless all give the same sums:
 
-- index: `open_run(RUN).scalars(TAG)` with all six columns, beside the files their indexes.
+- index: `open_run(RUN).scalars(TAG)` with all six columns, from the indexes that the writers left.
 - files: the same with `index=False`, which reads the event files.
 - pandas: `index`, and `.to_pandas()`.
 - accumulator: TensorBoard's EventAccumulator of each rank's directory, reloaded once, and its `Scalars(TAG)`.
@@ -87,8 +87,8 @@ WAYS: dict[str, Callable[[str], dict[str, Any]]] = {
 }
 
 
-def write(path: Path, ranks: int, steps: int, tags: int, *, of: int = 0) -> None:
-    """The first ranks of a run (of `of`; 0: all) as they write it, with all tags of a step in one event."""
+def write(path: Path, ranks: int, steps: int, tags: int) -> None:
+    """A run as its ranks write it, with all tags of a step in one event; each rank's values are others."""
     from distsummary.format.records import Batch, Scalars
     from distsummary.format.scalar_rows import row_dtype
     from distsummary.run_dir import RunDir
@@ -97,7 +97,7 @@ def write(path: Path, ranks: int, steps: int, tags: int, *, of: int = 0) -> None
 
     names = (TAG, *(f"train/metric_{number}" for number in range(1, tags)))
     for rank in range(ranks):
-        place = RunDir(path).writer_dir("train", rank, of or max(ranks, 2))
+        place = RunDir(path).writer_dir("train", rank, max(ranks, 2))
         writer = RankWriter(WriterSpec(directory=place, run_id=RUN, rank=rank))
         rows = np.zeros(steps, row_dtype(tags))
         rows["step"] = np.arange(1, steps + 1)
@@ -119,7 +119,6 @@ def measure(asked: argparse.Namespace, directory: Path) -> list[dict[str, Any]]:
     try:
         for worker in workers:
             worker.read(small)
-        index(str(large))  # writes the indexes
         for _ in range(asked.reps):
             for worker in random.sample(workers, len(workers)):
                 figures[worker.way].append(worker.read(large))

@@ -16,6 +16,7 @@ from distsummary.format.lineage import Lineage, encode_lineage
 from distsummary.format.norms import TableTurns
 from distsummary.format.records import DIALECTS, HPARAMS, MINDSPORE, TENSORBOARD, Event, EventIds
 from distsummary.publish import TEMPORARY, sync, temporary_name
+from distsummary.reading.index import index_closed
 from distsummary.reading.reader import read_file
 from distsummary.reading.segments import SegmentName, lineage_files, next_stamp, segments
 from distsummary.run_text import TAG
@@ -149,6 +150,8 @@ class MergedFiles:
         sync(self._directory)
         for path in older:
             path.unlink(missing_ok=True)
+        if MINDSPORE in self._segments:  # readers take it, not TensorBoard's
+            index_closed(self._directory / name.file_name(MINDSPORE, stamp))
         return tuple(published)
 
     def __enter__(self) -> "MergedFiles":

@@ -1,9 +1,9 @@
 """The index of an event file, `seg-<hash>.idx`: its columns, so that a tag is read without reading the file.
 
-The event file stays the truth: an index that is missing, damaged, of another version or of other bytes is
-made again. It is valid for the first `end` bytes of the file, which must be those that it was made from: of
-the same size and modification time, or with the same CRC. What a growing file holds after them is read from
-the file itself.
+A writer leaves it when it closes the file. The event file stays the truth: an index that is missing, damaged,
+of another version or of other bytes is made again. It is valid for the first `end` bytes of the file, which
+must be those that it was made from: of the same size and modification time, or with the same CRC. What a
+growing file holds after them is read from the file itself.
 
     8 bytes magic | u32 length of the header | u32 CRC of the header | header, JSON | columns
 
@@ -26,13 +26,14 @@ import numpy as np
 from distsummary.errors import RunDirError
 from distsummary.format.records import Shard
 from distsummary.publish import replacing
-from distsummary.reading.contents import EVENT_COLUMNS, Array, Column, Part, Places, Progression, Series
+from distsummary.reading.contents import EVENT_COLUMNS, Array, Column, Part, Places, Progression, Series, scan
 from distsummary.reading.reader import Damage
 from distsummary.reading.segments import all_event_files
 
 MAGIC = b"dsindex\n"
 VERSION = 1
 LEAST_BYTES = 1 << 16  # of an event file; less is read as fast as its index
+MOST_BYTES = 64 << 20  # of an event file that its writer indexes; the first reader takes the memory for more
 _MAX_HEADER = 64 << 20
 _BLOCK = 8 << 20
 MAX_RESERVE = (
@@ -165,6 +166,19 @@ def write_index(segment: Path, part: Part) -> bool:
             path.unlink()
         return False
     return True
+
+
+def index_closed(segment: Path) -> bool:
+    """Write the index of an event file that its writer has just closed.
+
+    False if it has less than LEAST_BYTES or more than MOST_BYTES, or as `write_index`.
+    """
+    try:
+        is_due = LEAST_BYTES <= segment.stat().st_size <= MOST_BYTES
+        return is_due and write_index(segment, scan(segment))
+    except (OSError, RunDirError) as error:
+        logger.debug("no index of %s: %s", segment, error)
+        return False
 
 
 def crc_of(path: Path, size: int) -> int:

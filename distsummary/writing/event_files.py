@@ -10,6 +10,7 @@ from distsummary.format import mindspore_format, tensorboard_format
 from distsummary.format.frames import Framed, frame
 from distsummary.format.records import MINDSPORE, SYNCED, TENSORBOARD, EventIds
 from distsummary.publish import ensure_directory, remove_leftovers
+from distsummary.reading.index import index_closed
 from distsummary.reading.reader import files_of_attempt, read_last_seq
 from distsummary.reading.segments import SegmentName, next_stamp
 from distsummary.writing.files import Files
@@ -232,7 +233,7 @@ class EventFiles:
             return [error for segment in self._segments.values() if (error := _try_sync(segment))]
 
     def _retire(self) -> None:
-        """Make the files durable and close them; a segment with a failed sync is left to `_rescue`."""
+        """Make the files durable, close and index them; one with a failed sync is left to `_rescue`."""
         with self._syncing:
             segments, self._segments = self._segments, {}
         for segment in segments.values():
@@ -244,6 +245,10 @@ class EventFiles:
                 self._not_durable = error  # close() raises it again
             with contextlib.suppress(OSError):
                 segment.close()
+        for dialect in (MINDSPORE, TENSORBOARD):  # readers take the former, if there is one
+            if dialect in segments:
+                index_closed(segments[dialect].path)
+                break
 
     def _rescue(self) -> None:
         while self._doubtful:

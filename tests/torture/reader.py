@@ -15,7 +15,7 @@ _STAMP = {
     MINDSPORE: re.compile(r"\.summary\.(\d+)\."),
     TENSORBOARD: re.compile(r"\.tfevents\.(\d+)\."),
 }
-_HELPER = re.compile(r"torn-\d+\.bin|seg-\d+\.idx|manifest\.json|run\.json|export_\d+|\.lock")
+_HELPER = re.compile(r"torn-\d+\.bin|seg-[0-9a-f]+\.idx|manifest\.json|run\.json|export_\d+|\.lock")
 
 
 class Record(NamedTuple):

@@ -17,7 +17,7 @@ from distsummary.reading import index, recorded
 from distsummary.reading.index import check_index, index_path, is_index
 from distsummary.reading.segments import lineage_files, segments
 from distsummary.run_dir import RunDir
-from distsummary.writing.spec import WriterSpec
+from distsummary.writing.spec import Limits, WriterSpec
 from distsummary.writing.writer import RankWriter
 from tests.unit.landscapes.test_grid import make_grid
 from tests.unit.runs.recording import RUN, record
@@ -253,6 +253,57 @@ def test_indexes_of_files_that_are_gone_do_not_pile_up(tmp_path):
         ds.merge_run(tmp_path)
         assert len(ds.open_run(tmp_path).scalars("loss", rank="merged")) == 5
     assert len(indexes(tmp_path)) == 3  # of two ranks and of the merged run
+
+
+def test_a_recording_and_a_merge_leave_indexes_so_that_a_reader_opens_no_event_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(index, "LEAST_BYTES", 1)
+    for rank in range(2):
+        record(tmp_path, rank=rank, ranks=2)
+    ds.merge_run(tmp_path)
+    assert [check_index(path) for path in indexes(tmp_path)] == ["", "", ""]
+    monkeypatch.setattr(recorded, "scan", lambda path, start: pytest.fail(f"{path} is read"))
+    run = ds.open_run(tmp_path)
+    assert len(run.scalars("loss")) == 10
+    assert len(run.scalars("loss", rank="merged")) == 5
+
+
+@pytest.mark.parametrize("formats", [(MINDSPORE,), (TENSORBOARD,), (MINDSPORE, TENSORBOARD)])
+def test_a_file_is_indexed_when_it_is_closed_also_by_rotation(tmp_path, monkeypatch, formats):
+    monkeypatch.setattr(index, "LEAST_BYTES", 1)
+    limits = Limits(rotate_bytes=4096)
+    writer = RankWriter(WriterSpec(directory=tmp_path, run_id=RUN, formats=formats, limits=limits))
+    for seq in range(1, 151):
+        events = [Event(seq, 100.0, [Value("scalar", "loss", seq / 2), Value("text", "note", "x" * 30)])]
+        writer.write(Batch(run_id=RUN, attempt=0, rank=0, first_seq=seq, events=events))
+    files = segments(tmp_path, formats[0])
+    assert len(files) > 2
+    assert [index_path(path).exists() for path in files] == [True] * (len(files) - 1) + [False]
+    writer.close()
+    assert {*indexes(tmp_path)} == {index_path(path) for path in files}
+    run = ds.open_run(tmp_path)
+    assert run.scalars("loss")["value"].tolist() == [seq / 2 for seq in range(1, 151)]
+    assert len(run.text("note")) == 150
+
+
+@pytest.mark.parametrize("name", ["LEAST_BYTES", "MOST_BYTES"])
+def test_a_recording_leaves_no_index_of_a_file_that_is_too_small_or_too_large(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(index, "LEAST_BYTES", 1)
+    monkeypatch.setattr(index, name, 1 if name == "MOST_BYTES" else 1 << 20)
+    record(tmp_path)
+    assert indexes(tmp_path) == []
+    assert len(ds.open_run(tmp_path).scalars("loss")) == 5  # whose reader leaves one
+    assert len(indexes(tmp_path)) == 1
+
+
+def test_a_recording_that_cannot_write_its_index_ends_as_any(tmp_path, monkeypatch):
+    monkeypatch.setattr(index, "LEAST_BYTES", 1)
+    writer = RankWriter(WriterSpec(directory=tmp_path, run_id=RUN))
+    event = Event(1, 100.0, [Value("scalar", "loss", 0.5)])
+    writer.write(Batch(run_id=RUN, attempt=0, rank=0, first_seq=1, events=[event]))
+    index_path(writer.path(MINDSPORE)).mkdir()
+    assert writer.close() == ""
+    assert writer.health().errors == {}
+    assert ds.open_run(tmp_path).scalars("loss")["value"].tolist() == [0.5]
 
 
 def test_fsck_notes_an_index_that_is_of_no_use_and_nothing_of_one_that_is(tmp_path, capsys):
