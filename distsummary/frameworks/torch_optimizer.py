@@ -167,7 +167,7 @@ class OptimizerSteps:
             running.pop()  # that step raised
         if running and held.set <= self._held_by(running[-1].step.optimizer).set:
             return None
-        if _is_captured():
+        if is_captured():
             self._failures.count(CAPTURED)
             return None
         scale, found_inf = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
@@ -300,7 +300,7 @@ def _remove(handles: list[RemovableHandle]) -> None:
         handle.remove()
 
 
-def _is_captured() -> bool:
+def is_captured() -> bool:
     """Whether what the device is asked to do now becomes part of a CUDA graph."""
     is_in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return bool(is_in_use and torch.cuda.is_current_stream_capturing())

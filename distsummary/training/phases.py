@@ -1,7 +1,8 @@
 """Phases: divides each step of a training loop into phases, and measures what the loop's thread does in each.
 
 The wall time of a phase has three parts: the thread ran (CPU), it was ready but the host ran something else
-(run queue), or it was blocked: by the loader, a disk, the device or other ranks.
+(run queue), or it was blocked: by the loader, a disk, the device or other ranks. Of a model on a device,
+whose work the thread only queues, the device's time decides how long the computing phases took.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ from threading import get_ident, get_native_id
 from distsummary.format.records import PHASE_TAGS
 from distsummary.training.affordable import affordable_every
 from distsummary.training.callbacks import CallbackParams
+from distsummary.training.device_times import DeviceTimes
 
 DATA = "data"  # from requesting a batch until it is there
 FORWARD = "forward"  # from then until the first gradient, with the loss
@@ -32,6 +34,7 @@ MEASURES = ("cpu_ms", "blocked_ms", "queue_ms")
 TAGS = {phase: tuple(f"{PHASE_TAGS}{phase}/{measure}" for measure in MEASURES) for phase in PHASES}
 SHORT_S = 20e-6  # a phase that has the thread wait for no longer than this is not looked at more closely
 COMPUTING = (FORWARD, BACKWARD, OPTIMIZER, REST)
+ON_DEVICE = (*COMPUTING, WAIT)
 SHARED = {phase: f"{PHASE_TAGS}{phase}/wait_ms" for phase in COMPUTING}  # blocked, maybe by other ranks
 OWN_MS = "perf/own_ms"  # what the thread did by itself: CPU and blocked time of all phases but WAIT
 WAIT_MS = "perf/wait_ms"
@@ -102,6 +105,7 @@ class Phases:
         # Whether the thread may wait for other ranks, or for the device, while it computes: then blocked time
         # of these phases says nothing about the rank.
         self.is_computing_shared = False
+        self.device: DeviceTimes | None = None  # then "blocked" is how much longer the device computed
         self._interrupted: str | None = None  # the phase in which garbage is being collected
         self.every, self._is_marked = 1, True
         self.on_marked: Callable[[bool], None] = lambda is_marked: None
@@ -122,6 +126,8 @@ class Phases:
         elif phase != self.current:
             self._account()
             self.current = phase
+            if self.device is not None:
+                self.device.enter(phase)
 
     @contextlib.contextmanager
     def within(self, phase: str) -> Iterator[None]:
@@ -142,6 +148,8 @@ class Phases:
         self.on_marked(is_marked)
         if is_marked:
             self._wall_s, self._cpu_s, self._queue_s = self._wall(), self._cpu(), self._clocks.queue()
+            if self.device is not None:
+                self.device.begin(self.current)
 
     def end_step(self, step: int) -> dict[str, float]:
         """A step ends; returns what `take` does, if it is marked. RECORDING begins, as a part of the next."""
@@ -177,10 +185,17 @@ class Phases:
         """The milliseconds since the last call, by tag: of each phase, OWN_MS, WAIT_MS. Then `then` begins.
 
         There are numbers of all phases so far, if only zeros: rows of equal tags are written much quicker.
+        The device's times are those of an earlier step, mostly the one before: it is not waited for.
         """
         weighed_s = self._cost_s
         self._account()
         self.current = then
+        device_ms = {} if self.device is None else self.device.take(then)
+        for phase in device_ms:
+            if (
+                phase in ON_DEVICE
+            ):  # also one that the thread has not entered: torch's own may call backward's hooks
+                self._spent.setdefault(phase, [*_NOTHING])
         found: dict[str, float] = {}
         own = waited = 0.0
         for phase, spent in self._spent.items():
@@ -190,6 +205,10 @@ class Phases:
             blocked = wall - cpu - queue
             if blocked < 0:
                 blocked = 0.0
+            if self.device is not None and phase in ON_DEVICE:
+                on_device = 1e-3 * device_ms.get(phase, 0.0)
+                blocked = max(0.0, on_device - cpu)
+                wall = max(wall, on_device)
             if phase == WAIT:
                 waited += wall
             elif self.is_computing_shared and phase in SHARED:

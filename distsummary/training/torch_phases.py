@@ -1,6 +1,7 @@
 """Where the phases of a torch model's step begin: forward, backward, waiting for other ranks, optimizer."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from torch.utils.hooks import RemovableHandle
 
 from distsummary.frameworks.torch import FRAMEWORK
 from distsummary.frameworks.torch_modules import has_fsdp1
+from distsummary.frameworks.torch_optimizer import is_captured
+from distsummary.training.device_times import DeviceTimes
 from distsummary.training.phases import BACKWARD, FORWARD, OPTIMIZER, REST, WAIT, Phases
 
 LEARNING = 3  # backward passes until the hooks of all parameters but the last ones are removed
@@ -24,6 +27,10 @@ class TorchPhases:
     The last gradient is that of the parameter that fired last in the first backward passes. After these,
     WAIT lasts until the next call of the model or the optimizer: being told when backward returns takes
     longer than all else here.
+
+    On a CUDA device, events of its stream divide the phases, too: there, a thread of torch calls the hooks of
+    backward, and its time is not the loop's. The stream of a model that is split over ranks also waits for
+    their parameters, which its times would hold: such a model has no events.
     """
 
     def __init__(self, model: nn.Module, phases: Phases) -> None:
@@ -34,7 +41,14 @@ class TorchPhases:
         self._hooks: dict[nn.Parameter, RemovableHandle] = {}
         self._lasts: set[nn.Parameter] = set()
         self._handles: list[RemovableHandle] = []
-        phases.is_computing_shared = _waits_while_computing(model)
+        devices = {parameter.device for parameter in model.parameters()}
+        is_split = has_fsdp1(model) or any(
+            FRAMEWORK.split_axes(parameter) for parameter in model.parameters()
+        )
+        self._device = None if is_split else device_times_of(devices)
+        phases.device = self._device
+        is_elsewhere = any(device.type != "cpu" for device in devices)
+        phases.is_computing_shared = is_split or (is_elsewhere and self._device is None)
         phases.on_marked = self._set_hooks
         self._set_hooks(True)
         self._hook_all()
@@ -73,13 +87,31 @@ class TorchPhases:
         hook = parameter.register_post_accumulate_grad_hook  # torch leaves it untyped
         self._hooks[parameter] = hook(self._have_gradient)  # type: ignore[no-untyped-call]
 
+    @property
+    def _current(self) -> str:
+        return self._phases.current if self._device is None else self._device.current
+
+    def _enter(self, phase: str) -> None:
+        self._phases.enter(phase)
+        if (
+            self._device is not None
+        ):  # also in a thread of torch, and where the loop's thread is in it already
+            self._device.enter(phase)
+
+    def _was(self, phase: str) -> None:
+        """The current phase was this one from its begin."""
+        if self._device is None:
+            self._phases.current = phase
+        else:
+            self._device.was(phase)
+
     # What torch.compile traces has no phases: to leave the trace for a hook would cost more than the hook.
 
     def _begin_forward(self, module: nn.Module, args: Any) -> None:
         if is_compiling():
             return
-        if torch.is_grad_enabled() and self._phases.current in (REST, WAIT):  # a further micro-batch
-            self._phases.enter(FORWARD)
+        if torch.is_grad_enabled() and self._current in (REST, WAIT):  # a further micro-batch
+            self._enter(FORWARD)
 
     def _end_forward(self, module: nn.Module, args: Any, output: Any) -> None:
         if is_compiling() or not torch.is_grad_enabled():
@@ -91,20 +123,19 @@ class TorchPhases:
     def _begin_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if is_compiling():
             return
-        if self._phases.current == BACKWARD:  # no hook saw its end: other parameters have gradients now
+        if self._current == BACKWARD:  # no hook saw its end: other parameters have gradients now
             self._passes = 0
             self._lasts.clear()
             self._hook_all()
-        self._phases.enter(OPTIMIZER)
+        self._enter(OPTIMIZER)
 
     def _end_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not is_compiling():
-            self._phases.enter(REST)
+            self._enter(REST)
 
     def _begin_backward(self, gradient: Tensor) -> None:
-        phases = self._phases
-        if phases.current in (FORWARD, REST, WAIT):
-            phases.enter(BACKWARD)
+        if self._current in (FORWARD, REST, WAIT):
+            self._enter(BACKWARD)
 
     def _have_gradient(self, parameter: nn.Parameter) -> None:
         if self._passes < LEARNING and not self._is_queued:
@@ -113,9 +144,9 @@ class TorchPhases:
         if self._passes < LEARNING:
             self._last = parameter
         if parameter in self._lasts:
-            if self._phases.current == WAIT:  # not the last one after all
-                self._phases.current = BACKWARD
-            self._phases.enter(WAIT)
+            if self._current == WAIT:  # not the last one after all
+                self._was(BACKWARD)
+            self._enter(WAIT)
 
     def _end_backward(self) -> None:
         # DDP queues its own callback, which waits for the other ranks, when the last gradient is there
@@ -124,7 +155,7 @@ class TorchPhases:
     def _leave_backward(self) -> None:
         self._is_queued = False
         self._passes += 1
-        self._phases.enter(REST)
+        self._enter(REST)
         if self._last is not None and self._passes <= LEARNING:
             self._lasts.add(self._last)
             if self._passes == LEARNING:
@@ -133,14 +164,29 @@ class TorchPhases:
         self._last = None
 
 
-def _waits_while_computing(model: nn.Module) -> bool:
-    """Whether forward and backward gather parameters from other ranks, or leave the work to a device."""
-    is_split = any(FRAMEWORK.split_axes(parameter) for parameter in model.parameters())
-    return (
-        is_split
-        or has_fsdp1(model)
-        or any(parameter.device.type != "cpu" for parameter in model.parameters())
-    )
+class _StreamEvent:
+    """A torch.cuda.Event on the current stream of one device, whatever the current device is."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+    def record(self) -> None:
+        self._event.record(torch.cuda.current_stream(self._device))
+
+    def query(self) -> bool:
+        return bool(self._event.query())
+
+    def elapsed_time(self, end: "_StreamEvent") -> float:
+        return float(self._event.elapsed_time(end._event))
+
+
+def device_times_of(devices: set[torch.device]) -> DeviceTimes | None:
+    """What measures the work of a model whose parameters lie on one CUDA device; None for others."""
+    if len(devices) != 1:
+        return None
+    [device] = devices
+    return DeviceTimes(partial(_StreamEvent, device), is_captured) if device.type == "cuda" else None
 
 
 def _tensors(output: Any) -> Iterator[Tensor]:

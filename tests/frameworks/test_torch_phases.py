@@ -1,6 +1,7 @@
 """The phases of a torch step: forward, backward, waiting and optimizer, each with what was done in it."""
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from distsummary.topology import Topology
 from distsummary.training.callbacks import Callback, RunContext
+from distsummary.training.device_times import DeviceTimes
 from distsummary.training.run import Run
 
 BURN_MS = 20.0
@@ -163,3 +165,61 @@ def test_the_model_keeps_no_hook_after_the_run() -> None:
     assert not net._forward_pre_hooks
     assert not net._forward_hooks
     assert all(not parameter._post_accumulate_grad_hooks for parameter in net.parameters())
+
+
+class HostEvent:
+    """An event of a device that does at once what it is asked to do."""
+
+    def record(self) -> None:
+        self.at_s = time.perf_counter()
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: "HostEvent") -> float:
+        return 1e3 * (end.at_s - self.at_s)
+
+
+def test_events_divide_a_step_whose_backward_a_thread_of_torch_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def device_times_of(devices: set[torch.device]) -> DeviceTimes:
+        assert devices == {torch.device("cpu")}
+        return DeviceTimes(HostEvent, lambda: False)
+
+    monkeypatch.setattr("distsummary.training.torch_phases.device_times_of", device_times_of)
+    net, keeps = Net("backward"), Keeps()
+    optimizer = Optimizer(net.parameters(), lr=0.1)
+    with Run(callbacks=keeps, network=net, topology=Topology(rank=0, world_size=2)) as run:
+        for _ in run.steps(range(6)):
+            thread = threading.Thread(target=net(torch.ones(2, 4)).sum().backward)
+            thread.start()
+            thread.join()
+            optimizer.step()
+            optimizer.zero_grad()
+    last = keeps.logged[-1]
+    assert last["perf/phase/backward/cpu_ms"] == 0  # of the loop's thread
+    assert last["perf/phase/backward/blocked_ms"] >= BURN_MS
+    assert last["perf/own_ms"] >= BURN_MS
+    assert "perf/phase/wait/blocked_ms" in last
+    assert last["perf/phase/forward/blocked_ms"] < BURN_MS
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_what_takes_longer_on_a_gpu_is_told_without_waiting_for_it(
+    monkeypatch: pytest.MonkeyPatch, phase: str
+) -> None:
+    monkeypatch.setattr(f"{__name__}.burn", lambda: torch.cuda._sleep(20_000_000))
+    net, keeps = Net(phase).cuda(), Keeps()
+    optimizer = Optimizer(net.parameters(), lr=0.1)
+    x = torch.ones(2, 4, device="cuda")
+    with Run(callbacks=keeps, network=net, topology=Topology(rank=0, world_size=2)) as run:
+        for number in run.steps(range(6)):
+            if number == 4:
+                torch.cuda.synchronize()  # from now on, the first steps' times are there
+            net(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    *_, last = keeps.logged
+    times = {name: last[f"perf/phase/{name}/blocked_ms"] for name in ("forward", "backward", "optimizer")}
+    assert max(times, key=lambda name: times[name]) == phase
+    assert times[phase] > 5.0  # 20 million cycles of at most 4 GHz
