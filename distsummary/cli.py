@@ -377,6 +377,7 @@ def why(options: argparse.Namespace) -> int:
         from distsummary.diagnosis.alerts import all_hangs
         from distsummary.run_dir import RunDir
         from distsummary.states import is_over
+        from distsummary.tools.columns import WIDTH, width_of
         from distsummary.tools.status import read_status
         from distsummary.tools.why import as_json, text_of
 
@@ -385,7 +386,9 @@ def why(options: argparse.Namespace) -> int:
         verdicts = [*judge_files(run_dir), *all_hangs(run_dir, newest, found.stuck)]
     ranks = 0 if newest is None else newest.world_size
     ended = newest is not None and is_over(newest)
-    print(json.dumps(as_json(verdicts)) if options.json else text_of(verdicts, ranks, is_over=ended))
+    width = width_of(sys.stdout, WIDTH)
+    text = text_of(verdicts, ranks, is_over=ended, width=width)
+    print(json.dumps(as_json(verdicts)) if options.json else text)
     return int(bool(verdicts))
 
 

@@ -46,6 +46,20 @@ def different_settings(facts: Mapping[int, RankFacts], first_step: int) -> list[
     ]
 
 
+def usual_settings(facts: Mapping[int, RankFacts]) -> dict[str, str]:
+    """The settings that a strict majority of the ranks agree on, by name.
+
+    Args:
+        facts: rank -> what it told of itself.
+    """
+    told: dict[str, Counter[str | None]] = defaultdict(Counter)
+    for of_rank in facts.values():
+        for name, value in of_rank.settings.items():
+            told[name][value] += 1
+    usual = {name: counts.most_common(1)[0] for name, counts in told.items()}
+    return {name: value for name, (value, n) in usual.items() if value is not None and 2 * n > len(facts)}
+
+
 def differences(facts: Mapping[int, RankFacts]) -> list[tuple[str, int, str]]:
     """What differs between ranks: setting, rank and value, such as "77 on rank 1, 0 on 3 others".
 

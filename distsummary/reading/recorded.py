@@ -348,11 +348,16 @@ class Recorded:
         return found
 
     def steps(self) -> tuple[int, int] | None:
-        """The lowest and the highest step of any event; None without any."""
+        """The lowest and the highest step of any event; None without any.
+
+        Graphs and TensorBoard's own pages, which have no step, do not count unless there is nothing else.
+        """
         found = [part.events["step"].load() for _, part, _ in self._parts]
         if not found:
             return None
-        return min(int(steps.min()) for steps in found), max(int(steps.max()) for steps in found)
+        low = min(low for _, part, _ in self._parts for low in part.lows)
+        lowest = min(int(steps.min()) for steps in found) if np.isinf(low) else int(low)
+        return lowest, max(int(steps.max()) for steps in found)
 
 
 def _attempts(part: Part, at: Array) -> Array:

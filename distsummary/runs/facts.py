@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
-from distsummary.diagnosis.settings import differences
+from distsummary.diagnosis.settings import CONFIG_PREFIX, LOCAL_RANK, differences, usual_settings
 from distsummary.many_files import read_each
 from distsummary.rank_facts import read_facts
 from distsummary.run_dir import RunDir
@@ -31,6 +31,11 @@ _LINEAGE = {  # the path in the lineage -> the name of the fact
     ("evaluation", "valid_dataset", "valid_dataset_size"): "data.validation size",
     ("evaluation", "metric"): "metrics",
 }
+_KNOWN = (
+    CONFIG_PREFIX,
+    "version ",
+    LOCAL_RANK,
+)  # settings of ranks that are facts of the run anyway, or of none
 DIFFERENCES = 16  # between ranks of a run
 DATA_PIPELINE = "data.pipeline"  # a hash of its stages
 
@@ -38,7 +43,8 @@ DATA_PIPELINE = "data.pipeline"  # a hash of its stages
 def facts(run: RecordedRun) -> dict[str, Fact]:
     """All facts that are known, by name; those of the config begin with "config.", as in "config.lr".
 
-    In which settings a rank differs from the others begins with the rank, as in "rank 1: seed torch".
+    Of a run of several ranks, also the seeds and the other settings that most of its ranks have, such as
+    "seed torch"; in which a rank differs from the others begins with the rank, as in "rank 1: seed torch".
     """
     found: dict[str, Fact] = {"state": run.state}
     attempts = [attempt for attempt in run.attempts if attempt.role == run.role]
@@ -67,17 +73,20 @@ def facts(run: RecordedRun) -> dict[str, Fact]:
         found[DATA_PIPELINE] = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
     found |= dict(_flat(run.config, "config"))
     if attempts and attempts[-1].world_size > 1:
-        found |= _between_ranks(run, int(attempts[-1].attempt))
+        found |= _of_ranks(run, int(attempts[-1].attempt))
     return found
 
 
-def _between_ranks(run: RecordedRun, attempt: int) -> dict[str, Fact]:
-    """In which settings, seeds or versions ranks differ from the others, such as "rank 1: seed torch"."""
+def _of_ranks(run: RecordedRun, attempt: int) -> dict[str, Fact]:
+    """The settings that most ranks agree on, and in which ranks differ, such as "rank 1: seed torch"."""
     directories = (sibling_run(run.path) or RunDir(run.path)).rank_dirs(run.role)
     told = read_each(lambda directory: read_facts(directory, attempt), [*directories.values()])
     known = {rank: one for rank, one in zip(directories, told, strict=True) if one is not None}
+    found: dict[str, Fact] = {
+        name: value for name, value in usual_settings(known).items() if not name.startswith(_KNOWN)
+    }
     differ = differences(known)
-    found: dict[str, Fact] = {f"rank {rank}: {name}": value for name, rank, value in differ[:DIFFERENCES]}
+    found |= {f"rank {rank}: {name}": value for name, rank, value in differ[:DIFFERENCES]}
     if len(differ) > DIFFERENCES:
         found["more differences between ranks"] = len(differ) - DIFFERENCES
     return found

@@ -1,6 +1,7 @@
 """RecordedRun: a run on disk, read as tables; `open_run` opens one."""
 
 import hashlib
+import html
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -112,6 +113,19 @@ class RecordedRun:
 
     def __repr__(self) -> str:
         return f"open_run({str(self.path)!r})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: what the run is, how much it recorded, and what was told of its ranks."""
+        steps = "" if self.steps is None else f", steps {self.steps[0]:,} to {self.steps[1]:,}"
+        counts = ", ".join(f"{plugin} {len(tags):,}" for plugin, tags in self.tags.items())
+        lines = [
+            f"{self.path}: {self.state}, {len(self.ranks):,} rank{'s' * (len(self.ranks) != 1)}{steps}",
+            f"tags: {counts or 'none'}",
+            *self.problems,
+        ]
+        told = self.verdicts
+        text = "".join(f"<p>{html.escape(line)}</p>" for line in lines)
+        return text + (told._repr_html_() if len(told) else "")
 
     # --- the run
 

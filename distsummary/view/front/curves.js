@@ -2,7 +2,7 @@
 
 import uPlot from "uplot"
 import { named, parting, runColor } from "./compare.js"
-import { rankCurve } from "./data.js"
+import { isServed, rankCurve } from "./data.js"
 import { counted, css, h, number, on, tickDistance, ticksSaid, whole } from "./dom.js"
 
 const HEIGHT = 230
@@ -31,7 +31,7 @@ export function curves({ curves: all, maps, timeline, overview, compare }, kept 
     more.hidden = shown.length === found.length
     more.textContent = `show the other ${whole(found.length - shown.length)} tags`
     said.textContent = `${shown.length} of ${counted(all.length, "tag")}`
-      + (overview.left_out ? `; ${whole(overview.left_out)} more are not in this file: distsummary report --tag TAG` : "")
+      + (overview.left_out ? `; ${whole(overview.left_out)} more are not ${isServed ? "on this page" : "in this file"}: distsummary report --tag TAG` : "")
       + `. Drag to zoom in, double-click to zoom out. ${smoothingSaid(state.smoothing)}${state.isLogX ? " Steps below 1 are not on a log axis." : ""} Where points are left out, the lowest, highest, first and last of each column are drawn.`
   }
   const redraw = () => cards.forEach((one) => one.redraw())

@@ -64,6 +64,19 @@ def test_scalars_of_all_ranks_of_one_and_of_the_merged_run(tmp_path):
     assert run.scalars("loss/max", rank="merged")["value"].tolist() == [1.25, 2.25]
 
 
+def test_a_notebook_shows_what_a_run_is_and_what_was_told_of_its_ranks(tmp_path):
+    path = tmp_path / "<b>"
+    for rank in range(2):
+        record(path, rank=rank, ranks=2)
+    shown = ds.open_run(path)._repr_html_()
+    assert "&lt;b&gt;: no run.json, 2 ranks, steps 1 to 5</p>" in shown
+    assert "<p>tags: scalar 2</p>" in shown
+    assert "<b>" not in shown
+    told = {"rank": 1, "cause": "data", "since_step": 1, "until_step": None, "first_told_step": 2}
+    RunDir(path).alerts_path.write_text(json.dumps(told | {"evidence": "3 < 4"}) + "\n")
+    assert "<td>3 &lt; 4</td>" in ds.open_run(path)._repr_html_()
+
+
 def test_one_tag_as_a_matrix_of_steps_and_ranks(tmp_path):
     record(tmp_path, rank=0, ranks=3, steps=[1, 2])
     record(tmp_path, rank=1, ranks=3, steps=[2, 3])

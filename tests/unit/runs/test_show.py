@@ -77,6 +77,20 @@ def test_a_rank_with_another_setting_is_a_difference_of_runs_and_its_verdict_has
     assert said in capsys.readouterr().out.splitlines()
 
 
+def test_a_seed_that_most_ranks_of_each_run_have_is_a_fact_of_the_run(runs, capsys):
+    for name, seeds in (("a", "001"), ("b", "771")):
+        for rank, seed in enumerate(seeds):
+            directory = RunDir(runs / name).writer_dir("train", rank, 3)
+            own = {"seed numpy": f"{name}{rank}", "config lr": "1", "version torch": "2", "torch tf32": "True"}
+            write_facts(directory, 0, RankFacts({"seed torch": seed, "local rank": f"{rank}", **own}))
+    assert main(["compare", str(runs / "a"), str(runs / "b")]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"\nseed torch +0 +7\n", out)
+    assert "seed numpy" not in out  # each rank has its own
+    assert "tf32" not in out  # the same in both
+    assert "version torch" not in out
+
+
 def test_what_differs_between_two_runs_and_where_their_curves_part(runs, capsys):
     assert main(["compare", str(runs / "a"), str(runs / "b")]) == 0
     lines = capsys.readouterr().out.splitlines()
