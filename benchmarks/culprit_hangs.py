@@ -53,8 +53,8 @@ def training(run_dir: str, kind: str, culprit: int, at: int, launcher: str) -> I
     finally:
         ranks = [rank for attempt in read_run(run_dir).attempts for rank in attempt.ranks]
         for rank in ranks:  # none, if it has not begun for want of a processor
-            if rank.state == "running":
-                os.kill(rank.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has ended
+                os.kill(rank.pid, signal.SIGKILL)  # also one that is stopped
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -91,7 +91,7 @@ def episode(directory: str, kind: str, number: int, seed: int) -> dict[str, Any]
     why = [sys.executable, "-m", "distsummary", "why", run_dir, "--json"]
     said = json.loads(subprocess.run(why, capture_output=True, text=True).stdout)["verdicts"]
     afterwards = [verdict for verdict in said if verdict["cause"] == "hang"]
-    where = "began broadcast of 4 as" if kind == "order" else AWAITED
+    where = "began broadcast of 4 elements as" if kind == "order" else AWAITED
     evidence = "" if hang is None else hang["evidence"]
     return {
         "kind": kind,

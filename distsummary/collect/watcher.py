@@ -37,7 +37,7 @@ UNKNOWN_S = 600.0  # the limit before the length of a step, or of a phase, is kn
 PHASE_LEAST_S = 60.0  # the least limit of an evaluation or a checkpoint, and
 PHASE_FACTOR = 3  # so many times the longest one so far
 RECENT = 60  # looks at which the step had changed, whose steps are remembered
-ENOUGH = 20  # of them, until the long ones among them count
+ENOUGH = 20  # of them, until the long ones among them count; and steps, until their mean tells a limit
 LONG_FACTOR = 1.5  # a step is not late before so many times the length that one in twenty exceeds
 MOVING = 0.2  # of the wall time, spent on computing or in the run queue: the thread is not blocked
 STACK_LINES = 40
@@ -76,6 +76,7 @@ class Pace:
 
     def __init__(self, place: Place, now: float) -> None:
         self.place = place
+        self._begun = place.step, now
         self.since = self._looked_s = now
         self.late_s = 0.0
         self._steps: deque[float] = deque(maxlen=RECENT)  # seconds a step, at each look that saw new ones
@@ -111,8 +112,12 @@ class Pace:
         if phase in _LONG:
             longest = self._longest.get(phase)
             return UNKNOWN_S if longest is None else max(PHASE_LEAST_S, PHASE_FACTOR * longest)
-        if phase == COMPILE or not self._steps:
+        if phase == COMPILE:
             return UNKNOWN_S
+        if not self._steps:  # all that was seen so far held the start, or a phase of its own
+            first, begun_s = self._begun
+            made = self.place.step - first
+            return max(LEAST_S, MEDIANS * (self.since - begun_s) / made) if made >= ENOUGH else UNKNOWN_S
         limit = max(LEAST_S, MEDIANS * statistics.median(self._steps))
         if len(self._steps) >= ENOUGH:  # steps of different lengths
             limit = max(limit, LONG_FACTOR * sorted(self._steps)[-1 - len(self._steps) // 20])

@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 PHASES = ("data", "forward", "backward", "optimizer", "python", "recording", "checkpoint", "rest", "host")
 WINDOWS = (5, 10, 20, 40)  # steps over which an excess is averaged
 # An excess (a fraction of the peers' own step) that is told if it lasts as many steps as the window has.
-FLOORS = np.array([0.18, 0.11, 0.072, 0.048])
+FLOORS = np.array([0.18, 0.13, 0.072, 0.048])
 OVER = 0.03  # an excess is over only below this, so that one that becomes smaller is not told twice
 # The host, if other processes keep the rank's thread waiting in the run queue: on shared hosts all ranks wait
 # now and then, some steps fifty times as long as others. So the excess is what exceeds HOST_FACTOR times the

@@ -246,6 +246,8 @@ def _missing(tellings: Sequence[Telling], waiting: Sequence[Telling]) -> list[Ve
             seen = _in_group(other, name, ranks)
             if seen is not None and seen.newest >= number:
                 continue
+            if other.phase == WAITING and _has_stopped(other) and not other.groups:
+                continue  # it waits, too; what for, it tells when it is late by its own measure
             who = [one.rank for one in inside if one.rank != rank]
             if who:
                 awaited.setdefault(rank, f"lacks {what}, for which {_waits(who, inside)}")

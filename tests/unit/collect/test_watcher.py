@@ -22,6 +22,21 @@ def test_no_step_is_late_before_the_length_of_a_step_is_known() -> None:
     assert paced(90.0)[0].limit_s("forward") == UNKNOWN_S  # the first one may compile
 
 
+def test_many_steps_between_two_looks_tell_a_limit_though_the_start_is_among_them() -> None:
+    pace = Pace(Place(0, OUTSIDE), 0.0)
+    pace.look(Place(19, "forward"), 0.5)
+    assert pace.limit_s("forward") == UNKNOWN_S
+    pace.look(Place(30, "evaluation"), 1.0)
+    pace.look(Place(55, "forward"), 2.5)
+    assert pace.limit_s("forward") == 1.0
+    pace = Pace(Place(1000, OUTSIDE), 0.0)  # a run that is resumed
+    pace.look(Place(1020, "forward"), 60.0)
+    assert pace.limit_s("forward") == 9.0
+    pace.look(Place(1021, "forward"), 60.5)
+    pace.look(Place(1022, "forward"), 61.0)
+    assert pace.limit_s("forward") == 1.5
+
+
 def test_a_step_is_late_after_three_medians_and_at_least_a_second() -> None:
     assert paced(90.0, *[0.02] * 10)[0].limit_s("forward") == 1.0
     assert paced(90.0, *[600.0] * 3)[0].limit_s("forward") == 1800.0

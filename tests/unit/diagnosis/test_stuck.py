@@ -43,6 +43,11 @@ def test_the_rank_that_lacks_what_the_others_wait_for_is_named_with_its_line() -
     assert "train.py:7 in step: time.sleep(9), in phase forward" in verdict.evidence
 
 
+def test_a_rank_that_waits_but_has_not_told_for_what_is_not_blamed() -> None:
+    early = replace(waits(0), limit_s=600.0, recorder="", groups=())
+    assert [one.rank for one in hung(others(early, sleeps(2)))] == [2]
+
+
 def test_a_rank_that_tells_nothing_is_told_by_the_others() -> None:
     silent = Telling(rank=1, step=41)
     [verdict] = hung(others(silent))
