@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from distsummary.format.records import ALERT_TAGS, RANKS_TAG
 from distsummary.runs.facts import Fact, facts
-from distsummary.runs.recorded_run import MERGED, MERGED_RANK, RecordedRun
+from distsummary.runs.rank_files import MERGED, MERGED_RANK
+from distsummary.runs.recorded_run import RecordedRun
 from distsummary.runs.show import STATISTICS, fact_text, interest, verdict_text
 from distsummary.runs.table import ScalarTable
 from distsummary.tools.columns import aligned, cut, numbered, printable, shortened, wrapped, wrapped_rows

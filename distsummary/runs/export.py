@@ -10,7 +10,8 @@ import numpy as np
 from distsummary.checks import check_choice
 from distsummary.errors import InvalidValueError
 from distsummary.publish import check_writable, refuse_unlike_files, replacing
-from distsummary.runs.recorded_run import Rank, Tags, open_run
+from distsummary.runs.rank_files import Rank, Tags
+from distsummary.runs.recorded_run import open_run
 from distsummary.runs.table import ScalarTable, imported
 from distsummary.telling import doing
 

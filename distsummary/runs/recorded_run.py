@@ -3,21 +3,18 @@
 import hashlib
 import html
 import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from typing import Any
 
 import numpy as np
 
-from distsummary.checks import check_choice, check_recorded, check_type
+from distsummary.checks import check_choice, check_type
 from distsummary.diagnosis.alerts import alerts_as_of_now, read_alerts
 from distsummary.errors import (
     DamagedFileError,
     DistSummaryError,
-    InvalidValueError,
     MissingFileError,
     NotADirectoryPathError,
 )
@@ -25,40 +22,29 @@ from distsummary.format.lineage import custom_values, lineage_values
 from distsummary.format.records import NORMS
 from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.pb.mindspore_anf_ir_pb2 import GraphProto
-from distsummary.reading.deduplicate import ends_of_attempts
-from distsummary.reading.index import DamagedIndexError, is_index
+from distsummary.reading.index import is_index
 from distsummary.reading.reader import Damage, read_file, read_lineage
-from distsummary.reading.recorded import Place, Recorded
-from distsummary.reading.segments import all_event_files, landscape_files, source_of
-from distsummary.reading.shards import AddedShards
+from distsummary.reading.recorded import Place
+from distsummary.reading.segments import all_event_files, landscape_files
 from distsummary.run_dir import MANIFEST, Manifest, RunDir
-from distsummary.run_text import as_ranges
 from distsummary.runs.norms import norms_table
+from distsummary.runs.rank_files import MERGED, Rank, RankFiles, Tags, ends, wanted
 from distsummary.runs.table import (
     Array,
-    Labels,
     Piece,
     ScalarTable,
     Table,
     ValueTable,
-    labels,
     matrix_of,
     objects,
     packed,
 )
+from distsummary.runs.values import added, assembled, readable, value_table
 from distsummary.sibling_run import SiblingRun, sibling_run
 from distsummary.states import RunState, read_run
-from distsummary.telling import doing
 from distsummary.tools.dump import fields
 
-Result = TypeVar("Result")
-Rank: TypeAlias = int | Literal["merged"] | None
-Tags: TypeAlias = str | Sequence[str] | None
-
-MERGED: Final = "merged"
-MERGED_RANK = -1  # in the column `rank`
 NO_MANIFEST = f"no {MANIFEST}"
-_RANK_NAME = re.compile(r"(?:[a-z]+_)?rank_(\d{5,})")
 _VERDICT = {
     "rank": np.int32, "cause": object, "since_step": np.int64, "until_step": np.int64, "evidence": object,
     "first_told_step": np.int64,
@@ -103,12 +89,9 @@ class RecordedRun:
         check_type("index", index, bool)
         run = _run_dir(path)
         self.path, self.role = run.base, role
-        self._run_dir, self._uses_index = run, index
-        self._ranks: dict[int, Recorded] = {}
-        self._merged: Recorded | None = None
-        self._gone: dict[int, str] = {}  # rank -> why it cannot be read
+        self._run_dir = run
+        self._files = RankFiles(run, role, uses_index=index)
         self._told: dict[str, None] = {}  # problems that were met on the way, in their order
-        self._holds = 0  # of `held`
         _check_is_run(run, os.fspath(path), role)
 
     def __repr__(self) -> str:
@@ -132,7 +115,7 @@ class RecordedRun:
     @property
     def ranks(self) -> tuple[int, ...]:
         """The ranks that have a directory; (0,) for a run of one rank."""
-        return tuple(self._directories())
+        return tuple(self._files.directories())
 
     @property
     def state(self) -> str:
@@ -194,8 +177,8 @@ class RecordedRun:
         if lineage.custom is not None:
             return dict(custom_values(lineage.custom))
         found: dict[str, Any] = {}
-        for place in self._places("hparams", None, None):
-            for value in _readable(place, self._told):
+        for _, place in self._files.places("hparams", None, None):
+            for value in readable(place, self._told):
                 for name, entered in value.session_start_info.hparams.items():
                     kind = entered.WhichOneof("kind")
                     found[name] = getattr(entered, kind) if kind and kind != "null_value" else None
@@ -218,12 +201,12 @@ class RecordedRun:
     @property
     def problems(self) -> list[str]:
         """What could not be read until now, one line each; [] if all is well. Asking reads the files."""
-        self._read(lambda: None)
+        self._files.read(lambda: None)
         state = self._state()
-        told = [*self._told, *(f"rank {rank}: {why}" for rank, why in self._gone.items())]
-        damage = [one for recorded in self._recorded() for one in recorded.damage]
+        told = [*self._told, *(f"rank {rank}: {why}" for rank, why in self._files.gone.items())]
+        damage = [one for recorded in self._files.all() for one in recorded.damage]
         if state is None or state.state != "running":
-            damage += [one for recorded in self._recorded() for one in recorded.unfinished()]
+            damage += [one for recorded in self._files.all() for one in recorded.unfinished()]
         told += [f"{one.file}, byte {one.offset}: {one.reason}" for one in damage]
         newest = state.newest if state else None
         told += [
@@ -232,10 +215,10 @@ class RecordedRun:
             if one.state == "unknown"
         ]
         if newest and newest.role == self.role and newest.world_size > 1:
-            there = set(self._ranks) & set(self._run_dir.rank_dirs(self.role))
+            there = set(self._files.ranks) & set(self._run_dir.rank_dirs(self.role))
             if missing := sorted(set(range(newest.world_size)) - there):
                 told.append(f"no directory of rank {', '.join(map(str, missing))}")
-            if self._merged is None or not self._merged.files:
+            if self._files.merged is None or not self._files.merged.files:
                 told.append(f"not merged: distsummary merge {self.path}")
         return [*dict.fromkeys(told)]
 
@@ -267,7 +250,7 @@ class RecordedRun:
         Takes a look at the files' sizes and times and at run.json; no event is read. Raises MissingFileError
         if the run was removed.
         """
-        directories = {self.path, self._run_dir.landscape_dir, *self._directories().values()}
+        directories = {self.path, self._run_dir.landscape_dir, *self._files.directories().values()}
         found: list[tuple[object, ...]] = []
         for directory in sorted(directories):
             with suppress(FileNotFoundError), os.scandir(directory) as entries:
@@ -291,21 +274,21 @@ class RecordedRun:
 
         def count() -> dict[str, dict[str, int]]:
             found: dict[str, dict[str, int]] = {}
-            for recorded in self._ranks.values():
+            for recorded in self._files.ranks.values():
                 keys = [*(("scalar", tag) for tag in recorded.tags()), *recorded.kinds()]
                 for plugin, tag in keys:
                     of_plugin = found.setdefault(plugin, {})
                     of_plugin[tag] = of_plugin.get(tag, 0) + 1
             return found
 
-        return self._read(count)
+        return self._files.read(count)
 
     def ranks_of(self, plugin: str) -> dict[str, tuple[int, ...]]:
         """Tag -> the ranks that recorded it, of the tags of a plugin, see `tags`."""
 
         def having() -> dict[str, tuple[int, ...]]:
             found: dict[str, list[int]] = {}
-            for rank, recorded in self._ranks.items():
+            for rank, recorded in self._files.ranks.items():
                 kinds = (
                     [("scalar", tag) for tag in recorded.tags()] if plugin == "scalar" else recorded.kinds()
                 )
@@ -313,17 +296,17 @@ class RecordedRun:
                     found.setdefault(tag, []).append(rank)
             return {tag: tuple(ranks) for tag, ranks in found.items()}
 
-        return self._read(having)
+        return self._files.read(having)
 
     @property
     def steps(self) -> tuple[int, int] | None:
         """The lowest and the highest recorded step of any rank; None if nothing was recorded."""
 
         def span() -> tuple[int, int] | None:
-            found = [steps for one in self._ranks.values() if (steps := one.steps()) is not None]
+            found = [steps for one in self._files.ranks.values() if (steps := one.steps()) is not None]
             return (min(low for low, _ in found), max(high for _, high in found)) if found else None
 
-        return self._read(span)
+        return self._files.read(span)
 
     def scalars(self, tag: Tags = None, rank: Rank = None) -> ScalarTable:
         """The scalars by tag, then rank, in recording order: rank, attempt, step, wall_time, tag and value.
@@ -338,20 +321,20 @@ class RecordedRun:
         """
 
         def read() -> ScalarTable:
-            chosen, ends = self._chosen(rank)
+            chosen, until = self._files.chosen(rank)
             of_rank = {number: recorded.tags() for number, recorded in chosen.items()}
             known = [*dict.fromkeys(name for names in of_rank.values() for name in names)]
-            wanted = [
+            asked = [
                 (number, name)
-                for name in _wanted(tag, known, "scalars")
+                for name in wanted(tag, known, "scalars")
                 for number, names in of_rank.items()
                 if name in names
             ]
-            room = sum(chosen[number].count(name) for number, name in wanted)
-            pieces = (Piece(number, *chosen[number].scalars(name, ends)) for number, name in wanted)
+            room = sum(chosen[number].count(name) for number, name in asked)
+            pieces = (Piece(number, *chosen[number].scalars(name, until)) for number, name in asked)
             return ScalarTable(packed(pieces, room))
 
-        return self._read(read)
+        return self._files.read(read)
 
     def matrix(self, tag: str) -> tuple[Array, Array, Array]:
         """One tag of all ranks as steps int64 (S,), ranks int32 (R,) and values float32 (S, R).
@@ -361,15 +344,17 @@ class RecordedRun:
         """
 
         def read() -> tuple[Array, Array, Array]:
-            ends = _ends(self._ranks.values())
-            having = {rank: one for rank, one in self._ranks.items() if tag in one.tags()}
+            until = ends(self._files.ranks.values())
+            having = {rank: one for rank, one in self._files.ranks.items() if tag in one.tags()}
             if not having:
-                _wanted(
-                    tag, [*dict.fromkeys(t for one in self._ranks.values() for t in one.tags())], "scalars"
+                wanted(
+                    tag,
+                    [*dict.fromkeys(t for one in self._files.ranks.values() for t in one.tags())],
+                    "scalars",
                 )
-            return matrix_of((rank, *one.curve(tag, ends)) for rank, one in having.items())
+            return matrix_of((rank, *one.curve(tag, until)) for rank, one in having.items())
 
-        return self._read(read)
+        return self._files.read(read)
 
     def histograms(self, tag: Tags = None, rank: Rank = None) -> ValueTable:
         """The histograms (records with left, width, counts, min, max ...), by rank.
@@ -378,7 +363,7 @@ class RecordedRun:
         unless `rank` names one. Where shards are missing, their rows stand as they are. The arguments and
         errors are those of `scalars`.
         """
-        return self._values("histogram", tag, rank, join=_added)
+        return self._values("histogram", tag, rank, join=added)
 
     def tensors(self, tag: Tags = None, rank: Rank = None) -> ValueTable:
         """The tensors as arrays, by rank.
@@ -387,7 +372,7 @@ class RecordedRun:
         names one: then it is its shard. What no shard holds is masked (`numpy.ma.MaskedArray`). The arguments
         and errors are those of `scalars`.
         """
-        return self._values("tensor", tag, rank, join=_assembled)
+        return self._values("tensor", tag, rank, join=assembled)
 
     def images(self, tag: Tags = None, rank: Rank = None) -> ValueTable:
         """The images: height, width, and `encoded`, the bytes of the PNG. Arguments, errors: as `scalars`."""
@@ -402,13 +387,13 @@ class RecordedRun:
         """The newest graph of the model that is recorded, of the lowest rank that has one; None without."""
 
         def read() -> GraphProto | None:
-            for recorded in [*self._ranks.values(), *([self._merged] if self._merged else [])]:
+            for recorded in self._files.all():
                 if places := recorded.places("graph", None, {}):
                     newest = max(places, key=lambda place: place.attempt)
                     return GraphProto.FromString(newest.read().data)
             return None
 
-        return self._read(read)
+        return self._files.read(read)
 
     def norms(self, parameter: Tags = None, rank: Rank = MERGED) -> Table:
         """The norms of the parameters at every step: rank, attempt, step, wall_time, parameter, and
@@ -423,7 +408,7 @@ class RecordedRun:
 
         Raises InvalidValueError if there is no such rank, or no such parameter.
         """
-        found = self._read(partial(self._found, NORMS, None, rank))
+        found = self._files.places(NORMS, None, rank)
         return norms_table(found, parameter, self._told)
 
     def norms_by_step(self, rank: Rank = MERGED) -> ValueTable:
@@ -451,107 +436,20 @@ class RecordedRun:
                 for event in read_file(path, "skip", skipped=skipped):
                     found |= {one.tag: one.data for one in event.values if one.plugin == "landscape"}
                 self._tell(skipped)
-            for place in self._places("landscape", None, None):
-                for value in _readable(place, self._told):
+            for _, place in self._files.places("landscape", None, None):
+                for value in readable(place, self._told):
                     found[place.tag] = value
         return found
 
-    # --- reading
-
-    def _directories(self) -> dict[int, Path]:
-        """Rank -> its directory."""
-        if found := self._run_dir.rank_dirs(self.role):
-            return found
-        alone = self._run_dir.writer_dir(self.role, 0, 1)
-        name = _RANK_NAME.fullmatch(alone.name)
-        return {int(name[1]) if name else 0: alone}
-
-    def _read(self, read: Callable[[], Result]) -> Result:
-        """What `read` gives after reading on; once more if an index turns out to be damaged."""
-        must_refresh = not self._holds
-        while True:
-            try:
-                if must_refresh:
-                    self._refresh()
-                return read()
-            except DamagedIndexError as error:
-                must_refresh = True
-                for recorded in self._recorded():
-                    recorded.forget(error.path)
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self) -> AbstractContextManager[None]:
         """While it is open, all calls read what the run had recorded at its beginning.
 
         They do not look at the files of all ranks again, which takes 0.1 s each for 1,000 ranks.
         Raises MissingFileError if the run was removed.
         """
-        self._read(lambda: None)
-        self._holds += 1
-        try:
-            yield
-        finally:
-            self._holds -= 1
+        return self._files.held()
 
-    def _refresh(self) -> None:
-        directories = self._directories()
-        base = self._run_dir.writer_dir(self.role, 0, 1)
-        is_alone = [*directories.values()] == [base]
-        if is_alone and not self.path.is_dir():
-            raise MissingFileError(f"the run {self.path} was removed while it was read")
-        self._gone = {
-            rank: f"its directory {recorded.directory} was removed"
-            for rank, recorded in self._ranks.items()
-            if rank not in directories
-        } | {rank: why for rank, why in self._gone.items() if rank not in directories}
-        self._ranks = {
-            rank: self._ranks.get(rank) or Recorded(directory, uses_index=self._uses_index)
-            for rank, directory in directories.items()
-        }
-        if is_alone:
-            self._merged = None
-        elif self._merged is None and base.is_dir():
-            self._merged = Recorded(base, belongs=_is_merged, uses_index=self._uses_index)
-        for count, (rank, recorded) in enumerate([*self._ranks.items()]):
-            doing("looking through rank", count + 1, len(directories))
-            try:
-                recorded.refresh()
-            except (DistSummaryError, OSError) as error:
-                self._gone[rank] = str(error)
-                del self._ranks[rank]
-        if self._merged is not None:
-            self._merged.refresh()
-
-    def _recorded(self) -> list[Recorded]:
-        return [*self._ranks.values(), *([self._merged] if self._merged is not None else [])]
-
-    def _chosen(self, rank: Rank) -> tuple[dict[int, Recorded], dict[int, float]]:
-        """The directories to read by rank, and the ends of their attempts."""
-        if rank == MERGED and self._merged is not None:
-            return {MERGED_RANK: self._merged}, _ends([self._merged])
-        ends = _ends(self._ranks.values())
-        if rank is None or rank == MERGED:  # of one rank, its files are the run
-            return self._ranks, ends
-        check_type("rank", rank, (int, str), optional=True)
-        if isinstance(rank, str) or rank not in self._ranks:
-            there = as_ranges(self._ranks)
-            raise InvalidValueError(f"rank must be 'merged', None or one of {there}, got {rank!r}")
-        return {rank: self._ranks[rank]}, ends
-
-    def _places(self, plugin: str, tag: Tags, rank: Rank) -> list[Place]:
-        return [place for _, place in self._read(partial(self._found, plugin, tag, rank))]
-
-    def _found(self, plugin: str, tag: Tags, rank: Rank) -> list[tuple[int, Place]]:
-        chosen, ends = self._chosen(rank)
-        if tag is not None:
-            known = [name for one in chosen.values() for kind, name in one.kinds() if kind == plugin]
-            tag = _wanted(tag, [*dict.fromkeys(known)], plugin)
-        return [
-            (number, place)
-            for number, recorded in chosen.items()
-            for name in ([None] if tag is None else tag)
-            for place in recorded.places(plugin, name, ends)
-        ]
+    # --- reading
 
     def _values(
         self,
@@ -560,33 +458,9 @@ class RecordedRun:
         rank: Rank,
         join: "Callable[[list[Place]], Callable[[], Any] | None] | None" = None,
     ) -> ValueTable:
-        """A table of values; `join` makes one of the shards of a tag at a step, None if that cannot be."""
-        found = self._read(partial(self._found, plugin, tag, rank))
-        rows: list[tuple[int, Place, Callable[[], Any]]] = []
-        shards: dict[tuple[str, int], list[tuple[int, Place]]] = {}
-        for number, place in found:
-            if place.shard is not None and join is not None and rank is None:
-                shards.setdefault((place.tag, place.step), []).append((number, place))
-            else:
-                rows.append((number, place, partial(_data, place)))
-        for parts in shards.values():
-            assert join is not None
-            whole = join([place for _, place in parts])
-            if whole is None:
-                rows += [(number, place, partial(_data, place)) for number, place in parts]
-            else:
-                rows.append((*min(parts, key=lambda part: part[0]), whole))
-        if shards:
-            rows.sort(key=lambda row: (row[0], row[1].step))
-        places = [place for _, place, _ in rows]
-        columns: dict[str, Any] = {
-            "rank": np.array([number for number, _, _ in rows], np.int32),
-            "attempt": np.array([place.attempt for place in places], np.int64),
-            "step": np.array([place.step for place in places], np.int64),
-            "wall_time": np.array([place.wall_time for place in places], np.float64),
-            "tag": labels([place.tag for place in places]) if places else Labels(np.empty(0, np.int32), ()),
-        }
-        return ValueTable(columns, lambda row: rows[row][2](), title=f"{plugin} values")
+        """A table of values; `join` puts shards together, unless one rank was asked for."""
+        found = self._files.places(plugin, tag, rank)
+        return value_table(found, join if rank is None else None, f"{plugin} values")
 
     def _state(self) -> RunState | None:
         """What the manifests tell; None if run.json cannot be read."""
@@ -610,7 +484,7 @@ class RecordedRun:
         """The lineage of the run or, before there is one, of its lowest rank."""
         skipped: list[Damage] = []
         lineage = None
-        for directory in (self._run_dir.writer_dir(self.role, 0, 1), *self._directories().values()):
+        for directory in (self._run_dir.writer_dir(self.role, 0, 1), *self._files.directories().values()):
             if directory.is_dir():
                 lineage = read_lineage(directory, skipped=skipped)
                 if lineage_values(lineage):
@@ -658,75 +532,6 @@ def _check_is_run(run: RunDir, given: str, role: str) -> None:
     raise MissingFileError(
         f"{given} is not a run: it has neither {MANIFEST} nor rank directories nor event files; {remedy}"
     )
-
-
-def _is_merged(path: Path) -> bool:
-    return source_of(path.name) == MERGED
-
-
-def _ends(recorded: Iterable[Recorded]) -> dict[int, float]:
-    lows = [low for one in recorded for low in one.lows().items()]
-    attempts, steps = (np.array([low[column] for low in lows]) for column in (0, 1))
-    return ends_of_attempts(attempts.astype(np.int64), steps)
-
-
-def _wanted(tag: Tags, known: Sequence[str], what: str) -> list[str]:
-    """The tags that were asked for; raises InvalidValueError for one that is not there."""
-    if tag is None:
-        return [*known]
-    check_type("tag", tag, (str, list, tuple), optional=True)
-    wanted = [tag] if isinstance(tag, str) else [*tag]
-    there = set(known)
-    for one in wanted:
-        check_recorded(one, there, what)
-    return wanted
-
-
-def _data(place: Place) -> Any:
-    return place.read().data
-
-
-def _readable(place: Place, told: dict[str, None]) -> Iterator[Any]:
-    """The data of a value, or nothing but a line about why not."""
-    try:
-        yield _data(place)
-    except (DistSummaryError, OSError) as error:
-        told[str(error)] = None
-
-
-def _added(places: list[Place]) -> Callable[[], Any] | None:
-    """The histogram of a parameter from those of its shards; None if shards are missing."""
-    added = AddedShards()
-    for place in places:
-        added.add(place.read())
-    whole = added.whole()
-    return None if whole is None else lambda: whole.data
-
-
-def _assembled(places: list[Place]) -> Callable[[], Any]:
-    """A tensor from its shards; what none holds is masked."""
-    return partial(_assemble, places)
-
-
-def _assemble(places: list[Place]) -> Any:
-    whole: Any = None
-    missing = np.ones((), np.bool_)
-    for place in places:
-        value = place.read()
-        assert value.shard is not None
-        part = np.asarray(value.data)
-        if whole is None:
-            whole = np.zeros(value.shard.global_shape, part.dtype)
-            missing = np.ones(whole.shape, np.bool_)
-        box = tuple(slice(at, at + size) for at, size in zip(value.shard.offset, part.shape, strict=True))
-        if value.shard.global_shape != whole.shape or whole[box].shape != part.shape:
-            raise DamagedFileError(
-                f"the shards of {place.tag!r} at step {place.step} do not fit together: {part.shape} at "
-                f"{value.shard.offset} of {value.shard.global_shape}; read those of each rank with rank="
-            )
-        whole[box] = part
-        missing[box] = False
-    return np.ma.MaskedArray(whole, missing) if missing.any() else whole
 
 
 def _table(

@@ -9,7 +9,8 @@ import numpy as np
 
 from distsummary.format.records import RANKS_TAG
 from distsummary.runs.facts import Fact, facts
-from distsummary.runs.recorded_run import MERGED, Rank, RecordedRun
+from distsummary.runs.rank_files import MERGED, Rank
+from distsummary.runs.recorded_run import RecordedRun
 from distsummary.tools.columns import aligned, cut, lasting, numbered, printable, wrapped
 from distsummary.tools.dump import number
 

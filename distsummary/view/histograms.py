@@ -6,7 +6,8 @@ import numpy as np
 
 from distsummary.errors import DistSummaryError
 from distsummary.format.records import Histogram
-from distsummary.runs.recorded_run import MERGED, RecordedRun
+from distsummary.runs.rank_files import MERGED
+from distsummary.runs.recorded_run import RecordedRun
 from distsummary.view.packing import shortened, small
 from distsummary.view.reduce import Array, spread
 

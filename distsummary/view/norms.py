@@ -14,7 +14,8 @@ import numpy as np
 from distsummary.errors import DistSummaryError
 from distsummary.format.norms import NORMS_TAG, ParameterNorms
 from distsummary.format.records import NORMS
-from distsummary.runs.recorded_run import MERGED, RecordedRun
+from distsummary.runs.rank_files import MERGED
+from distsummary.runs.recorded_run import RecordedRun
 from distsummary.runs.table import ValueTable
 from distsummary.view.packing import offsets, rounded, shortened, small
 from distsummary.view.reduce import Array, columns, first_of_each

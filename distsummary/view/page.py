@@ -19,7 +19,8 @@ from distsummary.format.records import RANKS_TAG
 from distsummary.run_dir import RunDir
 from distsummary.run_text import as_ranges
 from distsummary.runs.facts import facts
-from distsummary.runs.recorded_run import MERGED, MERGED_RANK, RecordedRun
+from distsummary.runs.rank_files import MERGED, MERGED_RANK
+from distsummary.runs.recorded_run import RecordedRun
 from distsummary.runs.show import STATISTICS, interest
 from distsummary.telling import doing
 from distsummary.view.compare import comparison, span

@@ -1,0 +1,167 @@
+"""RankFiles: what the event files of all ranks and of the merged run hold; reads on when it is asked."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, Literal, TypeAlias, TypeVar
+
+import numpy as np
+
+from distsummary.checks import check_recorded, check_type
+from distsummary.errors import DistSummaryError, InvalidValueError, MissingFileError
+from distsummary.reading.deduplicate import ends_of_attempts
+from distsummary.reading.index import DamagedIndexError
+from distsummary.reading.recorded import Place, Recorded
+from distsummary.reading.segments import source_of
+from distsummary.run_dir import RunDir
+from distsummary.run_text import as_ranges
+from distsummary.telling import doing
+
+Result = TypeVar("Result")
+Rank: TypeAlias = int | Literal["merged"] | None
+Tags: TypeAlias = str | Sequence[str] | None
+
+MERGED: Final = "merged"
+MERGED_RANK = -1  # in the column `rank`
+_RANK_NAME = re.compile(r"(?:[a-z]+_)?rank_(\d{5,})")
+
+
+class RankFiles:
+    """The event files of a run, by rank.
+
+    Args:
+        run: the run. role: of its ranks. uses_index: see `Recorded`.
+
+    Attributes:
+        ranks: rank -> what it recorded. merged: what the merge wrote; None: there is none, or one rank alone.
+        gone: rank -> why it cannot be read.
+    """
+
+    def __init__(self, run: RunDir, role: str, *, uses_index: bool) -> None:
+        self.ranks: dict[int, Recorded] = {}
+        self.merged: Recorded | None = None
+        self.gone: dict[int, str] = {}
+        self._run_dir, self._role, self._uses_index = run, role, uses_index
+        self._holds = 0  # of `held`
+
+    def directories(self) -> dict[int, Path]:
+        """Rank -> its directory."""
+        if found := self._run_dir.rank_dirs(self._role):
+            return found
+        alone = self._run_dir.writer_dir(self._role, 0, 1)
+        name = _RANK_NAME.fullmatch(alone.name)
+        return {int(name[1]) if name else 0: alone}
+
+    def read(self, read: Callable[[], Result]) -> Result:
+        """What `read` gives after reading on; once more if an index turns out to be damaged.
+
+        Raises MissingFileError if the run was removed.
+        """
+        must_refresh = not self._holds
+        while True:
+            try:
+                if must_refresh:
+                    self._refresh()
+                return read()
+            except DamagedIndexError as error:
+                must_refresh = True
+                for recorded in self.all():
+                    recorded.forget(error.path)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """While it is open, `read` does not read on, which takes 0.1 s for 1,000 ranks."""
+        self.read(lambda: None)
+        self._holds += 1
+        try:
+            yield
+        finally:
+            self._holds -= 1
+
+    def _refresh(self) -> None:
+        directories = self.directories()
+        base = self._run_dir.writer_dir(self._role, 0, 1)
+        is_alone = [*directories.values()] == [base]
+        if is_alone and not self._run_dir.base.is_dir():
+            raise MissingFileError(f"the run {self._run_dir.base} was removed while it was read")
+        self.gone = {
+            rank: f"its directory {recorded.directory} was removed"
+            for rank, recorded in self.ranks.items()
+            if rank not in directories
+        } | {rank: why for rank, why in self.gone.items() if rank not in directories}
+        self.ranks = {
+            rank: self.ranks.get(rank) or Recorded(directory, uses_index=self._uses_index)
+            for rank, directory in directories.items()
+        }
+        if is_alone:
+            self.merged = None
+        elif self.merged is None and base.is_dir():
+            self.merged = Recorded(base, belongs=_is_merged, uses_index=self._uses_index)
+        for count, (rank, recorded) in enumerate([*self.ranks.items()]):
+            doing("looking through rank", count + 1, len(directories))
+            try:
+                recorded.refresh()
+            except (DistSummaryError, OSError) as error:
+                self.gone[rank] = str(error)
+                del self.ranks[rank]
+        if self.merged is not None:
+            self.merged.refresh()
+
+    def all(self) -> list[Recorded]:
+        """Those of the ranks, then that of the merge."""
+        return [*self.ranks.values(), *([self.merged] if self.merged is not None else [])]
+
+    def chosen(self, rank: Rank) -> tuple[dict[int, Recorded], dict[int, float]]:
+        """The directories to read by rank, and the ends of their attempts."""
+        if rank == MERGED and self.merged is not None:
+            return {MERGED_RANK: self.merged}, ends([self.merged])
+        until = ends(self.ranks.values())
+        if rank is None or rank == MERGED:  # of one rank, its files are the run
+            return self.ranks, until
+        check_type("rank", rank, (int, str), optional=True)
+        if isinstance(rank, str) or rank not in self.ranks:
+            there = as_ranges(self.ranks)
+            raise InvalidValueError(f"rank must be 'merged', None or one of {there}, got {rank!r}")
+        return {rank: self.ranks[rank]}, until
+
+    def places(self, plugin: str, tag: Tags, rank: Rank) -> list[tuple[int, Place]]:
+        """Rank and place of the values of a plugin that count; raises what `chosen` and `wanted` raise."""
+
+        def find() -> list[tuple[int, Place]]:
+            chosen, until = self.chosen(rank)
+            names: Sequence[str | None] = [None]
+            if tag is not None:
+                known = [name for one in chosen.values() for kind, name in one.kinds() if kind == plugin]
+                names = wanted(tag, [*dict.fromkeys(known)], plugin)
+            return [
+                (number, place)
+                for number, recorded in chosen.items()
+                for name in names
+                for place in recorded.places(plugin, name, until)
+            ]
+
+        return self.read(find)
+
+
+def _is_merged(path: Path) -> bool:
+    return source_of(path.name) == MERGED
+
+
+def ends(recorded: Iterable[Recorded]) -> dict[int, float]:
+    """Attempt -> the step from which on a later attempt has repeated it."""
+    lows = [low for one in recorded for low in one.lows().items()]
+    attempts, steps = (np.array([low[column] for low in lows]) for column in (0, 1))
+    return ends_of_attempts(attempts.astype(np.int64), steps)
+
+
+def wanted(tag: Tags, known: Sequence[str], what: str) -> list[str]:
+    """The tags that were asked for; raises InvalidValueError for one that is not there."""
+    if tag is None:
+        return [*known]
+    check_type("tag", tag, (str, list, tuple), optional=True)
+    names = [tag] if isinstance(tag, str) else [*tag]
+    there = set(known)
+    for one in names:
+        check_recorded(one, there, what)
+    return names
