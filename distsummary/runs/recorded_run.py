@@ -342,8 +342,12 @@ class RecordedRun:
         NaN where a rank recorded nothing. Takes little more memory than the values: one rank is read after
         the other. The errors are those of `scalars`.
         """
+        return self.matrix_and_nans(tag)[:3]
 
-        def read() -> tuple[Array, Array, Array]:
+    def matrix_and_nans(self, tag: str) -> tuple[Array, Array, Array, Array | None]:
+        """As `matrix`, and where a rank recorded NaN itself, bool (S, R); None: nowhere."""
+
+        def read() -> tuple[Array, Array, Array, Array | None]:
             until = ends(self._files.ranks.values())
             having = {rank: one for rank, one in self._files.ranks.items() if tag in one.tags()}
             if not having:

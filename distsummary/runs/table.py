@@ -228,7 +228,7 @@ class ScalarTable(Table):
         if tag not in self.tags:
             raise InvalidValueError(f"tag must be one of {sorted(self.tags)[:20]}, got {tag!r}")
         pieces = [piece for piece in self._pieces if piece.tag == tag]
-        return matrix_of((piece.rank, piece.steps, piece.values) for piece in pieces)
+        return matrix_of((piece.rank, piece.steps, piece.values) for piece in pieces)[:3]
 
     def plot(self, *, log: bool = False) -> "Figure":
         """One matplotlib figure with the curves of each tag, which a notebook shows; nothing is smoothed.
@@ -296,8 +296,9 @@ def packed(pieces: Iterable[Piece], room: int) -> list[Piece]:
     return found
 
 
-def matrix_of(curves: Iterable[tuple[int, Array, Array]]) -> tuple[Array, Array, Array]:
-    """The matrix of one tag, see `ScalarTable.matrix`.
+def matrix_of(curves: Iterable[tuple[int, Array, Array]]) -> tuple[Array, Array, Array, Array | None]:
+    """The matrix of one tag, see `ScalarTable.matrix`, and where NaN itself is a value, bool (S, R); None:
+    nowhere.
 
     Args:
         curves: of each rank its number, the steps and the values. One after the other is taken, and of steps
@@ -321,11 +322,17 @@ def matrix_of(curves: Iterable[tuple[int, Array, Array]]) -> tuple[Array, Array,
     ]
     found = np.full((len(rows), merged.size), np.nan, np.float32)
     ranks = np.array([rank for rank, _, _ in rows], np.int32)
-    for row in found[::-1]:
+    nans: Array | None = None
+    while rows:
         _, number, values = rows.pop()
         place = places[number]
-        row[slice(0, values.size) if isinstance(place, slice) else place[: values.size]] = values
-    return merged, ranks, found.T
+        at = slice(0, values.size) if isinstance(place, slice) else place[: values.size]
+        found[len(rows), at] = values
+        is_nan = np.isnan(values)
+        if is_nan.any():
+            nans = np.zeros(found.shape, np.bool_) if nans is None else nans
+            nans[len(rows), at] = is_nan
+    return merged, ranks, found.T, None if nans is None else nans.T
 
 
 class ValueTable(Table):

@@ -50,7 +50,6 @@ _UNITS = {"_ms": "ms", "_percent": "%", "_gib": "GiB", "_mb_per_s": "MB/s", "_s"
 _LOSS = re.compile(r"(?:.*[/_])?loss(?:/auto)?", re.IGNORECASE)
 _PHASE = "perf/phase/"
 _LAST = (_PHASE, "system/", "alerts/", "perf/check/")
-_MAX_NAN_RANKS = 64  # whose NaN are told from values that are not there
 
 
 def page(
@@ -93,7 +92,7 @@ def _page(
     timeline: Page = {"bars": _bars(run), "starts": [], "counts": None}
     for place, tag in enumerate(shown):
         doing("reducing curve", place + 1, len(shown))
-        steps, having, values, nans, unchecked = _matrix(run, tag)
+        steps, having, values, nans = run.matrix_and_nans(tag)
         first_steps += steps[:1].tolist()
         of_all = band(having, values, nans)
         lines = _lines(having, named, of_all)
@@ -101,7 +100,7 @@ def _page(
         width = int(min(WIDTH, max(40, share / (3 * (len(lines) + 2)))))
         curves.append(
             _curve(tag, steps, having, values, nans, of_all, lines, width)
-            | {"merged": line_of(*merged[tag], width) if tag in merged else None, "unchecked": unchecked}
+            | {"merged": line_of(*merged[tag], width) if tag in merged else None}
         )
         if place == 0:
             timeline |= {"starts": _starts(run, tag, int(having[0])), "counts": _counts(steps, of_all)}
@@ -163,25 +162,6 @@ def _map_tags(shown: Sequence[str], verdicts: Iterable[Mapping[str, Any]]) -> di
                 found[tag] = f"Phase {phase}, {words}"
     losses = [tag for tag in shown if _LOSS.fullmatch(tag)]
     return found | {tag: "Loss" for tag in losses[:1]}
-
-
-def _matrix(run: RecordedRun, tag: str) -> tuple[Array, Array, Array, Array | None, int]:
-    """Steps, ranks and values as `RecordedRun.matrix`, where NaN was recorded, and of how many ranks that
-    was not looked for.
-    """
-    steps, ranks, values = run.matrix(tag)
-    holes = [number for number in range(ranks.size) if np.isnan(values[:, number]).any()]
-    nans: Array | None = None
-    for number in holes[:_MAX_NAN_RANKS]:
-        table = run.scalars(tag, rank=int(ranks[number]))
-        at = table["step"][np.isnan(table["value"])]
-        if at.size:
-            if nans is None:
-                nans = np.zeros(values.shape[::-1], np.bool_).T
-            nans[np.searchsorted(steps, at[np.isin(at, steps)]), number] = True
-    if nans is not None:
-        nans &= np.isnan(values)
-    return steps, ranks, values, nans, max(0, len(holes) - _MAX_NAN_RANKS)
 
 
 def _lines(having: Array, named: Sequence[int], of_all: Band) -> list[int]:

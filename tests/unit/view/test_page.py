@@ -57,6 +57,19 @@ def test_nan_that_was_recorded_is_told_with_its_step(slow):
     assert np.argwhere(heat["bad"]).tolist() == [[1, (50 - 1) // 8]]
 
 
+def test_nan_of_any_rank_is_found_while_one_rank_is_a_step_ahead(tmp_path):
+    def loss(step, rank):
+        return [Value("scalar", "loss", float("nan") if (step, rank) == (3, 99) else 1.0)]
+
+    for rank in range(100):
+        record(tmp_path, rank=rank, ranks=100, steps=range(1, 6 + (rank == 0)), values=loss)
+    found = page(ds.open_run(tmp_path))
+    [curve] = found["curves"]
+    assert (curve["not_finite"], curve["first_not_finite"]) == (1, 3)
+    [heat] = [one for one in found["maps"] if one["kind"] == "value"]
+    assert np.argwhere(heat["bad"]).tolist() == [[99, 2]]
+
+
 def test_verdicts_and_what_is_missing_are_told(slow):
     [verdict] = slow["overview"]["verdicts"]
     assert (verdict["rank"], verdict["cause"], verdict["since_step"], verdict["until_step"]) == (
