@@ -442,8 +442,14 @@ class Run(Recording):
         if network is not None and framework_of(network).name == "torch":
             from distsummary.training.torch_phases import TorchPhases
 
-            self._torch_phases = TorchPhases(network, self._phases)
-            self._body = FORWARD
+            try:
+                self._torch_phases = TorchPhases(network, self._phases)
+                self._body = FORWARD
+            except Exception as error:
+                self._failures().count(
+                    "a step has two phases, data and the rest, since the model takes no hooks: "
+                    f"{type(error).__name__}: {error}"
+                )
 
     def _begin_step(self, opener: object) -> None:
         """Begin a step that has no batch."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.compiler import is_compiling
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
@@ -22,7 +23,7 @@ LEARNING = 3  # backward passes until the hooks of all parameters but the last o
 
 
 class TorchPhases:
-    """Tells `phases` what a model does, by hooks that are removed by `close`.
+    """Tells `phases` what a model does, by hooks that are removed by `close`; raises if the model takes none.
 
     The last gradient is that of the parameter that fired last in the first backward passes. After these,
     WAIT lasts until the next call of the model or the optimizer: being told when backward returns takes
@@ -40,18 +41,23 @@ class TorchPhases:
         self._is_queued = False
         self._hooks: dict[nn.Parameter, RemovableHandle] = {}
         self._lasts: set[nn.Parameter] = set()
+        self._lazy: list[nn.Parameter] = []  # which get their shapes, and may be hooked, later
         self._handles: list[RemovableHandle] = []
         devices = {parameter.device for parameter in model.parameters()}
         is_split = has_fsdp1(model) or any(
             FRAMEWORK.split_axes(parameter) for parameter in model.parameters()
         )
         self._device = None if is_split else device_times_of(devices)
+        try:
+            self._set_hooks(True)
+            self._hook_all()
+        except Exception:  # such as of a ScriptModule
+            self.close()
+            raise
+        phases.on_marked = self._set_hooks
         phases.device = self._device
         is_elsewhere = any(device.type != "cpu" for device in devices)
         phases.is_computing_shared = is_split or (is_elsewhere and self._device is None)
-        phases.on_marked = self._set_hooks
-        self._set_hooks(True)
-        self._hook_all()
 
     def close(self) -> None:
         """Remove the hooks."""
@@ -76,11 +82,14 @@ class TorchPhases:
             register_optimizer_step_post_hook(self._end_optimizer),
         ]
         for parameter in self._hooks:
-            self._hook(parameter)
+            if parameter.requires_grad:  # not frozen since
+                self._hook(parameter)
 
     def _hook_all(self) -> None:
-        for parameter in self._model.parameters():
-            if parameter.requires_grad and parameter not in self._hooks:
+        parameters = list(self._model.parameters())
+        self._lazy = [parameter for parameter in parameters if is_lazy(parameter)]
+        for parameter in parameters:
+            if parameter.requires_grad and not is_lazy(parameter) and parameter not in self._hooks:
                 self._hook(parameter)
 
     def _hook(self, parameter: nn.Parameter) -> None:
@@ -123,7 +132,8 @@ class TorchPhases:
     def _begin_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if is_compiling():
             return
-        if self._current == BACKWARD:  # no hook saw its end: other parameters have gradients now
+        # No hook saw the end of backward, or not all parameters had hooks: others may have gradients now.
+        if self._current == BACKWARD or not all(map(is_lazy, self._lazy)):
             self._passes = 0
             self._lasts.clear()
             self._hook_all()

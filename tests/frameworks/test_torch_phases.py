@@ -223,3 +223,51 @@ def test_what_takes_longer_on_a_gpu_is_told_without_waiting_for_it(
     times = {name: last[f"perf/phase/{name}/blocked_ms"] for name in ("forward", "backward", "optimizer")}
     assert max(times, key=lambda name: times[name]) == phase
     assert times[phase] > 5.0  # 20 million cycles of at most 4 GHz
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_a_model_that_takes_no_hooks_is_trained_with_the_phases_data_and_body() -> None:
+    net, keeps = torch.jit.script(nn.Linear(4, 1)), Keeps()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with Run(callbacks=keeps, network=net, topology=Topology(rank=0, world_size=2)) as run:
+        for x in run.steps([torch.ones(2, 4)] * 3):
+            net(x).sum().backward()
+            burn()
+            optimizer.step()
+    measured = {name.split("/")[2] for logged in keeps.logged for name in logged if "/phase/" in name}
+    assert {"data", "rest"} <= measured <= {"data", "rest", "recording", "python"}
+    assert all(logged["perf/phase/rest/cpu_ms"] >= BURN_MS for logged in keeps.logged)
+    assert [times for reason, times in run.health().errors.items() if "takes no hooks" in reason] == [1]
+
+
+@pytest.mark.parametrize("is_unused", [False, True])
+def test_parameters_that_come_with_the_first_batch_belong_to_backward(is_unused: bool) -> None:
+    class BurnsFirst(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return BurnsBackward.apply(x)
+
+    net, keeps = nn.Sequential(nn.LazyLinear(4), BurnsFirst(), nn.Linear(4, 1)), Keeps()
+    if is_unused:
+        net[0].unused = nn.LazyLinear(4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with Run(callbacks=keeps, network=net, topology=Topology(rank=0, world_size=2)) as run:
+        for x in run.steps([torch.ones(2, 4)] * 7):
+            net(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    *_, last = keeps.logged
+    assert last["perf/phase/backward/cpu_ms"] >= BURN_MS > last["perf/phase/wait/cpu_ms"]
+
+
+def test_a_parameter_that_is_frozen_takes_no_hook_at_the_next_marked_step() -> None:
+    net, keeps = Net("none"), Keeps()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with Run(callbacks=keeps, network=net, topology=Topology(rank=0, world_size=2)) as run:
+        for number in run.steps(range(1, 13)):
+            run.context.original_args().phases.every = 4
+            net.first.requires_grad_(number < 3)
+            net(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    marked = [number for number, logged in enumerate(keeps.logged, 1) if "perf/own_ms" in logged]
+    assert marked == [1, 4, 8, 12]
