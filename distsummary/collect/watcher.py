@@ -47,7 +47,7 @@ _LONG = (EVALUATION, CHECKPOINT, OUTSIDE)
 _BY_FILE = (
     ("torch/distributed/checkpoint/", CHECKPOINT),
     ("torch/serialization.py", CHECKPOINT),
-    ("safetensors/", CHECKPOINT),
+    ("-packages/safetensors/", CHECKPOINT),
     ("torch/_dynamo/convert_frame.py", COMPILE),
     ("torch/_inductor/compile_fx.py", COMPILE),
     ("torch/distributed/distributed_c10d.py", WAIT),
@@ -203,7 +203,12 @@ class Watcher:
         place, pace = self._place(), self._pace
         stack = [*_frames(self._thread_id)]
         files = [frame.f_code.co_filename.replace(os.sep, "/") for frame in stack]
-        by_file = (phase for part, phase in _BY_FILE if any(part in file for file in files))
+        by_file = (
+            phase
+            for part, phase in _BY_FILE
+            if any(part in file for file in files)
+            if phase != CHECKPOINT or place.phase != DATA  # a data set may load tensors from files
+        )
         phase = place.phase if place.phase in _LONG else next(by_file, place.phase)
         if phase == UNKNOWN and files and files[0].endswith(_BACKWARD):  # as DDP waits, for all that is known
             phase = WAIT
