@@ -10,7 +10,7 @@ PEERS_NUMPY1 := .venv-peers-numpy1/bin
 PYTHON311 ?= $(or $(shell command -v python3.11 || { $(PYTHON) --version | grep -q ' 3\.11\.' && echo $(PYTHON); }),\
   $(error this needs Python 3.11 beside $(PYTHON); name one: make $(MAKECMDGOALS) PYTHON311=PATH))
 
-.PHONY: demo test check bench bench-overhead bench-landscape proto proto-check interop front test-ui torture clean
+.PHONY: demo test check bench bench-overhead bench-landscape proto proto-check interop front wheel test-ui torture clean
 
 # Without a network for npm the page of the run is not made, and the demo says so.
 demo: .venv/.demo
@@ -56,6 +56,8 @@ proto-check: .venv-proto/.done
 interop: .venv/.dev $(MINDINSIGHT)/.done $(MINDSPORE)/.done .venv-vtk/.done
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest tests -m "long and not interop" -n $(JOBS)
 	$(BIN)/python -m pytest tests/interop -m interop
+	$(MAKE) wheel
+	if command -v chromium >/dev/null; then $(MAKE) test-ui; else echo "no chromium: no page was tested in a browser"; fi
 
 # The front end of the pages of runs, with node of this machine or of PyPI. What it is built from is in $(FRONT).
 FRONT := distsummary/view/front
@@ -65,6 +67,12 @@ $(BUNDLE)/page.js: $(wildcard $(FRONT)/*.js $(FRONT)/*.css $(FRONT)/*.json) $(if
 	export PATH="$$PATH:$(CURDIR)/.venv-node/bin" && cd $(FRONT) && npm ci --silent --no-audit --no-fund --fetch-retries=1 --fetch-retry-maxtimeout=5000 && npm run build --silent
 	cp $(FRONT)/node_modules/uplot/LICENSE $(BUNDLE)/LICENSE-uplot.txt
 	touch $@
+
+# A wheel with the front end and its licences, which a build of the tree alone would leave out without a word.
+wheel: .venv/.dev front
+	rm -rf dist && .venv/bin/pip wheel -q --no-deps -w dist .
+	.venv/bin/python -m zipfile -l dist/*.whl | awk '/view\/bundle\/(page.js|page.css|LICENSE-uplot.txt) / {n++} END {exit n != 3}' \
+		|| { echo "the wheel lacks the bundle of $(BUNDLE)"; exit 1; }
 
 # The pages in a browser: Debian's chromium, driven by Playwright.
 test-ui: .venv/.dev .venv-ui/.done front

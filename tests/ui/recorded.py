@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+import distsummary as ds
 from distsummary.format.norms import ParameterNorms, ParameterTable
 from distsummary.format.records import Value
 from distsummary.run_dir import RunDir
@@ -85,6 +86,11 @@ def main(directory: Path) -> None:
             for name in ("<b>x<b>'é", "other"):
                 make_grid().save(RunDir(path).landscape_dir / f"{name}.npz")
         report(path, out=directory / f"{ranks}.html")
+    settings = {"seed": 20260131, "lr": 1.5e-7}
+    with ds.init(directory / "real", config=settings, aggregate=False, system_metrics=False) as run:
+        for step in run.steps(range(3)):
+            run.log(loss=1 / (1 + step))
+    report(directory / "real", out=directory / "real.html")
     record(directory / "<i>other", steps=range(1, 401), values=slow)
     report(
         directory / "run4",

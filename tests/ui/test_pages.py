@@ -170,6 +170,21 @@ def test_it_is_worked_by_keys_alone_and_is_dark_or_light(show):
     assert page.locator("#heat .readout").first.inner_text().startswith("rank 1, step")
 
 
+def test_settings_are_as_they_were_given_and_keys_tell_bars_and_the_points_of_a_curve(show):
+    page = show("real.html")
+    config = page.locator("#overview div", has=page.get_by_role("heading", name="Config")).last
+    settings = dict(row.split("\t") for row in config.locator("tr").all_inner_texts())
+    assert (settings["seed"], settings["lr"]) == ("20260131", "1.5e-7")
+    page.locator("#timeline canvas[role=img]").focus()
+    page.keyboard.press("ArrowDown")
+    assert page.locator("#timeline .readout").inner_text().startswith("rank 0, attempt 0 (train) on ")
+    figure = page.locator("#curves figure", has_text="loss").first
+    figure.locator(".u-over").focus()
+    for key, step, value in (("Right", 1, 1), ("Right", 2, 0.5), ("Right", 3, 0.33333), ("Left", 2, 0.5)):
+        page.keyboard.press(f"Arrow{key}")
+        assert figure.locator(".u-legend .u-value").all_inner_texts()[:2] == [f"{step}", f"{value}"]
+
+
 def test_any_rank_is_put_on_top_of_the_band(show):
     page = show("64.html")
     legend = page.locator("#curves figure").first.locator(".u-legend")

@@ -1,7 +1,7 @@
 // The run beside others: what differs in config, code and data, and where the curves part.
 
 import { badge } from "./overview.js"
-import { counted, css, h, number, table, whole } from "./dom.js"
+import { counted, css, given, h, number, table, whole } from "./dom.js"
 
 export function compare({ compare: found }) {
   if (!found) return null
@@ -14,7 +14,7 @@ export function compare({ compare: found }) {
   for (const run of runs) if (run.problems.length) all.push(h("h3", {}, `What could not be read or is missing in ${run.name}`), h("ul", { class: "warning" }, run.problems.slice(0, 5).map((text) => h("li", {}, text)),
     run.problems.length > 5 ? h("li", {}, `and ${whole(run.problems.length - 5)} more: distsummary show`) : null))
   all.push(h("h3", {}, "What differs in config, code and data"))
-  if (differing.length) all.push(h("div", { class: "scroll facts" }, table(head("fact"), differing.map(([name, values]) => [name, ...values.map(text)]))))
+  if (differing.length) all.push(h("div", { class: "scroll facts" }, table(head("fact"), differing.map(([name, values]) => [name, ...values.map(given)]))))
   all.push(h("p", { class: "quiet" }, `${counted(equal, "fact")} ${equal === 1 ? "is" : "are"} equal.`))
   all.push(h("h3", {}, "Where the curves part"))
   const several = runs.length > 2
@@ -37,7 +37,7 @@ function row(tag, one, name, index, several) {
   const last = one.last ?? [null, null]
   return {
     attributes: { class: "link", tabindex: 0, "aria-label": `show the curves of ${tag}`, onclick: show, onkeydown: (event) => event.key === "Enter" && show() },
-    cells: [short(tag), ...(several ? [named(name, index)] : []), one.common && one.first_difference == null ? "same" : stepOf(one.first_difference), stepOf(one.parts_at), whole(one.common), text(last[0]), text(last[1])],
+    cells: [short(tag), ...(several ? [named(name, index)] : []), one.common && one.first_difference == null ? "same" : stepOf(one.first_difference), stepOf(one.parts_at), whole(one.common), number(last[0], 6), number(last[1], 6)],
   }
 }
 
@@ -46,7 +46,6 @@ const isTold = (tag, one) => one.common > 1 || !tag.startsWith("system/")
 
 const short = (tag) => h("span", { class: "name", title: tag }, tag)
 const stepOf = (step) => (step == null ? "-" : `step ${whole(step)}`)
-const text = (value) => (typeof value === "number" ? number(value, 6) : value == null ? "-" : String(value))
 
 // How another run parts from the first, in a few words.
 export function parting(one) {

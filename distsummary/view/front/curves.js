@@ -32,7 +32,7 @@ export function curves({ curves: all, maps, timeline, overview, compare }, kept 
     more.textContent = `show the other ${whole(found.length - shown.length)} tags`
     said.textContent = `${shown.length} of ${counted(all.length, "tag")}`
       + (overview.left_out ? `; ${whole(overview.left_out)} more are not ${isServed ? "on this page" : "in this file"}: distsummary report --tag TAG` : "")
-      + `. Drag to zoom in, double-click to zoom out. ${smoothingSaid(state.smoothing)}${state.isLogX ? " Steps below 1 are not on a log axis." : ""} Where points are left out, the lowest, highest, first and last of each column are drawn.`
+      + `. Drag to zoom in, double-click to zoom out. ${smoothingSaid(state.smoothing)}${state.isLogX ? " Steps below 1 are not on a log axis." : ""}${state.isLog ? " Values of 0 and below are not on a log axis." : ""} Where points are left out, the lowest, highest, first and last of each column are drawn.`
   }
   const redraw = () => cards.forEach((one) => one.redraw())
   const more = h("button", { onclick: () => { state.all = kept.all = true; arrange() } })
@@ -320,6 +320,16 @@ function drawn(curve, state, starts, place, again, zoom, outside) {
     data, place,
   )
   if (before) plot.setScale("x", before)
+  // With the arrow keys, the legend tells the values of one step after the other.
+  plot.over.tabIndex = 0
+  plot.over.setAttribute("aria-label", `values of ${curve.tag}; arrow keys go through its steps`)
+  plot.over.addEventListener("keydown", (event) => {
+    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key]
+    if (!by || !data[0].length) return
+    event.preventDefault()
+    const index = Math.max(0, Math.min(data[0].length - 1, plot.cursor.left < 0 ? 0 : (plot.cursor.idx ?? 0) + by))
+    plot.setCursor({ left: plot.valToPos(data[0][index], "x"), top: 0 })
+  })
   return plot
 }
 

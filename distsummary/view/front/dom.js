@@ -54,6 +54,9 @@ export function number(value, digits = 5) {
   return Number(value.toPrecision(digits)).toLocaleString("en-US", { maximumFractionDigits: 10 })
 }
 
+// A value of the config or the like, as it was given: a seed is not rounded, and two that differ look different.
+export const given = (value) => (value == null ? "-" : typeof value === "number" ? String(Number(value.toPrecision(15))) : String(value))
+
 // The ticks of an axis, as short as they can be told from each other.
 export function ticksSaid(ticks) {
   const shown = ticks.filter((tick) => tick != null)

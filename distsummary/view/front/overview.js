@@ -1,6 +1,6 @@
 // The run in one screen: how it is, what is wrong with it, what was trained and with what.
 
-import { counted, h, lasting, moment, number, table, whole } from "./dom.js"
+import { counted, given, h, lasting, moment, table, whole } from "./dom.js"
 
 const GOOD = ["finished", "running"]
 const ABOVE = ["state", "ranks", "attempts"] // facts that the cards have
@@ -67,8 +67,7 @@ function conflicts(found) {
 function named(title, entries, chosen = () => true, shown = (name) => name) {
   const rows = Object.entries(entries).filter(([name]) => chosen(name))
   if (!rows.length) return null
-  const text = (value) => (typeof value === "number" ? number(value, 6) : value == null ? "-" : String(value))
-  return h("div", {}, h("h3", {}, title), table(null, rows.map(([name, value]) => [shown(name), text(value)])))
+  return h("div", {}, h("h3", {}, title), table(null, rows.map(([name, value]) => [shown(name), given(value)])))
 }
 
 function health(rows) {

@@ -29,7 +29,7 @@ function chart(bars) {
   const size = Math.max(1.5, Math.min(24, 420 / ranks.length))
   const height = TOP + BOTTOM + Math.ceil(size * ranks.length)
   const said = h("p", { class: "readout", "aria-live": "polite" })
-  const { element } = canvas(height, "ranks by time", (context, width) => {
+  const { element } = canvas(height, "ranks by time; arrow keys go through the bars", (context, width) => {
     const plot = width - LEFT - RIGHT
     const toX = (time) => LEFT + ((time - begin) / (end - begin)) * plot
     context.clearRect(0, 0, width, height)
@@ -60,11 +60,23 @@ function chart(bars) {
     const distance = tickDistance(0, (end - begin) / unit, plot / 110) * unit
     for (let time = 0; time <= end - begin; time += distance) context.fillText(`${number(time / unit, 3)} ${{ 1: "s", 60: "min", 3600: "h" }[unit]}`, Math.max(LEFT + 8, Math.min(width - 24, toX(begin + time))), height - BOTTOM + 6)
   })
+  const tell = (bar) => {
+    said.textContent = bar ? `rank ${bar.rank}, attempt ${bar.attempt} (${bar.role}) on ${bar.host || "an unknown host"}: ${bar.state}, ${moment(bar.begin)} to ${moment(bar.end)}${bar.error ? `: ${bar.error}` : ""}` : ""
+  }
   element.addEventListener("pointermove", (event) => {
     const rank = ranks[Math.floor((event.offsetY - TOP) / size)]
     const time = begin + ((event.offsetX - LEFT) / (element.clientWidth - LEFT - RIGHT)) * (end - begin)
-    const bar = bars.find((one) => one.rank === rank && one.begin <= time && time <= one.end)
-    said.textContent = bar ? `rank ${bar.rank}, attempt ${bar.attempt} (${bar.role}) on ${bar.host || "an unknown host"}: ${bar.state}, ${moment(bar.begin)} to ${moment(bar.end)}${bar.error ? `: ${bar.error}` : ""}` : ""
+    tell(bars.find((one) => one.rank === rank && one.begin <= time && time <= one.end))
+  })
+  const ordered = [...bars].sort((a, b) => a.rank - b.rank || a.begin - b.begin)
+  let chosen = -1
+  element.tabIndex = 0
+  element.addEventListener("keydown", (event) => {
+    const by = { ArrowUp: -1, ArrowLeft: -1, ArrowDown: 1, ArrowRight: 1 }[event.key]
+    if (!by) return
+    event.preventDefault()
+    chosen = Math.max(0, Math.min(ordered.length - 1, chosen + by))
+    tell(ordered[chosen])
   })
   return h("figure", { class: "wide" }, h("figcaption", {}, h("span", { class: "tag" }, "Ranks and attempts"), h("span", { class: "quiet" }, ` since ${moment(begin)}; ends are the last sign of life`)), element, said)
 }
