@@ -17,6 +17,7 @@ import os
 import struct
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,11 +47,15 @@ logger = logging.getLogger(__name__)
 
 
 class DamagedIndexError(Exception):
-    """Internal: an index does not hold what its header says; `path` is the index."""
+    """Internal: an index does not hold what its header says, or what the header said when it was read: then
+    another reader, or the writer, has replaced it.
 
-    def __init__(self, path: Path, reason: str) -> None:
+    `path`: the index. `column`: the one that is not there; None: the header.
+    """
+
+    def __init__(self, path: Path, reason: str, column: "Stored | None" = None) -> None:
         super().__init__(f"{path}: {reason}")
-        self.path = path
+        self.path, self.column = path, column
 
 
 class Stored(NamedTuple):
@@ -75,10 +80,26 @@ class Stored(NamedTuple):
                 file.seek(self.place)
                 data = file.read(size)
         except OSError as error:
-            raise DamagedIndexError(self.path, str(error)) from error
+            raise DamagedIndexError(self.path, str(error), self) from error
         if len(data) != size or google_crc32c.value(data) != self.crc:
-            raise DamagedIndexError(self.path, f"the column at byte {self.place} is damaged")
+            raise DamagedIndexError(self.path, f"the column at byte {self.place} is damaged", self)
         return np.frombuffer(data, self.dtype)
+
+
+class Beginning(NamedTuple):
+    """The first `length` elements of a column of an index that covers more of its file."""
+
+    column: Column
+    length: int
+
+    @property
+    def size(self) -> int:
+        """n."""
+        return self.length
+
+    def load(self) -> Array:
+        """Read the array; raises DamagedIndexError."""
+        return self.column.load()[: self.length]
 
 
 def index_path(segment: Path) -> Path:
@@ -106,6 +127,31 @@ def read_index(segment: Path) -> Part | None:
         return part
     except (OSError, DamagedIndexError):
         return None
+
+
+def continued(part: Part, error: DamagedIndexError, segment: Path) -> Part | None:
+    """A part whose index was replaced by one that covers more of the same file, with the columns of that one;
+    None if there is no such index. One that is damaged is removed.
+    """
+    newer = read_index(segment)
+    if newer is None or newer.size < part.size:
+        return None
+    if error.column in [*_columns(newer)]:  # it is the index that the part was read from
+        with suppress(OSError):  # a directory that may not be written: who can, makes it again
+            error.path.unlink()
+        return None
+
+    def moved(old: Column, new: Column) -> Column:
+        return Beginning(new, old.size) if isinstance(old, (Stored, Beginning)) else old
+
+    return replace(
+        part,
+        events={name: moved(column, newer.events[name]) for name, column in part.events.items()},
+        scalars={
+            tag: Series(*map(moved, series, newer.scalars[tag])) for tag, series in part.scalars.items()
+        },
+        others={key: Places(*map(moved, places, newer.others[key])) for key, places in part.others.items()},
+    )
 
 
 def check_index(path: Path) -> str:

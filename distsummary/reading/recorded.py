@@ -13,7 +13,14 @@ from distsummary.format.frames import read_frames, whole_length
 from distsummary.format.records import MINDSPORE, TENSORBOARD, Shard, Value
 from distsummary.reading.contents import Array, Owner, Part, Progression, joined, scan
 from distsummary.reading.deduplicate import Seen
-from distsummary.reading.index import LEAST_BYTES, read_index, write_index
+from distsummary.reading.index import (
+    LEAST_BYTES,
+    DamagedIndexError,
+    continued,
+    index_path,
+    read_index,
+    write_index,
+)
 from distsummary.reading.reader import Damage, decode_frame, read_file
 from distsummary.reading.segments import dialect_of, segments
 
@@ -99,14 +106,27 @@ class _File:
                 self.parts.append(part)
         if len(self.parts) > _MAX_PARTS:
             self.parts = [joined(self.parts)]
-        self._known, self.size = known, stat.st_size
         if self._uses_index and self.end - self._indexed >= max(LEAST_BYTES, self._indexed // 4):
             self._write_index()
+        self._known, self.size = known, stat.st_size
         return True
 
     def forget(self) -> None:
         """Begin anew, without the index."""
         self.parts, self._indexed, self._known = [], 0, (0, 0, 0)
+
+    def mend(self, error: DamagedIndexError) -> bool:
+        """Go on with the index that has replaced the one that was read; False if the file is to be read anew,
+        by `refresh`.
+        """
+        with suppress(OSError):  # removed
+            is_same = self._known[:1] == (self.path.stat().st_ino,)
+            if is_same and (part := continued(self.parts[0], error, self.path)) is not None:
+                self.parts[0] = part
+                return True
+        self.forget()
+        self._known = ()  # an index that is there now is of use
+        return False
 
     def _write_index(self) -> None:
         part = joined(self.parts)
@@ -135,6 +155,7 @@ class Recorded:
         self._files: dict[Path, _File] = {}
         self._firsts: dict[Path, Owner | None] = {}  # file of TensorBoard's dialect -> its first owner
         self._parts: list[tuple[_File, Part, Array | None]] = []  # which events are new; None: all
+        self._has_changed = False  # since `_parts` were made
 
     def refresh(self) -> None:
         """Read what has been added to the files.
@@ -147,33 +168,40 @@ class Recorded:
         except FileNotFoundError as error:
             raise MissingFileError(f"{self.directory} was removed while it was read") from error
         before = [*self._files]
-        has_changed = self._refresh(found)
+        self._refresh(found)
         known = {owner for path in found if path in self._files for owner in self._owners(path)}
         rest = [path for path in others if not known or self._is_other(path, known)]
-        has_changed |= self._refresh(rest)
+        self._refresh(rest)
         wanted = [path for path in (*found, *rest) if path in self._files]
+        self._has_changed |= before != wanted
         self._files = {path: self._files[path] for path in wanted}
-        if has_changed or before != wanted:
+        if self._has_changed:
             self._parts = [*self._once()]
+            self._has_changed = False
 
-    def forget(self, index: Path) -> None:
-        """Read the file anew whose index is damaged."""
+    def mend(self, error: DamagedIndexError) -> bool:
+        """After an index was not what it had been: whether all is at hand again that was read.
+
+        If not, `refresh` reads the file anew.
+        """
         for file in self._files.values():
-            if any(getattr(column, "path", None) == index for part in file.parts for column in _all(part)):
-                file.forget()
-        with suppress(OSError):  # a directory that may not be written: the index is passed over all the same
-            index.unlink()
+            if index_path(file.path) == error.path and file.parts:
+                old = file.parts[0]
+                is_mended = file.mend(error)
+                if is_mended:
+                    new = file.parts[0]
+                    self._parts = [(f, new if part is old else part, rows) for f, part, rows in self._parts]
+                return is_mended
+        return False
 
-    def _refresh(self, paths: list[Path]) -> bool:
-        has_changed = False
+    def _refresh(self, paths: list[Path]) -> None:
         for path in paths:
             file = self._files.setdefault(path, _File(path, uses_index=self._uses_index))
             try:
-                has_changed |= file.refresh()
+                self._has_changed |= file.refresh()
             except FileNotFoundError:  # removed since the directory was listed
                 del self._files[path]
-                has_changed = True
-        return has_changed
+                self._has_changed = True
 
     def _owners(self, path: Path) -> set[Owner]:
         return {owner for part in self._files[path].parts for owner in part.owners}
@@ -375,9 +403,3 @@ def _counting(part: Part, attempts: Array, steps: Array, ends: Mapping[int, floa
     for attempt in {attempt for _, attempt in part.owners}:
         counts &= (attempts != attempt) | (steps < ends.get(attempt, np.inf))
     return counts
-
-
-def _all(part: Part) -> Iterator[object]:
-    yield from part.events.values()
-    for found in (*part.scalars.values(), *part.others.values()):
-        yield from found

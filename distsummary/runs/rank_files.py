@@ -54,7 +54,7 @@ class RankFiles:
         return {int(name[1]) if name else 0: alone}
 
     def read(self, read: Callable[[], Result]) -> Result:
-        """What `read` gives after reading on; once more if an index turns out to be damaged.
+        """What `read` gives after reading on; once more if an index was damaged or replaced meanwhile.
 
         Raises MissingFileError if the run was removed.
         """
@@ -63,11 +63,10 @@ class RankFiles:
             try:
                 if must_refresh:
                     self._refresh()
+                    must_refresh = False
                 return read()
             except DamagedIndexError as error:
-                must_refresh = True
-                for recorded in self.all():
-                    recorded.forget(error.path)
+                must_refresh |= not any([recorded.mend(error) for recorded in self.all()])
 
     @contextmanager
     def held(self) -> Iterator[None]:

@@ -14,6 +14,7 @@ from distsummary.format.histogram import count_histogram
 from distsummary.format.hparams import session_start
 from distsummary.format.records import MINDSPORE, TENSORBOARD, Batch, Event, Shard, Value
 from distsummary.reading import index, recorded
+from distsummary.reading.contents import scan
 from distsummary.reading.index import check_index, index_path, is_index
 from distsummary.reading.segments import lineage_files, segments
 from distsummary.run_dir import RunDir
@@ -256,6 +257,44 @@ def test_an_index_of_another_version_is_made_again(tmp_path, monkeypatch):
     [path] = indexes(tmp_path)
     assert "version 99" in check_index(path)
     assert len(ds.open_run(tmp_path).scalars("loss")) == 5
+    assert check_index(path) == ""
+
+
+def test_readers_of_one_growing_run_take_each_others_indexes(tmp_path, monkeypatch):
+    writer = RankWriter(WriterSpec(directory=tmp_path, run_id=RUN, formats=(MINDSPORE,)))
+    written = 0
+
+    def write(count):
+        nonlocal written
+        events = [
+            Event(step, 0.0, [Value("scalar", "loss", step / 3), Value("text", "note", f"t{step}")])
+            for step in range(written + 1, written + count + 1)
+        ]
+        writer.write(Batch(run_id=RUN, attempt=0, rank=0, first_seq=written + 1, events=events))
+        writer.flush()
+        written += count
+
+    write(100)
+    readers = [ds.open_run(tmp_path) for _ in range(3)]
+    starts = []
+    monkeypatch.setattr(recorded, "scan", lambda path, start: starts.append(start) or scan(path, start))
+    for count in (1, 60, 90, 1, 150, 400):
+        for reader in readers:
+            assert reader.scalars("loss")["step"].tolist() == list(range(1, written + 1))
+            assert [row.value for row in reader.text()] == [f"t{step}" for step in range(1, written + 1)]
+        write(count)
+    assert starts.count(0) == 1
+    [path] = indexes(tmp_path)
+    assert check_index(path) == ""
+    with readers[0].held():
+        held = written
+        write(1000)
+        assert len(readers[1].scalars("loss")) == written  # and leaves its index
+        assert readers[0].scalars("loss")["step"].tolist() == list(range(1, held + 1))
+    writer.close()  # leaves its index, too
+    for reader in readers:
+        assert reader.scalars("loss")["value"].size == written
+    assert starts.count(0) == 1
     assert check_index(path) == ""
 
 
