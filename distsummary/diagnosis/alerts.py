@@ -16,18 +16,21 @@ Key = tuple[int, int, str, int]
 
 
 def read_alerts(
-    run_dir: RunDir, tell: Callable[[int, Exception], None] | None = None
+    run_dir: RunDir, tell: Callable[[int, Exception], None] | None = None, *, is_growing: bool = False
 ) -> list[dict[str, Any]]:
     """The alerts of a run: "time", "attempt" and what `Verdict.as_json` gives; the last line of each counts.
 
     A line that is no alert, such as one that was not written whole, is left out; `tell` is called with its
-    number, from 1, and what is wrong with it. Raises OSError if the file is there and cannot be read.
+    number, from 1, and what is wrong with it. Of a run that goes on (`is_growing`), a last line without its
+    end is still being written, and not told. Raises OSError if the file is there and cannot be read.
     """
     found: dict[Key, dict[str, Any]] = {}
     try:
-        lines = run_dir.alerts_path.read_bytes().splitlines()
+        data = run_dir.alerts_path.read_bytes()
     except FileNotFoundError:
         return []
+    lines = data.splitlines()
+    being_written = len(lines) if is_growing and not data.endswith(b"\n") else 0
     for number, line in enumerate(lines, 1):
         try:
             alert = json.loads(line)
@@ -35,7 +38,7 @@ def read_alerts(
                 int(alert["until_step"])
             found[key_of(alert)] = alert
         except (ValueError, KeyError, TypeError) as error:
-            if tell is not None:
+            if tell is not None and number != being_written:
                 tell(number, error)
     return [*found.values()]
 

@@ -156,12 +156,15 @@ class Recorded:
         self._firsts: dict[Path, Owner | None] = {}  # file of TensorBoard's dialect -> its first owner
         self._parts: list[tuple[_File, Part, Array | None]] = []  # which events are new; None: all
         self._has_changed = False  # since `_parts` were made
+        self._unreadable: list[Damage] = []
 
     def refresh(self) -> None:
         """Read what has been added to the files.
 
-        Raises MissingFileError if the directory is gone; a file that was removed is left out.
+        Raises MissingFileError if the directory is gone; a file that was removed is left out, and of one that
+        cannot be read any more what was read before stays.
         """
+        self._unreadable = []
         try:
             found = [path for path in segments(self.directory, MINDSPORE) if self._belongs(path)]
             others = [path for path in segments(self.directory, TENSORBOARD) if self._belongs(path)]
@@ -202,6 +205,11 @@ class Recorded:
             except FileNotFoundError:  # removed since the directory was listed
                 del self._files[path]
                 self._has_changed = True
+            except OSError as error:
+                self._refuse(path, error)
+
+    def _refuse(self, path: Path, error: OSError) -> None:
+        self._unreadable.append(Damage(path, 0, f"it cannot be read: {error.strerror}"))
 
     def _owners(self, path: Path) -> set[Owner]:
         return {owner for part in self._files[path].parts for owner in part.owners}
@@ -209,12 +217,17 @@ class Recorded:
     def _is_other(self, path: Path, known: set[Owner]) -> bool:
         """Whether a file holds another attempt, by its first event: an event file has one writer."""
         if path not in self._firsts:
-            with suppress(MissingFileError):
+            try:
                 first = next(read_file(path, "skip", skipped=[]), None)
-                if first is None:
-                    return False  # nothing yet
-                self._firsts[path] = (first.run_id, first.attempt) if first.run_id else None
-        owner = self._firsts.get(path)
+            except MissingFileError:  # removed since the directory was listed
+                return False
+            except OSError as error:
+                self._refuse(path, error)
+                return False
+            if first is None:
+                return False  # nothing yet
+            self._firsts[path] = (first.run_id, first.attempt) if first.run_id else None
+        owner = self._firsts[path]
         return owner is not None and owner not in known
 
     def _once(self) -> Iterator[tuple[_File, Part, Array | None]]:
@@ -242,8 +255,9 @@ class Recorded:
 
     @property
     def damage(self) -> list[Damage]:
-        """What was skipped."""
-        return [one for file in self._files.values() for part in file.parts for one in part.damage]
+        """What was skipped, and which files cannot be read."""
+        skipped = [one for file in self._files.values() for part in file.parts for one in part.damage]
+        return [*skipped, *self._unreadable]
 
     def unfinished(self) -> list[Damage]:
         """What follows the last event of each file: damage, or an event that is torn or being written."""

@@ -35,7 +35,7 @@ class RankFiles:
 
     Attributes:
         ranks: rank -> what it recorded. merged: what the merge wrote; None: there is none, or one rank alone.
-        gone: rank -> why it cannot be read.
+        gone: rank -> why it cannot be read; MERGED_RANK: the merged run.
     """
 
     def __init__(self, run: RunDir, role: str, *, uses_index: bool) -> None:
@@ -88,7 +88,7 @@ class RankFiles:
             rank: f"its directory {recorded.directory} was removed"
             for rank, recorded in self.ranks.items()
             if rank not in directories
-        } | {rank: why for rank, why in self.gone.items() if rank not in directories}
+        } | {rank: why for rank, why in self.gone.items() if rank not in directories and rank != MERGED_RANK}
         self.ranks = {
             rank: self.ranks.get(rank) or Recorded(directory, uses_index=self._uses_index)
             for rank, directory in directories.items()
@@ -103,9 +103,13 @@ class RankFiles:
                 recorded.refresh()
             except (DistSummaryError, OSError) as error:
                 self.gone[rank] = str(error)
-                del self.ranks[rank]
+                self.ranks[rank] = Recorded(recorded.directory, uses_index=self._uses_index)
         if self.merged is not None:
-            self.merged.refresh()
+            try:
+                self.merged.refresh()
+            except (DistSummaryError, OSError) as error:
+                self.gone[MERGED_RANK] = str(error)
+                self.merged = None
 
     def all(self) -> list[Recorded]:
         """Those of the ranks, then that of the merge."""
@@ -116,8 +120,10 @@ class RankFiles:
         if rank == MERGED and self.merged is not None:
             return {MERGED_RANK: self.merged}, ends([self.merged])
         until = ends(self.ranks.values())
-        if rank is None or rank == MERGED:  # of one rank, its files are the run
+        if rank is None or (rank == MERGED and len(self.ranks) == 1):  # of one rank, its files are the run
             return self.ranks, until
+        if rank == MERGED:  # there is nothing yet, or it cannot be read
+            return {}, {}
         check_type("rank", rank, (int, str), optional=True)
         if isinstance(rank, str) or rank not in self.ranks:
             there = as_ranges(self.ranks)

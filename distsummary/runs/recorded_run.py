@@ -4,7 +4,7 @@ import hashlib
 import html
 import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from distsummary.errors import (
     MissingFileError,
     NotADirectoryPathError,
 )
-from distsummary.format.lineage import custom_values, lineage_values
+from distsummary.format.lineage import Lineage, custom_values, lineage_values
 from distsummary.format.records import NORMS
 from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.pb.mindspore_anf_ir_pb2 import GraphProto
@@ -28,7 +28,7 @@ from distsummary.reading.recorded import Place
 from distsummary.reading.segments import all_event_files, landscape_files
 from distsummary.run_dir import MANIFEST, Manifest, RunDir
 from distsummary.runs.norms import norms_table
-from distsummary.runs.rank_files import MERGED, Rank, RankFiles, Tags, ends, wanted
+from distsummary.runs.rank_files import MERGED, MERGED_RANK, Rank, RankFiles, Tags, ends, wanted
 from distsummary.runs.table import (
     Array,
     Piece,
@@ -91,7 +91,7 @@ class RecordedRun:
         self.path, self.role = run.base, role
         self._run_dir = run
         self._files = RankFiles(run, role, uses_index=index)
-        self._told: dict[str, None] = {}  # problems that were met on the way, in their order
+        self._told: dict[str, dict[str, None]] = {}  # what was read -> the problems that were met
         _check_is_run(run, os.fspath(path), role)
 
     def __repr__(self) -> str:
@@ -177,8 +177,9 @@ class RecordedRun:
         if lineage.custom is not None:
             return dict(custom_values(lineage.custom))
         found: dict[str, Any] = {}
+        told = self._told["config"] = {}
         for _, place in self._files.places("hparams", None, None):
-            for value in readable(place, self._told):
+            for value in readable(place, told):
                 for name, entered in value.session_start_info.hparams.items():
                     kind = entered.WhichOneof("kind")
                     found[name] = getattr(entered, kind) if kind and kind != "null_value" else None
@@ -203,11 +204,13 @@ class RecordedRun:
         """What could not be read until now, one line each; [] if all is well. Asking reads the files."""
         self._files.read(lambda: None)
         state = self._state()
-        told = [*self._told, *(f"rank {rank}: {why}" for rank, why in self._files.gone.items())]
+        told = [line for lines in self._told.values() for line in lines]
+        for rank, why in self._files.gone.items():
+            told.append(f"{'the merged run' if rank == MERGED_RANK else f'rank {rank}'}: {why}")
         damage = [one for recorded in self._files.all() for one in recorded.damage]
         if state is None or state.state != "running":
             damage += [one for recorded in self._files.all() for one in recorded.unfinished()]
-        told += [f"{one.file}, byte {one.offset}: {one.reason}" for one in damage]
+        told += map(_place, damage)
         newest = state.newest if state else None
         told += [
             f"rank {one.rank}: {one.reason}"
@@ -229,12 +232,19 @@ class RecordedRun:
         Empty if nothing was told.
         """
         run_dir = RunDir(self.path)
+        told = self._told["verdicts"] = {}
 
         def tell(line: int, error: Exception) -> None:
-            self._told[f"{run_dir.alerts_path}, line {line}: no verdict ({error})"] = None
+            told[f"{run_dir.alerts_path}, line {line}: no verdict ({error})"] = None
 
         state = self._state()
-        rows = alerts_as_of_now(run_dir, state.newest if state else None, read_alerts(run_dir, tell))
+        is_running = state is not None and state.state == "running"
+        rows: list[dict[str, Any]] = []
+        try:
+            rows = read_alerts(run_dir, tell, is_growing=is_running)
+            rows = alerts_as_of_now(run_dir, state.newest if state else None, rows)
+        except (DistSummaryError, OSError) as error:
+            told[_said(error)] = None
         columns: dict[str, Any] = {}
         for name, dtype in _VERDICT.items():
             values = [row.get(name) for row in rows]
@@ -253,11 +263,16 @@ class RecordedRun:
         directories = {self.path, self._run_dir.landscape_dir, *self._files.directories().values()}
         found: list[tuple[object, ...]] = []
         for directory in sorted(directories):
-            with suppress(FileNotFoundError), os.scandir(directory) as entries:
-                for entry in entries:
-                    if entry.is_file() and not is_index(Path(entry)):
-                        stat = entry.stat()
-                        found.append((entry.path, stat.st_ino, stat.st_size, stat.st_mtime_ns))
+            try:
+                with os.scandir(directory) as entries:
+                    for entry in entries:
+                        if entry.is_file() and not is_index(Path(entry)):
+                            stat = entry.stat()
+                            found.append((entry.path, stat.st_ino, stat.st_size, stat.st_mtime_ns))
+            except FileNotFoundError:
+                pass
+            except OSError as error:  # it may not be read
+                found.append((os.fspath(directory), error.errno))
         if not found:
             raise MissingFileError(f"the run {self.path} was removed while it was read")
         state = self._state()
@@ -413,7 +428,8 @@ class RecordedRun:
         Raises InvalidValueError if there is no such rank, or no such parameter.
         """
         found = self._files.places(NORMS, None, rank)
-        return norms_table(found, parameter, self._told)
+        told = self._told[f"norms of {rank}"] = {}
+        return norms_table(found, parameter, told)
 
     def norms_by_step(self, rank: Rank = MERGED) -> ValueTable:
         """The norms as they were recorded: one row for each step, whose value is a `ParameterNorms` with the
@@ -428,20 +444,24 @@ class RecordedRun:
         alone a Landscape with axes, losses and path.
         """
         found: dict[str, Any] = {}
+        told = self._told["landscapes"] = {}
         directory = self._run_dir.landscape_dir
         for path in sorted(directory.glob("*.npz")) if directory.is_dir() else ():
             try:
                 found[path.stem] = LossGrid.load(path)
             except (DistSummaryError, OSError) as error:
-                self._told[str(error)] = None
+                told[_said(error)] = None
         if not found:
-            for path in landscape_files(self.path):
-                skipped: list[Damage] = []
-                for event in read_file(path, "skip", skipped=skipped):
-                    found |= {one.tag: one.data for one in event.values if one.plugin == "landscape"}
-                self._tell(skipped)
+            skipped: list[Damage] = []
+            for path in landscape_files(self.path) if self.path.is_dir() else ():
+                try:
+                    for event in read_file(path, "skip", skipped=skipped):
+                        found |= {one.tag: one.data for one in event.values if one.plugin == "landscape"}
+                except OSError as error:
+                    told[_said(error)] = None
+            told |= dict.fromkeys(map(_place, skipped))
             for _, place in self._files.places("landscape", None, None):
-                for value in readable(place, self._told):
+                for value in readable(place, told):
                     found[place.tag] = value
         return found
 
@@ -468,37 +488,50 @@ class RecordedRun:
 
     def _state(self) -> RunState | None:
         """What the manifests tell; None if run.json cannot be read."""
+        told = self._told["state"] = {}
         try:
             return read_run(self._run_dir)
         except (DistSummaryError, OSError) as error:
-            self._told[str(error)] = None
+            told[_said(error)] = None
             return None
 
     def _entry(self) -> Manifest:
         """The entry of the newest attempt in run.json; {} if there is none."""
+        told = self._told["run.json"] = {}
         try:
             entries: list[Manifest] = self._run_dir.read_manifest()["attempts"]
         except (DistSummaryError, OSError) as error:
-            self._told[str(error)] = None
+            told[_said(error)] = None
             return {}
         mine = [entry for entry in entries if entry["role"] == self.role]
         return max(mine, key=lambda entry: int(entry["attempt"]), default={})
 
-    def _lineage(self) -> Any:
+    def _lineage(self) -> Lineage:
         """The lineage of the run or, before there is one, of its lowest rank."""
         skipped: list[Damage] = []
-        lineage = None
+        told = self._told["lineage"] = {}
+        lineage = Lineage()
         for directory in (self._run_dir.writer_dir(self.role, 0, 1), *self._files.directories().values()):
-            if directory.is_dir():
-                lineage = read_lineage(directory, skipped=skipped)
-                if lineage_values(lineage):
-                    break
-        self._tell(skipped)
-        return read_lineage(self.path) if lineage is None else lineage
+            try:
+                if directory.is_dir():
+                    lineage = read_lineage(directory, skipped=skipped)
+                    if lineage_values(lineage):
+                        break
+            except OSError as error:
+                told[_said(error)] = None
+        told |= dict.fromkeys(map(_place, skipped))
+        return lineage
 
-    def _tell(self, damage: Iterable[Damage]) -> None:
-        for one in damage:
-            self._told[f"{one.file}, byte {one.offset}: {one.reason}"] = None
+
+def _said(error: Exception) -> str:
+    """An error in one line."""
+    if isinstance(error, OSError) and not isinstance(error, DistSummaryError) and error.filename:
+        return f"{error.filename} cannot be read: {error.strerror}"
+    return str(error)
+
+
+def _place(damage: Damage) -> str:
+    return f"{damage.file}, byte {damage.offset}: {damage.reason}"
 
 
 def _run_dir(path: str | os.PathLike[str]) -> RunDir:

@@ -18,6 +18,8 @@ from distsummary.reading.contents import scan
 from distsummary.reading.index import check_index, index_path, is_index
 from distsummary.reading.segments import lineage_files, segments
 from distsummary.run_dir import RunDir
+from distsummary.runs.show import overview
+from distsummary.view.page import page
 from distsummary.writing.spec import Limits, WriterSpec
 from distsummary.writing.writer import RankWriter
 from tests.unit.landscapes.test_grid import make_grid
@@ -511,6 +513,23 @@ def test_verdicts_are_read_line_by_line(tmp_path):
     )
     assert row.evidence == {"ms": 12.5}
     assert ["line 2" in line for line in run.problems] == [True]
+    (tmp_path / "alerts.jsonl").write_text(f"{json.dumps(said | {'first_told_step': 45})}\n")
+    assert (len(run.verdicts), run.problems) == (1, [])
+
+
+def test_a_verdict_that_is_being_written_is_no_problem_while_the_run_goes_on(tmp_path):
+    told = {"rank": 0, "cause": "data", "since_step": 1, "until_step": None, "evidence": "e"}
+    line = json.dumps(told | {"first_told_step": 2})
+    with ds.init(tmp_path, aggregate=False, quiet=True) as run:
+        for _ in run.steps(range(1)):
+            run.log(loss=1.0)
+            reader = ds.open_run(tmp_path)
+            for text, problems in ((line, 0), (f"{line}\n{line[:30]}", 0), ("{\n" + line, 1)):
+                (tmp_path / "alerts.jsonl").write_text(text)
+                assert (len(reader.verdicts), len(reader.problems)) == (1, problems)
+    (tmp_path / "alerts.jsonl").write_text(f"{line}\n{line[:30]}")
+    assert len(reader.verdicts) == 1
+    assert ["line 2" in line for line in reader.problems] == [True]
 
 
 # --- bad input
@@ -556,6 +575,62 @@ def test_damage_is_left_out_and_named(tmp_path):
         assert len(run.scalars("loss")) == 99
         [line] = run.problems
         assert (str(file) in line, "byte" in line) == (True, True)
+
+
+def refuse(monkeypatch, *refused):
+    """Let these files and directories be such as may not be read."""
+    real_open, real_segments = open, recorded.segments
+
+    def check(path):
+        if path in refused:
+            raise PermissionError(13, "Permission denied", str(path))
+
+    def checked_open(path, *arguments, **options):
+        check(path)
+        return real_open(path, *arguments, **options)
+
+    def checked_segments(directory, dialect):
+        check(directory)
+        return real_segments(directory, dialect)
+
+    monkeypatch.setattr("builtins.open", checked_open)
+    monkeypatch.setattr(recorded, "segments", checked_segments)
+
+
+def test_what_may_not_be_read_is_named_and_all_else_is_shown(tmp_path, monkeypatch):
+    for rank in range(3):
+        directory = record(tmp_path, rank=rank, ranks=3)
+    record(tmp_path, rank=2, ranks=3, steps=[6, 7], first_seq=6)
+    ds.merge_run(tmp_path)
+    last = [file for dialect in (MINDSPORE, TENSORBOARD) for file in segments(directory, dialect)][1::2]
+    lineage = tmp_path / "events.out.events.summary.9999999999.merged.host_lineage"
+    lineage.mkdir()
+    RunDir(tmp_path).alerts_path.mkdir()
+    (tmp_path / "landscape").mkdir()
+    (tmp_path / "landscape" / "a.npz").mkdir()
+    run = ds.open_run(tmp_path, index=False)
+    with monkeypatch.context() as refusing:
+        refuse(refusing, RunDir(tmp_path).rank_dirs()[0], tmp_path, *last)
+        shown = page(run)
+        [curve] = [one for one in shown["curves"] if one["tag"] == "loss"]
+        assert [line["rank"] for line in curve["lines"]] == [1, 2]
+        assert [line["values"].size for line in curve["lines"]] == [5, 5]
+        assert overview(run).steps == (1, 5)
+        told = "\n".join(shown["overview"]["problems"])
+        for text in (
+            "rank 0: [Errno 13] Permission denied",
+            "the merged run: [Errno 13] Permission denied",
+            *(f"{file}, byte 0: it cannot be read: Permission denied" for file in last),
+            f"{lineage} cannot be read: Is a directory",
+            f"{RunDir(tmp_path).alerts_path} cannot be read: Is a directory",
+            "a.npz",
+        ):
+            assert text in told
+    for path in (lineage, RunDir(tmp_path).alerts_path, tmp_path / "landscape" / "a.npz"):
+        path.rmdir()
+    shown = page(run)
+    assert shown["overview"]["problems"] == []
+    assert shown["overview"]["steps"] == [1, 7]
 
 
 @pytest.mark.parametrize("data", [b"garbage" * 9, b"x"])

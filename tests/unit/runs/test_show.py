@@ -16,6 +16,7 @@ from distsummary.rank_facts import RankFacts, write_facts
 from distsummary.reading.segments import segments
 from distsummary.run_dir import RunDir
 from distsummary.runs.compare import compare, text_of, where_they_part
+from distsummary.runs.show import overview
 from tests.unit.runs.recording import record
 
 
@@ -272,6 +273,9 @@ def test_ranks_in_numbered_directories_are_one_run(tmp_path, nested):
     run = ds.open_run(tmp_path / "run")
     assert run.ranks == (0, 1)
     assert len(run.scalars("loss")) == 10
+    assert len(run.scalars(rank="merged")) == 0
+    shown = overview(run)
+    assert (shown.source, [curve.points for curve in shown.curves]) == (0, [5, 5])
     ds.merge_run(tmp_path / "run")
     for opened in (run, ds.open_run(tmp_path / "run")):
         assert len(opened.scalars("loss", rank="merged")) == 5
