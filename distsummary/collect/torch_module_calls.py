@@ -9,12 +9,13 @@ import contextlib
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
 from torch import nn
 
 from distsummary.format.graph import Names
+from distsummary.frameworks.torch_hook import Hook
 from distsummary.frameworks.torch_modules import compiled_from
 from distsummary.frameworks.torch_modules import wrapped as wrapped_by
 
@@ -148,7 +149,6 @@ class ModuleCalls:
         """Register with torch.compile, if it was imported since (it takes a second to import)."""
         compiler = sys.modules.get("torch._dynamo")
         if self._watch is None and self._is_open and compiler is not None:
-            compiler.eval_frame.skip_code(_Hook.__call__.__code__)
             self._remove()
             self._install()  # hooks that are not compiled: outside of what is compiled, they are called too
             self._watch = compiler.callback_handler
@@ -177,9 +177,9 @@ class ModuleCalls:
             module = place.module
             if place.is_seen:
                 with contextlib.suppress(Exception):  # a scripted or otherwise closed module takes no hooks
-                    self._handles.append(module.register_forward_pre_hook(_Hook(begin), with_kwargs=True))
+                    self._handles.append(module.register_forward_pre_hook(Hook(begin), with_kwargs=True))
                     self._handles.append(
-                        module.register_forward_hook(_Hook(end), with_kwargs=True, always_call=True)
+                        module.register_forward_hook(Hook(end), with_kwargs=True, always_call=True)
                     )
 
     def _suspend(self, _: object) -> None:
@@ -241,21 +241,6 @@ class ModuleCalls:
         except Exception as error:
             self.close()
             self._failed(error)
-
-
-class _Hook:
-    """A hook that is left behind when the module is copied or pickled: the copy has a hook without effect."""
-
-    __slots__ = ("_function",)
-
-    def __init__(self, function: Callable[..., None]) -> None:
-        self._function = function
-
-    def __call__(self, *args: Any) -> None:
-        self._function(*args)
-
-    def __reduce__(self) -> Any:
-        return getattr, (contextlib.nullcontext(), "__exit__")  # takes any arguments, returns None
 
 
 class PassObserver:

@@ -7,7 +7,6 @@ code is the same whether somebody listens or not: it is not compiled again when 
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -19,6 +18,7 @@ from distsummary.collect.checked_values import MAX_VALUE_BYTES
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.records import MAX_TAG_BYTES
 from distsummary.frameworks.torch import FRAMEWORK, TorchCopy
+from distsummary.frameworks.torch_hook import Hook
 from distsummary.training.values import check_tag
 
 P = ParamSpec("P")
@@ -170,7 +170,7 @@ def gradient(name: str, x: Tensor, kind: str) -> Tensor:
     # False it flows where it flowed before, and x may be the same tensor then, which has its hook already.
     if x.is_leaf or _is_replay():  # a hook on a parameter would stay there, and each step add one
         x = x.view_as(x)
-    x.register_hook(partial(_eager_gradient, name, kind))  # type: ignore[no-untyped-call]
+    x.register_hook(Hook(_eager_gradient, name, kind))  # type: ignore[no-untyped-call]
     return x
 
 

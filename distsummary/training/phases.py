@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from threading import get_ident, get_native_id
+from typing import Any
 
 from distsummary.format.records import PHASE_TAGS
 from distsummary.training.affordable import affordable_every
@@ -54,7 +55,10 @@ STEADY = 1.25  # a step must be so many times longer than needed before more ste
 
 
 class ThreadClocks:
-    """The clocks of the thread that made it, in seconds; without Linux's schedstat, its run queue has 0."""
+    """The clocks of the thread that made it, in seconds; without Linux's schedstat, its run queue has 0.
+
+    A copy has a file of its own: the number of one that was closed may be that of a file of the user.
+    """
 
     def __init__(self) -> None:
         self._file = -1
@@ -74,9 +78,12 @@ class ThreadClocks:
 
     def close(self) -> None:
         """Close the file."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
+
+    def __reduce__(self) -> Any:
+        return ThreadClocks, ()
 
 
 class Phases:

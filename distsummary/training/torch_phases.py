@@ -14,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from distsummary.frameworks.torch import FRAMEWORK
+from distsummary.frameworks.torch_hook import Hook
 from distsummary.frameworks.torch_modules import has_fsdp1
 from distsummary.frameworks.torch_optimizer import is_captured
 from distsummary.training.device_times import DeviceTimes
@@ -74,8 +75,8 @@ class TorchPhases:
             return
         model = self._model
         self._handles = [
-            model.register_forward_pre_hook(self._begin_forward, prepend=True),
-            model.register_forward_hook(self._end_forward),
+            model.register_forward_pre_hook(Hook(self._begin_forward), prepend=True),
+            model.register_forward_hook(Hook(self._end_forward)),
             # of any optimizer, also one of another model: `OptimizerSteps`, which finds out whose it is,
             # takes ten times as long
             register_optimizer_step_pre_hook(self._begin_optimizer),
@@ -93,8 +94,8 @@ class TorchPhases:
                 self._hook(parameter)
 
     def _hook(self, parameter: nn.Parameter) -> None:
-        hook = parameter.register_post_accumulate_grad_hook  # torch leaves it untyped
-        self._hooks[parameter] = hook(self._have_gradient)  # type: ignore[no-untyped-call]
+        register = parameter.register_post_accumulate_grad_hook  # torch leaves it untyped
+        self._hooks[parameter] = register(Hook(self._have_gradient))  # type: ignore[no-untyped-call]
 
     @property
     def _current(self) -> str:
@@ -127,7 +128,7 @@ class TorchPhases:
             return
         for tensor in (output,) if isinstance(output, Tensor) else _tensors(output):
             if tensor.requires_grad:
-                tensor.register_hook(self._begin_backward)  # type: ignore[no-untyped-call]
+                tensor.register_hook(Hook(self._begin_backward))  # type: ignore[no-untyped-call]
 
     def _begin_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if is_compiling():
@@ -144,10 +145,12 @@ class TorchPhases:
             self._enter(REST)
 
     def _begin_backward(self, gradient: Tensor) -> None:
-        if self._current in (FORWARD, REST, WAIT):
+        if not is_compiling() and self._current in (FORWARD, REST, WAIT):
             self._enter(BACKWARD)
 
     def _have_gradient(self, parameter: nn.Parameter) -> None:
+        if is_compiling():
+            return
         if self._passes < LEARNING and not self._is_queued:
             self._is_queued = True
             Variable._execution_engine.queue_callback(self._end_backward)

@@ -1,6 +1,8 @@
 """The phases of a torch step: forward, backward, waiting and optimizer, each with what was done in it."""
 
 import contextlib
+import copy
+import io
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from distsummary.topology import Topology
 from distsummary.training.callbacks import Callback, RunContext
 from distsummary.training.device_times import DeviceTimes
+from distsummary.training.phases import REST
 from distsummary.training.run import Run
 
 BURN_MS = 20.0
@@ -115,16 +118,39 @@ def test_a_compiled_model_has_the_same_phases() -> None:
     assert "perf/phase/optimizer/cpu_ms" in last
 
 
-def test_steps_that_are_not_marked_leave_no_hook_and_compile_nothing_again() -> None:
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_a_compiled_backward_pass_is_not_looked_into() -> None:
     net, keeps = Net("none"), Keeps()
-    model = torch.compile(net, backend="eager")
+
+    def train(x: Tensor) -> None:
+        net(x).sum().backward()
+
+    with (
+        torch._dynamo.config.patch(compiled_autograd=True),
+        Run(callbacks=keeps, network=net, topology=Topology(rank=0, world_size=2)) as run,
+    ):
+        compiled = torch.compile(train, backend="eager")
+        for x in run.steps([torch.ones(2, 4)] * 3):
+            compiled(x)
+    assert all(parameter.grad is not None for parameter in net.parameters())
+    assert len(keeps.logged) == 3
+
+
+@pytest.mark.parametrize("how", ["around", "inside", "in place"])
+def test_steps_that_are_not_marked_leave_no_hook_and_compile_nothing_again(how: str) -> None:
+    net, keeps = Net("none"), Keeps()
+    torch.compiler.reset()
+    if how == "in place":
+        net.compile(backend="eager", fullgraph=True)
+    model = net if how == "in place" else torch.compile(net, backend="eager", fullgraph=True)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 
     def hooks() -> int:
         modules = (net, model)
         return sum(len(one._forward_pre_hooks) + len(one._forward_hooks) for one in modules)
 
-    with Run(callbacks=keeps, network=model, topology=Topology(rank=0, world_size=2)) as run:
+    watched = model if how == "around" else net
+    with Run(callbacks=keeps, network=watched, topology=Topology(rank=0, world_size=2)) as run:
         for number in run.steps(range(1, 30)):
             phases = run.context.original_args().phases
             if number == 4:
@@ -165,6 +191,29 @@ def test_the_model_keeps_no_hook_after_the_run() -> None:
     assert not net._forward_pre_hooks
     assert not net._forward_hooks
     assert all(not parameter._post_accumulate_grad_hooks for parameter in net.parameters())
+
+
+def test_copies_of_the_model_and_its_optimizer_know_nothing_of_the_run() -> None:
+    net, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)), torch.ones(2, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    with Run(network=net, callbacks=Keeps(), topology=Topology(rank=0, world_size=2)) as run:
+        for _ in run.steps(range(2)):
+            output = net(x)
+            torch.save((net, optimizer, output), saved := io.BytesIO())
+            output.sum().backward()
+            optimizer.step()
+            twin, other = copy.deepcopy((net, optimizer))
+            loaded = torch.load(io.BytesIO(saved.getvalue()), weights_only=False)[0]
+            phases = run.context.original_args().phases
+            phases.enter(REST)
+            for model in (twin, loaded):
+                model(x).sum().backward()
+                assert phases.current == REST
+    assert b"distsummary" not in saved.getvalue()
+    parameters = [*twin.parameters(), *loaded.parameters(), *other.param_groups[0]["params"]]
+    assert all(not one._post_accumulate_grad_hooks for one in parameters)
+    whole = torch.compile(twin, backend="eager", fullgraph=True)
+    assert torch.equal(whole(x), net(x))
 
 
 class HostEvent:

@@ -1,9 +1,11 @@
 """Phases with clocks that the tests turn: what each phase took, and what interrupts it."""
 
+import copy
 import gc
 import math
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -140,6 +142,19 @@ def test_the_clocks_of_this_thread_go_on_and_are_closed() -> None:
     assert second[2] >= first[2]
     clocks.close()
     assert clocks.queue() == 0.0
+
+
+def test_a_copy_of_the_clocks_reads_and_closes_no_file_of_others(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    clocks = ThreadClocks()
+    twin = copy.deepcopy(clocks)
+    clocks.close()
+    with (tmp_path / "mine").open() as mine:  # has the number that is free now
+        clocks.queue()
+        clocks.close()
+        twin.queue()
+        twin.close()
+        assert mine.read() == "mine"
 
 
 class Keeps(Callback):
