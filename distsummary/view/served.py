@@ -10,10 +10,12 @@ import json
 import os
 import threading
 import time
+import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 from distsummary.errors import MissingFileError
 from distsummary.run_dir import RunDir
@@ -25,6 +27,7 @@ from distsummary.view.page import page, rank_curve
 EVERY_S = 2.0  # at most so often the files are looked at
 PAUSE = 4  # times as long as reading took, before it is done again: it takes a fifth of the time at most
 OPEN = 8  # runs that are kept open
+T = TypeVar("T")
 ALONE = "."  # the name of the run if the directory is itself one
 
 
@@ -80,7 +83,7 @@ class Served:
         """
         return self._run(name).curve(tag, rank)
 
-    def _list(self, old: Answer | None) -> Answer:
+    def _list(self) -> Answer:
         note = ""
         rows: list[RunRow] = []
         try:
@@ -111,58 +114,112 @@ class Served:
         return run
 
 
-class _Kept:
-    """An answer that is made again only when it is old; one thread makes it, others wait for it."""
+class _Pace:
+    """When the files may be looked at again."""
 
     def __init__(self, every_s: float) -> None:
-        self.lock = threading.Lock()
-        self._every_s = every_s
-        self._answer: Answer | None = None
-        self._next_s = 0.0
+        self._every_s, self._next_s = every_s, 0.0
 
-    def get(self, make: Callable[[Answer | None], Answer]) -> Answer:
-        with self.lock:
-            begin_s = time.monotonic()
-            if self._answer is None or begin_s >= self._next_s:
-                self._answer = make(self._answer)
-                end_s = time.monotonic()
-                self._next_s = end_s + max(self._every_s, PAUSE * (end_s - begin_s))
-            return self._answer
+    def is_due(self) -> bool:
+        return time.monotonic() >= self._next_s
+
+    @contextmanager
+    def work(self) -> Iterator[None]:
+        """Reading, which is followed by a pause, also if it fails."""
+        begin_s = time.monotonic()
+        try:
+            yield
+        finally:
+            end_s = time.monotonic()
+            self._next_s = end_s + max(self._every_s, PAUSE * (end_s - begin_s))
+
+
+class _Kept:
+    """An answer or an error that is made again only when it is old; one thread makes it, others wait."""
+
+    def __init__(self, every_s: float) -> None:
+        self._lock, self._pace = threading.Lock(), _Pace(every_s)
+        self._found: Answer | Exception | None = None
+
+    def get(self, make: Callable[[], Answer]) -> Answer:
+        with self._lock:
+            if self._found is None or self._pace.is_due():
+                with self._pace.work():
+                    self._found = _tried(make)
+            return _given(self._found)
 
 
 class _Run:
-    """A run that is shown, alone or beside others."""
+    """A run that is shown, alone or beside others; between two looks at the files, all that is asked for is
+    of the moment of the first.
+    """
 
     def __init__(self, paths: Sequence[Path], every_s: float) -> None:
         self._paths = paths
-        self._kept = _Kept(every_s)
-        self._opened: list[RecordedRun] = []
-        self._stamp = ""
+        self._lock, self._pace = threading.Lock(), _Pace(every_s)
+        self._runs: list[RecordedRun] = []
+        self._held = ExitStack()
+        self._error: Exception | None = None  # of the last look
+        self._stamp = ""  # of the page and the curves
+        self._page: Answer | Exception | None = None
+        self._curves: dict[tuple[str, int], Answer] = {}
 
     def page(self) -> Answer:
-        return self._kept.get(self._page)
+        with self._lock:
+            self._look()
+            if self._page is None:
+                with self._pace.work():
+                    self._page = _tried(self._make)
+            return _given(self._page)
 
     def curve(self, tag: str, rank: int) -> Answer:
-        with self._kept.lock:
-            return _answer(sent(rank_curve(self._runs()[0], tag, rank)))
+        with self._lock:
+            self._look()
+            if (tag, rank) not in self._curves:
+                self._curves[tag, rank] = _answer(sent(rank_curve(self._runs[0], tag, rank)))
+            return self._curves[tag, rank]
 
-    def _runs(self) -> list[RecordedRun]:
-        if not self._opened:
-            self._opened = [open_run(path) for path in self._paths]
-        return self._opened
+    def _look(self) -> None:
+        """Read on, unless that was a moment ago; what was raised then is raised again."""
+        if self._pace.is_due():
+            with self._pace.work():
+                self._error = _tried(self._read_on)
+        if self._error is not None:
+            _given(self._error)
 
-    def _page(self, old: Answer | None) -> Answer:
+    def _read_on(self) -> None:
         try:
-            run, *others = self._runs()
-            stamp = " ".join(one.stamp() for one in [run, *others])
-            if old is not None and stamp == self._stamp:
-                return old
-            found: dict[str, Any] = page(run, others=others)
+            if not self._runs:
+                self._runs = [open_run(path) for path in self._paths]
+            stamp = " ".join(one.stamp() for one in self._runs)
+            if stamp != self._stamp or isinstance(self._page, Exception):
+                self._held.close()
+                for one in self._runs:
+                    self._held.enter_context(one.held())
+                self._stamp, self._page, self._curves = stamp, None, {}
         except MissingFileError:
-            self._opened = []  # if it comes back, it is another one
+            self._held.close()
+            self._runs, self._stamp = [], ""  # if it comes back, it is another one
             raise
-        self._stamp = stamp
-        return _answer(sent(found), version=stamp)
+
+    def _make(self) -> Answer:
+        run, *others = self._runs
+        return _answer(sent(page(run, others=others)), version=self._stamp)
+
+
+def _tried(make: Callable[[], T]) -> T | Exception:
+    """What it returns or raises: an error is kept like an answer, for it took as long."""
+    try:
+        return make()
+    except Exception as error:
+        traceback.clear_frames(error.__traceback__)  # of a long run, hundreds of MB
+        return error
+
+
+def _given(found: T | Exception) -> T:
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
 def _alone(path: Path) -> RunRow:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from distsummary.errors import InvalidValueError, MissingFileError
+from distsummary.runs.recorded_run import RecordedRun
 from distsummary.view import served as module
 from distsummary.view.served import Answer, Served, UnknownRunError
 from tests.unit.runs.recording import record
@@ -116,6 +117,49 @@ def test_the_curve_of_any_rank_is_exact(tmp_path):
         served.curve(".", "loss", 3)
     with pytest.raises(InvalidValueError, match="the nearest are loss"):
         served.curve(".", "los", 2)
+
+
+def test_between_two_looks_at_the_files_page_and_curves_are_of_one_moment_and_read_once(
+    tmp_path, monkeypatch
+):
+    for rank in range(3):
+        record(tmp_path, rank=rank, ranks=3)
+    read, looked = [], []
+    curve, stamp = module.rank_curve, RecordedRun.stamp
+    monkeypatch.setattr(module, "rank_curve", lambda *asked: read.append(asked[1:]) or curve(*asked))
+    monkeypatch.setattr(RecordedRun, "stamp", lambda run: looked.append(run) or stamp(run))
+    seldom, always = Served(tmp_path, every_s=3600.0), Served(tmp_path, every_s=0.0)
+    for served in (seldom, always):
+        for _ in range(2):
+            assert array(served.curve(".", "loss", 2), "steps") == [1, 2, 3, 4, 5]
+    assert read == [("loss", 2)] * 2
+    for rank in range(3):
+        record(tmp_path, rank=rank, ranks=3, steps=[6], first_seq=6)
+    looked.clear()
+    assert array(seldom.curve(".", "loss", 2), "steps") == [1, 2, 3, 4, 5]
+    assert array(seldom.curve(".", "loss", 1), "steps") == [1, 2, 3, 4, 5]
+    assert contents(seldom.page("."))["overview"]["steps"] == [1, 5]
+    assert looked == []
+    assert array(always.curve(".", "loss", 2), "steps") == [1, 2, 3, 4, 5, 6]
+    assert contents(always.page("."))["overview"]["steps"] == [1, 6]
+
+
+def test_a_page_that_fails_is_tried_again_only_when_the_files_are_looked_at_again(tmp_path, monkeypatch):
+    record(tmp_path)
+    tried = []
+
+    def failing(run, others):
+        tried.append(run)
+        raise OSError(f"try {len(tried)}")
+
+    monkeypatch.setattr(module, "page", failing)
+    seldom, always = Served(tmp_path, every_s=3600.0), Served(tmp_path, every_s=0.0)
+    for served, expected in ((seldom, ["try 1", "try 1"]), (always, ["try 2", "try 3"])):
+        for text in expected:
+            with pytest.raises(OSError, match=text):
+                served.page(".")
+    monkeypatch.undo()
+    assert contents(always.page("."))["overview"]["steps"] == [1, 5]
 
 
 def test_a_directory_may_fill_later_but_must_be_there(tmp_path):
