@@ -4,7 +4,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -124,9 +124,10 @@ class LiveMerge:
         self._recorded: set[str] = set()  # tags that ranks recorded
         self._made: set[str] = set()  # statistics that the charts show
         self._is_layout_new = False
-        self._trouble = ""
+        self._troubles: set[str] = set()  # that were logged
         meshes = Meshes(directories)
-        self._judging = Judging(meshes, Alerts(run).tell)
+        self._alerts = Alerts(run)
+        self._judging = Judging(meshes, self._alerts.tell)
         self._attempt = attempt
         self._norms = AddedNorms(meshes)
         for norms in self._files.held_norms():
@@ -149,10 +150,15 @@ class LiveMerge:
             living: the ranks that have registered and not ended.
             now: the time in seconds, by any clock that does not go back.
 
-        A disk that takes nothing raises nothing: what is due stays in memory, and the next call tries again.
+        A disk that takes nothing raises nothing: what is due stays in memory, as do alerts, and the next call
+        tries again.
         """
         floor, strict_floor = self._hearing.floors(living, now)
         written = self._merge(floor, strict_floor, now)
+        try:
+            self._alerts.write()
+        except OSError as error:
+            self._tell(f"alerts.jsonl cannot be written now: {error}")
         try:
             self._files.flush()
         except OSError as error:
@@ -174,14 +180,15 @@ class LiveMerge:
             rows = self._new_rows(told)
             for step, values in self._rule.add(rows):
                 merged[step] = self._counted(step, values, told[step], due.sampled.get(step))
-            for step, values in self._judged(self._judging.add, rows).items():
+            for step, values in self._unwritten(self._judging.add(rows, self._attempt)).items():
                 merged.setdefault(step, []).extend(values)  # a verdict may be about a step before these
         for told in (due.late, due.sampled):
             rows = self._new_rows(told)
             for step, values in self._rule.add_late(rows):
                 merged.setdefault(step, []).extend(values)
             if told is due.sampled:
-                for step, values in self._judged(self._judging.add_samples, rows).items():
+                changed = self._judging.add_samples(rows, self._attempt)
+                for step, values in self._unwritten(changed).items():
                     merged.setdefault(step, []).extend(values)
         bulk: dict[int, Wanted] = {}
         for told in (due.steps, due.late):
@@ -200,14 +207,6 @@ class LiveMerge:
         """
         for step, values in self._unwritten(verdicts).items():
             self._files.put(step, time.time(), values)
-
-    def _judged(self, judge: Callable[[Rows, int], list[Verdict]], rows: Rows) -> Mapping[int, list[Value]]:
-        """What the merged run shows of the ranks that begin to be slow or sick at some steps."""
-        try:
-            return self._unwritten(judge(rows, self._attempt))
-        except OSError as error:  # the merge at the end tells it
-            self._tell(f"alerts.jsonl cannot be written now: {error}; free some space")
-            return {}
 
     def _unwritten(self, verdicts: Iterable[Verdict]) -> Mapping[int, list[Value]]:
         """By step, what shows the verdicts and was not in the files when they were opened."""
@@ -295,9 +294,9 @@ class LiveMerge:
         return not self._files.holds(key, step)
 
     def _tell(self, trouble: str) -> None:
-        """Log a failure, unless it is the one that was logged last."""
-        if trouble != self._trouble:
-            self._trouble = trouble
+        """Log a failure, once."""
+        if trouble not in self._troubles:
+            self._troubles.add(trouble)
             logger.warning("%s", trouble)
 
     # --- the end
@@ -314,6 +313,7 @@ class LiveMerge:
         """
         self._hearing.read_to_the_end()
         self._merge(math.inf, math.inf, 0.0, is_last=True)
+        self._alerts.write()
         self._files.flush()
         if about is not None:
             self.describe(about)

@@ -202,7 +202,7 @@ def _merge_role(
     ) as merged:
         meshes = Meshes(directories)
         norms = AddedNorms(meshes)
-        judging = Judging(meshes, Alerts(run_dir).tell) if role == "train" else None
+        judging = Judging(meshes) if role == "train" else None
         hangs = [
             hang._replace(verdict=replace(hang.verdict, until_step=None))  # each is shown where it was told
             for hang in (told_hangs(run_dir) if role == "train" and ranks.attempts else ())
@@ -226,6 +226,11 @@ def _merge_role(
         if values := about.values(last_s):
             merged.write(Event(last_step, last_s, values))
         merged.write_lineage(about.lineage)
+        if judging is not None:
+            alerts = Alerts(run_dir)
+            for attempt, verdict in judging.told:
+                alerts.tell(attempt, verdict)
+            alerts.write()
         published = merged.publish()
     report = MergeReport(
         path=target,

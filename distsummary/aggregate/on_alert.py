@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from distsummary.aggregate.judging import line
-from distsummary.diagnosis.alerts import key_of, read_alerts
+from distsummary.diagnosis.alerts import Key, key_of, read_alerts
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.run_dir import RunDir
@@ -59,7 +59,7 @@ class OnAlert(Callback):
         self, run_dir: RunDir, on_alert: Callable[[Alert], object] | str, fail: Callable[[str], None]
     ) -> None:
         self._run_dir, self._on_alert, self._fail = run_dir, on_alert, fail
-        self._told: set[tuple[Any, ...]] = set()
+        self._told: set[Key] = set()
         self._size = 0
         self._waiting: list[
             tuple[Alert, int]
@@ -68,9 +68,12 @@ class OnAlert(Callback):
         self._thread: threading.Thread | None = None
 
     def on_train_begin(self, run_context: RunContext) -> None:
-        """Begin to follow the file; what earlier attempts told is not told again."""
+        """Begin to follow the file; what earlier attempts told is not told again, if it can be read."""
         if self._thread is None:
-            self._told = {key_of(alert) for alert in read_alerts(self._run_dir)}
+            try:
+                self._told = {key_of(alert) for alert in read_alerts(self._run_dir)}
+            except OSError as error:
+                self._count(error)
             self._thread = threading.Thread(target=self._follow, name="distsummary-on-alert", daemon=True)
             self._thread.start()
 
@@ -88,19 +91,22 @@ class OnAlert(Callback):
             try:
                 self._look()
             except Exception as error:  # the disk; another look may succeed
-                self._fail(f"on_alert: {type(error).__name__}: {error}")
+                self._count(error)
+
+    def _count(self, error: Exception) -> None:
+        self._fail(f"on_alert: {type(error).__name__}: {error}")
 
     def _look(self) -> None:
         size = 0
         with suppress(FileNotFoundError):
             size = self._run_dir.alerts_path.stat().st_size
         if size != self._size:
-            self._size = size
             for found in read_alerts(self._run_dir):
                 if key_of(found) not in self._told:
                     self._told.add(key_of(found))
                     text = f"distsummary: {line(Verdict.from_json(found))}"
                     self._waiting.append(({**found, "run_dir": str(self._run_dir.base), "text": text}, 0))
+            self._size = size
         waiting, self._waiting = self._waiting, []
         for alert, tries in waiting:
             try:
@@ -109,7 +115,7 @@ class OnAlert(Callback):
                 if isinstance(self._on_alert, str) and tries + 1 < TRIES:
                     self._waiting.append((alert, tries + 1))
                 else:
-                    self._fail(f"on_alert: {type(error).__name__}: {error}")
+                    self._count(error)
 
     def _tell(self, alert: Alert) -> None:
         if not isinstance(self._on_alert, str):

@@ -1,11 +1,10 @@
 """StuckRanks: tells while the ranks train which of them is stuck, and when it goes on."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from distsummary.aggregate.judging import Alerts
-from distsummary.diagnosis.alerts import told_hangs
 from distsummary.diagnosis.stuck_files import hung_ranks, written_ns
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.run_dir import RunDir
@@ -27,42 +26,57 @@ class StuckRanks:
         self._next = 0
         self._written: dict[tuple[int, int], int] = {}  # attempt and rank -> when its stuck.json was written
         self._active_until_s = 0.0
-        self._open = {  # attempt and rank -> what was told, and lasts
-            (hang.attempt, hang.verdict.rank): hang.verdict
-            for hang in told_hangs(run_dir)
-            if hang.verdict.until_step is None
-        }
+        self._unseen: set[tuple[int, int]] = (
+            set()
+        )  # attempt and rank of hangs that the look before did not see
 
     def look(self, attempt: AttemptState) -> list[Verdict]:
-        """Tell which ranks of an attempt are stuck, and which are no longer; raises OSError.
+        """Tell which ranks of an attempt are stuck, and which are no longer; returns what is new.
 
-        Returns the verdicts that are new.
+        A hang has ended when its rank has finished a later step, or when two looks in a row do not see it.
+        Raises OSError if files cannot be read, or alerts.jsonl could not be written before; where a look
+        finds what is new, the next one raises that.
         """
         ranks = [rank.rank for rank in attempt.ranks]
         some = (ranks + ranks)[self._next : self._next + min(LOOKED_AT, len(ranks))]
         self._next = (self._next + LOOKED_AT) % max(1, len(ranks))
-        number = attempt.attempt
         has_ended = is_over(attempt)
         if self._has_news(attempt, some):
             self._active_until_s = time.monotonic() + ACTIVE_S
-        is_open = any(key[0] == number for key in self._open)
-        if not (is_open or has_ended or time.monotonic() < self._active_until_s):
-            return []
-        found = {(number, verdict.rank): verdict for verdict in hung_ranks(self._run_dir, attempt)}
+        lasting = {
+            hang.verdict.rank: hang.verdict
+            for hang in self._alerts.lasting_hangs()
+            if hang.attempt == attempt.attempt
+        }
         new = []
-        for key, verdict in found.items():
-            told = self._open.get(key)
+        if lasting or has_ended or time.monotonic() < self._active_until_s:
+            new = self._tell(attempt, lasting, has_ended=has_ended)
+        if not new:
+            self._alerts.write()
+        return new
+
+    def _tell(
+        self, attempt: AttemptState, lasting: Mapping[int, Verdict], *, has_ended: bool
+    ) -> list[Verdict]:
+        """Tell what began and what ended, of hangs that were told and last, by rank; returns what is new."""
+        number = attempt.attempt
+        found = {verdict.rank: verdict for verdict in hung_ranks(self._run_dir, attempt)}
+        new = []
+        for rank, verdict in found.items():
+            told = lasting.get(rank)
             if told is not None:
                 if verdict.since_step <= told.since_step + 1:  # steps of ranks that wait differ by one
                     continue
                 self._alerts.tell(number, replace(told, until_step=told.since_step))
-            self._alerts.tell(number, verdict)
-            self._open[key] = verdict
-            new.append(verdict)
-        for key, verdict in list(self._open.items()):
-            if key[0] == number and key not in found and not has_ended:
-                self._alerts.tell(key[0], replace(verdict, until_step=verdict.since_step))
-                del self._open[key]
+            if self._alerts.tell(number, verdict):
+                new.append(verdict)
+        steps = {rank.rank: rank.step or 0 for rank in attempt.ranks}
+        unseen = {rank: told for rank, told in lasting.items() if rank not in found and not has_ended}
+        for rank, told in unseen.items():
+            if steps.get(rank, 0) > told.since_step or (number, rank) in self._unseen:
+                self._alerts.tell(number, replace(told, until_step=told.since_step))
+        others = {key for key in self._unseen if key[0] != number}
+        self._unseen = others | {(number, rank) for rank in unseen}
         return new
 
     def _has_news(self, attempt: AttemptState, ranks: Iterable[int]) -> bool:

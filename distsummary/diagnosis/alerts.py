@@ -1,6 +1,7 @@
 """Alerts: what alerts.jsonl says, the verdicts that were told while the ranks trained."""
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -13,18 +14,19 @@ from distsummary.run_dir import RunDir
 from distsummary.states import AttemptState
 
 Key = tuple[int, int, str, int]
+Alert = dict[str, Any]
 
 
 def read_alerts(
     run_dir: RunDir, tell: Callable[[int, Exception], None] | None = None, *, is_growing: bool = False
-) -> list[dict[str, Any]]:
+) -> list[Alert]:
     """The alerts of a run: "time", "attempt" and what `Verdict.as_json` gives; the last line of each counts.
 
     A line that is no alert, such as one that was not written whole, is left out; `tell` is called with its
     number, from 1, and what is wrong with it. Of a run that goes on (`is_growing`), a last line without its
     end is still being written, and not told. Raises OSError if the file is there and cannot be read.
     """
-    found: dict[Key, dict[str, Any]] = {}
+    found: dict[Key, Alert] = {}
     try:
         data = run_dir.alerts_path.read_bytes()
     except FileNotFoundError:
@@ -53,8 +55,13 @@ class Hang(NamedTuple):
 
 def told_hangs(run_dir: RunDir) -> list[Hang]:
     """The hangs in alerts.jsonl; raises OSError as `read_alerts`."""
+    return hangs_among(read_alerts(run_dir))
+
+
+def hangs_among(alerts: Iterable[Alert]) -> list[Hang]:
+    """Those of some alerts that tell a hang."""
     hangs = []
-    for alert in read_alerts(run_dir):
+    for alert in alerts:
         if alert["cause"] == HANG:
             with suppress(KeyError, TypeError, ValueError):  # a field is missing or wrong: no alert of ours
                 verdict = Verdict.from_json(alert)
@@ -85,9 +92,7 @@ def all_hangs(run_dir: RunDir, attempt: AttemptState | None, stuck: Iterable[Ver
     return hangs if is_told and has_ended else [*hangs, *now.values()]
 
 
-def alerts_as_of_now(
-    run_dir: RunDir, attempt: AttemptState | None, alerts: Iterable[dict[str, Any]]
-) -> list[dict[str, Any]]:
+def alerts_as_of_now(run_dir: RunDir, attempt: AttemptState | None, alerts: Iterable[Alert]) -> list[Alert]:
     """The alerts, those of hangs that last with the newest evidence, as `all_hangs`; raises OSError."""
     alerts = [*alerts]
     if attempt is None or not any(one["cause"] == HANG and one["until_step"] is None for one in alerts):
@@ -104,3 +109,24 @@ def key_of(alert: Mapping[str, Any]) -> Key:
     """What an alert is about; equal for the lines that say the same verdict."""
     attempt = int(alert.get("attempt", 0))
     return attempt, int(alert["rank"]), str(alert["cause"]), int(alert["since_step"])
+
+
+def same_episode(alert: Alert, others: Mapping[Key, Alert]) -> Key | None:
+    """The key of that of the others which tells the same, None if none does.
+
+    If none has the same first step, it is one whose steps overlap those of the alert, and begin nearest. The
+    steps of an episode are not the same in all tellings: some ranks tell late what they did.
+    """
+    key = key_of(alert)
+    if key in others:
+        return key
+    same = [
+        other
+        for other, told in others.items()
+        if other[:3] == key[:3] and other[3] <= _last_step(alert) and key[3] <= _last_step(told)
+    ]
+    return min(same, key=lambda other: abs(other[3] - key[3]), default=None)
+
+
+def _last_step(alert: Alert) -> float:
+    return math.inf if alert["until_step"] is None else int(alert["until_step"])

@@ -2,6 +2,8 @@
 
 import json
 import math
+import resource
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +16,7 @@ from distsummary.diagnosis.alerts import read_alerts
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.format.records import MINDSPORE, TENSORBOARD
 from distsummary.rank_facts import RankFacts, write_facts
+from distsummary.run_dir import RunDir
 from tests.unit.aggregate.live_ranks import Ranks, scalar, series
 
 STEPS, SLOW = 120, range(40, 90)
@@ -119,6 +122,115 @@ def test_a_verdict_is_told_once_also_after_a_restart_and_a_torn_line_is_left_out
         (1, 1, "slow"),
     ]
     assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+@contextmanager
+def disk_with_room_for(octets):
+    """No file becomes longer than this, as on a disk that is full."""
+    least, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (octets, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (least, most))
+
+
+def slow(rank, since=3, until=None):
+    return Verdict(
+        rank=rank,
+        cause="data",
+        since_step=since,
+        until_step=until,
+        evidence="slow",
+        first_told_step=since + 6,
+    )
+
+
+def told_of(run_dir):
+    return [(one["rank"], one["since_step"], one["until_step"]) for one in read_alerts(run_dir)]
+
+
+def test_a_full_disk_loses_no_alert_and_tears_no_line(tmp_path, capsys):
+    run_dir = RunDir(tmp_path).create()
+    alerts = Alerts(run_dir)
+    alerts.tell(0, slow(1))
+    before = run_dir.alerts_path.read_bytes()
+    with disk_with_room_for(len(before) + 20):
+        alerts.tell(0, slow(2))
+        alerts.tell(0, slow(1, until=50))
+        with pytest.raises(OSError, match="File too large"):
+            alerts.write()
+        assert run_dir.alerts_path.read_bytes() == before
+    assert len(capsys.readouterr().err.splitlines()) == 2  # the line of rank 2 comes at once
+    alerts.tell(0, slow(2))
+    assert told_of(run_dir) == [(1, 3, 50), (2, 3, None)]
+    alerts.write()
+    assert run_dir.alerts_path.read_bytes().count(b"\n") == 3
+    assert capsys.readouterr().err == ""
+
+
+def test_an_alert_after_half_a_line_of_a_process_that_died_has_a_line_of_its_own(tmp_path):
+    run_dir = RunDir(tmp_path).create()
+    Alerts(run_dir).tell(0, slow(1))
+    with open(run_dir.alerts_path, "ab") as file:
+        file.write(b'{"rank": 1, "cau')
+    Alerts(run_dir).tell(0, slow(2))
+    assert told_of(run_dir) == [(1, 3, None), (2, 3, None)]
+
+
+def test_alerts_that_cannot_be_read_or_written_delay_no_merge_and_are_written_later(four, capsys, caplog):
+    four.run_dir.alerts_path.mkdir()
+    live = four.live()
+    live.poll()
+    write(four, live)
+    assert len(capsys.readouterr().err.splitlines()) == 2
+    assert [one for one in caplog.messages if "alerts.jsonl" in one] == [
+        f"alerts.jsonl cannot be written now: [Errno 21] Is a directory: '{four.run_dir.alerts_path}'"
+    ]
+    four.run_dir.alerts_path.rmdir()
+    live.close()
+    assert told_of(four.run_dir) == [(2, 40, 89), (1, 100, None)]
+    assert [step for step, _ in shown(four)["scalar", RANK_TAG]][1:] == [100]
+
+
+def test_what_ranks_tell_late_moves_the_begin_of_an_episode_and_tells_it_no_second_time(four, capsys):
+    """The values of rank 2 at the first slow steps come when these have been judged without them."""
+    live = four.live()
+    live.poll()
+    late = []
+    for step in range(1, STEPS + 1):
+        for rank in (0, 1, 3):
+            live.add(four.write(rank, [phases(step, rank)]))
+        late.append(phases(step, 2))
+        if not 40 <= step < 48:
+            live.add(four.write(2, late))
+            late = []
+        for second in (0, 50):  # a step is written so long after it was told first
+            live.advance({0, 1, 2, 3}, 100.0 * step + second)
+    report = live.close()
+    before = read_alerts(four.run_dir)
+    assert not report.is_exact
+    assert [(one["rank"], one["until_step"]) for one in before] == [(2, 89), (1, None)]
+    assert before[0]["since_step"] != judge_files(four.run_dir)[0].since_step
+    capsys.readouterr()
+    merge_run(four.run_dir)
+    assert read_alerts(four.run_dir) == before
+    assert capsys.readouterr().err == ""
+
+
+def test_the_last_merge_tells_the_end_of_an_episode_that_began_otherwise_while_the_ranks_trained(four):
+    write(four)
+    Alerts(four.run_dir).tell(0, slow(2, since=44))
+    forward = replace(slow(2, since=44), cause="forward")
+    Alerts(four.run_dir).tell(0, forward)
+    merge_run(four.run_dir)
+    assert [
+        (one["rank"], one["cause"], one["since_step"], one["until_step"]) for one in read_alerts(four.run_dir)
+    ] == [
+        (2, "data", 44, None),
+        (2, "forward", 44, 89),
+        (1, "nan", 100, None),
+    ]
 
 
 def test_a_hang_is_shown_at_its_step_which_no_rank_ends_and_a_merge_of_the_files_shows_it_too(four):

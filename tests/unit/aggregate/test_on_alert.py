@@ -86,6 +86,19 @@ def test_a_function_that_raises_is_counted_and_gets_the_next_alert(tmp_path):
     assert failures == ["on_alert: RuntimeError: no network"] * 2
 
 
+def test_alerts_that_cannot_be_read_end_no_training_and_are_told_when_they_can_be(tmp_path):
+    run_dir, got, failures, waiting = RunDir(tmp_path).create(), [], [], threading.Event()
+    run_dir.alerts_path.mkdir()
+    with (callback := OnAlert(run_dir, got.append, failures.append)):
+        callback.on_train_begin(RunContext(CallbackParams()))
+        while len(failures) < 2:  # at the begin, and at a look
+            waiting.wait(0.01)
+        run_dir.alerts_path.rmdir()
+        Alerts(run_dir).tell(1, verdict(2))
+    assert [one["rank"] for one in got] == [2]
+    assert {one.split("[")[0] for one in failures} == {"on_alert: IsADirectoryError: "}
+
+
 def test_a_server_gets_json_also_if_it_refuses_twice(tmp_path, server):
     run_dir, failures, taken = RunDir(tmp_path).create(), [], threading.Event()
     server.refusals = 2
