@@ -287,7 +287,7 @@ def _merged_curves(run: RecordedRun, shown: Sequence[str]) -> dict[str, tuple[Ar
 def _overview(
     run: RecordedRun, verdicts: list[dict[str, Any]], left_out: int, steps: list[int] | None
 ) -> dict[str, Any]:
-    attempts = [_row(row) for row in run.attempts]
+    attempts = [_row(row) for row in run.attempts if row.role == run.role]
     known = facts(run)
     return {
         "made": time.time(),
@@ -299,7 +299,7 @@ def _overview(
         "steps": steps,
         "started": min((row["started"] for row in attempts), default=None),
         "attempts": attempts,
-        "health": [_row(row) for row in run.health],
+        "health": [_row(row) for row in run.health if row.role == run.role],
         "facts": {name: _plain(value) for name, value in known.items() if not name.startswith("config.")},
         "config": {name[7:]: _plain(value) for name, value in known.items() if name.startswith("config.")},
         "counts": {kind: len(tags) for kind, tags in run.tags.items()},
@@ -326,10 +326,12 @@ def _conflicts(run: RecordedRun) -> list[dict[str, Any]]:
 def _bars(run: RecordedRun) -> list[dict[str, Any]]:
     """When each rank of each attempt ran, in seconds since the epoch."""
     now = time.time()
-    began = {(row.role, row.attempt): float(row.started) for row in run.attempts}
+    began = {row.attempt: float(row.started) for row in run.attempts if row.role == run.role}
     bars = []
     for row in run.health:
-        begin = began[row.role, row.attempt]
+        if row.role != run.role:
+            continue
+        begin = began[row.attempt]
         end = now if row.state == "running" else max(begin, now - row.heard_s)
         bars.append(
             {

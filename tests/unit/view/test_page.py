@@ -100,6 +100,19 @@ def test_attempts_and_ranks_have_their_times_and_steps(tmp_path):
     json.loads(packed(found)[0])
 
 
+def test_attempts_ranks_and_times_are_those_of_the_training_and_not_of_its_evaluation(tmp_path):
+    for role in ("train", "eval"):
+        with ds.init(tmp_path, role=role, aggregate=False, quiet=True) as run:
+            for _ in run.steps(range(2)):
+                run.log(loss=1.0)
+    found = page(ds.open_run(tmp_path))
+    assert [one["role"] for one in found["overview"]["attempts"]] == ["train"]
+    assert [one["role"] for one in found["overview"]["health"]] == ["train"]
+    assert [one["role"] for one in found["timeline"]["bars"]] == ["train"]
+    assert found["overview"]["started"] == found["timeline"]["bars"][0]["begin"]
+    assert found["overview"]["facts"]["attempts"] == 1
+
+
 def test_of_many_ranks_those_with_lines_are_named_extreme_or_asked_for(tmp_path):
     for rank in range(40):
         values = [Value("scalar", "loss", 1.0 + (rank == 33) - 0.5 * (rank == 17))]
