@@ -114,7 +114,7 @@ class Phases:
         self.is_computing_shared = False
         self.device: DeviceTimes | None = None  # then "blocked" is how much longer the device computed
         self._interrupted: str | None = None  # the phase in which garbage is being collected
-        self.every, self._is_marked = 1, True
+        self.every, self.is_marked = 1, True
         self.on_marked: Callable[[bool], None] = lambda is_marked: None
         self._is_weighed, self._cost_s = True, 0.0  # what it costs is measured; the CPU time in this step
         self._costs_s: list[float] = []
@@ -128,7 +128,7 @@ class Phases:
         if self._interrupted is not None:  # a finalizer, called by the garbage collector
             self._interrupted = phase
             return
-        if not self._is_marked:
+        if not self.is_marked:
             self.current = UNKNOWN if phase == FORWARD else phase
         elif phase != self.current:
             self._account()
@@ -149,9 +149,9 @@ class Phases:
     def begin_step(self, step: int) -> None:
         """A step begins, which is marked or not."""
         is_marked = step % self.every == 0
-        if is_marked == self._is_marked:
+        if is_marked == self.is_marked:
             return
-        self._is_marked = is_marked
+        self.is_marked = is_marked
         self.on_marked(is_marked)
         if is_marked:
             self._wall_s, self._cpu_s, self._queue_s = self._wall(), self._cpu(), self._clocks.queue()
@@ -161,7 +161,7 @@ class Phases:
     def end_step(self, step: int) -> dict[str, float]:
         """A step ends; returns what `take` does, if it is marked. RECORDING begins, as a part of the next."""
         found: dict[str, float] = {}
-        if self._is_marked:
+        if self.is_marked:
             found = self.take(RECORDING)
             self._choose(found[OWN_MS] + found[WAIT_MS])
             if self.every > 1:
@@ -235,6 +235,7 @@ class Phases:
         with contextlib.suppress(ValueError):
             gc.callbacks.remove(self._collect)
         self._clocks.close()
+        self.is_in_loop, self.device = False, None
 
     def _account(self) -> None:
         """Add the time since the last call to the current phase."""
@@ -259,7 +260,7 @@ class Phases:
         if get_ident() != self._thread or os.getpid() != self._pid:
             return
         if moment == "start":
-            if not self._is_marked:
+            if not self.is_marked:
                 return
             before = self.current
             self.enter(PYTHON)

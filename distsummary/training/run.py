@@ -232,60 +232,60 @@ class Run(Recording):
         phases = self._phases
         if phases is not None:
             phases.is_in_loop = True
-        while True:
-            asked_s = clock()
-            if self._opener is not opener:  # no step has begun yet, or another call ended it
-                missing = 0
-                self._settle_step()
-            elif not missing:
-                self._end_step(asked_s, is_whole=True)
+        try:
+            while True:
                 asked_s = clock()
-            if not missing and (self._is_closed or (heeds_stop and context.is_stop_requested)):
-                break
-            heeds_stop = True
-            if phases is not None:
-                phases.enter(DATA)
-            if batches is None:
-                batches = iter(loader)  # only now, because starting the loader's workers counts as waiting
-            try:
-                batch = next(batches)
-            except StopIteration:
-                if missing:
+                if self._opener is not opener:  # no step has begun yet, or another call ended it
+                    missing = 0
+                    self._settle_step()
+                elif not missing:
                     self._end_step(asked_s, is_whole=True)
-                break
-            started_s = clock()
-            params["train_dataset_element"] = batch
-            if missing:
-                missing -= 1
-                self._data_wait_s += started_s - asked_s
-                self._body_start_s += started_s - asked_s
-            else:
-                missing = accumulate - 1
-                self._data_wait_s = started_s - asked_s
-                # the same as _begin_step, inlined to save a function call at every step
-                params["cur_step_num"] = step = params["cur_step_num"] + 1
-                params["net_outputs"] = None
-                self._opener, self._body_start_s = opener, started_s
-                if step >= self._recorder.plain_before:
-                    self._call("on_train_step_begin")
-                    self._body_start_s = clock()
-            if phases is not None:
-                phases.enter(self._body)
-            try:
-                yield batch
-            except GeneratorExit:  # the loop was left; nobody would see an exception raised here
+                    asked_s = clock()
+                if not missing and (self._is_closed or (heeds_stop and context.is_stop_requested)):
+                    break
+                heeds_stop = True
                 if phases is not None:
-                    phases.is_in_loop = False
-                if self._opener is opener and os.getpid() == self._pid:
-                    try:
-                        self._end_step(clock())
-                    except BaseException as error:
-                        self._error = error
-                        atexit.register(self._raise_kept)  # raises it if no other call does
-                raise
-        if phases is not None:
-            phases.enter(REST)
-            phases.is_in_loop = False
+                    phases.enter(DATA)
+                if batches is None:  # only now, because starting the loader's workers counts as waiting
+                    batches = iter(loader)
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    if missing:
+                        self._end_step(asked_s, is_whole=True)
+                    break
+                started_s = clock()
+                params["train_dataset_element"] = batch
+                if missing:
+                    missing -= 1
+                    self._data_wait_s += started_s - asked_s
+                    self._body_start_s += started_s - asked_s
+                else:
+                    missing = accumulate - 1
+                    self._data_wait_s = started_s - asked_s
+                    # the same as _begin_step, inlined to save a function call at every step
+                    params["cur_step_num"] = step = params["cur_step_num"] + 1
+                    params["net_outputs"] = None
+                    self._opener, self._body_start_s = opener, started_s
+                    if step >= self._recorder.plain_before:
+                        self._call("on_train_step_begin")
+                        self._body_start_s = clock()
+                if phases is not None:
+                    phases.enter(self._body)
+                try:
+                    yield batch
+                except GeneratorExit:  # the loop was left; nobody would see an exception raised here
+                    if self._opener is opener and os.getpid() == self._pid:
+                        try:
+                            self._end_step(clock())
+                        except BaseException as error:
+                            self._error = error
+                            atexit.register(self._raise_kept)  # raises it if no other call does
+                    raise
+        finally:  # also where the loader raises
+            if self._phases is not None and self._opener in (None, opener):  # no other loop has begun
+                self._phases.enter(REST)
+                self._phases.is_in_loop = False
         if not self._in_epochs:
             self._settle_epoch()
 
@@ -459,7 +459,8 @@ class Run(Recording):
             self._call("on_train_step_begin")
         if self._phases is not None:
             self._phases.begin_step(self.step)
-            self._phases.enter(self._body)
+            # a step that `log` begins waits for its batch first, by a loader that the run does not know
+            self._phases.enter(REST if opener is BY_LOG and self._phases.is_marked else self._body)
             self._phases.is_in_loop = True
         self._body_start_s = self._clock()
 
@@ -492,13 +493,15 @@ class Run(Recording):
             params["cur_step_num"] -= 1
             return
         if ended_s is None:
+            if self._phases is not None:
+                found = self._phases.end_step(params["cur_step_num"])
+                if opener is BY_LOG:  # others hold what came after their loop
+                    logged.update(found)
             params["ended_late"] = True
             try:
                 self._call("on_train_step_end", given=(logged, values))
             finally:
                 del params["ended_late"]
-            if self._phases is not None:
-                self._phases.begin_step(params["cur_step_num"] + 1)
             self._check_finite(logged)
             return
         if type(opener) is ManualStep:
@@ -545,6 +548,8 @@ class Run(Recording):
         if self._is_closed:
             return
         self._settle_step()
+        if self._phases is not None:
+            self._phases.is_in_loop = False
         if self._is_epoch_begun:
             self._is_epoch_begun = False
             given = self._given.take()

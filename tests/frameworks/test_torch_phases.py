@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from distsummary.topology import Topology
 from distsummary.training.callbacks import Callback, RunContext
 from distsummary.training.device_times import DeviceTimes
-from distsummary.training.phases import REST
+from distsummary.training.phases import REST, UNKNOWN
 from distsummary.training.run import Run
 
 BURN_MS = 20.0
@@ -108,6 +108,40 @@ def test_the_phase_in_which_a_step_takes_longer_is_the_one_that_is_longer(
     burned = BURN_MS * (accumulate if phase != "optimizer" else 1)
     assert times[phase] >= burned
     assert sum(times.values()) - times[phase] < burned
+
+
+@pytest.mark.parametrize("phase", ["rest", "forward"])
+def test_steps_that_log_begins_have_the_phases_of_the_model_and_no_data(phase: str) -> None:
+    net, keeps = Net(phase), Keeps()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with Run(callbacks=keeps, network=net, topology=Topology(rank=0, world_size=2)) as run:
+        for step in range(6):
+            if phase == "rest":
+                burn()  # to make a batch
+            loss = net(torch.ones(2, 4)).sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            run.log({"loss": loss}, step=step)
+        *_, last = keeps.logged
+        assert run.context.original_args().phases.is_in_loop
+    names = ("forward", "backward", "wait", "optimizer", "rest")
+    times = {name: last[f"perf/phase/{name}/cpu_ms"] for name in names}
+    assert max(times, key=lambda name: times[name]) == phase
+    assert sum(times.values()) - times[phase] < BURN_MS <= times[phase]
+    assert "perf/phase/data/cpu_ms" not in last
+
+
+def test_where_a_step_that_log_begins_is_is_unknown_if_it_is_not_marked() -> None:
+    with Run(network=Net("none"), topology=Topology(rank=0, world_size=2)) as run:
+        run.log(loss=1.0, step=8)
+        phases = run.context.original_args().phases
+        phases.every = 4
+        assert phases.current == REST
+        run.log(loss=1.0, step=9)
+        assert phases.current == UNKNOWN
+        run.log(loss=1.0, step=12)
+        assert phases.current == REST
 
 
 def test_a_compiled_model_has_the_same_phases() -> None:

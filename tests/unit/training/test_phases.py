@@ -188,6 +188,81 @@ def test_a_run_of_several_ranks_measures_its_phases_and_a_run_of_one_does_not() 
     assert not [call for call in gc.callbacks if "Phases" in repr(call)]
 
 
+@pytest.mark.parametrize("has_numbers", [True, False])
+def test_steps_that_log_begins_last_from_one_log_to_the_next(
+    monkeypatch: pytest.MonkeyPatch, clocks: Turned, has_numbers: bool
+) -> None:
+    monkeypatch.setattr("distsummary.training.phases.ThreadClocks", lambda: clocks)
+    gc.disable()
+    keeps = Keeps()
+    with Run(callbacks=keeps, topology=Topology(rank=0, world_size=2)) as run:
+        for number in range(1, 5):
+            clocks.turn(cpu=number, blocked=2)
+            run.log({"loss": number}, step=10 * number if has_numbers else None)
+    gc.enable()
+    assert [of(logged, REST) for logged in keeps.logged[1:-1]] == [(3, 2, 0), (4, 2, 0)]
+    assert [logged[OWN_MS] for logged in keeps.logged[1:-1]] == pytest.approx([5, 6])
+    assert len(keeps.logged) == 4
+
+
+def test_a_step_that_ends_after_its_loop_has_no_phases() -> None:
+    keeps = Keeps()
+    with Run(callbacks=keeps, topology=Topology(rank=0, world_size=2)) as run:
+        steps = run.steps(range(9))
+        next(steps)
+        run.log(loss=1.0)
+        for _ in run.steps(range(2)):
+            pass
+    assert [OWN_MS in logged for logged in keeps.logged] == [False, True, True]
+
+
+def test_no_step_can_be_late_after_the_end_of_the_loop() -> None:
+    told: list[tuple[str, bool]] = []
+
+    class Tells(Callback):
+        def on_train_epoch_end(self, run_context: RunContext) -> None:
+            told.append(("epoch", run_context.original_args().phases.is_in_loop))
+
+        def on_train_end(self, run_context: RunContext) -> None:
+            told.append(("training", run_context.original_args().phases.is_in_loop))
+
+    def by_log(run: Run) -> None:
+        run.log(loss=1.0)
+        run.log(loss=2.0)
+
+    def by_next_step(run: Run) -> None:
+        with run.next_step():
+            pass
+
+    for loop in (by_log, by_next_step):
+        with Run(callbacks=Tells(), topology=Topology(rank=0, world_size=2)) as run:
+            loop(run)
+            phases = run.context.original_args().phases
+            assert phases.is_in_loop
+        assert not phases.is_in_loop
+    assert told == [("epoch", False), ("training", False)] * 2
+
+
+def test_no_step_can_be_late_after_the_loader_has_raised() -> None:
+    def batches() -> Iterator[int]:
+        yield 1
+        raise ZeroDivisionError
+
+    with Run(topology=Topology(rank=0, world_size=2)) as run:
+        with pytest.raises(ZeroDivisionError):
+            list(run.steps(batches()))
+        phases = run.context.original_args().phases
+        assert (phases.is_in_loop, phases.current) == (False, REST)
+        for _ in run.steps(range(3)):
+            assert phases.is_in_loop
+            break
+        assert (phases.is_in_loop, phases.current) == (False, REST)
+        next(run.steps(range(1)))
+        with pytest.raises(ZeroDivisionError), run:
+            raise ZeroDivisionError
+    assert not phases.is_in_loop
+
+
 class Snapshots(Keeps):
     """Records arrays, and keeps the phases in which they were copied and after that."""
 
