@@ -76,7 +76,8 @@ def merge_lineage(lineages: Mapping[int, Lineage], world_size: int) -> tuple[Lin
     - Users' own entries are joined; if ranks give a key different values, the lowest rank's value is taken.
     - Non-finite numbers are left out: MindInsight answers in JSON, which cannot hold them.
 
-    Every disagreement and everything that was left out is a Conflict.
+    Every disagreement and everything that was left out is a Conflict, but for a loss or metric that is NaN on
+    all ranks, or the same infinity: they agree, and their curves have it.
 
     Args:
         lineages: rank -> its lineage; ranks without one may be absent.
@@ -281,7 +282,9 @@ def _mean(field: str, by_rank: ByRank, conflicts: list[Conflict]) -> float | Non
         return None
     values = list(by_rank.values())
     if not all(math.isfinite(value) for value in values):
-        conflicts.append(Conflict(field, {rank: _as_json(value) for rank, value in by_rank.items()}))
+        said = {rank: _as_json(value) for rank, value in by_rank.items()}
+        if len({*said.values()}) > 1:
+            conflicts.append(Conflict(field, said))
         return None
     # the fsum of n equal numbers, divided by n, may differ from them in the last bit
     return values[0] if len(set(values)) == 1 else math.fsum(values) / len(values)

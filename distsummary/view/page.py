@@ -49,6 +49,7 @@ _PHASE_MAPS = 4  # of the phases that verdicts name
 _UNITS = {"_ms": "ms", "_percent": "%", "_gib": "GiB", "_mb_per_s": "MB/s", "_s": "s"}
 _LOSS = re.compile(r"(?:.*[/_])?loss(?:/auto)?", re.IGNORECASE)
 _PHASE = "perf/phase/"
+_LEFT_OUT = ({"nan"}, {"inf"}, {"-inf"})  # by a merge, although the ranks agree
 _LAST = (_PHASE, "system/", "alerts/", "perf/check/")
 
 
@@ -317,10 +318,11 @@ def _conflicts(run: RecordedRun) -> list[dict[str, Any]]:
     except (DistSummaryError, OSError):
         return []  # the run's problems say it
     found = (merged.get(run.role) or {}).get("conflicts") or []
-    return [
+    said = [
         {"field": one["field"], "by_rank": {rank: _plain(value) for rank, value in one["by_rank"].items()}}
         for one in found
     ]
+    return [one for one in said if {*map(str, one["by_rank"].values())} not in _LEFT_OUT]
 
 
 def _bars(run: RecordedRun) -> list[dict[str, Any]]:

@@ -152,6 +152,18 @@ def test_a_loss_that_is_no_number_is_left_out_and_named():
     assert conflicts == [Conflict("algorithm.loss", {0: 1.0, 1: "nan"})]
 
 
+@pytest.mark.parametrize("bad", [NAN, float("inf")])
+def test_ranks_whose_loss_and_metrics_are_all_nan_agree(bad):
+    train, evaluation = trained(loss=bad).train, evaluated({"acc": bad}).evaluation
+    lineages = {rank: Lineage(train=train, evaluation=evaluation) for rank in range(3)}
+    merged, conflicts = merge_lineage(lineages, 3)
+    assert not merged.train.algorithm.HasField("loss")
+    assert merged.evaluation.metric == "{}"
+    assert conflicts == []
+    lineages[3] = trained(loss=-bad if bad > 0 else 1.0)
+    assert [one.field for one in merge_lineage(lineages, 4)[1]] == ["algorithm.loss"]
+
+
 def test_the_model_is_that_of_the_lowest_rank_that_saved_one():
     nothing = trained(path='{"ckpt": null}', size=0)
     merged, conflicts = merge_lineage(

@@ -10,6 +10,7 @@ import pytest
 import distsummary as ds
 from distsummary.errors import InvalidValueError
 from distsummary.format.records import Value
+from distsummary.run_dir import RunDir
 from distsummary.view.packing import embedded, packed
 from distsummary.view.page import page
 from tests.unit.runs.recording import record
@@ -111,6 +112,17 @@ def test_attempts_ranks_and_times_are_those_of_the_training_and_not_of_its_evalu
     assert [one["role"] for one in found["timeline"]["bars"]] == ["train"]
     assert found["overview"]["started"] == found["timeline"]["bars"][0]["begin"]
     assert found["overview"]["facts"]["attempts"] == 1
+
+
+def test_ranks_that_are_all_nan_do_not_disagree(tmp_path):
+    conflicts = [{"field": "a", "by_rank": {"0": "nan", "1": "nan"}}]
+    conflicts += [{"field": "b", "by_rank": {"0": "nan", "1": 2.0}}, {"field": "and 3 more", "by_rank": {}}]
+    with ds.init(tmp_path, aggregate=False, quiet=True) as run:
+        for _ in run.steps(range(1)):
+            run.log(loss=1.0)
+    manifest = RunDir(tmp_path).read_manifest() | {"merged": {"train": {"conflicts": conflicts}}}
+    RunDir(tmp_path).manifest_path.write_text(json.dumps(manifest))
+    assert page(ds.open_run(tmp_path))["overview"]["conflicts"] == conflicts[1:]
 
 
 def test_of_many_ranks_those_with_lines_are_named_extreme_or_asked_for(tmp_path):
