@@ -39,7 +39,7 @@ class TorchPhases:
         self._model, self._phases = model, phases
         self._passes = 0  # backward passes begun
         self._last: nn.Parameter | None = None  # whose gradient came last in this backward pass
-        self._is_queued = False
+        self._pass = -1  # torch's number of the backward pass that tells its end; one that raises never does
         self._hooks: dict[nn.Parameter, RemovableHandle] = {}
         self._lasts: set[nn.Parameter] = set()
         self._lazy: list[nn.Parameter] = []  # which get their shapes, and may be hooked, later
@@ -151,11 +151,12 @@ class TorchPhases:
     def _have_gradient(self, parameter: nn.Parameter) -> None:
         if is_compiling():
             return
-        if self._passes < LEARNING and not self._is_queued:
-            self._is_queued = True
-            Variable._execution_engine.queue_callback(self._end_backward)
         if self._passes < LEARNING:
             self._last = parameter
+            now = torch._C._current_graph_task_id()
+            if now not in (self._pass, -1):  # -1: outside of torch's engine
+                self._pass = now
+                Variable._execution_engine.queue_callback(self._end_backward)
         if parameter in self._lasts:
             if self._current == WAIT:  # not the last one after all
                 self._was(BACKWARD)
@@ -166,7 +167,6 @@ class TorchPhases:
         Variable._execution_engine.queue_callback(self._leave_backward)
 
     def _leave_backward(self) -> None:
-        self._is_queued = False
         self._passes += 1
         self._enter(REST)
         if self._last is not None and self._passes <= LEARNING:

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import io
+import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -211,6 +212,39 @@ def test_a_parameter_that_is_frozen_later_does_not_hide_the_end_of_backward() ->
             optimizer.zero_grad(set_to_none=True)
     assert "perf/phase/wait/cpu_ms" in keeps.logged[4]
     assert "perf/phase/wait/cpu_ms" in keeps.logged[-1]
+
+
+def test_waiting_is_told_after_a_backward_pass_that_failed_and_was_repeated() -> None:
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(context: object, x: Tensor) -> Tensor:
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(context: object, gradient: Tensor) -> Tensor:
+            burn()
+            if next(fails):
+                raise MemoryError
+            return gradient
+
+    class Retried(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(Fails.apply(self.first(x)))
+
+    fails = itertools.chain([True], itertools.repeat(False))
+    net, keeps = Retried("none"), Keeps()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with Run(callbacks=keeps, network=net, topology=Topology(rank=0, world_size=2)) as run:
+        for step in run.steps(range(6)):
+            if step == 0:
+                with pytest.raises(MemoryError):
+                    net(torch.ones(2, 4)).sum().backward()
+            net(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    *_, last = keeps.logged
+    assert "perf/phase/wait/cpu_ms" in last
+    assert last["perf/phase/backward/cpu_ms"] >= BURN_MS > last["perf/phase/wait/cpu_ms"]
 
 
 def test_the_model_keeps_no_hook_after_the_run() -> None:
