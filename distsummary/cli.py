@@ -5,6 +5,7 @@ when it is called, so that `distsummary merge` loads neither Ray nor torch.
 """
 
 import argparse
+import io
 import json
 import logging
 import os
@@ -22,7 +23,7 @@ from distsummary import __version__
 from distsummary.errors import DistSummaryError, InvalidValueError, MissingExtraError, WorldMismatchError
 from distsummary.interrupts import heeds_interrupts
 from distsummary.landscapes.directions import CENTERINGS, DIRECTIONS
-from distsummary.telling import clear, telling
+from distsummary.telling import clear, printed, telling
 
 if TYPE_CHECKING:
     from distsummary.landscapes.output.loss_grid import LossGrid
@@ -73,6 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     argparse exits with 2 for wrong arguments.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a name that is no UTF-8 can be printed
     handler = _Handler()
     handler.setFormatter(_Formatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
@@ -453,21 +457,22 @@ def runs(options: argparse.Namespace) -> None:
 )
 def dump(options: argparse.Namespace) -> None:
     """Print every value in event files, one JSON object per line."""
-    from distsummary.tools.dump import dump, to_line
-    from distsummary.tools.model_graph import model_graph
+    with telling("dump"):
+        from distsummary.tools.dump import dump, to_line
+        from distsummary.tools.model_graph import model_graph
 
-    if options.graph:
-        print(json.dumps(model_graph(options.path)))
-        return
-    for record in dump(
-        options.path,
-        full=options.full,
-        tags=options.tag,
-        plugins=options.plugin,
-        dialect=options.dialect,
-        rank=options.rank,
-    ):
-        print(to_line(record))
+        if options.graph:
+            printed(json.dumps(model_graph(options.path)))
+            return
+        for record in dump(
+            options.path,
+            full=options.full,
+            tags=options.tag,
+            plugins=options.plugin,
+            dialect=options.dialect,
+            rank=options.rank,
+        ):
+            printed(to_line(record))
 
 
 @verb(

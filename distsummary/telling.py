@@ -155,6 +155,18 @@ def clear() -> None:
             _teller.line.clear()
 
 
+def printed(text: str) -> None:
+    """Print a line on stdout while `telling` is open; nothing is told while `less` keeps it waiting."""
+    teller = _teller
+    if teller is None:
+        print(text)
+        return
+    with teller.lock:
+        if teller.line is not None:
+            teller.line.clear()
+        print(text)
+
+
 @contextmanager
 def telling(name: str, stream: TextIO | None = None) -> Iterator[None]:
     """While it is open, tell on stderr (or `stream`) what `doing` notes, from the first second on.

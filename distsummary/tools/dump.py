@@ -31,6 +31,7 @@ from distsummary.reading.segments import all_event_files, dialect_of, stamp_of
 from distsummary.run_dir import RunDir
 from distsummary.run_text import as_ranges
 from distsummary.sibling_run import sibling_run
+from distsummary.telling import doing
 
 Json: TypeAlias = Any  # what json.dumps takes; Python has no better type for JSON
 
@@ -135,7 +136,8 @@ def _has_event(file: Path) -> bool:
 
 
 def _dump(files: list[Path], full: bool) -> Iterator[dict[str, Json]]:
-    for file in files:
+    for count, file in enumerate(files):
+        doing("reading file", count + 1, len(files))
         kind = dialect_of(file)
         place: dict[str, Json] = {
             "file": str(file),

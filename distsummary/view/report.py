@@ -74,7 +74,8 @@ def report(
         block=block,
     )
     with replacing(path, is_durable=False) as temporary:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
+        # A name that is no UTF-8 has code points that are none.
+        temporary.write_text(text, encoding="utf-8", errors="replace", newline="\n")
     return path
 
 

@@ -1,6 +1,8 @@
+import io
 import json
 import logging
 import signal
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 
 import distsummary as ds
+from distsummary import telling
 from distsummary.cli import FIELDS, grid_line, main
 from distsummary.errors import InvalidValueError
 from distsummary.format.records import Batch, Event, Value
@@ -168,6 +171,29 @@ def test_a_path_that_is_missing_has_the_exit_code_of_wrong_arguments(verb, tmp_p
     with pytest.raises(SystemExit, match="0"):
         main([verb, "--help"])
     assert "2 wrong arguments, or a path that is missing" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_dump_tells_what_it_reads_while_it_prints_nothing(tmp_path, monkeypatch, capsys):
+    told = threading.Event()
+
+    class Stderr(io.StringIO):
+        def flush(self) -> None:
+            if " 4 of 4" in self.getvalue():
+                told.set()
+
+    def reading(*what) -> None:
+        telling.doing(*what)
+        if what[1] == 4:
+            assert told.wait(10)
+
+    run_dir = two_ranks(tmp_path / "run")
+    monkeypatch.setattr(telling, "PLAIN_S", (0.01, 0.01))
+    monkeypatch.setattr("distsummary.tools.dump.doing", reading)
+    monkeypatch.setattr("sys.stderr", Stderr())
+    assert main(["dump", str(run_dir.base), "--tag", "acc"]) == 0
+    assert told.is_set()
+    lines = capsys.readouterr().out.splitlines()
+    assert {json.loads(line)["tag"] for line in lines} == {"acc"}
 
 
 def test_a_file_of_another_kind_is_not_dumped(tmp_path, capsys):

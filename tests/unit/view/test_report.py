@@ -4,10 +4,12 @@ import base64
 import hashlib
 import html
 import json
+import os
 import re
 
 import pytest
 
+import distsummary as ds
 from distsummary.cli import main
 from distsummary.errors import InvalidValueError, MissingExtraError, MissingFileError, RunDirError
 from distsummary.format.records import Value
@@ -43,6 +45,21 @@ def test_a_run_becomes_one_file_whose_texts_cannot_leave_their_place(tmp_path):
         digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
         assert f"'sha256-{digest}'" in text
     assert [*tmp_path.glob("*.html")] == [path]
+
+
+@pytest.mark.usefixtures("bundle")
+def test_a_name_that_is_no_utf_8_has_a_page_and_every_verb_prints_it(tmp_path, monkeypatch, capsys):
+    run = tmp_path / os.fsdecode(b"r\xff\x9b")
+    with ds.init(run, aggregate=False, quiet=True) as training:
+        for _ in training.steps(range(2)):
+            training.log(loss=1.0)
+    monkeypatch.chdir(tmp_path)
+    for verb, *paths in (("report", run), ("show", run), ("status", run), ("runs", tmp_path)):
+        assert main([verb, *map(str, paths)]) == 0
+        assert r"r\udcff\udc9b" in capsys.readouterr().out
+    [path] = tmp_path.glob("*.html")
+    assert path.name == f"{run.name}.html"
+    assert "<title>r??</title>" in path.read_text(encoding="utf-8")
 
 
 def test_without_a_front_end_one_line_says_how_to_build_it(tmp_path, monkeypatch):
