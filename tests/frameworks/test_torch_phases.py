@@ -11,6 +11,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from distsummary.topology import Topology
 from distsummary.training.callbacks import Callback, RunContext
@@ -282,6 +285,28 @@ def test_copies_of_the_model_and_its_optimizer_know_nothing_of_the_run() -> None
     assert all(not one._post_accumulate_grad_hooks for one in parameters)
     whole = torch.compile(twin, backend="eager", fullgraph=True)
     assert torch.equal(whole(x), net(x))
+
+
+def test_what_blocks_a_rank_while_fsdp2_computes_is_not_its_own() -> None:
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    try:
+        net, keeps = Net("backward"), Keeps()
+        fully_shard(net, mesh=init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",)))
+        optimizer = Optimizer(net.parameters(), lr=0.1)
+        with Run(callbacks=keeps, network=net, topology=Topology(rank=1, world_size=2)) as run:
+            for _ in run.steps(range(6)):
+                net(torch.ones(2, 4)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            assert run.context.original_args().phases.is_computing_shared
+    finally:
+        torch.distributed.destroy_process_group()
+    *_, last = keeps.logged
+    for phase in ("forward", "backward", "optimizer", "rest"):
+        assert {f"perf/phase/{phase}/cpu_ms", f"perf/phase/{phase}/wait_ms"} <= last.keys()
+        assert f"perf/phase/{phase}/blocked_ms" not in last
+    assert last["perf/phase/backward/cpu_ms"] >= BURN_MS
+    assert {"perf/phase/wait/blocked_ms", "perf/phase/data/blocked_ms"} <= last.keys()
 
 
 class HostEvent:

@@ -79,6 +79,27 @@ def test_a_verdict_begins_ends_and_survives_json() -> None:
         Verdict.from_json(ended.as_json() | {"cause": "weather"})
 
 
+@pytest.mark.parametrize(
+    ("phase", "measure", "cause"),
+    [("checkpoint", "blocked_ms", "checkpoint"), ("rest", "cpu_ms", "unknown")],
+)
+def test_a_rank_that_is_slow_beside_its_model_is_named_with_the_cause(
+    phase: str, measure: str, cause: str
+) -> None:
+    judge = Judge(one_axis)
+    tags = [f"perf/phase/{phase}/{measure}"]
+    found = []
+    for step in range(1, 201):
+        times = told(step, 4)
+        [more] = own_times(tags, np.zeros(1, int), np.array([2]), np.array([step]), np.array([5.0]))
+        if step >= 100:
+            times.times[2] += more.times[0]
+        found += judge.add(times)
+    [verdict] = found
+    assert (verdict.rank, verdict.cause, verdict.since_step) == (2, cause, 100)
+    assert verdict.first_told_step <= 110
+
+
 def test_the_rank_that_waits_for_a_slow_one_is_not_blamed_in_a_world_of_two() -> None:
     judge = Judge(one_axis)
     [verdict] = [
