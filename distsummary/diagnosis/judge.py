@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from distsummary.diagnosis.slow import PHASES, Slow, SlowRanks
+from distsummary.diagnosis.slow import FIRST, PHASES, SKIPPED, Slow, SlowRanks
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.format.records import PHASE_TAGS
 from distsummary.topology import DATA_AXES
@@ -109,13 +109,20 @@ class Judge:
         return changed
 
     def _group(self, ranks: frozenset[int]) -> None:
-        """Divide the ranks into peers; those of a group that stays the same go on."""
+        """Divide the ranks into peers; what is known of those that were peers before stays."""
         groups = defaultdict[tuple[tuple[str, int], ...], list[int]](list)
         for rank in sorted(ranks):
             axes = self._coordinates(rank).items()
             groups[tuple(sorted(one for one in axes if one[0] not in DATA_AXES))].append(rank)
-        old = {tuple(peers.ranks.tolist()): peers for peers in self._peers}
-        self._peers = [old.get(tuple(group)) or _Peers(group) for group in groups.values() if len(group) > 1]
+        old = {int(peers.ranks[0]): peers for peers in self._peers}
+        self._peers = []
+        for group in groups.values():
+            known = next((old[rank] for rank in group if rank in old), None)
+            if known is not None and set(group).issuperset(known.ranks.tolist()):
+                known.join(group)
+                self._peers.append(known)
+            elif len(group) > 1:
+                self._peers.append(_Peers(group))
         self._known = ranks
 
 
@@ -125,25 +132,46 @@ class _Peers:
     def __init__(self, ranks: Sequence[int]) -> None:
         self.ranks = np.array(ranks)
         self._slow = SlowRanks(ranks)
-        self._every = np.ones(len(ranks), np.int64)  # of each rank, as it told last
+        self._next = np.zeros(len(ranks), np.int64)  # of each rank, the step that it tells next
+        self._skipped = np.zeros(len(ranks), np.int64)  # so many of its steps are not compared
         # of the newest steps: (W, computing phases), and (W,) in the run queue
         self._blocked: deque[Floats] = deque(maxlen=BLOCKED_STEPS)
         self._queued: deque[Floats] = deque(maxlen=BLOCKED_STEPS)
 
+    def join(self, ranks: Sequence[int]) -> None:
+        """Compare more ranks; `ranks` are all of them."""
+        new = [index for index, rank in enumerate(ranks) if rank not in set(self.ranks.tolist())]
+        for index in new:
+            self.ranks = np.insert(self.ranks, index, ranks[index])
+            self._next = np.insert(self._next, index, 0)
+            self._skipped = np.insert(self._skipped, index, SKIPPED + FIRST)
+            blocked = (np.insert(row, index, np.nan, axis=0) for row in self._blocked)
+            self._blocked = deque(blocked, BLOCKED_STEPS)
+            self._queued = deque((np.insert(row, index, np.nan) for row in self._queued), BLOCKED_STEPS)
+        if new:
+            self._slow.join(ranks)
+
     def add(self, told: OwnTimes) -> list[Slow]:
         index = np.searchsorted(self.ranks, told.ranks)
         is_peer = self.ranks[np.minimum(index, len(self.ranks) - 1)] == told.ranks
+        index, every = index[is_peer], told.every[is_peer]
         times = np.full((len(self.ranks), 2, len(PHASES)), np.nan)
-        times[index[is_peer]] = told.times[is_peer]
-        self._every[index[is_peer]] = told.every[is_peer]
-        if told.step % self._every.max():  # a rank does not tell it: what the others took at it says little
+        times[index] = told.times[is_peer]
+        self._next[index] = (told.step // every + 1) * every
+        # Not if a rank does not tell the step: what the others took at it says little. One that told nothing
+        # when it should have is not waited for.
+        is_awaited = self._next > told.step
+        is_awaited[index] = False
+        if is_awaited.any():
             return []
+        times[self._skipped > 0] = np.nan
+        self._skipped[index] = np.maximum(self._skipped[index] - 1, 0)
         self._blocked.append(times[:, _BLOCKED, _COMPUTING])
-        if len(self.ranks) == 2:  # one of two that is blocked may wait for the other one
+        if np.isfinite(times[:, 0, 0]).sum() == 2:  # one of two that is blocked may wait for the other one
             times[:, _BLOCKED, _COMPUTING] *= 0.0
-        else:
+        else:  # 0 for a rank that has told only a few of these steps
             place = LOWEST * len(self._blocked) // BLOCKED_STEPS
-            times[:, _BLOCKED, _COMPUTING] = np.partition(self._blocked, place, axis=0)[place]
+            times[:, _BLOCKED, _COMPUTING] = np.nan_to_num(np.partition(self._blocked, place, axis=0)[place])
         # Where threads wait for a processor, so do those that hold the locks for which this one is blocked.
         self._queued.append(times[:, _CPU, _QUEUE])
         queued = np.concatenate(self._queued)

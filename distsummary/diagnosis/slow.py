@@ -107,6 +107,26 @@ class SlowRanks:
         self._open: dict[int, Slow] = {}  # the index of a rank -> what was told of it
         self._told_at: dict[int, int] = {}  # and `_seen` then
 
+    def join(self, ranks: Sequence[int]) -> None:
+        """Compare more ranks from now on; what is known of those before stays.
+
+        Args:
+            ranks: all of them, in rising order.
+        """
+        old = {rank: index for index, rank in enumerate(self._ranks)}
+        self._ranks = tuple(ranks)
+        place = {old[rank]: index for index, rank in enumerate(ranks) if rank in old}
+        for index in sorted(set(range(len(ranks))).difference(place.values())):
+            self._excess = np.insert(self._excess, index, 0.0, axis=1)
+            self._own = np.insert(self._own, index, self._reference, axis=1)
+            self._is_clean = np.insert(self._is_clean, index, False, axis=1)
+            self._history = deque((np.insert(row, index, np.nan, axis=0) for row in self._history), HISTORY)
+            self._usual = np.insert(self._usual, index, 0.0, axis=0)
+            self._now = np.insert(self._now, index, 0.0, axis=1)
+        self._waiting = {place[index]: one for index, one in self._waiting.items()}
+        self._open = {place[index]: one for index, one in self._open.items()}
+        self._told_at = {place[index]: one for index, one in self._told_at.items()}
+
     def add(self, step: int, own: Floats) -> list[Slow]:
         """Judge a step; returns what begins or ends with it.
 

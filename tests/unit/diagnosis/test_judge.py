@@ -162,6 +162,53 @@ def test_a_rank_that_joins_later_is_compared_too() -> None:
     assert [(one.rank, one.cause, one.since_step) for one in found] == [(3, "data", 201)]
 
 
+def test_a_rank_that_joins_ends_no_verdict_and_is_not_blamed_for_its_first_steps() -> None:
+    judge = Judge(one_axis)
+    changed = []
+    for step in range(1, 401):
+        one = told(step, 4 if step > 100 else 3, slow=1 if 50 <= step < 300 else None)
+        if 100 < step <= 115:
+            one.times[3] *= 3.0  # it fills its caches, and compiles
+        changed += judge.add(one)
+    begun, ended = changed
+    assert (begun.rank, begun.cause, begun.since_step, begun.until_step) == (1, "data", 50, None)
+    assert (ended.rank, ended.since_step, ended.until_step) == (1, 50, 299)
+
+
+@pytest.mark.parametrize("last", [10, 64, 100, 130])
+def test_a_rank_that_is_gone_holds_up_nobody(last: int) -> None:
+    """Rank 3 tells every 64th step, and nothing after `last`."""
+    judge = Judge(one_axis)
+    changed = []
+    for step in range(1, 1001):
+        one = told(step, 4, slow=1 if step >= 200 else None)
+        one.every[3] = 64
+        if step > last or (step > 8 and step % 64):
+            one = OwnTimes(step, one.ranks[:3], one.times[:3], one.every[:3])
+        changed += judge.add(one)
+    [begun] = changed
+    assert (begun.rank, begun.cause, begun.since_step) == (1, "data", 200)
+    assert begun.first_told_step <= 210
+
+
+def test_of_two_that_are_left_of_three_the_one_that_waits_for_the_other_is_not_blamed() -> None:
+    judge, found = Judge(one_axis), []
+    for step in range(1, 301):
+        one = told(step, 3, slow=1 if step >= 200 else None, blocked=5.0)
+        found += judge.add(one if step < 100 else OwnTimes(step, one.ranks[:2], one.times[:2], one.every[:2]))
+    assert [(one.rank, one.cause) for one in found] == [(1, "data")]
+
+
+def test_a_rank_that_comes_back_is_no_alarm() -> None:
+    judge = Judge(one_axis)
+    for step in range(1, 201):
+        one = told(step, 4)
+        one.times[:, BLOCKED, PHASES.index("forward")] = 1.0
+        if 50 < step < 100:
+            one = OwnTimes(step, one.ranks[:3], one.times[:3], one.every[:3])
+        assert judge.add(one) == []
+
+
 def test_only_steps_that_all_ranks_tell_are_judged() -> None:
     judge = Judge(one_axis)
     changed = []
