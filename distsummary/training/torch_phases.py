@@ -20,6 +20,7 @@ from distsummary.frameworks.torch_optimizer import is_captured
 from distsummary.training.device_times import DeviceTimes
 from distsummary.training.phases import BACKWARD, FORWARD, OPTIMIZER, REST, WAIT, Phases
 
+LEVELS = 8  # of what a model returns, which may hold itself
 LEARNING = 3  # backward passes until the hooks of all parameters but the last ones are removed
 
 
@@ -127,7 +128,7 @@ class TorchPhases:
         if is_compiling() or not torch.is_grad_enabled():
             return
         for tensor in (output,) if isinstance(output, Tensor) else _tensors(output):
-            if tensor.requires_grad:
+            if tensor.requires_grad and not tensor.is_leaf:  # a leaf would keep the hook
                 tensor.register_hook(Hook(self._begin_backward))  # type: ignore[no-untyped-call]
 
     def _begin_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -202,12 +203,9 @@ def device_times_of(devices: set[torch.device]) -> DeviceTimes | None:
     return DeviceTimes(partial(_StreamEvent, device), is_captured) if device.type == "cuda" else None
 
 
-def _tensors(output: Any) -> Iterator[Tensor]:
+def _tensors(output: Any, levels: int = LEVELS) -> Iterator[Tensor]:
     if isinstance(output, Tensor):
         yield output
-    elif isinstance(output, dict):
-        for value in output.values():
-            yield from _tensors(value)
-    elif isinstance(output, (list, tuple)):
-        for value in output:
-            yield from _tensors(value)
+    elif isinstance(output, (dict, list, tuple)) and levels:
+        for value in output.values() if isinstance(output, dict) else output:
+            yield from _tensors(value, levels - 1)

@@ -264,6 +264,25 @@ def test_the_model_keeps_no_hook_after_the_run() -> None:
     assert all(not parameter._post_accumulate_grad_hooks for parameter in net.parameters())
 
 
+def test_what_a_model_returns_may_be_its_parameter_or_hold_itself() -> None:
+    class Returns(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.own = nn.Parameter(torch.ones(2))
+
+        def forward(self, x: Tensor) -> list[object]:
+            found: list[object] = [self.own, {"product": x * self.own}]
+            found.append(found)
+            return found
+
+    net, keeps = Returns(), Keeps()
+    with Run(callbacks=keeps, network=net, topology=Topology(rank=0, world_size=2)) as run:
+        for x in run.steps([torch.ones(2)] * 4):
+            net(x)[1]["product"].sum().backward()
+    assert not net.own._backward_hooks
+    assert "perf/phase/backward/cpu_ms" in keeps.logged[-1]
+
+
 def test_copies_of_the_model_and_its_optimizer_know_nothing_of_the_run() -> None:
     net, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)), torch.ones(2, 4)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
