@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsummary.format.records import TENSORBOARD_PLUGINS, Shard
-from distsummary.reading.reader import Damage, ReadEvent, read_pieces_of
+from distsummary.reading.reader import Damage, ReadEvent, newer_version, read_pieces_of
 from distsummary.reading.scalar_columns import ScalarColumns
 
 Array: TypeAlias = NDArray[Any]
@@ -115,8 +115,8 @@ class Part:
 def scan(path: Path, start: int = 0) -> Part:
     """Read a file from byte `start` (0, or the `end` of an earlier part) to its last whole event.
 
-    Damage is skipped; at the end of the file it is not damage yet, for the file may be growing. Raises
-    MissingFileError.
+    Damage is skipped; at the end of the file it is not damage yet, for the file may be growing. If the format
+    is a newer one, that is told as damage of the first byte. Raises MissingFileError.
     """
     damage: list[Damage] = []
     built = _Builder()
@@ -125,6 +125,8 @@ def scan(path: Path, start: int = 0) -> Part:
             built.add_columns(piece)
         else:
             built.add_event(piece)
+    if start == 0 and (text := newer_version(path)):
+        damage.insert(0, Damage(path, 0, text))
     return built.part(start, damage)
 
 

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from distsummary.checks import check_choice, check_int
 from distsummary.errors import DamagedFileError, MissingFileError
 from distsummary.format import mindspore_format, tensorboard_format, wire
-from distsummary.format.frames import MAX_PAYLOAD, Frame
+from distsummary.format.frames import MAX_PAYLOAD, Frame, read_frames
 from distsummary.format.lineage import Lineage, decode_lineage_event, updated_lineage
 from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Event, EventIds, Value
 from distsummary.format.scalar_decoder import decode_scalars
@@ -219,6 +220,30 @@ def _decode(frame: Frame, dialect: str, file: Path) -> tuple[EventIds, Event] | 
         return decoded
     except RecursionError as error:
         raise DamagedFileError("the event is nested too deeply") from error
+
+
+def newer_version(path: Path) -> str:
+    """Which newer format a file is in, by its first record, in words; "" if it is in none."""
+    dialect = dialect_of(path)
+    known = {MINDSPORE: mindspore_format.VERSION, TENSORBOARD: tensorboard_format.VERSION}[dialect]
+    first = next(read_frames(path), None)
+    if first is None or first.damage is not None:
+        return ""
+    try:
+        if dialect == TENSORBOARD:
+            version = tensorboard_pb2.Event.FromString(first.payload).file_version
+        else:
+            version = summary_pb2.Event.FromString(first.payload).version
+    except DecodeError:
+        return ""
+    (name, _, number), (known_name, _, known_number) = version.rpartition(":"), known.rpartition(":")
+    is_number = number.isascii() and number.isdigit() and len(number) < 10
+    if name != known_name or not is_number or int(number) <= int(known_number):
+        return ""
+    return (
+        f"the file is of the format {version}, which is newer than {known}; a newer version of distsummary "
+        "may read more of it"
+    )
 
 
 class _Skipping:

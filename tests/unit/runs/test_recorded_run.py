@@ -10,6 +10,8 @@ import pytest
 import distsummary as ds
 from distsummary.cli import main
 from distsummary.errors import InvalidValueError, MissingFileError, NotADirectoryPathError
+from distsummary.format import mindspore_format, tensorboard_format, wire
+from distsummary.format.frames import frame
 from distsummary.format.histogram import count_histogram
 from distsummary.format.hparams import session_start
 from distsummary.format.records import MINDSPORE, TENSORBOARD, Batch, Event, Shard, Value
@@ -662,6 +664,40 @@ def test_a_manifest_of_a_newer_version_hides_nothing_else(tmp_path):
     assert len(run.scalars("loss")) == 5
     assert [line for line in run.problems if "format 99" in line]
     assert run.config == {}
+
+
+@pytest.mark.parametrize(
+    ("formats", "known", "newer"),
+    [
+        (MINDSPORE, "MindSpore.Event:1", "MindSpore.Event:2"),
+        (TENSORBOARD, "brain.Event:2", "brain.Event:30"),
+        (TENSORBOARD, "brain.Event:2", "brain.Event:1"),
+        (TENSORBOARD, "brain.Event:2", "other.Event:99"),
+        (MINDSPORE, "MindSpore.Event:1", "MindSpore.Event:x"),
+    ],
+)
+def test_an_event_file_of_a_newer_format_is_read_as_far_as_it_is_known_and_named(
+    tmp_path, monkeypatch, capsys, formats, known, newer
+):
+    module = {MINDSPORE: mindspore_format, TENSORBOARD: tensorboard_format}[formats]
+    with monkeypatch.context() as writing:
+        writing.setattr(module, "VERSION", newer)
+        directory = record(tmp_path, formats=(formats,))
+    [file] = segments(directory, formats)
+    unknown = wire.delimited(1, wire.text(1 + (formats == MINDSPORE), "new") + wire.delimited(1999, b"what"))
+    with open(file, "ab") as growing:  # a value of a kind, and an event, that only newer versions know
+        growing.write(frame(wire.double(1, 9.0) + wire.integer(2, 9) + wire.delimited(5, unknown)))
+        growing.write(frame(wire.double(1, 9.0) + wire.integer(2, 9) + wire.delimited(1998, b"what")))
+    line = f"{file}, byte 0: the file is of the format {newer}, which is newer than {known}; "
+    expected = newer in ("MindSpore.Event:2", "brain.Event:30")
+    for _ in range(2):  # from the file, and from its index
+        run = ds.open_run(tmp_path)
+        assert run.scalars("loss")["step"].tolist() == [1, 2, 3, 4, 5]
+        assert [one.startswith(line) for one in run.problems] == [True] * expected
+        assert page(run)["overview"]["problems"] == run.problems
+    assert indexes(tmp_path)
+    assert main(["show", str(tmp_path)]) == 0
+    assert (f"which is newer than {known}" in " ".join(capsys.readouterr().out.split())) is expected
 
 
 def test_a_rank_or_run_that_is_removed_while_it_is_read(tmp_path):
