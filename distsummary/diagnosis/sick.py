@@ -1,4 +1,4 @@
-"""FirstNonFinite: the first step, rank and tag or parameter at which a number is NaN or infinite."""
+"""FirstNonFinite: the first steps, ranks and tags or parameters at which a number is NaN, or infinite."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,13 +15,16 @@ Floats = NDArray[np.float64]
 
 LOSSES = frozenset(("loss", "loss/auto"))  # told even if they have never been finite
 NAMED = 8  # ranks in a message
+_NEVER = int(np.iinfo(np.int64).max)  # a step that never comes
 
 
 class FirstNonFinite:
-    """Tells once, of the first step at which a number is not finite that has been finite before.
+    """Tells once the first step at which a number is infinite, and once the first at which one is NaN.
 
-    A rank that has it while others do not is named; if all that recorded the tag have it, the lowest is.
-    With norms, ranks also tell the first parameter of which the gradient or the weight is not finite.
+    It must have been finite before. After a NaN, which spreads, no infinity is told; before it, one may be
+    normal, as mixed precision makes gradients infinite now and then. A rank that has it while others do not
+    is named; if all that recorded the tag have it, the lowest is. With norms, ranks also tell the first
+    parameter of which the gradient or the weight is not finite; that counts as a NaN.
 
     Args:
         name: of a rank and the number of a parameter: how it is called.
@@ -30,7 +33,7 @@ class FirstNonFinite:
     def __init__(self, name: Callable[[int, int], str] = lambda rank, index: f"number {index + 1}") -> None:
         self._name = name
         self._known: set[str] = set(LOSSES)  # tags that have been finite
-        self._is_over = False
+        self._has_infinity = self._has_nan = False  # told
 
     def add(
         self, tags: Sequence[str], which: Ints, ranks: Ints, steps: Ints, values: Floats
@@ -40,24 +43,51 @@ class FirstNonFinite:
         Args:
             tags: names, each once. which (N,): the index of each scalar's tag. ranks, steps, values: (N,).
         """
-        if self._is_over or not len(steps):
+        if self._has_nan or not len(steps):
             return []
-        found = self._numbers(tags, which, ranks, steps, values)
-        parameters = _parameters(tags, which, ranks, steps, values)
-        if not parameters or (found and found[0].since_step < parameters[0].step):
+        rows = _Rows(tags, which, ranks, steps, values)
+        bad = self._bad(rows)
+        is_nan = np.isnan(values[bad])
+        infinite_at = steps[bad[~is_nan]].min(initial=_NEVER)
+        nan_at = steps[bad[is_nan]].min(initial=_NEVER)
+        parameters = _parameters(*rows)
+        parameter_at = parameters[0].step if parameters else _NEVER
+        found = []
+        if infinite_at < min(nan_at, parameter_at) and not self._has_infinity:
+            self._has_infinity = True
+            found += _numbers(rows, bad[~is_nan & (steps[bad] == infinite_at)])
+        if min(nan_at, parameter_at) == _NEVER:
             return found
-        self._is_over = True
-        step = parameters[0].step
+        self._has_nan = True
+        if nan_at < parameter_at:
+            return [*found, *_numbers(rows, bad[is_nan & (steps[bad] == nan_at)])]
+        here = bad[is_nan if nan_at == parameter_at else ~is_nan]
+        numbers = _numbers(rows, here[steps[here] == parameter_at])
+        return [*found, *self._sick([one for one in parameters if one.step == parameter_at], numbers)]
+
+    def _bad(self, rows: "_Rows") -> Ints:
+        """The places of the numbers that are not finite, of tags that have been finite before."""
+        is_bad = ~np.isfinite(rows.values)
+        if not is_bad.any():
+            self._known.update(rows.tags[number] for number in np.unique(rows.which).tolist())
+            return np.empty(0, np.int64)
+        first_finite = np.full(len(rows.tags), _NEVER)
+        np.minimum.at(first_finite, rows.which[~is_bad], rows.steps[~is_bad])
+        first_finite[[number for number, tag in enumerate(rows.tags) if tag in self._known]] = -1
+        self._known.update(rows.tags[number] for number in np.unique(rows.which[~is_bad]).tolist())
+        return np.flatnonzero(is_bad & (rows.steps > first_finite[rows.which]))
+
+    def _sick(self, parameters: "Sequence[_Parameter]", numbers: list[Verdict]) -> list[Verdict]:
+        """The verdicts on parameters, sorted, and on numbers of the same step, if any."""
         first: dict[int, _Parameter] = {}  # by rank
         for one in parameters:
-            if one.step == step:
-                first.setdefault(one.rank, one)
-        if found and found[0].since_step == step:
+            first.setdefault(one.rank, one)
+        if numbers:
             return [
                 replace(verdict, evidence=f"{verdict.evidence}; so is {self._called(first[verdict.rank])}")
                 if verdict.rank in first
                 else verdict
-                for verdict in found
+                for verdict in numbers
             ]
         rank = min(first)
         others = (
@@ -67,53 +97,54 @@ class FirstNonFinite:
             Verdict(
                 rank=rank,
                 cause=NAN,
-                since_step=step,
+                since_step=first[rank].step,
                 until_step=None,
-                evidence=f"{self._called(first[rank])} is not finite on rank {rank} at step {step}{others}",
-                first_told_step=parameters[0].told,
+                evidence=f"{self._called(first[rank])} is not finite on rank {rank} at step "
+                f"{first[rank].step}{others}",
+                first_told_step=first[rank].told,
             )
         ]
 
     def _called(self, parameter: "_Parameter") -> str:
         return f"the {parameter.kind} of the parameter {self._name(parameter.rank, parameter.number)}"
 
-    def _numbers(
-        self, tags: Sequence[str], which: Ints, ranks: Ints, steps: Ints, values: Floats
-    ) -> list[Verdict]:
-        """The verdict on the first recorded number that is not finite."""
-        is_bad = ~np.isfinite(values)
-        if not is_bad.any():
-            self._known.update(tags[number] for number in np.unique(which).tolist())
-            return []
-        first_finite = np.full(len(tags), np.iinfo(np.int64).max)
-        np.minimum.at(first_finite, which[~is_bad], steps[~is_bad])
-        first_finite[[number for number, tag in enumerate(tags) if tag in self._known]] = -1
-        found = np.flatnonzero(is_bad & (steps > first_finite[which]))
-        self._known.update(tags[number] for number in np.unique(which[~is_bad]).tolist())
-        if not len(found):
-            return []
-        self._is_over = True
-        step = int(steps[found].min())
-        here = found[steps[found] == step]
-        number = min(which[here].tolist(), key=lambda number: (tags[number] not in LOSSES, tags[number]))
-        sick = np.unique(ranks[here[which[here] == number]])
-        told = np.unique(ranks[(steps == step) & (which == number)])
-        value = float(values[here[(which[here] == number) & (ranks[here] == sick[0])][-1]])
-        if len(sick) == len(told) > 1:
-            others, named = f"on all {len(told)} ranks that recorded it", sick[:1]
-        else:
-            others, named = f"finite on {len(told) - len(sick)} others", sick[:NAMED]
-        return [
-            Verdict(
-                rank=rank,
-                cause=NAN,
-                since_step=step,
-                until_step=None,
-                evidence=f"{tags[number]} is {value} on rank {rank} at step {step}, {others}",
-                first_told_step=step,
-            )
-            for rank in named.tolist()
-        ]
+
+class _Rows(NamedTuple):
+    """N scalars of ranks, as `FirstNonFinite.add` takes them."""
+
+    tags: Sequence[str]
+    which: Ints
+    ranks: Ints
+    steps: Ints
+    values: Floats
+
+
+def _numbers(rows: _Rows, bad: Ints) -> list[Verdict]:
+    """The verdicts on numbers that are not finite, at these places of `rows` and all at one step."""
+    tags, which, ranks, steps, values = rows
+    if not len(bad):
+        return []
+    step = int(steps[bad[0]])
+    number = min(which[bad].tolist(), key=lambda number: (tags[number] not in LOSSES, tags[number]))
+    sick = np.unique(ranks[bad[which[bad] == number]])
+    here = (steps == step) & (which == number)
+    told, finite = np.unique(ranks[here]), np.unique(ranks[here & np.isfinite(values)])
+    value = float(values[bad[(which[bad] == number) & (ranks[bad] == sick[0])][-1]])
+    if len(sick) == len(told) > 1:
+        others, named = f"on all {len(told)} ranks that recorded it", sick[:1]
+    else:
+        others, named = f"finite on {len(finite)} others", sick[:NAMED]
+    return [
+        Verdict(
+            rank=rank,
+            cause=NAN,
+            since_step=step,
+            until_step=None,
+            evidence=f"{tags[number]} is {value} on rank {rank} at step {step}, {others}",
+            first_told_step=step,
+        )
+        for rank in named.tolist()
+    ]
 
 
 class _Parameter(NamedTuple):

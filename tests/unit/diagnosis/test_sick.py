@@ -9,7 +9,7 @@ from distsummary.diagnosis.sick import FirstNonFinite
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.format.check_tags import LAG, NONFINITE_TAGS
 
-TAGS = ["accuracy", "loss", "never"]
+TAGS = ["accuracy", "grad_norm", "loss", "never"]
 
 
 def look(first: FirstNonFinite, rows: list[tuple[int, int, str, float]]) -> list[Verdict]:
@@ -39,6 +39,32 @@ def test_the_first_step_and_its_rank_are_told_once_however_steps_are_divided(bad
     [verdict] = found
     assert (verdict.rank, verdict.cause, verdict.since_step, verdict.first_told_step) == (2, "nan", 3, 3)
     assert verdict.evidence == f"loss is {bad} on rank 2 at step 3, finite on 3 others"
+
+
+def told(rows: list[tuple[int, int, str, float]], chunk: int) -> list[tuple[int, int, str]]:
+    first, found = FirstNonFinite(), []
+    for low in range(1, 40, chunk):
+        found += look(first, [row for row in rows if low <= row[0] < low + chunk])
+    return [(one.rank, one.since_step, one.evidence.split(" on ")[0]) for one in found]
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+def test_a_nan_that_comes_after_a_mere_infinity_is_told_too_and_each_once(chunk: int) -> None:
+    """Under automatic mixed precision, a gradient's norm is infinite now and then, which is normal."""
+    norms = {(5, 1): math.inf, (9, 3): math.inf, (12, 0): -math.inf}
+    rows = [
+        (step, rank, "grad_norm", norms.get((step, rank), 2.0)) for step in range(1, 31) for rank in range(4)
+    ]
+    rows += steps({(20, 2): math.nan}, last=21)
+    rows += [(step, rank, "loss", math.nan) for step in range(21, 31) for rank in range(4)]
+    assert told(rows, chunk) == [(1, 5, "grad_norm is inf"), (2, 20, "loss is nan")]
+
+
+@pytest.mark.parametrize("chunk", [1, 100])
+def test_after_a_nan_and_at_its_step_no_infinity_is_told(chunk: int) -> None:
+    rows = steps({(3, 1): math.inf, (3, 2): math.nan, (4, 0): math.inf})
+    assert told(rows, chunk) == [(2, 3, "loss is nan")]
+    assert look(FirstNonFinite(), rows)[0].evidence.endswith("finite on 2 others")
 
 
 def test_if_all_ranks_have_it_the_lowest_is_named_and_all_are_counted() -> None:
@@ -84,3 +110,12 @@ def test_the_parameter_is_named_with_the_loss_or_alone() -> None:
     [verdict] = with_parameter(rows)
     assert (verdict.rank, verdict.since_step, verdict.first_told_step) == (1, 3, 5)
     assert verdict.evidence == "the gradient of the parameter '0.bias' is not finite on rank 1 at step 3"
+
+
+def test_a_parameter_is_named_also_after_and_at_the_step_of_an_infinity() -> None:
+    weight = NONFINITE_TAGS["weight"]
+    rows = [*steps({(2, 0): math.inf, (4, 1): math.inf}), (4, 1, weight, 0.0), (5, 3, weight, 1.0)]
+    first, second = with_parameter(rows)
+    assert (first.rank, first.since_step) == (0, 2)
+    assert (second.rank, second.since_step) == (1, 4)
+    assert second.evidence.startswith("loss is inf on rank 1 at step 4, finite on 3 others; so is the weight")
