@@ -16,7 +16,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Sums = tuple[int, ...]
 
-RECENT = 1 << 12  # steps: a rank that has told no sums for so long is not waited for
+SILENT = 128  # steps: a rank that has told nothing at all for so long is not waited for
 NAMED = 8  # ranks that are named at a step
 
 _Peers = tuple[str, tuple[tuple[str, int], ...]]  # a group of parameters, and the place of those that hold it
@@ -40,6 +40,7 @@ class Drift:
     ) -> None:
         self._coordinates, self._names = coordinates, names
         self._replicas: defaultdict[_Peers, _Replicas] = defaultdict(_Replicas)
+        self._heard = _Heard()
 
     def add(
         self, tags: Sequence[str], which: Ints, ranks: Ints, steps: Ints, values: Floats
@@ -49,6 +50,7 @@ class Drift:
         Args:
             tags: names, each once. which (N,): the index of each scalar's tag. ranks, steps, values: (N,).
         """
+        self._heard.add(ranks, steps)
         is_mine = np.array([tag.startswith(BITS_TAGS) for tag in tags], np.bool_)
         if not is_mine.any():
             return []
@@ -83,10 +85,13 @@ class Drift:
 
     def _compare(self, step: int, peers: _Peers, told: Mapping[int, Sums]) -> list[Verdict]:
         replicas = self._replicas[peers]
-        replicas.seen.update(dict.fromkeys(told, step))
-        living = sum(step - last <= RECENT for last in replicas.seen.values())
-        if len(told) < 2 or (len(told) == 2 < living):  # the third may tell which one is right, later
+        replicas.seen.update(told)
+        if len(told) < 2:
             return []
+        if len(told) == 2 and any(
+            step - self._heard.before(rank, step) < SILENT for rank in replicas.seen.difference(told)
+        ):
+            return []  # the third may tell which one is right, later
         vote = _voted(told)
         changed: list[Verdict] = []
         for rank in sorted(replicas.open.keys() & told.keys()):
@@ -164,7 +169,31 @@ class _Replicas:
     __slots__ = ("equal", "last", "open", "seen")
 
     def __init__(self) -> None:
-        self.seen: dict[int, int] = {}  # rank -> the newest step at which it told sums
+        self.seen: set[int] = set()  # the ranks that told sums
         self.open: dict[int, Verdict] = {}  # rank -> what was told of it
         self.equal: int | None = None  # the newest step at which all were equal
         self.last: int | None = None  # the newest one at which they were not
+
+
+class _Heard:
+    """At which steps each rank has told anything."""
+
+    def __init__(self) -> None:
+        self._newest = np.empty(0, np.int64)  # of each rank, before the steps that were added last
+        self._ranks = self._steps = np.empty(0, np.int64)  # that were added last
+        self._of: dict[int, Ints] = {}  # of some of these ranks: their steps, in rising order
+
+    def add(self, ranks: Ints, steps: Ints) -> None:
+        """Hear of steps that are larger than those before."""
+        more = int(self._ranks.max(initial=-1)) + 1 - len(self._newest)
+        self._newest = np.append(self._newest, np.full(max(0, more), -SILENT))
+        np.maximum.at(self._newest, self._ranks, self._steps)
+        self._ranks, self._steps, self._of = ranks, steps, {}
+
+    def before(self, rank: int, step: int) -> int:
+        """The newest step of a rank up to this one, which is among those that were added last."""
+        if rank not in self._of:
+            self._of[rank] = np.unique(self._steps[self._ranks == rank])
+        steps = self._of[rank]
+        place = int(np.searchsorted(steps, step, "right"))
+        return int(steps[place - 1] if place else self._newest[rank])

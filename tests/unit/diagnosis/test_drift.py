@@ -129,3 +129,36 @@ def test_one_rank_alone_and_one_that_starts_late_are_no_alarm() -> None:
     for step in range(5, 9):
         told[step] = told[step] | {3: (step, 2, 3)}
     assert look(drift_of(), told) == []
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
+def test_two_that_are_left_of_three_do_not_wait_for_a_rank_that_tells_nothing_any_more(chunk: int) -> None:
+    told = equal(3, 1, 9) | equal(2, 9, 600)
+    for step in range(300, 600):
+        told[step][1] = (step + 1, 3, 4)
+    drift, found = drift_of(), []
+    for low in range(1, 600, chunk):
+        part = {step: told[step] for step in range(low, min(low + chunk, 600))}
+        found += look(drift, part)
+    assert [(one.rank, one.since_step) for one in found] == [(0, 300), (1, 300)]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
+def test_a_rank_that_tells_something_else_is_waited_for(chunk: int) -> None:
+    """The sums of rank 2 cost more: it tells them at each 512th step."""
+    tags = [*bits_tags(()), "loss"]
+    rows = []
+    for step in range(1, 1025):
+        for rank in range(3):
+            rows.append((3, rank, step, 1.0))
+            if rank < 2 or step <= 8 or step % 512 == 0:
+                bad = rank == 1 and step >= 300
+                rows += [(part, rank, step, float(step % 7 + bad * (part + 1))) for part in range(3)]
+    drift, found = drift_of(), []
+    for low in range(1, 1025, chunk):
+        here = [
+            np.array(column)
+            for column in zip(*(row for row in rows if low <= row[2] < low + chunk), strict=True)
+        ]
+        found += drift.add(tags, *here)
+    assert [(one.rank, one.since_step) for one in found] == [(1, 512)]
