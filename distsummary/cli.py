@@ -377,8 +377,8 @@ def status(options: argparse.Namespace) -> int:
 def why(options: argparse.Namespace) -> int:
     """Name the ranks that are slow, stuck or sick, with cause, steps and evidence; exits with 1 if any is."""
     with telling("why"):
-        from distsummary.aggregate.judging import judge_files
-        from distsummary.diagnosis.alerts import all_hangs
+        from distsummary.aggregate.judging import judged_files
+        from distsummary.diagnosis.alerts import all_hangs, with_told
         from distsummary.run_dir import RunDir
         from distsummary.states import is_over
         from distsummary.tools.columns import WIDTH, width_of
@@ -387,13 +387,14 @@ def why(options: argparse.Namespace) -> int:
 
         found = read_status(options.run_dir)  # raises if it is no run
         newest, run_dir = found.run.newest, RunDir(found.run.path)
-        verdicts = [*judge_files(run_dir), *all_hangs(run_dir, newest, found.stuck)]
+        told = with_told(judged_files(run_dir), run_dir) + all_hangs(run_dir, newest, found.stuck)
+    attempts = [one.attempt for one in found.run.attempts if one.role == "train"]
     ranks = 0 if newest is None else newest.world_size
     ended = newest is not None and is_over(newest)
     width = width_of(sys.stdout, WIDTH)
-    text = text_of(verdicts, ranks, is_over=ended, width=width)
-    print(json.dumps(as_json(verdicts)) if options.json else text)
-    return int(bool(verdicts))
+    text = text_of(told, ranks, max(attempts, default=0), is_over=ended, width=width)
+    print(json.dumps(as_json(told)) if options.json else text)
+    return int(bool(told))
 
 
 def _seconds(text: str) -> float:

@@ -14,7 +14,7 @@ from distsummary.aggregate.norms import Meshes
 from distsummary.aggregate.rank_files import RankFiles
 from distsummary.aggregate.sick_ranks import SickRanks
 from distsummary.aggregate.statistics import Rows
-from distsummary.diagnosis.alerts import Alert, Hang, Key, hangs_among, key_of, read_alerts, same_episode
+from distsummary.diagnosis.alerts import Alert, Key, Told, hangs_among, key_of, read_alerts, same_episode
 from distsummary.diagnosis.judge import Judge, own_times
 from distsummary.diagnosis.verdict import HANG, Verdict
 from distsummary.format.records import ALERT_TAGS, Value
@@ -74,7 +74,12 @@ class Judging:
 
 
 def judge_files(run_dir: RunDir, role: str = "train") -> list[Verdict]:
-    """The verdicts on a run from the files of its ranks, which may still be written.
+    """The verdicts on a run from the files of its ranks, as `judged_files` without the attempts."""
+    return [verdict for _, verdict in judged_files(run_dir, role)]
+
+
+def judged_files(run_dir: RunDir, role: str = "train") -> list[tuple[int, Verdict]]:
+    """The verdicts on a run from the files of its ranks, which may still be written, each with its attempt.
 
     Raises DamagedFileError or OSError if they cannot be read.
     """
@@ -84,7 +89,7 @@ def judge_files(run_dir: RunDir, role: str = "train") -> list[Verdict]:
     for window in ranks.windows():
         for rows, attempt in by_attempt(ranks, window.scalars):
             judging.add(rows, attempt)
-    return [verdict for _, verdict in judging.told]
+    return judging.told
 
 
 def by_attempt(ranks: RankFiles, rows: Rows) -> Iterable[tuple[Rows, int]]:
@@ -184,7 +189,7 @@ class Alerts:
             _append(self._run_dir.alerts_path, lines)
             self._due.clear()
 
-    def lasting_hangs(self) -> list[Hang]:
+    def lasting_hangs(self) -> list[Told]:
         """The hangs that have not ended."""
         with contextlib.suppress(OSError):  # `write` raises it
             self._read()

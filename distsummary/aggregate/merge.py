@@ -31,7 +31,7 @@ from distsummary.aggregate.statistics import StatisticsRule
 from distsummary.aggregate.step_events import recorded_by, step_events
 from distsummary.attempts import awaited_aggregator, newest_attempt
 from distsummary.checks import check_type
-from distsummary.diagnosis.alerts import Hang, told_hangs
+from distsummary.diagnosis.alerts import Told, told_hangs
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import InvalidValueError, MissingFileError, NotADirectoryPathError, RunDirError
 from distsummary.format.encode import Refusal
@@ -341,7 +341,7 @@ def merged_events(
     key_tags: Collection[str] = (),
     norms: AddedNorms | None = None,
     judging: Judging | None = None,
-    hangs: Iterable[Hang] = (),
+    hangs: Iterable[Told] = (),
 ) -> Iterator[Event]:
     """The events of the merged run in rising step order: the graph at step 0, then one event for each step.
 

@@ -45,32 +45,44 @@ def read_alerts(
     return [*found.values()]
 
 
-class Hang(NamedTuple):
-    """A hang that was told. `time_s`: when, in seconds since the epoch."""
+class Told(NamedTuple):
+    """A verdict that was told. `time_s`: when, in seconds since the epoch."""
 
     attempt: int
     verdict: Verdict
     time_s: float
 
 
-def told_hangs(run_dir: RunDir) -> list[Hang]:
+def told_hangs(run_dir: RunDir) -> list[Told]:
     """The hangs in alerts.jsonl; raises OSError as `read_alerts`."""
     return hangs_among(read_alerts(run_dir))
 
 
-def hangs_among(alerts: Iterable[Alert]) -> list[Hang]:
+def hangs_among(alerts: Iterable[Alert]) -> list[Told]:
     """Those of some alerts that tell a hang."""
-    hangs = []
-    for alert in alerts:
-        if alert["cause"] == HANG:
-            with suppress(KeyError, TypeError, ValueError):  # a field is missing or wrong: no alert of ours
-                verdict = Verdict.from_json(alert)
-                hangs.append(Hang(int(alert.get("attempt", 0)), verdict, float(alert.get("time", 0.0))))
-    return hangs
+    return [*filter(None, (_verdict_of(alert) for alert in alerts if alert["cause"] == HANG))]
 
 
-def all_hangs(run_dir: RunDir, attempt: AttemptState | None, stuck: Iterable[Verdict]) -> list[Verdict]:
-    """The hangs of a run: those that were told, then those that its files show and nobody has told.
+def with_told(judged: Iterable[tuple[int, Verdict]], run_dir: RunDir) -> list[tuple[int, Verdict]]:
+    """Verdicts on a run from its files, with what only alerts.jsonl tells, but for hangs; raises OSError.
+
+    That is what was told of steps which a later attempt has repeated, or whose files are gone. Each verdict
+    has its attempt; they come by attempt, then in the order in which they were told.
+    """
+    found = [*judged]
+    left = {key_of(alert): alert for alert in read_alerts(run_dir) if alert["cause"] != HANG}
+    own = [{"attempt": attempt, **verdict.as_json()} for attempt, verdict in found]
+    for alert in [one for one in own if left.pop(key_of(one), None) is None]:
+        if (same := same_episode(alert, left)) is not None:
+            del left[same]
+    found += [(one.attempt, one.verdict) for one in filter(None, map(_verdict_of, left.values()))]
+    return sorted(found, key=lambda one: (one[0], one[1].first_told_step))
+
+
+def all_hangs(
+    run_dir: RunDir, attempt: AttemptState | None, stuck: Iterable[Verdict]
+) -> list[tuple[int, Verdict]]:
+    """The hangs of a run, each with its attempt: those that were told, then those that only its files show.
 
     What was told holds: it was seen while the ranks lived, and their files show no hang that has ended. Its
     evidence is the newest one, such as how long the others have waited.
@@ -87,9 +99,11 @@ def all_hangs(run_dir: RunDir, attempt: AttemptState | None, stuck: Iterable[Ver
             # of a rank that is dead, files say less, unless it told itself where it stood
             if newer is not None and (attempt.state == "running" or STOOD in newer.evidence):
                 hang = replace(hang, evidence=newer.evidence)
-        hangs.append(hang)
+        hangs.append((number, hang))
     has_ended = attempt is not None and attempt.state != "running"
-    return hangs if is_told and has_ended else [*hangs, *now.values()]
+    if attempt is None or (is_told and has_ended):
+        return hangs
+    return [*hangs, *((attempt.attempt, verdict) for verdict in now.values())]
 
 
 def alerts_as_of_now(run_dir: RunDir, attempt: AttemptState | None, alerts: Iterable[Alert]) -> list[Alert]:
@@ -98,8 +112,8 @@ def alerts_as_of_now(run_dir: RunDir, attempt: AttemptState | None, alerts: Iter
     if attempt is None or not any(one["cause"] == HANG and one["until_step"] is None for one in alerts):
         return alerts
     now = {
-        (attempt.attempt, one.rank, HANG, one.since_step): one.evidence
-        for one in all_hangs(run_dir, attempt, hung_ranks(run_dir, attempt))
+        (number, one.rank, HANG, one.since_step): one.evidence
+        for number, one in all_hangs(run_dir, attempt, hung_ranks(run_dir, attempt))
         if one.until_step is None
     }
     return [one | {"evidence": now.get(key_of(one), one.get("evidence"))} for one in alerts]
@@ -126,6 +140,14 @@ def same_episode(alert: Alert, others: Mapping[Key, Alert]) -> Key | None:
         if other[:3] == key[:3] and other[3] <= _last_step(alert) and key[3] <= _last_step(told)
     ]
     return min(same, key=lambda other: abs(other[3] - key[3]), default=None)
+
+
+def _verdict_of(alert: Alert) -> Told | None:
+    """What an alert tells; None if a field is missing or wrong: no alert of ours."""
+    with suppress(KeyError, TypeError, ValueError):
+        verdict = Verdict.from_json(alert)
+        return Told(int(alert.get("attempt", 0)), verdict, float(alert.get("time", 0.0)))
+    return None
 
 
 def _last_step(alert: Alert) -> float:

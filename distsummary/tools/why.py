@@ -7,32 +7,37 @@ from typing import Any
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.tools.columns import WIDTH, printable
 
+Told = tuple[int, Verdict]  # with its attempt
 
-def as_json(verdicts: Sequence[Verdict]) -> dict[str, Any]:
+
+def as_json(told: Sequence[Told]) -> dict[str, Any]:
     """For JSON; docs/ranks.md lists the fields."""
-    return {"verdicts": [verdict.as_json() for verdict in verdicts]}
+    return {"verdicts": [verdict.as_json() for _, verdict in told]}
 
 
 def text_of(
-    verdicts: Sequence[Verdict], world_size: int, *, is_over: bool = False, width: int = WIDTH
+    told: Sequence[Told], world_size: int, newest: int = 0, *, is_over: bool = False, width: int = WIDTH
 ) -> str:
     """One paragraph for each verdict; what was looked at if there is none.
 
     Args:
+        newest: the number of the newest attempt.
         is_over: no rank runs any more.
         width: characters of a line, but for paths that are longer.
     """
+    if told:
+        return "\n".join(_paragraph(*one, newest, is_over, width) for one in told)
     if world_size < 2:
         return "the run has one rank, which has no peers to be compared with"
-    if not verdicts:
-        return f"none of the {world_size} ranks stands out"
-    return "\n".join(_paragraph(verdict, is_over, width) for verdict in verdicts)
+    return f"none of the {world_size} ranks stands out"
 
 
-def _paragraph(verdict: Verdict, is_over: bool, width: int) -> str:
-    lasts = "to the end of the run" if is_over else "still"
+def _paragraph(attempt: int, verdict: Verdict, newest: int, is_over: bool, width: int) -> str:
+    since, lasts = f"since step {verdict.since_step:,}", "to the end of the run" if is_over else "still"
+    if attempt != newest:
+        since, lasts = f"{since} of attempt {attempt}", "to its end"
     until = lasts if verdict.until_step is None else f"to step {verdict.until_step:,}"
-    head = f"rank {verdict.rank}: {verdict.cause}, since step {verdict.since_step:,}, {until}"
+    head = f"rank {verdict.rank}: {verdict.cause}, {since}, {until}"
     evidence = textwrap.wrap(
         printable(verdict.evidence),
         width,

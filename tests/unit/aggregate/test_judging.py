@@ -316,3 +316,39 @@ def test_a_world_that_becomes_smaller_is_judged_anew(tmp_path):
         ranks.close()
     found = [(one.rank, one.cause, one.since_step) for one in judge_files(ranks.run_dir)]
     assert found == [(2, "forward", 31), (0, "forward", 91)]
+
+
+def test_why_tells_what_alerts_say_of_earlier_attempts_whose_steps_were_repeated(tmp_path, capsys):
+    """Attempt 0 has a NaN at step 50; attempt 1 begins at step 1 again, and rank 2 becomes slow."""
+    for attempt in (0, 1):
+        ranks = Ranks(tmp_path / "run", 4, attempt)
+        live = ranks.live()
+        live.poll()
+        for step in range(1, 81):
+            for rank in range(4):
+                event = scalar(step, loss=math.nan if (attempt, step, rank) == (0, 50, 3) else 1.0)
+                live.add(ranks.write(rank, [phases(step, rank) if attempt else event]))
+        live.close()
+        ranks.close()
+    merge_run(ranks.run_dir)
+    forgotten = slow(0, since=70, until=75)  # the files do not show it
+    Alerts(ranks.run_dir).tell(1, forgotten)
+    path = str(ranks.run_dir.base)
+    assert [(one["attempt"], one["rank"]) for one in read_alerts(ranks.run_dir)] == [(0, 3), (1, 2), (1, 0)]
+    capsys.readouterr()
+    assert main(["why", path]) == 1
+    assert [one for one in capsys.readouterr().out.splitlines() if one.startswith("rank")] == [
+        "rank 3: nan, since step 50 of attempt 0, to its end (told at step 50)",
+        "rank 2: forward, since step 40, still (told at step 43)",
+        "rank 0: data, since step 70, to step 75 (told at step 76)",
+    ]
+    assert main(["why", path, "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)["verdicts"]
+    assert [(one["rank"], one["cause"], one["since_step"], one["until_step"]) for one in told] == [
+        (3, "nan", 50, None),
+        (2, "forward", 40, None),
+        (0, "data", 70, 75),
+    ]
+    assert sorted(told[0]) == sorted(
+        ["rank", "cause", "since_step", "until_step", "evidence", "first_told_step"]
+    )

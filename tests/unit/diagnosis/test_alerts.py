@@ -53,11 +53,11 @@ def test_hangs_that_were_told_hold_and_those_that_nobody_told_follow(tmp_path):
         failure=None,
     )
     seen = [hang(1, 61, "now"), hang(2, 61, "now")]
-    earlier = [hang(3, 7), hang(1, 20, until=20)]
-    assert all_hangs(run_dir, attempt, seen) == [*earlier, hang(1, 60, "now"), hang(2, 61, "now")]
+    earlier = told[:2]
+    assert all_hangs(run_dir, attempt, seen) == [*earlier, (1, hang(1, 60, "now")), (1, hang(2, 61, "now"))]
     dead = replace(attempt, state="lost")
-    assert all_hangs(run_dir, dead, seen) == [*earlier, hang(1, 60)]
+    assert all_hangs(run_dir, dead, seen) == told
     stood = "it has stood for 340 s at train.py:7"  # as it told before it was killed
-    assert all_hangs(run_dir, dead, [hang(1, 61, stood)]) == [*earlier, hang(1, 60, stood)]
-    assert all_hangs(run_dir, replace(attempt, attempt=2), seen) == [*(one for _, one in told), *seen]
-    assert all_hangs(RunDir(tmp_path / "none"), attempt, seen) == seen
+    assert all_hangs(run_dir, dead, [hang(1, 61, stood)]) == [*earlier, (1, hang(1, 60, stood))]
+    assert all_hangs(run_dir, replace(attempt, attempt=2), seen) == [*told, *((2, one) for one in seen)]
+    assert all_hangs(RunDir(tmp_path / "none"), attempt, seen) == [(1, one) for one in seen]
