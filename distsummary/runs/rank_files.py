@@ -102,13 +102,13 @@ class RankFiles:
             try:
                 recorded.refresh()
             except (DistSummaryError, OSError) as error:
-                self.gone[rank] = str(error)
+                self.gone[rank] = said(error)
                 self.ranks[rank] = Recorded(recorded.directory, uses_index=self._uses_index)
         if self.merged is not None:
             try:
                 self.merged.refresh()
             except (DistSummaryError, OSError) as error:
-                self.gone[MERGED_RANK] = str(error)
+                self.gone[MERGED_RANK] = said(error)
                 self.merged = None
 
     def all(self) -> list[Recorded]:
@@ -158,6 +158,13 @@ def ends(recorded: Iterable[Recorded]) -> dict[int, float]:
     lows = [low for one in recorded for low in one.lows().items()]
     attempts, steps = (np.array([low[column] for low in lows]) for column in (0, 1))
     return ends_of_attempts(attempts.astype(np.int64), steps)
+
+
+def said(error: Exception) -> str:
+    """In one line why something cannot be read."""
+    if isinstance(error, OSError) and not isinstance(error, DistSummaryError) and error.filename:
+        return f"{error.filename} cannot be read: {error.strerror}"
+    return str(error)
 
 
 def wanted(tag: Tags, known: Sequence[str], what: str) -> list[str]:

@@ -28,7 +28,7 @@ from distsummary.reading.recorded import Place
 from distsummary.reading.segments import all_event_files, landscape_files
 from distsummary.run_dir import MANIFEST, Manifest, RunDir
 from distsummary.runs.norms import norms_table
-from distsummary.runs.rank_files import MERGED, MERGED_RANK, Rank, RankFiles, Tags, ends, wanted
+from distsummary.runs.rank_files import MERGED, MERGED_RANK, Rank, RankFiles, Tags, ends, said, wanted
 from distsummary.runs.table import (
     Array,
     Piece,
@@ -244,7 +244,7 @@ class RecordedRun:
             rows = read_alerts(run_dir, tell, is_growing=is_running)
             rows = alerts_as_of_now(run_dir, state.newest if state else None, rows)
         except (DistSummaryError, OSError) as error:
-            told[_said(error)] = None
+            told[said(error)] = None
         columns: dict[str, Any] = {}
         for name, dtype in _VERDICT.items():
             values = [row.get(name) for row in rows]
@@ -450,7 +450,7 @@ class RecordedRun:
             try:
                 found[path.stem] = LossGrid.load(path)
             except (DistSummaryError, OSError) as error:
-                told[_said(error)] = None
+                told[said(error)] = None
         if not found:
             skipped: list[Damage] = []
             for path in landscape_files(self.path) if self.path.is_dir() else ():
@@ -458,7 +458,7 @@ class RecordedRun:
                     for event in read_file(path, "skip", skipped=skipped):
                         found |= {one.tag: one.data for one in event.values if one.plugin == "landscape"}
                 except OSError as error:
-                    told[_said(error)] = None
+                    told[said(error)] = None
             told |= dict.fromkeys(map(_place, skipped))
             for _, place in self._files.places("landscape", None, None):
                 for value in readable(place, told):
@@ -492,7 +492,7 @@ class RecordedRun:
         try:
             return read_run(self._run_dir)
         except (DistSummaryError, OSError) as error:
-            told[_said(error)] = None
+            told[said(error)] = None
             return None
 
     def _entry(self) -> Manifest:
@@ -501,7 +501,7 @@ class RecordedRun:
         try:
             entries: list[Manifest] = self._run_dir.read_manifest()["attempts"]
         except (DistSummaryError, OSError) as error:
-            told[_said(error)] = None
+            told[said(error)] = None
             return {}
         mine = [entry for entry in entries if entry["role"] == self.role]
         return max(mine, key=lambda entry: int(entry["attempt"]), default={})
@@ -518,16 +518,9 @@ class RecordedRun:
                     if lineage_values(lineage):
                         break
             except OSError as error:
-                told[_said(error)] = None
+                told[said(error)] = None
         told |= dict.fromkeys(map(_place, skipped))
         return lineage
-
-
-def _said(error: Exception) -> str:
-    """An error in one line."""
-    if isinstance(error, OSError) and not isinstance(error, DistSummaryError) and error.filename:
-        return f"{error.filename} cannot be read: {error.strerror}"
-    return str(error)
 
 
 def _place(damage: Damage) -> str:

@@ -620,8 +620,8 @@ def test_what_may_not_be_read_is_named_and_all_else_is_shown(tmp_path, monkeypat
         assert overview(run).steps == (1, 5)
         told = "\n".join(shown["overview"]["problems"])
         for text in (
-            "rank 0: [Errno 13] Permission denied",
-            "the merged run: [Errno 13] Permission denied",
+            f"rank 0: {RunDir(tmp_path).rank_dirs()[0]} cannot be read: Permission denied",
+            f"the merged run: {tmp_path} cannot be read: Permission denied",
             *(f"{file}, byte 0: it cannot be read: Permission denied" for file in last),
             f"{lineage} cannot be read: Is a directory",
             f"{RunDir(tmp_path).alerts_path} cannot be read: Is a directory",
