@@ -9,6 +9,7 @@ import numpy as np
 from distsummary.errors import DistSummaryError, InvalidValueError
 from distsummary.format.norms import ParameterNorms
 from distsummary.reading.recorded import Place
+from distsummary.runs.rank_files import said
 from distsummary.runs.table import Labels, Table
 
 _REALS = ("weight", "gradient", "update", "update_max")
@@ -28,7 +29,7 @@ def norms_table(
         try:
             norms = place.read().data
         except (DistSummaryError, OSError) as error:
-            told[str(error)] = None
+            told[said(error)] = None
             continue
         if isinstance(norms, ParameterNorms):
             names: Sequence[str] = norms.table.names

@@ -406,10 +406,12 @@ class RecordedRun:
         """The newest graph of the model that is recorded, of the lowest rank that has one; None without."""
 
         def read() -> GraphProto | None:
+            told = self._told["graph"] = {}
             for recorded in self._files.all():
-                if places := recorded.places("graph", None, {}):
-                    newest = max(places, key=lambda place: place.attempt)
-                    return GraphProto.FromString(newest.read().data)
+                places = recorded.places("graph", None, {})
+                for place in sorted(places, key=lambda place: place.attempt, reverse=True):
+                    for data in readable(place, told):
+                        return GraphProto.FromString(data)
             return None
 
         return self._files.read(read)

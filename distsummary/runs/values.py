@@ -9,6 +9,7 @@ import numpy as np
 from distsummary.errors import DamagedFileError, DistSummaryError
 from distsummary.reading.recorded import Place
 from distsummary.reading.shards import AddedShards
+from distsummary.runs.rank_files import said
 from distsummary.runs.table import Labels, ValueTable, labels
 
 
@@ -58,7 +59,7 @@ def readable(place: Place, told: dict[str, None]) -> Iterator[Any]:
     try:
         yield _data(place)
     except (DistSummaryError, OSError) as error:
-        told[str(error)] = None
+        told[said(error)] = None
 
 
 def added(places: list[Place]) -> Callable[[], Any] | None:

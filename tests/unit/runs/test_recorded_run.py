@@ -15,6 +15,7 @@ from distsummary.format.frames import frame
 from distsummary.format.histogram import count_histogram
 from distsummary.format.hparams import session_start
 from distsummary.format.records import MINDSPORE, TENSORBOARD, Batch, Event, Shard, Value
+from distsummary.pb.mindspore_anf_ir_pb2 import GraphProto
 from distsummary.reading import index, recorded
 from distsummary.reading.contents import scan
 from distsummary.reading.index import check_index, index_path, is_index
@@ -633,6 +634,23 @@ def test_what_may_not_be_read_is_named_and_all_else_is_shown(tmp_path, monkeypat
     shown = page(run)
     assert shown["overview"]["problems"] == []
     assert shown["overview"]["steps"] == [1, 7]
+
+
+def test_a_graph_that_may_not_be_read_is_named_and_that_of_another_rank_taken(tmp_path, monkeypatch):
+    graph = GraphProto(name="net").SerializeToString()
+    for rank in range(2):
+        record(tmp_path, rank=rank, ranks=2, steps=[0], values=lambda step, rank: [Value("graph", "", graph)])
+    run = ds.open_run(tmp_path)
+    assert run.graph.name == "net"  # and leaves the indexes
+    files = [segments(directory, MINDSPORE)[0] for directory in RunDir(tmp_path).rank_dirs().values()]
+    with monkeypatch.context() as refusing:
+        refuse(refusing, files[0])
+        assert run.graph.name == "net"
+        assert [str(files[0]) in line for line in run.problems] == [True]
+        refuse(refusing, *files)
+        assert run.graph is None
+        assert len(run.problems) == 2
+    assert (run.graph.name, run.problems) == ("net", [])
 
 
 @pytest.mark.parametrize("data", [b"garbage" * 9, b"x"])
