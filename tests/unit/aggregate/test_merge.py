@@ -448,7 +448,7 @@ def test_the_lineage_of_the_run_is_one_file_and_its_conflicts_stand_in_the_manif
             [
                 scalar(1, loss=1.0),
                 lineage_event(optimizer=optimizer, epoch=2),
-                lineage_event(metric=f'{{"acc": {rank}, "loss": NaN}}'),
+                lineage_event(metric=f'{{"acc": {rank}, "loss": {"NaN" if rank else 1.0}}}'),
             ],
         )
     report = run.merge()
