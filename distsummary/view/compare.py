@@ -5,13 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from distsummary.errors import InvalidValueError
 from distsummary.runs.compare import MEANING, curves_of, verdicts_of, where_they_part
 from distsummary.runs.facts import facts
 from distsummary.runs.recorded_run import RecordedRun
-from distsummary.tools.dump import number
+from distsummary.view.packing import plain
 from distsummary.view.reduce import Array, line_of
 
 MOST = 8  # other runs
@@ -45,7 +43,7 @@ def comparison(
     for path in paths:
         if paths.count(path) > 1:
             raise InvalidValueError(f"runs to compare must be different ones, got {os.fspath(path)} twice")
-    known = [{name: _plain(value) for name, value in facts(one).items()} for one in runs]
+    known = [{name: plain(value) for name, value in facts(one).items()} for one in runs]
     names = [*dict.fromkeys(name for of_run in known for name in of_run)]
     differing = [name for name in names if any(of_run.get(name) != known[0].get(name) for of_run in known)]
     sources, curves = zip(*(curves_of(one) for one in runs), strict=True)
@@ -100,7 +98,7 @@ def _tag(tag: str, curves: Sequence[Mapping[str, tuple[Array, Array]]], columns:
             partings.append(None)
             continue
         one = where_they_part(*curves[0][tag], *of_run[tag])
-        last = None if one.last is None else [_plain(value) for value in one.last]
+        last = None if one.last is None else [plain(value) for value in one.last]
         partings.append(one._asdict() | {"last": last})
     return {
         "tag": tag,
@@ -118,7 +116,3 @@ def _names(paths: Sequence[Path]) -> list[str]:
         if len(set(names)) == len(names):
             break
     return names
-
-
-def _plain(value: Any) -> Any:
-    return number(float(value)) if isinstance(value, (float, np.floating)) else value

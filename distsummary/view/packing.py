@@ -7,15 +7,19 @@ then all second ones and so on, which deflate makes smaller. Equal arrays are in
 import base64
 import json
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from distsummary.tools.dump import number
+
 Array = NDArray[Any]
 
 _TYPES = {"f4": "f4", "f8": "f8", "i4": "i4", "u1": "u1", "u2": "u2", "u4": "u4"}
 _LEVEL = 6
+_EXACT = 1 << 53  # up to which all whole numbers are numbers of JavaScript
 
 
 def embedded(page: dict[str, Any]) -> tuple[str, str]:
@@ -59,6 +63,24 @@ def packed(page: dict[str, Any]) -> tuple[str, bytes]:
 
     text = json.dumps(page, default=put, allow_nan=False, separators=(",", ":"))
     return text, bytes(block)
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it.
+
+    Objects, numbers that are not finite, and whole numbers that a browser would round become texts.
+    """
+    if isinstance(value, Mapping):
+        return {str(name): plain(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(one) for one in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, (str, bool)):
+        return value
+    if isinstance(value, float):
+        return number(value)
+    return value if isinstance(value, int) and abs(value) <= _EXACT else str(value)
 
 
 def rounded(values: Array) -> Array:

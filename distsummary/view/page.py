@@ -28,7 +28,7 @@ from distsummary.view.histograms import histograms
 from distsummary.view.landscape import landscapes
 from distsummary.view.media import media
 from distsummary.view.norms import norms
-from distsummary.view.packing import offsets, rounded, small
+from distsummary.view.packing import offsets, plain, rounded, small
 from distsummary.view.reduce import Array, Band, band, columns, heat_map, line_of
 
 Page: TypeAlias = dict[str, Any]
@@ -82,7 +82,7 @@ def _page(
 ) -> Page:
     if absent := sorted({*ranks} - {*run.ranks}):
         raise InvalidValueError(f"rank must be one of {as_ranges(run.ranks)}, got {absent[0]}")
-    verdicts = [{name: _plain(getattr(row, name)) for name in run.verdicts.columns} for row in run.verdicts]
+    verdicts = [{name: plain(getattr(row, name)) for name in run.verdicts.columns} for row in run.verdicts]
     shown, left_out = _shown(run, tags, {row["cause"] for row in verdicts})
     planes = landscapes(run)
     beside = comparison(run, others, shown, width=WIDTH)
@@ -301,8 +301,8 @@ def _overview(
         "started": min((row["started"] for row in attempts), default=None),
         "attempts": attempts,
         "health": [_row(row) for row in run.health if row.role == run.role],
-        "facts": {name: _plain(value) for name, value in known.items() if not name.startswith("config.")},
-        "config": {name[7:]: _plain(value) for name, value in known.items() if name.startswith("config.")},
+        "facts": {name: plain(value) for name, value in known.items() if not name.startswith("config.")},
+        "config": {name[7:]: plain(value) for name, value in known.items() if name.startswith("config.")},
         "counts": {kind: len(tags) for kind, tags in run.tags.items()},
         "verdicts": verdicts,
         "conflicts": _conflicts(run),
@@ -319,7 +319,7 @@ def _conflicts(run: RecordedRun) -> list[dict[str, Any]]:
         return []  # the run's problems say it
     found = (merged.get(run.role) or {}).get("conflicts") or []
     said = [
-        {"field": one["field"], "by_rank": {rank: _plain(value) for rank, value in one["by_rank"].items()}}
+        {"field": one["field"], "by_rank": {rank: plain(value) for rank, value in one["by_rank"].items()}}
         for one in found
     ]
     return [one for one in said if {*map(str, one["by_rank"].values())} not in _LEFT_OUT]
@@ -356,17 +356,4 @@ def _starts(run: RecordedRun, tag: str, rank: int) -> list[dict[str, int]]:
 
 
 def _row(row: Any) -> dict[str, Any]:
-    return {name: _plain(value) for name, value in row._asdict().items()}
-
-
-def _plain(value: Any) -> Any:
-    """A value as JSON has it; numbers that are not finite, and objects, become texts."""
-    if isinstance(value, Mapping):
-        return {str(name): _plain(one) for name, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float) and not np.isfinite(value):
-        return str(value)
-    return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)
+    return {name: plain(value) for name, value in row._asdict().items()}

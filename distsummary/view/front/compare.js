@@ -37,7 +37,7 @@ function row(tag, one, name, index, several) {
   const last = one.last ?? [null, null]
   return {
     attributes: { class: "link", tabindex: 0, "aria-label": `show the curves of ${tag}`, onclick: show, onkeydown: (event) => event.key === "Enter" && show() },
-    cells: [short(tag), ...(several ? [named(name, index)] : []), one.common && one.first_difference == null ? "same" : stepOf(one.first_difference), stepOf(one.parts_at), whole(one.common), number(last[0], 6), number(last[1], 6)],
+    cells: [short(tag), ...(several ? [named(name, index)] : []), one.common && one.first_difference == null ? "same" : stepOf(one.first_difference), stepOf(one.parts_at), whole(one.common), text(last[0]), text(last[1])],
   }
 }
 
@@ -45,6 +45,7 @@ function row(tag, one, name, index, several) {
 const isTold = (tag, one) => one.common > 1 || !tag.startsWith("system/")
 
 const short = (tag) => h("span", { class: "name", title: tag }, tag)
+const text = (value) => (typeof value === "string" ? value : number(value, 6)) // "NaN"
 const stepOf = (step) => (step == null ? "-" : `step ${whole(step)}`)
 
 // How another run parts from the first, in a few words.

@@ -196,7 +196,6 @@ function card(curve, state, starts, kept) {
   const absent = h("p", { class: "quiet absent" }) // ranks that are not drawn, or not exactly
   const note = []
   if (curve.not_finite) note.push(`${counted(curve.not_finite, "value")} NaN or infinite, first at step ${whole(curve.first_not_finite)}`)
-  if (curve.unchecked) note.push(`NaN was not looked for on ${curve.unchecked} ranks`)
   const element = h("figure", {}, h("figcaption", {}, h("span", { class: "tag" }, curve.tag), curve.unit ? ` (${curve.unit})` : "",
     h("span", { class: "quiet" }, ` ${counted(curve.ranks, "rank")}, ${counted(curve.points, "point")}`),
     note.length ? h("span", { class: "alert" }, ` ${note.join("; ")}`) : null,

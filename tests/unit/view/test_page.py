@@ -11,7 +11,7 @@ import distsummary as ds
 from distsummary.errors import InvalidValueError
 from distsummary.format.records import Value
 from distsummary.run_dir import RunDir
-from distsummary.view.packing import embedded, packed
+from distsummary.view.packing import embedded, packed, plain
 from distsummary.view.page import page
 from tests.unit.runs.recording import record
 
@@ -199,3 +199,12 @@ def test_what_a_page_cannot_hold_is_refused():
         embedded({"a": {1, 2}})
     with pytest.raises(ValueError, match="not JSON compliant"):
         embedded({"a": float("nan")})
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(2**53, 2**53), (2**53 + 1, "9007199254740993"), (-(2**60), str(-(2**60))), (True, True), (None, None),
+     (float("nan"), "NaN"), (np.float32(0.5), 0.5), ({1: [np.int64(3), b""]}, {"1": [3, "b''"]})],
+)  # fmt: skip
+def test_values_are_plain_and_a_number_that_a_browser_would_round_is_a_text(value, shown):
+    assert plain(value) == shown
