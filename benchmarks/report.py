@@ -8,6 +8,7 @@ x 5 tags take 18 GB of disk (--directory) and some minutes to write.
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -51,6 +52,7 @@ def main() -> None:
         write(path, asked.ranks, asked.steps, asked.tags)
         for index in path.rglob("*.idx") if asked.files else ():
             index.unlink()
+        os.sync()  # else the page is made while gigabytes are being written
         command = [sys.executable, "-m", "benchmarks.report", "--page", path, Path(directory, "page.html")]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     facts = {key: getattr(asked, key) for key in ("ranks", "steps", "tags", "files")}
