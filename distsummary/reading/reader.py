@@ -236,6 +236,8 @@ def newer_version(path: Path) -> str:
             version = summary_pb2.Event.FromString(first.payload).version
     except DecodeError:
         return ""
+    if not isinstance(version, str):  # protobuf gives bytes that are no UTF-8 as they are
+        return ""
     (name, _, number), (known_name, _, known_number) = version.rpartition(":"), known.rpartition(":")
     is_number = number.isascii() and number.isdigit() and len(number) < 10
     if name != known_name or not is_number or int(number) <= int(known_number):
