@@ -174,7 +174,7 @@ def test_settings_are_as_they_were_given_and_keys_tell_bars_and_the_points_of_a_
     page = show("real.html")
     config = page.locator("#overview div", has=page.get_by_role("heading", name="Config")).last
     settings = dict(row.split("\t") for row in config.locator("tr").all_inner_texts())
-    assert (settings["seed"], settings["lr"]) == ("20260131", "1.5e-7")
+    assert (settings["seed"], settings["lr"], settings["single"]) == ("20260131", "1.5e-7", "0.05")
     page.locator("#timeline canvas[role=img]").focus()
     page.keyboard.press("ArrowDown")
     assert page.locator("#timeline .readout").inner_text().startswith("rank 0, attempt 0 (train) on ")

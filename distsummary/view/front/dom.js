@@ -54,8 +54,15 @@ export function number(value, digits = 5) {
   return Number(value.toPrecision(digits)).toLocaleString("en-US", { maximumFractionDigits: 10 })
 }
 
-// A value of the config or the like, as it was given: a seed is not rounded, and two that differ look different.
-export const given = (value) => (value == null ? "-" : typeof value === "number" ? String(Number(value.toPrecision(15))) : String(value))
+// A value of the config or the like, as it was given: a seed is not rounded, and two that differ look different. Of
+// a float32, as lineage has them, the shortest text that gives it again: 0.05, not 0.0500000007450581.
+export function given(value) {
+  if (value == null) return "-"
+  if (typeof value !== "number" || Number.isInteger(value) || Math.fround(value) !== value) return String(value)
+  let digits = 1
+  while (Math.fround(Number(value.toPrecision(digits))) !== value) digits++
+  return String(Number(value.toPrecision(digits)))
+}
 
 // The ticks of an axis, as short as they can be told from each other.
 export function ticksSaid(ticks) {
