@@ -72,19 +72,24 @@ def slow(step: int, rank: int) -> list[Value]:
     ]
 
 
+def alone(step: int, rank: int) -> list[Value]:
+    """What a single rank records: the histogram, too."""
+    return [*slow(step, rank), Value("histogram", "weight", spread(step))]
+
+
 def main(directory: Path) -> None:
     """Runs of 1, 4, 64 and 1,000 ranks, and their pages beside them."""
     for ranks, steps in ((1, 50), (4, 800), (64, 800), (1000, 20)):
         path = directory / f"run{ranks}"
         for rank in range(ranks):
-            record(path, rank=rank, ranks=ranks, steps=range(1, steps + 1), values=slow)
+            values = alone if ranks == 1 else slow
+            record(path, rank=rank, ranks=ranks, steps=range(1, steps + 1), values=values)
         told = {"rank": 2, "cause": "data", "since_step": 300, "until_step": None, "evidence": NASTY}
         if ranks > 2:
             (path / "alerts.jsonl").write_text(json.dumps(told | {"first_told_step": 310}) + "\n")
-        if ranks == 4:
-            RunDir(path).landscape_dir.mkdir()
-            for name in ("<b>x<b>'é", "other"):
-                make_grid().save(RunDir(path).landscape_dir / f"{name}.npz")
+        RunDir(path).landscape_dir.mkdir()
+        for name in ("<b>x<b>'é", "other"):
+            make_grid().save(RunDir(path).landscape_dir / f"{name}.npz")
         report(path, out=directory / f"{ranks}.html")
     settings = {"seed": 20260131, "lr": 1.5e-7, "single": float(np.float32(0.05))}
     with ds.init(directory / "real", config=settings, aggregate=False, system_metrics=False) as run:

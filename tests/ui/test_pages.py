@@ -67,7 +67,14 @@ def test_every_view_is_drawn_and_nothing_is_asked_for(show, ranks):
     for number in range(maps.count()):
         maps.nth(number).scroll_into_view_if_needed()
         assert maps.nth(number).evaluate(COLORS) > 5
-    assert page.locator("#curves canvas").first.evaluate(COLORS) > 5
+    for view in ("curves", "norms", "histograms", "landscape"):
+        drawn = page.locator(f"#{view} canvas").first
+        drawn.scroll_into_view_if_needed()
+        page.wait_for_timeout(100)
+        assert drawn.evaluate(COLORS) > 5, view
+    image = page.locator("#media img").first
+    image.scroll_into_view_if_needed()
+    assert image.evaluate("one => one.complete && one.naturalWidth") == 40
     assert (pages_size := page.evaluate("document.documentElement.scrollWidth")) <= 1400, pages_size
 
 
@@ -236,7 +243,7 @@ def test_a_landscape_has_contours_the_path_and_both_losses(show):
     assert place.locator("details td").all_inner_texts()[-8:-4] == ["5", "2.25", "2", "20 %"]
     place.locator("select").select_option("other")
     assert place.locator("figcaption .tag").inner_text() == "other"
-    assert show("64.html").locator("#landscape").count() == 0
+    assert show("real.html").locator("#landscape").count() == 0
 
 
 def test_runs_are_beside_each_other_and_a_row_leads_to_its_curves(show):
