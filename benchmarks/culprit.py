@@ -2,6 +2,8 @@
 
 - `python -m benchmarks.culprit`: each cause at each excess; one JSON line an episode and one a training, then
   the table. `--count`, `--causes`, `--excess`, `--model fsdp2` choose episodes, `--out FILE` keeps the lines.
+- `python -m benchmarks.culprit --blocked --model fsdp2`: the slow rank is blocked in place of computing, as
+  by a disk or a server, in a phase in which the ranks wait for each other. Also with `--model tp`.
 - `python -m benchmarks.culprit --clean 20000`: so many steps of four launches without an episode, but with
   evaluations, checkpoints of rank 0 and collections of garbage.
 - `python -m benchmarks.culprit --overhead 60`: CPU of the marks, for each step of the digits CNN: one process
@@ -56,6 +58,7 @@ CAUSES = (*BURNT, "host")
 LIMITS = {0.25: 10}  # excess -> steps within which it must be told; others: 40; a busy core: 160
 LONG, SHORT = 60, 30  # steps of an episode of less than 25 % and of more
 BUSY = 200  # and of a busy core
+BLOCKED = 600  # and of a blocked rank: the times of collectives are looked at every few seconds
 FIRST = 150  # the first step of an episode
 GAP = (70, 110)  # clean steps between two episodes
 A_RUN = 25  # episodes of one training
@@ -165,6 +168,7 @@ def plans(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
             episodes, step = [], FIRST
             for cause, excess in cells_of_run:
                 end = step + (BUSY if cause == "host" else LONG if excess < 0.25 else SHORT)
+                end = step + BLOCKED if given.blocked else end
                 place = chosen.choice(("data", "forward", "backward", "optimizer", "body"))
                 rank = chosen.randrange(RANKS)
                 episodes.append(
@@ -175,6 +179,7 @@ def plans(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
                         "start": step,
                         "end": end,
                         "place": place,
+                        "is_blocked": given.blocked,
                     }
                 )
                 step = end + chosen.randint(*GAP)
@@ -232,6 +237,7 @@ def judged(plan: dict[str, Any], directory: Path) -> Iterator[dict[str, Any]]:
         again = [v for v in here[1:] if (v["rank"], v["cause"]) == (found["rank"], found["cause"])]
         left = [v for v in left if v not in again]
         limit = 160 if episode["cause"] == "host" else LIMITS.get(episode["excess"], 40)
+        limit = BLOCKED if episode["is_blocked"] else limit
         delay = found["first_told_step"] - episode["start"] + 1 if found else None
         is_rank = found is not None and found["rank"] == episode["rank"]
         is_right = is_rank and found is not None and found["cause"] == episode["cause"]
@@ -453,7 +459,8 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=30, help="episodes of each cause and excess")
     parser.add_argument("--episodes-a-run", type=int, default=A_RUN)
     parser.add_argument("--launchers", nargs="+", choices=LAUNCHERS, default=list(LAUNCHERS))
-    parser.add_argument("--model", choices=("ddp", "fsdp2"), default="ddp")
+    parser.add_argument("--model", choices=("ddp", "fsdp2", "tp"), default="ddp")
+    parser.add_argument("--blocked", action="store_true", help="the rank sleeps in place of computing")
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--seed", type=int, default=0)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 RANKS = 4
@@ -134,7 +135,11 @@ class Injector:
 
     def at(self, phase: str) -> None:
         """Take longer, if this phase of this step is to."""
-        burn(self.due_ms(phase))
+        due_ms = self.due_ms(phase)
+        if self._now is not None and self._now.get("is_blocked"):
+            time.sleep(1e-3 * due_ms)
+        else:
+            burn(due_ms)
         if self._now is not None and self._now["cause"] == "python" and self._now["place"] == phase:
             gc.collect()
 
@@ -151,7 +156,7 @@ class Injector:
 
 
 def network(injector: Injector, model: str, width: int) -> nn.Module:
-    """A network of four layers; its second one is where forward and backward take longer."""
+    """A network of four or eight layers; after the first or the third, forward and backward take longer."""
 
     class Tap(torch.autograd.Function):
         @staticmethod
@@ -169,11 +174,15 @@ def network(injector: Injector, model: str, width: int) -> nn.Module:
         return result
 
     torch.manual_seed(0)
-    layers = [nn.Linear(64, width), nn.Linear(width, width), nn.Linear(width, width)]
+    layers = [nn.Linear(64, width), *(nn.Linear(width, width) for _ in range(6 if model == "tp" else 2))]
     net = nn.Sequential(*(m for layer in layers for m in (layer, nn.ReLU())), nn.Linear(width, 10))
-    net[1].register_forward_hook(tapped)
+    net[5 if model == "tp" else 1].register_forward_hook(tapped)  # collectives follow in both directions
     if model == "ddp":
         return DistributedDataParallel(net)
+    if model == "tp":
+        mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("tp",))
+        styles = (ColwiseParallel(), RowwiseParallel())
+        return parallelize_module(net, mesh, {str(2 * layer): styles[layer % 2] for layer in range(8)})
     mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("dp",))
     for module in net:
         if isinstance(module, nn.Linear):

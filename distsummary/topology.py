@@ -25,6 +25,9 @@ HYPER_CONFIG = "MINDINSIGHT_HYPER_CONFIG"
 DATA_AXES = frozenset(
     ("batch", "data", "ddp", "dp", "dp_replicate", "dp_shard", "fsdp", "replicate", "shard")
 )
+# Ranks that differ only along these axes do work of the same size: along those of tensor parallelism, each
+# has an equal part of every layer.
+EQUAL_AXES = DATA_AXES | {"tp", "tensor", "tensor_parallel"}
 
 _MAX_PID = 1 << 22  # PID_MAX_LIMIT of Linux
 _STOPPED = "Tt"  # states of processes in /proc/PID/stat, see proc(5): by a signal, by a debugger

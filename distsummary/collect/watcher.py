@@ -254,7 +254,7 @@ def groups_of_torch(is_broken: bool = False) -> tuple[str, tuple[Group, ...]]:
     """What `torch_flight_recorder.read_groups` returns, if this process uses torch.distributed."""
     if "torch.distributed" not in sys.modules:
         return "", ()
-    from distsummary.collect.torch_flight_recorder import read_groups
+    from distsummary.frameworks.torch_flight_recorder import read_groups
 
     return read_groups(is_broken=is_broken)
 

@@ -13,19 +13,25 @@ from numpy.typing import NDArray
 from distsummary.diagnosis.slow import FIRST, PHASES, SKIPPED, Slow, SlowRanks
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.format.records import PHASE_TAGS
-from distsummary.topology import DATA_AXES
+from distsummary.topology import EQUAL_AXES
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
-_CPU, _BLOCKED = 0, 1  # the places in `OwnTimes.times`
+# The places in `OwnTimes.times`: CPU time, blocked, blocked where it may wait for other ranks, and when its
+# collectives were begun, see `training/arrivals.py`.
+_CPU, _BLOCKED, _SHARED, _ARRIVAL = range(4)
+_MEASURES = {"cpu_ms": _CPU, "blocked_ms": _BLOCKED, "wait_ms": _SHARED, "arrival_ms": _ARRIVAL}
 # Phases in which the thread computes. It is blocked there for long now and then, by a lock that another
 # thread holds while the host runs something else; of so many steps, what counts is the least but LOWEST: now
 # and then a thread seems to have slept less, and those that did not would look slow.
 BLOCKED_STEPS, LOWEST = 20, 3
+# Looks at which a rank must begin collectives late, and by how many median deviations of the ranks.
+LOOKS, SPREADS = 2, 3.0
 _COMPUTING = [place for place, phase in enumerate(PHASES) if phase not in ("data", "checkpoint", "host")]
 _DATA, _QUEUE = PHASES.index("data"), PHASES.index("host")
+_EVERY, _ARRIVALS = len(PHASES), len(PHASES) + 1  # what is told besides times
 _WHERE = {
     "python": "collecting garbage",
     "recording": "in callbacks and copies of recorded arrays",
@@ -34,16 +40,19 @@ _WHERE = {
 
 
 class OwnTimes(NamedTuple):
-    """What R ranks did at a step: `times` (R, 2, P) are milliseconds of CPU and of blocked time in PHASES.
+    """What R ranks did at a step: `times` (R, 4, P) are milliseconds in PHASES.
 
-    Under "host" stands the time in the run queue. `ranks` (R,) rise. `every` (R,): the next step that the
-    rank tells is the next multiple of this.
+    They are the CPU time, the blocked time, that in which the rank may have waited for others, and how late
+    it began its collectives. Under "host" stands the time in the run queue. `ranks` (R,) rise. `every` (R,):
+    the next step that the rank tells is the next multiple of this. `arrivals` (R,): of how many collectives
+    it tells how late they were begun; 0: of none at this step.
     """
 
     step: int
     ranks: Ints
     times: Floats
     every: Ints
+    arrivals: Ints
 
 
 def own_times(
@@ -61,29 +70,35 @@ def own_times(
     columns, ranks, steps, values = columns[which[mine]], ranks[mine], steps[mine], values[mine]
     told, place = np.unique(np.stack([steps, ranks], axis=1), axis=0, return_inverse=True)
     place, is_time = place.reshape(-1), columns[:, 1] < len(PHASES)
-    times = np.zeros((len(told), 2, len(PHASES)))
+    times = np.zeros((len(told), len(_MEASURES), len(PHASES)))
     np.add.at(times, (place[is_time], columns[is_time, 0], columns[is_time, 1]), values[is_time])
-    every = np.ones(len(told), np.int64)
-    every[place[~is_time]] = np.maximum(values[~is_time], 1)
+    every, arrivals = np.ones(len(told), np.int64), np.zeros(len(told), np.int64)
+    is_every, is_arrivals = columns[:, 1] == _EVERY, columns[:, 1] == _ARRIVALS
+    every[place[is_every]] = np.maximum(values[is_every], 1)
+    arrivals[place[is_arrivals]] = values[is_arrivals]
     starts = np.flatnonzero(np.append(True, np.diff(told[:, 0]) != 0))
     for start, end in zip(starts, [*starts[1:], len(told)], strict=True):
-        yield OwnTimes(int(told[start, 0]), told[start:end, 1], times[start:end], every[start:end])
+        yield OwnTimes(
+            int(told[start, 0]), told[start:end, 1], times[start:end], every[start:end], arrivals[start:end]
+        )
 
 
 def _column(tag: str) -> tuple[int, int]:
-    """Where a tag belongs in `OwnTimes.times`; (0, len(PHASES)): in `every`; (-1, -1): nowhere."""
+    """Where a tag belongs in `OwnTimes.times`; (0, _EVERY) and (0, _ARRIVALS): there; (-1, -1): nowhere."""
     phase, _, measure = tag.removeprefix(PHASE_TAGS).partition("/")
     if not tag.startswith(PHASE_TAGS):
         return -1, -1
     if (phase, measure) == ("every", ""):
-        return 0, len(PHASES)
+        return 0, _EVERY
+    if (phase, measure) == ("arrivals", ""):
+        return 0, _ARRIVALS
     if measure == "queue_ms":
         return _CPU, PHASES.index("host")
     if phase == "wait":  # what the thread computes meanwhile is part of backward
         return (_CPU, PHASES.index("backward")) if measure == "cpu_ms" else (-1, -1)
-    if phase not in PHASES or measure not in ("cpu_ms", "blocked_ms"):
+    if phase not in PHASES or measure not in _MEASURES:
         return -1, -1
-    return (_CPU if measure == "cpu_ms" else _BLOCKED), PHASES.index(phase)
+    return _MEASURES[measure], PHASES.index(phase)
 
 
 class Judge:
@@ -91,7 +106,7 @@ class Judge:
 
     Args:
         coordinates: of a rank: its coordinate on each axis of the mesh; empty if there is none. Only ranks
-            that differ in nothing but data axes are compared.
+            that differ in nothing but EQUAL_AXES are compared.
     """
 
     def __init__(self, coordinates: Callable[[int], Mapping[str, int]]) -> None:
@@ -113,7 +128,7 @@ class Judge:
         groups = defaultdict[tuple[tuple[str, int], ...], list[int]](list)
         for rank in sorted(ranks):
             axes = self._coordinates(rank).items()
-            groups[tuple(sorted(one for one in axes if one[0] not in DATA_AXES))].append(rank)
+            groups[tuple(sorted(one for one in axes if one[0] not in EQUAL_AXES))].append(rank)
         old = {int(peers.ranks[0]): peers for peers in self._peers}
         self._peers = []
         for group in groups.values():
@@ -134,6 +149,8 @@ class _Peers:
         self._slow = SlowRanks(ranks)
         self._next = np.zeros(len(ranks), np.int64)  # of each rank, the step that it tells next
         self._skipped = np.zeros(len(ranks), np.int64)  # so many of its steps are not compared
+        # by how much each begins its collectives later in the computing phases (W, P), of the newest looks
+        self._late = deque([np.zeros((len(ranks), len(_COMPUTING)))], maxlen=LOOKS)
         # of the newest steps: (W, computing phases), and (W,) in the run queue
         self._blocked: deque[Floats] = deque(maxlen=BLOCKED_STEPS)
         self._queued: deque[Floats] = deque(maxlen=BLOCKED_STEPS)
@@ -145,6 +162,7 @@ class _Peers:
             self.ranks = np.insert(self.ranks, index, ranks[index])
             self._next = np.insert(self._next, index, 0)
             self._skipped = np.insert(self._skipped, index, SKIPPED + FIRST)
+            self._late = deque((np.insert(row, index, 0.0, axis=0) for row in self._late), LOOKS)
             blocked = (np.insert(row, index, np.nan, axis=0) for row in self._blocked)
             self._blocked = deque(blocked, BLOCKED_STEPS)
             self._queued = deque((np.insert(row, index, np.nan) for row in self._queued), BLOCKED_STEPS)
@@ -155,7 +173,7 @@ class _Peers:
         index = np.searchsorted(self.ranks, told.ranks)
         is_peer = self.ranks[np.minimum(index, len(self.ranks) - 1)] == told.ranks
         index, every = index[is_peer], told.every[is_peer]
-        times = np.full((len(self.ranks), 2, len(PHASES)), np.nan)
+        times = np.full((len(self.ranks), len(_MEASURES), len(PHASES)), np.nan)
         times[index] = told.times[is_peer]
         self._next[index] = (told.step // every + 1) * every
         # Not if a rank does not tell the step: what the others took at it says little. One that told nothing
@@ -166,18 +184,33 @@ class _Peers:
             return []
         times[self._skipped > 0] = np.nan
         self._skipped[index] = np.maximum(self._skipped[index] - 1, 0)
-        self._blocked.append(times[:, _BLOCKED, _COMPUTING])
-        if np.isfinite(times[:, 0, 0]).sum() == 2:  # one of two that is blocked may wait for the other one
-            times[:, _BLOCKED, _COMPUTING] *= 0.0
-        else:  # 0 for a rank that has told only a few of these steps
-            place = LOWEST * len(self._blocked) // BLOCKED_STEPS
-            times[:, _BLOCKED, _COMPUTING] = np.nan_to_num(np.partition(self._blocked, place, axis=0)[place])
+        present = np.isfinite(times[:, 0, 0])
+        if len(set(told.arrivals[is_peer])) == 1 and told.arrivals[0] and len(index) == len(self.ranks):
+            self._compare(times[:, _ARRIVAL, _COMPUTING])
+        blocked = times[:, _BLOCKED, _COMPUTING]
+        if present.sum() == 2:  # one of two that is blocked may wait for the other one
+            blocked = blocked * 0.0
+        # where it may wait for others it is blocked by itself as long as they wait for it
+        late = np.min(self._late, axis=0)
+        self._blocked.append(blocked + np.minimum(late, times[:, _SHARED, _COMPUTING]))
+        # 0 for a rank that has told only a few of these steps
+        place = LOWEST * len(self._blocked) // BLOCKED_STEPS
+        times[:, _BLOCKED, _COMPUTING] = np.nan_to_num(np.partition(self._blocked, place, axis=0)[place])
         # Where threads wait for a processor, so do those that hold the locks for which this one is blocked.
         self._queued.append(times[:, _CPU, _QUEUE])
         queued = np.concatenate(self._queued)
         usual_ms = np.median(known) if (known := queued[~np.isnan(queued)]).size else 0.0
         times[:, _BLOCKED, _DATA] = np.maximum(times[:, _BLOCKED, _DATA] - usual_ms, 0.0)
-        return self._slow.add(told.step, times.sum(axis=1))
+        return self._slow.add(told.step, times[:, [_CPU, _BLOCKED]].sum(axis=1))
+
+    def _compare(self, arrivals: Floats) -> None:
+        """From now on, a rank is late that began its collectives later than the median of the others (W, P).
+
+        What counts is by how much it did so beyond the spread of the ranks, at the last LOOKS looks.
+        """
+        later = arrivals - np.median(arrivals, axis=0)
+        spread = np.median(np.abs(later), axis=0) if len(arrivals) > 2 else 0.0
+        self._late.append(np.nan_to_num(np.maximum(later - SPREADS * spread, 0.0)))
 
 
 def _verdict(found: Slow, peers: int) -> Verdict:

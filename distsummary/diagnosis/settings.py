@@ -15,6 +15,7 @@ SEED_PREFIX = "seed "
 LOCAL_RANK = "local rank"  # among the settings: not compared, it tells who may do more than others
 ABSENT = "absent"
 NAMED = 3  # settings in a message
+DERIVED_SEED = 10**8  # hardly anybody chooses a larger one by hand, and a date has eight digits
 # Words in the names of the user's settings that say that each rank has a value of its own.
 _OF_RANK = re.compile(
     r"(?<![a-z])(rank|ranks|device|devices|gpu|gpus|cuda|host|hostname|node|port|pid|worker|master|main|is_main"
@@ -64,8 +65,8 @@ def differences(facts: Mapping[int, RankFacts]) -> list[tuple[str, int, str]]:
     """What differs between ranks: setting, rank and value, such as "77 on rank 1, 0 on 3 others".
 
     A setting that a strict majority of the ranks agrees on is right, and the others are named. Of two ranks
-    that differ, both are. Without a majority, as with a seed for each rank, nobody is. Of seeds, two ranks
-    that differ are no alarm either.
+    that differ, both are, unless their seeds look as if each rank were meant to have its own. Without a
+    majority, as with a seed for each rank, nobody is.
 
     What only the first rank of a node has set is left out: it may do more than others, such as writing a log.
 
@@ -103,13 +104,27 @@ def _differing(name: str, values: Mapping[int, str], leaders: set[int]) -> dict[
         if name.startswith(CONFIG_PREFIX) and usual in _NOTHING and leaders.issuperset(others):
             return {}
         return {rank: f"{value} on rank {rank}, {usual} on {count} others" for rank, value in others.items()}
-    if len(values) == 2 and not name.startswith(SEED_PREFIX):
+    if len(values) == 2:
         (one, mine), (other, theirs) = values.items()
+        if name.startswith(SEED_PREFIX) and _is_seed_of_each(mine, theirs):
+            return {}
         return {
             one: f"{mine} on rank {one}, {theirs} on rank {other}",
             other: f"{theirs} on rank {other}, {mine} on rank {one}",
         }
     return {}
+
+
+def _is_seed_of_each(one: str, other: str) -> bool:
+    """Whether two ranks with two seeds are as they should be, so far as one can tell.
+
+    A seed for each rank is mostly a common one plus the rank, or so many tens, hundreds ... for each rank, or
+    times the rank's number from one; or it is made at random or by a digest, and then long.
+    """
+    if not (one.isdecimal() and other.isdecimal()):
+        return True
+    less, more = sorted((int(one), int(other)))
+    return more >= DERIVED_SEED or more == 2 * less or re.fullmatch("[12]|10+", str(more - less)) is not None
 
 
 def _without_rank(value: str, rank: int) -> str:

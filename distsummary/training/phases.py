@@ -10,13 +10,14 @@ import gc
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from threading import get_ident, get_native_id
 from typing import Any
 
 from distsummary.format.records import PHASE_TAGS
 from distsummary.training.affordable import affordable_every
+from distsummary.training.arrivals import ARRIVALS, Arrivals, arrival_tag
 from distsummary.training.callbacks import CallbackParams
 from distsummary.training.device_times import DeviceTimes
 
@@ -41,7 +42,11 @@ OWN_MS = "perf/own_ms"  # what the thread did by itself: CPU and blocked time of
 WAIT_MS = "perf/wait_ms"
 _NOTHING = (0.0, 0.0, 0.0)
 EVERY = f"{PHASE_TAGS}every"  # the next marked step is the next multiple of this; not told while it is 1
-STEP_PHASES = (*(tag for tags in TAGS.values() for tag in tags), *SHARED.values(), OWN_MS, WAIT_MS, EVERY)
+STEP_PHASES = (
+    *(tag for tags in TAGS.values() for tag in tags),
+    *(*SHARED.values(), *map(arrival_tag, COMPUTING), ARRIVALS),
+    *(OWN_MS, WAIT_MS, EVERY),
+)
 UNKNOWN = ""  # the phase of a step that is not marked, where only hooks of torch could tell it
 FIRST_MEASURED = 16  # the first steps, which are all marked, to know what it costs
 MEASURED = 64  # marked steps after which it is looked again how long a step takes
@@ -98,6 +103,7 @@ class Phases:
 
     Attributes:
         on_marked: called when marked steps begin (True) and end (False), between two steps.
+        on_failure: called with what cannot be measured, and why.
     """
 
     def __init__(self, clocks: ThreadClocks | None = None) -> None:
@@ -112,10 +118,12 @@ class Phases:
         # Whether the thread may wait for other ranks, or for the device, while it computes: then blocked time
         # of these phases says nothing about the rank.
         self.is_computing_shared = False
+        self.arrivals: Arrivals | None = None  # then blocked time may be the rank's own after all
         self.device: DeviceTimes | None = None  # then "blocked" is how much longer the device computed
         self._interrupted: str | None = None  # the phase in which garbage is being collected
         self.every, self.is_marked = 1, True
         self.on_marked: Callable[[bool], None] = lambda is_marked: None
+        self.on_failure: Callable[[str], None] = lambda reason: None
         self._is_weighed, self._cost_s = True, 0.0  # what it costs is measured; the CPU time in this step
         self._costs_s: list[float] = []
         self._steps_ms: list[float] = []
@@ -133,6 +141,8 @@ class Phases:
         elif phase != self.current:
             self._account()
             self.current = phase
+            if self.arrivals is not None:
+                self.arrivals.enter(phase, self._wall_s)
             if self.device is not None:
                 self.device.enter(phase)
 
@@ -155,6 +165,8 @@ class Phases:
         self.on_marked(is_marked)
         if is_marked:
             self._wall_s, self._cpu_s, self._queue_s = self._wall(), self._cpu(), self._clocks.queue()
+            if self.arrivals is not None:
+                self.arrivals.begin(self.current, self._wall_s)
             if self.device is not None:
                 self.device.begin(self.current)
 
@@ -164,11 +176,24 @@ class Phases:
         if self.is_marked:
             found = self.take(RECORDING)
             self._choose(found[OWN_MS] + found[WAIT_MS])
+            if self.arrivals is not None:
+                found |= self._arrivals_of(self.arrivals, step)
             if self.every > 1:
                 found[EVERY] = float(self.every)
         self.begin_step(step + 1)
         self.current = RECORDING
         return found
+
+    def _arrivals_of(self, arrivals: Arrivals, step: int) -> dict[str, float]:
+        try:
+            return arrivals.end_step(step, RECORDING, self._wall_s)
+        except Exception as error:  # torch calls what it gives out private
+            self.arrivals = None
+            self.on_failure(
+                "blocked time does not count where ranks wait for each other, since torch's flight recorder "
+                f"cannot be read: {type(error).__name__}: {error}"
+            )
+            return {}
 
     def _choose(self, step_ms: float) -> None:
         """Choose which steps are marked from now on, at times."""
@@ -204,6 +229,7 @@ class Phases:
             ):  # also one that the thread has not entered: torch's own may call backward's hooks
                 self._spent.setdefault(phase, [*_NOTHING])
         found: dict[str, float] = {}
+        shared = self._shared()
         own = waited = 0.0
         for phase, spent in self._spent.items():
             wall, cpu, queue = spent
@@ -218,7 +244,7 @@ class Phases:
                 wall = max(wall, on_device)
             if phase == WAIT:
                 waited += wall
-            elif self.is_computing_shared and phase in SHARED:
+            elif phase in shared:
                 blocked_tag = SHARED[phase]
                 own += cpu
                 waited += blocked
@@ -230,12 +256,18 @@ class Phases:
             self._cost_s = weighed_s + self._cpu() - self._cpu_s
         return found
 
+    def _shared(self) -> Collection[str]:
+        """The phases in which blocked time says nothing about the rank: it may wait for others there."""
+        if not self.is_computing_shared:
+            return ()
+        return SHARED if self.arrivals is None or self.arrivals.shared is None else self.arrivals.shared
+
     def close(self) -> None:
         """Stop measuring."""
         with contextlib.suppress(ValueError):
             gc.callbacks.remove(self._collect)
         self._clocks.close()
-        self.is_in_loop, self.device = False, None
+        self.is_in_loop, self.device, self.arrivals = False, None, None
 
     def _account(self) -> None:
         """Add the time since the last call to the current phase."""

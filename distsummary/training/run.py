@@ -438,6 +438,7 @@ class Run(Recording):
     def _measure_phases(self) -> None:
         """From now on, measure the phases of each step; those of a torch model, too."""
         self._params["phases"] = self._phases = Phases()
+        self._phases.on_failure = lambda reason: self._failures().count(reason)
         network = self._params.network
         if network is not None and framework_of(network).name == "torch":
             from distsummary.training.torch_phases import TorchPhases

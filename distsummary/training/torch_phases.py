@@ -14,11 +14,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from distsummary.frameworks.torch import FRAMEWORK
+from distsummary.frameworks.torch_flight_recorder import begun_at
 from distsummary.frameworks.torch_hook import Hook
 from distsummary.frameworks.torch_modules import has_fsdp1
 from distsummary.frameworks.torch_optimizer import is_captured
+from distsummary.training.arrivals import Arrivals
 from distsummary.training.device_times import DeviceTimes
-from distsummary.training.phases import BACKWARD, FORWARD, OPTIMIZER, REST, WAIT, Phases
+from distsummary.training.phases import BACKWARD, COMPUTING, FORWARD, OPTIMIZER, REST, WAIT, Phases
 
 LEVELS = 8  # of what a model returns, which may hold itself
 LEARNING = 3  # backward passes until the hooks of all parameters but the last ones are removed
@@ -60,6 +62,9 @@ class TorchPhases:
         phases.device = self._device
         is_elsewhere = any(device.type != "cpu" for device in devices)
         phases.is_computing_shared = is_split or (is_elsewhere and self._device is None)
+        # a device begins collectives later than the thread, which the recorder does not tell
+        if is_split and not is_elsewhere and torch.distributed.is_initialized():
+            phases.arrivals = Arrivals(begun_at, {phase: phase for phase in COMPUTING} | {WAIT: BACKWARD})
 
     def close(self) -> None:
         """Remove the hooks."""

@@ -104,7 +104,11 @@ def test_the_rank_that_differs_from_a_majority_is_named(name: str, sick: int) ->
     ("name", "values"),
     [
         ("seed torch", ("1", "2", "3", "4")),  # each rank its own
-        ("seed torch", ("1", "2")),
+        ("seed torch", ("1337", "1338")),  # of two ranks: seed + rank, seed + 100 * rank, seed * (rank + 1)
+        ("seed torch", ("42", "142")),
+        ("seed torch", ("42", "84")),
+        ("seed torch", ("3605718223", "7")),  # drawn at random
+        ("seed python", ("state 0a1b2c3d", "state 00112233")),
         ("seed torch", ("1", "1", "2", "2")),  # those of two nodes, or of tensor parallel ranks
         ("seed numpy", ("7", None, "7", "7")),  # drawn already
         ("config local_rank", ("0", "1", "1", "1")),
@@ -121,6 +125,9 @@ def test_settings_that_differ_by_design(name: str, values: tuple[str | None, ...
 def test_of_two_ranks_with_other_settings_both_are_named_but_one_that_lacks_it_of_four() -> None:
     assert [one.rank for one in settings("config lr", "0.1", "0.2")] == [0, 1]
     assert [one.rank for one in settings("config lr", "0.1", None, "0.1", "0.1")] == [1]
+    one, other = settings("seed torch", "0", "42")
+    assert (one.rank, one.evidence) == (0, "seed torch is 0 on rank 0, 42 on rank 1")
+    assert (other.rank, other.evidence) == (1, "seed torch is 42 on rank 1, 0 on rank 0")
 
 
 def test_the_verdict_names_three_settings_and_counts_the_others() -> None:

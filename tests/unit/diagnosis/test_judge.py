@@ -11,7 +11,7 @@ from distsummary.diagnosis.slow import PHASES
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import InvalidValueError
 
-CPU, BLOCKED = 0, 1
+CPU, BLOCKED, SHARED, ARRIVAL = range(4)
 
 
 def told(
@@ -19,13 +19,18 @@ def told(
 ) -> OwnTimes:
     """A step in which all phases but data take 1 ms; `data` ms are added to rank `slow`."""
     rng = np.random.default_rng(step)
-    times = np.zeros((ranks, 2, len(PHASES)))
+    times = np.zeros((ranks, 4, len(PHASES)))
     times[:, CPU] = rng.normal(1.0, 0.01, (ranks, len(PHASES)))
     times[:, CPU, PHASES.index("host")] = 0.0
     if slow is not None:
         times[slow, CPU, PHASES.index("data")] += data
         times[np.arange(ranks) != slow, BLOCKED, PHASES.index("forward")] += blocked
-    return OwnTimes(step, np.arange(ranks), times, np.ones(ranks, int))
+    return OwnTimes(step, np.arange(ranks), times, np.ones(ranks, int), np.zeros(ranks, int))
+
+
+def first(one: OwnTimes, ranks: int) -> OwnTimes:
+    """The same step without the other ranks."""
+    return OwnTimes(one.step, *(column[:ranks] for column in one[1:]))
 
 
 def one_axis(rank: int) -> dict[str, int]:
@@ -56,7 +61,8 @@ def test_own_times_sorts_scalars_of_any_order_and_leaves_out_waiting() -> None:
     assert rank_1[BLOCKED, PHASES.index("data")] == 100
     assert rank_1[CPU, PHASES.index("backward")] == 1000 + 100_000  # computing while it waits is its own
     assert rank_1[CPU, PHASES.index("host")] == 10**6 + 10**7
-    assert rank_1.sum() == 10 + 100 + 1000 + 100_000 + 10**6 + 10**7
+    assert rank_1[SHARED, PHASES.index("forward")] == 10**9
+    assert rank_1.sum() == 10 + 100 + 1000 + 100_000 + 10**6 + 10**7 + 10**9
     assert list(own_times(["loss"], which[:0], ranks[:0], steps[:0], values[:0])) == []
 
 
@@ -147,6 +153,52 @@ def test_ranks_of_different_stages_of_a_pipeline_are_not_compared() -> None:
     assert blamed
 
 
+def test_ranks_that_split_each_layer_are_compared() -> None:
+    judge = Judge(lambda rank: {"dp": rank // 2, "tp": rank % 2})
+    found = [one for step in range(1, 201) for one in judge.add(told(step, 4, slow=2 if step > 99 else None))]
+    assert [(one.rank, one.cause, one.since_step) for one in found] == [(2, "data", 100)]
+
+
+def split(step: int, ranks: int, late_ms: dict[int, float]) -> OwnTimes:
+    """A step of a split model, in which ranks wait 30 ms in forward; every 16th tells of its collectives."""
+    one = told(step, ranks)
+    forward = PHASES.index("forward")
+    one.times[:, SHARED, forward] = 30.0
+    if step % 16 == 0:
+        one.arrivals[:] = 100
+        one.times[:, ARRIVAL, forward] = 500.0 + 0.1 * np.arange(ranks)
+        for rank, late in late_ms.items():
+            one.times[rank, ARRIVAL, forward] += late
+    return one
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 5])
+def test_where_ranks_wait_for_each_other_the_one_that_is_late_is_named(
+    ranks: int,
+) -> None:
+    judge, changed = Judge(one_axis), []
+    for step in range(1, 601):
+        changed += judge.add(split(step, ranks, {1: 8.0} if 200 <= step < 400 else {}))
+    begun, ended = changed
+    assert (begun.rank, begun.cause) == (1, "forward")
+    assert 200 <= begun.since_step <= begun.first_told_step <= 200 + 3 * 16 + 20
+    assert ended.until_step is not None
+    assert 400 - 16 <= ended.until_step <= 400 + 16 + 20
+
+
+def test_a_rank_is_late_only_if_it_is_so_again_more_than_others_and_was_blocked() -> None:
+    once, spread, unblocked, other_steps = (Judge(one_axis) for _ in range(4))
+    for step in range(1, 401):
+        assert once.add(split(step, 4, {1: 8.0} if step % 64 == 0 else {})) == []
+        assert spread.add(split(step, 4, {0: 3.0, 1: 8.0, 2: -5.0})) == []
+        computes = split(step, 4, {1: 8.0})
+        computes.times[1, SHARED] = 0.0
+        assert unblocked.add(computes) == []
+        others = split(step, 4, {1: 8.0})
+        others.arrivals[1] *= 2  # the recorder of this rank held more steps
+        assert other_steps.add(others) == []
+
+
 def test_a_single_rank_has_no_verdict() -> None:
     judge = Judge(one_axis)
     assert all(judge.add(told(step, 1)) == [] for step in range(1, 101))
@@ -184,7 +236,7 @@ def test_a_rank_that_is_gone_holds_up_nobody(last: int) -> None:
         one = told(step, 4, slow=1 if step >= 200 else None)
         one.every[3] = 64
         if step > last or (step > 8 and step % 64):
-            one = OwnTimes(step, one.ranks[:3], one.times[:3], one.every[:3])
+            one = first(one, 3)
         changed += judge.add(one)
     [begun] = changed
     assert (begun.rank, begun.cause, begun.since_step) == (1, "data", 200)
@@ -195,7 +247,7 @@ def test_of_two_that_are_left_of_three_the_one_that_waits_for_the_other_is_not_b
     judge, found = Judge(one_axis), []
     for step in range(1, 301):
         one = told(step, 3, slow=1 if step >= 200 else None, blocked=5.0)
-        found += judge.add(one if step < 100 else OwnTimes(step, one.ranks[:2], one.times[:2], one.every[:2]))
+        found += judge.add(one if step < 100 else first(one, 2))
     assert [(one.rank, one.cause) for one in found] == [(1, "data")]
 
 
@@ -205,7 +257,7 @@ def test_a_rank_that_comes_back_is_no_alarm() -> None:
         one = told(step, 4)
         one.times[:, BLOCKED, PHASES.index("forward")] = 1.0
         if 50 < step < 100:
-            one = OwnTimes(step, one.ranks[:3], one.times[:3], one.every[:3])
+            one = first(one, 3)
         assert judge.add(one) == []
 
 
@@ -216,7 +268,7 @@ def test_only_steps_that_all_ranks_tell_are_judged() -> None:
         one = told(step, 4, slow=1 if step >= 200 else None)
         one.every[3] = 4  # rank 3 tells every fourth step
         if step > 20 and step % 4:
-            one = OwnTimes(step, one.ranks[:3], one.times[:3], one.every[:3])
+            one = first(one, 3)
         changed += judge.add(one)
     [begun] = changed
     assert (begun.rank, begun.cause, begun.since_step) == (1, "data", 200)
