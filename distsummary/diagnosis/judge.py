@@ -185,8 +185,9 @@ class _Peers:
         times[self._skipped > 0] = np.nan
         self._skipped[index] = np.maximum(self._skipped[index] - 1, 0)
         present = np.isfinite(times[:, 0, 0])
-        if len(set(told.arrivals[is_peer])) == 1 and told.arrivals[0] and len(index) == len(self.ranks):
-            self._compare(times[:, _ARRIVAL, _COMPUTING])
+        counts = told.arrivals[is_peer]
+        if len(counts) > 1 and counts[0] and (counts == counts[0]).all():  # of the same steps
+            self._compare(index, times[index][:, _ARRIVAL, _COMPUTING])
         blocked = times[:, _BLOCKED, _COMPUTING]
         if present.sum() == 2:  # one of two that is blocked may wait for the other one
             blocked = blocked * 0.0
@@ -203,14 +204,16 @@ class _Peers:
         times[:, _BLOCKED, _DATA] = np.maximum(times[:, _BLOCKED, _DATA] - usual_ms, 0.0)
         return self._slow.add(told.step, times[:, [_CPU, _BLOCKED]].sum(axis=1))
 
-    def _compare(self, arrivals: Floats) -> None:
-        """From now on, a rank is late that began its collectives later than the median of the others (W, P).
+    def _compare(self, index: Ints, arrivals: Floats) -> None:
+        """From now on, a rank is late that began its collectives later than the median of the others (N, P).
 
         What counts is by how much it did so beyond the spread of the ranks, at the last LOOKS looks.
         """
         later = arrivals - np.median(arrivals, axis=0)
         spread = np.median(np.abs(later), axis=0) if len(arrivals) > 2 else 0.0
-        self._late.append(np.nan_to_num(np.maximum(later - SPREADS * spread, 0.0)))
+        late = np.zeros((len(self.ranks), len(_COMPUTING)))
+        late[index] = np.nan_to_num(np.maximum(later - SPREADS * spread, 0.0))
+        self._late.append(late)
 
 
 def _verdict(found: Slow, peers: int) -> Verdict:

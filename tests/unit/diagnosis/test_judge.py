@@ -178,7 +178,8 @@ def test_where_ranks_wait_for_each_other_the_one_that_is_late_is_named(
 ) -> None:
     judge, changed = Judge(one_axis), []
     for step in range(1, 601):
-        changed += judge.add(split(step, ranks, {1: 8.0} if 200 <= step < 400 else {}))
+        one = split(step, ranks, {1: 8.0} if 200 <= step < 400 else {})
+        changed += judge.add(first(one, 4) if step > 100 else one)  # the fifth one ends
     begun, ended = changed
     assert (begun.rank, begun.cause) == (1, "forward")
     assert 200 <= begun.since_step <= begun.first_told_step <= 200 + 3 * 16 + 20
