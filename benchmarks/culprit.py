@@ -439,7 +439,7 @@ def digits_steps(directory: str) -> Iterator[None]:
     model = DigitsNet()
     optimizer = torch.optim.Adam(model.parameters())
     loader = DataLoader(digits()[0], batch_size=16, shuffle=True)
-    given = {"rank": 0, "world_size": 2, "aggregate": False, "system_metrics": False, "histograms": False}
+    given = {"rank": 0, "world_size": 2, "system_metrics": False, "histograms": False}
     with ds.init(directory, watch=model, optimizer=optimizer, quiet=True, **given) as run:
         while True:
             for x, y in run.steps(loader):

@@ -7,10 +7,13 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from distsummary.format.records import Value
 from distsummary.topology import Topology
+from distsummary.training.arrivals import FIRST, Arrivals
 from distsummary.training.callbacks import Callback, RunContext
 from distsummary.training.phases import (
     BACKWARD,
@@ -350,3 +353,38 @@ def test_a_step_that_is_not_the_next_one_is_marked_by_its_own_number(clocks: Tur
     phases.begin_step(20)
     clocks.turn(cpu=1)
     assert phases.end_step(20)[OWN_MS] == pytest.approx(1)
+
+
+def test_a_flight_recorder_that_cannot_be_read_ends_no_training(clocks: Turned, phases: Phases) -> None:
+    told: list[str] = []
+
+    def begun_at() -> NDArray[np.float64]:
+        raise KeyError("time_created_ns")
+
+    phases.on_failure = told.append
+    phases.is_computing_shared = True
+    phases.arrivals = Arrivals(begun_at, {FORWARD: FORWARD}, clocks.wall)
+    for step in range(1, 3 * FIRST):
+        phases.enter(FORWARD)
+        clocks.turn(cpu=10, blocked=20)
+        found = phases.end_step(step)
+        assert found["perf/phase/forward/wait_ms"] == pytest.approx(20)
+    [reason] = told
+    assert "flight recorder cannot be read: KeyError: 'time_created_ns'" in reason
+
+
+def test_where_a_rank_begins_no_collective_blocked_time_is_its_own(clocks: Turned, phases: Phases) -> None:
+    begun_s = np.arange(FIRST) * 0.04 + 0.02  # each in the middle of backward
+    phases.is_computing_shared = True
+    names = {FORWARD: FORWARD, BACKWARD: BACKWARD}
+    phases.arrivals = Arrivals(lambda: begun_s, names, clocks.wall, epoch=clocks.wall)
+    phases.take(REST)
+    for step in range(1, FIRST + 2):
+        phases.enter(FORWARD)
+        clocks.turn(cpu=5, blocked=5)
+        phases.enter(BACKWARD)
+        clocks.turn(cpu=10, blocked=20)
+        found = phases.end_step(step)
+        assert ("perf/phase/forward/blocked_ms" in found) == (step > FIRST)
+        assert "perf/phase/backward/blocked_ms" not in found
+        assert found["perf/phase/backward/wait_ms"] == pytest.approx(20)
