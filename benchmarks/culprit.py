@@ -5,7 +5,7 @@
 - `python -m benchmarks.culprit --blocked --model fsdp2`: the slow rank is blocked in place of computing, as
   by a disk or a server, in a phase in which the ranks wait for each other. Also with `--model tp`.
 - `python -m benchmarks.culprit --clean 20000`: so many steps of four launches without an episode, but with
-  evaluations, checkpoints of rank 0 and collections of garbage.
+  evaluations, checkpoints (under DDP by rank 0) and collections of garbage.
 - `python -m benchmarks.culprit --overhead 60`: CPU of the marks, for each step of the digits CNN: one process
   that is rank 0 of two trains by turns with and without them, so many times 10 steps.
 - `make .venv-traceml/.done; python -m benchmarks.culprit --traceml .venv-traceml/bin`: what TraceML says of
@@ -85,7 +85,7 @@ def train(plan: dict[str, Any]) -> None:
     optimizer = slow_adam(injector, model)
     loader = batches(injector, plan["steps"], plan["batch"])
     callbacks: list[Callback] = []
-    if plan["is_clean"] and rank == 0:
+    if plan["is_clean"] and (rank == 0 or plan["model"] != "ddp"):  # all ranks save a model that is split
         config = ds.CheckpointConfig(save_checkpoint_steps=100, keep_checkpoint_max=2)
         callbacks.append(ds.ModelCheckpoint("net", str(directory.parent / "checkpoints"), config))
     with ds.init(

@@ -333,7 +333,7 @@ def _all_wait(
         return []  # the connection broke, and nobody knows why
     all_s = min(one.late_s or 0.0 for one in waiting)
     if unknown:
-        why = f"{_named(sorted(unknown))} of the group, for which they may wait, record nothing here"
+        why = f"{_named(sorted(unknown))} of the group, for which they may wait, recorded nothing here"
     elif any(one.late_s is None for one in tellings):  # it has begun the collective, and tells nothing now
         text = f"has begun {_where(first)}, in which {_waits([one.rank for one in waiting], waiting)}"
         return [_verdict(one, tellings, _standing(one, text)) for one in tellings if one.is_stopped]

@@ -191,7 +191,7 @@ def test_all_wait_in_the_same_collective() -> None:
 def test_ranks_that_start_late_or_never_record_are_not_blamed() -> None:
     here = [waits(rank) for rank in (0, 1, 2)]
     [verdict] = hung(here)
-    assert "rank 3 of the group, for which they may wait, record nothing here" in verdict.evidence
+    assert "rank 3 of the group, for which they may wait, recorded nothing here" in verdict.evidence
     starting = Telling(rank=3, step=1, phase="compile", late_s=20.0, limit_s=600.0, recorder="on")
     assert hung([*here, starting]) == []
 
