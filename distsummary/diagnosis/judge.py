@@ -28,7 +28,8 @@ _MEASURES = {"cpu_ms": _CPU, "blocked_ms": _BLOCKED, "wait_ms": _SHARED, "arriva
 # and then a thread seems to have slept less, and those that did not would look slow.
 BLOCKED_STEPS, LOWEST = 20, 3
 # Looks at which a rank must begin collectives late, and by how many median deviations of the ranks.
-LOOKS, SPREADS = 2, 3.0
+# What is less than LATE_SHARE of the time that a whole step takes holds up nobody for long.
+LOOKS, SPREADS, LATE_SHARE = 2, 3.0, 0.03
 _COMPUTING = [place for place, phase in enumerate(PHASES) if phase not in ("data", "checkpoint", "host")]
 _DATA, _QUEUE = PHASES.index("data"), PHASES.index("host")
 _EVERY, _ARRIVALS = len(PHASES), len(PHASES) + 1  # what is told besides times
@@ -154,6 +155,7 @@ class _Peers:
         # of the newest steps: (W, computing phases), and (W,) in the run queue
         self._blocked: deque[Floats] = deque(maxlen=BLOCKED_STEPS)
         self._queued: deque[Floats] = deque(maxlen=BLOCKED_STEPS)
+        self._steps_ms: deque[float] = deque(maxlen=BLOCKED_STEPS)  # the wall time of each
 
     def join(self, ranks: Sequence[int]) -> None:
         """Compare more ranks; `ranks` are all of them."""
@@ -185,6 +187,7 @@ class _Peers:
         times[self._skipped > 0] = np.nan
         self._skipped[index] = np.maximum(self._skipped[index] - 1, 0)
         present = np.isfinite(times[:, 0, 0])
+        self._steps_ms.append(float(np.median(told.times[:, [_CPU, _BLOCKED, _SHARED]].sum(axis=(1, 2)))))
         counts = told.arrivals[is_peer]
         if len(counts) > 1 and counts[0] and (counts == counts[0]).all():  # of the same steps
             self._compare(index, times[index][:, _ARRIVAL, _COMPUTING])
@@ -213,6 +216,7 @@ class _Peers:
         spread = np.median(np.abs(later), axis=0) if len(arrivals) > 2 else 0.0
         late = np.zeros((len(self.ranks), len(_COMPUTING)))
         late[index] = np.nan_to_num(np.maximum(later - SPREADS * spread, 0.0))
+        late[late < LATE_SHARE * np.median(self._steps_ms)] = 0.0
         self._late.append(late)
 
 

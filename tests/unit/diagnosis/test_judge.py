@@ -188,7 +188,7 @@ def test_where_ranks_wait_for_each_other_the_one_that_is_late_is_named(
 
 
 def test_a_rank_is_late_only_if_it_is_so_again_more_than_others_and_was_blocked() -> None:
-    once, spread, unblocked, other_steps = (Judge(one_axis) for _ in range(4))
+    once, spread, unblocked, other_steps, little = (Judge(one_axis) for _ in range(5))
     for step in range(1, 401):
         assert once.add(split(step, 4, {1: 8.0} if step % 64 == 0 else {})) == []
         assert spread.add(split(step, 4, {0: 3.0, 1: 8.0, 2: -5.0})) == []
@@ -198,6 +198,7 @@ def test_a_rank_is_late_only_if_it_is_so_again_more_than_others_and_was_blocked(
         others = split(step, 4, {1: 8.0})
         others.arrivals[1] *= 2  # the recorder of this rank held more steps
         assert other_steps.add(others) == []
+        assert little.add(split(step, 4, {1: 1.2})) == []  # of a step of 39 ms
 
 
 def test_a_single_rank_has_no_verdict() -> None:
