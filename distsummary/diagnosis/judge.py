@@ -19,9 +19,9 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
-# The places in `OwnTimes.times`: CPU time, blocked, blocked where it may wait for other ranks, and when its
-# collectives were begun, see `training/arrivals.py`.
-_CPU, _BLOCKED, _SHARED, _ARRIVAL = range(4)
+# The places in `OwnTimes.times`: CPU time, blocked, blocked where it may wait for other ranks, when its
+# collectives were begun, see `training/arrivals.py`, and CPU time between backward and the optimizer.
+_CPU, _BLOCKED, _SHARED, _ARRIVAL, _WAITING = range(5)
 _MEASURES = {"cpu_ms": _CPU, "blocked_ms": _BLOCKED, "wait_ms": _SHARED, "arrival_ms": _ARRIVAL}
 # Phases in which the thread computes. It is blocked there for long now and then, by a lock that another
 # thread holds while the host runs something else; of so many steps, what counts is the least but LOWEST: now
@@ -31,7 +31,9 @@ BLOCKED_STEPS, LOWEST = 20, 3
 # What is less than LATE_SHARE of the time that a whole step takes holds up nobody for long.
 LOOKS, SPREADS, LATE_SHARE = 2, 3.0, 0.03
 _COMPUTING = [place for place, phase in enumerate(PHASES) if phase not in ("data", "checkpoint", "host")]
-_DATA, _QUEUE = PHASES.index("data"), PHASES.index("host")
+_DATA, _BACKWARD, _QUEUE = PHASES.index("data"), PHASES.index("backward"), PHASES.index("host")
+# A thread that waits is woken now and then, which takes twice as long on a host that is busy meanwhile.
+WAITING_FACTOR = 2.0
 _EVERY, _ARRIVALS = len(PHASES), len(PHASES) + 1  # what is told besides times
 _WHERE = {
     "python": "collecting garbage",
@@ -41,10 +43,11 @@ _WHERE = {
 
 
 class OwnTimes(NamedTuple):
-    """What R ranks did at a step: `times` (R, 4, P) are milliseconds in PHASES.
+    """What R ranks did at a step: `times` (R, 5, P) are milliseconds in PHASES.
 
-    They are the CPU time, the blocked time, that in which the rank may have waited for others, and how late
-    it began its collectives. Under "host" stands the time in the run queue. `ranks` (R,) rise. `every` (R,):
+    They are the CPU time, the blocked time, that in which the rank may have waited for others, how late it
+    began its collectives, and, under "backward", the CPU time while it waited for gradients of others.
+    Under "host" stands the time in the run queue. `ranks` (R,) rise. `every` (R,):
     the next step that the rank tells is the next multiple of this. `arrivals` (R,): of how many collectives
     it tells how late they were begun; 0: of none at this step.
     """
@@ -71,7 +74,7 @@ def own_times(
     columns, ranks, steps, values = columns[which[mine]], ranks[mine], steps[mine], values[mine]
     told, place = np.unique(np.stack([steps, ranks], axis=1), axis=0, return_inverse=True)
     place, is_time = place.reshape(-1), columns[:, 1] < len(PHASES)
-    times = np.zeros((len(told), len(_MEASURES), len(PHASES)))
+    times = np.zeros((len(told), _WAITING + 1, len(PHASES)))
     np.add.at(times, (place[is_time], columns[is_time, 0], columns[is_time, 1]), values[is_time])
     every, arrivals = np.ones(len(told), np.int64), np.zeros(len(told), np.int64)
     is_every, is_arrivals = columns[:, 1] == _EVERY, columns[:, 1] == _ARRIVALS
@@ -96,7 +99,7 @@ def _column(tag: str) -> tuple[int, int]:
     if measure == "queue_ms":
         return _CPU, PHASES.index("host")
     if phase == "wait":  # what the thread computes meanwhile is part of backward
-        return (_CPU, PHASES.index("backward")) if measure == "cpu_ms" else (-1, -1)
+        return (_WAITING, _BACKWARD) if measure == "cpu_ms" else (-1, -1)
     if phase not in PHASES or measure not in _MEASURES:
         return -1, -1
     return _MEASURES[measure], PHASES.index(phase)
@@ -175,7 +178,7 @@ class _Peers:
         index = np.searchsorted(self.ranks, told.ranks)
         is_peer = self.ranks[np.minimum(index, len(self.ranks) - 1)] == told.ranks
         index, every = index[is_peer], told.every[is_peer]
-        times = np.full((len(self.ranks), len(_MEASURES), len(PHASES)), np.nan)
+        times = np.full((len(self.ranks), _WAITING + 1, len(PHASES)), np.nan)
         times[index] = told.times[is_peer]
         self._next[index] = (told.step // every + 1) * every
         # Not if a rank does not tell the step: what the others took at it says little. One that told nothing
@@ -200,6 +203,9 @@ class _Peers:
         # 0 for a rank that has told only a few of these steps
         place = LOWEST * len(self._blocked) // BLOCKED_STEPS
         times[:, _BLOCKED, _COMPUTING] = np.nan_to_num(np.partition(self._blocked, place, axis=0)[place])
+        waiting = times[:, _WAITING, _BACKWARD]
+        usual = np.nanmedian(waiting) if present.any() else 0.0
+        times[:, _CPU, _BACKWARD] += usual + np.maximum(waiting - WAITING_FACTOR * usual, 0.0)
         # Where threads wait for a processor, so do those that hold the locks for which this one is blocked.
         self._queued.append(times[:, _CPU, _QUEUE])
         queued = np.concatenate(self._queued)

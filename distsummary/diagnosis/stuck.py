@@ -26,7 +26,7 @@ STOOD = "it has stood for"  # of a rank that tells where it is
 _PHASES = {  # how a phase is said, where its name says little
     "rest": "outside of data, forward, backward and optimizer",
     "outside": "between two loops over steps",
-    WAITING: "while it waits for the gradients of others",
+    WAITING: "after its last gradient, before the optimizer",
 }
 
 

@@ -11,7 +11,7 @@ from distsummary.diagnosis.slow import PHASES
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import InvalidValueError
 
-CPU, BLOCKED, SHARED, ARRIVAL = range(4)
+CPU, BLOCKED, SHARED, ARRIVAL, WAITING = range(5)
 
 
 def told(
@@ -19,7 +19,7 @@ def told(
 ) -> OwnTimes:
     """A step in which all phases but data take 1 ms; `data` ms are added to rank `slow`."""
     rng = np.random.default_rng(step)
-    times = np.zeros((ranks, 4, len(PHASES)))
+    times = np.zeros((ranks, 5, len(PHASES)))
     times[:, CPU] = rng.normal(1.0, 0.01, (ranks, len(PHASES)))
     times[:, CPU, PHASES.index("host")] = 0.0
     if slow is not None:
@@ -59,7 +59,8 @@ def test_own_times_sorts_scalars_of_any_order_and_leaves_out_waiting() -> None:
     rank_1 = first.times[1] / 2
     assert rank_1[CPU, PHASES.index("data")] == 10
     assert rank_1[BLOCKED, PHASES.index("data")] == 100
-    assert rank_1[CPU, PHASES.index("backward")] == 1000 + 100_000  # computing while it waits is its own
+    assert rank_1[CPU, PHASES.index("backward")] == 100_000
+    assert rank_1[WAITING, PHASES.index("backward")] == 1000
     assert rank_1[CPU, PHASES.index("host")] == 10**6 + 10**7
     assert rank_1[SHARED, PHASES.index("forward")] == 10**9
     assert rank_1.sum() == 10 + 100 + 1000 + 100_000 + 10**6 + 10**7 + 10**9
@@ -151,6 +152,20 @@ def test_ranks_of_different_stages_of_a_pipeline_are_not_compared() -> None:
         assert judge.add(times) == []
         blamed += all_alike.add(times)
     assert blamed
+
+
+@pytest.mark.parametrize(("waiting", "is_told"), [(1.9, False), (6.0, True)])
+def test_what_a_rank_computes_while_it_waits_counts_if_it_is_more_than_being_woken(
+    waiting: float, is_told: bool
+) -> None:
+    judge, found = Judge(one_axis), []
+    for step in range(1, 201):
+        one = told(step, 4)
+        one.times[:, WAITING, PHASES.index("backward")] = 1.0
+        if step >= 100:
+            one.times[3, WAITING, PHASES.index("backward")] = waiting
+        found += judge.add(one)
+    assert [(one.rank, one.cause) for one in found] == ([(3, "backward")] if is_told else [])
 
 
 def test_ranks_that_split_each_layer_are_compared() -> None:
