@@ -64,7 +64,7 @@ FRONT := distsummary/view/front
 BUNDLE := distsummary/view/bundle
 front: $(BUNDLE)/page.js
 $(BUNDLE)/page.js: $(wildcard $(FRONT)/*.js $(FRONT)/*.css $(FRONT)/*.json) $(if $(shell command -v npm),,.venv-node/.done)
-	export PATH="$$PATH:$(CURDIR)/.venv-node/bin" && cd $(FRONT) && npm ci --silent --no-audit --no-fund --fetch-retries=1 --fetch-retry-maxtimeout=5000 && npm run build --silent
+	export PATH="$$PATH:$(CURDIR)/.venv-node/bin" && cd $(FRONT) && npm ci --silent --no-audit --no-fund --fetch-retries=1 --fetch-retry-mintimeout=1000 --fetch-retry-maxtimeout=5000 && npm run build --silent
 	cp $(FRONT)/node_modules/uplot/LICENSE $(BUNDLE)/LICENSE-uplot.txt
 	touch $@
 
