@@ -13,6 +13,8 @@ if TYPE_CHECKING:  # type checkers do not run __getattr__
     from distsummary.checkpoints.load import load_checkpoint, load_param_into_net
     from distsummary.collect.collector import SummaryCollector
     from distsummary.collect.record import SummaryRecord
+    from distsummary.collect.record_options import Record
+    from distsummary.diagnosis.diagnose import Diagnose
     from distsummary.errors import DistSummaryError, LandscapeCancelled, LandscapeError, NonFiniteError
     from distsummary.format.records import Health
     from distsummary.joining import coordinator as coordinator  # not public: for the collector
@@ -62,6 +64,7 @@ __all__ = [
     "CallbackParams",
     "CheckpointConfig",
     "DatasetGraph",
+    "Diagnose",
     "Directions",
     "DistSummaryError",
     "DynamicLossScaleManager",
@@ -89,6 +92,7 @@ __all__ = [
     "ModelProto",
     "NonFiniteError",
     "Progress",
+    "Record",
     "RecordedRun",
     "Resumed",
     "Run",
@@ -125,6 +129,8 @@ _NAMES_OF = {  # module -> its public names, as above: only type checkers run th
     "distsummary.checkpoints.load": ("load_checkpoint", "load_param_into_net"),
     "distsummary.collect.collector": ("SummaryCollector",),
     "distsummary.collect.record": ("SummaryRecord",),
+    "distsummary.collect.record_options": ("Record",),
+    "distsummary.diagnosis.diagnose": ("Diagnose",),
     "distsummary.errors": ("DistSummaryError", "LandscapeCancelled", "LandscapeError", "NonFiniteError"),
     "distsummary.format.records": ("Health",),
     "distsummary.joining": ("coordinator",),

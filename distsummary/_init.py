@@ -19,6 +19,8 @@ from distsummary.collect.checks import check_checksums
 from distsummary.collect.collector import SummaryCollector
 from distsummary.collect.norms import check_norms, refuse_unmeasured
 from distsummary.collect.options import refuse_without_torch
+from distsummary.collect.record_options import Record
+from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.records import TENSORBOARD
 from distsummary.frameworks.base import framework_of
@@ -57,6 +59,8 @@ def init(
     strict: bool = False,
     config: object = None,
     on_alert: Callable[[Mapping[str, Any]], object] | str | None = None,
+    record: Record | None = None,
+    diagnose: Diagnose | None = None,
     **collector_options: Any,
 ) -> Run:
     """Join or start the run in `run_dir` and return the Run that records this rank.
@@ -122,6 +126,7 @@ def init(
         on_alert: what rank 0 does when, while several train, a rank is found slow, stuck or sick: a function
             that is called with the alert in a thread of its own, or a URL to which it is posted as JSON. The
             fields are those of alerts.jsonl, `run_dir` and `text`; see docs/ranks.md. Errors are counted.
+        record: options of recording, see `ds.Record`. diagnose: options of diagnosis, see `ds.Diagnose`.
         collector_options: arguments of SummaryCollector, such as collect_freq=10 or formats=("tensorboard",).
 
     Raises:
@@ -142,6 +147,7 @@ def init(
     check_type("aggregate", aggregate, bool)
     check_type("quiet", quiet, bool)
     check_on_alert(on_alert, aggregate=aggregate)
+    check_type("diagnose", diagnose, Diagnose, optional=True)
     if mesh is None and watch is not None:
         mesh = framework_of(watch).mesh(watch)
     topology = topologies.detect(role=role, rank=rank, world_size=world_size, mesh=mesh)
@@ -180,6 +186,7 @@ def init(
         checksums=checksums,
         config=config,
         system_metrics=system_metrics,
+        record=record,
         **collector_options,
     )
     alerted: list[Callback] = []  # left after the collector, whose end may make the last alerts

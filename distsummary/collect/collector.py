@@ -34,6 +34,7 @@ from distsummary.collect.options import (
     with_landscape,
 )
 from distsummary.collect.plan import DEALS
+from distsummary.collect.record_options import Record
 from distsummary.collect.run_recorder import RunRecorder
 from distsummary.collect.schedule import Schedule
 from distsummary.collect.session import Past, Session
@@ -119,6 +120,7 @@ class SummaryCollector(Callback):
             They are recorded in the manifest and, with nested names joined by dots, in the lineage.
         system_metrics: every 10 s, record what the process, its node and its GPU use, at the newest step, as
             `system/...`; see docs/recording.md.
+        record: options of recording, see `ds.Record`.
 
     Raises:
         InvalidTypeError, InvalidValueError: a bad argument.
@@ -157,6 +159,7 @@ class SummaryCollector(Callback):
         raise_exception: bool = False,
         config: object = None,
         system_metrics: bool = False,
+        record: Record | None = None,
     ) -> None:
         check_int("collect_freq", collect_freq, low=1)
         check_int("collect_tensor_freq", collect_tensor_freq, low=1, optional=True)
@@ -167,6 +170,8 @@ class SummaryCollector(Callback):
         check_type("raise_exception", raise_exception, bool)
         check_type("system_metrics", system_metrics, bool)
         check_type("topology", topology, Topology, optional=True)
+        check_type("record", record, Record, optional=True)
+        self._record = record or Record()
         specified = with_landscape(collect_specified_data, collect_landscape)
         self._collected = check_specified(
             specified,

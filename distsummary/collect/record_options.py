@@ -1,0 +1,33 @@
+"""Record: what `ds.init` and SummaryCollector record beyond what the loop gives, and how under load."""
+
+from dataclasses import dataclass
+
+from distsummary.checks import check_choice, check_type
+
+WAIT, DROP = "wait", "drop"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """Options of recording: `ds.init("runs/a", record=ds.Record(images=True))`.
+
+    Args:
+        overload: what happens when a rank gives more values than its writer can write. "wait": the loop is
+            slowed down, scalars and lineage are never dropped while the writer makes progress. "drop": the
+            values of whole steps are dropped and counted.
+        images: whether pictures of the training batches are recorded, as `input_data/auto`.
+        identity: whether the run holds what identifies the user and the machine (command line, commit,
+            platform, host name, boot id). False omits them; a random id of this run replaces host and
+            boot id.
+
+    Raises InvalidTypeError or InvalidValueError for bad arguments.
+    """
+
+    overload: str = WAIT
+    images: bool = False
+    identity: bool = True
+
+    def __post_init__(self) -> None:
+        check_choice("overload", self.overload, (WAIT, DROP))
+        check_type("images", self.images, bool)
+        check_type("identity", self.identity, bool)

@@ -1,0 +1,34 @@
+"""Diagnose: which findings of a run are reported, and how often."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from distsummary.checks import check_choice, check_int, check_type
+
+LEVELS = ("info", "warning", "error")  # of findings, in the order of their weight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnose:
+    """Options of diagnosis: `ds.init("runs/a", diagnose=ds.Diagnose(level="error"))`.
+
+    Args:
+        level: the lowest level ("info", "warning", "error") that is printed and passed to `on_alert`. All
+            findings are written to alerts.jsonl, whatever their level.
+        mute: causes, such as "data", that are neither printed nor passed to `on_alert`.
+        most_per_hour: how many findings are printed and passed on within an hour, >= 1; the others are
+            counted, and the count is reported.
+
+    Raises InvalidTypeError or InvalidValueError for bad arguments.
+    """
+
+    level: str = "warning"
+    mute: Sequence[str] = ()
+    most_per_hour: int = 20
+
+    def __post_init__(self) -> None:
+        check_choice("level", self.level, LEVELS)
+        check_type("mute", self.mute, (list, tuple))
+        for cause in self.mute:
+            check_type("a cause in mute", cause, str)
+        check_int("most_per_hour", self.most_per_hour, low=1)
