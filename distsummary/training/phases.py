@@ -140,7 +140,7 @@ class Phases:
             self.current = UNKNOWN if phase == FORWARD else phase
         elif phase != self.current:
             self._account()
-            self.current = phase
+            self.current = phase = phase or REST  # after `within` began in a step that was not marked
             if self.arrivals is not None:
                 self.arrivals.enter(phase, self._wall_s)
             if self.device is not None:
@@ -161,14 +161,20 @@ class Phases:
         is_marked = step % self.every == 0
         if is_marked == self.is_marked:
             return
-        self.is_marked = is_marked
-        self.on_marked(is_marked)
-        if is_marked:
-            self._wall_s, self._cpu_s, self._queue_s = self._wall(), self._cpu(), self._clocks.queue()
-            if self.arrivals is not None:
-                self.arrivals.begin(self.current, self._wall_s)
-            if self.device is not None:
-                self.device.begin(self.current)
+        if not is_marked:
+            self.is_marked = False
+            self.on_marked(False)
+            return
+        # Garbage may be collected at any point below: until the phase is a real one and its clocks have been
+        # read, the step is not marked.
+        self.on_marked(True)
+        self.current = RECORDING
+        self._wall_s, self._cpu_s, self._queue_s = self._wall(), self._cpu(), self._clocks.queue()
+        if self.arrivals is not None:
+            self.arrivals.begin(RECORDING, self._wall_s)
+        if self.device is not None:
+            self.device.begin(RECORDING)
+        self.is_marked = True
 
     def end_step(self, step: int) -> dict[str, float]:
         """A step ends; returns what `take` does, if it is marked. RECORDING begins, as a part of the next."""

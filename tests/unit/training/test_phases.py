@@ -344,6 +344,36 @@ def test_short_steps_are_marked_at_every_few_steps_and_marks_cost_less_than_a_sh
     assert phases.every == 1  # steps have become longer than LONG_S
 
 
+def test_garbage_collected_while_a_step_becomes_marked_is_of_no_unknown_phase(
+    clocks: Turned, phases: Phases
+) -> None:
+    def collect(is_marked: bool) -> None:
+        clocks.turn(cpu=3)
+        gc.collect()
+
+    phases.on_marked = collect
+    phases.every = 2
+    for step in range(1, 6):
+        phases.enter(FORWARD)
+        clocks.turn(cpu=1)
+        found = phases.end_step(step)
+        if step > 1:
+            assert found == {} if step % 2 else found[OWN_MS] == pytest.approx(1)
+
+
+def test_a_phase_that_interrupts_an_unknown_one_may_end_in_a_marked_step(
+    clocks: Turned, phases: Phases
+) -> None:
+    phases.every = 2
+    phases.begin_step(1)
+    phases.enter(FORWARD)
+    with phases.within(EVALUATION):
+        phases.end_step(1)  # such as by an iterator that is released
+        clocks.turn(cpu=1)
+    clocks.turn(cpu=2)
+    assert of(phases.end_step(2), REST) == (2, 0, 0)
+
+
 def test_a_step_that_is_not_the_next_one_is_marked_by_its_own_number(clocks: Turned, phases: Phases) -> None:
     phases.every = 4
     phases.begin_step(10)
