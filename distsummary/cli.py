@@ -20,7 +20,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from distsummary import __version__
-from distsummary.errors import DistSummaryError, InvalidValueError, MissingExtraError, WorldMismatchError
+from distsummary.errors import DistSummaryError, InvalidValueError, WorldMismatchError
+from distsummary.extras import require
 from distsummary.interrupts import heeds_interrupts
 from distsummary.landscapes.directions import CENTERINGS, DIRECTIONS
 from distsummary.telling import clear, printed, telling
@@ -175,12 +176,9 @@ def verb(*arguments: Argument, example: str) -> Callable[[Function], Function]:
 )
 def demo(options: argparse.Namespace) -> None:
     """Train on real digits on several ranks and draw the loss landscape."""
-    try:
-        from distsummary.demo import run_demo
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            f"{error.name} is not installed; run: pip install 'distsummary[demo]'"
-        ) from error
+    require("the demo", "torch", "sklearn", "matplotlib")  # before the import, which needs torch
+    from distsummary.demo import run_demo
+
     run_demo(options.run_dir, ranks=options.ranks, epochs=options.epochs, as_json=options.json)
 
 

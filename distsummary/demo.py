@@ -16,7 +16,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 import distsummary as ds
 from distsummary.checks import check_int
-from distsummary.errors import DistSummaryError, MissingExtraError
+from distsummary.errors import DistSummaryError
+from distsummary.extras import extra, require
 from distsummary.landscapes.run.progress import Progress, line
 from distsummary.launcher import connected
 from distsummary.reading.reader import read_directory
@@ -55,13 +56,7 @@ class DigitsNet(nn.Module):
 
 def digits() -> tuple[TensorDataset, TensorDataset]:
     """scikit-learn's 1,797 handwritten digits as (1, 8, 8) images in [0, 1]: 1,500 to train, 297 to test."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise MissingExtraError(
-            "the demo needs scikit-learn; run: pip install 'distsummary[demo]'"
-        ) from error
-    data = load_digits()
+    data = extra("the demo", "sklearn.datasets").load_digits()
     images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16
     labels = torch.tensor(data.target)
     return TensorDataset(images[:-TEST], labels[:-TEST]), TensorDataset(images[-TEST:], labels[-TEST:])
@@ -141,7 +136,7 @@ def run_demo(run_dir: str, *, ranks: int = 4, epochs: int = 3, as_json: bool = F
             say(f"    {line(now, estimate)}")
 
     directory = RunDir(run_dir).create()
-    digits()  # raises if scikit-learn is missing, before Ray starts
+    require("the demo", "sklearn", "matplotlib")  # now, before Ray starts
     say(f"1/3 starting Ray and {ranks} ranks")
     with connected(ranks, {"CPU": 1}):
         results = ds.launch(partial(train, str(directory.base), epochs), ranks=ranks)

@@ -21,7 +21,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from distsummary.aggregate.actor import settle
 from distsummary.checks import check_choice, check_int, check_type
 from distsummary.cluster import reachable_cluster
-from distsummary.errors import InvalidTypeError, InvalidValueError, MissingExtraError, RanksFailedError
+from distsummary.errors import InvalidTypeError, InvalidValueError, RanksFailedError
+from distsummary.extras import require
 from distsummary.interrupts import heeds_interrupts
 from distsummary.launching.actor_output import RankOutput, plain_prefixes, say_last
 from distsummary.launching.failures import (
@@ -196,12 +197,9 @@ class _Rank:
         os.environ.update(environment)
         if backend is None:
             return
-        try:
-            import torch.distributed
-        except ImportError as error:
-            raise MissingExtraError(
-                f"backend={backend!r} needs torch; run: pip install 'distsummary[torch]', or use backend=None"
-            ) from error
+        require(f"backend={backend!r}", "torch")  # a node of the cluster may be without it
+        import torch.distributed
+
         torch.distributed.init_process_group(backend)
 
     def run(self, train_fn: Callable[[], Any], is_connected: bool) -> Any:

@@ -109,7 +109,7 @@ def nasty_tmp_path(tmp_path: Path) -> Path:
 @pytest.fixture
 def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where it is not installed: landscapes are written without their pictures, which take the longest."""
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
 
 
 @pytest.fixture

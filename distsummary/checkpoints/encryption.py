@@ -1,12 +1,12 @@
 """Encrypts the bytes of a checkpoint file as MindSpore does: blocks of AES-GCM or AES-CBC."""
 
-import importlib
 import os
 from collections.abc import Iterator
 from typing import Any
 
 from distsummary.checks import check_choice, check_type
-from distsummary.errors import DamagedFileError, InvalidArgumentError, InvalidValueError, MissingExtraError
+from distsummary.errors import DamagedFileError, InvalidArgumentError, InvalidValueError
+from distsummary.extras import extra
 
 GCM, CBC = "AES-GCM", "AES-CBC"
 MODES = (GCM, CBC)
@@ -112,10 +112,4 @@ def _cbc(key: bytes, vector: bytes) -> Any:
 
 
 def _library(name: str) -> Any:
-    try:
-        return importlib.import_module(f"cryptography.{name}")
-    except ImportError as error:
-        raise MissingExtraError(
-            "an encrypted checkpoint needs cryptography; run: pip install 'distsummary[crypto]'",
-            name="cryptography",
-        ) from error
+    return extra("an encrypted checkpoint", f"cryptography.{name}")

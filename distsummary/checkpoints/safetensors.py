@@ -1,12 +1,11 @@
 """safetensors files: the safetensors library writes and validates them; arrays are read in place."""
 
-import importlib
 import json
 import mmap
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,8 @@ from distsummary.checkpoints.mapped import (
     map_file,
 )
 from distsummary.checks import check_type
-from distsummary.errors import DamagedFileError, InvalidTypeError, InvalidValueError, MissingExtraError
+from distsummary.errors import DamagedFileError, InvalidTypeError, InvalidValueError
+from distsummary.extras import extra
 from distsummary.publish import replacing
 
 _DTYPES = {
@@ -31,14 +31,9 @@ _DTYPES = {
 _WRITABLE = {np.dtype(dtype) for dtype in _DTYPES.values() if dtype[0] in "<|"} | {np.dtype(bool)}
 
 
-def library() -> ModuleType:
+def library() -> Any:
     """The safetensors package; raises MissingExtraError, which says how to install it."""
-    try:
-        return importlib.import_module("safetensors")
-    except ImportError as error:
-        raise MissingExtraError(
-            "safetensors is not installed; run: pip install 'distsummary[torch]'", name="safetensors"
-        ) from error
+    return extra("a checkpoint", "safetensors")
 
 
 def map_safetensors(path: str | os.PathLike[str]) -> MappedState:
@@ -86,8 +81,7 @@ def parse_safetensors(data: bytes) -> MappedState:
 
 def safetensors_bytes(state: Mapping[str, Array]) -> bytes:
     """The file that `write_safetensors` writes; raises the same errors for a bad state."""
-    library()
-    save = importlib.import_module("safetensors.numpy").save
+    save = extra("a checkpoint", "safetensors.numpy").save
     data: bytes = save({name: writable(name, value) for name, value in state.items()})
     return data
 
@@ -102,7 +96,7 @@ def write_safetensors(
     writing fails.
     """
     package = library()
-    save_file = importlib.import_module("safetensors.numpy").save_file
+    save_file = extra("a checkpoint", "safetensors.numpy").save_file
     check_type("state", state, Mapping)
     if not state and metadata is None:
         raise InvalidValueError("state must hold at least one array: an empty checkpoint has no use")

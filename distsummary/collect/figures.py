@@ -1,12 +1,12 @@
 """Draws a matplotlib figure as an array of pixels."""
 
-import importlib
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distsummary.errors import InvalidTypeError, InvalidValueError, MissingExtraError
+from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.extras import extra
 from distsummary.format.frames import MAX_PAYLOAD
 
 
@@ -19,13 +19,8 @@ def drawn(field: str, figure: Any) -> NDArray[np.uint8]:
         MissingExtraError: matplotlib is not installed. InvalidTypeError: `figure` is no matplotlib Figure.
         InvalidValueError: it is too large, or matplotlib cannot draw it.
     """
-    try:
-        agg: Any = importlib.import_module("matplotlib.backends.backend_agg")
-        kind: Any = importlib.import_module("matplotlib.figure").Figure
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            f"{field} needs matplotlib; run: pip install 'distsummary[report]'", name="matplotlib"
-        ) from error
+    agg = extra(field, "matplotlib.backends.backend_agg")
+    kind = extra(field, "matplotlib.figure").Figure
     if not isinstance(figure, kind):
         raise InvalidTypeError(
             f"{field} must be one matplotlib.figure.Figure, got {type(figure).__name__}; of axes, pass "

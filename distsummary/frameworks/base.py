@@ -8,7 +8,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from distsummary.errors import InvalidTypeError, InvalidValueError, MissingExtraError
+from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.extras import missing_extra
 from distsummary.format.records import Shard
 
 Array = NDArray[Any]
@@ -185,9 +186,7 @@ def load(name: str) -> Framework:
             raise InvalidTypeError(
                 f"there is no framework called {name!r}; known are numpy, torch and jax"
             ) from error
-        raise MissingExtraError(
-            f"{error.name} is not installed; run: pip install 'distsummary[{name}]'", name=error.name
-        ) from error
+        raise missing_extra(f"a tensor or model of {name}", error.name or name) from error
     framework: Framework = module.FRAMEWORK
     return framework
 

@@ -3,16 +3,17 @@
 import csv
 import os
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import numpy as np
 
 from distsummary.checks import check_choice
 from distsummary.errors import InvalidValueError
+from distsummary.extras import extra, require
 from distsummary.publish import check_writable, refuse_unlike_files, replacing
 from distsummary.runs.rank_files import Rank, Tags
 from distsummary.runs.recorded_run import open_run
-from distsummary.runs.table import ScalarTable, imported
+from distsummary.runs.table import ScalarTable
 from distsummary.telling import doing
 
 FORMATS = ("parquet", "csv")
@@ -43,7 +44,7 @@ def export(
     """
     check_choice("to", to, FORMATS)
     if to == "parquet":
-        imported("pyarrow")
+        require("a Parquet file", "pyarrow")
     opened = open_run(run)
     table = opened.scalars(tag, rank)
     if not len(table):
@@ -63,7 +64,7 @@ def export(
 
 def _write_parquet(table: ScalarTable, path: Path) -> None:
     """Values as byte streams, steps as differences: about half the size of zstd alone."""
-    parquet: Any = imported("pyarrow.parquet")
+    parquet = extra("a Parquet file", "pyarrow.parquet")
     writer, written = None, 0
     try:
         for batch in table.batches(_ROWS):

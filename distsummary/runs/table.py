@@ -3,14 +3,14 @@
 import html
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distsummary.checks import check_choice
-from distsummary.errors import InvalidValueError, MissingExtraError
+from distsummary.errors import InvalidValueError
+from distsummary.extras import extra, require
 from distsummary.format.records import Histogram, Image
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ _MAX_TEXT = 80  # characters of a cell there
 MAX_LINES = 16  # ranks with a line each in a plot; of more, their median and the band of all
 _MAX_TAGS = 24  # in one plot
 _GRIDS = 4  # different steps of ranks that are compared with those of the next rank
-_EXTRAS = {"pandas": "read", "polars": "read", "pyarrow": "read", "matplotlib": "report"}
 
 
 class Labels(NamedTuple):
@@ -105,7 +104,7 @@ class Table:
 
     def to_pandas(self) -> "pandas.DataFrame":
         """A pandas DataFrame; `tag` is categorical. Raises MissingExtraError without pandas."""
-        pandas = imported("pandas")
+        pandas = extra("to_pandas()", "pandas")
         return pandas.DataFrame(
             {
                 name: pandas.Categorical.from_codes(column.codes, column.names)
@@ -121,7 +120,7 @@ class Table:
 
         Raises MissingExtraError without pyarrow.
         """
-        arrow = imported("pyarrow")
+        arrow = extra("to_arrow()", "pyarrow")
 
         def converted(column: Array | Labels) -> Any:
             if isinstance(column, Labels):
@@ -133,7 +132,8 @@ class Table:
 
     def to_polars(self) -> "polars.DataFrame":
         """A polars DataFrame. Raises MissingExtraError without polars or pyarrow."""
-        return imported("polars").from_arrow(self.to_arrow())
+        require("to_polars()", "polars", "pyarrow")
+        return extra("to_polars()", "polars").from_arrow(self.to_arrow())
 
 
 class Piece(NamedTuple):
@@ -241,7 +241,7 @@ class ScalarTable(Table):
 
         Raises MissingExtraError without matplotlib; InvalidValueError for more than 24 tags.
         """
-        imported("matplotlib")
+        require("a plot", "matplotlib")
         from matplotlib.figure import Figure
 
         tags = self.tags
@@ -369,19 +369,6 @@ class ValueTable(Table):
 
     def _at(self, name: str, row: int) -> Any:
         return self._read(row) if name == "value" else super()._at(name, row)
-
-
-def imported(name: str) -> Any:
-    """A library of an extra; raises MissingExtraError with the pip line that installs it."""
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise
-        raise MissingExtraError(
-            f"{name} is not installed; run: pip install {name}, or all of: "
-            f"pip install 'distsummary[{_EXTRAS[name]}]'"
-        ) from error
 
 
 def labels(texts: Sequence[str]) -> Labels:

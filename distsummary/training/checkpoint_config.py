@@ -8,6 +8,7 @@ from distsummary.checkpoints.model_file import FORMATS
 from distsummary.checkpoints.object_state import state_entries
 from distsummary.checks import check_choice, check_int, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.extras import require
 from distsummary.frameworks.base import framework_of, spec_of
 
 EPOCH, STEP = "epoch_num", "step_num"
@@ -37,7 +38,7 @@ class CheckpointConfig:
             an object with `state_dict` and `load_state_dict`, such as a scheduler or a GradScaler: each
             checkpoint then holds its state of that moment, for `ds.resume`. The epoch and the
             step are always saved; numbers given for them in the dict are added to them.
-        enc_key: encrypts the files: 16, 24 or 32 bytes. Needs `pip install 'distsummary[crypto]'`.
+        enc_key: encrypts the files: 16, 24 or 32 bytes. Needs `pip install cryptography`.
         enc_mode: "AES-GCM", which also detects changes, or "AES-CBC".
         exception_save: also save when an exception, SIGTERM or SIGHUP ends the training, as
             `<prefix>-<epoch>_<step>_breakpoint`. After a signal, the step that runs is ended first; that and
@@ -50,7 +51,7 @@ class CheckpointConfig:
     Raises:
         InvalidTypeError: a wrong type; of enc_key and enc_mode InvalidArgumentError, which is both.
         InvalidValueError: a value out of its range, or all of the first four arguments 0 or None.
-        MissingExtraError: enc_key is given and cryptography is not installed.
+        MissingExtraError: cryptography is not installed and enc_key is given, or safetensors is not.
     """
 
     def __init__(
@@ -91,6 +92,8 @@ class CheckpointConfig:
         check_type("exception_save", exception_save, bool)
         check_key("enc_key", enc_key, "enc_mode", enc_mode)
         check_choice("format", format, FORMATS)
+        if format != "ckpt":  # the log of a training that cannot save is read when it is over
+            require(f"format={format!r}", "safetensors")
         if format == "dcp" and enc_key is not None:
             raise InvalidValueError(
                 "enc_key cannot be used with format='dcp', whose shards are not encrypted; leave one out"

@@ -10,7 +10,7 @@ import pytest
 from distsummary import LossGrid
 from tests.unit.landscapes.test_grid import QUANTITY_NAMES, full_grid, make_grid, random_grid
 
-h5py = pytest.importorskip("h5py", reason="h5py is not installed: pip install 'distsummary[h5]'")
+h5py = pytest.importorskip("h5py", reason="h5py is not installed: pip install h5py")
 
 
 def test_one_file_is_the_peers_surface_direction_and_projection_file(nasty_tmp_path: Path) -> None:

@@ -79,5 +79,5 @@ def test_base_and_numpy_do_not_import_torch():
 def test_a_missing_framework_is_told_with_its_pip_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "distsummary.frameworks.torch", raising=False)
-    with pytest.raises(ImportError, match=r"pip install 'distsummary\[torch\]'"):
+    with pytest.raises(ImportError, match="pip install torch"):
         base.load("torch")

@@ -48,7 +48,7 @@ def untouched(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 @pytest.fixture(autouse=True)
 def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures take longer than all else here; tests/pictures looks at them."""
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
 
 
 def generate(run_dir: RunDir, **changes: Any) -> dict[str, LossGrid]:

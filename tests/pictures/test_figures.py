@@ -96,9 +96,9 @@ def test_a_figure_that_cannot_be_drawn_is_refused_with_its_name():
 
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(
-        MissingExtraError, match=r"the figure 'f' needs matplotlib; .*'distsummary\[report\]'"
+        MissingExtraError, match=r"the figure 'f' needs matplotlib, which .* pip install matplotlib"
     ):
         figures.drawn("the figure 'f'", object())
 

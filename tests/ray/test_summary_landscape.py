@@ -21,7 +21,7 @@ import ray
 from distsummary.landscapes.summary_landscape import SummaryLandscape
 from tests.unit.landscapes.test_generator import make_parts
 
-sys.modules["matplotlib.figure"] = None  # the pictures would take longest
+sys.modules["matplotlib"] = None  # the pictures would take longest
 landscapes = SummaryLandscape(sys.argv[1])
 grids = landscapes.gen_landscapes_with_multi_process(make_parts, {"landscape_size": 5}, output=sys.argv[2])
 workers = {name: sorted(grid.worker_seconds) for name, grid in grids.items()}

@@ -10,6 +10,7 @@ import pytest
 
 import distsummary as ds
 from distsummary import errors
+from distsummary.extras import missing_extra
 
 CLASSES = [
     kind for _, kind in inspect.getmembers(errors, inspect.isclass) if kind.__module__ == errors.__name__
@@ -71,9 +72,7 @@ def test_an_interrupted_landscape_survives_pickling_with_its_grids() -> None:
 
 
 def test_a_missing_extra_keeps_the_name_of_the_module_through_pickling() -> None:
-    error = errors.MissingExtraError(
-        "torch is not installed; run: pip install 'distsummary[torch]'", name="torch"
-    )
+    error = missing_extra("a tensor", "torch")
     assert pickle.loads(pickle.dumps(error)).name == "torch"
 
 

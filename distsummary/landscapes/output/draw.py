@@ -1,13 +1,13 @@
 """Draws a loss grid: contours, a surface or a curve, with the training path and a table of its losses."""
 
-import importlib
 import io
 import textwrap
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distsummary.checks import check_choice
-from distsummary.errors import InvalidValueError, MissingExtraError
+from distsummary.errors import InvalidValueError
+from distsummary.extras import require
 from distsummary.landscapes.output.cells import thinned
 from distsummary.landscapes.output.describe import ends_of_line, made_from, not_finite, shortened
 from distsummary.landscapes.output.grid import Grid
@@ -82,14 +82,9 @@ def figure_of(
             "'checkpoints'"
         )
     is_beside = has_path and not alone and kind != "checkpoints"
-    try:
-        importlib.import_module("matplotlib.figure")
-        from distsummary.landscapes.output import panels
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            "pictures of landscapes need matplotlib; run: pip install 'distsummary[report]'",
-            name="matplotlib",
-        ) from error
+    require("a picture of a landscape", "matplotlib")
+    from distsummary.landscapes.output import panels
+
     width, height = size or (BESIDE if is_beside else WIDTHS[kind], HEIGHT)
     figure: Any = panels.empty_figure(width, height, dpi)
     # Notes belong to the whole figure, so that they are below both subfigures and their legends.

@@ -20,14 +20,12 @@ slashes, so in the names within `quantities` "%" is written as "%25" and "/" as 
 each has the original name. Numbers that are not finite are kept.
 """
 
-import importlib
 import io
 import json
-from typing import Any
 
 import numpy as np
 
-from distsummary.errors import MissingExtraError
+from distsummary.extras import extra
 from distsummary.landscapes.directions.recipe import Array
 from distsummary.landscapes.output.grid import Grid, finite_bounds
 
@@ -37,12 +35,7 @@ ACCURACY = "accuracy"  # the quantity that becomes train_acc and test_acc
 
 def to_h5(grid: Grid) -> bytes:
     """The bytes of the file; raises MissingExtraError if h5py is not installed."""
-    try:
-        h5py: Any = importlib.import_module("h5py")  # Any: h5py has no types
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            "HDF5 files need h5py; run: pip install 'distsummary[h5]', or save as .npz", name="h5py"
-        ) from error
+    h5py = extra("an HDF5 file", "h5py")
     surface: dict[str, Array] = {}  # losses and accuracies under Li et al.'s names
     first = grid.data_sets[0] if grid.data_sets else ""
     measured = {_named(first, "loss"): grid.z, **grid.quantities}

@@ -128,7 +128,7 @@ class LossGrid(Grid):
         size: tuple[float, float] | None = None,
         dpi: float = DPI,
     ) -> "Figure | None":
-        """Draw a picture into a file (.png, .pdf or .svg); needs matplotlib (`distsummary[report]`).
+        """Draw a picture into a file (.png, .pdf or .svg); needs matplotlib.
 
         Without `path` it writes and shows nothing but returns the matplotlib Figure, which a notebook shows
         if it is the value of a cell. pyplot does not know the figure, so there is nothing to close.

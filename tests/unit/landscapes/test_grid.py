@@ -254,7 +254,7 @@ def test_a_grid_that_is_not_square_has_no_place_in_landscapers_names(tmp_path: P
 
 def test_hdf5_without_h5py_names_the_pip_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'distsummary\[h5\]'"):
+    with pytest.raises(MissingExtraError, match="pip install h5py"):
         make_grid().save(tmp_path / "grid.h5")
     assert list(tmp_path.iterdir()) == []
 
