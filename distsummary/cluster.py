@@ -19,20 +19,32 @@ def reachable_cluster() -> str | None:
     port, such as "auto", are not tried.
     """
     address = cluster_address()
-    match = _HOST_PORT.fullmatch(address or "")
-    if address is None or match is None:
-        return address
+    if address is not None:
+        check_reachable(
+            address, "RAY_ADDRESS", "correct RAY_ADDRESS, or unset it to join the cluster of this machine"
+        )
+    return address
+
+
+def check_reachable(address: str, source: str, remedy: str) -> None:
+    """Raise ClusterError if nothing accepts a connection at `address` within CONNECT_S.
+
+    `source`: where the address is from, such as "RAY_ADDRESS". `remedy`: what to do about it. Addresses
+    without a host and a port, such as "auto", are not tried.
+    """
+    match = _HOST_PORT.fullmatch(address)
+    if match is None:
+        return
     deadline = time.monotonic() + CONNECT_S
     while True:
         try:
             left_s = max(0.1, deadline - time.monotonic())
             socket.create_connection((match["host"], int(match["port"])), timeout=left_s).close()
-            return address
+            return
         except (OSError, OverflowError) as error:  # a port above 65535 overflows
             if time.monotonic() + _PAUSE_S > deadline:
                 raise ClusterError(
-                    f"the Ray cluster at RAY_ADDRESS={address!r} does not answer within {CONNECT_S:g} s "
-                    f"({getattr(error, 'strerror', None) or error}); start it (ray start --head), correct "
-                    "RAY_ADDRESS, or unset it to start a local cluster"
+                    f"the Ray cluster at {source}={address!r} does not answer within {CONNECT_S:g} s "
+                    f"({getattr(error, 'strerror', None) or error}); start it (ray start --head), or {remedy}"
                 ) from error
             time.sleep(_PAUSE_S)

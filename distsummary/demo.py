@@ -138,7 +138,7 @@ def run_demo(run_dir: str, *, ranks: int = 4, epochs: int = 3, as_json: bool = F
     directory = RunDir(run_dir).create()
     require("the demo", "sklearn", "matplotlib")  # now, before Ray starts
     say(f"1/3 starting Ray and {ranks} ranks")
-    with connected(ranks, {"CPU": 1}):
+    with connected(ranks, {"CPU": 1}, "local"):
         results = ds.launch(partial(train, str(directory.base), epochs), ranks=ranks)
         say("2/3 trained; the files of the ranks are merged into one run. Drawing the loss landscape")
         model, criterion, batches = landscape_of_digits()

@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from distsummary.aggregate.actor import settle
 from distsummary.checks import check_choice, check_int, check_type
-from distsummary.cluster import reachable_cluster
+from distsummary.cluster import check_reachable, reachable_cluster
 from distsummary.errors import InvalidTypeError, InvalidValueError, RanksFailedError
 from distsummary.extras import require
 from distsummary.interrupts import heeds_interrupts
@@ -38,7 +38,8 @@ from distsummary.launching.failures import (
     stderr_path,
     told,
 )
-from distsummary.launching.stages import Stages
+from distsummary.launching.stages import Stages, say
+from distsummary.tools.columns import named
 from distsummary.topology import LAUNCH_ID, cluster_address
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ PLACEMENT_TIMEOUT_S = 60.0
 INTERRUPT_S = 5.0  # how long the ranks may take to end after Ctrl-C
 GRACE_S = 10.0  # how long the other ranks may run after one has failed
 TRACE_S = 10.0  # how long the nodes of dead ranks may take to say what these ranks left
+MAX_HOSTS = 16  # that are listed at the start
 LEAVE_S = 60.0  # how long a rank's exit handlers may take
 
 
@@ -59,26 +61,31 @@ def launch(
     ranks: int,
     resources_per_rank: Mapping[str, float] | None = None,
     backend: str | None = "gloo",
+    address: str | None = None,
 ) -> list[Result]:
     """Run `train_fn` in one process per rank on Ray and return the results in rank order.
 
     Each process gets the variables RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR and
     MASTER_PORT, as torchrun would set them, and an initialised torch.distributed (unless `backend` is None),
-    so that `ds.init` finds the rank by itself. If this process is not connected to Ray, it connects to the
-    cluster at RAY_ADDRESS or, if this variable is not set, starts a local one that is large enough; at the
-    end it disconnects. A Run that `train_fn` leaves open is closed when the rank's process ends.
+    so that `ds.init` finds the rank by itself. If this process is not connected to Ray, it joins the cluster
+    at RAY_ADDRESS or, if this variable is not set, the one that `ray start` has started for this user on this
+    machine, which is the one that `ray.init()` finds; at the end it disconnects. If there is none, or it runs
+    another version of Ray or has no room for the ranks, a local cluster is started that is large enough; one
+    line gives the reason. A Run that `train_fn` leaves open is closed when the rank's process ends.
 
     Args:
         train_fn: takes no arguments; bind them with functools.partial. It and its result must be picklable.
         ranks: how many processes to start, >= 1; this is their world size.
         resources_per_rank: Ray resources of each rank, default {"CPU": 1}, with nccl {"CPU": 1, "GPU": 1}.
         backend: "gloo", "nccl" or None.
+        address: the Ray cluster to use, as in `ray.init`: "host:port", "auto", or "local" for a new one on
+            this machine. None: as above.
 
     Raises:
         RanksFailedError: ranks raised or died, or do not fit into the cluster. Equal errors of several ranks
             share one line. 10 s after the first failure the other ranks are stopped, since they may wait
             forever in a collective operation.
-        ClusterError: the cluster at RAY_ADDRESS does not answer.
+        ClusterError: the cluster at `address` or RAY_ADDRESS does not answer.
         InvalidTypeError, InvalidValueError: an argument is wrong.
     """
     if not callable(train_fn):
@@ -86,11 +93,13 @@ def launch(
     check_int("ranks", ranks, low=1)
     check_type("resources_per_rank", resources_per_rank, Mapping, optional=True)
     check_choice("backend", backend, BACKENDS)
+    check_type("address", address, str, optional=True)
     resources = check_resources(resources_per_rank, backend)
     with plain_prefixes(), Stages() as stages:
         if not ray.is_initialized():
-            stages.begin("starting Ray" if cluster_address() is None else "connecting to Ray")
-        with connected(ranks, resources), RankOutput() as output:
+            is_local = address == "local" or (address is None and cluster_address() is None)
+            stages.begin("starting Ray" if is_local else "connecting to Ray")
+        with connected(ranks, resources, address), RankOutput() as output:
             stages.begin(f"reserving {dict(resources)} for each of {ranks} ranks")
             with _placed(ranks, resources) as group:
                 return _run(train_fn, group, ranks, resources, backend, stages, output)
@@ -127,6 +136,8 @@ def _run(
     try:
         running[:] = [actor.place.remote() for actor in actors]
         places = _wait(running)
+        for line in describe_places(places):
+            say(line)
         stages.begin("importing torch and connecting the ranks" if backend else "connecting the ranks")
         running[:] = [
             actor.join.remote(environment, backend)
@@ -160,9 +171,10 @@ def check_resources(resources: Mapping[str, float] | None, backend: str | None) 
 
 
 class Place(NamedTuple):
-    """Where a rank runs: the id and address of its node, a free port there, and what `read_trace` needs."""
+    """Where a rank runs: its node and host, a free port there, and what `read_trace` needs."""
 
     node: str
+    host: str
     address: str
     port: int
     stderr: str
@@ -185,6 +197,7 @@ class _Rank:
             probe.bind(("", 0))
             return Place(
                 ray.get_runtime_context().get_node_id(),
+                socket.gethostname(),
                 ray.util.get_node_ip_address(),
                 probe.getsockname()[1],
                 stderr_path(),
@@ -255,24 +268,66 @@ def plan_environments(places: Sequence[Place], launch_id: str) -> list[dict[str,
     ]
 
 
-@contextmanager
-def connected(ranks: int, resources: Mapping[str, float]) -> Iterator[None]:
-    """Connect to a Ray cluster for the block, if this process is not connected yet.
+def describe_places(places: Sequence[Place]) -> list[str]:
+    """Hosts and process ids of the ranks, a line for each host; of many hosts, the first MAX_HOSTS."""
+    on_host: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for rank, place in enumerate(places):
+        on_host[place.host, place.address].append(rank)
+    lines = [
+        f"{named(ranks, 'rank')} on {host} ({address}), pid {', '.join(str(places[r].pid) for r in ranks)}"
+        for (host, address), ranks in [*on_host.items()][:MAX_HOSTS]
+    ]
+    if len(on_host) > MAX_HOSTS:
+        lines.append(f"... and {len(on_host) - MAX_HOSTS} more hosts")
+    return lines
 
-    The cluster is the one at RAY_ADDRESS (in a submitted Ray job), or a new local one that fits the ranks.
-    """
+
+@contextmanager
+def connected(ranks: int, resources: Mapping[str, float], address: str | None = None) -> Iterator[None]:
+    """Connect to a Ray cluster for the block, if this process is not connected yet; see `launch`."""
     if ray.is_initialized():
         yield
         return
-    if reachable_cluster() is not None:
-        ray.init(logging_level="warning")
-    else:
+    if address is not None and address != "local":
+        check_reachable(address, "address", 'pass address="local" to start a cluster on this machine')
+    chosen = address or reachable_cluster()
+    if chosen not in (None, "local"):
+        ray.init(address=chosen, logging_level="warning")
+    elif chosen == "local" or not _join_current(ranks, resources):
         cpus = max(os.cpu_count() or 1, int(ranks * resources.get("CPU", 0)))
         ray.init(address="local", num_cpus=cpus, include_dashboard=False, logging_level="warning")
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _join_current(ranks: int, resources: Mapping[str, float]) -> bool:
+    """Connect to the cluster of this machine that `ray.init()` finds, if there is one that fits the ranks.
+
+    Otherwise one line gives the reason and the remedy, and False is returned.
+    """
+    found = ray._private.services.canonicalize_bootstrap_address(None)
+    if found is None:
+        return False
+    remedy = "ray stop ends it"
+    try:
+        check_reachable(found, "/tmp/ray/ray_current_cluster", remedy)
+        ray.init(address=found, logging_level="warning")
+    except Exception as error:  # no answer, or another version of Ray or Python; Ray names both
+        reason = " ".join(str(error).split())
+        remedy = f"install the cluster's versions, or {remedy}"
+    else:
+        free = ray.available_resources()
+        if all(free.get(name, 0) >= ranks * amount for name, amount in resources.items()):
+            say(f"joins the Ray cluster at {found}")
+            return True
+        ray.shutdown()
+        shown = {name: free.get(name, 0) for name in resources}
+        reason = f"{ranks} ranks of {dict(resources)} do not fit into what it has free, {shown}"
+        remedy = "to wait there for room: RAY_ADDRESS=auto"
+    say(f"the Ray cluster at {found} is not used, a local one is started: {reason}; {remedy}")
+    return False
 
 
 @contextmanager
