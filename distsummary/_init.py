@@ -4,7 +4,6 @@ import logging
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from inspect import signature
 from os import PathLike, fspath
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 from distsummary import topology as topologies
 from distsummary.aggregate.merge import refuse_foreign_files
 from distsummary.aggregate.on_alert import OnAlert, check_on_alert
-from distsummary.checks import check_choice, check_type
+from distsummary.checks import check_choice, check_type, suggestion
 from distsummary.claims import OpenTraining, next_run_dir, refuse_reuse
 from distsummary.collect.checks import check_checksums
 from distsummary.collect.collector import SummaryCollector
@@ -29,6 +28,7 @@ from distsummary.run_dir import TIME, RunDir, dated_run_dir, refuse_temporary
 from distsummary.topology import Topology
 from distsummary.training.callbacks import Callback, RunContext
 from distsummary.training.finite import WARN
+from distsummary.training.resume import Resumed
 from distsummary.training.run import Run
 
 logger = logging.getLogger(__name__)
@@ -45,6 +45,7 @@ def init(
     rank: int | None = None,
     world_size: int | None = None,
     mesh: Mapping[str, tuple[int, int]] | None = None,
+    resume: Resumed | None = None,
     initial_step: int = 0,
     initial_epoch: int = 0,
     exists: str = "refuse",
@@ -84,8 +85,11 @@ def init(
         role: "train" or "eval"; an eval job replaces nothing that a training recorded in the run dir.
         rank, world_size: by default found from Ray Train, torch.distributed or the environment.
         mesh: the device mesh: axis name -> (coordinate of this rank, size); by default taken from `watch`.
-        initial_step, initial_epoch: how many steps and epochs were completed in the checkpoint from which the
-            training resumes, >= 0. Merging keeps what earlier attempts (starts) recorded up to that step.
+        resume: what `ds.resume` returned when it loaded a checkpoint: the training continues at its step and
+            epoch.
+        initial_step, initial_epoch: the same without `ds.resume`: how many steps and epochs were completed in
+            the checkpoint from which the training resumes, >= 0. Merging keeps what earlier attempts (starts)
+            recorded up to that step.
         exists: what a training from step 0 does if `run_dir` holds a finished training. "refuse": its first
             step raises RunDirError. "attempt": it becomes the next attempt, which viewers show instead of the
             finished one. "new": it goes to the next free directory, such as runs/a-2. A training that failed
@@ -147,6 +151,7 @@ def init(
     check_type("aggregate", aggregate, bool)
     check_type("quiet", quiet, bool)
     check_on_alert(on_alert, aggregate=aggregate)
+    initial_step, initial_epoch = position(resume, initial_step, initial_epoch)
     check_type("diagnose", diagnose, Diagnose, optional=True)
     if mesh is None and watch is not None:
         mesh = framework_of(watch).mesh(watch)
@@ -265,9 +270,25 @@ def check_options(options: Mapping[str, object]) -> None:
     own = signature(init).parameters.keys() - {"collector_options"}
     known = signature(SummaryCollector).parameters.keys() - {"summary_dir", "topology", "coordinator"} | own
     for name in options.keys() - known:
-        [near] = get_close_matches(name, known, 1) or [""]
-        hint = f"did you mean {near}?" if near else f"it takes {', '.join(sorted(known))}"
-        raise InvalidTypeError(f"ds.init has no argument {name!r}; {hint}")
+        raise InvalidTypeError(f"ds.init has no argument {name!r}; {suggestion(name, known)}")
+
+
+def position(resume: Resumed | None, initial_step: int, initial_epoch: int) -> tuple[int, int]:
+    """The step and epoch at which the training begins, from `resume` or from the two numbers."""
+    if resume is None:
+        return initial_step, initial_epoch
+    if not isinstance(resume, Resumed):
+        raise InvalidTypeError(
+            "resume must be what ds.resume(checkpoint, model, optimizer) returned, got "
+            f"{resume!r} of type {type(resume).__name__}; call ds.resume, or pass initial_step= and "
+            "initial_epoch="
+        )
+    if initial_step or initial_epoch:
+        raise InvalidValueError(
+            f"resume= has the step {resume.step} and the epoch {resume.epoch}, got also initial_step="
+            f"{initial_step!r} and initial_epoch={initial_epoch!r}; leave these out"
+        )
+    return resume.step, resume.epoch
 
 
 def check_watch(watch: object) -> None:

@@ -216,7 +216,7 @@ def refuse_taken(
         raise RunDirError(
             f"the run {run_dir.base} holds a finished training (attempt {number}), and this training starts "
             'from step 0; pass exists="new" to record it beside that run, exists="attempt" to show it in '
-            "place of that training, or initial_step= if it resumes that training"
+            "place of that training, or resume= or initial_step= if it resumes that training"
         )
 
 

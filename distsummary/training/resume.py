@@ -23,11 +23,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class Resumed:
-    """Where the training that saved a checkpoint stood.
+    """Where the training that saved a checkpoint stood; `ds.init(resume=...)` takes it.
 
     Attributes:
-        epoch: the number of epochs that were over: the `initial_epoch` of the resumed training.
-        step: the number of steps that were done: its `initial_step`.
+        epoch: the number of epochs that were over.
+        step: the number of steps that were done.
         step_in_epoch: how many of these belong to the epoch that was not over.
         loss_scale: the state of the loss scale manager of `Model`; None without one.
     """
@@ -78,7 +78,7 @@ def resume(
     """Load a checkpoint into a network, an optimizer and other objects, and return where its training stood.
 
         resumed = ds.resume("checkpoints", model, optimizer, scheduler=scheduler)
-        run = ds.init("runs/mine", initial_step=resumed.step, initial_epoch=resumed.epoch, ...)
+        run = ds.init("runs/mine", watch=model, optimizer=optimizer, resume=resumed)
         for epoch in run.epochs(10):
             for x, y in run.steps(resumed.rest_of(loader) if epoch == resumed.epoch else loader):
                 ...

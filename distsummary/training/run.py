@@ -324,7 +324,7 @@ class Run(Recording):
         if self._opener not in (None, BY_LOG) and not isinstance(self._opener, ManualStep):
             raise InvalidValueError(
                 f"step must be left out inside `for x in run.steps(loader):`, which counts the steps, got "
-                f"{step}; a resumed training passes initial_step= to ds.init"
+                f"{step}; a resumed training passes resume= or initial_step= to ds.init"
             )
         if step < self.step:
             return False

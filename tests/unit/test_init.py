@@ -54,12 +54,31 @@ def test_a_resumed_training_goes_on_and_the_merged_run_keeps_its_past(nasty_tmp_
     assert (report.attempts, report.superseded) == ((0, 1), 2)  # step 5 of both ranks was computed anew
 
 
+def test_what_resume_returned_gives_step_and_epoch(nasty_tmp_path: Path) -> None:
+    train(nasty_tmp_path, 5, world_size=1, system_metrics=False)
+    train(nasty_tmp_path, 3, world_size=1, resume=ds.Resumed(epoch=1, step=4), system_metrics=False)
+    assert [*losses(nasty_tmp_path)] == [1, 2, 3, 4, 5, 6, 7]
+    with ds.init(nasty_tmp_path, resume=ds.Resumed(epoch=2, step=7), system_metrics=False) as run:
+        assert (run.step, list(run.epochs(4))) == (7, [2, 3])
+
+
+def test_a_position_given_twice_or_of_another_kind_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValueError, match=r"step 4 and the epoch 1, got also initial_step=3"):
+        ds.init(tmp_path / "run", resume=ds.Resumed(epoch=1, step=4), initial_step=3)
+    for wrong in (True, "checkpoints", 4):
+        with pytest.raises(InvalidTypeError, match=r"^resume must be what ds\.resume\(checkpoint"):
+            ds.init(tmp_path / "run", resume=wrong)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
         ("colect_freq", "'colect_freq'; did you mean collect_freq?"),
         ("histogram", "'histogram'; did you mean histograms?"),
         ("loss_fun", "'loss_fun'; did you mean loss_fn?"),
+        ("notes", "'notes'; it takes aggregate, callbacks"),
+        ("group", "'group'; it takes aggregate, callbacks"),
         ("topology", "'topology'; it takes aggregate, callbacks, checksums, collect_freq"),
     ],
 )
