@@ -4,6 +4,7 @@ import logging
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from inspect import signature
 from os import PathLike, fspath
 from pathlib import Path
@@ -152,6 +153,7 @@ def init(
     check_type("quiet", quiet, bool)
     check_on_alert(on_alert, aggregate=aggregate)
     initial_step, initial_epoch = position(resume, initial_step, initial_epoch)
+    check_type("record", record, Record, optional=True)
     check_type("diagnose", diagnose, Diagnose, optional=True)
     if mesh is None and watch is not None:
         mesh = framework_of(watch).mesh(watch)
@@ -177,6 +179,9 @@ def init(
         refuse_unwatched(collector_options, histograms, gradients)
     if watch is not None and gradients is not False:
         refuse_without_torch("gradients", watch)
+    options = record or Record()
+    if options.images is None and "collect_input_data" not in specified_keys(collector_options):
+        options = replace(options, images=False)  # pictures of the data are recorded on request alone
     merged = directory.writer_dir(role, 0, 1)
     if topology.world_size > 1 and merged.is_dir():
         refuse_foreign_files(merged)  # fail now, not after the training
@@ -191,7 +196,7 @@ def init(
         checksums=checksums,
         config=config,
         system_metrics=system_metrics,
-        record=record,
+        record=options,
         **collector_options,
     )
     alerted: list[Callback] = []  # left after the collector, whose end may make the last alerts
@@ -304,6 +309,12 @@ def check_watch(watch: object) -> None:
         ) from error
 
 
+def specified_keys(collector_options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the caller gave as `collect_specified_data`; empty if that is no mapping."""
+    given = collector_options.get("collect_specified_data")
+    return given if isinstance(given, Mapping) else {}
+
+
 def refuse_unwatched(collector_options: Mapping[str, Any], histograms: object, gradients: object) -> None:
     """Raise InvalidValueError if values of a model are requested without a model."""
     for field, value in (("histograms", histograms), ("gradients", gradients)):
@@ -312,9 +323,8 @@ def refuse_unwatched(collector_options: Mapping[str, Any], histograms: object, g
                 f"{field}={value!r} chooses parameters of the watched model, got watch=None; pass the "
                 f"model: ds.init(..., watch=model), or leave {field} out"
             )
-    specified = collector_options.get("collect_specified_data")
-    given = specified.get("collect_landscape") if isinstance(specified, Mapping) else None
-    if collector_options.get("collect_landscape") or given:
+    given = specified_keys(collector_options)
+    if collector_options.get("collect_landscape") or given.get("collect_landscape"):
         raise InvalidValueError(
             "collect_landscape saves checkpoints or sketches of the watched model, got watch=None; "
             "pass the model: ds.init(..., watch=model), or leave collect_landscape out"

@@ -84,6 +84,7 @@ def train(run_dir: str, epochs: int) -> dict[str, float]:
         collect_freq=5,
         collect_specified_data={"tensor_regular": "fc"},
         collect_landscape=trajectory,
+        record=ds.Record(images=True),  # the digits are public
         exists="attempt",  # the demo may be run again in its default directory
         quiet=True,  # `report` says where the run is
         config={

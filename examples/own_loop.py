@@ -31,7 +31,10 @@ def main(run_dir: str) -> None:
     labels = (images[..., :4].sum((1, 2, 3)) > images[..., 4:].sum((1, 2, 3))).long()
     batches = list(zip(images.split(32), labels.split(32), strict=True))
     config = {"optimizer": {"name": "Adam", "lr": 0.01}, "batch_size": 32, "hidden": [16]}
-    with ds.init(run_dir, watch=model, optimizer=optimizer, config=config, on_nan="stop") as run:
+    record = ds.Record(images=True)  # the first pictures of the batches, which are not recorded otherwise
+    with ds.init(
+        run_dir, watch=model, optimizer=optimizer, config=config, on_nan="stop", record=record
+    ) as run:
         run.text("task", "Which half of an 8 x 8 image is **brighter**?")
         for _ in run.epochs(2):
             for x, y in run.steps(batches):

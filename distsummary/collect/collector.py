@@ -63,9 +63,10 @@ class SummaryCollector(Callback):
     At every step, it records the values that the loop logged, under their names. At the first step and every
     `collect_freq` steps, it records the loss as `loss/auto` and the learning rate as `learning_rate/auto`
     (unless they were logged), histograms of parameters as `<name>/auto`, and the first images of the batch as
-    `input_data/auto`. If `tensor_regular` selects any, it records whole parameters at about 20 steps spread
-    over the training (or every `collect_tensor_freq` steps). It records the lineage at the first step and
-    completes it at the end. The metrics of an evaluation become scalars `eval/<name>`.
+    `input_data/auto` (`ds.init` records them on request alone, by `record=ds.Record(images=True)`). If
+    `tensor_regular` selects any, it records whole parameters at about 20 steps spread over the training (or
+    every `collect_tensor_freq` steps). It records the lineage at the first step and completes it at the end.
+    The metrics of an evaluation become scalars `eval/<name>`.
 
     Hooks raise only when a training or evaluation begins, for bad arguments or files that cannot be opened.
     With `raise_exception`, they also raise for values that could not be recorded. Other failures are counted
@@ -179,6 +180,7 @@ class SummaryCollector(Callback):
             histograms=histograms,
             gradients=gradients,
             graph=graph,
+            images=self._record.images,
             mindspore_compat=mindspore_compat,
         )
         is_quiet = topology is not None and topology.rank > 0

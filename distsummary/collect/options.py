@@ -72,11 +72,12 @@ def check_specified(
     histograms: object = None,
     gradients: object = False,
     graph: object = None,
+    images: bool | None = None,
     mindspore_compat: bool = False,
 ) -> Collected:
     """The checked `collect_specified_data`, `histograms`, `gradients` and `graph`.
 
-    `keep_default_action`: add the defaults.
+    `keep_default_action`: add the defaults. `images`: as in `Record`; None: the key `collect_input_data`.
 
     The defaults collect everything except whole parameters and, without `mindspore_compat`, a trajectory.
     Raises InvalidTypeError or InvalidValueError where MindSpore raises TypeError or ValueError.
@@ -87,8 +88,15 @@ def check_specified(
     check_keys("collect_specified_data", given, (*FLAGS, *PATTERNS, "collect_landscape"))
     for name in FLAGS:
         check_type(f"collect_specified_data[{name!r}]", given.get(name, True), bool)
+    if images is not None and given.get("collect_input_data", images) is not images:
+        raise InvalidValueError(
+            f"record=ds.Record(images={images}) and collect_specified_data['collect_input_data']="
+            f"{not images} contradict each other; leave one of them out"
+        )
     flags = {name.removeprefix("collect_"): given.get(name, keep_default_action) for name in FLAGS}
     has_graph = flags.pop("graph")
+    if images is not None:
+        flags["input_data"] = images
     histogram = _check_histograms(histograms, given, keep_default_action)
     if histogram is BY_DEFAULT and mindspore_compat:
         histogram = MINDSPORES

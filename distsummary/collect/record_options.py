@@ -15,7 +15,9 @@ class Record:
         overload: what happens when a rank gives more values than its writer can write. "wait": the loop is
             slowed down, scalars and lineage are never dropped while the writer makes progress. "drop": the
             values of whole steps are dropped and counted.
-        images: whether pictures of the training batches are recorded, as `input_data/auto`.
+        images: whether the first pictures of the training batches are recorded, as `input_data/auto`. None:
+            `ds.init` records none; a SummaryCollector of your own does as MindSpore's, where
+            `collect_input_data` is True by default.
         identity: whether the run holds what identifies the user and the machine (command line, commit,
             platform, host name, boot id). False omits them; a random id of this run replaces host and
             boot id.
@@ -24,10 +26,10 @@ class Record:
     """
 
     overload: str = WAIT
-    images: bool = False
+    images: bool | None = None
     identity: bool = True
 
     def __post_init__(self) -> None:
         check_choice("overload", self.overload, (WAIT, DROP))
-        check_type("images", self.images, bool)
+        check_type("images", self.images, bool, optional=True)
         check_type("identity", self.identity, bool)

@@ -71,6 +71,22 @@ def test_a_position_given_twice_or_of_another_kind_is_refused(tmp_path: Path) ->
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(("options", "has_images"), [
+    ({}, False),
+    ({"record": ds.Record(overload="drop")}, False),
+    ({"record": ds.Record(images=True)}, True),
+    ({"collect_specified_data": {"collect_input_data": True}}, True),
+])  # fmt: skip
+def test_pictures_of_the_data_are_recorded_on_request_alone(
+    tmp_path: Path, options: dict[str, Any], has_images: bool
+) -> None:
+    with ds.init(tmp_path, watch=Model(), system_metrics=False, **options) as run:
+        for _ in run.steps([(np.ones((2, 3, 4, 4), np.float32), np.zeros(2))]):
+            run.log(loss=1.0)
+    found = {value.plugin for event in read_directory(tmp_path) for value in event.values}
+    assert ("image" in found) is has_images
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [

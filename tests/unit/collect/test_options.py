@@ -26,6 +26,21 @@ def test_without_the_default_action_nothing_is_collected_but_what_is_named():
     assert check_specified({"histogram_regular": None}, False) == Collected(histogram=MINDSPORES)
 
 
+@pytest.mark.parametrize(("images", "key", "expected"), [
+    (None, None, True), (None, False, False), (False, None, False), (True, None, True), (True, True, True),
+])  # fmt: skip
+def test_pictures_of_the_data_are_chosen_by_record_or_by_mindspores_key(images, key, expected):
+    given = None if key is None else {"collect_input_data": key}
+    assert check_specified(given, True, images=images).input_data is expected
+    if images:
+        assert check_specified(given, False, images=images).input_data is True
+
+
+def test_record_and_the_key_must_not_contradict_each_other():
+    with pytest.raises(InvalidValueError, match=r"images=True\) and .*collect_input_data'\]=False"):
+        check_specified({"collect_input_data": False}, True, images=True)
+
+
 def test_a_given_key_replaces_its_default():
     got = check_specified({"collect_graph": False, "histogram_regular": "fc", "tensor_regular": "b"}, True)
     assert got.histogram is not None
