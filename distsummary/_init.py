@@ -18,7 +18,6 @@ from distsummary.claims import OpenTraining, next_run_dir, refuse_reuse
 from distsummary.collect.checks import check_checksums
 from distsummary.collect.collector import SummaryCollector
 from distsummary.collect.norms import check_norms, refuse_unmeasured
-from distsummary.collect.options import refuse_without_torch
 from distsummary.collect.record_options import Record
 from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.errors import InvalidTypeError, InvalidValueError
@@ -175,12 +174,9 @@ def init(
         if directory.base != given.base and topology.rank == 0:
             logger.warning("%s is taken; this training is recorded in %s", given.base, directory.base)
     refuse_reuse(directory, topology, refuse_finished=False)
-    if watch is None and topology.rank == 0:  # rank 0 records the values that all ranks share
-        refuse_unwatched(collector_options, histograms, gradients)
-    if watch is not None and gradients is not False:
-        refuse_without_torch("gradients", watch)
     options = record or Record()
-    if options.images is None and "collect_input_data" not in specified_keys(collector_options):
+    specified = collector_options.get("collect_specified_data")
+    if options.images is None and not (isinstance(specified, Mapping) and "collect_input_data" in specified):
         options = replace(options, images=False)  # pictures of the data are recorded on request alone
     merged = directory.writer_dir(role, 0, 1)
     if topology.world_size > 1 and merged.is_dir():
@@ -199,6 +195,7 @@ def init(
         record=options,
         **collector_options,
     )
+    collector.refuse_unfit(watch, topology)
     alerted: list[Callback] = []  # left after the collector, whose end may make the last alerts
     if on_alert is not None and role == "train" and topology.rank == 0 and topology.world_size > 1:
         alerted.append(OnAlert(directory, on_alert, collector.count_failure))
@@ -307,28 +304,6 @@ def check_watch(watch: object) -> None:
             "watch must be a torch.nn.Module, or an object with parameters: dict[str, ndarray], got "
             f"{type(watch).__name__}; put several models into one, such as a torch.nn.ModuleDict"
         ) from error
-
-
-def specified_keys(collector_options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the caller gave as `collect_specified_data`; empty if that is no mapping."""
-    given = collector_options.get("collect_specified_data")
-    return given if isinstance(given, Mapping) else {}
-
-
-def refuse_unwatched(collector_options: Mapping[str, Any], histograms: object, gradients: object) -> None:
-    """Raise InvalidValueError if values of a model are requested without a model."""
-    for field, value in (("histograms", histograms), ("gradients", gradients)):
-        if value is not False and (field, value) != ("histograms", True):  # the default
-            raise InvalidValueError(
-                f"{field}={value!r} chooses parameters of the watched model, got watch=None; pass the "
-                f"model: ds.init(..., watch=model), or leave {field} out"
-            )
-    given = specified_keys(collector_options)
-    if collector_options.get("collect_landscape") or given.get("collect_landscape"):
-        raise InvalidValueError(
-            "collect_landscape saves checkpoints or sketches of the watched model, got watch=None; "
-            "pass the model: ds.init(..., watch=model), or leave collect_landscape out"
-        )
 
 
 def callback_list(callbacks: Callback | Sequence[Callback] | None) -> list[Callback]:

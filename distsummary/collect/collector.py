@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import distsummary
 from distsummary import topology as topologies
+from distsummary.checkpoints.landscape_spec import DEFAULT_SPEC
 from distsummary.checks import check_choice, check_int, check_type
 from distsummary.collect.checks import Checks, check_checksums
 from distsummary.collect.config import read_config
@@ -31,6 +32,7 @@ from distsummary.collect.options import (
     check_max_file_size,
     check_specified,
     check_summary_dir,
+    refuse_unfit,
     with_landscape,
 )
 from distsummary.collect.plan import DEALS
@@ -38,6 +40,7 @@ from distsummary.collect.record_options import Record
 from distsummary.collect.run_recorder import RunRecorder
 from distsummary.collect.schedule import Schedule
 from distsummary.collect.session import Past, Session
+from distsummary.collect.trajectory_keeper import refuse_unkept
 from distsummary.collect.watcher import OUTSIDE, Place
 from distsummary.errors import ClosedError, InvalidValueError
 from distsummary.format.records import DIALECTS, MINDSPORE, WRITTEN, Health, Value
@@ -253,9 +256,11 @@ class SummaryCollector(Callback):
     def on_train_begin(self, run_context: RunContext) -> None:
         """Join the run and open the files; raises for bad arguments and for files that cannot be opened."""
         params = run_context.original_args()
-        if self._precision is not None:
-            refuse_unmeasured(params.get("network"))
         topology = self._begin(params, "train")
+        network = params.get("network")
+        self.refuse_unfit(network, topology)
+        if self._collected.landscape not in (None, DEFAULT_SPEC) and network is not None:
+            refuse_unkept(network, topology, self._schedule.group)
         if self._session is None:
             is_new = self._exists == "refuse" and not params.get("initial_step")
             self._session = self._open(topology, refuse_finished=is_new)
@@ -270,7 +275,6 @@ class SummaryCollector(Callback):
         self.recorder.record = self._taps.record
         self._params = params
         session.watch_steps(partial(self._place, session, params))
-        network = params.get("network")
         self._schedule.watch(network, params)
         if topology.world_size > 1 and topology.role == "train" and self._collected.metric:
             self._failures.call("checks", self._compare, session, network)
@@ -281,6 +285,12 @@ class SummaryCollector(Callback):
         self._schedule.sees_all = not is_own or session.keeps_checkpoints
         if self._system_metrics:
             self._failures.call("system metrics", session.monitor_system, network)
+
+    def refuse_unfit(self, network: object, topology: Topology) -> None:
+        """Raise InvalidValueError or InvalidTypeError for an option that cannot work with this model."""
+        if self._precision is not None:
+            refuse_unmeasured(network)
+        refuse_unfit(self._collected, network, topology)
 
     def _place(self, session: Session, params: CallbackParams) -> Place:
         """Where the loop is, as far as it tells; called by another thread."""

@@ -16,6 +16,7 @@ from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.records import DELIVERIES, DIALECTS
 from distsummary.frameworks.base import framework_of
 from distsummary.run_dir import RunDir, refuse_temporary
+from distsummary.topology import EQUAL_AXES, Topology
 from distsummary.writing.spec import Limits
 
 logger = logging.getLogger(__name__)
@@ -160,6 +161,41 @@ def refuse_without_torch(field: str, network: object) -> None:
             f"{field} looks into a torch.nn.Module, got a network of type {type(network).__name__}; leave "
             f"{field} out"
         )
+
+
+def refuse_unfit(collected: Collected, network: object, topology: Topology) -> None:
+    """Raise InvalidValueError or InvalidTypeError if what was asked for cannot be recorded of this model.
+
+    Rank 0 records what all ranks share, so others may do without a model. Stages of a pipeline have different
+    parameters: there a pattern without a match is only logged.
+    """
+    chosen = {
+        "histograms": collected.histogram if collected.histogram not in (BY_DEFAULT, MINDSPORES) else None,
+        "gradients": collected.gradient,
+        "tensor_regular": collected.tensor,
+        "collect_landscape": None if collected.landscape is DEFAULT_SPEC else collected.landscape,
+    }
+    asked = {field: value for field, value in chosen.items() if value is not None}
+    if network is None:
+        for field, value in asked.items() if topology.rank == 0 else ():
+            given = getattr(value, "argument", None) or field
+            raise InvalidValueError(
+                f"{given} is about the parameters of the watched model, got watch=None; pass the model: "
+                f"ds.init(..., watch=model), as network= to a Run of your own, or leave {field} out"
+            )
+        return
+    if collected.gradient is not None:
+        refuse_without_torch("gradients", network)
+    patterns = [one for one in asked.values() if isinstance(one, Selection) and one.pattern is not None]
+    if not patterns or topology.mesh.keys() - EQUAL_AXES:
+        return
+    framework = framework_of(network)
+    names = [name for name, _ in framework.named_parameters(network)]
+    names += framework.frozen_parameters(network)
+    for pattern in patterns:
+        if why := pattern.unmatched(names):
+            stages = "; if ranks hold different stages of a pipeline, pass mesh={'pp': (stage, stages)}"
+            raise InvalidValueError(f"{why}{stages if topology.world_size > 1 else ''}")
 
 
 def _check_pattern(name: str, value: object) -> Selection | None:

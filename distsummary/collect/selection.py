@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from re import match
+from re import match, search
 from typing import Any
 
 from distsummary.collect.plan import Steps
@@ -45,6 +45,18 @@ class Selection:
         taken = within_bounds({name: _shape(tensor) for name, tensor in parameters.items()})
         return [name for name in parameters if name in taken]
 
+    def unmatched(self, names: Sequence[str]) -> str:
+        """Why a pattern selects none of the parameters `names`, frozen ones among them; "" if it does."""
+        pattern = self.pattern
+        if pattern is None or any(match(pattern, name) for name in names):
+            return ""
+        such = f", such as {', '.join(map(repr, names[:EXAMPLES]))}" if names else ""
+        why = f"{self.argument} matches the beginning of none of the {len(names)} names of parameters{such}"
+        within = [name for name in names if search(pattern, name)]
+        if not within:
+            return why
+        return f"{why}; {'.*' + pattern!r} would match {len(within)} of them, such as {within[0]!r}"
+
     def remark(self, names: Sequence[str], selected: Sequence[str], frozen: Sequence[str] = ()) -> str:
         """What a user should know: that a pattern selects nothing, or that a default leaves some out.
 
@@ -61,11 +73,7 @@ class Selection:
                     f"{self.argument} matches only frozen parameters (requires_grad=False), such as "
                     f"{examples}: nothing is recorded for it"
                 )
-            examples = ", ".join(map(repr, names[:EXAMPLES]))
-            return (
-                f"{self.argument} matches the beginning of none of the {len(names)} names of parameters, "
-                f"such as {examples}: nothing is recorded for it"
-            )
+            return f"{self.unmatched(names)}; nothing is recorded for it"
         left_out = len(names) - len(selected)
         if self.argument is not None or not left_out:
             return ""

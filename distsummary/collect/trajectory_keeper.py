@@ -17,6 +17,7 @@ from distsummary.checkpoints.trajectory_writer import TrajectoryWriter
 from distsummary.collect.lineage import class_name
 from distsummary.collect.plan import Group
 from distsummary.errors import InvalidValueError
+from distsummary.extras import require
 from distsummary.format.records import Shard
 from distsummary.frameworks.base import Array, Framework, framework_of
 from distsummary.topology import Topology
@@ -58,6 +59,13 @@ class KeptTrajectory:
                 slices[name] = shard or Shard(global_shape=array.shape, offset=(0,) * array.ndim)
         save = partial(self.writer.save, number, state, slices if self.share.shard_rank else None)
         return save, sum(array.nbytes for array in state.values())
+
+
+def refuse_unkept(network: Any, topology: Topology, group: Group) -> None:
+    """Raise what `share_of` raises, and MissingExtraError, if no trajectory of this model can be kept."""
+    share = share_of(network, topology, group.size, attempt=0)
+    if share is not None and share.shard_rank is not None:
+        require("a trajectory of a sharded model", "safetensors")
 
 
 def keep_trajectory(

@@ -224,7 +224,7 @@ def test_checkpoints_of_epochs_are_those_of_their_ends(tmp_path, writers):
     assert [float(trajectory.load(n)["layer1.weight"][0]) for n in trajectory.numbers] == [3.0, 5.0]
 
 
-def test_a_model_in_parts_has_no_trajectory_and_says_so(tmp_path, writers):
+def test_a_trajectory_of_a_model_in_parts_is_refused_where_it_was_asked_for(tmp_path, writers):
     topology = Topology(world_size=2, mesh={"tp": (0, 2)})
     collector = SummaryCollector(
         tmp_path,
@@ -232,8 +232,13 @@ def test_a_model_in_parts_has_no_trajectory_and_says_so(tmp_path, writers):
         topology=topology,
         coordinator=ListCoordinator(),
     )
-    train(collector)
-    assert any("no trajectory is kept" in reason for reason in collector.health().errors)
+    with pytest.raises(InvalidValueError, match="rank 0 may hold only a part of the model"):
+        train(collector)
+    by_default = SummaryCollector(
+        tmp_path, topology=topology, coordinator=ListCoordinator(), mindspore_compat=True
+    )
+    train(by_default)
+    assert any("no trajectory is kept" in reason for reason in by_default.health().errors)
     assert not (tmp_path / "ckpt_dir").exists()
 
 

@@ -5,6 +5,7 @@ import logging
 import numpy as np
 import pytest
 
+from distsummary import init
 from distsummary.collect.collector import SummaryCollector
 from distsummary.collect.plan import Steps
 from distsummary.collect.selection import (
@@ -16,6 +17,7 @@ from distsummary.collect.selection import (
     default_steps,
     within_bounds,
 )
+from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.topology import Topology
 from distsummary.training.run import Run
 from tests.unit.collect.doubles import ListCoordinator, Model, train
@@ -58,8 +60,7 @@ def test_only_a_default_and_a_pattern_that_matches_nothing_are_remarked_on():
     assert Selection(first=2, argument="histograms=2").remark(names, names[:2]) == ""
     pattern = Selection(pattern="fc", argument="histograms='fc'")
     assert pattern.remark(names, names[:1]) == ""
-    assert "histograms='fc' matches" in pattern.remark(names, [])
-    assert "'layer4': nothing" in pattern.remark(names, [])
+    assert "'layer4'; nothing is recorded for it" in pattern.remark(names, [])
     assert "only frozen parameters (requires_grad=False), such as 'fc.bias'" in pattern.remark(
         names, [], ["conv.bias", "fc.bias"]
     )
@@ -75,15 +76,6 @@ def test_only_a_default_and_a_pattern_that_matches_nothing_are_remarked_on():
             "others, pass a pattern for the beginning of their names, such as "
             'collect_specified_data={"histogram_regular": "conv"}',
         ),
-        ({"histograms": "fc"}, "histograms='fc' matches the beginning of none of the 6 names"),
-        (
-            {"collect_specified_data": {"histogram_regular": "fc"}},
-            "collect_specified_data['histogram_regular']='fc' matches the beginning of none",
-        ),
-        (
-            {"histograms": True, "collect_specified_data": {"tensor_regular": "fc"}},
-            "collect_specified_data['tensor_regular']='fc' matches the beginning of none",
-        ),
     ],
 )
 def test_it_is_said_once_by_rank_zero(tmp_path, writers, caplog, options, said):
@@ -94,6 +86,42 @@ def test_it_is_said_once_by_rank_zero(tmp_path, writers, caplog, options, said):
             steps=3,
         )
     assert [r.message.startswith(said) for r in caplog.records if r.levelno >= logging.WARNING] == [True]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"histograms": "fc"}, "histograms='fc' matches the beginning of none of the 6 names of parameters"),
+        (
+            {"collect_specified_data": {"histogram_regular": "weight"}},
+            r"\['histogram_regular'\]='weight' matches .*; '.\*weight' would match 6 of them",
+        ),
+        ({"collect_specified_data": {"tensor_regular": "fc"}}, r"\['tensor_regular'\]='fc' matches the"),
+        ({"gradients": "layer"}, "gradients looks into a torch.nn.Module, got a network of type Model"),
+    ],
+)
+def test_a_pattern_that_matches_nothing_is_refused_when_the_training_begins(tmp_path, writers, options, said):
+    with pytest.raises((InvalidValueError, InvalidTypeError), match=said):
+        train(SummaryCollector(tmp_path, 1, **options), steps=3)
+    with pytest.raises((InvalidValueError, InvalidTypeError), match=said):
+        init(tmp_path, watch=Model(), **options)
+
+
+def test_a_stage_of_a_pipeline_may_hold_no_match(tmp_path, writers, caplog):
+    options = {"histograms": "fc", "coordinator": ListCoordinator()}
+    topology = Topology(world_size=2, mesh={"pp": (0, 2)})
+    train(SummaryCollector(tmp_path, 1, topology=topology, **options), steps=3)
+    assert "histograms='fc' matches the beginning of none of the 6 names" in caplog.text
+    with pytest.raises(InvalidValueError, match=r"pass mesh=\{'pp': \(stage, stages\)\}"):
+        train(SummaryCollector(tmp_path, 1, topology=Topology(world_size=2), **options), steps=3)
+
+
+@pytest.mark.parametrize(
+    "specified", [{"tensor_regular": ".*"}, {"histogram_regular": "layer"}, {"gradient_regular": "layer"}]
+)
+def test_a_pattern_without_a_model_is_refused(tmp_path, specified):
+    with pytest.raises(InvalidValueError, match="got watch=None; pass the model"):
+        init(tmp_path, collect_specified_data=specified)
 
 
 def test_parameters_that_are_added_removed_and_frozen_meanwhile_cost_nothing_else(tmp_path, writers):

@@ -1,11 +1,13 @@
 """Sketches that a collector keeps of a training."""
 
 import numpy as np
+import pytest
 
 from distsummary.checkpoints.sketch.count_sketch import Sketcher
 from distsummary.checkpoints.sketch.sketch_file import read_sketches
 from distsummary.checkpoints.trajectory import read
 from distsummary.collect.collector import SummaryCollector
+from distsummary.errors import InvalidValueError
 from distsummary.topology import Topology
 from distsummary.training.run import Run
 from tests.unit.collect.doubles import ListCoordinator, Model, train
@@ -55,13 +57,13 @@ def test_of_replicas_rank_zero_keeps_the_sketches(tmp_path, writers):
     assert not (tmp_path / "1" / "ckpt_dir").exists()
 
 
-def test_where_ranks_may_hold_copies_no_sketches_are_kept_and_that_is_said(tmp_path, writers):
+def test_where_ranks_may_hold_copies_sketches_are_refused(tmp_path, writers):
     collector = SummaryCollector(
         tmp_path, collect_landscape={"sketch": True}, coordinator=ListCoordinator(),
         topology=Topology(world_size=2, mesh={"tp": (0, 2)}),
     )  # fmt: skip
-    train(collector)
-    assert any("no sketches are kept" in reason for reason in collector.health().errors)
+    with pytest.raises(InvalidValueError, match="rank 0 may hold only a part of the model"):
+        train(collector)
     assert not (tmp_path / "ckpt_dir").exists()
 
 
