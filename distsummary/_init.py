@@ -13,11 +13,12 @@ from typing import Any
 from distsummary import topology as topologies
 from distsummary.aggregate.merge import refuse_foreign_files
 from distsummary.aggregate.on_alert import OnAlert, check_on_alert
-from distsummary.checks import check_choice, check_type, suggestion
+from distsummary.checks import check_choice, check_int, check_type, suggestion
 from distsummary.claims import OpenTraining, next_run_dir, refuse_reuse
 from distsummary.collect.checks import check_checksums
 from distsummary.collect.collector import SummaryCollector
 from distsummary.collect.norms import check_norms, refuse_unmeasured
+from distsummary.collect.plan import dealing_group
 from distsummary.collect.record_options import Record
 from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.errors import InvalidTypeError, InvalidValueError
@@ -151,12 +152,14 @@ def init(
     check_type("aggregate", aggregate, bool)
     check_type("quiet", quiet, bool)
     check_on_alert(on_alert, aggregate=aggregate)
+    check_objects(optimizer=optimizer, loss_fn=loss_fn)
     initial_step, initial_epoch = position(resume, initial_step, initial_epoch)
     check_type("record", record, Record, optional=True)
     check_type("diagnose", diagnose, Diagnose, optional=True)
-    if mesh is None and watch is not None:
-        mesh = framework_of(watch).mesh(watch)
-    topology = topologies.detect(role=role, rank=rank, world_size=world_size, mesh=mesh)
+    found = framework_of(watch).mesh(watch) if mesh is None and watch is not None else mesh
+    topology = topologies.detect(role=role, rank=rank, world_size=world_size, mesh=found)
+    if mesh is not None:
+        dealing_group(topology)  # raises if it does not fit into the world
     if TIME not in fspath(run_dir):
         directory = RunDir(run_dir).create()
     elif topology.world_size == 1:
@@ -277,6 +280,8 @@ def check_options(options: Mapping[str, object]) -> None:
 
 def position(resume: Resumed | None, initial_step: int, initial_epoch: int) -> tuple[int, int]:
     """The step and epoch at which the training begins, from `resume` or from the two numbers."""
+    check_int("initial_step", initial_step, low=0)
+    check_int("initial_epoch", initial_epoch, low=0)
     if resume is None:
         return initial_step, initial_epoch
     if not isinstance(resume, Resumed):
@@ -291,6 +296,16 @@ def position(resume: Resumed | None, initial_step: int, initial_epoch: int) -> t
             f"{initial_step!r} and initial_epoch={initial_epoch!r}; leave these out"
         )
     return resume.step, resume.epoch
+
+
+def check_objects(**given: object) -> None:
+    """Raise InvalidTypeError for names, numbers and classes in the place of an optimizer or loss function."""
+    for field, value in given.items():
+        if isinstance(value, (str, bytes, int, float, type)):
+            raise InvalidTypeError(
+                f"{field} must be the object that the training uses, got {value!r} of type "
+                f"{type(value).__name__}; pass that object, or leave {field} out"
+            )
 
 
 def check_watch(watch: object) -> None:
@@ -308,6 +323,7 @@ def check_watch(watch: object) -> None:
 
 def callback_list(callbacks: Callback | Sequence[Callback] | None) -> list[Callback]:
     """The user's callbacks as a list; raises InvalidValueError for a collector, which `init` creates."""
+    check_type("callbacks", callbacks, (Callback, Sequence), optional=True)
     given = [] if callbacks is None else [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
     if any(isinstance(callback, SummaryCollector) for callback in given):
         raise InvalidValueError(

@@ -22,7 +22,7 @@ from distsummary.collect.evaluations import Evaluations, metric_values
 from distsummary.collect.lineage import evaluation_lineage
 from distsummary.collect.norms import check_norms, refuse_unmeasured
 from distsummary.collect.older_order import is_older_collector, without_num_process
-from distsummary.collect.open_writer import COLLECTORS
+from distsummary.collect.open_writer import COLLECTORS, refuse_unconnected
 from distsummary.collect.options import (
     check_custom_lineage,
     check_delivery,
@@ -288,8 +288,14 @@ class SummaryCollector(Callback):
 
     def refuse_unfit(self, network: object, topology: Topology) -> None:
         """Raise InvalidValueError or InvalidTypeError for an option that cannot work with this model."""
+        refuse_unconnected(self._collectors)
         if self._precision is not None:
             refuse_unmeasured(network)
+        if network is None and not isinstance(self._checksums, bool):
+            raise InvalidValueError(
+                f"checksums={self._checksums} sums up the parameters of the watched model, got watch=None; "
+                "pass the model: ds.init(..., watch=model), or leave checksums out"
+            )
         refuse_unfit(self._collected, network, topology)
 
     def _place(self, session: Session, params: CallbackParams) -> Place:

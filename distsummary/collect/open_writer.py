@@ -10,6 +10,14 @@ from distsummary.writing.writer import RankWriter, Writer
 COLLECTORS = ("auto", "rank", "process")
 
 
+def refuse_unconnected(collectors: str) -> None:
+    """Raise InvalidValueError for a collector on Ray in a process that is not connected to it."""
+    if collectors == "rank" and not topologies.in_ray():
+        raise InvalidValueError(
+            'collectors must be "auto" or "process" here, got "rank": this process is not connected to Ray'
+        )
+
+
 def open_writer(spec: WriterSpec, collectors: str, listener: Listener | None = None) -> AsyncWriter:
     """Opens the writer that a rank's training thread uses.
 
@@ -20,11 +28,8 @@ def open_writer(spec: WriterSpec, collectors: str, listener: Listener | None = N
 
     Raises RunDirError if the directory cannot be made or written, InvalidValueError for "rank" without Ray.
     """
+    refuse_unconnected(collectors)
     is_in_ray = topologies.in_ray()
-    if collectors == "rank" and not is_in_ray:
-        raise InvalidValueError(
-            'collectors must be "auto" or "process" here, got "rank": this process is not connected to Ray'
-        )
     if collectors == "process" or not is_in_ray:
         writer: Writer = RankWriter(spec)
     else:

@@ -10,7 +10,7 @@ from typing import Any
 from distsummary.checkpoints.landscape_spec import DEFAULT_SPEC, LandscapeSpec, check_collect_landscape
 from distsummary.checks import check_choice, check_int, check_keys, check_text, check_type
 from distsummary.collect.config import FlatValue, read_config
-from distsummary.collect.graph import check_graph
+from distsummary.collect.graph import EXPORT, OPERATIONS, check_graph
 from distsummary.collect.selection import BY_DEFAULT, GRADIENTS_BY_DEFAULT, MINDSPORES, Selection
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.records import DELIVERIES, DIALECTS
@@ -169,23 +169,25 @@ def refuse_unfit(collected: Collected, network: object, topology: Topology) -> N
     Rank 0 records what all ranks share, so others may do without a model. Stages of a pipeline have different
     parameters: there a pattern without a match is only logged.
     """
-    chosen = {
+    chosen: dict[str, object] = {
         "histograms": collected.histogram if collected.histogram not in (BY_DEFAULT, MINDSPORES) else None,
         "gradients": collected.gradient,
         "tensor_regular": collected.tensor,
         "collect_landscape": None if collected.landscape is DEFAULT_SPEC else collected.landscape,
     }
+    if collected.graph in (OPERATIONS, EXPORT):
+        chosen["graph"] = collected.graph
     asked = {field: value for field, value in chosen.items() if value is not None}
     if network is None:
         for field, value in asked.items() if topology.rank == 0 else ():
             given = getattr(value, "argument", None) or field
             raise InvalidValueError(
-                f"{given} is about the parameters of the watched model, got watch=None; pass the model: "
+                f"{given} looks into the watched model, got watch=None; pass the model: "
                 f"ds.init(..., watch=model), as network= to a Run of your own, or leave {field} out"
             )
         return
-    if collected.gradient is not None:
-        refuse_without_torch("gradients", network)
+    for field in asked.keys() & {"gradients", "graph"}:
+        refuse_without_torch(field, network)
     patterns = [one for one in asked.values() if isinstance(one, Selection) and one.pattern is not None]
     if not patterns or topology.mesh.keys() - EQUAL_AXES:
         return

@@ -19,7 +19,7 @@ from distsummary.checkpoints.training_state import remove_orphans, write_rank_fi
 from distsummary.checks import check_type
 from distsummary.errors import DistSummaryError, InvalidArgumentError, InvalidValueError
 from distsummary.interrupts import StepInterrupts
-from distsummary.publish import ensure_directory, remove_leftovers
+from distsummary.publish import check_writable, ensure_directory, remove_leftovers
 from distsummary.termination import STEP_S, TELL_S, tell_termination
 from distsummary.training.callbacks import Callback, CallbackParams, RunContext, step_in_epoch
 from distsummary.training.checkpoint_config import CheckpointConfig
@@ -61,8 +61,8 @@ class ModelCheckpoint(Callback):
     Raises:
         InvalidArgumentError: prefix or directory is of a wrong type. InvalidValueError: prefix contains "/".
         InvalidTypeError: config is no CheckpointConfig. NotADirectoryPathError, RunDirError: the directory
-        cannot be made. When the training begins, InvalidValueError for a sharded model that cannot be saved
-        in this way.
+        cannot be made or written. MissingExtraError: safetensors is not installed. When the training begins,
+        InvalidValueError for a sharded model that cannot be saved in this way.
 
     Attributes:
         failures: how many checkpoints could not be saved.
@@ -76,12 +76,13 @@ class ModelCheckpoint(Callback):
     ) -> None:
         if not callable(prefix):
             _check_prefix("prefix", prefix)
-        if directory is not None and not callable(directory):
-            _check_directory("directory", directory)
-            ensure_directory(Path(directory))
         check_type("config", config, CheckpointConfig, optional=True)
-        self._prefix, self._directory = prefix, Path.cwd() if directory is None else directory
         self._config = config or CheckpointConfig()
+        directory = Path.cwd() if directory is None else directory
+        if not callable(directory):
+            _check_directory("directory", directory)
+            check_writable(Path(directory))
+        self._prefix, self._directory = prefix, directory
         self._latest = ""
         self._params: CallbackParams | None = None  # of the training that runs
         self._source: Source | None = None

@@ -131,6 +131,30 @@ def test_a_choice_of_histograms_without_a_model_is_refused_naming_watch(tmp_path
         ds.init(tmp_path, histograms=histograms).close()
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"optimizer": "adam"},
+            "optimizer must be the object that the training uses, got 'adam'",
+        ),
+        ({"optimizer": Model}, "optimizer must be the object .* of type type; pass that object"),
+        ({"loss_fn": "mse"}, "loss_fn must be the object that the training uses, got 'mse'"),
+        ({"callbacks": 5}, "callbacks must be Callback or Sequence or None, got 5"),
+        ({"initial_step": "3"}, "initial_step must be int, got '3'"),
+        ({"mesh": {"dp": (0, 3)}}, "has 3 ranks, but world_size is 1"),
+        ({"graph": "ops"}, "graph looks into a torch.nn.Module, got a network of type Model"),
+        ({"graph": "ops", "watch": None}, "graph looks into the watched model, got watch=None"),
+        ({"checksums": 5, "watch": None}, "checksums=5 sums up the parameters of the watched model, got"),
+        ({"collectors": "rank"}, 'collectors must be "auto" or "process" here, got "rank"'),
+        ({"collect_landscape": {"sketch": True}, "watch": None}, "collect_landscape looks into the watched"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_once(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises((InvalidTypeError, InvalidValueError), match=said):
+        ds.init(tmp_path / "run", **{"watch": Model(), **options})
+
+
 @pytest.mark.parametrize("name", ["initial_step", "initial_epoch"])
 def test_a_negative_start_is_refused_by_name(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidValueError, match=f"{name} must be >= 0"):

@@ -10,7 +10,13 @@ import pytest
 import distsummary as ds
 from distsummary.checkpoints import model_file
 from distsummary.checkpoints.model_file import Saved, superseded
-from distsummary.errors import DamagedFileError, InvalidTypeError, InvalidValueError, MissingFileError
+from distsummary.errors import (
+    DamagedFileError,
+    InvalidTypeError,
+    InvalidValueError,
+    MissingFileError,
+    RunDirError,
+)
 from distsummary.topology import Topology
 from distsummary.training import model_checkpoint, model_state
 
@@ -298,6 +304,13 @@ def test_a_function_that_gives_a_bad_name_does_not_end_the_training(tmp_path, ca
     assert train(checkpoint).step == 10
     assert checkpoint.failures == 2
     assert "the result of prefix" in caplog.text
+
+
+def test_a_directory_that_cannot_be_written_is_refused_before_the_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_: False)  # a superuser may write anywhere
+    for directory in (tmp_path, None):
+        with pytest.raises(RunDirError, match="cannot be written to; fix its permissions"):
+            ds.ModelCheckpoint("x", directory)
 
 
 def test_the_newest_of_a_directory_is_loaded(tmp_path):
