@@ -11,13 +11,16 @@ import numpy as np
 
 from distsummary.format import wire
 from distsummary.format.crc import masked
-from distsummary.format.frames import HEADER_BYTES, Framed, frame
+from distsummary.format.frames import HEADER_BYTES, MAX_PAYLOAD, Framed, frame
 from distsummary.format.records import MAX_TAG_BYTES, MINDSPORE, TENSORBOARD, Array, EventIds, Scalars
 from distsummary.format.scalar_rows import row_dtype, row_struct
 
-_FEW = 8  # events; fewer are encoded one by one, which is faster
-_MAX_LENGTH = 1 << 14  # bytes of an event; a larger or unusual event is left to `encode_event`
+_FEW = 8  # events; fewer, of fewer than _FEW_TAGS tags, are encoded one by one, which is faster
+_FEW_TAGS = 256
+MAX_LENGTH = MAX_PAYLOAD // 2  # bytes of an event; a larger or unusual event is left to `encode_event`
+_CHUNK = 1 << 18  # bytes of frames that are filled at a time: they stay in the processor's cache
 _MAX_LAYOUTS = 1024
+_MAX_LAYOUT_BYTES = 1 << 23  # of all templates together
 _LONGER = np.array([1 << 7 * length for length in range(1, 9)])  # least numbers with varints of 2 .. 9 bytes
 _MINDSPORE_KEY, _TENSORBOARD_KEY = wire.key(3, wire.FIXED32), wire.key(2, wire.FIXED32)
 
@@ -28,8 +31,8 @@ class _Layout(NamedTuple):
     """The layout of frames with equal tags and equal lengths of step and seq, so that only numbers differ.
 
     `template` is such a frame in the MindSpore dialect, uint8 (length,). `fields` gives the places of
-    wall_time, step, seq, crc and the scalars (named "0", "1" ...). `keys` are the offsets of the key bytes
-    before the scalars: only these bytes of the payload differ in the TensorBoard dialect. `crc_change` is the
+    wall_time, step, seq and crc, `numbers` the offsets of the scalars, int64 (tags,). The byte before a
+    scalar is its key: only these bytes of the payload differ in the TensorBoard dialect. `crc_change` is the
     effect of this difference on the CRC. It is the same for all numbers, since CRCs are linear: for strings
     of the same length, crc(a ^ b) is crc(a) ^ crc(b) ^ crc(zeros). `payload` packs the payload of one event
     from `parts`: for each dialect, the bytes before each field and, after them, a place for the field.
@@ -37,7 +40,7 @@ class _Layout(NamedTuple):
 
     template: Array
     fields: np.dtype[Any]
-    keys: list[int]
+    numbers: Array
     crc_change: int
     payload: struct.Struct
     parts: dict[str, list[Any]]
@@ -58,6 +61,7 @@ class ScalarEncoder:
         self._owner = wire.identity(EventIds(run_id, attempt))
         self._formats = formats
         self._layouts: dict[_Key, _Layout | None] = {}
+        self._layout_bytes = 0
 
     def encode(self, first_seq: int, scalars: Scalars) -> Iterator[Stretch]:
         """Encode all rows in their order, in stretches of rows that have the same layout.
@@ -65,7 +69,7 @@ class ScalarEncoder:
         A stretch without frames is unusual: for example, it has a step of 0 or less, a time of 0, no tags, or
         a tag that cannot be written. The caller must encode it with `encode_event`.
         """
-        if scalars.size < _FEW:
+        if scalars.size < _FEW and len(scalars.tags) < _FEW_TAGS:
             yield from self._one_by_one(first_seq, scalars)
             return
         table = np.frombuffer(scalars.rows, row_dtype(len(scalars.tags)))
@@ -106,39 +110,57 @@ class ScalarEncoder:
 
     def _layout(self, key: _Key) -> _Layout | None:
         if key not in self._layouts:
-            if len(self._layouts) >= _MAX_LAYOUTS:
+            if len(self._layouts) >= _MAX_LAYOUTS or self._layout_bytes > _MAX_LAYOUT_BYTES:
                 self._layouts.clear()
-            self._layouts[key] = _layout(self._owner, *key)
+                self._layout_bytes = 0
+            self._layouts[key] = layout = _layout(self._owner, *key)
+            self._layout_bytes += 0 if layout is None else layout.template.size
         return self._layouts[key]
 
     def _frames(self, layout: _Layout, table: Array, seqs: Array) -> dict[str, Framed]:
         """The frames of events that have the same layout, for each dialect."""
-        frames = np.tile(layout.template, (seqs.size, 1))  # uint8 (events, length)
-        fields = frames.view(layout.fields)[:, 0]
-        fields["wall_time"] = table["wall_time"]
-        fields["step"] = _varints(table["step"], fields["step"].shape[1])
-        fields["seq"] = _varints(seqs, fields["seq"].shape[1])
-        with np.errstate(over="ignore", under="ignore"):
-            for number, column in enumerate(table["numbers"].T):
-                fields[str(number)] = column
-        length = layout.template.size
-        unsealed = frames.tobytes()
-        crc_of = google_crc32c.value
-        starts = range(HEADER_BYTES, len(unsealed), length)
-        size = length - HEADER_BYTES - 4
-        crcs = np.array([crc_of(unsealed[start : start + size]) for start in starts], np.uint64)
-        found = {}
-        for dialect in self._formats:
-            if dialect == TENSORBOARD:
-                frames[:, layout.keys] = _TENSORBOARD_KEY[0]
-                crcs = crcs ^ np.uint64(layout.crc_change)
-            fields["crc"] = masked(crcs)
-            found[dialect] = Framed(int(seqs[0]), seqs.size, [frames.tobytes()], frames.nbytes)
-        return found
+        length, keys = layout.template.size, layout.numbers - 1
+        at_once = max(1, min(seqs.size, _CHUNK // length))
+        chunk = np.empty((at_once, length), np.uint8)
+        filled: dict[str, list[bytes]] = {dialect: [] for dialect in self._formats}
+        for start in range(0, seqs.size, at_once):
+            frames = chunk[: seqs.size - start]
+            rows = slice(start, start + at_once)
+            crcs = _fill(layout, frames, table[rows], seqs[rows])
+            for dialect, parts in filled.items():
+                if dialect == TENSORBOARD:
+                    frames[:, keys] = _TENSORBOARD_KEY[0]
+                    crcs = crcs ^ np.uint64(layout.crc_change)
+                frames.view(layout.fields)["crc"][:, 0] = masked(crcs)
+                parts.append(frames.tobytes())
+        nbytes = seqs.size * length
+        return {
+            dialect: Framed(int(seqs[0]), seqs.size, [b"".join(parts)], nbytes)
+            for dialect, parts in filled.items()
+        }
+
+
+def _fill(layout: _Layout, frames: Array, table: Array, seqs: Array) -> Array:
+    """Make `frames`, uint8 (events, length), those of the MindSpore dialect, except for their CRCs.
+
+    Returns the CRCs of their payloads, uint64 (events,).
+    """
+    count, length = frames.shape
+    frames[:] = layout.template
+    fields = frames.view(layout.fields)[:, 0]
+    fields["wall_time"] = table["wall_time"]
+    fields["step"] = _varints(table["step"], fields["step"].shape[1])
+    fields["seq"] = _varints(seqs, fields["seq"].shape[1])
+    # The float32 that begins at each byte of a frame, (events, length - 3): they overlap.
+    floats = np.ndarray((count, length - 3), "<f4", frames.data, 0, (length, 1))
+    with np.errstate(over="ignore", under="ignore"):
+        floats[:, layout.numbers] = table["numbers"]
+    crc_of = google_crc32c.value
+    return np.array([crc_of(payload) for payload in frames[:, HEADER_BYTES:-4]], np.uint64)
 
 
 def _layout(owner: bytes, tags: tuple[str, ...], step_bytes: int, seq_bytes: int) -> _Layout | None:
-    """The layout for these tags; None if they are invalid, or too long for this encoder (_MAX_LENGTH)."""
+    """The layout for these tags; None if they are invalid, or too long for this encoder (MAX_LENGTH)."""
     try:
         if not tags or not all(0 < len(str.encode(tag)) <= MAX_TAG_BYTES for tag in tags):
             return None
@@ -156,26 +178,25 @@ def _layout(owner: bytes, tags: tuple[str, ...], step_bytes: int, seq_bytes: int
         (owner + wire.key(1002, wire.VARINT), "seq", f"({seq_bytes},)u1"),
     ]
     payload = b"".join([constant + bytes(np.dtype(slot).itemsize) for constant, _, slot in pieces])
-    if len(payload) > _MAX_LENGTH:
+    if len(payload) > MAX_LENGTH:
         return None
     template, offsets, end = frame(payload), {}, HEADER_BYTES
     for constant, name, slot in pieces:
         offsets[name] = end + len(constant)
         end = offsets[name] + np.dtype(slot).itemsize
+    numbers = np.array([offsets.pop(str(number)) for number in range(len(tags))])
     fields = np.dtype(
         {
             "names": [*offsets, "crc"],
-            "formats": [*(slot for _, _, slot in pieces), "<u4"],
+            "formats": ["<f8", f"({step_bytes},)u1", f"({seq_bytes},)u1", "<u4"],
             "offsets": [*offsets.values(), end],
             "itemsize": len(template),
         }
     )
-    keys = [offsets[str(number)] - 1 - HEADER_BYTES for number in range(len(tags))]
     other = bytearray(payload)
-    for key in keys:
+    for key in (numbers - HEADER_BYTES - 1).tolist():
         other[key] = _TENSORBOARD_KEY[0]
     crc_change = google_crc32c.value(payload) ^ google_crc32c.value(bytes(other))
-    places = [key + HEADER_BYTES for key in keys]
     codes = {"<f8": "d", "<f4": "f"}
     packed = "".join(
         f"{len(constant)}s{codes.get(slot) or f'{np.dtype(slot).itemsize}s'}" for constant, _, slot in pieces
@@ -187,7 +208,7 @@ def _layout(owner: bytes, tags: tuple[str, ...], step_bytes: int, seq_bytes: int
     return _Layout(
         np.frombuffer(template, np.uint8),
         fields,
-        places,
+        numbers,
         crc_change,
         struct.Struct(f"<{packed}"),
         {MINDSPORE: parts, TENSORBOARD: others},

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from distsummary.format import scalar_encoder
 from distsummary.format.encode import encode_event
 from distsummary.format.frames import frame
 from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Event, EventIds, Scalars, Value
@@ -80,7 +81,6 @@ def test_a_single_dialect_is_the_same(dialect: str):
         (("",), 1.5, 1),
         (("x" * 1025,), 1.5, 1),
         (("\ud800",), 1.5, 1),
-        (tuple(f"{number}" * 100 for number in range(100)), 1.5, 1),
     ],
 )
 def test_what_is_unusual_is_left_to_the_general_way(tags, wall_time: float, step: int, count: int):
@@ -88,6 +88,19 @@ def test_what_is_unusual_is_left_to_the_general_way(tags, wall_time: float, step
     stretches = list(ScalarEncoder(RUN, 3, DIALECTS).encode(1, scalars))
     assert all(stretch.framed is None for stretch in stretches)
     assert stretches[-1].stop == count
+
+
+@pytest.mark.parametrize(("tags", "count"), [(100, 3), (300, 30), (1_000, 1), (1_000, 12), (10_000, 2)])
+def test_events_of_any_number_of_tags_have_the_bytes_of_the_general_way(tags: int, count: int):
+    names = tuple(f"layer{n // 10}/metric_{n % 10}" for n in range(tags))
+    table = [(1e9 + n, 120 + n, [n + k / 7 for k in range(tags)]) for n in range(count)]
+    assert check(ScalarEncoder(RUN, 3, DIALECTS), 16_380, rows(names, table)) == count
+
+
+def test_an_event_that_readers_may_refuse_is_left_to_the_general_way(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(scalar_encoder, "MAX_LENGTH", 150)
+    scalars = rows(tuple("abcdefghijklmnop"), [(1.5, 1, [1.0] * 16)])
+    assert [stretch.framed for stretch in ScalarEncoder(RUN, 3, DIALECTS).encode(1, scalars)] == [None]
 
 
 def test_an_unusual_row_among_others_costs_only_itself():
