@@ -149,19 +149,23 @@ class FrameReader:
         self._search = _Search(file, self._size, max_payload) if resync else None
         self._base, self._block = 0, b""
 
-    def window(self, offset: int) -> tuple[int, bytes]:
+    def window(self, offset: int, least: int) -> tuple[int, bytes]:
         """A block of the file that contains `offset`: the position where it begins, and its bytes.
 
-        It holds at least a quarter of a MiB from `offset` on, or all bytes up to the end of the file.
+        It holds at least `least` bytes from `offset` on, or all bytes up to the end of the file.
         """
-        wanted_end = min(offset + _BLOCK // 4, self._size)
+        wanted_end = min(offset + least, self._size)
         if self._base <= offset and wanted_end <= self._base + len(self._block):
             return self._base, self._block
-        return self._read(offset)
+        return self._read(offset, max(_BLOCK, least))
 
-    def _read(self, offset: int) -> tuple[int, bytes]:
+    def ends_at(self, position: int) -> bool:
+        """Whether the file, or the part of it that is read, has no bytes after `position`."""
+        return position >= self._size
+
+    def _read(self, offset: int, length: int = _BLOCK) -> tuple[int, bytes]:
         self._base = offset
-        self._block = _read_at(self._file, offset, max(0, min(_BLOCK, self._size - offset)))
+        self._block = _read_at(self._file, offset, max(0, min(length, self._size - offset)))
         return self._base, self._block
 
     def frames(self, offset: int) -> Iterator[Frame]:

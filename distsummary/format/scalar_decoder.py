@@ -97,6 +97,9 @@ Column: TypeAlias = NDArray[Any]  # int64 or float64
 class FieldPlaces(NamedTuple):
     """Where the fields of a frame of scalars lie, in bytes from the beginning of the frame.
 
+    `tags` holds where each tag begins and ends, int64 (values, 2), `encoded` the tags themselves; `numbers`
+    where each number begins, int64 (values,).
+
     Another frame has its fields in the same places if its bytes are equal where `constant` is true, and its
     bytes' high bits are equal where `high_bits` is true (varints may differ, but not their lengths). Both
     are bool (length of a frame,).
@@ -105,8 +108,9 @@ class FieldPlaces(NamedTuple):
     owner: tuple[str, int]  # run id and attempt
     step: range
     seq: range
-    tags: list[range]
-    numbers: list[int]
+    tags: NDArray[np.int64]
+    encoded: list[bytes]
+    numbers: NDArray[np.int64]
     constant: NDArray[np.bool_]
     high_bits: NDArray[np.bool_]
 
@@ -122,26 +126,39 @@ def places_of_fields(frame: bytes, dialect: str) -> FieldPlaces | None:
     if frame[position] == 0x10:
         step = range(position + 1, read_varint(frame, position + 1)[1])
     _, position = read_varint(frame, step.stop + 1)  # skips the key and the length of the summary
-    tags, numbers = [], []
-    for _ in values:
-        tags.append(range(position + 4, position + 4 + frame[position + 3]))
-        numbers.append(tags[-1].stop + 1)
-        position = numbers[-1] + 4
+    tags = np.empty((len(values), 2), np.int64)
+    for place in range(len(values)):
+        end = position + 4 + frame[position + 3]
+        tags[place] = position + 4, end
+        position = end + 5
+    numbers = tags[:, 1] + 1
     end = len(frame) - 4
     seq = range(min(position + _OWNER_BYTES + 2, end), end)
     high_bits = np.zeros(len(frame), np.bool_)
     for span in (step, seq):
         high_bits[span.start : span.stop] = True
     constant = ~high_bits
-    for span in (range(HEADER_BYTES + 1, HEADER_BYTES + 9), *tags, *(range(n, n + 4) for n in numbers)):
-        constant[span.start : span.stop] = False
+    constant[HEADER_BYTES + 1 : HEADER_BYTES + 9] = False
     constant[end:] = False
-    return FieldPlaces((run_id, attempt), step, seq, tags, numbers, constant, high_bits)
+    for byte in range(4):
+        constant[numbers + byte] = False
+    for start, stop in tags.tolist():
+        constant[start:stop] = False
+    encoded = [frame[start:stop] for start, stop in tags.tolist()]
+    return FieldPlaces((run_id, attempt), step, seq, tags, encoded, numbers, constant, high_bits)
 
 
 def numbers_at(frames: Octets, place: int, dtype: str) -> Column:
     """The numbers of `dtype` at byte `place` of all frames; `frames` is uint8 (n, length), contiguous."""
     return np.ndarray((len(frames),), dtype, frames.data, place, (frames.shape[1],))
+
+
+def floats_at(frames: Octets, places: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The float32 at each of `places` (m,) of all frames: float64 (n, m); `frames` as in `numbers_at`."""
+    count, length = frames.shape
+    floats = np.ndarray((count, length - 3), "<f4", frames.data, 0, (length, 1))  # at each byte: they overlap
+    with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
+        return floats[:, places].astype(np.float64)
 
 
 def varints_at(frames: Octets, span: range) -> Column:
@@ -152,10 +169,10 @@ def varints_at(frames: Octets, span: range) -> Column:
     return numbers
 
 
-def texts_at(frames: Octets, span: range) -> list[bytes]:
-    """The bytes `span` of each frame."""
-    if not span:
+def texts_at(frames: Octets, start: int, stop: int) -> list[bytes]:
+    """The bytes start .. stop-1 of each frame."""
+    if start == stop:
         return [b""] * len(frames)
-    texts = np.ndarray((len(frames),), f"V{len(span)}", frames.data, span.start, (frames.shape[1],))
+    texts = np.ndarray((len(frames),), f"V{stop - start}", frames.data, start, (frames.shape[1],))
     found: list[bytes] = texts.tolist()
     return found

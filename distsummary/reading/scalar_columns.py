@@ -18,17 +18,24 @@ from distsummary.format.scalar_decoder import (
     FieldPlaces,
     Octets,
     decode_scalars,
+    floats_at,
     numbers_at,
     places_of_fields,
     texts_at,
     varints_at,
 )
 
-FEW = 64  # events; fewer than this are read faster frame by frame
+FEW = 64  # events; fewer than this are read faster frame by frame, unless they are _LARGE together
+_LARGE = 1 << 13  # bytes
 _FIRST_LOOK = 4 * FEW  # frames that are tried as columns at first
 _LONGEST_LOOK = 1 << 13  # the most frames that are tried as columns at once, after earlier successes
 _LONGEST_PAUSE = 1 << 17  # the most frames that are read one by one before columns are tried again
-_MAX_LENGTH = 1 << 12  # bytes of an event; larger ones are read frame by frame
+_FRAME = 128  # bytes of a frame that counts as one of them
+_MAX_LENGTH = 1 << 24  # bytes of an event; larger ones are read frame by frame
+_AT_ONCE = 16  # frames that are read at once if they are long, within _LARGEST_BLOCK
+_LEAST_BLOCK, _LARGEST_BLOCK = 1 << 18, 1 << 22  # bytes
+_SHORT = 1 << 10  # bytes of a frame; the CRCs of shorter ones are computed together
+_MAX_LAYOUT_BYTES = 1 << 25  # of the frames whose layouts are remembered
 _FIRST_JUMP = 64  # frames of one length that are looked at together
 _MAX_HEADERS = 4096  # headers whose frame lengths are cached
 _MAX_GROUPS = 8  # the most layouts of fields in a block's frames of the same length
@@ -102,36 +109,55 @@ def read_pieces(
             yield from reader.frames(start)
             return
         walker = _Walker(dialect, min(max_payload, _MAX_LENGTH))
+        layouts = _Layouts(dialect)
         offset, most, pause = start, _FIRST_LOOK, FEW
         while True:
-            base, block = reader.window(offset)
+            base, block = reader.window(offset, walker.wanted)
             starts = walker.starts(block, offset - base, most)
             walked, taken = len(starts) - 1, 0
-            columns = scalar_columns(block, base, starts, dialect) if walked >= FEW else None
-            if columns is not None and (taken := columns.seqs.size) >= FEW:
+            if not walked and walker.is_cut and not reader.ends_at(base + len(block)):
+                continue  # the next block holds the whole frame
+            columns = layouts.columns(block, base, starts) if _pays(starts, walked) else None
+            if columns is not None and _pays(starts, taken := columns.seqs.size):
                 yield columns
                 offset, pause = base + starts[taken], FEW
-            if taken < walked or walked < most:
+            is_few = not _pays(starts, taken)
+            if taken < walked or not walked or (walked < most and not walker.is_cut) or is_few:
                 # The next frame does not fit the columns: read it alone. If the columns held too few events,
                 # read more frames one by one: twice as many each time that this happens again.
                 count = 1
-                if taken < FEW:
+                if is_few:
                     count = max(walked, pause)
                     pause = min(2 * count, _LONGEST_PAUSE)
+                enough = offset + _FRAME * count  # few long frames are as much work as many short ones
                 for frame in islice(reader.frames(offset), count):
                     yield frame
                     offset, count = frame.end, count - 1
-                if count:
-                    return
+                    if offset >= enough:
+                        break
+                else:
+                    if count:
+                        return
             most = min(4 * most, _LONGEST_LOOK) if taken in (0, walked) else _FIRST_LOOK
 
 
+def _pays(starts: list[int], count: int) -> bool:
+    """Whether columns of the first `count` frames save time."""
+    return count >= FEW or (count > 0 and starts[count] - starts[0] >= _LARGE)
+
+
 class _Walker:
-    """Finds, from headers, adjacent frames that may be scalar events; caches each header's frame length."""
+    """Finds, from headers, adjacent frames that may be scalar events; caches each header's frame length.
+
+    Attributes:
+        wanted: how many bytes of the file the next block should hold, for its longest frames so far.
+        is_cut: whether the last search ended at a frame that is not whole in the block.
+    """
 
     def __init__(self, dialect: str, max_length: int) -> None:
         self._dialect, self._max_length = dialect, max_length
         self._lengths: dict[bytes, int] = {}  # header -> length of the frame
+        self.wanted, self.is_cut = _LEAST_BLOCK, False
 
     def starts(self, block: bytes, position: int, most: int) -> list[int]:
         """The offsets of up to `most` whole frames from `position` on, and the end of the last one."""
@@ -139,6 +165,7 @@ class _Walker:
         length_of = lengths.get
         starts = [position]
         before, jump = b"", _FIRST_JUMP
+        self.is_cut = False
         while len(starts) <= most:
             header = block[position : position + HEADER_BYTES]
             length = length_of(header)
@@ -154,11 +181,17 @@ class _Walker:
             before = header
             if length is None:  # a new header: check that its frame is whole and holds scalars
                 if len(header) < HEADER_BYTES:
+                    self.is_cut = True
                     break
                 payload_length, crc = _HEADER.unpack(header)
                 length = OVERHEAD + payload_length
                 end = position + length
-                if payload_length > self._max_length or end > size or crc != masked_crc(header[:8]):
+                if payload_length > self._max_length or crc != masked_crc(header[:8]):
+                    break
+                several = min(_AT_ONCE * length, max(length, _LARGEST_BLOCK))
+                self.wanted = max(self.wanted, several)
+                if end > size:
+                    self.is_cut = True
                     break
                 if decode_scalars(block[position + HEADER_BYTES : end - 4], self._dialect) is None:
                     break
@@ -167,6 +200,7 @@ class _Walker:
                 lengths[header] = length
             position += length
             if position > size:
+                self.is_cut = True
                 break
             starts.append(position)
         return starts
@@ -207,86 +241,134 @@ class _Tags(dict[bytes, int]):
         return self[encoded]
 
 
-def scalar_columns(block: bytes, base: int, starts: list[int], dialect: str) -> ScalarColumns | None:
-    """The events of adjacent frames in `block`, up to the first frame that does not fit.
+class _Layouts:
+    """Turns frames of scalars into columns; remembers the layout of the last frames of each length."""
 
-    A frame does not fit if its CRC is wrong, if `decode_scalars` does not decode it, if it belongs to another
-    attempt than the first frame, or if the frames have too many different layouts.
+    def __init__(self, dialect: str) -> None:
+        self._dialect = dialect
+        self._known: dict[int, tuple[FieldPlaces, Octets]] = {}  # length -> layout, and a frame that has it
+        self._known_bytes = 0
 
-    Args:
-        base: where the block begins in the file.
-        starts: where each frame begins in the block, and where the last one ends; headers must be valid.
-        dialect: the dialect of the file.
+    def columns(self, block: bytes, base: int, starts: list[int]) -> ScalarColumns | None:
+        """The events of adjacent frames in `block`, up to the first frame that does not fit.
 
-    Returns:
-        None if the first frame does not fit, or if the frames differ so much that columns save no time.
-    """
-    bounds = np.array(starts, np.int64)
-    lengths = np.diff(bounds)
-    different = np.unique(lengths)
-    if different.size * _MIN_GROUP > lengths.size:
-        return None
-    octets = np.frombuffer(block, np.uint8)
-    tags = _Tags()
-    groups: list[_Group] = []
-    for length in different.tolist():
-        places = np.flatnonzero(lengths == length)
-        at = bounds[:-1][places]
-        if at[-1] - at[0] == length * (at.size - 1):  # the frames are adjacent: no copy
-            frames = octets[at[0] : at[-1] + length].reshape(-1, length)
-        else:
-            frames = sliding_window_view(octets, length)[at]
-        groups += _groups(places, frames, dialect, tags)
-        if len(groups) * _MIN_GROUP > lengths.size:
+        A frame does not fit if its CRC is wrong, if `decode_scalars` does not decode it, if it belongs to
+        another attempt than the first frame, or if the frames have too many different layouts.
+
+        Args:
+            base: where the block begins in the file.
+            starts: where each frame begins in the block, and where the last one ends; headers must be valid.
+
+        Returns:
+            None if the first frame does not fit, or if the frames differ so much that columns save no time.
+        """
+        bounds = np.array(starts, np.int64)
+        lengths = np.diff(bounds)
+        different = np.unique(lengths)
+        most = max(lengths.size // _MIN_GROUP, int(bounds[-1] - bounds[0]) // (4 * _LARGE), 1)
+        if different.size > most:
             return None
-    first = next((group for group in groups if group.places.size and group.places[0] == 0), None)
-    if first is None:
-        return None
-    groups = [group for group in groups if group.fields.owner == first.fields.owner]
-    fits = np.zeros(lengths.size + 1, np.bool_)
-    for group in groups:
-        fits[group.places] = True
-    stop = int(fits.argmin())  # the first frame that does not fit, or the number of frames
-    kept = []
-    for group in groups:
-        count = int(group.places.searchsorted(stop))
-        if count:
-            kept.append(_Group(group.fields, *(column[:count] for column in group[1:])))
-    return _joined(kept, bounds + base, tags.texts)
+        octets = np.frombuffer(block, np.uint8)
+        tags = _Tags()
+        groups: list[_Group] = []
+        for length in different.tolist():
+            places = np.flatnonzero(lengths == length)
+            at = bounds[:-1][places]
+            if at[-1] - at[0] == length * (at.size - 1):  # the frames are adjacent: no copy
+                frames = octets[at[0] : at[-1] + length].reshape(-1, length)
+            else:
+                frames = sliding_window_view(octets, length)[at]
+            groups += self._groups(places, frames, tags)
+            if len(groups) > most:
+                return None
+        first = next((group for group in groups if group.places.size and group.places[0] == 0), None)
+        if first is None:
+            return None
+        groups = [group for group in groups if group.fields.owner == first.fields.owner]
+        fits = np.zeros(lengths.size + 1, np.bool_)
+        for group in groups:
+            fits[group.places] = True
+        stop = int(fits.argmin())  # the first frame that does not fit, or the number of frames
+        kept = []
+        for group in groups:
+            count = int(group.places.searchsorted(stop))
+            if count:
+                kept.append(_Group(group.fields, *(column[:count] for column in group[1:])))
+        return _joined(kept, bounds + base, tags.texts)
 
-
-def _groups(places: Column, frames: Octets, dialect: str, tags: _Tags) -> Iterator[_Group]:
-    """Groups the intact frames among `frames`, which have equal lengths, by their layout of fields."""
-    for _ in range(_MAX_GROUPS):
-        if not places.size:
-            return
-        fields = places_of_fields(frames[0].tobytes(), dialect)
-        if fields is None:
-            places, frames = places[1:], frames[1:]
-            continue
-        differences = frames ^ frames[0]
-        varying = np.bitwise_or.reduce(differences, axis=0)
-        # Which frames have their fields in the same places as the first one, bool (n,).
-        others = differences[:, fields.constant & (varying != 0)].any(axis=1)
-        longer = (differences[:, fields.high_bits & (varying > 0x7F)] > 0x7F).any(axis=1)
-        fits = np.logical_not(others | longer)
-        # Which frames have the right CRC, computed from the CRC of the first frame.
-        payload = slice(HEADER_BYTES, frames.shape[1] - 4)
-        crc = np.uint32(google_crc32c.value(frames[0, payload].tobytes()))
-        crcs = crc ^ crc_changes(differences[:, payload], np.flatnonzero(varying[payload]))
-        good = fits & (unmasked(numbers_at(frames, payload.stop, "<u4")) == crcs)
-        if good.any():
-            its_places, its_frames = _where(good, places, frames)
-            numbers = np.empty((len(its_frames), len(fields.tags)), np.int32)
-            for value, span in enumerate(fields.tags):
-                if varying[span.start : span.stop].any():
-                    texts = texts_at(its_frames, span)
+    def _groups(self, places: Column, frames: Octets, tags: _Tags) -> Iterator[_Group]:
+        """Groups the intact frames among `frames`, which have equal lengths, by their layout of fields."""
+        for _ in range(_MAX_GROUPS):
+            if not places.size:
+                return
+            known = self._layout(frames[0])
+            if known is None:
+                places, frames = places[1:], frames[1:]
+                continue
+            fields, like = known
+            differences = frames ^ like
+            varying = np.bitwise_or.reduce(differences, axis=0)
+            # Which frames have their fields in the same places as this one, bool (n,).
+            others = differences[:, fields.constant & (varying != 0)].any(axis=1)
+            longer = (differences[:, fields.high_bits & (varying > 0x7F)] > 0x7F).any(axis=1)
+            fits = np.logical_not(others | longer)
+            stored = unmasked(numbers_at(frames, frames.shape[1] - 4, "<u4"))
+            good = fits & (stored == _crcs(frames, like, differences, varying))
+            if good.any():
+                its_places, its_frames = _where(good, places, frames)
+                numbers = np.empty((len(its_frames), len(fields.encoded)), np.int32)
+                changed = _changed_tags(fields, varying)
+                for value in changed:
+                    texts = texts_at(its_frames, *fields.tags[value].tolist())
                     numbers[:, value] = np.fromiter(map(tags.__getitem__, texts), np.int32, len(texts))
-                else:
-                    numbers[:, value] = tags[its_frames[0, span.start : span.stop].tobytes()]
-            is_text = numbers.min(axis=1, initial=0) >= 0
-            yield _Group(fields, *_where(is_text, its_places, its_frames, numbers))
-        places, frames = _where(~fits, places, frames)
+                same = np.delete(np.arange(len(fields.encoded)), changed)
+                numbers[:, same] = [tags[fields.encoded[value]] for value in same.tolist()]
+                is_text = numbers.min(axis=1, initial=0) >= 0
+                yield _Group(fields, *_where(is_text, its_places, its_frames, numbers))
+            places, frames = _where(~fits, places, frames)
+
+    def _layout(self, frame: Octets) -> tuple[FieldPlaces, Octets] | None:
+        """The layout of a frame, and a frame that has it; None if it cannot be decoded."""
+        known = self._known.get(frame.size)
+        if known is not None:
+            fields, like = known
+            difference = frame ^ like
+            if not (difference[fields.constant].any() or (difference[fields.high_bits] > 0x7F).any()):
+                if not _changed_tags(fields, difference):
+                    return known
+                encoded = [frame[start:stop].tobytes() for start, stop in fields.tags.tolist()]
+                self._known[frame.size] = fields._replace(encoded=encoded), frame.copy()
+                return self._known[frame.size]
+        found = places_of_fields(frame.tobytes(), self._dialect)
+        if found is None:
+            return None
+        if self._known_bytes > _MAX_LAYOUT_BYTES:
+            self._known.clear()
+            self._known_bytes = 0
+        self._known[frame.size] = found, frame.copy()
+        self._known_bytes += frame.size
+        return self._known[frame.size]
+
+
+def _changed_tags(fields: FieldPlaces, varying: Octets) -> list[int]:
+    """Which values have tags of which some byte of `varying`, uint8 (length,), is not zero."""
+    before = np.concatenate(([0], np.cumsum(varying != 0)))[fields.tags]
+    changed: list[int] = np.flatnonzero(before[:, 1] > before[:, 0]).tolist()
+    return changed
+
+
+def _crcs(frames: Octets, like: Octets, differences: Octets, varying: Octets) -> Column:
+    """The CRCs of the payloads of frames of one length, uint32 (n,).
+
+    `differences`, uint8 (n, length), is `frames` XOR `like`; `varying`, uint8 (length,), their OR.
+    """
+    payload = slice(HEADER_BYTES, frames.shape[1] - 4)
+    crc_of = google_crc32c.value
+    if frames.shape[1] >= _SHORT:
+        return np.array([crc_of(one) for one in frames[:, payload]], np.uint32)
+    return np.uint32(crc_of(like[payload])) ^ crc_changes(
+        differences[:, payload], np.flatnonzero(varying[payload])
+    )
 
 
 def _where(mask: Column, *columns: Column) -> tuple[Column, ...]:
@@ -303,15 +385,17 @@ def _joined(groups: list[_Group], bounds: Column, tags: list[str]) -> ScalarColu
         seqs[places] = varints_at(frames, fields.seq)
         steps[places] = varints_at(frames, fields.step)
         wall_times[places] = numbers_at(frames, HEADER_BYTES + 1, "<f8")
-        counts[places] = len(fields.numbers)
+        counts[places] = len(fields.encoded)
     firsts = np.cumsum(counts) - counts
     numbers = np.empty(int(counts.sum()))
     tag_numbers = np.empty(numbers.size, np.int32)
     for fields, places, frames, tag_columns in groups:
-        for value, place in enumerate(fields.numbers):
-            with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
-                numbers[firsts[places] + value] = numbers_at(frames, place, "<f4")
-            tag_numbers[firsts[places] + value] = tag_columns[:, value]
+        found = floats_at(frames, fields.numbers)
+        if len(groups) == 1:
+            numbers, tag_numbers = found.reshape(-1), tag_columns.reshape(-1)
+        else:
+            at = firsts[places][:, np.newaxis] + np.arange(len(fields.encoded))
+            numbers[at], tag_numbers[at] = found, tag_columns
     return ScalarColumns(
         *groups[0].fields.owner,
         seqs,

@@ -187,6 +187,23 @@ def scalars(draw: Random, dialect: str) -> list[bytes]:
     return [frame(found.payload) for found in read_frames(io.BytesIO(b"".join(parts)))]
 
 
+def broad(draw: Random, dialect: str) -> list[bytes]:
+    """A few events of many tags each, of which some may be renamed on the way."""
+    first, tags = (
+        draw.choice(FIRST_SEQS),
+        [f"layer{n // 10}/metric_{n % 10}" for n in range(draw.randint(90, 500))],
+    )
+    events = []
+    for seq in range(first, first + draw.choice((1, 3, 9))):
+        if draw.random() < 0.2:
+            tags[draw.randrange(len(tags))] = draw.choice(("layer0/other___0", "new"))
+        values = [Value("scalar", tag, draw.choice(NUMBERS)) for tag in tags]
+        events.append(Event(3 * seq, 1.7e9 + seq / 8, values))
+    encoder = EventEncoder(RUNS[0], 0, (dialect,))
+    parts = [part for run in encoder.encode(first, events).framed[dialect] for part in run.parts]
+    return [frame(found.payload) for found in read_frames(io.BytesIO(b"".join(parts)))]
+
+
 def others(draw: Random, dialect: str) -> list[bytes]:
     """Events of the general encoder: other plugins, no identity, no step, no seq."""
     encoded = []
@@ -210,11 +227,11 @@ def rewritten(draw: Random, one: bytes) -> bytes:
     return frame(bytes(payload))
 
 
-def a_file(draw: Random, dialect: str) -> bytes:
+def a_file(draw: Random, dialect: str, kinds: tuple[Any, ...] = (scalars, scalars, others)) -> bytes:
     """A version record, runs of scalars with other events, rewritten ones and damage between them."""
     frames = [frame(FORMATS[dialect].encode_version(1.0, EventIds(RUNS[0], 0)))]
     for _ in range(draw.randint(1, 5)):
-        frames += draw.choice((scalars, scalars, others))(draw, dialect)
+        frames += draw.choice(kinds)(draw, dialect)
     for _ in range(draw.choice((0, 0, 1, 5))):
         place = draw.randrange(len(frames))
         frames[place] = rewritten(draw, frames[place])
@@ -227,6 +244,14 @@ def a_file(draw: Random, dialect: str) -> bytes:
 def test_columns_and_frames_tell_the_same(nasty_tmp_path: Path, seed: int, dialect: str):
     path = nasty_tmp_path / NAMES[dialect]
     path.write_bytes(a_file(Random(seed), dialect))
+    check(path)
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 2**32), st.sampled_from(DIALECTS))
+def test_columns_and_frames_of_many_tags_tell_the_same(nasty_tmp_path: Path, seed: int, dialect: str):
+    path = nasty_tmp_path / NAMES[dialect]
+    path.write_bytes(a_file(Random(seed), dialect, (broad, broad, scalars)))
     check(path)
 
 

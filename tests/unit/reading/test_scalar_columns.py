@@ -155,3 +155,38 @@ def test_a_signalling_nan_is_read_as_a_nan():
     payload = frames[7][12:-4].replace(np.float32(103.5).tobytes(), b"\x01\x00\x80\x7f")
     frames[7] = frame(payload)
     assert np.flatnonzero(np.isnan(joined(columns(frames), "numbers"))).tolist() == [7]
+
+
+@pytest.mark.parametrize(("tags", "events"), [(1_000, 20), (10_000, 3)])
+def test_wide_events_come_in_columns_however_few(tags: int, events: int):
+    names = tuple(f"layer{n // 10}/metric_{n % 10}" for n in range(tags))
+    frames = run(range(120, 120 + events), names)  # seqs of one and of two bytes
+    found = pieces([VERSION, *frames])
+    alone = [piece for piece in found if isinstance(piece, Frame)]
+    wide = [piece for piece in found if isinstance(piece, ScalarColumns)]
+    assert alone[0].end == len(VERSION)
+    assert len(alone) <= 2  # one may be read while the kind of the file is not known
+    assert sum(piece.seqs.size for piece in wide) == events + 1 - len(alone)
+    first = 120 + events - sum(piece.seqs.size for piece in wide)
+    assert joined(wide, "seqs") == list(range(first, 120 + events))
+    assert joined(wide, "numbers") == [seq / 2 for seq in range(first, 120 + events) for _ in names]
+    assert [tag for piece in wide for tag in piece.tag_texts()] == [*names] * (events + 1 - len(alone))
+
+
+def test_a_damaged_and_a_torn_wide_event_are_what_they_are():
+    names = tuple(f"metric{n:05d}" for n in range(2_000))
+    frames = run(range(200, 206), names)
+    bad = bytearray(frames[3])
+    bad[20_000] ^= 64
+    found = shape([*frames[:3], bytes(bad), frames[4], frames[5][:-1]])
+    assert [one for one in found if isinstance(one, str)] == ["the payload has a wrong CRC"]
+    assert sum(1 if one is None else one for one in found if not isinstance(one, str)) == 4
+
+
+def test_tags_of_an_earlier_event_of_the_same_layout_are_not_those_of_a_later_one():
+    frames = [*run(range(200, 300), ("a",)), *run(range(300, 300 + 2 * MANY), ("b",))]
+    one_by_one = [piece for piece in pieces(frames) if isinstance(piece, ScalarColumns)]
+    for piece in one_by_one:
+        texts = [*piece.tag_texts()]
+        assert {*piece.tags} == {*texts}
+    assert [tag for piece in one_by_one for tag in piece.tag_texts()] == ["a"] * 100 + ["b"] * 2 * MANY
