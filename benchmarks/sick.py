@@ -149,16 +149,17 @@ def faults_told(plan: Plan, told: list[Verdict], names: list[str], *, fsdp: bool
     """What is wrong with the verdicts on a training; empty if they are right."""
     wrong = []
     kind = plan["kind"]
-    expected: set[tuple[int, str, int]] = set()
+    expected: set[tuple[tuple[int, ...], str, int]] = set()
     for step, (rank, what, part) in plan["faults"].items():
         cause = {"flip": "drift", "seed": "config"}.get(kind, kind)
         since = step if kind in ("flip", "nan") else 1
         sick: tuple[int, ...] = () if kind == "clean" else (rank, what) if kind == "shard" else (rank,)
         if fsdp and kind == "flip":
             sick = rank, (rank + 2) % RANKS  # of two replicas, both are named
-        expected.update((one, cause, since) for one in sick)
+        if sick:
+            expected.add((tuple(sorted(sick)), cause, since))
         if kind == "nan" and part >= 0.5:  # its weights are no longer those of the others, either
-            expected.add((rank, "drift", step))
+            expected.add(((rank,), "drift", step))
         for verdict in told:
             if kind == "flip" and verdict.since_step == step and repr(names[what]) not in verdict.evidence:
                 wrong.append(f"no {names[what]!r}: {verdict.evidence}")
@@ -169,7 +170,7 @@ def faults_told(plan: Plan, told: list[Verdict], names: list[str], *, fsdp: bool
                 and {"config": "lr", "seed": "seed torch"}[kind] not in verdict.evidence
             ):
                 wrong.append(verdict.evidence)
-    found = {(one.rank, one.cause, one.since_step) for one in told}
+    found = {(one.ranks or (one.rank,), one.cause, one.since_step) for one in told}
     if kind == "memory":  # a sample within a step has the number of the one before
         [(step, (rank, _, _))] = plan["faults"].items()
         is_right = [(one.rank, one.cause, one.since_step >= step - 1) for one in told] == [(rank, kind, True)]

@@ -16,6 +16,7 @@ from distsummary.aggregate.sick_ranks import SickRanks
 from distsummary.aggregate.statistics import Rows
 from distsummary.diagnosis.alerts import Alert, Key, Told, hangs_among, key_of, read_alerts, same_episode
 from distsummary.diagnosis.judge import Judge, own_times
+from distsummary.diagnosis.sentence import sentence
 from distsummary.diagnosis.verdict import HANG, Verdict
 from distsummary.format.records import ALERT_TAGS, Value
 from distsummary.run_dir import RunDir
@@ -119,19 +120,11 @@ def alert_values(changed: Iterable[Verdict], least: int = 0) -> Mapping[int, lis
             told.setdefault(max(least, verdict.first_told_step), []).append(verdict)
     return {
         step: [
-            Value("text", TEXT_TAG, "\n\n".join(line(verdict) for verdict in verdicts)),
+            Value("text", TEXT_TAG, "\n\n".join(sentence(verdict) for verdict in verdicts)),
             Value("scalar", RANK_TAG, float(verdicts[0].rank)),
         ]
         for step, verdicts in told.items()
     }
-
-
-def line(verdict: Verdict) -> str:
-    """A verdict in one line."""
-    until = "" if verdict.until_step is None else f" to {verdict.until_step:,}"
-    return (
-        f"rank {verdict.rank}: {verdict.cause} since step {verdict.since_step:,}{until}: {verdict.evidence}"
-    )
 
 
 class Alerts:
@@ -161,7 +154,7 @@ class Alerts:
         is_new = self._note(attempt, verdict)
         if is_new:
             with contextlib.suppress(OSError, ValueError):  # the terminal may be gone
-                text = f"distsummary: {line(verdict)}; more: distsummary why {self._run_dir.base}"
+                text = f"distsummary: {sentence(verdict)} More: distsummary why {self._run_dir.base}"
                 print(text, file=sys.stderr, flush=True)
         with contextlib.suppress(OSError):  # see above
             self.write()

@@ -12,8 +12,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from distsummary.aggregate.judging import line
 from distsummary.diagnosis.alerts import Key, key_of, read_alerts
+from distsummary.diagnosis.sentence import sentence
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.run_dir import RunDir
@@ -104,7 +104,7 @@ class OnAlert(Callback):
             for found in read_alerts(self._run_dir):
                 if key_of(found) not in self._told:
                     self._told.add(key_of(found))
-                    text = f"distsummary: {line(Verdict.from_json(found))}"
+                    text = f"distsummary: {sentence(Verdict.from_json(found))}"
                     self._waiting.append(({**found, "run_dir": str(self._run_dir.base), "text": text}, 0))
             self._size = size
         waiting, self._waiting = self._waiting, []

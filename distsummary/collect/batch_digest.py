@@ -1,19 +1,18 @@
 """batch_digest: a number by which ranks tell whether they are given the same data."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from distsummary.format.check_tags import halves
 from distsummary.format.records import Array
-from distsummary.frameworks.base import Pending, framework_of
+from distsummary.frameworks.base import Pending, framework_of, tensors_in
 
 MAX_BYTES = 1 << 20  # of a batch; of a larger one, pieces are taken
 _PIECES = 256
 _MAX_TENSORS = 8
-_MAX_DEPTH = 4
 
 
 def batch_digest(batch: object) -> "tuple[float | Pending, float | Pending] | None":
@@ -24,7 +23,7 @@ def batch_digest(batch: object) -> "tuple[float | Pending, float | Pending] | No
     """
     here: list[Array] = []
     there: list[Any] = []
-    for tensor in _tensors(batch, _MAX_DEPTH):
+    for tensor in tensors_in(batch):
         device = getattr(getattr(tensor, "device", None), "type", "cpu")
         if device != "cpu":
             there.append(tensor)
@@ -62,17 +61,6 @@ class _Half:
         """Wait for the sum and return its half."""
         total = int(np.asarray(self._arriving.result()).reshape(-1)[0])
         return halves(total % ((1 << 48) - 59))[self._place]  # a prime: all bits count
-
-
-def _tensors(batch: object, depth: int) -> Iterator[Any]:
-    """The tensors in nested lists, tuples and mappings."""
-    if isinstance(batch, Mapping):
-        batch = list(batch.values())
-    if isinstance(batch, (list, tuple)):
-        for part in batch if depth else ():
-            yield from _tensors(part, depth - 1)
-    elif framework_of(batch).is_tensor(batch):
-        yield batch
 
 
 def _octets(tensor: Any) -> Array:

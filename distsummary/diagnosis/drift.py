@@ -93,27 +93,30 @@ class Drift:
         ):
             return []  # the third may tell which one is right, later
         vote = _voted(told)
-        changed: list[Verdict] = []
-        for rank in sorted(replicas.open.keys() & told.keys()):
-            if rank not in vote.others:
-                verdict = replicas.open.pop(rank)
-                changed.append(replace(verdict, until_step=replicas.last))
+        over = {
+            id(verdict): replace(verdict, until_step=replicas.last)
+            for rank, verdict in sorted(replicas.open.items())
+            if rank in told and not set(verdict.ranks or (verdict.rank,)).intersection(vote.others)
+        }
+        replicas.open = {rank: one for rank, one in replicas.open.items() if id(one) not in over}
+        changed = [*over.values()]
         if not vote.others:
             replicas.equal = step
             return changed
+        replicas.last = step
         new = [rank for rank in vote.others if rank not in replicas.open][:NAMED]
-        for rank in new:
+        for ranks in ([rank] for rank in new) if vote.has_majority else [new] if new else ():
             verdict = Verdict(
-                rank=rank,
+                rank=ranks[0],
                 cause=DRIFT,
                 since_step=step,
                 until_step=None,
-                evidence=self._evidence(step, peers[0], rank, told, vote, replicas.equal),
+                evidence=self._evidence(step, peers[0], ranks[0], told, vote, replicas.equal),
                 first_told_step=step,
+                ranks=tuple(ranks) if len(ranks) > 1 else (),
             )
-            replicas.open[rank] = verdict
+            replicas.open |= dict.fromkeys(ranks, verdict)
             changed.append(verdict)
-        replicas.last = step
         return changed
 
     def _evidence(
@@ -123,23 +126,23 @@ class Drift:
         place = located(told[rank], told[other])
         names = self._names(rank, group)
         if place is None:
-            what = "more than one of its parameters"
+            what = "more than one parameter differs"
         elif place < len(names):
-            what = f"its copy of the parameter {names[place]!r}"
+            what = f"the parameter {names[place]!r} differs"
         else:
-            what = f"its copy of the parameter number {place + 1}"
-        since = (
-            f"at step {step}, the first one compared"
-            if equal is None
-            else f"at step {step}; at step {equal} all were equal"
-        )
+            what = f"the parameter number {place + 1} differs"
         if vote.has_majority:
-            with_whom = f"has other bits than those of {len(told) - len(vote.others)} replicas that agree"
+            what += f" from {len(told) - len(vote.others)} replicas that agree"
         elif len(told) == 2:
-            with_whom = f"has other bits than that of rank {other}, and of two nobody can tell which is right"
+            what += ", and of two copies either may be right"
         else:
-            with_whom = f"has other bits than that of rank {other}, and no majority of {len(told)} agrees"
-        return f"on rank {rank}, {what} {with_whom}: {since}"
+            what += f", and no majority of {len(told)} agrees"
+        if equal is not None:
+            return f"{what}; all were equal at step {equal:,}"
+        return (
+            f"{what}, from the first comparison on; is the model wrapped in DDP? If the ranks mean to train "
+            "apart: checksums=False"
+        )
 
 
 class _Vote(NamedTuple):

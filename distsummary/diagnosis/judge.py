@@ -35,10 +35,13 @@ _DATA, _BACKWARD, _QUEUE = PHASES.index("data"), PHASES.index("backward"), PHASE
 # A thread that waits is woken now and then, which takes twice as long on a host that is busy meanwhile.
 WAITING_FACTOR = 2.0
 _EVERY, _ARRIVALS = len(PHASES), len(PHASES) + 1  # what is told besides times
-_WHERE = {
-    "python": "collecting garbage",
-    "recording": "in callbacks and copies of recorded arrays",
-    "rest": "outside of data, forward, backward and optimizer",
+_WHAT = {  # what a phase does, where its name does not say it
+    "data": "loading data",
+    "optimizer": "the optimizer",
+    "python": "garbage collection",
+    "recording": "recording (callbacks, copies of arrays)",
+    "checkpoint": "saving checkpoints",
+    "rest": "what is outside of data, forward, backward and optimizer",
 }
 
 
@@ -227,20 +230,16 @@ class _Peers:
 
 
 def _verdict(found: Slow, peers: int) -> Verdict:
-    its_peers, own = ("its peer", "that peer's") if peers == 1 else ("the median of its peers", "the peers'")
-    what = _WHERE.get(found.phase, f"in {found.phase}")
-    more = (found.own_ms - found.peers_ms) / found.peers_step_ms
+    its_peers = "its peer" if peers == 1 else "its peers"
     if found.phase == "host":
         evidence = (
-            f"rank {found.rank} waits {found.own_ms:.3g} ms a step for a processor that other processes use, "
-            f"{its_peers} {found.peers_ms:.3g} ms; apart from that, a step of {own} own "
-            f"takes {found.peers_step_ms:.3g} ms"
+            f"it waited {found.own_ms:.3g} ms a step for a processor that other processes used, {its_peers} "
+            f"{found.peers_ms:.3g} ms"
         )
     else:
         evidence = (
-            f"rank {found.rank} takes {found.own_ms:.3g} ms a step {what}, {its_peers} "
-            f"{found.peers_ms:.3g} ms: {more:+.0%} of a whole step of {own} own, which takes "
-            f"{found.peers_step_ms:.3g} ms"
+            f"{_WHAT.get(found.phase, found.phase)} took {found.own_ms:.3g} ms a step, on {its_peers} "
+            f"{found.peers_ms:.3g} ms"
         )
     return Verdict(
         rank=found.rank,

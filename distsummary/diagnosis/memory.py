@@ -21,7 +21,7 @@ SAMPLES = 3  # one after the other
 
 
 class MemoryImbalance:
-    """Tells each rank once whose newest samples all exceed the median of the newest ones of its peers."""
+    """Reports each rank once whose newest samples all exceed the median of the newest ones of its peers."""
 
     def __init__(self) -> None:
         self._newest: dict[str, dict[int, float]] = {tag: {} for tag in MEMORY_TAGS}
@@ -69,9 +69,8 @@ class MemoryImbalance:
             since_step=since[0],
             until_step=None,
             evidence=(
-                f"rank {rank} takes {gib:.3g} GiB {MEMORY_TAGS[tag]}, "
-                f"{'its peer' if len(others) == 1 else f'the median of its {len(others)} peers'} "
-                f"is {usual:.3g} GiB"
+                f"{gib:.3g} GiB {MEMORY_TAGS[tag]}, on "
+                f"{'its peer' if len(others) == 1 else f'the {len(others)} others'} {usual:.3g} GiB"
             ),
             first_told_step=step,
         )

@@ -26,24 +26,31 @@ _NOTHING = ("None", "False", "''", "", "0", "[]", "{}", ABSENT)
 
 
 def different_settings(facts: Mapping[int, RankFacts], first_step: int) -> list[Verdict]:
-    """One verdict for each rank whose settings differ, by rising ranks; see `differences`.
+    """One verdict for the ranks whose settings differ in the same way, by rising ranks; see `differences`.
 
-    `first_step`: at which they are told.
+    `first_step`: the step of the verdicts.
     """
-    reasons: dict[int, list[str]] = defaultdict(list)
+    found: dict[int, dict[str, str]] = defaultdict(dict)
     for name, rank, reason in differences(facts):
-        reasons[rank].append(f"{name} is {reason}")
+        found[rank][name] = reason
+    alike: dict[object, list[int]] = defaultdict(list)  # ranks that differ in the same way
+    for rank, reasons in sorted(found.items()):
+        is_pair = len(facts) == 2
+        alike[tuple((name, None if is_pair else facts[rank].settings.get(name)) for name in reasons)].append(
+            rank
+        )
     return [
         Verdict(
-            rank=rank,
+            rank=ranks[0],
             cause=CONFIG,
             since_step=first_step,
             until_step=None,
-            evidence="; ".join(found[:NAMED])
-            + (f"; and {len(found) - NAMED} more settings" if len(found) > NAMED else ""),
+            evidence="; ".join(f"{name} is {reason}" for name, reason in [*found[ranks[0]].items()][:NAMED])
+            + (f"; and {more} more settings" if (more := len(found[ranks[0]]) - NAMED) > 0 else ""),
             first_told_step=first_step,
+            ranks=tuple(ranks) if len(ranks) > 1 else (),
         )
-        for rank, found in sorted(reasons.items())
+        for ranks in alike.values()
     ]
 
 

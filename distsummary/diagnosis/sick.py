@@ -1,30 +1,45 @@
-"""FirstNonFinite: the first steps, ranks and tags or parameters at which a number is NaN, or infinite."""
+"""FirstNonFinite: the rank, the step and the number at which a training was no longer finite."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import re
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from distsummary.diagnosis.sentence import named_ranks
 from distsummary.diagnosis.verdict import NAN, Verdict
 from distsummary.format.check_tags import LAG, NONFINITE_TAGS
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-LOSSES = frozenset(("loss", "loss/auto"))  # told even if they have never been finite
-NAMED = 8  # ranks in a message
+LOSSES = frozenset(("loss", "loss/auto"))  # reported even if they have never been finite
+LISTED = 4  # other numbers that an evidence names
 _NEVER = int(np.iinfo(np.int64).max)  # a step that never comes
+# Where a number arises within a step, by its name; anything else is taken for an output of the model.
+_INPUT, _LOSS, _OUTPUT, _GRADIENT, _NORM, _EVALUATION = range(6)
+_STAGES = (
+    (re.compile(r"(eval|val|valid|validation|test)[/_.]"), _EVALUATION),
+    (re.compile(r".*norm"), _NORM),
+    (re.compile(r".*loss"), _LOSS),
+    (re.compile(r".*grad"), _GRADIENT),
+    (re.compile(r".*(weight|param)"), _NORM),
+)
+_KINDS = {"input": _INPUT, "gradient": _GRADIENT, "weight": _NORM}  # of NONFINITE_TAGS
 
 
 class FirstNonFinite:
-    """Tells once the first step at which a number is infinite, and once the first at which one is NaN.
+    """Reports once the first step at which a number is infinite, and once the first at which one is NaN.
 
-    It must have been finite before. After a NaN, which spreads, no infinity is told; before it, one may be
-    normal, as mixed precision makes gradients infinite now and then. A rank that has it while others do not
-    is named; if all that recorded the tag have it, the lowest is. With norms, ranks also tell the first
-    parameter of which the gradient or the weight is not finite; that counts as a NaN.
+    It must have been finite before. After a NaN, which spreads, no infinity is reported; before it, one may
+    be normal, as mixed precision makes gradients infinite now and then. A NaN at the step after a reported
+    infinity of a loss follows from that.
+
+    Of all that is not finite at that step, the origin is what is so on the fewest ranks, and of these what
+    arises first: the input, the loss, gradients, norms, evaluations. The others are counted. With norms,
+    ranks also report the first parameter of which the gradient or the weight is not finite, and whether
+    their input was: these count as a NaN.
 
     Args:
         name: of a rank and the number of a parameter: how it is called.
@@ -32,8 +47,10 @@ class FirstNonFinite:
 
     def __init__(self, name: Callable[[int, int], str] = lambda rank, index: f"number {index + 1}") -> None:
         self._name = name
-        self._known: set[str] = set(LOSSES)  # tags that have been finite
-        self._has_infinity = self._has_nan = False  # told
+        self._finite: set[str] = set(LOSSES)  # tags that have been finite
+        self._ranks: set[int] = set()  # that have recorded anything
+        self._infinity: _Candidate | None = None  # that was reported
+        self._has_nan = False  # it was reported
 
     def add(
         self, tags: Sequence[str], which: Ints, ranks: Ints, steps: Ints, values: Floats
@@ -46,67 +63,102 @@ class FirstNonFinite:
         if self._has_nan or not len(steps):
             return []
         rows = _Rows(tags, which, ranks, steps, values)
+        self._ranks.update(np.unique(ranks).tolist())
         bad = self._bad(rows)
         is_nan = np.isnan(values[bad])
-        infinite_at = steps[bad[~is_nan]].min(initial=_NEVER)
-        nan_at = steps[bad[is_nan]].min(initial=_NEVER)
-        parameters = _parameters(*rows)
-        parameter_at = parameters[0].step if parameters else _NEVER
+        infinite_at = int(steps[bad[~is_nan]].min(initial=_NEVER))
+        nan_at = int(steps[bad[is_nan]].min(initial=_NEVER))
+        parameters = self._parameters(rows)
+        nan_at = min([nan_at, *(one.step for one in parameters)])
         found = []
-        if infinite_at < min(nan_at, parameter_at) and not self._has_infinity:
-            self._has_infinity = True
-            found += _numbers(rows, bad[~is_nan & (steps[bad] == infinite_at)])
-        if min(nan_at, parameter_at) == _NEVER:
+        if infinite_at < nan_at and self._infinity is None:
+            numbers = _numbers(rows, bad[steps[bad] == infinite_at])
+            self._infinity = self._first(numbers)
+            found.append(self._verdict(numbers))
+        if nan_at == _NEVER:
             return found
         self._has_nan = True
-        if nan_at < parameter_at:
-            return [*found, *_numbers(rows, bad[is_nan & (steps[bad] == nan_at)])]
-        here = bad[is_nan if nan_at == parameter_at else ~is_nan]
-        numbers = _numbers(rows, here[steps[here] == parameter_at])
-        return [*found, *self._sick([one for one in parameters if one.step == parameter_at], numbers)]
+        if self._infinity is not None and self._infinity.causes(nan_at):
+            return found
+        numbers = _numbers(rows, bad[steps[bad] == nan_at])
+        return [*found, self._verdict([*numbers, *(one for one in parameters if one.step == nan_at)])]
 
     def _bad(self, rows: "_Rows") -> Ints:
         """The places of the numbers that are not finite, of tags that have been finite before."""
         is_bad = ~np.isfinite(rows.values)
         if not is_bad.any():
-            self._known.update(rows.tags[number] for number in np.unique(rows.which).tolist())
+            self._finite.update(rows.tags[number] for number in np.unique(rows.which).tolist())
             return np.empty(0, np.int64)
         first_finite = np.full(len(rows.tags), _NEVER)
         np.minimum.at(first_finite, rows.which[~is_bad], rows.steps[~is_bad])
-        first_finite[[number for number, tag in enumerate(rows.tags) if tag in self._known]] = -1
-        self._known.update(rows.tags[number] for number in np.unique(rows.which[~is_bad]).tolist())
+        first_finite[[number for number, tag in enumerate(rows.tags) if tag in self._finite]] = -1
+        self._finite.update(rows.tags[number] for number in np.unique(rows.which[~is_bad]).tolist())
         return np.flatnonzero(is_bad & (rows.steps > first_finite[rows.which]))
 
-    def _sick(self, parameters: "Sequence[_Parameter]", numbers: list[Verdict]) -> list[Verdict]:
-        """The verdicts on parameters, sorted, and on numbers of the same step, if any."""
-        first: dict[int, _Parameter] = {}  # by rank
-        for one in parameters:
-            first.setdefault(one.rank, one)
-        if numbers:
-            return [
-                replace(verdict, evidence=f"{verdict.evidence}; so is {self._called(first[verdict.rank])}")
-                if verdict.rank in first
-                else verdict
-                for verdict in numbers
-            ]
-        rank = min(first)
-        others = (
-            f"; ranks {', '.join(map(str, sorted(first)[1:NAMED]))} tell it too" if len(first) > 1 else ""
-        )
+    def _parameters(self, rows: "_Rows") -> "list[_Candidate]":
+        """What the ranks report of inputs and parameters that are not finite."""
+        tags = list(rows.tags)
+        by_name: dict[tuple[int, str, str], dict[int, int]] = {}  # step, kind and name -> rank -> reported at
+        for kind, tag in NONFINITE_TAGS.items():
+            lags = _by_place(rows, tags.index(tag + LAG)) if tag + LAG in tags else {}
+            for (rank, at), value in (_by_place(rows, tags.index(tag)) if tag in tags else {}).items():
+                name = (
+                    f"tensor {int(value) + 1} of the input batch"
+                    if kind == "input"
+                    else f"the {kind} of the parameter {self._name(rank, int(value))}"
+                )
+                step = at - int(lags.get((rank, at), 0.0))
+                by_name.setdefault((step, kind, name), {})[rank] = at
         return [
-            Verdict(
-                rank=rank,
-                cause=NAN,
-                since_step=first[rank].step,
-                until_step=None,
-                evidence=f"{self._called(first[rank])} is not finite on rank {rank} at step "
-                f"{first[rank].step}{others}",
-                first_told_step=first[rank].told,
+            _Candidate(
+                step=step,
+                stage=_KINDS[kind],
+                name=name,
+                ranks=tuple(sorted(by_rank)),
+                value="not finite",
+                reported=max(by_rank.values()),
+                is_of_rank=True,
             )
+            for (step, kind, name), by_rank in by_name.items()
         ]
 
-    def _called(self, parameter: "_Parameter") -> str:
-        return f"the {parameter.kind} of the parameter {self._name(parameter.rank, parameter.number)}"
+    def _verdict(self, candidates: "Sequence[_Candidate]") -> Verdict:
+        """The verdict on numbers that are not finite at the same step."""
+        first = self._first(candidates)
+        others = sorted((one for one in candidates if one is not first), key=self._order)
+        also = [f"{one.name} {self._on(one.ranks)}" for one in others[:LISTED]]
+        if len(others) > LISTED:
+            also.append(f"{len(others) - LISTED} more numbers")
+        return Verdict(
+            rank=first.ranks[0],
+            cause=NAN,
+            since_step=first.step,
+            until_step=None,
+            evidence=f"{first.name} is {first.value}{self._elsewhere(first)}"
+            + (f"; also {', '.join(also)}" if also else ""),
+            first_told_step=first.reported,
+            ranks=first.ranks if len(first.ranks) > 1 else (),
+        )
+
+    def _first(self, candidates: "Iterable[_Candidate]") -> "_Candidate":
+        return min(candidates, key=self._order)
+
+    def _order(self, one: "_Candidate") -> tuple[bool, int, int, str]:
+        """What is so on all ranks that recorded it may come from any of them."""
+        count = len(one.ranks) if one.is_of_rank else len(self._ranks)
+        return one.stage == _EVALUATION, count, one.stage, one.name
+
+    def _elsewhere(self, one: "_Candidate") -> str:
+        """How the number is on the other ranks."""
+        if one.finite:
+            return f", finite on {one.finite} other rank{'s' if one.finite > 1 else ''}"
+        if len(one.ranks) > 1:
+            return f" {self._on(one.ranks)}"
+        return "" if len(self._ranks) == 1 or one.is_of_rank else ", and no other rank records it"
+
+    def _on(self, ranks: Sequence[int]) -> str:
+        is_all = len(ranks) == len(self._ranks) > 1
+        return f"on all {len(ranks)} ranks" if is_all else f"on {named_ranks(ranks)}"
 
 
 class _Rows(NamedTuple):
@@ -119,58 +171,60 @@ class _Rows(NamedTuple):
     values: Floats
 
 
-def _numbers(rows: _Rows, bad: Ints) -> list[Verdict]:
-    """The verdicts on numbers that are not finite, at these places of `rows` and all at one step."""
-    tags, which, ranks, steps, values = rows
-    if not len(bad):
-        return []
-    step = int(steps[bad[0]])
-    number = min(which[bad].tolist(), key=lambda number: (tags[number] not in LOSSES, tags[number]))
-    sick = np.unique(ranks[bad[which[bad] == number]])
-    here = (steps == step) & (which == number)
-    told, finite = np.unique(ranks[here]), np.unique(ranks[here & np.isfinite(values)])
-    value = float(values[bad[(which[bad] == number) & (ranks[bad] == sick[0])][-1]])
-    if len(sick) == len(told) > 1:
-        others, named = f"on all {len(told)} ranks that recorded it", sick[:1]
-    else:
-        others, named = f"finite on {len(finite)} others", sick[:NAMED]
-    return [
-        Verdict(
-            rank=rank,
-            cause=NAN,
-            since_step=step,
-            until_step=None,
-            evidence=f"{tags[number]} is {value} on rank {rank} at step {step}, {others}",
-            first_told_step=step,
-        )
-        for rank in named.tolist()
-    ]
+class _Candidate(NamedTuple):
+    """A number that is not finite at a step, on these ranks in rising order.
 
-
-class _Parameter(NamedTuple):
-    """The first parameter of a rank that is not finite at a step, which was recorded at the step `told`."""
+    `reported`: the step at which it was recorded. `finite`: on how many other ranks it is. `is_of_rank`:
+    whether it tells the ranks on which it is so from others.
+    """
 
     step: int
-    rank: int
-    kind: str
-    number: int
-    told: int
+    stage: int
+    name: str
+    ranks: tuple[int, ...]
+    value: str
+    reported: int
+    is_of_rank: bool
+    finite: int = 0
+
+    def causes(self, nan_at: int) -> bool:
+        """Whether a NaN at this step follows from this infinity."""
+        return self.stage == _LOSS and nan_at <= self.step + 1
 
 
-def _parameters(
-    tags: Sequence[str], which: Ints, ranks: Ints, steps: Ints, values: Floats
-) -> list[_Parameter]:
-    """What the ranks tell of parameters that are not finite, by step, rank and kind."""
+def _numbers(rows: _Rows, bad: Ints) -> list[_Candidate]:
+    """The numbers that are not finite, at these places of `rows` and all at one step."""
     found = []
-    for kind, tag in NONFINITE_TAGS.items():
-        if tag not in tags:
-            continue
-        told: dict[str, dict[tuple[int, int], int]] = {}
-        for name in (tag, tag + LAG):
-            rows = np.flatnonzero(which == (list(tags).index(name) if name in tags else -1))
-            keys = zip(ranks[rows].tolist(), steps[rows].tolist(), strict=True)
-            told[name] = dict(zip(keys, values[rows].astype(np.int64).tolist(), strict=True))
-        for (rank, step), index in told[tag].items():
-            lag = told[tag + LAG].get((rank, step), 0)
-            found.append(_Parameter(step - lag, rank, kind, index, step))
-    return sorted(found)
+    for number in np.unique(rows.which[bad]).tolist():
+        places = bad[rows.which[bad] == number]
+        nan = places[np.isnan(rows.values[places])]
+        sick = np.unique(rows.ranks[nan if len(nan) else places])
+        step = int(rows.steps[places[0]])
+        here = (rows.steps == step) & (rows.which == number) & np.isfinite(rows.values)
+        values = {str(value) for value in rows.values[nan if len(nan) else places].tolist()}
+        finite = len(np.setdiff1d(rows.ranks[here], sick))
+        found.append(
+            _Candidate(
+                step=step,
+                stage=_stage(rows.tags[number]),
+                name=rows.tags[number],
+                ranks=tuple(sick.tolist()),
+                value=" or ".join(sorted(values)),
+                reported=step,
+                is_of_rank=finite > 0,
+                finite=finite,
+            )
+        )
+    return found
+
+
+def _stage(tag: str) -> int:
+    name = tag.lower()
+    return next((stage for pattern, stage in _STAGES if pattern.match(name)), _OUTPUT)
+
+
+def _by_place(rows: _Rows, number: int) -> dict[tuple[int, int], float]:
+    """The values of a tag, by rank and step."""
+    places = np.flatnonzero(rows.which == number)
+    keys = zip(rows.ranks[places].tolist(), rows.steps[places].tolist(), strict=True)
+    return dict(zip(keys, rows.values[places].tolist(), strict=True))

@@ -16,8 +16,9 @@ PARTS = 3  # scalars for the bit sums of a group of parameters
 BITS_TAGS = f"{CHECK_TAGS}bits/"
 WHOLE = "whole"  # the group of the parameters that each rank has whole
 BATCH_TAGS = (f"{CHECK_TAGS}batch/0", f"{CHECK_TAGS}batch/1")  # the digest of a batch, in two parts
-# The number of the first parameter that is not finite, and how many steps before the event that was.
-NONFINITE_TAGS = {kind: f"{CHECK_TAGS}nonfinite/{kind}" for kind in ("gradient", "weight")}
+# The number of the first tensor of the batch, or parameter, that is not finite; and with LAG, how many steps
+# before the event that was.
+NONFINITE_TAGS = {kind: f"{CHECK_TAGS}nonfinite/{kind}" for kind in ("input", "gradient", "weight")}
 LAG = "/lag"
 _HALF_BITS = 24
 

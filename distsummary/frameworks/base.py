@@ -1,7 +1,7 @@
 """The interface that each framework (NumPy, PyTorch, JAX) implements; finds the framework of an object."""
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -13,6 +13,7 @@ from distsummary.extras import missing_extra
 from distsummary.format.records import Shard
 
 Array = NDArray[Any]
+_MAX_DEPTH = 4  # of a batch
 _OWNERS = {"torch": "torch", "jax": "jax", "jaxlib": "jax"}  # package of a type -> framework; else numpy
 
 
@@ -194,6 +195,17 @@ def load(name: str) -> Framework:
 def framework_of(value: object) -> Framework:
     """The framework that owns a tensor or model, found by its type; no other framework is imported."""
     return _framework_of_type(type(value))  # type: ignore[arg-type]  # mypy doubts that types are hashable
+
+
+def tensors_in(batch: object, *, depth: int = _MAX_DEPTH) -> Iterator[Any]:
+    """The tensors of a batch, also those in nested lists, tuples and mappings, up to `depth` levels deep."""
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, (list, tuple)):
+        for part in batch if depth else ():
+            yield from tensors_in(part, depth=depth - 1)
+    elif framework_of(batch).is_tensor(batch):
+        yield batch
 
 
 def spec_of(name: str, tensor: Any) -> ArraySpec:

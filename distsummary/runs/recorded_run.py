@@ -12,6 +12,8 @@ import numpy as np
 
 from distsummary.checks import check_choice, check_type
 from distsummary.diagnosis.alerts import alerts_as_of_now, read_alerts
+from distsummary.diagnosis.sentence import sentence, weight
+from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import (
     DamagedFileError,
     DistSummaryError,
@@ -41,13 +43,13 @@ from distsummary.runs.table import (
 )
 from distsummary.runs.values import added, assembled, readable, value_table
 from distsummary.sibling_run import SiblingRun, sibling_run
-from distsummary.states import RunState, read_run
+from distsummary.states import RunState, is_over, read_run
 from distsummary.tools.dump import fields
 
 NO_MANIFEST = f"no {MANIFEST}"
 _VERDICT = {
     "rank": np.int32, "cause": object, "since_step": np.int64, "until_step": np.int64, "evidence": object,
-    "first_told_step": np.int64,
+    "first_told_step": np.int64, "lost_s": np.float64, "ranks": object, "sentence": object,
 }  # fmt: skip
 
 
@@ -228,8 +230,10 @@ class RecordedRun:
     @property
     def verdicts(self) -> Table:
         """Which rank was told to be slow, stuck or sick, from alerts.jsonl: rank, cause, since_step,
-        until_step (-1: to the end), evidence (of a hang, from the newest stuck.json) and first_told_step.
-        Empty if nothing was told.
+        until_step (-1: to the end), evidence (of a hang, from the newest stuck.json), first_told_step,
+        lost_s (seconds of the run that it cost), ranks (all that it is about, if several) and sentence (all
+        of this in words). What ended or spoiled the training comes first, then what cost most. Empty if
+        there are none.
         """
         run_dir = RunDir(self.path)
         told = self._told["verdicts"] = {}
@@ -242,7 +246,9 @@ class RecordedRun:
         rows: list[dict[str, Any]] = []
         try:
             rows = read_alerts(run_dir, tell, is_growing=is_running)
-            rows = alerts_as_of_now(run_dir, state.newest if state else None, rows)
+            newest = state.newest if state else None
+            rows = alerts_as_of_now(run_dir, newest, rows)
+            rows = _with_sentences(rows, is_over=newest is not None and is_over(newest))
         except (DistSummaryError, OSError) as error:
             told[said(error)] = None
         columns: dict[str, Any] = {}
@@ -251,7 +257,8 @@ class RecordedRun:
             if dtype is object:
                 columns[name] = objects(values)
             else:
-                columns[name] = np.array([-1 if value is None else value for value in values], dtype)
+                missing = 0.0 if dtype is np.float64 else -1
+                columns[name] = np.array([missing if value is None else value for value in values], dtype)
         return Table(columns, title="verdicts")
 
     def stamp(self) -> str:
@@ -564,6 +571,21 @@ def _check_is_run(run: RunDir, given: str, role: str) -> None:
     raise MissingFileError(
         f"{given} is not a run: it has neither {MANIFEST} nor rank directories nor event files; {remedy}"
     )
+
+
+def _with_sentences(alerts: Iterable[dict[str, Any]], *, is_over: bool) -> list[dict[str, Any]]:
+    """The alerts with what they say in words, the heaviest first; what is no verdict of ours comes last."""
+    found: list[tuple[tuple[bool, float], dict[str, Any]]] = []
+    foreign = []
+    for alert in alerts:
+        try:
+            verdict = Verdict.from_json(alert)
+            said = sentence(verdict, is_over=is_over)
+        except (DistSummaryError, AttributeError, KeyError, TypeError, ValueError):
+            foreign.append(alert)
+            continue
+        found.append((weight(verdict), {**alert, "sentence": said}))
+    return [*(alert for _, alert in sorted(found, key=lambda one: one[0])), *foreign]
 
 
 def _table(

@@ -136,8 +136,10 @@ def text_of(shown: Overview, *, width: int) -> str:
         lines += ["", *table, f"  ({numbered(len(curves), 'tag')} of {of}{_more(len(curves), _TAGS)})"]
     lines += ["", f"also: {_others(shown)}"]
     for row in shown.verdicts[:_VERDICTS]:
-        said = f"verdict: {verdict_text(row)}: {_evidence(row)}"
-        lines += textwrap.wrap(said, width, subsequent_indent="  ", max_lines=2, placeholder=" ...")
+        said = f"verdict: {row['sentence'] or verdict_text(row)}"
+        lines += textwrap.wrap(
+            printable(said), width, subsequent_indent="  ", max_lines=2, placeholder=" ..."
+        )
     if len(shown.verdicts) > _VERDICTS:
         lines.append(f"  and {len(shown.verdicts) - _VERDICTS} more verdicts: see --json")
     lines = [cut(line, width) for line in lines]
@@ -233,10 +235,6 @@ def verdict_text(row: dict[str, Any]) -> str:
     """A row of `RecordedRun.verdicts` in words, such as "rank 3: forward, from step 502 on"."""
     until = f" to {row['until_step']:,}" if row["until_step"] >= 0 else " on"
     return f"rank {row['rank']}: {printable(str(row['cause']))}, from step {row['since_step']:,}{until}"
-
-
-def _evidence(row: dict[str, Any]) -> str:
-    return printable(str(row["evidence"] or "")).removeprefix(f"rank {row['rank']} ")
 
 
 def _more(count: int, shown: int) -> str:

@@ -13,6 +13,8 @@ from operator import not_
 from pathlib import Path
 from typing import Any
 
+from distsummary import states
+from distsummary.diagnosis.sentence import sentence
 from distsummary.diagnosis.stuck import STOOD
 from distsummary.run_dir import RunDir
 from distsummary.states import GONE, SILENT, AttemptState, RankState
@@ -65,9 +67,9 @@ def text_of(status: Status, *, width: int = WIDTH) -> str:
 def _wrapped(sentences: Iterable[str], width: int) -> list[str]:
     """Sentences in lines of at most `width` characters; commands and long words stay whole."""
     lines: list[str] = []
-    for sentence in sentences:
-        text = _COMMAND.sub(lambda found: found[0].replace(" ", "\x00"), sentence)
-        indent = "    " if sentence.startswith(" ") else "  "
+    for one in sentences:
+        text = _COMMAND.sub(lambda found: found[0].replace(" ", "\x00"), one)
+        indent = "    " if one.startswith(" ") else "  "
         broken = textwrap.wrap(
             text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
         )
@@ -331,7 +333,8 @@ def _has_checkpoints(path: Path) -> bool:
 
 def _stuck(status: Status) -> list[str]:
     """Which ranks are stuck, and why."""
-    said = [f"{printable(verdict.evidence)}." for verdict in status.stuck[:3]]
+    is_over = status.run.newest is not None and states.is_over(status.run.newest)
+    said = [printable(sentence(verdict, is_over=is_over)) for verdict in status.stuck[:3]]
     if len(status.stuck) > 3:
         said.append(f"and {numbered(len(status.stuck) - 3, 'more rank')}: distsummary why")
     return said

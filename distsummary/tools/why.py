@@ -1,49 +1,78 @@
 """What `distsummary why` prints: the verdicts on a run's ranks, in words and as JSON."""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from distsummary.diagnosis.sentence import sentence, weight
 from distsummary.diagnosis.verdict import Verdict
-from distsummary.tools.columns import WIDTH, printable
+from distsummary.states import AttemptState
+from distsummary.tools.columns import WIDTH, cut, printable
 
-Told = tuple[int, Verdict]  # with its attempt
+Found = tuple[int, Verdict]  # with its attempt
+FOLDED = 8  # verdicts after the first that have a line each
 
 
-def as_json(told: Sequence[Told]) -> dict[str, Any]:
+def by_weight(found: Sequence[Found]) -> list[Found]:
+    """The heaviest first, see `sentence.weight`; equal ones in the order in which they are given."""
+    return sorted(found, key=lambda one: weight(one[1]))
+
+
+def as_json(found: Sequence[Found]) -> dict[str, Any]:
     """For JSON; docs/ranks.md lists the fields."""
-    return {"verdicts": [verdict.as_json() for _, verdict in told]}
+    return {"verdicts": [verdict.as_json() for _, verdict in by_weight(found)]}
 
 
 def text_of(
-    told: Sequence[Told], world_size: int, newest: int = 0, *, is_over: bool = False, width: int = WIDTH
+    found: Sequence[Found],
+    world_size: int,
+    newest: int = 0,
+    *,
+    is_over: bool = False,
+    lasted_s: Mapping[int, float] | None = None,
+    width: int = WIDTH,
 ) -> str:
-    """One paragraph for each verdict; what was looked at if there is none.
+    """The heaviest verdict with the page about its cause, then a line for each other one.
+
+    What was looked at if there is none.
 
     Args:
         newest: the number of the newest attempt.
         is_over: no rank runs any more.
+        lasted_s: attempt -> the seconds that it took so far.
         width: characters of a line, but for paths that are longer.
     """
-    if told:
-        return "\n".join(_paragraph(*one, newest, is_over, width) for one in told)
-    if world_size < 2:
-        return "the run has one rank, which has no peers to be compared with"
-    return f"none of the {world_size} ranks stands out"
+    if not found:
+        if world_size < 2:
+            return "the run has one rank, which has no peers to be compared with"
+        return f"none of the {world_size} ranks stands out"
+
+    def said(attempt: int, verdict: Verdict) -> str:
+        text = sentence(verdict, is_over=is_over or attempt != newest, of_s=(lasted_s or {}).get(attempt))
+        return printable(text if attempt == newest else f"In attempt {attempt}: {text}")
+
+    first, *others = by_weight(found)
+    lines = _wrapped(said(*first), width)
+    lines.append(f"  What it means, and what to do: {page_of(first[1].cause)}")
+    if others:
+        lines.append("")
+    lines += [cut(f"- {said(*one)}", width) for one in others[:FOLDED]]
+    if len(others) > FOLDED:
+        lines.append(f"- and {len(others) - FOLDED} more")
+    if others:
+        lines.append("All of them, in full: --json")
+    return "\n".join(lines)
 
 
-def _paragraph(attempt: int, verdict: Verdict, newest: int, is_over: bool, width: int) -> str:
-    since, lasts = f"since step {verdict.since_step:,}", "to the end of the run" if is_over else "still"
-    if attempt != newest:
-        since, lasts = f"{since} of attempt {attempt}", "to its end"
-    until = lasts if verdict.until_step is None else f"to step {verdict.until_step:,}"
-    head = f"rank {verdict.rank}: {verdict.cause}, {since}, {until}"
-    evidence = textwrap.wrap(
-        printable(verdict.evidence),
-        width,
-        initial_indent="  ",
-        subsequent_indent="  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return "\n".join([f"{head} (told at step {verdict.first_told_step:,})", *evidence])
+def page_of(cause: str) -> str:
+    """The page about a cause, in the project's documents."""
+    return f"docs/verdicts/{cause}.md"
+
+
+def lasted_s(attempt: AttemptState, now: float) -> float:
+    """How many seconds an attempt took until its ranks reported last; `now`: seconds since the epoch."""
+    return max((now - rank.heard_s for rank in attempt.ranks), default=now) - attempt.started
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)

@@ -3,8 +3,11 @@
 import math
 from collections.abc import Callable, Mapping
 
+import numpy as np
+
 from distsummary.errors import NonFiniteError
-from distsummary.frameworks.base import Pending
+from distsummary.format.check_tags import NONFINITE_TAGS
+from distsummary.frameworks.base import Pending, framework_of, tensors_in
 from distsummary.training.values import Scalar, resolve
 from distsummary.writing.health import Failures
 
@@ -13,6 +16,7 @@ ON_NAN = (WARN, STOP, IGNORE)
 MAX_TAGS = 1 << 10  # if there are more, all are forgotten and may be named again: memory stays bounded
 LARGEST = 3.4028235677973366e38  # numbers from here on are infinite in the files, which hold float32
 LOWEST = -LARGEST
+INPUTS = 8  # batches that are looked at because a logged number is not finite
 
 
 class FiniteCheck:
@@ -32,6 +36,7 @@ class FiniteCheck:
         self.rank = rank
         self._on_nan, self._failures = on_nan, failures
         self._reasons: dict[tuple[str, bool], str] = {}  # by tag, and whether the number is finite
+        self._inputs = INPUTS
 
     def look(self, step: int, numbers: Mapping[str, Scalar]) -> None:
         """Check those numbers of a step that are on the host.
@@ -44,6 +49,28 @@ class FiniteCheck:
         if self.error is not None:
             error, self.error = self.error, None
             raise error
+
+    def input_of(self, batch: object, numbers: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        """Whether a step with a number that is not finite had such an input; at few steps.
+
+        Returns the number of the first such tensor of the batch, from 0, under its tag for the judge of the
+        ranks; empty if all are finite. A batch on a device is waited for.
+        """
+        if not self._inputs or not any(
+            isinstance(number, float) and not math.isfinite(number) for number in numbers.values()
+        ):
+            return {}
+        self._inputs -= 1
+        for number, tensor in enumerate(tensors_in(batch)):
+            try:
+                array = framework_of(tensor).to_numpy(tensor)
+            except Exception as error:  # such as of a tensor without values
+                self._failures().count(f"whether the input was finite: {type(error).__name__}: {error}")
+                continue
+            if array.dtype.kind in "fc" and not np.isfinite(array).all():
+                self._inputs = 0
+                return {NONFINITE_TAGS["input"]: float(number)}
+        return {}
 
     def check(self, step: int, tag: str, number: float) -> None:
         """Check one number; may be called from any thread."""

@@ -514,6 +514,12 @@ class Run(Recording):
         step = params["cur_step_num"]
         if self._phases is not None:
             logged.update(self._phases.end_step(step))
+        try:  # a quick check: with a NaN or an infinity the sum is neither finite nor in this range
+            is_finite = LOWEST < sum(logged.values()) < LARGEST  # type: ignore[arg-type]
+        except TypeError:  # a number is not on the host yet
+            is_finite = False
+        if not is_finite:
+            logged.update(self._finite.input_of(params["train_dataset_element"], logged))
         recorder = self._recorder
         if step < recorder.plain_before:  # most steps
             try:
@@ -523,12 +529,8 @@ class Run(Recording):
                 raise
         else:
             self._call("on_train_step_end", given=(logged, values))
-        try:  # a quick check: with a NaN or an infinity the sum is neither finite nor in this range
-            if LOWEST < sum(logged.values()) < LARGEST and self._finite.error is None:  # type: ignore[arg-type]
-                return
-        except TypeError:  # a number is not on the host yet
-            pass
-        self._check_finite(logged)
+        if not is_finite or self._finite.error is not None:
+            self._check_finite(logged)
 
     def _settle_step(self) -> None:
         """End the current step if neither its iterator nor `next_step` has ended it."""

@@ -73,7 +73,7 @@ def shown(run_dir: Path, count: int) -> list[tuple[int, float, str]]:
         found = [
             (rank.step, rank.value, text)
             for rank, text in zip(ranks, said, strict=False)
-            if ": hang since " in text
+            if " hangs at step " in text
         ]
         if len(ranks) == len(texts) and len(found) >= count:
             return found

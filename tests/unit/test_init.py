@@ -512,7 +512,8 @@ def test_settings_that_differ_between_ranks_are_named_once_and_stand_in_the_mani
     [told] = (record.getMessage() for record in caplog.records)
     [alert] = (text for text in capsys.readouterr().err.splitlines() if "distsummary why" in text)
     assert alert.startswith(
-        "distsummary: rank 2: config since step 1: config lr is 0.2 on rank 2, 0.1 on 2 others; more: "
+        "distsummary: Rank 2 runs with other settings than its peers: config lr is 0.2 on rank 2, 0.1 on 2 "
+        "others. More: "
     )
     assert told.startswith(f"{nasty_tmp_path}: the config of the ranks differs: lr (0.1 on 2 ranks (0, 1); ")
     assert "0.2 on rank 2), local_rank (0 on rank 0; 1 on rank 1; 2 on rank 2); the merged run" in told

@@ -69,7 +69,7 @@ def test_a_function_gets_each_alert_of_this_training_once(tmp_path):
     callback = OnAlert(run_dir, got.append, failures.append)
     told_to(callback, run_dir, verdict(1), verdict(2), verdict(1, until=20))
     assert [(one["rank"], one["cause"], one["attempt"]) for one in got] == [(1, "data", 1), (2, "data", 1)]
-    assert got[1]["text"] == "distsummary: rank 2: data since step 3: slow"
+    assert got[1]["text"] == "distsummary: Rank 2 has held up the run since step 3: slow."
     assert got[1]["run_dir"] == str(run_dir.base)
     assert failures == []
 

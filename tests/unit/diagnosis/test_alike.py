@@ -30,21 +30,42 @@ def own(ranks: int, steps: int = 30) -> dict[int, list[int]]:
 
 
 @pytest.mark.parametrize("sick", range(1, 4))
-def test_ranks_with_the_same_batches_are_both_named(sick: int) -> None:
+def test_ranks_with_the_same_batches_are_named_in_one_verdict(sick: int) -> None:
     digests = own(4)
     digests[sick] = digests[0][:]
-    found = batches(digests)
-    assert [(one.rank, one.cause, one.since_step, one.first_told_step) for one in found] == [
-        (0, "shard", 1, 2), (sick, "shard", 1, 2),
-    ]  # fmt: skip
+    [verdict] = batches(digests)
+    assert (verdict.rank, verdict.cause, verdict.since_step, verdict.first_told_step) == (0, "shard", 1, 2)
+    assert verdict.ranks == (0, sick)
+    assert verdict.evidence.startswith("at steps 1 and 2, for example; give each rank")
+
+
+def test_if_all_ranks_see_the_same_data_there_is_one_verdict() -> None:
+    [first] = own(1).values()
+    [verdict] = batches(dict.fromkeys(range(4), first))
+    assert (verdict.rank, verdict.ranks) == (0, (0, 1, 2, 3))
+
+
+def test_a_verdict_grows_when_another_rank_is_found() -> None:
+    digests = own(3)
+    digests[1] = digests[0][:]
+    digests[2] = digests[2][:10] + digests[0][10:]
+    same, found = SameBatches(lambda rank: {}), []
+    for step in range(1, 31):
+        rows = [
+            (part, rank, n) for rank in range(3) for part, n in enumerate(halves(digests[rank][step - 1]))
+        ]
+        which, ranks, values = (np.array(column) for column in zip(*rows, strict=True))
+        found += same.add(BATCH_TAGS, which, ranks, np.full(len(rows), step), values)
+    assert [(one.rank, one.since_step, one.ranks) for one in found] == [(0, 1, (0, 1)), (0, 1, (0, 1, 2))]
 
 
 def test_shards_that_overlap_are_found_at_other_steps() -> None:
     digests = own(4)
     digests[3] = digests[1][10:] + digests[3][:10]
-    found = batches(digests)
-    assert [(one.rank, one.since_step, one.first_told_step) for one in found] == [(3, 1, 14), (1, 11, 14)]
-    assert "their steps 1 and 11, 2 and 12" in found[0].evidence
+    [verdict] = batches(digests)
+    assert (verdict.rank, verdict.since_step, verdict.first_told_step) == (1, 11, 14)
+    assert verdict.ranks == (1, 3)
+    assert "steps 1 and 2 of rank 3 are steps 11 and 12 of rank 1, for example" in verdict.evidence
 
 
 def test_what_is_no_fault_of_the_data() -> None:
@@ -56,7 +77,7 @@ def test_what_is_no_fault_of_the_data() -> None:
     peers = {rank: shared[rank // 2] for rank in range(4)}
     mesh = {rank: {"dp": rank // 2, "tp": rank % 2} for rank in range(4)}
     assert batches(peers, mesh) == []
-    assert {one.rank for one in batches(peers)} == {0, 1, 2, 3}
+    assert [one.ranks for one in batches(peers)] == [(0, 1), (2, 3)]
     assert batches(peers, {rank: {"pp": rank} for rank in range(4)}) == []
 
 
@@ -122,12 +143,18 @@ def test_settings_that_differ_by_design(name: str, values: tuple[str | None, ...
     assert settings(name, *values) == []
 
 
-def test_of_two_ranks_with_other_settings_both_are_named_but_one_that_lacks_it_of_four() -> None:
-    assert [one.rank for one in settings("config lr", "0.1", "0.2")] == [0, 1]
+def test_of_two_ranks_with_other_settings_both_are_named_but_one_without_it_of_four() -> None:
     assert [one.rank for one in settings("config lr", "0.1", None, "0.1", "0.1")] == [1]
-    one, other = settings("seed torch", "0", "42")
-    assert (one.rank, one.evidence) == (0, "seed torch is 0 on rank 0, 42 on rank 1")
-    assert (other.rank, other.evidence) == (1, "seed torch is 42 on rank 1, 0 on rank 0")
+    [verdict] = settings("seed torch", "0", "42")
+    assert (verdict.rank, verdict.ranks) == (0, (0, 1))
+    assert verdict.evidence == "seed torch is 0 on rank 0, 42 on rank 1"
+
+
+def test_ranks_that_differ_in_the_same_way_are_one_verdict() -> None:
+    one, two = settings("config lr", "0.1", "0.1", "0.2", "0.2", "0.3", *["0.1"] * 6)
+    assert (one.rank, one.ranks) == (2, (2, 3))
+    assert one.evidence == "config lr is 0.2 on rank 2, 0.1 on 8 others"
+    assert (two.rank, two.ranks) == (4, ())
 
 
 def test_the_verdict_names_three_settings_and_counts_the_others() -> None:

@@ -64,10 +64,19 @@ def test_of_two_replicas_both_are_named_and_the_end_is_told() -> None:
     for step in (4, 5):
         told[step][1] = (step + 5, 7, 3 + 5)
     found = look(drift_of(), told)
-    assert [(one.rank, one.since_step, one.until_step) for one in found] == [
-        (0, 4, None), (1, 4, None), (0, 4, 5), (1, 4, 5),
+    assert [(one.rank, one.ranks, one.since_step, one.until_step) for one in found] == [
+        (0, (0, 1), 4, None), (0, (0, 1), 4, 5),
     ]  # fmt: skip
-    assert "nobody can tell which is right: at step 4; at step 3 all were equal" in found[0].evidence
+    assert found[0].evidence == (
+        "the parameter 'layer0.weight' differs, and of two copies either may be right; "
+        "all were equal at step 3"
+    )
+
+
+def test_copies_that_differ_from_the_first_comparison_on_are_asked_for_ddp() -> None:
+    [verdict] = look(drift_of(), {step: {0: (1, 1, 1), 1: (2, 3, 5)} for step in range(1, 9)})
+    assert (verdict.ranks, verdict.since_step) == ((0, 1), 1)
+    assert "from the first comparison on; is the model wrapped in DDP?" in verdict.evidence
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 100])
@@ -94,14 +103,14 @@ def test_ranks_that_are_no_copies_are_not_compared() -> None:
     told: Told = {1: {0: (1, 1, 1), 1: (2, 2, 2), 2: (1, 1, 1), 3: (2, 2, 2)}}
     assert look(drift_of(both), told, ("dp_shard",)) == []
     told[1][3] = (3, 3, 3)
-    assert [one.rank for one in look(drift_of(both), told, ("dp_shard",))] == [1, 3]
+    assert [one.ranks for one in look(drift_of(both), told, ("dp_shard",))] == [(1, 3)]
 
 
 def test_without_a_majority_all_are_named() -> None:
     told = equal(4, 1, 3) | {3: {rank: (rank, 0, 0) for rank in range(4)}}
-    found = look(drift_of(), told)
-    assert [one.rank for one in found] == [0, 1, 2, 3]
-    assert "no majority of 4 agrees" in found[0].evidence
+    [verdict] = look(drift_of(), told)
+    assert (verdict.rank, verdict.ranks) == (0, (0, 1, 2, 3))
+    assert "no majority of 4 agrees" in verdict.evidence
 
 
 def test_two_of_four_that_tell_a_step_wait_for_the_others() -> None:
@@ -140,7 +149,7 @@ def test_two_that_are_left_of_three_do_not_wait_for_a_rank_that_tells_nothing_an
     for low in range(1, 600, chunk):
         part = {step: told[step] for step in range(low, min(low + chunk, 600))}
         found += look(drift, part)
-    assert [(one.rank, one.since_step) for one in found] == [(0, 300), (1, 300)]
+    assert [(one.ranks, one.since_step) for one in found] == [((0, 1), 300)]
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])

@@ -11,6 +11,7 @@ import pytest
 import distsummary as ds
 from distsummary.aggregate.judging import Alerts
 from distsummary.aggregate.merge import merge_run
+from distsummary.diagnosis.sentence import sentence
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import DamagedFileError, MissingFileError
 from distsummary.run_dir import RunDir
@@ -105,15 +106,15 @@ HANG = Verdict(
     cause="hang",
     since_step=120,
     until_step=None,
-    evidence="rank 2 lacks all_reduce of 10 elements (collective 7 of group 0), for which ranks 0, 1 have "
-    "waited 340.1 s; it has stood for 339.0 s at train.py:36 in step: lock.acquire(), in phase forward",
+    evidence="it has not begun all_reduce of 10 elements (collective 7 of group 0), for which ranks 0 and 1 "
+    "have waited 340 s; it has stood for 339.0 s at train.py:36 in step: lock.acquire(), in phase forward",
     first_told_step=121,
 )
 
 
 def test_a_run_that_is_stuck_says_so_first_also_when_it_is_dead():
     stuck = status_of(attempt_state([rank_state(rank, step_s=0.0) for rank in range(3)]), stuck=(HANG,))
-    assert hints(stuck)[:2] == ["The run is stuck at step 120: look at rank 2.", f"{HANG.evidence}."]
+    assert hints(stuck)[:2] == ["The run is stuck at step 120: look at rank 2.", sentence(HANG)]
     assert "end the job" in hints(stuck)[-1]
     [attempt] = as_json(stuck)["attempts"]
     assert [(one["phase"], one["step_s"]) for one in attempt["ranks"]] == [
@@ -124,7 +125,7 @@ def test_a_run_that_is_stuck_says_so_first_also_when_it_is_dead():
     dead = status_of(attempt_state([lost(rank) for rank in range(3)], "lost"), stuck=(HANG,), alerts=2)
     told = hints(dead)
     assert told[0] == "The run is dead; it was stuck at step 120: look at rank 2."
-    assert told[2] == f"{HANG.evidence}."
+    assert told[2] == sentence(HANG, is_over=True)
     assert told[3].startswith("Nobody told what ended the ranks then")
     assert "2 more verdicts: distsummary why /runs/mine" in told
     assert max(map(len, text_of(dead).splitlines())) <= 100

@@ -1,0 +1,65 @@
+"""sentence: verdicts in words."""
+
+from dataclasses import replace
+
+import pytest
+
+from distsummary.diagnosis.sentence import named_ranks, seconds, sentence
+from distsummary.diagnosis.verdict import CAUSES, Verdict
+
+SLOW = Verdict(
+    rank=2,
+    cause="forward",
+    since_step=1200,
+    until_step=1419,
+    evidence="forward took 5.7 ms a step, on its peers 1.3 ms",
+    first_told_step=1203,
+    lost_s=1.04,
+)
+
+
+def test_the_finding_comes_first_then_the_numbers_then_the_cost() -> None:
+    assert sentence(SLOW, of_s=30.2) == (
+        "Rank 2 held up the run in steps 1,200 to 1,419: forward took 5.7 ms a step, on its peers 1.3 ms. "
+        "Cost: 1.0 s of 30 s."
+    )
+
+
+def test_what_lasts_what_is_over_and_what_cost_nothing() -> None:
+    lasts = replace(SLOW, until_step=None, lost_s=0.4)
+    assert sentence(lasts).startswith("Rank 2 has held up the run since step 1,200: ")
+    assert sentence(lasts).endswith(" Cost so far: 0.4 s.")
+    over = sentence(replace(lasts, lost_s=0.01, evidence="it slept"), is_over=True)
+    assert over == "Rank 2 held up the run from step 1,200 to the end: it slept."
+    assert sentence(lasts, is_over=True, of_s=0.2).endswith(" Cost: 0.4 s of 0.4 s.")
+
+
+def test_the_steps_of_several_times() -> None:
+    def said(*intervals: tuple[int, int | None]) -> str:
+        one = replace(SLOW, since_step=intervals[0][0], until_step=intervals[-1][1], intervals=intervals)
+        return sentence(one).partition(":")[0].partition("run ")[2]
+
+    assert said((5, 5)) == "in step 5"
+    assert said((5, 9), (20, 20)) == "in steps 5 to 9 and 20"
+    assert said((5, 9), (20, None)) == "in steps 5 to 9 and since step 20"
+    many = said((1, 2), (4, 5), (7, 8), (10, 11), (13, 14))
+    assert many == "in steps 1 to 2, 4 to 5, 7 to 8 and 2 more times"
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+@pytest.mark.parametrize("ranks", [(), (0, 2, 3)])
+@pytest.mark.parametrize("until", [None, 9])
+def test_each_cause_has_a_sentence(cause: str, ranks: tuple[int, ...], until: int | None) -> None:
+    said = sentence(replace(SLOW, cause=cause, ranks=ranks, until_step=until, since_step=7))
+    assert said.startswith("Ranks 0, 2 and 3 " if ranks else "Rank 2 ")
+    assert not {"{", "}", "told", "lacks"}.intersection(said.split())
+
+
+def test_ranks_and_seconds_in_words() -> None:
+    assert named_ranks([3]) == "rank 3"
+    assert named_ranks([5, 3]) == "ranks 3 and 5"
+    assert named_ranks([0, 1, 2, 3, 7, 8]) == "ranks 0 to 3, 7 and 8"
+    assert named_ranks(range(0, 40, 2)) == "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 12 more"
+    assert [seconds(value) for value in (0.04, 3.21, 35.4, 130.0, 9000.0)] == [
+        "0.0 s", "3.2 s", "35 s", "2 min", "2.5 h",
+    ]  # fmt: skip
