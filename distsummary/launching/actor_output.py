@@ -11,7 +11,7 @@ from typing import Any
 _PRINTER = "ray_print_logs"  # Ray's name of what prints the lines of other processes
 _RANK = re.compile(r"rank \d+")  # the repr of a rank's actor; Ray's own prefix is then (rank 2 pid=123)
 _LAST = "distsummary: the last line of this rank"  # is not printed
-_OURS = "distsummary: rank "  # begins a line of the aggregator on a slow, stuck or sick rank
+_OURS = "distsummary: Rank"  # begins a line of the aggregator on slow, stuck or sick ranks
 _COLOR = re.compile(r"\x1b\[[0-9;]*m(?= \[repeated |$)")  # that Ray adds to the end of a repeated line
 DRAIN_S = 5.0  # how long the driver waits for lines that are under way
 Batch = Mapping[str, Any]  # lines of one process, as Ray's log monitor sends them

@@ -181,8 +181,8 @@ def test_lines_of_several_aggregators_are_printed_one_by_one_and_without_a_prefi
         [sys.executable, script], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
     assert done.returncode == 0, done.stderr
-    said = sorted(line for line in done.stderr.splitlines() if "shard since" in line)
-    assert said == [f"distsummary: rank {rank}: shard since step 1" for rank in range(3)]
+    said = sorted(line for line in done.stderr.splitlines() if "the same batches" in line)
+    assert said == [f"distsummary: Rank {rank} receives the same batches" for rank in range(3)]
 
 
 ALERTS = """
@@ -193,7 +193,7 @@ import distsummary as ds
 
 class Aggregator:
     def tell(self, rank):
-        print(f"distsummary: rank {rank}: shard since step 1", file=sys.stderr, flush=True)
+        print(f"distsummary: Rank {rank} receives the same batches", file=sys.stderr, flush=True)
 
 def train():
     aggregators = [ray.remote(num_cpus=0)(Aggregator).remote() for _ in range(3)]

@@ -13,7 +13,6 @@ from distsummary.aggregate.judging import RANK_TAG, TEXT_TAG, Alerts, judge_file
 from distsummary.aggregate.merge import merge_run
 from distsummary.cli import main
 from distsummary.diagnosis.alerts import read_alerts
-
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.format.records import MINDSPORE, TENSORBOARD
 from distsummary.rank_facts import RankFacts, write_facts
