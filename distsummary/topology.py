@@ -180,6 +180,11 @@ def in_ray(modules: Mapping[str, ModuleType] | None = None) -> bool:
     return bool(is_initialized and is_initialized())
 
 
+def has_cluster() -> bool:
+    """Whether a Ray cluster is there to be used: this process is connected to it, or was started for it."""
+    return in_ray() or bool(cluster_address())
+
+
 def in_notebook(modules: Mapping[str, ModuleType] | None = None) -> bool:
     """Whether this process is the kernel of a notebook; does not import IPython."""
     ipython = (sys.modules if modules is None else modules).get("IPython")

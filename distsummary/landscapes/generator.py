@@ -57,7 +57,7 @@ from distsummary.landscapes.run.runner import InProcessWorkers, Workers, generat
 from distsummary.publish import check_writable, refuse_unlike_files
 from distsummary.run_dir import RunDir
 from distsummary.telling import doing
-from distsummary.topology import in_ray
+from distsummary.topology import has_cluster
 
 HOST_SHARE = 4  # batches may take 1 / HOST_SHARE of the memory: workers may hold copies
 RENAMED = {"centring": "centering", "output": "run_dir"}  # old names of arguments -> new names
@@ -151,9 +151,11 @@ def landscape(
             than this share of the loss (or of a tenth of the median loss, if that is more), such as 0.01. The
             expected error is an estimate, not a bound, and considers only the loss. At all other points every
             quantity is interpolated; `LossGrid.computed` shows which points were evaluated.
-        workers: "auto" uses the Ray cluster that this process is connected to, or this process alone if it is
-            not connected; "ray" starts a local cluster if there is none; 0 uses this process alone; another
-            number is the number of Ray workers.
+        workers: "auto" uses the Ray cluster that this process is connected to or, in a Ray job, the one at
+            RAY_ADDRESS; this process alone if there is none. "ray" starts a local cluster if there is none; 0
+            uses this process alone; another number is the number of Ray workers. "auto" and "ray" start a
+            worker for each free GPU, else for each free core, each with the memory that was measured for one
+            model, and at most one for 20 points; nodes that join later are used too.
         gpus_per_worker: GPUs for each Ray worker: a share of one GPU, such as 0.25 beside a running training,
             or a whole number. Default: one for torch models, none for other models (give a number here if
             their code uses GPUs). If at first no worker can get its GPUs, workers use CPUs instead of
@@ -287,7 +289,7 @@ def draw(request: Request, *, is_set: bool) -> dict[str, LossGrid]:
 
     with ExitStack() as stack:
         stack.enter_context(numbers_kept())
-        if request.workers == 0 or (request.workers == "auto" and not in_ray()):
+        if request.workers == 0 or (request.workers == "auto" and not has_cluster()):
             workers: Workers = InProcessWorkers()
         else:
             from distsummary.landscapes.run.actor import RayWorkers

@@ -38,7 +38,8 @@ class Task:
 class EngineFacts:
     """What a grid records about its engine; `quantities` names the columns of `ChunkResult.measured`.
 
-    `is_streamed`: the engine reads the data anew in each call of `row_values`.
+    `is_streamed`: the engine reads the data again in each call of `row_values`. `unseen_gpus`: GPUs that Ray
+    has reserved for the worker, but that its torch does not see.
     """
 
     name: str
@@ -47,6 +48,7 @@ class EngineFacts:
     hardware: str = ""
     quantities: tuple[str, ...] = ("loss",)
     is_streamed: bool = False
+    unseen_gpus: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

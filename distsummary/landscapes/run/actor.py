@@ -24,6 +24,7 @@ from distsummary.landscapes.run.failures import CHOOSING, HESSIAN, OPENING, user
 from distsummary.landscapes.run.scheduler import Keep, Pace, Scheduler, call_size
 from distsummary.landscapes.run.supervision import check_spread, default_gpus, plan_workers, spread
 from distsummary.landscapes.run.work import ChunkWork, ProductWork, Work
+from distsummary.landscapes.run.worker_memory import WorkerMemory
 from distsummary.landscapes.run.worker_process import (
     ChunkWorker,
     EngineChooser,
@@ -32,7 +33,7 @@ from distsummary.landscapes.run.worker_process import (
     portable_task,
 )
 
-LEAST_POINTS = 8  # no worker is started for fewer points
+LEAST_POINTS = 20  # no worker is started for fewer points
 _log = logging.getLogger(__name__)
 
 
@@ -50,6 +51,7 @@ class RayWorkers:
 
     def __init__(self, count: int | None = None, *, gpus_each: float | None = None) -> None:
         self._count, self._gpus_each = count, gpus_each
+        self._memory = WorkerMemory()
         self._stack = ExitStack()
         self._is_connected = False
 
@@ -65,7 +67,7 @@ class RayWorkers:
         if not resources[0].get("num_gpus"):
             # Other nodes may lack a C++ compiler, or their compiled code may give different last bits.
             can_compile = None if sum(node["Alive"] for node in ray.nodes()) == 1 else False
-            with user_errors(CHOOSING):
+            with user_errors(CHOOSING), self._memory.measured(task.model):
                 return choose_engine(portable_task(task), can_compile=can_compile).choice
         with ActorCrew(
             EngineChooser,
@@ -129,7 +131,9 @@ class RayWorkers:
 
     def _planned(self, model: Any, jobs: int) -> list[dict[str, float]]:
         share = default_gpus(model) if self._gpus_each is None else self._gpus_each
-        return plan_workers(free_resources(), jobs, self._count, gpus_each=share)
+        return plan_workers(
+            free_resources(), jobs, self._count, gpus_each=share, worker_bytes=self._memory.nbytes
+        )
 
     def _forgo_gpus(self) -> None:
         """Use no GPUs from now on, so that no worker waits for one and all use one kind of hardware."""
@@ -138,7 +142,8 @@ class RayWorkers:
     def _more(self, model: Any, points: int) -> list[dict[str, float]]:
         """The resources of each worker that could be added while `points` points are waiting."""
         found = self._planned(model, -(-points // LEAST_POINTS))
-        return [one for one in found if any(one.values())] if points else []
+        reserve = ("num_gpus", "num_cpus")
+        return [one for one in found if any(one.get(name) for name in reserve)] if points else []
 
 
 def send(value: Any) -> Any:
@@ -178,6 +183,7 @@ class RayCrew:
 
     def __init__(self, crew: ActorCrew) -> None:
         self._crew, self._pace = crew, Pace()
+        self._has_unseen_gpus = False
 
     @property
     def seconds(self) -> Mapping[str, float]:
@@ -186,9 +192,22 @@ class RayCrew:
 
     @property
     def facts(self) -> EngineFacts | None:
-        """The facts about its engine that the most recently started worker reported."""
+        """The facts about its engine that the worker reported which began last."""
         found: EngineFacts | None = self._crew.begun
         return found
+
+    def hardware(self, worker: str) -> str:
+        """See `runner.Crew`."""
+        facts: EngineFacts = self._crew.begun_by[worker]
+        if facts.unseen_gpus and not self._has_unseen_gpus:
+            self._has_unseen_gpus = True
+            _log.warning(
+                "%s computes on the CPU: Ray has reserved %g GPU(s) for it, which its torch does not see; "
+                "install a build of torch for this GPU there, or pass gpus_per_worker=0",
+                worker,
+                facts.unseen_gpus,
+            )
+        return facts.hardware
 
     def run(self, scheduler: Scheduler, keep: Keep) -> None:
         """See `runner.Crew`."""

@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Self
@@ -102,6 +102,7 @@ class ActorCrew:
         self._more, self._forgo, self._max_deaths, self._remedy = more, forgo, max_deaths, remedy
         self.names: list[str] = []  # of all workers, dead ones included
         self.begun: Any = None  # the result of `begin` of the worker that began last
+        self.begun_by: dict[str, Any] = {}  # that of each worker, dead ones included
         self._workers: dict[str, _Worker] = {}
         self._calls: dict[Any, _Call] = {}  # calls in progress, by reference
         self._has_results = False
@@ -165,7 +166,8 @@ class ActorCrew:
                 raise LandscapeError(f"{raised(error)} {self._beginning}") from error
             raise call.work.failure(call.job, error) from error
         if call.work is None:
-            self.begun, self._workers[call.worker].has_begun = answer, True
+            self.begun = self.begun_by[call.worker] = answer
+            self._workers[call.worker].has_begun = True
         else:
             self._has_results = True
             self._deaths.forget()
@@ -244,9 +246,9 @@ class ActorCrew:
         if self._more is None or now < self._grows_at or is_starting:
             return
         self._grows_at = now + GROW_S
-        kinds = [worker.options.keys() for worker in self._workers.values()]
+        kinds = {_kind(worker.options) for worker in self._workers.values()}
         for options in self._more(work.waiting):
-            if options.keys() in kinds:
+            if _kind(options) in kinds:
                 self._start(options)
 
     def __enter__(self) -> Self:
@@ -261,6 +263,10 @@ class ActorCrew:
         for call in ray.wait(calls, num_returns=len(calls), timeout=READ_S)[0] if calls else ():
             with suppress(RayError):  # without this, Ray would print the error of the killed actor
                 ray.get(call)
+
+
+def _kind(options: Mapping[str, float]) -> str:
+    return "GPU" if options.get("num_gpus") else "CPU"
 
 
 @contextmanager

@@ -30,7 +30,7 @@ def end_actors(actors: Iterable[tuple[Any, Mapping[str, float]]]) -> None:
     actors = list(actors)
     held = Counter[str]()
     for _, options in actors:
-        for name, option in (("GPU", "num_gpus"), ("CPU", "num_cpus")):
+        for name, option in (("GPU", "num_gpus"), ("CPU", "num_cpus"), ("memory", "memory")):
             held[name] += options.get(option, 0)  # type: ignore[assignment]  # a share of a GPU
     try:
         if +held:

@@ -19,7 +19,6 @@ import errno
 import fcntl
 import hashlib
 import json
-import logging
 import os
 import time
 from collections.abc import Mapping
@@ -41,7 +40,6 @@ from distsummary.tools.fsck_journals import journals
 FORMAT = 3
 LOCK_TRIES, LOCK_WAIT_S = 3, 0.005  # a process that only tests the lock holds it for microseconds
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-_log = logging.getLogger(__name__)
 
 
 class Journal:
@@ -172,22 +170,14 @@ class Journal:
             self.hardware.append(name)
 
     def enter_hardware(self, name: str) -> None:
-        """Enter the hardware of the next chunks; warns if earlier chunks were computed on other hardware."""
+        """Enter the hardware of the next chunks."""
         if self.choice is None:
             return
-        before = " and ".join(self.hardware)
-        if not self.results and before != name:
+        if not self.results and self.hardware != [name]:
             self.enter_choice(self.choice | {"hardware": name})
-        elif before and before != name:
-            self._hardware_now = name
+        elif self.hardware:
+            self._hardware_now = name if name != self.choice.get("hardware") else ""
             self._note_hardware(name)
-            _log.warning(
-                "%s was begun on %s and is continued on %s: losses may differ in the last bits; "
-                "resume=False begins anew",
-                self.path,
-                before,
-                name,
-            )
 
     def enter(self, chunk: Chunk, measured: Array, *, worker: str = "", seconds: float = 0.0) -> None:
         """Enter a finished chunk: its quantities, float64 (points, quantities), and its worker and time."""

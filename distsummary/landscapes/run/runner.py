@@ -54,6 +54,9 @@ class Crew(Protocol):
     def facts(self) -> EngineFacts | None:
         """What a worker reported about its engine; None until a worker has begun."""
 
+    def hardware(self, worker: str) -> str:
+        """The hardware of a worker that has begun, see `Engine.hardware`."""
+
     def run(self, scheduler: Scheduler, keep: Keep) -> None:
         """Evaluate all chunks of the scheduler; calls `keep` with every evaluated chunk.
 
@@ -145,6 +148,7 @@ class _Drawing:
         self._tell, self._journal, self._refine = tell, journal, refine
         self._results: dict[Chunk, Array] = {} if journal is None else dict(journal.results)
         self._abandoned: list[Chunk] = []
+        self._hardware: list[str] = [] if journal is None else journal.hardware
         self._started: float | None = None  # when the first chunk began: starting workers does not count
         self._fresh = Counter[str]()  # worker -> points that it evaluated in this call
         self._has_reported_all = False
@@ -186,8 +190,7 @@ class _Drawing:
         def keep(worker: str, chunk: Chunk, result: ChunkResult) -> None:
             if self._started is None:
                 self._started = time.monotonic() - result.seconds
-                if self._journal is not None and crew.facts is not None:
-                    self._journal.enter_hardware(crew.facts.hardware)
+            self._note_hardware(crew.hardware(worker))
             if scheduler.done(worker, chunk, result.measured):
                 self._results[chunk] = scheduler.results[chunk]
                 self._fresh[worker] += len(chunk)
@@ -213,6 +216,21 @@ class _Drawing:
             self._results[chunk] = scheduler.results[chunk]
         self._abandoned += scheduler.abandoned
 
+    def _note_hardware(self, name: str) -> None:
+        """Note the hardware of the next chunk; warn if it is another kind than that of earlier chunks."""
+        if self._hardware and name not in self._hardware and self._results:
+            _log.warning(
+                "this landscape has points that were computed on %s, and now on %s: losses may differ in the "
+                "last bits; for equal bits, use nodes of one kind (and resume=False to begin again)",
+                " and ".join(self._hardware),
+                name,
+            )
+        if self._journal is not None:
+            self._journal.enter_hardware(name)
+            self._hardware = self._journal.hardware
+        elif name not in self._hardware:
+            self._hardware.append(name)
+
     def _report(self, seconds: Mapping[str, float], total: int) -> None:
         """Report progress. `total` counts points that refinement leaves out, except in the last report."""
         done = sum(map(len, self._results))
@@ -233,8 +251,8 @@ class _Drawing:
         assert crew.facts is not None
         assert self._task.choice is not None
         facts = crew.facts
-        if self._journal is not None and self._journal.hardware:  # of all calls that wrote to it
-            facts = replace(facts, hardware=" and ".join(self._journal.hardware))
+        if self._hardware:  # of all workers and, with a journal, of all calls that wrote to it
+            facts = replace(facts, hardware=" and ".join(self._hardware))
         evaluated = Evaluated(
             results=self._results,
             abandoned=self._abandoned,
@@ -279,6 +297,10 @@ class InProcessCrew:
     def __init__(self, worker: LandscapeWorker) -> None:
         self._worker, self._pace = worker, Pace()
         self.facts: EngineFacts = worker.facts
+
+    def hardware(self, worker: str) -> str:
+        """See Crew."""
+        return self.facts.hardware
 
     @property
     def seconds(self) -> Mapping[str, float]:

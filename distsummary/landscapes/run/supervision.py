@@ -13,20 +13,31 @@ NOT_BEGUN = "it could not begin: "
 
 
 def plan_workers(
-    free: Mapping[str, float], jobs: int, asked: int | None, *, gpus_each: float = 1.0
+    free: Mapping[str, float],
+    jobs: int,
+    asked: int | None,
+    *,
+    gpus_each: float = 1.0,
+    worker_bytes: int = 0,
 ) -> list[dict[str, float]]:
     """The resources (actor options) of each worker to start, at least one.
 
     There are `asked` workers, but at most `jobs`. If `asked` is None, there are as many as the free GPUs can
     hold or, if these can hold none, as there are free CPUs. `gpus_each`: GPUs per worker, or a share of one
-    GPU. Workers use CPUs if this is 0 or if so many GPUs are not free.
+    GPU. Workers use CPUs if this is 0 or if so many GPUs are not free. `worker_bytes`: the memory that each
+    worker reserves; if `asked` is None, there are only as many as fit into the free memory, at least one.
     """
     on_gpus = math.floor(free.get("GPU", 0) / gpus_each) if gpus_each else 0
     cpus = int(free.get("CPU", 0))
-    count = max(1, min(asked or on_gpus or cpus, jobs))
-    if on_gpus:
-        return [{"num_gpus": gpus_each, "num_cpus": 0}] * count
-    return [{"num_cpus": 1 if number < cpus else 0} for number in range(count)]
+    fitting = int(min(jobs, free.get("memory", math.inf) / worker_bytes)) if worker_bytes else jobs
+    count = max(1, min(asked or min(on_gpus or cpus, fitting), jobs))
+    found: list[dict[str, float]] = [
+        {"num_gpus": gpus_each, "num_cpus": 0} if on_gpus else {"num_cpus": 1 if number < cpus else 0}
+        for number in range(count)
+    ]
+    for options in found[:fitting] if worker_bytes else ():
+        options["memory"] = worker_bytes
+    return found
 
 
 def spread(model: Any) -> list[int]:

@@ -72,7 +72,7 @@ class ChunkWorker:
         if framework_of(task.model).name != "torch":  # arrays from Ray's object store are read-only
             task = replace(task, model=copy.deepcopy(task.model))
         self._worker = LandscapeWorker(task, device=device)
-        return self._worker.facts
+        return replace(self._worker.facts, unseen_gpus=self._gpus if device == "cpu" else 0.0)
 
     def work(self, chunks: Sequence[Chunk]) -> list[ChunkResult]:
         """The results of the chunks before the first chunk that raises; raises only if chunks[0] raises."""

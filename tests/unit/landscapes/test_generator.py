@@ -265,7 +265,7 @@ def test_a_landscape_that_goes_on_elsewhere_says_so(
     there = draw(around=None).hardware
     assert there != here
     [record] = [record for record in caplog.records if "last bits" in record.message]
-    assert f"was begun on {here} and is continued on {there}" in record.message
+    assert f"computed on {here}, and now on {there}" in record.message
     assert grid.hardware == f"{here} and {there}"
     [saved] = (tmp_path / "landscape").glob("*.npz")
     assert LossGrid.load(saved).hardware == grid.hardware

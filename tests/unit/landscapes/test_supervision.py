@@ -39,6 +39,30 @@ def test_workers_start_with_what_is_free(
     assert plan_workers(free, chunks, asked, gpus_each=gpus_each) == expected
 
 
+GIB = float(1 << 30)
+
+
+@pytest.mark.parametrize(
+    ("free", "asked", "expected"),
+    [
+        ({"CPU": 8.0, "memory": 3.5 * GIB}, None, [{"num_cpus": 1, "memory": GIB}] * 3),
+        ({"CPU": 2.0, "memory": 64 * GIB}, None, [{"num_cpus": 1, "memory": GIB}] * 2),
+        ({"CPU": 8.0, "memory": 0.5 * GIB}, None, [{"num_cpus": 1}]),
+        ({"CPU": 8.0}, 1, [{"num_cpus": 1, "memory": GIB}]),
+        ({"CPU": 2.0, "memory": GIB}, 2, [{"num_cpus": 1, "memory": GIB}, {"num_cpus": 1}]),
+        (
+            {"GPU": 4.0, "CPU": 0.0, "memory": 2 * GIB},
+            None,
+            [{"num_gpus": 1, "num_cpus": 0, "memory": GIB}] * 2,
+        ),
+    ],
+)
+def test_workers_reserve_their_memory(
+    free: dict[str, float], asked: int | None, expected: list[dict[str, float]]
+) -> None:
+    assert plan_workers(free, 100, asked, worker_bytes=1 << 30) == expected
+
+
 @pytest.mark.parametrize(
     ("own", "given", "message"),
     [
