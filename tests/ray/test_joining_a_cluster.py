@@ -50,7 +50,8 @@ batches = [(torch.randn(32, 8), torch.randint(0, 3, (32,)))]
 
 def draw(workers):
     began = time.monotonic()
-    grid = ds.landscape(model, batches=batches, batch_loss=loss_fn, size=15, directions="random", engine="row", workers=workers)
+    how = {"size": 15, "directions": "random", "engine": "row", "workers": workers}
+    grid = ds.landscape(model, batches=batches, batch_loss=loss_fn, **how)
     return grid, time.monotonic() - began
 
 if len(sys.argv) > 2:  # from within an actor that holds the only CPU
