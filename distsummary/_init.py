@@ -21,6 +21,7 @@ from distsummary.collect.norms import check_norms, refuse_unmeasured
 from distsummary.collect.plan import dealing_group
 from distsummary.collect.record_options import Record
 from distsummary.diagnosis.diagnose import Diagnose
+from distsummary.diagnosis.verdict import NAN
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.records import TENSORBOARD
 from distsummary.frameworks.base import framework_of
@@ -28,7 +29,7 @@ from distsummary.joining import coordinator
 from distsummary.run_dir import TIME, RunDir, dated_run_dir, refuse_temporary
 from distsummary.topology import Topology
 from distsummary.training.callbacks import Callback, RunContext
-from distsummary.training.finite import WARN
+from distsummary.training.finite import IGNORE, WARN
 from distsummary.training.resume import Resumed
 from distsummary.training.run import Run
 
@@ -128,9 +129,10 @@ def init(
             OmegaConf or pydantic, or an object with attributes; with values of any kind. Nested names are
             joined by dots. They are shown in MindInsight's lineage and on TensorBoard's page HPARAMS, and
             stored in run.json; values that look like secrets are replaced by ***.
-        on_alert: what rank 0 does when, while several train, a rank is found slow, stuck or sick: a function
-            that is called with the alert in a thread of its own, or a URL to which it is posted as JSON. The
-            fields are those of alerts.jsonl, `run_dir` and `text`; see docs/ranks.md. Errors are counted.
+        on_alert: what rank 0 does with an alert, such as that a rank is slow, stuck or sick: a function that
+            gets the alert in a thread of its own, or a URL to which it is posted, in the format of Slack,
+            Discord or Teams if it is one of theirs, else as JSON. Alerts of a low level are left out, see
+            `diagnose`; docs/ranks.md lists the levels and the fields of an alert. Errors are counted.
         record: options of recording, see `ds.Record`. diagnose: options of diagnosis, see `ds.Diagnose`.
         collector_options: arguments of SummaryCollector, such as collect_freq=10 or formats=("tensorboard",).
 
@@ -156,6 +158,9 @@ def init(
     initial_step, initial_epoch = position(resume, initial_step, initial_epoch)
     check_type("record", record, Record, optional=True)
     check_type("diagnose", diagnose, Diagnose, optional=True)
+    if on_nan == IGNORE:
+        known = diagnose or Diagnose()
+        diagnose = replace(known, mute=(*known.mute, NAN))
     found = framework_of(watch).mesh(watch) if mesh is None and watch is not None else mesh
     topology = topologies.detect(role=role, rank=rank, world_size=world_size, mesh=found)
     if mesh is not None:
@@ -196,6 +201,7 @@ def init(
         config=config,
         system_metrics=system_metrics,
         record=options,
+        diagnose=diagnose,
         **collector_options,
     )
     collector.refuse_unfit(watch, topology)

@@ -247,15 +247,15 @@ class RunDir:
             ) from error
 
     @contextmanager
-    def locked(self, purpose: str) -> Iterator[None]:
+    def locked(self, purpose: str, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
         """Hold the run's lock named `purpose` for the block; raises RunDirError if it cannot be taken."""
         path = self.base / f".{purpose}.lock"
         lock = FileLock(path)
         try:
-            lock.acquire(timeout=LOCK_TIMEOUT_S)
+            lock.acquire(timeout=timeout_s)
         except Timeout as error:
             raise RunDirError(
-                f"the lock {path} was held for {LOCK_TIMEOUT_S:g} s by another process; try again later"
+                f"the lock {path} was held for {timeout_s:g} s by another process; try again later"
             ) from error
         except OSError as error:
             raise RunDirError(

@@ -82,6 +82,12 @@ class RankState:
     process: Mapping[str, Any] = field(default_factory=dict, repr=False)
     health: Mapping[str, int | str] = field(default_factory=dict)
 
+    @property
+    def dropped(self) -> int | None:
+        """How many values it has dropped; None if it has not told."""
+        count = self.health.get("dropped")
+        return count if isinstance(count, int) else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptState:

@@ -26,6 +26,8 @@ from distsummary.attempts import (
     with_ranks,
 )
 from distsummary.deal import WORLD_S, Deal, Heartbeat, next_deal
+from distsummary.diagnosis.ends import attempt_verdicts
+from distsummary.diagnosis.reporting import Alerts
 from distsummary.errors import DistSummaryError, RunDirError
 from distsummary.format.digest import Digest
 from distsummary.rank_manifest import read_ranks
@@ -102,7 +104,8 @@ class Aggregator:
         self._live_of: Key | None = None
         self._can_merge_live = self._is_described = True
         self._running: set[int] = set()  # ranks of the training that `_live` merges
-        self._stuck = StuckRanks(self._run_dir)
+        self._alerts = Alerts(self._run_dir)
+        self._stuck = StuckRanks(self._run_dir, self._alerts)
         self._is_blind = False  # a look for stuck ranks has raised something, which was told
         self._watched: list[AttemptState] = []  # trainings of several ranks that run, or have just ended
         self._digests: deque[Digest] = deque(maxlen=MAX_DIGESTS)
@@ -200,6 +203,7 @@ class Aggregator:
             with self._changed:
                 self._has_ended = True
                 self._changed.notify_all()
+            self._alerts.close()
             self._on_end()
 
     def _round(self) -> bool:
@@ -248,10 +252,12 @@ class Aggregator:
                 if not has_ended and not is_over(attempt):
                     self._is_busy |= bool(attempt.ranks)
                     watched.append(attempt)
+                    self._report(attempt)
                     self._follow(entry, attempt, age_s)
                 elif key not in self._given_up:
                     entry = with_ranks(self._run_dir, entry)
                     if is_open(entry) and not self._awaits_evaluations(entry):
+                        self._report(attempt, is_over=True)
                         over.append(entry)
                         watched.append(attempt)
         except DistSummaryError as error:
@@ -260,6 +266,11 @@ class Aggregator:
         else:
             self._seen_s = time.monotonic()
         self._over, self._watched = over, watched
+
+    def _report(self, attempt: AttemptState, *, is_over: bool = False) -> None:
+        """Report how a training began and ended, and what its ranks have dropped."""
+        for verdict in attempt_verdicts(attempt, is_over=is_over) if attempt.role == "train" else ():
+            self._alerts.tell(attempt.attempt, verdict)
 
     def _name_missing(self, entry: Manifest, missing: Collection[int]) -> None:
         """Say once which ranks have not begun to record."""
@@ -303,6 +314,7 @@ class Aggregator:
                     attempt=attempt.attempt,
                     world_size=attempt.world_size,
                     key_tags=self._run_dir.read_manifest().get("key_tags", []),
+                    alerts=self._alerts,
                 )
             except OSError as error:  # the next look tries again
                 self._warn(f"nothing is merged while the ranks train: {told(error)}")

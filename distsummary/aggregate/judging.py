@@ -1,12 +1,6 @@
 """Judging: the verdicts on the ranks of a run, from their scalars, while they train and afterwards."""
 
-import contextlib
-import json
-import os
-import sys
-import time
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 
 import numpy as np
 
@@ -14,10 +8,9 @@ from distsummary.aggregate.norms import Meshes
 from distsummary.aggregate.rank_files import RankFiles
 from distsummary.aggregate.sick_ranks import SickRanks
 from distsummary.aggregate.statistics import Rows
-from distsummary.diagnosis.alerts import Alert, Key, Told, hangs_among, key_of, read_alerts, same_episode
 from distsummary.diagnosis.judge import Judge, own_times
 from distsummary.diagnosis.sentence import sentence
-from distsummary.diagnosis.verdict import HANG, Verdict
+from distsummary.diagnosis.verdict import Verdict
 from distsummary.format.records import ALERT_TAGS, Value
 from distsummary.run_dir import RunDir
 
@@ -125,99 +118,3 @@ def alert_values(changed: Iterable[Verdict], least: int = 0) -> Mapping[int, lis
         ]
         for step, verdicts in told.items()
     }
-
-
-class Alerts:
-    """Tells each verdict once: in alerts.jsonl and in a line on stderr.
-
-    A verdict that ends gets another line in the file, with its last step, and so does a hang that lasts after
-    all; of lines with the same attempt, rank, cause and first step, the last one counts. A verdict that an
-    earlier object told of other first steps, such as before a rank told what it was late with, is not told
-    again: one that overlaps it, of the same attempt, rank and cause, is taken for the same.
-    """
-
-    def __init__(self, run_dir: RunDir) -> None:
-        self._run_dir = run_dir
-        self._told: dict[Key, Alert] = {}  # the newest line of each
-        self._unmatched: dict[Key, Alert] = {}  # of these, what only earlier objects told
-        self._told_as: dict[Key, Key] = {}  # by which of these a verdict was told
-        self._due: list[Alert] = []  # lines that the file does not have yet
-        self._is_read = False
-
-    def tell(self, attempt: int, verdict: Verdict) -> bool:
-        """Tell a verdict, unless it was told; returns whether it is new.
-
-        A line that cannot be written is kept for `write`.
-        """
-        with contextlib.suppress(OSError):  # the next call of `write` raises it
-            self._read()
-        is_new = self._note(attempt, verdict)
-        if is_new:
-            with contextlib.suppress(OSError, ValueError):  # the terminal may be gone
-                text = f"distsummary: {sentence(verdict)} More: distsummary why {self._run_dir.base}"
-                print(text, file=sys.stderr, flush=True)
-        with contextlib.suppress(OSError):  # see above
-            self.write()
-        return is_new
-
-    def _note(self, attempt: int, verdict: Verdict) -> bool:
-        """Note what is to be written of a verdict; returns whether it is new."""
-        alert = {"time": time.time(), "attempt": attempt, **verdict.as_json()}
-        key = self._key_of(alert)
-        known = self._told.get(key)
-        if known is not None:
-            lasts, lasted = verdict.until_step is None, known["until_step"] is None
-            if lasts == lasted or (lasts and verdict.cause != HANG):
-                return False
-            alert = known | {"time": alert["time"], "until_step": verdict.until_step}
-        self._told[key] = alert
-        self._due.append(alert)
-        return known is None
-
-    def write(self) -> None:
-        """Write what was told and could not be written; raises OSError if it still cannot be."""
-        self._read()
-        if self._due:
-            lines = b"".join(json.dumps(alert).encode() + b"\n" for alert in self._due)
-            _append(self._run_dir.alerts_path, lines)
-            self._due.clear()
-
-    def lasting_hangs(self) -> list[Told]:
-        """The hangs that have not ended."""
-        with contextlib.suppress(OSError):  # `write` raises it
-            self._read()
-        return hangs_among(alert for alert in self._told.values() if alert["until_step"] is None)
-
-    def _read(self) -> None:
-        """Learn what the file says, if that is not known; raises OSError."""
-        if not self._is_read:
-            found = {key_of(alert): alert for alert in read_alerts(self._run_dir)}
-            self._is_read = True
-            self._unmatched = {key: alert for key, alert in found.items() if key not in self._told}
-            self._told = found | self._told
-
-    def _key_of(self, alert: Alert) -> Key:
-        """The key by which it was told, its own if it was not."""
-        key = key_of(alert)
-        if key not in self._told_as:
-            found = same_episode(alert, self._unmatched)
-            self._told_as[key] = key if found is None else found
-            self._unmatched.pop(self._told_as[key], None)
-        return self._told_as[key]
-
-
-def _append(path: Path, lines: bytes) -> None:
-    """Append lines to a file, all of them or nothing; raises OSError."""
-    place = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-    try:
-        size = os.fstat(place).st_size
-        if size and os.pread(place, 1, size - 1) != b"\n":  # a line that a process which died had begun
-            lines = b"\n" + lines
-        try:
-            while lines:
-                lines = lines[os.write(place, lines) :]
-        except OSError:
-            os.ftruncate(place, size)
-            raise
-    finally:
-        os.close(place)

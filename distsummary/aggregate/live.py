@@ -13,13 +13,14 @@ import numpy as np
 from distsummary.aggregate.charts import LAYOUT_TAG, charts
 from distsummary.aggregate.description import Description
 from distsummary.aggregate.hearing import POLL_S, WAIT_S, Hearing
-from distsummary.aggregate.judging import Alerts, Judging, alert_values
+from distsummary.aggregate.judging import Judging, alert_values
 from distsummary.aggregate.live_bulk import BulkReader, Wanted
 from distsummary.aggregate.live_files import LiveFiles
 from distsummary.aggregate.merge import refuse_foreign_files
 from distsummary.aggregate.norms import AddedNorms, Meshes
 from distsummary.aggregate.statistics import Rows, StatisticsRule
 from distsummary.aggregate.waiting import GRAPH, BulkKey, Due, Told, Waiting, rows_of
+from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import RunDirError
 from distsummary.format.digest import Digest
@@ -89,6 +90,7 @@ class LiveMerge:
         run_dir: the run dir.
         role, attempt, world_size: the ranks to merge.
         key_tags: more scalar tags that get all statistics.
+        alerts: reports the verdicts; None: an object of its own does.
         files: the file operations for the merged files; None means the real ones. Tests pass a test double.
 
     Raises:
@@ -104,6 +106,7 @@ class LiveMerge:
         attempt: int,
         world_size: int,
         key_tags: Collection[str] = (),
+        alerts: Alerts | None = None,
         files: Files | None = None,
     ) -> None:
         run = run_dir if isinstance(run_dir, RunDir) else RunDir(run_dir)
@@ -126,7 +129,7 @@ class LiveMerge:
         self._is_layout_new = False
         self._troubles: set[str] = set()  # that were logged
         meshes = Meshes(directories)
-        self._alerts = Alerts(run)
+        self._alerts = Alerts(run) if alerts is None else alerts
         self._judging = Judging(meshes, self._alerts.tell)
         self._attempt = attempt
         self._norms = AddedNorms(meshes)

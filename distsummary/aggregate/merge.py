@@ -18,7 +18,6 @@ from distsummary.aggregate.description import describe, tell_settings
 from distsummary.aggregate.earlier_merge import EarlierMerge
 from distsummary.aggregate.judging import (
     TEXT_TAG,
-    Alerts,
     Judging,
     alert_values,
     by_attempt,
@@ -32,6 +31,7 @@ from distsummary.aggregate.step_events import recorded_by, step_events
 from distsummary.attempts import awaited_aggregator, newest_attempt
 from distsummary.checks import check_type
 from distsummary.diagnosis.alerts import Told, told_hangs
+from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import InvalidValueError, MissingFileError, NotADirectoryPathError, RunDirError
 from distsummary.format.encode import Refusal
@@ -230,6 +230,7 @@ def _merge_role(
             alerts = Alerts(run_dir)
             for attempt, verdict in judging.told:
                 alerts.tell(attempt, verdict)
+            alerts.close()
             alerts.write()
         published = merged.publish()
     report = MergeReport(

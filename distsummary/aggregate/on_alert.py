@@ -1,20 +1,23 @@
-"""OnAlert: calls the user's function, or posts to a URL, when a rank of the run is found slow, stuck or sick.
+"""OnAlert: calls the user's function, or posts to a URL, for each alert of the run that is not held back.
 
 It follows alerts.jsonl in a thread of its own: a function that does not return delays neither the training
 nor the heartbeats of its rank.
 """
 
 import json
+import re
 import threading
 import urllib.request
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
+from urllib.parse import urlsplit
 
-from distsummary.diagnosis.alerts import Key, key_of, read_alerts
+from distsummary.diagnosis.alerts import Key, key_of, level_in, parsed
+from distsummary.diagnosis.reporting import RATE, held_back
 from distsummary.diagnosis.sentence import sentence
-from distsummary.diagnosis.verdict import Verdict
+from distsummary.diagnosis.verdict import ERROR, INFO, MESSAGE, WARNING, Verdict
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.run_dir import RunDir
 from distsummary.training.callbacks import Callback, RunContext
@@ -24,11 +27,21 @@ Alert = Mapping[str, Any]
 LOOK_S = 1.0  # between two looks at alerts.jsonl
 POST_S = 5.0  # a server that does not answer within it is tried again
 TRIES = 3
-CLOSE_S = 6.0  # at the end of the training, the last alerts have so long to be told
+CLOSE_S = 6.0  # at the end of the training, the last alerts have so long to be passed on
+# What servers take, by the names of their hosts, which may have more labels before them.
+_SLACK = ("hooks.slack.com", "hooks.slack-gov.com")
+_DISCORD = ("discord.com", "discordapp.com")
+_TEAMS = ("webhook.office.com", "outlook.office.com")  # connectors, which Microsoft ends
+_TEAMS_WORKFLOWS = ("logic.azure.com", "logic.azure.us", "powerplatform.com")
+_MOST = 2000  # characters that Discord takes
+_COLOURS = {INFO: "accent", WARNING: "warning", ERROR: "attention"}  # of Teams' adaptive cards
 
 
 def check_on_alert(on_alert: object, *, aggregate: bool) -> None:
-    """Raise InvalidTypeError or InvalidValueError for anything but None, a function and a URL."""
+    """Raise InvalidTypeError or InvalidValueError for anything but None, a function and a URL.
+
+    `aggregate`: whether what the ranks record is judged while they train.
+    """
     if on_alert is None:
         return
     if not callable(on_alert):
@@ -46,12 +59,15 @@ def check_on_alert(on_alert: object, *, aggregate: bool) -> None:
 
 
 class OnAlert(Callback):
-    """Tells each alert of the run once, from the beginning of the training on; of one rank, that is rank 0.
+    """Passes each alert of the run on once, from the beginning of the training; of all ranks, rank 0 has it.
+
+    Alerts that `ds.Diagnose` holds back are left out; of those that are too many within an hour, the count is
+    passed on, once.
 
     Args:
         run_dir: the run.
-        on_alert: a function of an alert, or a URL to which it is posted as JSON. An alert has the fields of a
-            line of alerts.jsonl, `run_dir`, and `text`, which says it in a sentence.
+        on_alert: a function of an alert, or a URL to which it is posted as `payload` makes it. An alert has
+            the fields of a line of alerts.jsonl, `run_dir`, and `text`, which says it in a sentence.
         fail: called with the reason if the function raises, or the server did not take it in three tries.
     """
 
@@ -59,8 +75,10 @@ class OnAlert(Callback):
         self, run_dir: RunDir, on_alert: Callable[[Alert], object] | str, fail: Callable[[str], None]
     ) -> None:
         self._run_dir, self._on_alert, self._fail = run_dir, on_alert, fail
-        self._told: set[Key] = set()
-        self._size = 0
+        self._known: set[Key] = set()
+        self._read_to = 0  # bytes of the file
+        self._held = 0  # alerts that were too many within an hour, and the newest of them
+        self._newest: Alert = {}
         self._waiting: list[
             tuple[Alert, int]
         ] = []  # what the server has not taken, and how often it was tried
@@ -68,10 +86,10 @@ class OnAlert(Callback):
         self._thread: threading.Thread | None = None
 
     def on_train_begin(self, run_context: RunContext) -> None:
-        """Begin to follow the file; what earlier attempts told is not told again, if it can be read."""
+        """Begin to follow the file; alerts of earlier attempts are not passed on, if they can be read."""
         if self._thread is None:
             try:
-                self._told = {key_of(alert) for alert in read_alerts(self._run_dir)}
+                self._known = {key_of(alert) for alert in self._new()}
             except OSError as error:
                 self._count(error)
             self._thread = threading.Thread(target=self._follow, name="distsummary-on-alert", daemon=True)
@@ -89,42 +107,104 @@ class OnAlert(Callback):
         while not is_last:
             is_last = self._is_stopped.wait(LOOK_S)
             try:
-                self._look()
+                self._look(is_last=is_last)
             except Exception as error:  # the disk; another look may succeed
                 self._count(error)
 
     def _count(self, error: Exception) -> None:
         self._fail(f"on_alert: {type(error).__name__}: {error}")
 
-    def _look(self) -> None:
-        size = 0
+    def _new(self) -> list[Alert]:
+        """The alerts in the lines that were appended; raises OSError."""
+        data = b""
         with suppress(FileNotFoundError):
-            size = self._run_dir.alerts_path.stat().st_size
-        if size != self._size:
-            for found in read_alerts(self._run_dir):
-                if key_of(found) not in self._told:
-                    self._told.add(key_of(found))
-                    text = f"distsummary: {sentence(Verdict.from_json(found))}"
-                    self._waiting.append(({**found, "run_dir": str(self._run_dir.base), "text": text}, 0))
-            self._size = size
+            if self._run_dir.alerts_path.stat().st_size != self._read_to:
+                with open(self._run_dir.alerts_path, "rb") as file:
+                    file.seek(self._read_to)
+                    data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._read_to += len(whole)
+        return [alert for _, alert in parsed(whole) if not isinstance(alert, Exception)]
+
+    def _look(self, *, is_last: bool) -> None:
+        for alert in self._new():
+            if key_of(alert) in self._known:
+                continue
+            self._known.add(key_of(alert))
+            if alert.get("held") is None:
+                self._put(alert, sentence(Verdict.from_json(alert)))
+            elif alert["held"] == RATE:
+                self._held += 1
+                self._newest = alert
+        if is_last and self._held:
+            self._put({**self._newest, "cause": MESSAGE, "level": WARNING, "evidence": held_back(self._held)})
         waiting, self._waiting = self._waiting, []
         for alert, tries in waiting:
             try:
-                self._tell(alert)
+                self._pass_on(alert)
             except Exception as error:  # whatever the user's function raises
                 if isinstance(self._on_alert, str) and tries + 1 < TRIES:
                     self._waiting.append((alert, tries + 1))
                 else:
                     self._count(error)
 
-    def _tell(self, alert: Alert) -> None:
+    def _put(self, alert: Alert, text: str = "") -> None:
+        """Pass an alert on with its text, and how many were held back before it."""
+        said = [text] if text else []
+        if self._held:
+            said.append(held_back(self._held))
+            self._held = 0
+        more = {"run_dir": str(self._run_dir.base), "text": f"distsummary: {' '.join(said)}"}
+        self._waiting.append(({**alert, **more}, 0))
+
+    def _pass_on(self, alert: Alert) -> None:
         if not isinstance(self._on_alert, str):
             self._on_alert(alert)
             return
         request = urllib.request.Request(
             self._on_alert,
-            data=json.dumps(alert).encode(),
+            data=json.dumps(payload(self._on_alert, alert)).encode(),
             headers={"Content-Type": "application/json", "User-Agent": "distsummary"},
         )
         with urllib.request.urlopen(request, timeout=POST_S):
             pass
+
+
+def payload(url: str, alert: Alert) -> dict[str, Any]:
+    """An alert as the server of a URL takes it: Slack, Discord or Teams by the host, else as it is."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    head, where = f"distsummary: {level_in(alert)}", str(alert["run_dir"])
+    said = str(alert["text"]).removeprefix("distsummary: ")
+    is_discord = _is_of(host, _DISCORD)
+    if _is_of(host, _SLACK) or (is_discord and parts.path.rstrip("/").endswith("/slack")):
+        text = f"{head}: {said}\n{where}"
+        return {"text": text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")}
+    if is_discord:
+        text = re.sub(r"([*_~`|\\])", r"\\\1", f"{head}: {said}\n{where}")  # it takes Markdown
+        text = text if len(text) <= _MOST else f"{text[: _MOST - 3]}..."
+        return {"username": "distsummary", "content": text, "allowed_mentions": {"parse": []}}
+    if _is_of(host, _TEAMS):
+        return {"title": head, "text": f"{said}\n\n{where}"}
+    if _is_of(host, _TEAMS_WORKFLOWS):
+        blocks: list[dict[str, Any]] = [
+            {"text": head, "weight": "Bolder", "color": _COLOURS[level_in(alert)]},
+            {"text": said},
+            {"text": where, "isSubtle": True},
+        ]
+        card = {
+            "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
+            "type": "AdaptiveCard",
+            "version": "1.4",
+            "body": [{"type": "TextBlock", "wrap": True, **block} for block in blocks],
+        }
+        kind = "application/vnd.microsoft.card.adaptive"
+        return {
+            "type": "message",
+            "attachments": [{"contentType": kind, "contentUrl": None, "content": card}],
+        }
+    return dict(alert)
+
+
+def _is_of(host: str, names: tuple[str, ...]) -> bool:
+    return any(host == name or host.endswith(f".{name}") for name in names)

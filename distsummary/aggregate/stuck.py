@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from distsummary.aggregate.judging import Alerts
+from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.stuck_files import hung_ranks, written_ns
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.run_dir import RunDir
@@ -18,11 +18,14 @@ class StuckRanks:
     """Looks at the files of the ranks; one look costs a few microseconds while no step is late.
 
     Of many ranks, each look takes the next LOOKED_AT: where one is stuck, the others are late too.
+
+    Args:
+        alerts: reports what is found; None: an object of its own does.
     """
 
-    def __init__(self, run_dir: RunDir) -> None:
+    def __init__(self, run_dir: RunDir, alerts: Alerts | None = None) -> None:
         self._run_dir = run_dir
-        self._alerts = Alerts(run_dir)
+        self._alerts = Alerts(run_dir) if alerts is None else alerts
         self._next = 0
         self._written: dict[tuple[int, int], int] = {}  # attempt and rank -> when its stuck.json was written
         self._active_until_s = 0.0

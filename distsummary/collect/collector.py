@@ -42,6 +42,7 @@ from distsummary.collect.schedule import Schedule
 from distsummary.collect.session import Past, Session
 from distsummary.collect.trajectory_keeper import refuse_unkept
 from distsummary.collect.watcher import OUTSIDE, Place
+from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.errors import ClosedError, InvalidValueError
 from distsummary.format.records import DIALECTS, MINDSPORE, WRITTEN, Health, Value
 from distsummary.frameworks.base import framework_of
@@ -124,7 +125,7 @@ class SummaryCollector(Callback):
             They are recorded in the manifest and, with nested names joined by dots, in the lineage.
         system_metrics: every 10 s, record what the process, its node and its GPU use, at the newest step, as
             `system/...`; see docs/recording.md.
-        record: options of recording, see `ds.Record`.
+        record: options of recording, see `ds.Record`. diagnose: options of diagnosis, see `ds.Diagnose`.
 
     Raises:
         InvalidTypeError, InvalidValueError: a bad argument.
@@ -164,6 +165,7 @@ class SummaryCollector(Callback):
         config: object = None,
         system_metrics: bool = False,
         record: Record | None = None,
+        diagnose: Diagnose | None = None,
     ) -> None:
         check_int("collect_freq", collect_freq, low=1)
         check_int("collect_tensor_freq", collect_tensor_freq, low=1, optional=True)
@@ -175,7 +177,8 @@ class SummaryCollector(Callback):
         check_type("system_metrics", system_metrics, bool)
         check_type("topology", topology, Topology, optional=True)
         check_type("record", record, Record, optional=True)
-        self._record = record or Record()
+        check_type("diagnose", diagnose, Diagnose, optional=True)
+        self._record, self._diagnose = record or Record(), diagnose or Diagnose()
         specified = with_landscape(collect_specified_data, collect_landscape)
         self._collected = check_specified(
             specified,
@@ -375,6 +378,7 @@ class SummaryCollector(Callback):
             collectors=self._collectors,
             exports_npy=self._exports_npy,
             config=self._config.nested,
+            diagnose=self._diagnose,
             coordinator=coordinator,
             failures=self._failures,
             leaves_out=() if self._collected.metric else (*STEP_TIMES, *STEP_PHASES),

@@ -6,7 +6,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -31,6 +31,7 @@ from distsummary.collect.trajectory_keeper import KeptTrajectory, keep_trajector
 from distsummary.collect.watcher import Place, Watcher, groups_of_torch
 from distsummary.coordination import Coordinator, LocalCoordinator
 from distsummary.deal import Deal, Heartbeat
+from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.errors import WriteError
 from distsummary.format.records import DIALECTS, LINEAGE_PLUGINS, Event, Health, Value
 from distsummary.format.scalar_rows import MAX_PACKERS, row_struct
@@ -98,7 +99,7 @@ class Session:
         run_dir, topology: the run and the rank in it.
         spec: how to write the files; directory, run id, attempt and rank are set after joining the run.
         collectors: see `open_writer`. exports_npy: whether tensors are also exported.
-        config: the settings of the training as JSON, for the manifest.
+        config: the settings of the training as JSON, for the manifest. diagnose: what is reported.
         coordinator: joins all ranks to one run; None: the ranks use the run dir's manifest.
         failures: counts the session's own failures.
         leaves_out: names of numbers that are not recorded.
@@ -117,6 +118,7 @@ class Session:
         collectors: str,
         exports_npy: bool,
         config: Mapping[str, Any],
+        diagnose: Diagnose,
         coordinator: Coordinator | None,
         failures: Failures,
         leaves_out: Collection[str] = (),
@@ -173,7 +175,16 @@ class Session:
         self._is_terminated = False
         self._stop_telling = tell_termination(self._terminate)
         if topology.rank == 0 and not self._is_past:
+            if diagnose != Diagnose():  # the first alerts may come soon, and git is slow
+                self._messages.submit("diagnose", partial(self._note_diagnose, diagnose))
             self._messages.submit("provenance", partial(self._record_provenance, config))
+
+    def _note_diagnose(self, diagnose: Diagnose) -> None:
+        """Put what is reported into the manifest, for whoever reports."""
+        role, attempt = self.topology.role, self._registration.attempt
+        self._run_dir.update_manifest(
+            lambda manifest: find_attempt(manifest, role, attempt).update(diagnose=asdict(diagnose))
+        )
 
     def _record_provenance(self, config: Mapping[str, Any]) -> None:
         """Put provenance and config into the manifest, if it has this attempt; warn of a changed config."""

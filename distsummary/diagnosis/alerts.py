@@ -1,20 +1,36 @@
-"""Alerts: what alerts.jsonl says, the verdicts that were told while the ranks trained."""
+"""Alerts: what alerts.jsonl says: the findings, messages and ends that were reported while the ranks trained.
+
+A line is JSON: `time` (seconds since the epoch), `attempt`, the fields of a `Verdict`, and, of an alert that
+was neither printed nor passed on, `held`: "mute", "level" or "rate".
+"""
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from distsummary.diagnosis.stuck import STOOD
 from distsummary.diagnosis.stuck_files import hung_ranks
-from distsummary.diagnosis.verdict import HANG, Verdict
+from distsummary.diagnosis.verdict import (
+    DROPPED,
+    ENDS,
+    ERROR,
+    HANG,
+    INFO,
+    MESSAGE,
+    OF_THE_RUN,
+    WARNING,
+    Verdict,
+    level_of,
+)
 from distsummary.run_dir import RunDir
 from distsummary.states import AttemptState
 
 Key = tuple[int, int, str, int]
 Alert = dict[str, Any]
+MUTED = "mute"  # of `held`: the user wants to know nothing of this cause
 
 
 def read_alerts(
@@ -31,18 +47,90 @@ def read_alerts(
         data = run_dir.alerts_path.read_bytes()
     except FileNotFoundError:
         return []
-    lines = data.splitlines()
-    being_written = len(lines) if is_growing and not data.endswith(b"\n") else 0
-    for number, line in enumerate(lines, 1):
+    being_written = data.count(b"\n") + 1 if is_growing and not data.endswith(b"\n") else 0
+    for number, alert in parsed(data):
+        if not isinstance(alert, Exception):
+            found[key_of(alert)] = alert
+        elif tell is not None and number != being_written:
+            tell(number, alert)
+    return [*found.values()]
+
+
+def parsed(data: bytes) -> Iterator[tuple[int, Alert | Exception]]:
+    """The lines of alerts.jsonl with their numbers from 1: an alert, or why a line is none."""
+    for number, line in enumerate(data.splitlines(), 1):
         try:
             alert = json.loads(line)
             if alert["until_step"] is not None:
                 int(alert["until_step"])
-            found[key_of(alert)] = alert
+            key_of(alert)
         except (ValueError, KeyError, TypeError) as error:
-            if tell is not None and number != being_written:
-                tell(number, error)
-    return [*found.values()]
+            yield number, error
+        else:
+            yield number, alert
+
+
+def level_in(alert: Mapping[str, Any]) -> str:
+    """The level of an alert; older versions wrote none."""
+    return str(alert.get("level") or level_of(str(alert["cause"])))
+
+
+def is_finding(alert: Mapping[str, Any]) -> bool:
+    """Whether an alert says that something is wrong, apart from what the states of the ranks say."""
+    return level_in(alert) != INFO and alert["cause"] not in ENDS
+
+
+def open_findings(
+    alerts: Iterable[Alert], attempt: AttemptState | None, stuck: Iterable[Verdict] = ()
+) -> list[Verdict]:
+    """What is wrong with an attempt, apart from what the states of its ranks say, without what is muted.
+
+    Args:
+        alerts: of the run. attempt: the newest one; None: of a run without run.json, all count.
+        stuck: the ranks of the attempt that hang now, by `stuck_files.hung_ranks`.
+    """
+    listed = [alert for alert in alerts if is_finding(alert)]
+    told = [*filter(None, (_verdict_of(one) for one in listed if one.get("held") != MUTED))]
+    if attempt is None:
+        return [one.verdict for one in told]
+    if attempt.role != "train":
+        return []
+    finished = {rank.rank for rank in attempt.ranks if rank.state == "finished"}
+    found = [one.verdict for one in told if one.attempt == attempt.attempt]
+    found = [
+        replace(one, until_step=one.since_step) if one.cause == HANG and one.rank in finished else one
+        for one in found
+    ]
+    lasting = {one.rank for one in found if one.cause == HANG and one.until_step is None}
+    found += [one for one in stuck if one.rank not in lasting]
+    dropped = {rank.rank: count for rank in attempt.ranks if (count := rank.dropped)}
+    is_muted = any(one["cause"] == DROPPED and one.get("held") == MUTED for one in listed)
+    if dropped and not is_muted:  # more may have been dropped since that was reported
+        step = max((rank.step or 0 for rank in attempt.ranks), default=0)
+        found = [*(one for one in found if one.cause != DROPPED), values_dropped(dropped, step)]
+    return found
+
+
+def values_dropped(counts: Mapping[int, int], step: int) -> Verdict:
+    """The verdict on ranks that have dropped values; `counts`: rank -> how many. `step`: the newest."""
+    values = f"{sum(counts.values()):,} value{'s' if sum(counts.values()) > 1 else ''}"
+    return Verdict(
+        rank=min(counts),
+        cause=DROPPED,
+        since_step=step,
+        until_step=None,
+        evidence=f"{values} by step {step:,}; the log names each reason once",
+        first_told_step=step,
+        ranks=(*sorted(counts),) if len(counts) > 1 else (),
+    )
+
+
+def worst_level(findings: Iterable[Verdict]) -> str:
+    """The level of a run with these findings: "error" if an error lasts, else "warning"; empty: none."""
+    levels = {
+        WARNING if one.until_step is not None and one.cause != MESSAGE else one.level for one in findings
+    }
+    return ERROR if ERROR in levels else WARNING if levels else ""
 
 
 class Told(NamedTuple):
@@ -70,7 +158,9 @@ def with_told(judged: Iterable[tuple[int, Verdict]], run_dir: RunDir) -> list[tu
     has its attempt; they come by attempt, then in the order in which they were told.
     """
     found = [*judged]
-    left = {key_of(alert): alert for alert in read_alerts(run_dir) if alert["cause"] != HANG}
+    left = {
+        key_of(alert): alert for alert in read_alerts(run_dir) if alert["cause"] != HANG and is_finding(alert)
+    }
     own = [{"attempt": attempt, **verdict.as_json()} for attempt, verdict in found]
     for alert in [one for one in own if left.pop(key_of(one), None) is None]:
         if (same := same_episode(alert, left)) is not None:
@@ -120,9 +210,13 @@ def alerts_as_of_now(run_dir: RunDir, attempt: AttemptState | None, alerts: Iter
 
 
 def key_of(alert: Mapping[str, Any]) -> Key:
-    """What an alert is about; equal for the lines that say the same verdict."""
-    attempt = int(alert.get("attempt", 0))
-    return attempt, int(alert["rank"]), str(alert["cause"]), int(alert["since_step"])
+    """What an alert is about; equal for the lines that report the same fact."""
+    attempt, rank, cause = int(alert.get("attempt", 0)), int(alert["rank"]), str(alert["cause"])
+    if cause in OF_THE_RUN:
+        return attempt, 0, cause, 0
+    if cause == MESSAGE:
+        cause = f"{MESSAGE} {alert['evidence']}"
+    return attempt, rank, cause, int(alert["since_step"])
 
 
 def same_episode(alert: Alert, others: Mapping[Key, Alert]) -> Key | None:

@@ -1,11 +1,10 @@
-"""Diagnose: which findings of a run are reported, and how often."""
+"""Diagnose: which alerts of a run are printed and passed on, and how often."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distsummary.checks import check_choice, check_int, check_type
-
-LEVELS = ("info", "warning", "error")  # of findings, in the order of their weight
+from distsummary.diagnosis.verdict import CAUSES, LEVELS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,10 +13,11 @@ class Diagnose:
 
     Args:
         level: the lowest level ("info", "warning", "error") that is printed and passed to `on_alert`. All
-            findings are written to alerts.jsonl, whatever their level.
-        mute: causes, such as "data", that are neither printed nor passed to `on_alert`.
-        most_per_hour: how many findings are printed and passed on within an hour, >= 1; the others are
-            counted, and the count is reported.
+            alerts are written to alerts.jsonl, whatever their level; docs/ranks.md lists causes and levels.
+        mute: causes, such as "data", that are neither printed nor passed to `on_alert`, and do not count as
+            findings in `status`.
+        most_per_hour: how many alerts are printed and passed on within an hour, >= 1; the others are counted,
+            and the count is reported. Only alerts of the same or a higher level count.
 
     Raises InvalidTypeError or InvalidValueError for bad arguments.
     """
@@ -30,5 +30,5 @@ class Diagnose:
         check_choice("level", self.level, LEVELS)
         check_type("mute", self.mute, (list, tuple))
         for cause in self.mute:
-            check_type("a cause in mute", cause, str)
+            check_choice("a cause in mute", cause, CAUSES)
         check_int("most_per_hour", self.most_per_hour, low=1)

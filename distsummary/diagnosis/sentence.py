@@ -5,14 +5,21 @@ from collections.abc import Iterable
 from distsummary.diagnosis.verdict import (
     CONFIG,
     DRIFT,
+    DROPPED,
     FAILED,
+    FINISHED,
+    GROWTH,
     HANG,
+    INTERRUPTED,
     LOST,
     MEMORY,
+    MESSAGE,
     NAN,
     SHARD,
     SLOW,
+    STARTED,
     STOPPED,
+    UNSAVED,
     Verdict,
 )
 
@@ -35,6 +42,13 @@ _FINDINGS = {
         "{ranks} {has} taken much more memory than {its} peers {steps}",
         "{ranks} took much more memory than {its} peers {steps}",
     ),
+    GROWTH: ("{ranks} {has} taken more and more memory {steps}", "{ranks} took more and more memory {steps}"),
+    DROPPED: ("{ranks} {has} dropped values",) * 2,
+    UNSAVED: ("{ranks} did not save a checkpoint at step {step}",) * 2,
+    STARTED: ("The run started",) * 2,
+    FINISHED: ("The run finished at step {step}",) * 2,
+    INTERRUPTED: ("The run was interrupted at step {step}",) * 2,
+    MESSAGE: ("{ranks} reports at step {step}",) * 2,
 }
 
 

@@ -1,4 +1,4 @@
-"""Verdict: which rank is slow, stuck or sick, why, and since when; what `alerts.jsonl` holds."""
+"""Verdict: which rank is slow, stuck or sick, why, since when, and its level; what alerts.jsonl holds."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
@@ -6,11 +6,21 @@ from typing import Any, Self
 
 from distsummary.checks import check_choice
 
+LEVELS = INFO, WARNING, ERROR = "info", "warning", "error"  # in the order of their weight
 SLOW = ("data", "forward", "backward", "optimizer", "python", "host", "recording", "checkpoint", "unknown")
 HANG, LOST, FAILED = "hang", "lost", "failed"
 NAN, DRIFT, CONFIG, SHARD, MEMORY = "nan", "drift", "config", "shard", "memory"
 STOPPED = (HANG, LOST, FAILED)  # causes for which other ranks wait until the run is ended
-CAUSES = (*SLOW, *STOPPED, NAN, DRIFT, CONFIG, SHARD, MEMORY)
+GROWTH = "growth"  # of a rank's memory
+DROPPED, UNSAVED = "dropped", "unsaved"  # values; a checkpoint
+STARTED, FINISHED, INTERRUPTED = "started", "finished", "interrupted"
+MESSAGE = "message"  # of the user, by `run.alert`
+ENDS = (STARTED, FINISHED, INTERRUPTED, FAILED, LOST)  # what the state of the run says, too
+OF_THE_RUN = (*ENDS, DROPPED, UNSAVED)  # one alert for all ranks of an attempt
+NOTICES = (STARTED, FINISHED, INTERRUPTED, MESSAGE)  # causes of alerts that are no verdict on a rank
+CAUSES = (*SLOW, *STOPPED, NAN, DRIFT, CONFIG, SHARD, MEMORY, GROWTH, DROPPED, UNSAVED, *NOTICES)
+ERRORS = frozenset((*STOPPED, NAN, DRIFT, SHARD, DROPPED, UNSAVED))
+INFOS = frozenset((STARTED, FINISHED, MESSAGE))  # unless a message has a level of its own; else a warning
 
 Interval = tuple[int, int | None]  # the first and the last step; None while it lasts
 
@@ -29,8 +39,9 @@ class Verdict:
         lost_s: seconds of the run's wall clock that were lost because of it.
         ranks: all ranks that it is about, in rising order, if these are several; `rank` is one of them.
         intervals: where it was so, if it ended and came again: the first and the last step of each time.
+        level: "info", "warning" or "error"; empty: that of the cause.
 
-    Raises InvalidTypeError or InvalidValueError for a cause that is not one of CAUSES.
+    Raises InvalidTypeError or InvalidValueError for a cause that is not one of CAUSES, or an unknown level.
     """
 
     rank: int
@@ -42,9 +53,13 @@ class Verdict:
     lost_s: float = 0.0
     ranks: tuple[int, ...] = ()
     intervals: tuple[Interval, ...] = ()
+    level: str = ""
 
     def __post_init__(self) -> None:
         check_choice("cause", self.cause, CAUSES)
+        if not self.level:
+            object.__setattr__(self, "level", level_of(self.cause))
+        check_choice("level", self.level, LEVELS)
 
     def as_json(self) -> dict[str, Any]:
         """For alerts.jsonl."""
@@ -66,3 +81,8 @@ class Verdict:
         if "intervals" in found:
             found["intervals"] = tuple((int(since), until) for since, until in found["intervals"])
         return cls(**found)
+
+
+def level_of(cause: str) -> str:
+    """The level of a cause."""
+    return ERROR if cause in ERRORS else INFO if cause in INFOS else WARNING

@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 
 from distsummary.checks import check_choice, check_type
-from distsummary.diagnosis.alerts import alerts_as_of_now, read_alerts
+from distsummary.diagnosis.alerts import (
+    MUTED,
+    alerts_as_of_now,
+    is_finding,
+    level_in,
+    open_findings,
+    read_alerts,
+)
 from distsummary.diagnosis.sentence import sentence, weight
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import (
@@ -45,11 +52,12 @@ from distsummary.runs.values import added, assembled, readable, value_table
 from distsummary.sibling_run import SiblingRun, sibling_run
 from distsummary.states import RunState, is_over, read_run
 from distsummary.tools.dump import fields
+from distsummary.tools.status_text import findings_in_short
 
 NO_MANIFEST = f"no {MANIFEST}"
 _VERDICT = {
     "rank": np.int32, "cause": object, "since_step": np.int64, "until_step": np.int64, "evidence": object,
-    "first_told_step": np.int64, "lost_s": np.float64, "ranks": object, "sentence": object,
+    "first_told_step": np.int64, "level": object, "lost_s": np.float64, "ranks": object, "sentence": object,
 }  # fmt: skip
 
 
@@ -103,8 +111,10 @@ class RecordedRun:
         """What a notebook shows: what the run is, how much it recorded, and what was told of its ranks."""
         steps = "" if self.steps is None else f", steps {self.steps[0]:,} to {self.steps[1]:,}"
         counts = ", ".join(f"{plugin} {len(tags):,}" for plugin, tags in self.tags.items())
+        found = findings_in_short(self.findings, is_over=self.state != "running")
         lines = [
             f"{self.path}: {self.state}, {len(self.ranks):,} rank{'s' * (len(self.ranks) != 1)}{steps}",
+            *([found] if found else []),
             f"tags: {counts or 'none'}",
             *self.problems,
         ]
@@ -229,12 +239,31 @@ class RecordedRun:
 
     @property
     def verdicts(self) -> Table:
-        """Which rank was told to be slow, stuck or sick, from alerts.jsonl: rank, cause, since_step,
-        until_step (-1: to the end), evidence (of a hang, from the newest stuck.json), first_told_step,
-        lost_s (seconds of the run that it cost), ranks (all that it is about, if several) and sentence (all
-        of this in words). What ended or spoiled the training comes first, then what cost most. Empty if
-        there are none.
+        """What was found to be wrong, from alerts.jsonl, without muted causes and ends of the run: rank,
+        cause, since_step, until_step (-1: to the end), evidence (of a hang, from the newest stuck.json),
+        first_told_step, level ("error" or "warning"), lost_s (seconds of the run that it cost), ranks (all
+        that it is about, if several) and sentence (all of this in words). What ended or spoiled the training
+        comes first, then what cost most. Empty if there are none.
         """
+        rows = [row | {"level": level_in(row)} for row in self._alerts()]
+        columns: dict[str, Any] = {}
+        for name, dtype in _VERDICT.items():
+            values = [row.get(name) for row in rows]
+            if dtype is object:
+                columns[name] = objects(values)
+            else:
+                missing = 0.0 if dtype is np.float64 else -1
+                columns[name] = np.array([missing if value is None else value for value in values], dtype)
+        return Table(columns, title="verdicts")
+
+    @property
+    def findings(self) -> list[Verdict]:
+        """What is wrong with the newest attempt; `distsummary status` says it after the state."""
+        state = self._state()
+        return open_findings(self._alerts(), state.newest if state else None)
+
+    def _alerts(self) -> list[dict[str, Any]]:
+        """The lines of alerts.jsonl that are findings; notes what cannot be read."""
         run_dir = RunDir(self.path)
         told = self._told["verdicts"] = {}
 
@@ -251,15 +280,7 @@ class RecordedRun:
             rows = _with_sentences(rows, is_over=newest is not None and is_over(newest))
         except (DistSummaryError, OSError) as error:
             told[said(error)] = None
-        columns: dict[str, Any] = {}
-        for name, dtype in _VERDICT.items():
-            values = [row.get(name) for row in rows]
-            if dtype is object:
-                columns[name] = objects(values)
-            else:
-                missing = 0.0 if dtype is np.float64 else -1
-                columns[name] = np.array([missing if value is None else value for value in values], dtype)
-        return Table(columns, title="verdicts")
+        return [row for row in rows if is_finding(row) and row.get("held") != MUTED]
 
     def stamp(self) -> str:
         """A text that is another one when the run has recorded more or a rank is in another state.

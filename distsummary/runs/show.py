@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from distsummary.diagnosis.alerts import worst_level
 from distsummary.format.records import RANKS_TAG
 from distsummary.runs.facts import Fact, facts
 from distsummary.runs.rank_files import MERGED, Rank
 from distsummary.runs.recorded_run import RecordedRun
 from distsummary.tools.columns import aligned, cut, lasting, numbered, printable, wrapped
 from distsummary.tools.dump import number
+from distsummary.tools.status_text import findings_in_short
 
 STATISTICS = ("/min", "/median", "/max", "/argmax_rank")
 _FIRST = ("loss", "train/loss", "loss/auto", "eval/", "acc", "lr", "learning_rate")  # tags of interest
@@ -51,6 +53,8 @@ class Overview:
 
     path: str
     state: str
+    level: str
+    findings: str
     ranks: int
     attempts: int
     steps: tuple[int, int] | None
@@ -68,6 +72,8 @@ class Overview:
         return {
             "path": self.path,
             "state": self.state,
+            "level": self.level,
+            "findings": self.findings,
             "ranks": self.ranks,
             "attempts": self.attempts,
             "steps": self.steps,
@@ -97,9 +103,12 @@ def overview(run: RecordedRun) -> Overview:
     known = facts(run)
     attempts = [attempt for attempt in run.attempts if attempt.role == run.role]
     verdicts = tuple({name: getattr(row, name) for name in run.verdicts.columns} for row in run.verdicts)
+    findings = run.findings
     return Overview(
         path=str(run.path),
         state=run.state,
+        level=worst_level(findings),
+        findings=findings_in_short(findings, is_over=run.state != "running"),
         ranks=int(known.get("ranks") or len(run.ranks)),
         attempts=len(attempts),
         steps=run.steps,
@@ -125,6 +134,7 @@ def text_of(shown: Overview, *, width: int) -> str:
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(shown.started))
         parts.append(f"began {began} ({lasting(max(0.0, time.time() - shown.started))} ago)")
     lines = [f"{printable(shown.path)}: {', '.join(parts)}"]
+    lines += wrapped(f"  {shown.findings}", width) if shown.findings else []
     lines += [f"  {name:<9} {text}" for name, text in _facts(shown.facts)]
     curves = [
         curve for curve in shown.curves if not curve.tag.endswith(STATISTICS) and curve.tag != RANKS_TAG

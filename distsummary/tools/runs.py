@@ -16,7 +16,7 @@ from distsummary.reading.segments import all_event_files, stamp_of
 from distsummary.run_dir import MANIFEST, RunDir
 from distsummary.tools.columns import aligned, lasting, numbered, printable, shortened
 from distsummary.tools.status import read_status
-from distsummary.tools.status_text import causes, slow_ranks, stuck_in_short
+from distsummary.tools.status_text import causes, findings_of, slow_ranks, stuck_in_short
 
 DEPTH = 8  # directories below the given one that are looked into
 LOSSES = ("loss", "train/loss", "loss/auto")  # tags of the loss, the first that is there
@@ -37,6 +37,8 @@ class RunRow:
         state: as `distsummary status` tells it; "no run.json" for files that a SummaryRecord wrote alone,
             "unreadable" if the run.json cannot be read.
         is_healthy: whether `distsummary status` exits with 0; None without a run.json.
+        level, findings: the level of what is wrong with it ("error", "warning" or empty), and how many such
+            findings there are.
         ranks: the world size. step: the newest one. Both None if unknown.
         started: seconds since the epoch. lasted_s: seconds from then to the last sign of life.
         loss: the newest one in the merged run or, before it is merged, in the files of rank 0; None without
@@ -47,6 +49,8 @@ class RunRow:
     name: str
     state: str
     is_healthy: bool | None = None
+    level: str = ""
+    findings: int = 0
     ranks: int | None = None
     step: int | None = None
     started: float | None = None
@@ -160,8 +164,9 @@ def _run(base: Path, place: Path) -> RunRow:
         notes.insert(0, stuck)
     else:
         notes += slow_ranks(status)
-    if status.alerts:
-        notes.append(f"{numbered(status.alerts, 'verdict')}: distsummary why")
+    notes += filter(None, [findings_of(status)])
+    if status.earlier:
+        notes.append(f"{numbered(status.earlier, 'finding')} of earlier attempts")
     if earlier := newest.attempt:
         notes.append(f"attempt {earlier}")
     began = min(attempt.started for attempt in status.run.attempts)
@@ -170,6 +175,8 @@ def _run(base: Path, place: Path) -> RunRow:
         name=name,
         state=status.run.state,
         is_healthy=status.is_healthy,
+        level=status.level,
+        findings=len(status.findings),
         ranks=newest.world_size,
         step=status.step or max((event.step for event in events), default=0) or None,
         started=began,

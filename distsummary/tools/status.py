@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from distsummary.diagnosis.alerts import read_alerts
+from distsummary.diagnosis.alerts import is_finding, open_findings, read_alerts, worst_level
 from distsummary.diagnosis.stuck_files import hung_ranks
-from distsummary.diagnosis.verdict import HANG, Verdict
+from distsummary.diagnosis.verdict import ERROR, Verdict
 from distsummary.errors import DistSummaryError, MissingFileError
 from distsummary.publish import file_system_time
 from distsummary.run_dir import MANIFEST, RunDir
@@ -42,7 +42,8 @@ class Status:
 
     `now`: seconds since the epoch, by the file system's clock. `merged`: what the merged run holds; None if
     the run has one rank or nothing is merged. `stuck`: the ranks for which others wait, or that stand still.
-    `alerts`: how many other verdicts were told of its ranks; `distsummary why` has them.
+    `findings`: what is wrong with the newest attempt, see `open_findings`. `earlier`: how many findings there
+    are of other attempts; `distsummary why` has them.
     `others_elsewhere`: for a rank's own directory, where the other ranks are, and what merges them.
     """
 
@@ -50,7 +51,8 @@ class Status:
     now: float
     merged: Merged | None = None
     stuck: tuple[Verdict, ...] = ()
-    alerts: int = 0
+    findings: tuple[Verdict, ...] = ()
+    earlier: int = 0
     others_elsewhere: str = ""
 
     @property
@@ -64,12 +66,18 @@ class Status:
         return ranks_behind(self.run.newest.ranks) if self.run.newest else {}
 
     @property
+    def level(self) -> str:
+        """That of the findings: "error" if an error lasts, else "warning"; empty without any."""
+        return worst_level(self.findings)
+
+    @property
     def is_healthy(self) -> bool:
-        """Whether the run goes on or has finished, and so has each of its ranks."""
+        """Whether the run goes on or has finished, and so has each of its ranks, without an error."""
         newest = self.run.newest
         return (
             newest is not None
             and not self.stuck
+            and self.level != ERROR
             and self.run.state in GOOD
             and all(rank.state in GOOD for rank in newest.ranks)
         )
@@ -121,10 +129,18 @@ def read_status(path: str | os.PathLike[str]) -> Status:
         alerts = read_alerts(run_dir)
     except OSError:  # `why` names what cannot be read
         alerts = []
-    others = sum(one["cause"] != HANG or one["until_step"] is not None or not stuck for one in alerts)
+    findings = open_findings(alerts, run.newest, stuck)
+    number = run.newest.attempt if run.newest else -1
+    earlier = sum(is_finding(one) and one.get("attempt", 0) != number for one in alerts)
     elsewhere = "" if siblings is not None else sibling_hint(run_dir)
     return Status(
-        run=run, now=now, merged=merged, stuck=tuple(stuck), alerts=others, others_elsewhere=elsewhere
+        run=run,
+        now=now,
+        merged=merged,
+        stuck=tuple(stuck),
+        findings=tuple(findings),
+        earlier=earlier,
+        others_elsewhere=elsewhere,
     )
 
 
@@ -140,12 +156,6 @@ def ranks_behind(ranks: Sequence[RankState]) -> dict[int, int]:
     allowed = max(2.0, BEHIND_S / statistics.median(paces)) if paces else BEHIND_STEPS
     first = max((rank.step or 0 for rank in running), default=0)
     return {rank.rank: first - (rank.step or 0) for rank in running if first - (rank.step or 0) > allowed}
-
-
-def dropped_by(rank: RankState) -> int | None:
-    """How many values the rank has dropped; None if it has not told."""
-    count = rank.health.get("dropped")
-    return count if isinstance(count, int) else None
 
 
 def _check_is_run(base: Path, given: str) -> None:

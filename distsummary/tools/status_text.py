@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from distsummary import states
-from distsummary.diagnosis.sentence import sentence
+from distsummary.diagnosis.sentence import finding, sentence, weight
 from distsummary.diagnosis.stuck import STOOD
+from distsummary.diagnosis.verdict import DROPPED, ERROR, HANG, MESSAGE, SLOW, Verdict
 from distsummary.run_dir import RunDir
 from distsummary.states import GONE, SILENT, AttemptState, RankState
 from distsummary.tools.columns import (
@@ -29,12 +30,14 @@ from distsummary.tools.columns import (
     printable,
     short_ranges,
 )
-from distsummary.tools.status import EACH_RANK, GOOD, Status, dropped_by, newest_step, ranks_behind
+from distsummary.tools.status import EACH_RANK, GOOD, Status, newest_step, ranks_behind
 
 ODD_RANKS = 12  # of more ranks, up to so many that are not as they should be
 MAX_ROWS = 18  # of more ranks; with all else, 40 lines
 STUCK = "stuck"  # the phase of a rank for which others wait, or that stands still
 EARLIER = 3  # attempts before the newest that have a line
+FINDINGS = 3  # in a sentence
+MESSAGE_WIDTH = 60  # characters of a message of the user
 
 _HEAD = ("rank", "state", "step", "phase", "ms/step", "own", "waiting", "heard", "dropped", "process", "")
 _RIGHT = (2, 4, 5, 6, 7, 8)
@@ -103,6 +106,8 @@ def as_json(status: Status) -> dict[str, Any]:
         "run_id": run["run_id"],
         "state": run["state"],
         "is_healthy": status.is_healthy,
+        "level": status.level,
+        "findings": [verdict.as_json() for verdict in status.findings],
         "step": status.step,
         "merged_step": status.merged_step,
         "merged_ranks": status.merged.ranks if status.merged else None,
@@ -123,7 +128,7 @@ def hints(status: Status) -> list[str]:
     bad = [rank for rank in newest.ranks if rank.state not in GOOD]
     living = [rank for rank in newest.ranks if rank.state == "running"]
     lost = [rank for rank in bad if rank.state == "lost"]
-    said = [_verdict(status, newest, bad, living), *causes(status)]
+    said = [_with_findings(_verdict(status, newest, bad, living), status), *causes(status)]
     was_stuck = not living and any(STOOD in verdict.evidence for verdict in status.stuck)
     if was_stuck:
         said += _stuck(status)
@@ -139,11 +144,12 @@ def hints(status: Status) -> list[str]:
         said.append(f"{named(newest.missing)} never registered; a training may record on some ranks only.")
     if not was_stuck:
         said += _stuck(status) or _standing_still(newest, living) or slow_ranks(status)
-    if status.alerts:
-        more = "more " if status.stuck else ""
-        said.append(f"{numbered(status.alerts, f'{more}verdict')}: distsummary why {path}")
+    if status.findings or status.earlier:
+        earlier = f"{numbered(status.earlier, 'finding')} of earlier attempts" if status.earlier else ""
+        what = " and ".join(filter(None, ("evidence" if status.findings else "", earlier)))
+        said.append(f"{what}: distsummary why {path}")
     said += _merged_short(status, living)
-    if dropped := {rank.rank: count for rank in newest.ranks if (count := dropped_by(rank))}:
+    if dropped := {rank.rank: count for rank in newest.ranks if (count := rank.dropped)}:
         values = numbered(sum(dropped.values()), "value")
         said.append(f"{named(dropped)} dropped {values}; the log names each reason once.")
     step = newest_step(newest)
@@ -182,7 +188,7 @@ def _attempt_as_json(attempt: AttemptState, status: Status) -> dict[str, Any]:
     stuck = {verdict.rank for verdict in status.stuck} if is_newest else set()
     behind = ranks_behind(attempt.ranks) if is_newest else {}
     for rank, state in zip(found["ranks"], attempt.ranks, strict=True):
-        rank["dropped"] = dropped_by(state)
+        rank["dropped"] = state.dropped
         rank["behind"] = behind.get(state.rank, 0) if state.state == "running" else None
         rank["health"] = dict(state.health)
         rank["step_s"] = state.step_s or None
@@ -239,6 +245,47 @@ def _verdict(
         return f"The run {verb.get(newest.state, 'has ended')}; it was stuck {_stuck_at(status)}."
     step = newest_step(newest)
     return f"The run {verb.get(newest.state, 'has ended')}" + (f" at step {step:,}." if step else ".")
+
+
+def _with_findings(said: str, status: Status) -> str:
+    """What is said of the run, and what was found in it."""
+    found = findings_of(status, "more " if status.stuck else "")
+    if not found:
+        return said
+    said = said.replace("The run is fine: it has", "The run has").replace(
+        "This rank is fine: it", "This rank"
+    )
+    said = said.replace("The run is fine: ", "The run goes on: ").removesuffix(".")
+    return f"{said}, with {found}."
+
+
+def findings_of(status: Status, more: str = "") -> str:
+    """The findings of a run in short, but for hangs where it is said that the run is stuck."""
+    shown = [one for one in status.findings if one.cause != HANG or not status.stuck]
+    is_over = status.run.newest is not None and states.is_over(status.run.newest)
+    return findings_in_short(shown, more, is_over=is_over)
+
+
+def findings_in_short(findings: Sequence[Verdict], more: str = "", *, is_over: bool = False) -> str:
+    """Such as: 2 findings: ranks 0 and 1 receive the same batches; rank 2 hung at step 7. Empty if none.
+
+    Args:
+        more: a word before "finding". is_over: no rank runs any more.
+    """
+    parts = []
+    for one in sorted(findings, key=lambda one: (one.level != ERROR, *weight(one))):
+        if one.cause == MESSAGE:
+            parts.append(f"{cut(one.evidence, MESSAGE_WIDTH)} (step {one.since_step:,})")
+            continue
+        said = finding(one, is_over=is_over)
+        more_of = {DROPPED: one.evidence.partition(";")[0]} | dict.fromkeys(SLOW, one.cause)
+        parts.append(
+            said[0].lower() + said[1:] + (f" ({more_of[one.cause]})" if one.cause in more_of else "")
+        )
+    count = len(parts)
+    if count > FINDINGS:
+        parts[FINDINGS:] = [f"and {count - FINDINGS} more"]
+    return f"{numbered(count, f'{more}finding')}: {'; '.join(map(printable, parts))}" if parts else ""
 
 
 def _stuck_at(status: Status) -> str:
@@ -377,7 +424,7 @@ def _rows(status: Status) -> list[tuple[str, ...]]:
         return [_row([rank]) for rank in ranks] + end
     behind = ranks_behind(ranks)
     special = behind.keys() | stuck
-    is_odd = [rank.state not in GOOD or rank.rank in special or bool(dropped_by(rank)) for rank in ranks]
+    is_odd = [rank.state not in GOOD or rank.rank in special or bool(rank.dropped) for rank in ranks]
     odd = [*compress(ranks, is_odd)]
     rows = [_row(alike) for alike in ([[rank] for rank in odd] if len(odd) <= ODD_RANKS else _alike(odd))]
     rows += [_row(alike) for alike in _alike(compress(ranks, map(not_, is_odd)))] + end
@@ -392,7 +439,7 @@ def _alike(ranks: Iterable[RankState]) -> list[list[RankState]]:
     groups: dict[tuple[str, str, bool, str], list[RankState]] = defaultdict(list)
     for rank in ranks:
         why = re.sub(r"\d+", "#", rank.error or rank.reason)
-        groups[rank.state, rank.phase, bool(dropped_by(rank)), why].append(rank)
+        groups[rank.state, rank.phase, bool(rank.dropped), why].append(rank)
     return sorted(groups.values(), key=len)
 
 
@@ -402,7 +449,7 @@ def _row(ranks: Sequence[RankState]) -> tuple[str, ...]:
     steps = [rank.step for rank in ranks if rank.step is not None]
     is_running = first.state == "running"
     told = [rank for rank in ranks if is_running]
-    dropped = [count for rank in ranks if (count := dropped_by(rank)) is not None]
+    dropped = [count for rank in ranks if (count := rank.dropped) is not None]
     hosts = {rank.host for rank in ranks}
     process = f"{first.host}:{first.pid}" if len(ranks) == 1 else first.host
     if len(hosts) > 1:

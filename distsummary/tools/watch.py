@@ -11,7 +11,7 @@ from distsummary.states import is_over
 from distsummary.tools.columns import clock, named, width_of
 from distsummary.tools.status import Status, read_status
 from distsummary.tools.status_text import as_json as json_of
-from distsummary.tools.status_text import stuck_in_short, text_of
+from distsummary.tools.status_text import findings_of, stuck_in_short, text_of
 
 PROGRESS_S = 60.0  # at most so often a line tells new steps
 _CLEAR = "\x1b[H\x1b[2J"  # the cursor goes to the corner of an empty screen
@@ -58,7 +58,7 @@ def watch(
 
 
 def summary(status: Status) -> str:
-    """The run in a line: which ranks are in which state or stuck, the newest step, which are behind."""
+    """The run in a line: the ranks' states, who is stuck, findings, the newest step, who is behind."""
     slow = f", {named(status.behind, 'rank')} behind" if status.behind else ""
     return f"{_states(status)}; step {status.step or '-'}{slow}"
 
@@ -75,4 +75,6 @@ def _states(status: Status) -> str:
     told = [f"{named(numbers, 'rank')} {state}" for state, numbers in sorted(ranks.items())]
     if stuck := stuck_in_short(status):
         told.append(stuck)
+    if findings := findings_of(status):
+        told.append(findings.replace(";", ","))
     return f"{status.run.state}, attempt {newest.attempt}: {', '.join(told) or 'no rank'}"

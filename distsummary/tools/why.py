@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from distsummary.diagnosis.sentence import sentence, weight
-from distsummary.diagnosis.verdict import Verdict
+from distsummary.diagnosis.verdict import NOTICES, Verdict
 from distsummary.states import AttemptState
 from distsummary.tools.columns import WIDTH, cut, printable
 
@@ -53,7 +53,8 @@ def text_of(
 
     first, *others = by_weight(found)
     lines = _wrapped(said(*first), width)
-    lines.append(f"  What it means, and what to do: {page_of(first[1].cause)}")
+    if first[1].cause not in NOTICES:
+        lines.append(f"  What it means, and what to do: {page_of(first[1].cause)}")
     if others:
         lines.append("")
     lines += [cut(f"- {said(*one)}", width) for one in others[:FOLDED]]

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from distsummary.diagnosis.alerts import worst_level
 from distsummary.errors import InvalidValueError
 from distsummary.runs.compare import MEANING, curves_of, verdicts_of, where_they_part
 from distsummary.runs.facts import facts
@@ -62,11 +63,12 @@ def comparison(
         "runs": [
             {
                 "name": name, "path": os.fspath(path), "state": one.state, "ranks": len(one.ranks),
+                "level": worst_level(findings), "findings": len(findings),
                 "steps": span(one, (int(steps[0]) for steps, _ in of_run.values() if steps.size)),
                 "source": source, "verdicts": verdicts_of(one), "problems": list(one.problems),
             }
-            for name, path, one, source, of_run in zip(
-                _names(paths), paths, runs, sources, curves, strict=True
+            for name, path, one, source, of_run, findings in zip(
+                _names(paths), paths, runs, sources, curves, [one.findings for one in runs], strict=True
             )
         ],
         "differing": [[name, [of_run.get(name) for of_run in known]] for name in differing],

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from distsummary.diagnosis.alerts import worst_level
 from distsummary.diagnosis.verdict import SLOW
 from distsummary.errors import DistSummaryError, InvalidValueError
 from distsummary.format.records import RANKS_TAG
@@ -23,6 +24,7 @@ from distsummary.runs.rank_files import MERGED, MERGED_RANK
 from distsummary.runs.recorded_run import RecordedRun
 from distsummary.runs.show import STATISTICS, interest
 from distsummary.telling import doing
+from distsummary.tools.status_text import findings_in_short
 from distsummary.view.compare import comparison, span
 from distsummary.view.histograms import histograms
 from distsummary.view.landscape import landscapes
@@ -289,12 +291,15 @@ def _overview(
     run: RecordedRun, verdicts: list[dict[str, Any]], left_out: int, steps: list[int] | None
 ) -> dict[str, Any]:
     attempts = [_row(row) for row in run.attempts if row.role == run.role]
-    known = facts(run)
+    known, findings = facts(run), run.findings
     return {
         "made": time.time(),
         "name": run.path.name,
         "path": os.fspath(run.path.resolve()),
         "state": run.state,
+        "level": worst_level(findings),
+        "findings": len(findings),
+        "found": findings_in_short(findings, is_over=run.state != "running"),
         "ranks": list(run.ranks),
         "world_size": int(known.get("ranks") or len(run.ranks)),
         "steps": steps,

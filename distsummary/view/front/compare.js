@@ -8,7 +8,7 @@ export function compare({ compare: found }) {
   const { runs, differing, equal, tags, apart, not_in_all: notInAll, left_out: leftOut } = found
   const names = runs.map((run, index) => named(run.name, index))
   const head = (...first) => [...first, ...names.map((name) => name.cloneNode(true))]
-  const rows = runs.map((run, index) => [names[index].cloneNode(true), badge(run.state), whole(run.ranks), run.steps ? `${whole(run.steps[0])} to ${whole(run.steps[1])}` : "-", short(run.verdicts.length ? [...run.verdicts.slice(0, 3), ...(run.verdicts.length > 3 ? [`${whole(run.verdicts.length - 3)} more`] : [])].join("; ") : "none"),
+  const rows = runs.map((run, index) => [names[index].cloneNode(true), badge(run.state, run), whole(run.ranks), run.steps ? `${whole(run.steps[0])} to ${whole(run.steps[1])}` : "-", short(run.verdicts.length ? [...run.verdicts.slice(0, 3), ...(run.verdicts.length > 3 ? [`${whole(run.verdicts.length - 3)} more`] : [])].join("; ") : "none"),
     run.source < 0 ? "merged run" : `rank ${run.source}`, run.path])
   const all = [h("div", { class: "scroll" }, table(["run", "state", "ranks", "steps", "verdicts", "its curves are of the", "path"], rows, { numbers: [2] }))]
   for (const run of runs) if (run.problems.length) all.push(h("h3", {}, `What could not be read or is missing in ${run.name}`), h("ul", { class: "warning" }, run.problems.slice(0, 5).map((text) => h("li", {}, text)),

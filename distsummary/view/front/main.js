@@ -82,7 +82,7 @@ function following(path, fields, version, show) {
 }
 
 function header(run, before = null, live = {}) {
-  return h("header", {}, before, h("h1", {}, run.name, " ", badge(run.state)), h("nav", { "aria-label": "views" }), live.state, theme(), live.said)
+  return h("header", {}, before, h("h1", {}, run.name, " ", badge(run.state, run)), h("nav", { "aria-label": "views" }), live.state, theme(), live.said)
 }
 
 function showRun(fields, { data, version }, hasList) {
@@ -141,7 +141,7 @@ function around({ overview: run }) {
     document.querySelector("nav").replaceChildren(...shown.map(({ name, title }, index) => h("a", { href: `#${name}`, title: `key ${index + 1}` }, title)))
   }
   document.title = run.name
-  document.querySelector("h1").replaceChildren(run.name, " ", badge(run.state))
+  document.querySelector("h1").replaceChildren(run.name, " ", badge(run.state, run))
   document.querySelector("footer").textContent = `${run.path}, as it was at ${moment(run.made)}. Keys: 1 to ${shown.length} views, / filter, d dark or light${isServed ? ", p pause" : ""}. Made by distsummary.`
 }
 

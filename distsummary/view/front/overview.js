@@ -9,7 +9,7 @@ const ROWS = 64 // of a table that may be long
 export function overview({ overview: run, timeline }) {
   const ended = Math.max(...timeline.bars.map((bar) => bar.end), 0)
   const facts = [
-    ["state", badge(run.state)],
+    ["state", badge(run.state, run)],
     ["ranks", run.ranks.length === run.world_size ? whole(run.world_size) : `${run.ranks.length} of ${whole(run.world_size)}`],
     ["steps", run.steps ? `${whole(run.steps[0])} to ${whole(run.steps[1])}` : "-"],
     ["attempts", run.attempts.length ? whole(run.attempts.length) : "-"],
@@ -32,24 +32,26 @@ export function overview({ overview: run, timeline }) {
   ]
 }
 
-export function badge(state) {
-  const kind = GOOD.includes(state) ? "good" : ["no run.json", "unknown", "superseded"].includes(state) ? "plain" : "bad"
-  return h("span", { class: `badge ${kind}` }, state)
+// A state and, of a run, how many findings it has: red for an error, amber for warnings.
+export function badge(state, { level = "", findings = 0 } = {}) {
+  const usual = GOOD.includes(state) ? "good" : ["no run.json", "unknown", "superseded"].includes(state) ? "plain" : "bad"
+  const kind = level === "error" || usual === "bad" ? "bad" : level ? "warn" : usual
+  return h("span", { class: `badge ${kind}` }, findings ? `${state}, ${counted(findings, "finding")}` : state)
 }
 
 function verdicts(found) {
-  if (!found.length) return [h("p", { class: "quiet" }, "No rank was told to be slow, stuck or sick.")]
+  if (!found.length) return [h("p", { class: "quiet" }, "Nothing was found to be wrong.")]
   const rows = found.map((one, index) => ({
     attributes: {
       class: "link", tabindex: 0, "aria-label": `show verdict ${index + 1} in the heat maps`,
       onclick: () => show(index),
       onkeydown: (event) => event.key === "Enter" && show(index),
     },
-    cells: [`rank ${one.rank}`, h("b", {}, one.cause), since(one), one.evidence],
+    cells: [`rank ${one.rank}`, h("b", {}, one.cause), one.level, since(one), one.evidence],
   }))
   const show = (index) => document.dispatchEvent(new CustomEvent("verdict", { detail: index }))
-  return [h("h3", {}, `Verdicts: ${counted(found.length, "time")} a rank was slow, stuck or sick`),
-    h("div", { class: "scroll told" }, table(["rank", "cause", "steps", "evidence"], rows))]
+  return [h("h3", {}, `What was found: ${counted(found.length, "verdict")}`),
+    h("div", { class: "scroll told" }, table(["rank", "cause", "level", "steps", "evidence"], rows))]
 }
 
 export const since = (one) => `${whole(one.since_step)} ${one.until_step < 0 ? "on" : `to ${whole(one.until_step)}`}`

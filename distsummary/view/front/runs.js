@@ -10,7 +10,7 @@ const loss = (value) => (typeof value === "string" ? value : number(value, 4)) /
 const COLUMNS = [
   ["name", "run", false, (row, title) => [h("a", { href: `?${new URLSearchParams({ run: row.name })}` }, row.name === "." ? title : row.name),
     row.note ? h("div", { class: "note" }, row.note) : null]],
-  ["state", "state", false, (row) => badge(row.state)],
+  ["state", "state", false, (row) => badge(row.state, row)],
   ["ranks", "ranks", true, (row) => known(row.ranks, whole)],
   ["step", "step", true, (row) => known(row.step, whole)],
   ["loss", "loss", true, (row) => known(row.loss, loss)],

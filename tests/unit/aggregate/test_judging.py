@@ -9,10 +9,11 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from distsummary.aggregate.judging import RANK_TAG, TEXT_TAG, Alerts, judge_files
+from distsummary.aggregate.judging import RANK_TAG, TEXT_TAG, judge_files
 from distsummary.aggregate.merge import merge_run
 from distsummary.cli import main
 from distsummary.diagnosis.alerts import read_alerts
+from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.format.records import MINDSPORE, TENSORBOARD
 from distsummary.rank_facts import RankFacts, write_facts

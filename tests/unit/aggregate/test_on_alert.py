@@ -2,14 +2,16 @@
 
 import json
 import threading
+import urllib.request
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
 import distsummary as ds
 from distsummary.aggregate import on_alert
-from distsummary.aggregate.judging import Alerts
-from distsummary.aggregate.on_alert import OnAlert, check_on_alert
+from distsummary.aggregate.on_alert import OnAlert, check_on_alert, payload
+from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.run_dir import RunDir
@@ -121,6 +123,101 @@ def test_a_server_that_never_takes_it_is_counted(tmp_path, server):
             waiting.wait(0.01)
     assert failures == ["on_alert: HTTPError: HTTP Error 503: Service Unavailable"]
     assert (server.asked, server.taken) == (3, [])
+
+
+def test_alerts_that_are_held_back_are_not_passed_on_and_of_too_many_the_count_is(tmp_path):
+    run_dir, got, failures = RunDir(tmp_path).create(), [], []
+    entry = {"role": "train", "attempt": 1, "incarnation": "", "world_size": 1}
+    options = {"mute": ["nan"], "most_per_hour": 2}
+    run_dir.update_manifest(lambda manifest: manifest.update(attempts=[entry | {"diagnose": options}]))
+    nan = replace(verdict(0), cause="nan", level="error")
+    started = replace(verdict(0), cause="started", level="info")
+    told_to(
+        OnAlert(run_dir, got.append, failures.append),
+        run_dir, nan, started, *(verdict(rank) for rank in range(1, 6)),
+    )  # fmt: skip
+    assert [(one["rank"], one["cause"]) for one in got] == [(1, "data"), (2, "data"), (5, "message")]
+    assert got[2]["text"].startswith("distsummary: 3 more alerts were held back")
+    assert failures == []
+
+
+ALERT = {
+    **verdict(2).as_json(), "time": 1.0, "attempt": 0, "run_dir": "/runs/a&b",
+    "text": "distsummary: rank 2: data_time <1>",
+}  # fmt: skip
+SAID = "distsummary: warning: rank 2: data_time <1>\n/runs/a&b"
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        (
+            "https://hooks.slack.com/services/T0/B0/x",
+            {"text": SAID.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")},
+        ),
+        (
+            "https://discord.com/api/webhooks/1/x/slack",
+            {"text": SAID.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")},
+        ),
+        (
+            "https://ptb.discord.com/api/webhooks/1/x",
+            {
+                "username": "distsummary",
+                "content": SAID.replace("_", r"\_"),
+                "allowed_mentions": {"parse": []},
+            },
+        ),
+        (
+            "https://mine.webhook.office.com/webhookb2/x",
+            {"title": "distsummary: warning", "text": "rank 2: data_time <1>\n\n/runs/a&b"},
+        ),
+        ("https://hooks.slack.com.example.org/x", ALERT),
+        ("http://127.0.0.1:16330/services/T0/B0", ALERT),
+    ],
+)
+def test_each_server_gets_what_it_takes(url, expected):
+    assert payload(url, ALERT) == expected
+
+
+@pytest.mark.parametrize(
+    "host", ["prod-1.westus.logic.azure.com:443", "x.y.environment.api.powerplatform.com"]
+)
+def test_a_workflow_of_teams_gets_an_adaptive_card(host):
+    found = payload(f"https://{host}/workflows/x", ALERT)
+    [attachment] = found["attachments"]
+    assert (found["type"], attachment["contentType"]) == (
+        "message",
+        "application/vnd.microsoft.card.adaptive",
+    )
+    body = attachment["content"]["body"]
+    assert [one["text"] for one in body] == ["distsummary: warning", "rank 2: data_time <1>", "/runs/a&b"]
+    assert {one["type"] for one in body} == {"TextBlock"}
+
+
+def test_a_long_text_fits_into_a_message_of_discord():
+    found = payload("https://discord.com/api/webhooks/1/x", ALERT | {"text": "x" * 9000})
+    assert (len(found["content"]), found["content"][-3:]) == (2000, "...")
+
+
+def test_slack_gets_its_payload_over_http(tmp_path, server, monkeypatch):
+    """The server of the fixture is the proxy by which the host of Slack is reached."""
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.setattr(urllib.request, "_opener", None)  # urllib reads the proxies once
+    run_dir, failures, waiting = RunDir(tmp_path).create(), [], threading.Event()
+    with (callback := OnAlert(run_dir, "http://hooks.slack.com/services/x", failures.append)):
+        callback.on_train_begin(RunContext(CallbackParams()))
+        Alerts(run_dir).tell(0, verdict(2))
+        while not server.taken and not failures:
+            waiting.wait(0.01)
+    assert failures == []
+    assert server.taken == [
+        (
+            "application/json",
+            {"text": f"distsummary: warning: Rank 2 has held up the run since step 3: slow.\n{run_dir.base}"},
+        )
+    ]
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 import distsummary as ds
-from distsummary.aggregate.judging import Alerts
 from distsummary.aggregate.merge import merge_run
+from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.sentence import sentence
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import DamagedFileError, MissingFileError
@@ -112,6 +112,102 @@ HANG = Verdict(
 )
 
 
+NAN = Verdict(rank=1, cause="nan", since_step=61, until_step=None, evidence="loss is nan", first_told_step=61)
+
+
+def slow(rank, since, until=None, **fields):
+    return Verdict(
+        rank=rank,
+        cause="data",
+        since_step=since,
+        until_step=until,
+        evidence="slow",
+        first_told_step=since,
+        **fields,
+    )
+
+
+def message(level, text="low"):
+    return Verdict(
+        rank=0, cause="message", since_step=7, until_step=7, evidence=text, first_told_step=7, level=level
+    )
+
+
+BAD = "rank 1 had the first number that is not finite, at step 61"
+
+
+@pytest.mark.parametrize(
+    ("findings", "code", "going_on", "over"),
+    [
+        ((NAN,), 1, f"1 finding: {BAD}", f"1 finding: {BAD}"),
+        (
+            (slow(2, 5), NAN), 1,
+            f"2 findings: {BAD}; rank 2 has held up the run since step 5 (data)",
+            f"2 findings: {BAD}; rank 2 held up the run from step 5 to the end (data)",
+        ),
+        (
+            (slow(2, 5, 9),), 0,
+            "1 finding: rank 2 held up the run in steps 5 to 9 (data)",
+            "1 finding: rank 2 held up the run in steps 5 to 9 (data)",
+        ),
+        (
+            (replace(HANG, until_step=130),), 0,
+            "1 finding: rank 2 hung at step 120", "1 finding: rank 2 hung at step 120",
+        ),
+        ((message("error"),), 1, "1 finding: low (step 7)", "1 finding: low (step 7)"),
+        (
+            (message("warning", "x" * 99),), 0,
+            f"1 finding: {'x' * 57}... (step 7)", f"1 finding: {'x' * 57}... (step 7)",
+        ),
+    ],
+)  # fmt: skip
+def test_fine_is_never_said_above_a_finding_and_only_errors_that_last_change_the_exit_code(
+    findings, code, going_on, over
+):
+    running = status_of(attempt_state([rank_state(rank) for rank in range(4)]), findings=findings)
+    assert hints(running)[0] == f"The run goes on: all 4 ranks run, with {going_on}."
+    assert running.exit_code == code
+    finished = status_of(attempt_state([rank_state(0, "finished")], "finished"), findings=findings)
+    assert hints(finished)[:2] == [
+        f"The run has finished, with {over}.",
+        "evidence: distsummary why /runs/mine",
+    ]
+    assert finished.exit_code == code
+    assert (as_json(finished)["level"], len(as_json(finished)["findings"])) == (finished.level, len(findings))
+    assert "fine" not in text_of(running) + text_of(finished)
+
+
+def test_many_findings_are_counted_and_the_errors_come_first():
+    findings = [slow(rank, 5 + rank) for rank in range(4)]
+    status = status_of(attempt_state([rank_state(0)]), findings=(*findings, NAN))
+    assert hints(status)[0].endswith(
+        f"with 5 findings: {BAD}; rank 0 has held up the run since step 5 (data); rank 1 has held up the run "
+        "since step 6 (data); and 2 more."
+    )
+
+
+def test_values_that_ranks_dropped_are_an_error_also_if_no_alert_reports_them(tmp_path):
+    with ds.init(tmp_path, quiet=True) as run:
+        for _ in run.steps(range(3)):
+            run.log(loss=1.0, name="text")
+    status = read_status(tmp_path)
+    assert (status.exit_code, status.level) == (1, "error")
+    assert (
+        hints(status)[0]
+        == "The run has finished, with 1 finding: rank 0 has dropped values (3 values by step 3)."
+    )
+
+
+def test_muted_findings_and_those_of_earlier_attempts_do_not_count(tmp_path):
+    with ds.init(tmp_path, quiet=True, diagnose=ds.Diagnose(mute=["data"])) as run:
+        run.log(loss=1.0)
+    Alerts(RunDir(tmp_path)).tell(0, slow(0, 1))
+    Alerts(RunDir(tmp_path)).tell(-1, NAN)
+    status = read_status(tmp_path)
+    assert (status.findings, status.earlier, status.exit_code) == ((), 1, 0)
+    assert hints(status)[1] == f"1 finding of earlier attempts: distsummary why {tmp_path}"
+
+
 def test_a_run_that_is_stuck_says_so_first_also_when_it_is_dead():
     stuck = status_of(attempt_state([rank_state(rank, step_s=0.0) for rank in range(3)]), stuck=(HANG,))
     assert hints(stuck)[:2] == ["The run is stuck at step 120: look at rank 2.", sentence(HANG)]
@@ -122,12 +218,19 @@ def test_a_run_that_is_stuck_says_so_first_also_when_it_is_dead():
         ("training", None),
         ("stuck", None),
     ]
-    dead = status_of(attempt_state([lost(rank) for rank in range(3)], "lost"), stuck=(HANG,), alerts=2)
+    dead = status_of(
+        attempt_state([lost(rank) for rank in range(3)], "lost"),
+        stuck=(HANG,),
+        findings=(HANG, NAN),
+        earlier=2,
+    )
     told = hints(dead)
-    assert told[0] == "The run is dead; it was stuck at step 120: look at rank 2."
+    assert (
+        told[0] == f"The run is dead; it was stuck at step 120: look at rank 2, with 1 more finding: {BAD}."
+    )
     assert told[2] == sentence(HANG, is_over=True)
     assert told[3].startswith("Nobody told what ended the ranks then")
-    assert "2 more verdicts: distsummary why /runs/mine" in told
+    assert "evidence and 2 findings of earlier attempts: distsummary why /runs/mine" in told
     assert max(map(len, text_of(dead).splitlines())) <= 100
 
 
@@ -147,12 +250,13 @@ def test_verdicts_that_were_told_of_a_run_are_counted_and_an_alert_is_no_merged_
     merge_run(RunDir(tmp_path))
     status = read_status(tmp_path)
     assert hints(status)[:2] == [
-        "The run is fine: it has finished.",
-        f"1 verdict: distsummary why {tmp_path}",
+        "The run has finished, with 1 finding: rank 1 hung at step 4.",
+        f"evidence: distsummary why {tmp_path}",
     ]
     assert (status.exit_code, status.step, status.merged_step) == (0, 3, 3)
     [row] = find_runs(tmp_path)
-    assert (row.step, row.note) == (3, "1 verdict: distsummary why")
+    assert (row.step, row.note) == (3, "1 finding: rank 1 hung at step 4")
+    assert (row.level, row.findings, row.is_healthy) == ("warning", 1, True)
 
 
 def test_a_run_that_was_asked_to_end_has_no_cause_to_mend():

@@ -11,6 +11,7 @@ import distsummary as ds
 from distsummary.errors import InvalidValueError
 from distsummary.format.records import Value
 from distsummary.run_dir import RunDir
+from distsummary.tools.runs import find_runs
 from distsummary.view.packing import embedded, packed, plain
 from distsummary.view.page import page
 from tests.unit.runs.recording import record
@@ -69,6 +70,31 @@ def test_nan_of_any_rank_is_found_while_one_rank_is_a_step_ahead(tmp_path):
     assert (curve["not_finite"], curve["first_not_finite"]) == (1, 3)
     [heat] = [one for one in found["maps"] if one["kind"] == "value"]
     assert np.argwhere(heat["bad"]).tolist() == [[99, 2]]
+
+
+@pytest.mark.parametrize(
+    ("cause", "until", "level"),
+    [("nan", None, "error"), ("data", None, "warning"), ("hang", 3, "warning"), (None, None, "")],
+)
+def test_the_page_says_how_grave_the_worst_finding_is(tmp_path, cause, until, level):
+    with ds.init(tmp_path, quiet=True) as run:
+        for _ in run.steps(range(5)):
+            run.log(loss=1.0)
+    told = {"time": 1.0, "attempt": 0, "rank": 0, "since_step": 2, "until_step": until, "evidence": "e"}
+    ended = told | {"cause": "failed", "first_told_step": 2}
+    (tmp_path / "alerts.jsonl").write_text(
+        json.dumps(ended)
+        + "\n"
+        + json.dumps(told | {"cause": cause or "finished", "first_told_step": 2})
+        + "\n"
+    )
+    found = page(ds.open_run(tmp_path))["overview"]
+    assert (found["state"], found["level"], found["findings"]) == ("finished", level, int(bool(level)))
+    shown = [(one["cause"], one["level"]) for one in found["verdicts"]]
+    assert shown == ([(cause, "error" if cause == "hang" else level)] if cause else [])
+    assert found["found"].startswith("1 finding: rank 0 ") == bool(cause)
+    [row] = find_runs(tmp_path)
+    assert (row.level, row.findings, row.is_healthy) == (level, int(bool(level)), level != "error")
 
 
 def test_verdicts_and_what_is_missing_are_told(slow):

@@ -1,0 +1,50 @@
+"""attempt_verdicts: how an attempt began and ended, and what its ranks lost, as verdicts to report."""
+
+from distsummary.consequences import follows_from_another
+from distsummary.diagnosis.alerts import values_dropped
+from distsummary.diagnosis.verdict import FAILED, FINISHED, INTERRUPTED, LOST, STARTED, Verdict
+from distsummary.states import AttemptState
+
+
+def attempt_verdicts(attempt: AttemptState, *, is_over: bool) -> list[Verdict]:
+    """The verdicts on an attempt as it is now; of each cause, `Alerts` reports the first.
+
+    Args:
+        is_over: no rank runs any more, and none may join.
+    """
+    if not attempt.ranks:
+        return []
+    step = max((rank.step or int(rank.health.get("step") or 0) for rank in attempt.ranks), default=0)
+    found = [_of(STARTED, 0, 0, f"{_ranks(attempt.world_size)}, attempt {attempt.attempt}")]
+    if dropped := {rank.rank: count for rank in attempt.ranks if (count := rank.dropped)}:
+        found.append(values_dropped(dropped, step))
+    failure = attempt.failure
+    lost = [rank for rank in attempt.ranks if rank.state == "lost"]
+    if failure is not None and (is_over or not follows_from_another(failure.error)):
+        is_lost = failure.rank in {rank.rank for rank in lost}
+        found.append(_of(LOST if is_lost else FAILED, failure.rank, step, failure.error))
+    elif lost and failure is None:
+        numbers = tuple(rank.rank for rank in lost)
+        found.append(_of(LOST, numbers[0], step, lost[0].reason, numbers if len(lost) > 1 else ()))
+    elif is_over and attempt.state == "interrupted":
+        first = next((rank for rank in attempt.ranks if rank.state == "interrupted"), attempt.ranks[0])
+        found.append(_of(INTERRUPTED, first.rank, step, first.error or "by a signal"))
+    elif is_over and attempt.state == "finished":
+        found.append(_of(FINISHED, 0, step, _ranks(attempt.world_size)))
+    return found
+
+
+def _of(cause: str, rank: int, step: int, evidence: str, ranks: tuple[int, ...] = ()) -> Verdict:
+    return Verdict(
+        rank=rank,
+        cause=cause,
+        since_step=step,
+        until_step=None,
+        evidence=evidence,
+        first_told_step=step,
+        ranks=ranks,
+    )
+
+
+def _ranks(count: int) -> str:
+    return f"{count:,} rank{'s' if count > 1 else ''}"

@@ -1,0 +1,226 @@
+"""Alerts: reports each fact about a run once, in alerts.jsonl and on stderr, and at most so many an hour.
+
+Any process of the run may do so: the aggregator, a rank, a merge.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from distsummary.diagnosis.alerts import (
+    MUTED,
+    Alert,
+    Key,
+    Told,
+    hangs_among,
+    key_of,
+    level_in,
+    parsed,
+    same_episode,
+)
+from distsummary.diagnosis.diagnose import Diagnose
+from distsummary.diagnosis.sentence import sentence
+from distsummary.diagnosis.verdict import HANG, LEVELS, Verdict
+from distsummary.errors import DistSummaryError
+from distsummary.run_dir import RunDir
+
+HOUR_S = 3600.0
+LOCK_S = 2.0  # a line that is appended without the lock may only be lost where others write at this moment
+LOW, RATE = "level", "rate"  # of `held`, beside MUTED
+
+
+def held_back(count: int) -> str:
+    """What is said of alerts that were more than `Diagnose.most_per_hour`."""
+    are = "alert was" if count == 1 else "alerts were"
+    return f"{count:,} more {are} held back, as too many came within an hour (ds.Diagnose(most_per_hour=))."
+
+
+class Alerts:
+    """Reports each fact once: in alerts.jsonl and, unless it is held back, in a line on stderr.
+
+    A verdict that ends gets another line in the file, with its last step, and so does a hang that lasts after
+    all; of lines with the same key (`alerts.key_of`), the last one counts. A verdict that an earlier object
+    reported of other first steps, such as before a rank told what it was late with, is not reported again:
+    one that overlaps it, of the same attempt, rank and cause, is taken for the same.
+
+    `Diagnose`, which rank 0 wrote into run.json, says what is held back: muted causes, levels that are too
+    low, and more than so many alerts an hour, of which those of a lower level do not count. The file has all.
+
+    Any thread may call the methods.
+    """
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._run_dir = run_dir
+        self._lock = threading.RLock()
+        self._told: dict[Key, Alert] = {}  # the newest line of each
+        self._unmatched: dict[Key, Alert] = {}  # of these, what only other objects told
+        self._told_as: dict[Key, Key] = {}  # by which of these a verdict was told
+        self._due: list[Alert] = []  # lines that the file does not have yet
+        self._reported: list[tuple[float, int]] = []  # when, and the level as a number, of what was not held
+        self._held = 0  # by the rate, which was not said yet
+        self._read_to = 0  # bytes of the file
+
+    def tell(self, attempt: int, verdict: Verdict) -> bool:
+        """Report a verdict, unless it was; returns whether it is new.
+
+        A line that cannot be written is kept for `write`.
+        """
+        with self._lock:
+            with contextlib.suppress(OSError):  # the next call of `write` raises it
+                self._read()
+            alert = self._note(attempt, verdict)
+            if alert is not None and (text := self._said(verdict, alert.get("held"))):
+                self._print(text)
+            with contextlib.suppress(OSError):  # see above
+                self.write()
+        return alert is not None
+
+    def _said(self, verdict: Verdict, held: str | None) -> str:
+        """What is printed of a new verdict, and of those that were held back; empty if nothing is."""
+        if held == RATE:
+            self._held += 1
+            most = self._diagnose().most_per_hour
+            return f"{most:,} alerts came within an hour; more are only counted for a while." * (
+                self._held == 1
+            )
+        if held is not None:
+            return ""
+        more = f" {held_back(self._held)}" if self._held else ""
+        self._held = 0
+        return f"{sentence(verdict)}{more}"
+
+    def _print(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # the terminal may be gone
+            text = f"distsummary: {text} More: distsummary why {self._run_dir.base}"
+            print(text, file=sys.stderr, flush=True)
+
+    def _note(self, attempt: int, verdict: Verdict) -> Alert | None:
+        """Note what is to be written of a verdict; returns its alert if it is new."""
+        alert: Alert = {"time": time.time(), "attempt": attempt, **verdict.as_json()}
+        key = self._key_of(alert)
+        known = self._told.get(key)
+        if known is not None:
+            lasts, lasted = verdict.until_step is None, known["until_step"] is None
+            if lasts == lasted or (lasts and verdict.cause != HANG):
+                return None
+            alert = known | {"time": alert["time"], "until_step": verdict.until_step}
+        else:
+            if held := self._why_held(alert):
+                alert["held"] = held
+            self._count(alert)
+        self._told[key] = alert
+        self._due.append(alert)
+        return alert if known is None else None
+
+    def _why_held(self, alert: Alert) -> str | None:
+        settings, level = self._diagnose(), LEVELS.index(level_in(alert))
+        if alert["cause"] in settings.mute:
+            return MUTED
+        if level < LEVELS.index(settings.level):
+            return LOW
+        self._reported = [one for one in self._reported if one[0] > alert["time"] - HOUR_S]
+        counted = sum(one >= level for _, one in self._reported)
+        return RATE if counted >= settings.most_per_hour else None
+
+    def _count(self, alert: Alert) -> None:
+        if alert.get("held") is None and isinstance(alert.get("time"), (int, float)):
+            self._reported.append((alert["time"], LEVELS.index(level_in(alert))))
+
+    def _diagnose(self) -> Diagnose:
+        """The settings of the newest training; the usual ones if they are not there."""
+        try:
+            attempts = self._run_dir.read_manifest()["attempts"]
+            found = [one["diagnose"] for one in attempts if one["role"] == "train" and "diagnose" in one]
+            return Diagnose(**found[-1]) if found else Diagnose()
+        except (DistSummaryError, TypeError):
+            return Diagnose()
+
+    def write(self) -> None:
+        """Write what was told and could not be written; raises OSError if it still cannot be."""
+        with self._lock:
+            if not self._due:
+                self._read()
+                return
+            with self._locked():
+                self._read()
+                lines = b"".join(json.dumps(alert).encode() + b"\n" for alert in self._due)
+                _append(self._run_dir.alerts_path, lines)
+            self._due.clear()
+
+    def close(self) -> None:
+        """Say how many alerts were held back since the last one that was not."""
+        with self._lock:
+            if self._held:
+                self._print(held_back(self._held))
+            self._held = 0
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock of the file, which matters on network file systems, if it can be had."""
+        with contextlib.ExitStack() as held:
+            with contextlib.suppress(DistSummaryError):
+                held.enter_context(self._run_dir.locked("alerts", timeout_s=LOCK_S))
+            yield
+
+    def lasting_hangs(self) -> list[Told]:
+        """The hangs that have not ended."""
+        with self._lock:
+            with contextlib.suppress(OSError):  # `write` raises it
+                self._read()
+            return hangs_among(alert for alert in self._told.values() if alert["until_step"] is None)
+
+    def _read(self) -> None:
+        """Read what was appended to the file; raises OSError."""
+        try:
+            if self._run_dir.alerts_path.stat().st_size == self._read_to:
+                return
+            with open(self._run_dir.alerts_path, "rb") as file:
+                if os.fstat(file.fileno()).st_size < self._read_to:  # another file
+                    self._read_to = 0
+                file.seek(self._read_to)
+                data = file.read()
+        except FileNotFoundError:
+            return
+        whole = data[: data.rfind(b"\n") + 1]
+        self._read_to += len(whole)
+        due = {key_of(alert) for alert in self._due}
+        for _, alert in parsed(whole):
+            if isinstance(alert, Exception):
+                continue
+            key = key_of(alert)
+            if key not in self._told:
+                self._unmatched[key] = alert
+                self._count(alert)
+            if key not in due:
+                self._told[key] = alert
+
+    def _key_of(self, alert: Alert) -> Key:
+        """The key by which it was told, its own if it was not."""
+        key = key_of(alert)
+        if key not in self._told_as:
+            found = same_episode(alert, self._unmatched)
+            self._told_as[key] = key if found is None else found
+            self._unmatched.pop(self._told_as[key], None)
+        return self._told_as[key]
+
+
+def _append(path: Path, lines: bytes) -> None:
+    """Append lines to a file, all of them or nothing; raises OSError."""
+    place = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    try:
+        size = os.fstat(place).st_size
+        if size and os.pread(place, 1, size - 1) != b"\n":  # a line that a process which died had begun
+            lines = b"\n" + lines
+        try:
+            while lines:
+                lines = lines[os.write(place, lines) :]
+        except OSError:
+            os.ftruncate(place, size)
+            raise
+    finally:
+        os.close(place)

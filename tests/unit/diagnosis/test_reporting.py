@@ -1,0 +1,177 @@
+"""Alerts that are held back: muted causes, levels that are too low, more than so many an hour."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+import distsummary as ds
+from distsummary.diagnosis import reporting
+from distsummary.diagnosis.alerts import open_findings, read_alerts, worst_level
+from distsummary.diagnosis.reporting import Alerts
+from distsummary.diagnosis.verdict import CAUSES, ENDS, Verdict
+from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.run_dir import RunDir
+
+
+def verdict(cause, since=3, rank=1, **fields):
+    fields = {"until_step": None, "evidence": f"because {since}", "first_told_step": since, **fields}
+    return Verdict(rank=rank, cause=cause, since_step=since, **fields)
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    return RunDir(tmp_path).create()
+
+
+def choose(run_dir, **options):
+    """Write options of ds.Diagnose into run.json, as rank 0 does."""
+    entry = {"role": "train", "attempt": 0, "incarnation": "", "world_size": 1}
+    run_dir.update_manifest(lambda manifest: manifest.update(attempts=[entry | {"diagnose": options}]))
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    class Clock:
+        now = 1_800_000_000.0
+
+        def time(self):
+            return self.now
+
+    found = Clock()
+    monkeypatch.setattr(reporting, "time", found)
+    return found
+
+
+def lines(capsys):
+    return [
+        one.removeprefix("distsummary: ").split(" More:")[0] for one in capsys.readouterr().err.splitlines()
+    ]
+
+
+def held(run_dir):
+    return [one.get("held") for one in read_alerts(run_dir)]
+
+
+def test_each_cause_has_a_level():
+    levels = {cause: verdict(cause).level for cause in CAUSES}
+    assert {cause for cause, level in levels.items() if level == "error"} == {
+        "hang", "nan", "drift", "shard", "dropped", "unsaved", "failed", "lost",
+    }  # fmt: skip
+    assert {cause for cause, level in levels.items() if level == "info"} == {"started", "finished", "message"}
+    assert verdict("message", level="error").level == "error"
+    with pytest.raises(InvalidValueError, match="level must be one of"):
+        verdict("nan", level="fatal")
+
+
+def test_an_alert_of_a_low_level_or_a_muted_cause_is_written_and_not_printed(run_dir, capsys):
+    choose(run_dir, level="error", mute=["nan"], most_per_hour=20)
+    alerts = Alerts(run_dir)
+    for cause in ("data", "nan", "drift"):
+        assert alerts.tell(0, verdict(cause))
+    assert lines(capsys) == ["Rank 1 has held other weights since step 3: because 3."]
+    assert held(run_dir) == ["level", "mute", None]
+
+
+def test_infos_are_written_and_not_printed_unless_asked_for(run_dir, capsys):
+    Alerts(run_dir).tell(0, verdict("started", evidence="4 ranks"))
+    assert (lines(capsys), held(run_dir)) == ([], ["level"])
+    choose(run_dir, level="info")
+    Alerts(run_dir).tell(0, verdict("finished", evidence="4 ranks"))
+    assert lines(capsys) == ["The run finished at step 3: 4 ranks."]
+
+
+def test_more_than_so_many_an_hour_are_counted_and_the_count_is_said_once(run_dir, capsys, clock):
+    choose(run_dir, most_per_hour=2)
+    alerts = Alerts(run_dir)
+    for since in range(1, 6):
+        alerts.tell(0, verdict("data", since, until_step=since))
+    assert lines(capsys) == [
+        "Rank 1 held up the run in step 1: because 1.",
+        "Rank 1 held up the run in step 2: because 2.",
+        "2 alerts came within an hour; more are only counted for a while.",
+    ]
+    clock.now += reporting.HOUR_S + 1
+    for since in range(6, 8):
+        alerts.tell(0, verdict("data", since, until_step=since))
+    assert lines(capsys) == [
+        "Rank 1 held up the run in step 6: because 6. 3 more alerts were held back, as too many came "
+        "within an hour (ds.Diagnose(most_per_hour=)).",
+        "Rank 1 held up the run in step 7: because 7.",
+    ]
+    assert held(run_dir) == [None, None, "rate", "rate", "rate", None, None]
+
+
+def test_warnings_hold_back_no_error_and_the_rate_is_that_of_all_processes_of_the_run(run_dir, capsys, clock):
+    choose(run_dir, most_per_hour=2)
+    for since in range(1, 4):
+        Alerts(run_dir).tell(0, verdict("data", since, until_step=since))
+    last = Alerts(run_dir)
+    for since in (10, 20, 30):
+        last.tell(0, verdict("nan", since, rank=since))
+    assert held(run_dir) == [None, None, "rate", None, None, "rate"]
+    capsys.readouterr()
+    last.close()
+    last.close()
+    assert lines(capsys) == [
+        "1 more alert was held back, as too many came within an hour (ds.Diagnose(most_per_hour=))."
+    ]
+
+
+def test_what_another_process_has_reported_is_not_reported_again(run_dir, capsys):
+    first, second = Alerts(run_dir), Alerts(run_dir)
+    second.write()  # it has read the file, which has no line yet
+    assert first.tell(0, verdict("nan"))
+    assert not second.tell(0, verdict("nan"))
+    assert second.tell(0, verdict("failed", 9, rank=2))
+    assert not first.tell(0, verdict("failed", 10, rank=3))  # the run fails once
+    assert len(lines(capsys)) == 2
+    assert run_dir.alerts_path.read_bytes().count(b"\n") == 2
+
+
+def test_messages_of_one_step_are_told_apart_by_what_they_say(run_dir, capsys):
+    alerts = Alerts(run_dir)
+    for text in ("low accuracy: 0.1", "low accuracy: 0.1", "high loss"):
+        alerts.tell(0, verdict("message", 7, evidence=text, level="warning", until_step=7))
+    assert lines(capsys) == [
+        "Rank 1 reports at step 7: low accuracy: 0.1.",
+        "Rank 1 reports at step 7: high loss.",
+    ]
+
+
+def test_the_level_of_a_run_is_that_of_what_lasts():
+    assert worst_level([]) == ""
+    assert worst_level([verdict("data"), verdict("hang", until_step=9)]) == "warning"
+    assert worst_level([verdict("data"), verdict("hang")]) == "error"
+    assert worst_level([verdict("message", until_step=3, level="error")]) == "error"
+
+
+def test_ends_infos_and_muted_alerts_are_no_findings():
+    found = [
+        {"attempt": 0, **verdict(cause, evidence=cause).as_json()}
+        for cause in (*ENDS, "message", "data", "nan", "dropped")
+    ]
+    found[-2]["held"] = "mute"
+    assert [one.cause for one in open_findings(found, None)] == ["data", "dropped"]
+
+
+def test_an_alert_of_an_older_version_has_the_level_of_its_cause(run_dir):
+    old = verdict("nan").as_json()
+    del old["level"]
+    run_dir.alerts_path.write_text(json.dumps({"time": 1.0, "attempt": 0, **old}) + "\n")
+    [found] = open_findings(read_alerts(run_dir), None)
+    assert found == replace(verdict("nan"))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"level": "fatal"}, InvalidValueError, "level must be one of"),
+        ({"mute": "data"}, InvalidTypeError, "mute must be"),
+        ({"mute": ["dta"]}, InvalidValueError, "a cause in mute must be one of"),
+        ({"most_per_hour": 0}, InvalidValueError, "most_per_hour must be"),
+    ],
+)
+def test_a_wrong_option_names_its_range(options, error, words):
+    with pytest.raises(error, match=words):
+        ds.Diagnose(**options)
