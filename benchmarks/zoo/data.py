@@ -38,7 +38,7 @@ class Photos(Dataset[tuple[Tensor, int]]):
         pixels = generator.integers(256, size=(32, side, side, 3), dtype=np.uint8)
         self._files = [zlib.compress(one.tobytes()) for one in pixels]
         self._count, self._side = count, side
-        self._images = torch.zeros(count, 3, IMAGE, IMAGE).share_memory_()
+        self._images = torch.zeros(count, 3, IMAGE, IMAGE, dtype=torch.uint8).share_memory_()
         self._is_decoded = torch.zeros(count, dtype=torch.bool).share_memory_()
 
     def __len__(self) -> int:
@@ -48,10 +48,10 @@ class Photos(Dataset[tuple[Tensor, int]]):
         """An image and its class."""
         if not self._is_decoded[index]:
             raw = np.frombuffer(zlib.decompress(self._files[index % len(self._files)]), np.uint8)
-            image = torch.tensor(raw).view(1, self._side, self._side, 3).permute(0, 3, 1, 2) / 255
+            image = torch.tensor(raw).view(1, self._side, self._side, 3).permute(0, 3, 1, 2).float()
             small = functional.interpolate(image, IMAGE, mode="bicubic", antialias=True)
-            self._images[index], self._is_decoded[index] = small[0], True
-        return self._images[index], index % CLASSES
+            self._images[index], self._is_decoded[index] = small[0].clamp(0, 255), True
+        return self._images[index] / 255, index % CLASSES
 
 
 class Tokens(Dataset[tuple[Tensor, Tensor]]):

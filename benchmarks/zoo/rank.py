@@ -46,7 +46,7 @@ def main() -> None:
         train(plan)
         torch.distributed.destroy_process_group()
     else:
-        ds.launch(partial(train, plan), ranks=plan["ranks"])
+        ds.launch(partial(train, plan), ranks=plan["ranks"], address="local")
 
 
 if __name__ == "__main__":

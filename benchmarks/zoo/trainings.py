@@ -14,7 +14,6 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -49,8 +48,11 @@ class Job:
 
     @property
     def epoch_steps(self) -> int:
-        """The steps of an epoch, of which `steps` is a multiple."""
-        return min(self.steps, 200)
+        """The steps of an epoch; raises ValueError if `steps` is no multiple of it."""
+        found = min(self.steps, 100 if self.steps % 200 else 200)
+        if self.steps % found:
+            raise ValueError(f"steps must be at most 100 or a multiple of it, got {self.steps}")
+        return found
 
     @property
     def epochs(self) -> int:
@@ -392,6 +394,8 @@ def validation(job: Job) -> None:
 @training("zero", size=36)
 def zero(job: Job) -> None:
     """Each rank keeps and steps the optimizer's state of a part of the parameters."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # torch warns of itself where it is imported
+
     net = ResNet(GroupNorm)
     optimizer = ZeroRedundancyOptimizer(net.parameters(), torch.optim.Adam, lr=1e-3)
     job.faults.place(net.stage2, optimizer)

@@ -1,0 +1,272 @@
+"""The results of the zoo as text: one line a cell, and the table of docs/ranks.md."""
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.zoo import hangs, marks
+from benchmarks.zoo.plans import CAUSES, causes_of
+from benchmarks.zoo.trainings import TRAININGS, WORKERS
+
+Row = dict[str, Any]
+Rows = dict[str, Row]
+BEGIN, END = "<!-- python -m benchmarks.zoo table --into docs/ranks.md -->", "<!-- end of the table -->"
+OWN_MS = 12.0  # the least CPU time of a step for which the table is meant
+MISSING = "-"
+
+
+def line(row: Row) -> str:
+    """What a cell found, in a line."""
+    family = row["cell"].split("/")[0]
+    if family == "size":
+        return f"batches of {row['size']}"
+    if family == "hang":
+        names = ("rank_right", "collective_right", "line_right", "why_right")
+        told = ", ".join(f"{name} {row[name]}" for name in names)
+        return f"{told}; {row['delay_s']} s, {len(row['others'])} others"
+    if family == "marks":
+        return f"{row['thread_us']} + {row['others_us']} us of {row['step_us']} us: {row['share']:.2%}"
+    if "right" in row:
+        return f"{row['right']} of {row['count']}"
+    told = Counter(episode["outcome"] for episode in row["episodes"])
+    found = ", ".join(f"{count} {outcome}" for outcome, count in sorted(told.items())) or "no episodes"
+    return (
+        f"{found}; {row['false_intervals']} false in {row['clean_steps']} clean steps; "
+        f"own {min(row['own_ms']):.1f} to {max(row['own_ms']):.1f} ms of {row['wall_ms']:.0f} ms"
+    )
+
+
+def table(rows: Rows) -> str:
+    """The table of docs/ranks.md, without the results that are missing."""
+    parts = [
+        _head(rows),
+        _trainings(rows),
+        _causes(rows),
+        _small(rows),
+        _hangs(rows),
+        _sick(rows),
+        _costs(rows),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def put_into(path: Path, text: str) -> None:
+    """Replace the table in a document; raises ValueError if it has no place for it."""
+    document = path.read_text()
+    before, begin, rest = document.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{path} needs two lines, {BEGIN} and {END}, between which the table is put")
+    path.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+
+
+def _head(rows: Rows) -> str:
+    if not rows:
+        return "Nothing is measured yet."
+    commits = Counter(row["commit"] for row in rows.values())
+    dates = sorted(row["date"] for row in rows.values())
+    when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
+    others = max(row["others"] for row in rows.values())
+    machines = ", ".join(sorted({row["machine"] for row in rows.values()}))
+    return (
+        f"Measured {when} at {', '.join(commits)} on {machines}; other work used up to {others:.1f} cores "
+        "when a measurement began."
+    )
+
+
+def _markdown(head: Iterable[str], lines: Iterable[Iterable[object]]) -> str:
+    titles = list(head)
+    text = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    text += [f"| {' | '.join(map(str, cells))} |" for cells in lines]
+    return "\n".join(text)
+
+
+def _own(row: Row) -> str:
+    least = min(row["own_ms"])
+    return f"{least:.0f}" + " (short)" * (least < OWN_MS)
+
+
+def _trainings(rows: Rows) -> str:
+    """Of each training: its steps, the false verdicts without and between episodes, and the outcomes."""
+    lines = []
+    total: Counter[str] = Counter()
+    for name in TRAININGS:
+        clean, slow = rows.get(f"clean/{name}"), rows.get(f"slow/{name}")
+        if clean is None and slow is None:
+            continue
+        cells: list[object] = [name, _own(clean or slow)]
+        cells.append(f"{(clean or slow)['wall_ms']:.0f}")
+        cells += _false(clean, total, "clean")
+        cells += _outcomes(slow, total)
+        cells += [MISSING if slow is None else slow["false_intervals"]]
+        total["between"] += slow["false_intervals"] if slow else 0
+        for family in ("busy-clean", "busy-slow"):
+            busy = rows.get(f"{family}/{name}")
+            if family == "busy-clean":
+                cells += _false(busy, total, "busy")[1:] if busy else [MISSING]
+            else:
+                cells.append(_busy(busy, total))
+        lines.append(cells)
+    if not lines:
+        return ""
+    lines.append(
+        [
+            "**all**", "", "", total["clean steps"], total["clean false"],
+            f"{total['right']} of {total['episodes']}", total["late"], total["missed"], total["wrong"],
+            total["between"], total["busy false"],
+            f"{total['busy reported']} of {total['busy episodes']}, rank right {total['busy rank']}",
+        ]
+    )  # fmt: skip
+    head = (
+        "training", "own ms", "step ms", "clean steps", "false", "right", "late", "missed", "wrong",
+        "false between", "busy: false", "busy: reported",
+    )  # fmt: skip
+    return _markdown(head, lines)
+
+
+def _false(row: Row | None, total: Counter[str], which: str) -> list[object]:
+    if row is None:
+        return [MISSING, MISSING]
+    total[f"{which} steps"] += row["clean_steps"]
+    total[f"{which} false"] += row["false_intervals"]
+    return [row["clean_steps"], row["false_intervals"]]
+
+
+def _outcomes(row: Row | None, total: Counter[str]) -> list[object]:
+    if row is None:
+        return [MISSING] * 4
+    told = Counter(episode["outcome"] for episode in row["episodes"])
+    total.update(told)
+    total["episodes"] += len(row["episodes"])
+    return [f"{told['right']} of {len(row['episodes'])}", told["late"], told["missed"], told["wrong"]]
+
+
+def _busy(row: Row | None, total: Counter[str]) -> str:
+    if row is None:
+        return MISSING
+    found = [episode for episode in row["episodes"] if episode["outcome"] != "missed"]
+    right = sum(episode["is_rank_right"] for episode in found)
+    total["busy episodes"] += len(row["episodes"])
+    total["busy reported"] += len(found)
+    total["busy rank"] += right
+    return f"{len(found)} of {len(row['episodes'])}, rank right {right}"
+
+
+def _causes(rows: Rows) -> str:
+    """Of each training and cause: how many are right, and after how many steps at most."""
+    lines = []
+    for name in TRAININGS:
+        if (row := rows.get(f"slow/{name}")) is not None:
+            mine = [cause for cause in CAUSES if cause in causes_of(name)]
+            lines.append([name, *(_cause(row, *cause) if cause in mine else MISSING for cause in CAUSES)])
+    if not lines:
+        return ""
+    head = ["faults of 25 %", *(f"{place}, {how}" for place, how in CAUSES)]
+    inside = ", ".join(name for name, count in WORKERS.items() if count)
+    note = (
+        f"Data, sleep: of {inside} within the loader's processes. In brackets: the most steps until it was "
+        "reported."
+    )
+    return f"{_markdown(head, lines)}\n\n{note}"
+
+
+def _cause(row: Row, place: str, how: str) -> str:
+    mine = [one for one in row["episodes"] if (one["place"], one["how"]) == (place, how)]
+    right = [one for one in mine if one["outcome"] == "right"]
+    steps = f" ({max(one['delay'] for one in right)})" if right else ""
+    return f"{len(right)} of {len(mine)}{steps}"
+
+
+def _small(rows: Rows) -> str:
+    """Faults of 10 %, and what was lost on two ranks."""
+    lines = []
+    for cell, row in rows.items():
+        if cell.startswith("slow-10/"):
+            told = Counter(one["outcome"] for one in row["episodes"])
+            right = f"{told['right']} of {len(row['episodes'])}"
+            lines.append(
+                [
+                    cell.partition("/")[2],
+                    right,
+                    told["late"],
+                    told["missed"],
+                    told["wrong"],
+                    row["false_intervals"],
+                ]
+            )
+    text = (
+        _markdown(("faults of 10 %", "right", "late", "missed", "wrong", "false between"), lines)
+        if lines
+        else ""
+    )
+    ratios = defaultdict[str, list[float]](list)
+    for cell, row in rows.items():
+        for one in row.get("episodes", ()):
+            if one["how"] == "sleep" and one["lost_s"] is not None and one["total_s"]:
+                ratios[cell.partition("/")[0]].append(one["lost_s"] / one["total_s"])
+    names = {"lost": "two ranks", "slow": "four ranks", "busy-slow": "four ranks beside busy processes"}
+    lost = [
+        [
+            names[family],
+            len(found),
+            f"{statistics.median(found):.2f}",
+            f"{min(found):.2f} to {max(found):.2f}",
+        ]
+        for family, found in ratios.items()
+        if family in names
+    ]
+    head = ("`lost_s` by seconds slept", "episodes", "median", "range")
+    return "\n\n".join(part for part in (text, _markdown(head, lost) if lost else "") if part)
+
+
+def _hangs(rows: Rows) -> str:
+    lines: list[list[object]] = []
+    total = [0] * 6
+    for kind in hangs.KINDS:
+        found = [row for cell, row in rows.items() if cell.startswith(f"hang/{kind}/")]
+        if not found:
+            continue
+        delays = [row["delay_s"] for row in found if row["delay_s"] is not None]
+        counts = [
+            len(found),
+            *(sum(bool(row[f"{name}_right"]) for row in found) for name in ("rank", "collective")),
+        ]
+        line = sum(bool(row["line_right"]) for row in found) if kind in hangs.WITH_LINE else MISSING
+        after = sum(row["why_right"] for row in found)
+        others = sum(len(row["others"]) for row in found)
+        times = f"{statistics.median(delays):.1f}, {max(delays):.1f}" if delays else MISSING
+        lines.append([kind, *counts, line, after, times, others])
+        for place, count in enumerate((*counts, after, others)):
+            total[place] += count
+    if not lines:
+        return ""
+    lines.append(["**all**", *total[:3], "", total[3], "", total[4]])
+    head = ("hang", "episodes", "rank", "collective", "line", "`why`", "median, largest s", "other alerts")
+    return _markdown(head, lines)
+
+
+def _sick(rows: Rows) -> str:
+    found = defaultdict[str, list[int]](lambda: [0, 0])
+    for cell, row in rows.items():
+        family, _, rest = cell.partition("/")
+        if family in ("sick",):
+            kind = rest.partition("/")[0]
+            found[kind][0] += row["right"]
+            found[kind][1] += row["count"]
+    if not found:
+        return ""
+    return _markdown(
+        ("sick", "right"), [[kind, f"{right} of {count}"] for kind, (right, count) in found.items()]
+    )
+
+
+def _costs(rows: Rows) -> str:
+    lines = [
+        [f"{row['step_us'] / 1e3:.1f}", row["thread_us"], row["others_us"], f"{row['share']:.2%}"]
+        for row in (rows.get(f"marks/{ms}") for ms in marks.STEPS_MS)
+        if row is not None
+    ]
+    head = ("CPU ms of a step", "marks: us more in its thread", "in other threads", "together")
+    return _markdown(head, lines) if lines else ""

@@ -1,0 +1,162 @@
+"""The zoo of benchmarks: its small trainings run without a false verdict, and its judgement is right."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import distsummary as ds
+from benchmarks.zoo import cells, tables
+from benchmarks.zoo.launch import command, environ, run
+from benchmarks.zoo.plans import FULL, RANKS, causes_of, episodes, steps_for
+from benchmarks.zoo.trainings import TRAININGS, WORKERS
+from benchmarks.zoo.verdicts import judged, reported
+
+
+def alert(rank: int, cause: str, since: int, told: int, until: int | None = None) -> dict[str, Any]:
+    return {
+        "time": 1.0, "attempt": 0, "rank": rank, "cause": cause, "since_step": since, "until_step": until,
+        "evidence": "", "first_told_step": told,
+    }  # fmt: skip
+
+
+def fault(rank: int, place: str, start: int) -> dict[str, Any]:
+    return {
+        "rank": rank, "place": place, "how": "work", "share": 0.25, "start": start, "end": start + 30,
+        "ms": 4.0, "own_ms": 16.0, "total_s": 0.1,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def judge(tmp_path: Path) -> Any:
+    with ds.init(tmp_path, quiet=True, system_metrics=False) as run:
+        run.log(loss=1.0)
+
+    def judge(alerts: list[dict[str, Any]], *faults: dict[str, Any], training: str = "mlp") -> Any:
+        (tmp_path / "alerts.jsonl").write_text("".join(json.dumps(one) + "\n" for one in alerts))
+        found = judged(str(tmp_path), training, faults, 20)
+        return [one["outcome"] for one in found["episodes"]], found["false"], found["false_intervals"]
+
+    return judge
+
+
+@pytest.mark.parametrize(
+    ("told", "outcome"),
+    [
+        (alert(2, "forward", 100, 119), "right"),
+        (alert(2, "forward", 100, 120), "late"),
+        (alert(2, "backward", 100, 105), "wrong"),
+        (alert(2, "forward", 300, 305), "missed"),
+    ],
+)
+def test_an_alert_is_right_if_it_names_rank_and_cause_within_the_limit(
+    judge: Any, told: dict[str, Any], outcome: str
+):
+    assert judge([told], fault(2, "forward", 100))[0] == [outcome]
+
+
+def test_an_alert_on_another_rank_is_false_also_during_an_episode(judge: Any):
+    told = [alert(2, "forward", 100, 105), alert(1, "forward", 100, 108)]
+    assert judge(told, fault(2, "forward", 100)) == (["right"], [told[1]], 1)
+
+
+def test_each_interval_of_a_false_alert_counts(judge: Any):
+    again = alert(1, "data", 10, 12, until=30) | {"intervals": [[10, 30], [50, None]]}
+    assert judge([again])[2] == 2
+
+
+def test_the_last_line_of_an_alert_counts(judge: Any):
+    told = [alert(1, "data", 10, 12), alert(1, "data", 10, 12, until=30)]
+    assert judge(told) == ([], told[1:], 1)
+
+
+def test_naming_rank_0_while_it_validates_is_no_false_alarm(judge: Any):
+    told = [alert(0, "unknown", 100, 101), alert(0, "unknown", 130, 140), alert(1, "unknown", 100, 101)]
+    assert judge(told, training="validation")[1] == told[1:]
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_no_rank_is_slowed_twice_in_the_same_place(name: str):
+    planned = episodes(name, FULL)
+    assert len(planned) == 2 * len(causes_of(name))
+    assert len({(one["rank"], one["place"]) for one in planned}) == len(planned)
+    ends = [0, *(one["end"] for one in planned)]
+    assert all(one["start"] >= end + 50 for one, end in zip(planned, ends, strict=False))
+    assert steps_for(planned) % 200 == 0
+    assert all(("workers" in one) == (one["place"] == "data" and WORKERS[name] > 0) for one in planned)
+
+
+def test_comments_docstrings_and_other_trainings_void_no_result(tmp_path: Path):
+    plain, commented = tmp_path / "a.py", tmp_path / "b.py"
+    plain.write_text("@training('one', size=1)\ndef one(job):\n    return 1\n")
+    commented.write_text(
+        '"""A module."""\n@training("one", size=1)\ndef one(job):\n    """One."""\n    return 1  # one\n'
+        '@training("two", size=2)\ndef two(job):\n    return 2\n'
+    )
+    assert cells.code(plain) != cells.code(commented)
+    assert cells.code(plain, "one") == cells.code(commented, "one")
+
+
+def test_the_table_has_what_is_measured_and_is_put_into_a_document(tmp_path: Path):
+    common = {"commit": "abc", "date": "2026-11-24", "machine": "2 x CPU", "others": 0.0}
+    trained = {"own_ms": [15.0], "wall_ms": 40.0, "false_intervals": 0}
+    told = fault(1, "forward", 100) | {"outcome": "right", "delay": 7, "lost_s": None, "is_rank_right": True}
+    rows = {
+        "clean/mlp": common | trained | {"episodes": [], "clean_steps": 2000},
+        "slow/mlp": common | trained | {"episodes": [told], "clean_steps": 900},
+    }
+    document = tmp_path / "ranks.md"
+    document.write_text(f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n")
+    tables.put_into(document, tables.table(rows))
+    text = document.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("\nafter\n")
+    assert "old" not in text
+    assert "| mlp | 15 | 40 | 2000 | 0 | 1 of 1 |" in text
+    assert "1 of 1 (7)" in text
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["resnet-bn", "sync-bn", "lstm", "zero"])
+def test_a_healthy_training_has_no_verdicts(tmp_path: Path, name: str):
+    plan = {"training": name, "run_dir": str(tmp_path / "run"), "size": 4, "steps": 60, "seed": 0}
+    run(cells.RANK, plan | {"episodes": [], "ranks": 2}, "torchrun")
+    assert reported(plan["run_dir"]) == []
+
+
+@pytest.mark.long
+def test_slow_ranks_are_named_while_they_train_and_the_same_afterwards(tmp_path: Path):
+    run_dir, steps = tmp_path / "run", 100_000
+    slow = [
+        {"rank": 1, "place": "forward", "how": "work", "share": 1.0, "start": 100, "end": 140},
+        {"rank": 3, "place": "optimizer", "how": "sleep", "share": 1.0, "start": 200, "end": steps},
+    ]
+    plan = {"training": "mlp", "run_dir": str(run_dir), "size": 64, "steps": steps, "seed": 0, "ranks": RANKS}
+    (tmp_path / "plan.json").write_text(json.dumps(plan | {"episodes": slow}))
+    expected = {(one["rank"], one["place"]) for one in slow}
+    with (tmp_path / "log").open("wb") as log:
+        words = command("torchrun", RANKS, cells.RANK, str(tmp_path / "plan.json"))
+        training = subprocess.Popen(words, env=environ(), stdout=log, stderr=log, start_new_session=True)
+    try:
+        until_s = time.monotonic() + 150
+        while not expected <= {(one["rank"], one["cause"]) for one in reported(str(run_dir))}:
+            assert training.poll() is None, (tmp_path / "log").read_text()
+            assert time.monotonic() < until_s, reported(str(run_dir))
+            time.sleep(0.2)
+        live = keys(reported(str(run_dir)))
+    finally:
+        os.killpg(training.pid, signal.SIGTERM)
+        training.wait()
+    why = [sys.executable, "-m", "distsummary", "why", str(run_dir), "--json"]
+    done = subprocess.run(why, capture_output=True, text=True, check=False)
+    assert live <= keys(json.loads(done.stdout)["verdicts"])
+
+
+def keys(verdicts: list[dict[str, Any]]) -> set[tuple[int, str, int, int]]:
+    return {(one["rank"], one["cause"], one["since_step"], one["first_told_step"]) for one in verdicts}
