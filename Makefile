@@ -132,12 +132,6 @@ $(PEERS_NUMPY1)/.done: benchmarks/requirements-landscape-peers-numpy1.txt
 	$(PEERS_NUMPY1)/pip install -q --no-compile "$(TORCH)" -r $<
 	touch $@
 
-# Beside `python -m benchmarks.culprit`: what TraceML says of the same slow ranks.
-.venv-traceml/.done: Makefile
-	test -x .venv-traceml/bin/python || $(PYTHON) -m venv .venv-traceml
-	.venv-traceml/bin/pip install -q --no-compile "$(TORCH)" "traceml-ai==0.5.0"
-	touch $@
-
 .venv-vtk/.done: Makefile
 	test -x .venv-vtk/bin/python || $(PYTHON) -m venv .venv-vtk
 	.venv-vtk/bin/pip install -q --no-compile "vtk==9.7.2" numpy
@@ -154,4 +148,4 @@ $(PEERS_NUMPY1)/.done: benchmarks/requirements-landscape-peers-numpy1.txt
 	touch $@
 
 clean:
-	rm -rf $(FRONT)/node_modules $(BUNDLE) .venv-node .venv-ui .venv .venv-proto .venv-mindinsight .venv-mindspore .venv-vtk .venv-traceml .venv-peers .venv-peers-numpy1 .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(FRONT)/node_modules $(BUNDLE) .venv-node .venv-ui .venv .venv-proto .venv-mindinsight .venv-mindspore .venv-vtk .venv-peers .venv-peers-numpy1 .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

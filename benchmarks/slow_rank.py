@@ -1,4 +1,4 @@
-"""What makes a rank slow, for `benchmarks.culprit`; it imports none of the tools that tell.
+"""What makes a rank slow, for tests; it imports none of the tools that tell.
 
 A rank takes longer in one phase by a fraction of the CPU time of its own step, which it has measured before.
 """

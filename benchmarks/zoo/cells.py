@@ -17,7 +17,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.zoo import hangs, marks, sick
+from benchmarks.zoo import costs, hangs, sick
 from benchmarks.zoo.launch import LAUNCHERS, run
 from benchmarks.zoo.plans import BUSY, FULL, RANKS, SMALL, Schedule, episodes, steps_for
 from benchmarks.zoo.trainings import SIZES, TRAININGS
@@ -58,7 +58,15 @@ CODE = {
         ],
         [],
     ),
-    "marks": ([*_TIMES, "distsummary/training/affordable.py", "benchmarks/zoo/{marks,nets,data}.py"], []),
+    "cost": (
+        [
+            *_TIMES,
+            "distsummary/training/affordable.py",
+            "distsummary/collect/torch_checksums.py",
+            "benchmarks/zoo/{costs,nets,data}.py",
+        ],
+        [],
+    ),
 }
 
 
@@ -97,8 +105,8 @@ def cells() -> Iterator[Cell]:
         yield Cell(f"hang/{kind}/{number}", key("hang"), 0.4, measure)
     for name, plan, minutes in sick.plans():
         yield Cell(f"sick/{name}", key("sick"), minutes, partial(sick.measure, plan))
-    for ms in marks.STEPS_MS:
-        yield Cell(f"marks/{ms}", key("marks"), 1.5, partial(marks.measure, ms))
+    for what, ms in costs.CASES:
+        yield Cell(f"cost/{what}-{ms}", key("cost"), 1.0, partial(costs.measure, what, ms))
 
 
 def _size(name: str, directory: Path) -> dict[str, Any]:

@@ -4,10 +4,11 @@ A training says where its parts are (`place`, `collate`); without episodes, noth
 hooked, by which each rank measures the CPU time of its own steps.
 """
 
+import gc
 import statistics
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,21 +19,25 @@ MEASURED = 40  # steps before an episode of which the medians count
 Episode = dict[str, Any]
 
 
-def burn(ms: float) -> None:
+def burn(ms: float, work: Callable[[], object] = lambda: None) -> None:
     """Use so much CPU time of this thread."""
     end = time.thread_time() + 1e-3 * ms
     while time.thread_time() < end:
-        pass
+        work()
 
 
 class Faults:
     """Makes this rank slow when an episode says so.
 
     Args:
-        episodes: dicts of "rank", "place" ("data", "forward", "backward" or "optimizer"), "how" ("work",
-            "sleep"), "share" (of the CPU time of a whole step of the rank's own), "start" (the first step)
-            and "end" (the one after the last). With "workers" (their number), each worker of the DataLoader
-            sleeps for so long that batches come later than they are needed, by that share.
+        episodes: dicts of
+            "rank";
+            "place": "data", "forward", "backward", "optimizer", or "python" (garbage is collected);
+            "how": "work" or "sleep";
+            "share": of the CPU time of a whole step of the rank's own;
+            "start", "end": the first step, and the one after the last.
+            With "workers" (their number), each worker of the DataLoader sleeps for so long that batches come
+            later than they are needed, by that share.
         rank: of this process.
 
     Attributes:
@@ -78,6 +83,7 @@ class Faults:
     def _forward(self, module: nn.Module, args: Any, output: Tensor) -> None:
         if torch.is_grad_enabled() and output.requires_grad:
             self._at("forward")
+            self._at("python")
             output.register_hook(lambda gradient: self._at("backward"))
 
     def _at(self, place: str) -> None:
@@ -89,6 +95,8 @@ class Faults:
         begun_s = time.perf_counter()
         if now["how"] == "sleep":
             time.sleep(1e-3 * self.done[-1]["ms"])
+        elif place == "python":
+            burn(self.done[-1]["ms"], gc.collect)
         else:
             burn(self.done[-1]["ms"])
         self.done[-1]["total_s"] += time.perf_counter() - begun_s
@@ -111,8 +119,11 @@ class Faults:
         if self._now is before:
             return
         self._worker_s[:] = 0.0
+        gc.unfreeze()
         if self._now is None:
             return
+        if self._now["place"] == "python":
+            gc.freeze()  # so that a collection is short
         own = statistics.median(self._own)
         ms = self._now["share"] * own
         self.done.append({**self._now, "own_ms": own, "ms": ms, "total_s": 0.0})

@@ -31,7 +31,7 @@ from benchmarks.zoo.verdicts import reported
 
 RANKS, QUIET, STEPS = 4, 10, 400
 FOREVER_S, EVALUATION_S = 3600, 4.0
-PATIENCE_S, ENDING_S = 90.0, 30.0
+START_S, PATIENCE_S, ENDING_S = 600.0, 90.0, 30.0  # until it hangs, is reported, and ends
 ALLOWED_S = 6.0  # 5 s, and one until a step is late
 # What the culprit does, and how many episodes of it there are.
 KINDS = {
@@ -137,9 +137,14 @@ def episode(kind: str, launcher: str, number: int, directory: Path) -> dict[str,
     culprit = number // 2 % RANKS if kind in ("skip", "size") else chance.randrange(RANKS)
     at = chance.randrange(30, 60)
     run_dir = str(directory / "run")
-    until = time.monotonic() + PATIENCE_S
     with training(run_dir, kind, culprit, at, launcher) as process:
-        while time.monotonic() < until and process.poll() is None and not stops_in(run_dir):
+        until_s = time.monotonic() + START_S
+        while not begun_at(run_dir).exists():
+            if process.poll() is not None or time.monotonic() > until_s:
+                raise RuntimeError(f"it did not hang:\n{Path(run_dir + '.log').read_text()[-3000:]}")
+            time.sleep(0.1)
+        until_s = time.monotonic() + PATIENCE_S
+        while time.monotonic() < until_s and process.poll() is None and not stops_in(run_dir):
             time.sleep(0.1)
         time.sleep(1.0)  # for alerts that follow
     alerts = reported(run_dir)

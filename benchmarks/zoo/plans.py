@@ -9,6 +9,7 @@ from benchmarks.zoo.trainings import WITHOUT_LOADER, WORKERS
 RANKS = 4
 WORK = [(place, "work") for place in ("data", "forward", "backward", "optimizer")]
 CAUSES = [*WORK, ("data", "sleep"), ("forward", "sleep")]
+COLLECTING = ("python", "work")  # garbage; of one training
 QUEUED = 30  # steps by which an episode of a loader's workers is longer: their batches are used up first
 
 
@@ -41,6 +42,8 @@ def causes_of(name: str) -> list[tuple[str, str]]:
 
     Where processes load the data, work in them is no fault of that size: it would take a processor.
     """
+    if name == "mlp":
+        return [*CAUSES, COLLECTING]
     if name in WITHOUT_LOADER:
         return [cause for cause in CAUSES if cause[0] != "data"]
     return [cause for cause in CAUSES if cause != ("data", "work") or not WORKERS[name]]
@@ -51,7 +54,7 @@ def episodes(name: str, schedule: Schedule, seed: int = 0, ranks: int = RANKS) -
     chance = random.Random(f"{name} {seed}")
     drawn = causes_of(name) * schedule.each
     chance.shuffle(drawn)
-    orders = {place: chance.sample(range(ranks), ranks) for place, _ in CAUSES}
+    orders = {place: chance.sample(range(ranks), ranks) for place, _ in drawn}
     found: list[Episode] = []
     step = schedule.first
     for place, how in drawn:

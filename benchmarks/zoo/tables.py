@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.zoo import hangs, marks
-from benchmarks.zoo.plans import CAUSES, causes_of
+from benchmarks.zoo import costs, hangs
+from benchmarks.zoo.plans import CAUSES, COLLECTING
 from benchmarks.zoo.trainings import TRAININGS, WORKERS
 
 Row = dict[str, Any]
@@ -26,7 +26,7 @@ def line(row: Row) -> str:
         names = ("rank_right", "collective_right", "line_right", "why_right")
         told = ", ".join(f"{name} {row[name]}" for name in names)
         return f"{told}; {row['delay_s']} s, {len(row['others'])} others"
-    if family == "marks":
+    if family == "cost":
         return f"{row['thread_us']} + {row['others_us']} us of {row['step_us']} us: {row['share']:.2%}"
     if "right" in row:
         return f"{row['right']} of {row['count']}"
@@ -155,28 +155,40 @@ def _busy(row: Row | None, total: Counter[str]) -> str:
 
 
 def _causes(rows: Rows) -> str:
-    """Of each training and cause: how many are right, and after how many steps at most."""
-    lines = []
+    """Of each cause: the outcomes in all trainings; and of each training: how many are right."""
+    causes = [*CAUSES, COLLECTING]
+    lines, mine = [], []
+    for cause in causes:
+        found = [one for name in TRAININGS if (row := rows.get(f"slow/{name}")) for one in _of(row, cause)]
+        if found:
+            told = Counter(one["outcome"] for one in found)
+            delays = [one["delay"] for one in found if one["delay"] is not None]
+            times = f"{statistics.median(delays):g}, {max(delays)}" if delays else MISSING
+            right = f"{told['right']} of {len(found)}"
+            lines.append([", ".join(cause), right, told["late"], told["missed"], told["wrong"], times])
     for name in TRAININGS:
         if (row := rows.get(f"slow/{name}")) is not None:
-            mine = [cause for cause in CAUSES if cause in causes_of(name)]
-            lines.append([name, *(_cause(row, *cause) if cause in mine else MISSING for cause in CAUSES)])
+            mine.append([name, *(_cause(row, cause) for cause in causes)])
     if not lines:
         return ""
-    head = ["faults of 25 %", *(f"{place}, {how}" for place, how in CAUSES)]
+    head = ("fault of 25 %", "right", "late", "missed", "wrong", "steps until reported: median, most")
     inside = ", ".join(name for name, count in WORKERS.items() if count)
     note = (
-        f"Data, sleep: of {inside} within the loader's processes. In brackets: the most steps until it was "
-        "reported."
+        f"Data, sleep: of {inside} within the loader's processes. In brackets: the most steps until reported."
     )
-    return f"{_markdown(head, lines)}\n\n{note}"
+    names = ["training", *(", ".join(cause) for cause in causes)]
+    return "\n\n".join((_markdown(head, lines), _markdown(names, mine), note))
 
 
-def _cause(row: Row, place: str, how: str) -> str:
-    mine = [one for one in row["episodes"] if (one["place"], one["how"]) == (place, how)]
-    right = [one for one in mine if one["outcome"] == "right"]
+def _of(row: Row, cause: tuple[str, str]) -> list[dict[str, Any]]:
+    return [one for one in row["episodes"] if (one["place"], one["how"]) == cause]
+
+
+def _cause(row: Row, cause: tuple[str, str]) -> str:
+    found = _of(row, cause)
+    right = [one for one in found if one["outcome"] == "right"]
     steps = f" ({max(one['delay'] for one in right)})" if right else ""
-    return f"{len(right)} of {len(mine)}{steps}"
+    return f"{len(right)} of {len(found)}{steps}" if found else MISSING
 
 
 def _small(rows: Rows) -> str:
@@ -264,9 +276,9 @@ def _sick(rows: Rows) -> str:
 
 def _costs(rows: Rows) -> str:
     lines = [
-        [f"{row['step_us'] / 1e3:.1f}", row["thread_us"], row["others_us"], f"{row['share']:.2%}"]
-        for row in (rows.get(f"marks/{ms}") for ms in marks.STEPS_MS)
-        if row is not None
+        [what, f"{row['step_us'] / 1e3:.1f}", row["thread_us"], row["others_us"], f"{row['share']:.2%}"]
+        for what, ms in costs.CASES
+        if (row := rows.get(f"cost/{what}-{ms}")) is not None
     ]
-    head = ("CPU ms of a step", "marks: us more in its thread", "in other threads", "together")
+    head = ("cost of", "CPU ms of a step", "us more in its thread", "us more in others", "together")
     return _markdown(head, lines) if lines else ""

@@ -1,12 +1,14 @@
-"""What measuring the phases of each step costs: CPU time of one process that is rank 0 of two.
+"""What watching each step costs: CPU time of rank 0 of two, by `python -m benchmarks.zoo.costs PLAN.json`.
 
-Two runs of the same training in one process, by turns with and without marks, so many steps each; of each,
-the quickest quarter counts, at its upper end, since other work on the host only adds time.
+Two runs of the same training in each process, by turns with and without "marks" (the phases of a step) or
+"checks" (the sums of the parameters' bits), some steps each. Of each, the quickest quarter counts, at its
+upper end, since other work on the host only adds time.
 """
 
 import contextlib
+import json
 import statistics
-import tempfile
+import sys
 import threading
 import time
 import unittest.mock
@@ -23,23 +25,33 @@ from torch.utils.data import DataLoader
 
 import distsummary as ds
 from benchmarks.zoo.data import Images
+from benchmarks.zoo.launch import run
 from benchmarks.zoo.nets import ResNet
 from distsummary.training.run import Run
 
-STEPS_MS = (10, 20, 40)  # CPU time of a step
-SECONDS = 40.0  # of steps, half of them with marks
+CASES = [("marks", 10), ("marks", 20), ("marks", 40), ("checks", 10)]  # and the CPU time of a step, in ms
+SECONDS = 40.0  # of steps, half of them watched
 BLOCK, SETTLE_S = 10, 1.0  # steps in a row; the writer's thread has written them after that
 
 
-def measure(step_ms: int, directory: Path) -> dict[str, Any]:
-    """What marks add to a step of so many milliseconds, in microseconds: of its thread, and of our others."""
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(directory / "store"), 1)
-    dist.init_process_group("gloo", rank=0, world_size=1, store=store)  # for DDP, with its broadcasts
-    try:
-        return _measure(_size(step_ms), round(1e3 * SECONDS / step_ms / 2 / BLOCK))
-    finally:
-        dist.destroy_process_group()
+def measure(what: str, step_ms: int, directory: Path) -> dict[str, Any]:
+    """What it adds to a step of so many milliseconds, in microseconds: in its thread, and in our others."""
+    plan = {"run_dir": str(directory / "run"), "ranks": 2, "what": what, "step_ms": step_ms}
+    run("benchmarks.zoo.costs", plan, "torchrun")
+    return json.loads(Path(f"{plan['run_dir']}-cost.json").read_text())
+
+
+def main() -> None:
+    """A rank of torchrun."""
+    plan = json.loads(Path(sys.argv[1]).read_text())
+    dist.init_process_group("gloo")
+    sizes = [_size(plan["step_ms"])]
+    dist.broadcast_object_list(sizes)
+    found = _measure(plan, sizes[0], round(1e3 * SECONDS / plan["step_ms"] / 2 / BLOCK))
+    if dist.get_rank() == 0:
+        Path(f"{plan['run_dir']}-cost.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 def _size(step_ms: int) -> int:
@@ -57,39 +69,41 @@ def _size(step_ms: int) -> int:
     return max(1, round(16 + (step_ms - took[16]) * 48 / (took[64] - took[16])))
 
 
-def _measure(size: int, blocks: int) -> dict[str, Any]:
+def _measure(plan: dict[str, Any], size: int, blocks: int) -> dict[str, Any]:
+    what = plan["what"]
     measure_phases = Run._measure_phases
     took = defaultdict[bool, list[float]](list)
     threads = dict[bool, set[int]]()
-    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         steps = {}
-        for is_marked in (False, True):
+        for is_on in (False, True):
             before = {thread.ident for thread in threading.enumerate()}
+            is_marked = is_on or what != "marks"
             with unittest.mock.patch.object(
                 Run, "_measure_phases", measure_phases if is_marked else lambda run: None
             ):
-                trained = training(f"{directory}/{is_marked}", size)
-                steps[is_marked] = stack.enter_context(contextlib.closing(trained))
+                trained = training(f"{plan['run_dir']}-{is_on}", size, checksums=is_on and what == "checks")
+                steps[is_on] = stack.enter_context(contextlib.closing(trained))
                 for _ in range(40):
-                    next(steps[is_marked])
+                    next(steps[is_on])
             started = {thread.ident for thread in threading.enumerate()} - before
-            threads[is_marked] = {ident for ident in started if ident is not None}
+            threads[is_on] = {ident for ident in started if ident is not None}
         time.sleep(SETTLE_S)
         others_s = {which: threads_s(threads[which]) for which in threads}
         for number in range(2 * blocks):
-            is_marked = bool(number % 2)
+            is_on = bool(number % 2)
             begun_s = time.thread_time()
             for _ in range(BLOCK):
-                next(steps[is_marked])
-            took[is_marked].append((time.thread_time() - begun_s) / BLOCK)
+                next(steps[is_on])
+            took[is_on].append((time.thread_time() - begun_s) / BLOCK)
         time.sleep(SETTLE_S)
         others = {which: (threads_s(threads[which]) - others_s[which]) / blocks / BLOCK for which in threads}
-    without, marked = (statistics.quantiles(took[which], n=4)[0] for which in (False, True))
+    without, watched = (statistics.quantiles(took[which], n=4)[0] for which in (False, True))
     return {
         "step_us": round(1e6 * without),
-        "thread_us": round(1e6 * (marked - without), 1),
+        "thread_us": round(1e6 * (watched - without), 1),
         "others_us": round(1e6 * (others[True] - others[False]), 1),
-        "share": (marked - without + others[True] - others[False]) / without,
+        "share": (watched - without + others[True] - others[False]) / without,
     }
 
 
@@ -98,14 +112,14 @@ def threads_s(idents: Iterable[int]) -> float:
     return sum(time.clock_gettime(time.pthread_getcpuclockid(ident)) for ident in idents)
 
 
-def training(directory: str, size: int) -> Iterator[None]:
+def training(directory: str, size: int, *, checksums: bool) -> Iterator[None]:
     """A CNN with BatchNorm under DDP, step by step."""
     torch.manual_seed(0)
     model = DistributedDataParallel(ResNet())
     optimizer = torch.optim.Adam(model.parameters())
     loader = DataLoader(Images(100 * size), batch_size=size)
-    given = {"rank": 0, "world_size": 2, "aggregate": False, "system_metrics": False, "histograms": False}
-    with ds.init(directory, watch=model, optimizer=optimizer, quiet=True, **given) as run:
+    given = {"aggregate": False, "system_metrics": False, "histograms": False}
+    with ds.init(directory, watch=model, optimizer=optimizer, checksums=checksums, **given) as run:
         while True:
             for x, y in run.steps(loader):
                 loss = functional.cross_entropy(model(x), y)
@@ -114,3 +128,7 @@ def training(directory: str, size: int) -> Iterator[None]:
                 optimizer.step()
                 run.log(loss=loss)
                 yield
+
+
+if __name__ == "__main__":
+    main()
