@@ -38,7 +38,7 @@ _SICK = ("drift", "memory", "settings", "shard", "sick", "nonfinite")
 _DIAGNOSIS = ["distsummary/diagnosis/*.py"]
 _OTHERS = [f"distsummary/diagnosis/{name}.py" for name in (*_SICK, "diagnose", "sentence")]
 _STUCK = ["distsummary/diagnosis/stuck*.py", "distsummary/aggregate/stuck.py"]
-_TIMES = ["distsummary/training/*phases.py", "distsummary/training/*waits.py"]
+_TIMES = ["distsummary/training/{phases,torch_phases,torch_waits,worker_queues,affordable,device_times}.py"]
 CODE = {
     "train": (["benchmarks/zoo/{rank,nets,data,faults}.py"], []),
     "slow": (
@@ -61,7 +61,6 @@ CODE = {
     "cost": (
         [
             *_TIMES,
-            "distsummary/training/affordable.py",
             "distsummary/collect/torch_checksums.py",
             "benchmarks/zoo/{costs,nets,data}.py",
         ],

@@ -44,7 +44,8 @@ KINDS = {
     "skip": 8,  # it leaves out a collective and goes on: each rank, under each launcher
     "size": 4,  # it reduces a tensor of another size
 }
-ENDED = ("exit",)  # it has ended, and may be reported as lost in place of hanging
+ENDED = ("exit",)  # it has ended, and may be reported as one of GONE in place of hanging
+GONE = ("lost", "failed")
 WITH_LINE = ("sleep", "loader", "order")  # of these, the line can be had
 GRADIENTS = 513 * 256 + 257 * 8  # elements that DDP reduces at once
 # what the others wait for, or what the culprit began in its place
@@ -144,47 +145,50 @@ def episode(kind: str, launcher: str, number: int, directory: Path) -> dict[str,
                 raise RuntimeError(f"it did not hang:\n{Path(run_dir + '.log').read_text()[-3000:]}")
             time.sleep(0.1)
         until_s = time.monotonic() + PATIENCE_S
-        while time.monotonic() < until_s and process.poll() is None and not stops_in(run_dir):
+        while time.monotonic() < until_s and process.poll() is None and not hangs_in(run_dir, kind):
             time.sleep(0.1)
         time.sleep(1.0)  # for alerts that follow
     alerts = reported(run_dir)
-    stops = stops_in(run_dir)
-    first = stops[0] if stops else None
+    named = hangs_in(run_dir, kind)
+    first = next((one for one in named if one["cause"] == "hang"), named[0] if named else None)
     why = [sys.executable, "-m", "distsummary", "why", run_dir, "--json"]
     said = json.loads(subprocess.run(why, capture_output=True, text=True, check=False).stdout)["verdicts"]
-    afterwards = [one for one in said if is_stop(one)]
+    afterwards = [one for one in said if is_hang(one, kind)]
     where = EVIDENCE.get(kind, f"all_reduce of {GRADIENTS:,} elements")
     live = first if first is not None else (afterwards or [None])[0]  # a job that fails at once ends first
     evidence = "" if live is None else live["evidence"]
-    is_seen = first is not None and begun_at(run_dir).exists()
+    steps = (at, at + 1) if kind == "skip" else (at,)  # the culprit has begun the next one
     return {
         "launcher": launcher,
         "culprit": culprit,
         "at": at,
         "is_live": first is not None,
-        "rank_right": live is not None and (live["rank"], live["since_step"]) == (culprit, at),
+        "rank_right": live is not None and live["rank"] == culprit and live["since_step"] in steps,
         "collective_right": where in evidence,
         "line_right": f"# HERE: {kind}" in evidence if kind in WITH_LINE else None,
         "why_right": [one["rank"] for one in afterwards] == [culprit] and where in afterwards[0]["evidence"],
-        "delay_s": round(first["time"] - begun_at(run_dir).stat().st_mtime, 2) if is_seen else None,
-        "others": [
-            one for one in alerts if one is not first and (one["rank"] != culprit or not is_stop(one))
-        ],
+        "delay_s": round(first["time"] - begun_at(run_dir).stat().st_mtime, 2) if first else None,
+        "others": [one for one in alerts if one != first and not is_part(one, culprit)],
         "evidence": evidence,
         "why": said,
     }
 
 
-def stops_in(run_dir: str) -> list[dict[str, Any]]:
-    """The alerts of ranks that hang or are gone, since the culprit began to hang."""
+def hangs_in(run_dir: str, kind: str) -> list[dict[str, Any]]:
+    """The alerts of ranks that hang, since the culprit began to."""
     begun = begun_at(run_dir)
     since_s = begun.stat().st_mtime if begun.exists() else float("inf")
-    return [alert for alert in reported(run_dir) if is_stop(alert) and alert["time"] > since_s]
+    return [alert for alert in reported(run_dir) if is_hang(alert, kind) and alert["time"] > since_s]
 
 
-def is_stop(alert: dict[str, Any]) -> bool:
+def is_hang(alert: dict[str, Any], kind: str) -> bool:
     """Whether it names a rank for which the others wait for ever."""
-    return alert["cause"] in ("hang", "lost", "failed")
+    return alert["cause"] == "hang" or (kind in ENDED and alert["cause"] in GONE)
+
+
+def is_part(alert: dict[str, Any], culprit: int) -> bool:
+    """Whether it names the culprit again, or a rank that has ended, as its peers do when gloo aborts them."""
+    return alert["cause"] in GONE or (alert["cause"] == "hang" and alert["rank"] == culprit)
 
 
 @contextmanager

@@ -24,13 +24,13 @@ VALIDATING = ("checkpoint", "unknown", "evaluation")  # causes by which a valida
 
 
 def reported(run_dir: str) -> list[Alert]:
-    """The verdicts of a run that are in alerts.jsonl: of each, the last line."""
+    """The warnings and errors in alerts.jsonl: of each, the last line."""
     path = Path(run_dir, "alerts.jsonl")
     last: dict[tuple[Any, ...], Alert] = {}
     for line in path.read_text().splitlines() if path.exists() else []:
         alert = json.loads(line)
         last[tuple(alert[name] for name in ("attempt", "rank", "cause", "since_step"))] = alert
-    return [*last.values()]
+    return [alert for alert in last.values() if alert.get("level") != "info"]
 
 
 def shown(run_dir: str) -> list[tuple[int, str, int]]:
