@@ -250,12 +250,12 @@ class Everything(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.lstm = nn.BatchNorm1d(4), nn.LSTM(4, 8)
+        self.norm, self.gru = nn.BatchNorm1d(4), nn.GRU(4, 8)
         self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
         self.drop, self.fc = nn.Dropout(0.2), nn.Linear(8, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        y, _ = self.lstm(self.norm(x.transpose(1, 2)).transpose(1, 2))
+        y, _ = self.gru(self.norm(x.transpose(1, 2)).transpose(1, 2))
         y, _ = self.attention(y, y, y, need_weights=False)
         return self.fc(self.drop(y))
 

@@ -110,7 +110,7 @@ def its_own_autocast(net: Any, x: Tensor) -> Tensor:
     return net.out(h.float())
 
 
-@unusual(rnn=lambda: nn.LSTM(6, 6))
+@unusual(rnn=lambda: nn.GRU(6, 6))
 def autocast_inside_an_operation(net: Any, x: Tensor) -> Tensor:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         h = net.rnn(x)[0]
