@@ -40,7 +40,7 @@ from distsummary.launching.failures import (
 )
 from distsummary.launching.stages import Stages, say
 from distsummary.tools.columns import named
-from distsummary.topology import LAUNCH_ID, cluster_address
+from distsummary.topology import LAUNCH_ID, LAUNCHED, cluster_address
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ def _run(
         ).remote(rank)
         for rank in range(ranks)
     ]
-    launch_id = uuid.uuid4().hex
+    launch_id = f"{LAUNCHED}{uuid.uuid4().hex}"
     running: list[Any] = []
     places: Sequence[Place] = ()
     deaths: dict[int, str] = {}

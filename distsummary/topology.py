@@ -18,6 +18,7 @@ from distsummary.errors import InvalidValueError, WorldMismatchError
 
 ROLES = ("train", "eval", "landscape")
 LAUNCH_ID = "DISTSUMMARY_LAUNCH_ID"
+LAUNCHED = "launch "  # how the id of a launch begins, and so the incarnation of its ranks
 HYPER_CONFIG = "MINDINSIGHT_HYPER_CONFIG"
 
 # Along these mesh axes an ordinary tensor is the same on all ranks. Along other axes (tp, pp, ep, cp ...) an
@@ -270,7 +271,7 @@ def job_name(environ: Mapping[str, str] | None = None) -> str:
     environ = os.environ if environ is None else environ
     run_id = environ.get("TORCHELASTIC_RUN_ID", "none")
     if environ.get(LAUNCH_ID):
-        return f"launch {environ[LAUNCH_ID]}"
+        return environ[LAUNCH_ID]
     if run_id not in ("", "none"):  # without --rdzv-id, torchrun sets "none" in every job
         return f"torchrun {run_id}"
     if environ.get("SLURM_JOB_ID"):

@@ -33,7 +33,7 @@ from distsummary.format.digest import Digest
 from distsummary.rank_manifest import read_ranks
 from distsummary.run_dir import Manifest, RunDir
 from distsummary.states import AttemptState, is_over, read_run
-from distsummary.topology import Topology
+from distsummary.topology import LAUNCHED, Topology
 from distsummary.writing.health import told
 
 logger = logging.getLogger(__name__)
@@ -47,6 +47,7 @@ GIVE_UP_S = 5.0  # how long a merge that fails is tried again
 TELL_S = 10.0  # how long it stays to tell a launch that ends that a merge failed
 UNREADABLE_S = 60.0  # how long the aggregator stays although it cannot read how the ranks are
 GRACE_S = 2.0
+LAUNCHER_S = 90.0  # how long after the end of a rank its launcher may report why it died
 MAX_DIGESTS = 1 << 16  # digests that wait; the oldest are forgotten, as the files of the ranks have it all
 NO_DEATHS: Mapping[int, str] = MappingProxyType({})
 NAMED = 8  # missing ranks in a message
@@ -69,8 +70,9 @@ class Aggregator:
     - settles each attempt none of whose ranks runs any more. If the merged run is not what a merge of all
       files would give, because a rank told something late or an attempt repeated steps, it is merged anew.
 
-    When every attempt is settled, and no rank has called for `grace_s` seconds, the thread ends and calls
-    `on_end`; also if what is left could not be merged for GIVE_UP_S, such as on a full disk.
+    When every attempt is settled, no rank has called for `grace_s` seconds, and `ds.launch` has reported why
+    its ranks died (or has not for LAUNCHER_S), the thread ends and calls `on_end`; also if what is left could
+    not be merged for GIVE_UP_S, such as on a full disk.
 
     Args:
         run_dir: the run dir.
@@ -200,6 +202,8 @@ class Aggregator:
         except Exception:  # nobody waits for this thread; the rank files can still be merged later
             logger.exception("%s: the aggregator ends; run: distsummary merge", self._run_dir.base)
         finally:
+            if self._live is not None:  # of an attempt that went with its run.json
+                self._live.abandon()
             with self._changed:
                 self._has_ended = True
                 self._changed.notify_all()
@@ -254,7 +258,10 @@ class Aggregator:
                     watched.append(attempt)
                     self._report(attempt)
                     self._follow(entry, attempt, age_s)
-                elif key not in self._given_up:
+                    continue
+                if not has_ended:
+                    self._is_busy |= _awaits_launcher(entry, attempt)
+                if key not in self._given_up:
                     entry = with_ranks(self._run_dir, entry)
                     if is_open(entry) and not self._awaits_evaluations(entry):
                         self._report(attempt, is_over=True)
@@ -435,6 +442,15 @@ class Aggregator:
         if text not in self._warned:
             self._warned.add(text)
             logger.warning("%s: %s", self._run_dir.base, text)
+
+
+def _awaits_launcher(entry: Manifest, attempt: AttemptState) -> bool:
+    """Whether `ds.launch` started a rank that died lately, and has yet to report how: exit code or signal."""
+    deaths = entry.get("deaths", {})
+    return entry["incarnation"].startswith(LAUNCHED) and any(
+        rank.state == "lost" and rank.heard_s < LAUNCHER_S and str(rank.rank) not in deaths
+        for rank in attempt.ranks
+    )
 
 
 def _key(entry: Manifest) -> Key:

@@ -299,7 +299,7 @@ def test_a_notebooks_kernel_is_known_without_importing_ipython() -> None:
         ({"TORCHELASTIC_RUN_ID": "none"}, ""),
         ({"TORCHELASTIC_RUN_ID": "j1", "SLURM_JOB_ID": "7"}, "torchrun j1"),
         ({"TORCHELASTIC_RUN_ID": "none", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}, "slurm 7.0"),
-        ({"TORCHELASTIC_RUN_ID": "j1", LAUNCH_ID: "abc"}, "launch abc"),
+        ({"TORCHELASTIC_RUN_ID": "j1", LAUNCH_ID: "launch abc"}, "launch abc"),
     ],
 )
 def test_the_job_is_named_by_its_launcher(environ: dict[str, str], expected: str) -> None:

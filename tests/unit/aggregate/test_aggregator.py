@@ -52,6 +52,9 @@ class Life:
         for _, ended in self._started:
             assert ended.wait(30), "the aggregator did not end itself"
 
+    def has_ended(self) -> bool:
+        return all(ended.is_set() for _, ended in self._started)
+
     def states(self, attempt: int = 0) -> dict[str, str]:
         """What the ranks tell in their files."""
         return rank_states(with_ranks(self.run_dir, self.run_dir.read_manifest()["attempts"][attempt]))
@@ -295,6 +298,31 @@ def test_an_aggregator_without_its_run_dir_ends_and_lets_a_launch_end(life: Life
 def test_after_the_end_of_a_launch_it_waits_for_no_other_word(life: Life) -> None:
     join(life)
     life.start(grace_s=1000.0).settle("launch-1")
+    life.end()
+
+
+def test_it_stays_until_ds_launch_has_reported_why_a_rank_died(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    join(life, [Topology(rank=rank, world_size=2, incarnation="launch abc+0") for rank in range(2)])
+    monkeypatch.setattr(states, "is_alive", lambda place: False)
+    aggregator = life.start(grace_s=0.0)
+    wait_for(lambda: life.state() == "lost")
+    aggregator.settle("launch of another job")  # returns after a round
+    assert not life.has_ended()
+    aggregator.settle("launch abc", {0: "exit code 3", 1: "killed by signal 9"})
+    life.end()
+    reasons = [rank.reason for rank in states.read_run(life.run_dir).attempts[0].ranks]
+    assert reasons == ["exit code 3", "killed by signal 9"]
+
+
+def test_it_waits_a_limited_time_for_what_ds_launch_reports(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    join(life, [Topology(rank=rank, world_size=2, incarnation="launch abc+0") for rank in range(2)])
+    monkeypatch.setattr(states, "is_alive", lambda place: False)
+    monkeypatch.setattr(aggregator_module, "LAUNCHER_S", 0.0)
+    life.start(grace_s=0.0)
     life.end()
 
 
