@@ -21,6 +21,7 @@ from distsummary.publish import ensure_directory, publish, remove_leftovers, tem
 
 MANIFEST = "run.json"
 STUCK = "stuck.json"  # in the directory of a rank: where it stands, while a step is late
+CRASH = "crash.txt"  # in the directory of a rank: its stacks, if native code ended its process
 FORMAT = 2  # of the manifest; in format 1 it also held the states of all ranks
 TIME = "{time}"  # placeholder in the path given to `ds.init`
 LOCK_TIMEOUT_S = 60.0

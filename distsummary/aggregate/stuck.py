@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.stuck_files import hung_ranks, written_ns
-from distsummary.diagnosis.verdict import Verdict
+from distsummary.diagnosis.verdict import HANG, Verdict
 from distsummary.run_dir import RunDir
 from distsummary.states import AttemptState, is_over
 
@@ -34,7 +34,7 @@ class StuckRanks:
         )  # attempt and rank of hangs that the look before did not see
 
     def look(self, attempt: AttemptState) -> list[Verdict]:
-        """Tell which ranks of an attempt are stuck, and which are no longer; returns what is new.
+        """Report which ranks of an attempt are stuck, and which are no longer; returns the hangs that are new.
 
         A hang has ended when its rank has finished a later step, or when two looks in a row do not see it.
         Raises OSError if files cannot be read, or alerts.jsonl could not be written before; where a look
@@ -71,7 +71,7 @@ class StuckRanks:
                 if verdict.since_step <= told.since_step + 1:  # steps of ranks that wait differ by one
                     continue
                 self._alerts.tell(number, replace(told, until_step=told.since_step))
-            if self._alerts.tell(number, verdict):
+            if self._alerts.tell(number, verdict) and verdict.cause == HANG:
                 new.append(verdict)
         steps = {rank.rank: rank.step or 0 for rank in attempt.ranks}
         unseen = {rank: told for rank, told in lasting.items() if rank not in found and not has_ended}

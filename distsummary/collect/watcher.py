@@ -1,26 +1,28 @@
-"""Watcher: a thread of each rank that tells in stuck.json where the training stands when a step is long.
+"""Watcher: a thread of each rank that writes into stuck.json where the training is when a step is long.
 
-It is written although the loop's thread never returns. Who reads the files of all ranks learns which one
-holds up the others; see `diagnosis/stuck.py`.
+It is written although the loop's thread never returns. The files of all ranks show which one holds up the
+others; see `diagnosis/stuck.py`.
 """
 
+import atexit
 import json
-import linecache
 import os
 import statistics
 import sys
-import sysconfig
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from distsummary.collect.crash_log import CrashLog
 from distsummary.consequences import follows_from_another
-from distsummary.diagnosis.stuck import Group, Telling
+from distsummary.diagnosis.source_lines import SourceLine, user_place
+from distsummary.diagnosis.stuck import AFTER_RUN, Group, Telling
 from distsummary.diagnosis.stuck_files import FORMAT
 from distsummary.publish import replacing
 from distsummary.run_dir import STUCK
@@ -38,6 +40,7 @@ PHASE_LEAST_S = 60.0  # the least limit of an evaluation or a checkpoint, and
 PHASE_FACTOR = 3  # so many times the longest one so far
 RECENT = 60  # looks at which the step had changed, whose steps are remembered
 ENOUGH = 20  # of them, until the long ones among them count; and steps, until their mean tells a limit
+BLOCKED_S = 2.0  # after so long, a thread that is blocked reports its collectives in any phase
 LONG_FACTOR = 1.5  # a step is not late before so many times the length that one in twenty exceeds
 MOVING = 0.2  # of the wall time, spent on computing or in the run queue: the thread is not blocked
 STACK_LINES = 40
@@ -52,6 +55,7 @@ _BY_FILE = (
     ("torch/_inductor/compile_fx.py", COMPILE),
     ("torch/distributed/distributed_c10d.py", WAIT),
 )
+ROOTS = {"broadcast": "src", "reduce": "dst", "gather": "dst", "scatter": "src"}  # of torch's collectives
 _BACKWARD = "torch/autograd/graph.py"  # calls the engine that runs backward
 _STOP_S = 1.0
 
@@ -147,12 +151,17 @@ class Watcher:
     ) -> None:
         self._path, self._attempt, self._rank = directory / STUCK, attempt, rank
         self._place, self._groups, self._failures = place, groups, failures
+        while _after_runs:  # an earlier run of this process is really over
+            _after_runs.pop().stop()
         self._thread_id, self._native_id = threading.get_ident(), threading.get_native_id()
         self._is_told = False  # whether stuck.json says that a step is late
         self._told_s = 0.0
         self._looked: deque[int] = deque(maxlen=6)  # the stacks at the newest looks, as hashes
         self._busy: deque[tuple[float, float]] = deque(maxlen=6)  # wall and busy seconds at them
         self._pace = Pace(place(), time.monotonic())
+        self._crash_log: CrashLog | None = failures.call(
+            "crash.txt", CrashLog, directory, attempt, self._thread_id
+        )
         self._is_stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="distsummary-watcher", daemon=True)
         self._thread.start()
@@ -160,19 +169,23 @@ class Watcher:
     def stop(self, error: BaseException | None = None) -> None:
         """End the thread; waits for it at most a second.
 
-        After an error, stuck.json goes on to tell where the training stood; it also tells that if the error
-        says that another rank is gone. Otherwise the file is removed.
+        After an error, also a signal that ends the process, stuck.json has where the training was, and which
+        collectives it had begun. Otherwise the file is removed, and written again by a `_AfterRun` if the
+        process goes on and other ranks may wait for it.
         """
         self._is_stopped.set()
         self._thread.join(_STOP_S)
-        if (
-            error is not None
-            and not self._is_told
-            and follows_from_another(f"{type(error).__name__}: {error}")
-        ):
-            self._failures.call("stuck.json", self._tell, time.monotonic(), is_cut_off=True)
-        elif error is None:
+        if self._crash_log is not None:
+            self._failures.call("crash.txt", self._crash_log.close)
+        if error is None:
             self._failures.call("stuck.json", self._path.unlink, missing_ok=True)
+            if is_in_group():
+                _AfterRun(self._report_after, self._thread_id, self._path)
+        elif not self._is_told:
+            is_cut_off = follows_from_another(f"{type(error).__name__}: {error}")
+            self._failures.call(
+                "stuck.json", self._tell, time.monotonic(), error=error, is_cut_off=is_cut_off
+            )
 
     def _run(self) -> None:
         while not self._is_stopped.wait(LOOK_S):
@@ -198,11 +211,21 @@ class Watcher:
         if late_s >= self._pace.telling_s() and now - self._told_s >= TELL_S:
             self._tell(now)
 
-    def _tell(self, now: float, *, is_cut_off: bool = False) -> None:
-        """Write that the step is long, and what is known of it; `is_cut_off`: a collective has raised."""
+    def _tell(self, now: float, *, error: BaseException | None = None, is_cut_off: bool = False) -> None:
+        """Write that the step is long, and what is known of it.
+
+        `error`: what ends the training; `is_cut_off`: a collective has raised it.
+        """
         place, pace = self._place(), self._pace
-        stack = [*_frames(self._thread_id)]
-        files = [frame.f_code.co_filename.replace(os.sep, "/") for frame in stack]
+        stack: list[SourceLine] = []
+        frames = [*_frames(self._thread_id)]
+        if error is not None and error.__traceback__ is not None:  # where it was raised
+            for frame, number in traceback.walk_tb(error.__traceback__):
+                stack.insert(0, _line_of(frame)._replace(number=number))
+                frames.insert(0, frame)
+        stack = stack or [*map(_line_of, frames)]
+        roots = [*filter(None, map(_root_of, frames))]
+        files = [line.file.replace(os.sep, "/") for line in stack]
         by_file = (
             phase
             for part, phase in _BY_FILE
@@ -213,23 +236,45 @@ class Watcher:
         if phase == UNKNOWN and files and files[0].endswith(_BACKWARD):  # as DDP waits, for all that is known
             phase = WAIT
         late_s, limit_s = pace.late_s, pace.limit_s(phase if phase != WAIT else place.phase)
-        # Before the limit nobody is blamed, and reading a full recorder takes 50 ms.
-        recorder, groups = self._groups(is_cut_off) if late_s >= limit_s or is_cut_off else ("", ())
+        is_moving = self._is_moving()
+        # Reading a full recorder takes 50 ms, which a thread that computes would miss.
+        is_read = late_s >= limit_s or error is not None or (late_s >= BLOCKED_S and not is_moving)
+        recorder, groups = self._groups(is_cut_off) if is_read else ("", ())
         telling = Telling(
             rank=self._rank,
             step=place.step + (place.phase in (DATA, OUTSIDE)),
             phase=phase,
             late_s=late_s,
             limit_s=limit_s,
-            is_moving=self._is_moving(),
+            is_moving=is_moving,
             is_cut_off=is_cut_off,
             recorder=recorder,
             groups=groups,
-            line=user_line(stack),
-            stack=tuple(map(_line, stack[:STACK_LINES])),
+            line=_text(user_place(stack)),
+            stack=tuple(map(_text, stack[:STACK_LINES])),
+            root=roots[0][0] if roots else None,
         )
         self._write({"time": time.time(), "is_over": False, **telling.as_json()})
         self._is_told, self._told_s = True, now
+
+    def _report_after(self, stack: list[SourceLine], late_s: float) -> None:
+        """Write where the thread is that ran the loop, after the run."""
+        line = _text(user_place(stack))
+        if not line:
+            return  # such as an actor that waits for a call
+        recorder, groups = self._groups(False)
+        telling = Telling(
+            rank=self._rank,
+            step=self._place().step,
+            phase=AFTER_RUN,
+            late_s=late_s,
+            limit_s=LEAST_S,
+            recorder=recorder,
+            groups=groups,
+            line=line,
+            stack=tuple(map(_text, stack[:STACK_LINES])),
+        )
+        self._write({"time": time.time(), "is_over": False, **telling.as_json()})
 
     def _tell_over(self) -> None:
         """Write that the step has ended: silence would look as if this rank could not tell anything."""
@@ -248,6 +293,59 @@ class Watcher:
         usual = max(map(self._looked.count, self._looked))
         (began_s, busy_before), (ended_s, busy) = self._busy[0], self._busy[-1]
         return usual < 0.75 * len(self._looked) or busy - busy_before > MOVING * (ended_s - began_s)
+
+
+class _AfterRun:
+    """A thread that reports where the rank is after its run was closed, while other ranks may wait for it.
+
+    It ends with the process groups of torch.distributed, and when the process makes another watcher.
+
+    Args:
+        report: called with the stack of the loop's thread, the innermost line first, and how many seconds it
+            has been the same: once, when that is a second. path: what it writes, removed at the end.
+    """
+
+    def __init__(self, report: Callable[[list[SourceLine], float], None], thread_id: int, path: Path) -> None:
+        self._report, self._thread_id, self._path = report, thread_id, path
+        self._is_stopped = threading.Event()
+        atexit.register(self.stop)
+        _after_runs.append(self)
+        threading.Thread(target=self._run, name="distsummary-after-run", daemon=True).start()
+
+    def stop(self) -> None:
+        """End the thread soon, and remove what it wrote."""
+        self._is_stopped.set()
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
+        atexit.unregister(self.stop)
+
+    def _run(self) -> None:
+        before: list[SourceLine] = []
+        since, is_reported = time.monotonic(), False
+        while not self._is_stopped.wait(LOOK_S) and is_in_group():
+            stack = [*map(_line_of, _frames(self._thread_id))]
+            if stack != before:
+                before, since = stack, time.monotonic()
+                if is_reported:
+                    self._path.unlink(missing_ok=True)
+                is_reported = False
+            elif stack and not is_reported and time.monotonic() - since >= LEAST_S:
+                with suppress(OSError):
+                    self._report(stack, time.monotonic() - since)
+                is_reported = True
+        if not self._is_stopped.is_set():
+            self.stop()
+
+
+_after_runs: list[_AfterRun] = []  # at most one
+
+
+def is_in_group() -> bool:
+    """Whether this process is in a process group of torch.distributed, with others."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or "torch.distributed" not in sys.modules or not torch.distributed.is_available():
+        return False
+    return bool(torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1)
 
 
 def groups_of_torch(is_broken: bool = False) -> tuple[str, tuple[Group, ...]]:
@@ -275,35 +373,22 @@ def _busy_s(native_id: int) -> float:
     return 0.0
 
 
-def _own_code() -> tuple[str, ...]:
-    """Directories of code that is not the user's: of distsummary, and of Python."""
-    paths = sysconfig.get_paths()
-    own = [Path(__file__).parents[1], *(Path(paths[name]) for name in ("stdlib", "platstdlib"))]
-    return tuple({str(path) + os.sep for directory in own for path in (directory, directory.resolve())})
-
-
-def user_line(stack: list[FrameType]) -> str:
-    """The innermost line of the user's code, such as `train.py:12 in step: y = model(x)`; empty if none.
-
-    That is none of Python or distsummary, and rather one of no installed package, at least not torch or Ray.
-
-    Args:
-        stack: frames, the innermost first.
-    """
-    own, installed = _own_code(), []
-    for frame in stack:
-        file = frame.f_code.co_filename
-        if "site-packages" in file or "dist-packages" in file:
-            if not any(f"{os.sep}{name}{os.sep}" in file for name in ("torch", "ray", "distsummary")):
-                installed.append(frame)
-        elif not file.startswith((*own, "<frozen")):
-            return _line(frame)
-    return _line(installed[0]) if installed else ""
-
-
-def _line(frame: FrameType) -> str:
-    """Such as `train.py:12 in step: y = model(x)`, with the whole path."""
+def _line_of(frame: FrameType) -> SourceLine:
     code = frame.f_code
-    number = frame.f_lineno or code.co_firstlineno
-    text = linecache.getline(code.co_filename, number, frame.f_globals).strip()
-    return f"{code.co_filename}:{number} in {code.co_name}" + (f": {text}" if text else "")
+    return SourceLine(code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_name)
+
+
+def _text(line: SourceLine | None) -> str:
+    return "" if line is None else line.text()
+
+
+def _root_of(frame: FrameType) -> tuple[int] | None:
+    """The rank from or to which a collective goes, in a tuple; None of any other frame."""
+    file, name = frame.f_code.co_filename.replace(os.sep, "/"), frame.f_code.co_name
+    if name not in ROOTS or not file.endswith(_BY_FILE[-1][0]):
+        return None
+    names = frame.f_locals
+    root = names.get(ROOTS[name])
+    if not isinstance(root, int):
+        root = names.get("group_" + ROOTS[name])
+    return (root,) if isinstance(root, int) else None

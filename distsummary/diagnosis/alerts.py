@@ -6,21 +6,24 @@ was neither printed nor passed on, `held`: "mute", "level" or "rate".
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from distsummary.diagnosis.stuck import STOOD
+from distsummary.diagnosis.stuck import says_where
 from distsummary.diagnosis.stuck_files import hung_ranks
 from distsummary.diagnosis.verdict import (
     DROPPED,
     ENDS,
     ERROR,
+    FAILED,
     HANG,
     INFO,
+    LOST,
     MESSAGE,
     OF_THE_RUN,
+    STOPPED,
     WARNING,
     Verdict,
     level_of,
@@ -95,14 +98,17 @@ def open_findings(
         return [one.verdict for one in told]
     if attempt.role != "train":
         return []
-    finished = {rank.rank for rank in attempt.ranks if rank.state == "finished"}
+    steps = {rank.rank: rank.step or 0 for rank in attempt.ranks}
+    is_over = attempt.state == "finished"
     found = [one.verdict for one in told if one.attempt == attempt.attempt]
     found = [
-        replace(one, until_step=one.since_step) if one.cause == HANG and one.rank in finished else one
+        replace(one, until_step=one.since_step)
+        if one.cause == HANG and (is_over or steps.get(one.rank, 0) > one.since_step)
+        else one
         for one in found
     ]
     lasting = {one.rank for one in found if one.cause == HANG and one.until_step is None}
-    found += [one for one in stuck if one.rank not in lasting]
+    found += [one for one in stuck if one.rank not in lasting and one.cause not in ENDS]
     dropped = {rank.rank: count for rank in attempt.ranks if (count := rank.dropped)}
     is_muted = any(one["cause"] == DROPPED and one.get("held") == MUTED for one in listed)
     if dropped and not is_muted:  # more may have been dropped since that was reported
@@ -146,9 +152,9 @@ def told_hangs(run_dir: RunDir) -> list[Told]:
     return hangs_among(read_alerts(run_dir))
 
 
-def hangs_among(alerts: Iterable[Alert]) -> list[Told]:
-    """Those of some alerts that tell a hang."""
-    return [*filter(None, (_verdict_of(alert) for alert in alerts if alert["cause"] == HANG))]
+def hangs_among(alerts: Iterable[Alert], causes: Collection[str] = (HANG,)) -> list[Told]:
+    """The alerts about hangs, or of other `causes`, as verdicts."""
+    return [*filter(None, (_verdict_of(alert) for alert in alerts if alert["cause"] in causes))]
 
 
 def with_told(judged: Iterable[tuple[int, Verdict]], run_dir: RunDir) -> list[tuple[int, Verdict]]:
@@ -159,7 +165,9 @@ def with_told(judged: Iterable[tuple[int, Verdict]], run_dir: RunDir) -> list[tu
     """
     found = [*judged]
     left = {
-        key_of(alert): alert for alert in read_alerts(run_dir) if alert["cause"] != HANG and is_finding(alert)
+        key_of(alert): alert
+        for alert in read_alerts(run_dir)
+        if alert["cause"] not in STOPPED and is_finding(alert)
     }
     own = [{"attempt": attempt, **verdict.as_json()} for attempt, verdict in found]
     for alert in [one for one in own if left.pop(key_of(one), None) is None]:
@@ -172,23 +180,27 @@ def with_told(judged: Iterable[tuple[int, Verdict]], run_dir: RunDir) -> list[tu
 def all_hangs(
     run_dir: RunDir, attempt: AttemptState | None, stuck: Iterable[Verdict]
 ) -> list[tuple[int, Verdict]]:
-    """The hangs of a run, each with its attempt: those that were told, then those that only its files show.
+    """What stopped a run (hangs, lost and failed ranks), each with its attempt: the alerts, then the files.
 
-    What was told holds: it was seen while the ranks lived, and their files show no hang that has ended. Its
-    evidence is the newest one, such as how long the others have waited.
+    What was reported holds: it was seen while the ranks lived, and their files show no hang that has ended.
+    Its evidence is the newest one, such as how long the others have waited.
 
     Args:
         attempt: the newest one. stuck: its ranks that hang, by `stuck_files.hung_ranks`.
     """
     now = {verdict.rank: verdict for verdict in stuck}
     hangs, is_told = [], False
-    for number, hang, _ in told_hangs(run_dir):
+    for number, hang, _ in hangs_among(read_alerts(run_dir), STOPPED):
         if attempt is not None and number == attempt.attempt and hang.until_step is None:
-            is_told = True
-            newer = now.pop(hang.rank, None)
-            # of a rank that is dead, files say less, unless it told itself where it stood
-            if newer is not None and (attempt.state == "running" or STOOD in newer.evidence):
-                hang = replace(hang, evidence=newer.evidence)
+            is_told |= hang.cause == HANG
+            newer = now.get(hang.rank)
+            if newer is not None and newer.cause in (hang.cause, LOST, FAILED):
+                del now[hang.rank]
+            if newer is not None and newer.cause == hang.cause:
+                # of a rank that is dead, files say less, unless it reported itself where it was
+                if hang.cause != HANG or attempt.state == "running" or says_where(newer):
+                    hang = replace(hang, evidence=newer.evidence)
+                hang = replace(hang, lost_s=max(hang.lost_s, newer.lost_s))
         hangs.append((number, hang))
     has_ended = attempt is not None and attempt.state != "running"
     if attempt is None or (is_told and has_ended):
@@ -199,14 +211,14 @@ def all_hangs(
 def alerts_as_of_now(run_dir: RunDir, attempt: AttemptState | None, alerts: Iterable[Alert]) -> list[Alert]:
     """The alerts, those of hangs that last with the newest evidence, as `all_hangs`; raises OSError."""
     alerts = [*alerts]
-    if attempt is None or not any(one["cause"] == HANG and one["until_step"] is None for one in alerts):
+    if attempt is None or not any(one["cause"] in STOPPED and one["until_step"] is None for one in alerts):
         return alerts
     now = {
-        (number, one.rank, HANG, one.since_step): one.evidence
+        (number, one.rank, one.cause, one.since_step): {"evidence": one.evidence, "lost_s": one.lost_s}
         for number, one in all_hangs(run_dir, attempt, hung_ranks(run_dir, attempt))
         if one.until_step is None
     }
-    return [one | {"evidence": now.get(key_of(one), one.get("evidence"))} for one in alerts]
+    return [one | now.get(key_of(one), {}) for one in alerts]
 
 
 def key_of(alert: Mapping[str, Any]) -> Key:

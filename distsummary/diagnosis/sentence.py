@@ -70,9 +70,12 @@ def sentence(verdict: Verdict, *, is_over: bool = False, of_s: float | None = No
     return f"{said} Cost{' so far' if lasts else ''}: {seconds(verdict.lost_s)}{of}."
 
 
-def weight(verdict: Verdict) -> tuple[bool, float]:
-    """A key to sort by, the heaviest first: what ended or spoiled the training, then what cost most."""
-    return verdict.cause not in DAMAGE, -verdict.lost_s
+def weight(verdict: Verdict) -> tuple[bool, float, bool]:
+    """A key to sort by, the heaviest first: what ended or spoiled the training, then what cost most.
+
+    Of those that cost as much, hangs come first: other ranks may be lost because of one.
+    """
+    return verdict.cause not in DAMAGE, -verdict.lost_s, verdict.cause != HANG
 
 
 def finding(verdict: Verdict, *, is_over: bool = False) -> str:

@@ -1,18 +1,22 @@
 """hung: which rank holds up the others, from what each rank tells when its step does not end.
 
-A rank whose step is late tells where it stands (see `collect/watcher.py`): step, phase, source line, and the
-collectives of torch.distributed that it has begun. All ranks count the collectives of a group alike, so that
-the number for which some wait and another one lacks says who is missing. A rank that tells nothing, although
-the others wait for it, cannot: it was stopped, is dead, or native code holds its interpreter lock.
+A rank whose step is late reports where it is (see `collect/watcher.py`): step, phase, source line, and the
+collectives of torch.distributed that it has begun. So does one that a signal ends, or whose connection to
+another rank broke. All ranks count the collectives of a group alike, so that the first number under which
+they differ says who is missing, or did something else. A rank that reports nothing, although the others wait
+for it, cannot: it was stopped, is dead, or native code holds its interpreter lock.
 """
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, Self
 
 from distsummary.consequences import follows_from_another
-from distsummary.diagnosis.verdict import HANG, Verdict
+from distsummary.diagnosis.sentence import named_ranks, seconds
+from distsummary.diagnosis.source_lines import is_same_line
+from distsummary.diagnosis.verdict import FAILED, HANG, LOST, Verdict
 
 CONFIRM_S = 2.0  # a step that is late is told after so long: each rank has told where it stands by then
 APART_S = 1.0  # and so much later if nobody waits for it: the others may be about to tell that they do
@@ -21,13 +25,19 @@ WAITING = "wait"  # the phase in which a rank waits for the gradients of others
 ENDED = ("finished", "incomplete", "failed", "lost")  # states of ranks for which others may still wait
 RAISED = ("failed", "interrupted")  # of those that have ended: by an exception, such as SystemExit
 ALIKE = ("all_reduce", "broadcast", "reduce", "allreduce")  # collectives whose sizes are equal on all ranks
-NAMED = 8  # ranks in a sentence
-STOOD = "it has stood for"  # of a rank that tells where it is
+AFTER_RUN = "after the run"  # the phase of a rank whose process goes on although its run is closed
+PATIENCE_S = 10.0  # after a rank has ended, those that still run may be about to report where they are
+STANDS = ("has been at", "was at")  # of a rank that reports where it is
 _PHASES = {  # how a phase is said, where its name says little
     "rest": "outside of data, forward, backward and optimizer",
     "outside": "between two loops over steps",
     WAITING: "after its last gradient, before the optimizer",
+    AFTER_RUN: AFTER_RUN,
 }
+NAMED = 8  # ranks whose places are given
+_BRIEF_S = 0.5  # that a rank is at a line for so short a time is not worth a word
+_NEVER = 1 << 62  # the number of no collective
+_CAUSES = {"lost": LOST, "failed": FAILED}  # of ranks that have ended, by state
 
 
 class Collective(NamedTuple):
@@ -45,6 +55,11 @@ class Collective(NamedTuple):
     def same_as(self, other: "Collective") -> bool:
         """Whether two ranks that begin these do the same."""
         return self.name == other.name and (self.name not in ALIKE or self.sizes == other.sizes)
+
+    @property
+    def elements(self) -> int:
+        """How many numbers it takes."""
+        return sum(map(math.prod, self.sizes))
 
 
 class Group(NamedTuple):
@@ -67,9 +82,9 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Telling:
-    """What is known of a rank; `late_s` is None if it does not tell that its step is late.
+    """What is known of a rank; `late_s` is None if it does not report where it is.
 
-    One that told so at this step, and does not any more, has begun the collectives in `groups` nevertheless.
+    One that reported at this step, and does not any more, has begun the collectives in `groups` nevertheless.
 
     Attributes:
         step: the one that does not end; of a rank that does not tell, its newest.
@@ -79,8 +94,11 @@ class Telling:
         is_cut_off: whether its newest collective has raised, as another rank is gone.
         went_on_s: seconds since a step that was late ended; None if that was not told.
         recorder: "on", "off" (its size is 0), or empty without torch.distributed.
-        line: the line of the user's code at which it stands, such as `train.py:12 in step: y = model(x)`.
+        line: the line of the user's code at which it is, such as `train.py:12 in step: y = model(x)`.
         stack: the lines of its stack, the innermost first.
+        root: the rank from or to which the collective goes in which it waits; None: all alike, or unknown.
+        crash: how native code ended its process, such as Aborted; `line` is then where that was.
+        ended_s: seconds since it has ended.
         state, error: see `states.RankState`; of a lost rank, the error is the reason.
         process: what the kernel says, such as "stopped by a signal". is_stopped: whether it says that.
     """
@@ -101,6 +119,9 @@ class Telling:
     error: str = ""
     process: str = ""
     is_stopped: bool = False
+    root: int | None = None
+    crash: str = ""
+    ended_s: float = math.inf
 
     def as_json(self) -> dict[str, Any]:
         """For stuck.json."""
@@ -120,7 +141,7 @@ class Telling:
             )
             for name, ranks, collectives in stored["groups"]
         ]
-        late_s, limit_s = stored["late_s"], stored["limit_s"]
+        late_s, limit_s, root = stored["late_s"], stored["limit_s"], stored.get("root")
         return cls(
             rank=int(stored["rank"]),
             step=int(stored["step"]),
@@ -133,6 +154,7 @@ class Telling:
             groups=tuple(groups),
             line=str(stored["line"]),
             stack=tuple(map(str, stored["stack"])),
+            root=None if root is None else int(root),
         )
 
     @property
@@ -172,17 +194,26 @@ def hung(tellings: Sequence[Telling]) -> list[Verdict]:
         tellings: one for each rank that has registered, by rising rank.
     """
     left = [one.step for one in tellings if one.is_waiting and not one.has_ended and _has_stopped(one)]
-    if left:  # what a rank that has ended told at an earlier step is no longer where it was
+    if left:  # what a rank that has ended reported at an earlier step is no longer where it was
         tellings = [
-            replace(one, late_s=None, groups=()) if one.has_ended and one.step < max(left) else one
+            replace(one, late_s=None, groups=())
+            if one.has_ended and one.step < max(left) and one.phase != AFTER_RUN
+            else one
             for one in tellings
         ]
-    waiting = [one for one in tellings if one.is_waiting and _has_stopped(one)]
-    if waiting:
-        if not any(one.is_over_limit() or one.has_lost_another for one in tellings):
-            return []
-        return _out_of_order(tellings, waiting) or _missing(tellings, waiting)
-    return _still(tellings)
+    waiting = [one for one in tellings if one.is_waiting and _has_stopped(one) and one.phase != AFTER_RUN]
+    if not waiting:
+        return _still(tellings)
+    if not any(one.is_over_limit() or one.has_lost_another for one in tellings):
+        return []
+    if any(map(_may_report, tellings)) and any(one.ended_s < PATIENCE_S for one in tellings):
+        return []  # one that a signal ends, or that waits itself, says more than those it took with it
+    return _differing(tellings, waiting) or _missing(tellings, waiting)
+
+
+def _may_report(telling: Telling) -> bool:
+    """Whether it runs and has not reported where it is."""
+    return telling.state == "running" and not telling.is_stopped and not telling.groups
 
 
 def _has_stopped(telling: Telling) -> bool:
@@ -190,46 +221,110 @@ def _has_stopped(telling: Telling) -> bool:
     return telling.late_s is not None or telling.has_lost_another
 
 
-def _out_of_order(tellings: Sequence[Telling], waiting: Sequence[Telling]) -> list[Verdict]:
+class _Side(NamedTuple):
+    """Ranks that began the same collective under a number: this one, as the first of them did."""
+
+    first: Telling
+    begun: Collective
+    ranks: list[int]  # those without reports of their own come last
+
+
+def _differing(tellings: Sequence[Telling], waiting: Sequence[Telling]) -> list[Verdict]:
     """The ranks that began another collective than most, under the first number at which they differ."""
+    by_rank = {one.rank: one for one in tellings}
     for name, ranks in _groups(waiting):
         begun: dict[int, dict[int, Collective]] = defaultdict(dict)  # number -> rank -> collective
         for one in tellings:
-            for group in one.groups:
-                if (group.name, group.ranks) == (name, ranks):
-                    for collective in group.collectives:
-                        begun[collective.number][one.rank] = collective
+            group = _in_group(one, name, ranks)
+            for collective in () if group is None else group.collectives:
+                begun[collective.number][one.rank] = collective
         for number in sorted(begun):
-            alike: list[dict[int, Collective]] = []
+            sides: list[_Side] = []
             for rank, collective in begun[number].items():
-                same = next((one for one in alike if next(iter(one.values())).same_as(collective)), None)
+                telling = by_rank[rank]
+                same = next((side for side in sides if _do_the_same(side, telling, collective)), None)
                 if same is None:
-                    alike.append({rank: collective})
+                    sides.append(_Side(telling, collective, [rank]))
                 else:
-                    same[rank] = collective
-            if len(alike) < 2:
-                continue
-            alike.sort(key=len)
-            has_majority = len(alike[-1]) > len(alike[-2])
-            by_rank = {one.rank: one for one in tellings}
-            others = "; ".join(f"{_named(group)} began {_words(group)}" for group in reversed(alike))
-            return [
-                _verdict(
-                    by_rank[rank],
-                    tellings,
-                    f"rank {rank} began {_words(group)} as collective {number} of group {name}, where ranks "
-                    f"differ: {others}; {_place(by_rank[rank])}",
-                )
-                for group in (alike[:-1] if has_majority else alike)
-                for rank in group
-            ]
+                    same.ranks.append(rank)
+            if len(sides) > 1:
+                silent = [by_rank[rank] for rank in ranks if rank in by_rank and rank not in begun[number]]
+                return _odd_sides(tellings, sides, silent, f"collective {number} of group {name}")
     return []
+
+
+def _do_the_same(side: _Side, telling: Telling, begun: Collective) -> bool:
+    if not side.begun.same_as(begun):
+        return False
+    roots = {
+        one.root
+        for one, collective in ((side.first, side.begun), (telling, begun))
+        if collective.is_pending and one.root is not None
+    }
+    return len(roots) < 2
+
+
+def _odd_sides(
+    tellings: Sequence[Telling], sides: list[_Side], silent: Sequence[Telling], where: str
+) -> list[Verdict]:
+    """The verdict on the ranks that are not of the largest side.
+
+    If none is the largest, it is on the side that is a step ahead, which has skipped a collective; of two
+    ranks, and if no side is ahead, on all.
+
+    `silent`: ranks of the group that have not reported what they began. One that crashed was where those
+    ranks are that stand at the same line; if its line is unknown, it is of the side with the least data, as
+    gloo ends a rank that receives more than it expects.
+    """
+    for one in silent:
+        same = next((side for side in sides if is_same_line(side.first.line, one.line)), None)
+        if same is None and one.crash and not one.line:
+            same = min(sides, key=lambda side: side.begun.elements)
+        if same is not None:
+            same.ranks.append(one.rank)
+    by_rank = {one.rank: one for one in tellings}
+    steps = [[by_rank[rank].step for rank in side.ranks if by_rank[rank].groups] for side in sides]
+    ahead = max(range(len(sides)), key=lambda place: min(steps[place]))
+    is_ahead = all(max(steps[place]) < min(steps[ahead]) for place in range(len(sides)) if place != ahead)
+    sides = [sides[ahead], *(side for place, side in enumerate(sides) if place != ahead)]
+    usual = max(sides, key=lambda side: len(side.ranks))
+    has_majority = all(len(side.ranks) < len(usual.ranks) for side in sides if side is not usual)
+    if not has_majority:
+        usual = max(sides[1:], key=lambda side: len(side.ranks))
+    odd = [side for side in sides if side is not usual]
+    first = odd[0]
+    names_all = not has_majority and (len(by_rank) == 2 or not is_ahead)
+    ranks = sorted(by_rank) if names_all else [rank for side in odd for rank in side.ranks]
+    who = "it" if len(ranks) == 1 else named_ranks(first.ranks)
+    text = f"{who} began {_what(first.begun)}{_root(first)} as {where}, where " + ", ".join(
+        f"{named_ranks(side.ranks)} began {_what(side.begun)}{_root(side)}" for side in [usual, *odd[1:]]
+    )
+    if usual.first.line:
+        text += f" at {usual.first.line}"
+    if is_ahead and first is sides[0]:
+        has = "it has" if len(first.ranks) == 1 else "they have"
+        text += f"; at step {min(steps[ahead]):,} already, {has} skipped one, or the others made one more"
+    elif not has_majority:
+        text += "; there is no majority"
+    if crashed := [one for one in silent if one.crash]:
+        text += f"; {named_ranks(one.rank for one in crashed)} crashed because of that ({crashed[0].crash})"
+    text += f"; {'it' if len(ranks) == 1 else f'rank {first.first.rank}'} {_place(first.first)}"
+    return [_verdict(first.first, tellings, text, ranks=ranks, since=min(map(min, steps)))]
+
+
+def _root(side: _Side) -> str:
+    return _root_of(side.first) if side.begun.is_pending else ""
+
+
+def _root_of(telling: Telling) -> str:
+    return "" if telling.root is None else f" with rank {telling.root} as its root"
 
 
 def _missing(tellings: Sequence[Telling], waiting: Sequence[Telling]) -> list[Verdict]:
     """The ranks without which a collective cannot end, for which others wait."""
     by_rank = {one.rank: one for one in tellings}
-    awaited: dict[int, str] = {}  # rank -> which collective it lacks, and who waits for it
+    awaited: dict[int, str] = {}  # rank -> which collective it has not begun, and which ranks wait there
+    inside_of: dict[int, str] = {}  # the same, without the rank
     unknown: set[int] = set()
     for name, ranks in _groups(waiting):
         inside = [one for one in waiting if _in_group(one, name, ranks) is not None]
@@ -250,11 +345,13 @@ def _missing(tellings: Sequence[Telling], waiting: Sequence[Telling]) -> list[Ve
                 continue  # it waits, too; what for, it tells when it is late by its own measure
             who = [one.rank for one in inside if one.rank != rank]
             if who:
-                awaited.setdefault(rank, f"lacks {what}, for which {_waits(who, inside)}")
-    if not awaited:  # nobody knows which collective it is
-        waits = [one.rank for one in waiting]
-        text = f"is not where {_waits(waits, waiting)}{_no_recorder(waiting)}"
+                awaited.setdefault(rank, f"has not begun {what}, in which {_waits(who, inside)}")
+                inside_of.setdefault(rank, f"{_waits(who, inside)} in {what}")
+    if not awaited:  # which collective it is was not reported
+        waits = _waits([one.rank for one in waiting], waiting)
+        text = f"is not where {waits}{_no_recorder(waiting)}"
         awaited = {one.rank: text for one in tellings if not one.is_waiting}
+        inside_of = dict.fromkeys(awaited, waits)
     found = [
         (by_rank[rank], text)
         for rank, text in awaited.items()
@@ -266,21 +363,39 @@ def _missing(tellings: Sequence[Telling], waiting: Sequence[Telling]) -> list[Ve
         if one.has_ended and (one.state != "lost" or not _has_stopped(one))  # it may have been killed since
     ]
     if ended:
-        return _because_of_ends(tellings, waiting, ended)
-    if any(one.state == "interrupted" for one, _ in found):
-        return []  # the job is asked to end
+        return _because_of_ends(tellings, waiting, ended, inside_of)
+    if any(one.state == "interrupted" and one.late_s is None for one, _ in found):
+        return []  # it was asked to end
     if not any(one.is_over_limit() for one in waiting):
-        return []  # some were cut off a moment ago, and nobody has ended; the others may be cut off, too
+        return []  # some were cut off a moment ago, and none has ended; the others may be cut off, too
     if not found:
         return _all_wait(tellings, waiting, awaited, unknown)
     longest_s = max(one.late_s or 0.0 for one in waiting)
     if any(_goes_on(one, longest_s) for one, _ in found):
         return []  # the others wait for an evaluation, a checkpoint, or a rank that has gone on
-    return [_verdict(one, tellings, _standing(one, text)) for one, text in found]
+    return _on_each(found, tellings)
+
+
+def _on_each(found: Sequence[tuple[Telling, str]], tellings: Sequence[Telling]) -> list[Verdict]:
+    """A verdict for each text, on the ranks of which it says something, and where they are."""
+    alike: dict[str, list[Telling]] = defaultdict(list)
+    for one, text in found:
+        alike[text].append(one)
+    verdicts = []
+    for text, ranks in alike.items():
+        places = "; ".join(
+            f"{'it' if len(ranks) == 1 else f'rank {one.rank}'} {_place(one)}" for one in ranks[:NAMED]
+        )
+        evidence = f"{_they(text, len(ranks))}; {places}"
+        verdicts.append(_verdict(ranks[0], tellings, evidence, ranks=[one.rank for one in ranks]))
+    return verdicts
 
 
 def _because_of_ends(
-    tellings: Sequence[Telling], waiting: Sequence[Telling], ended: Sequence[tuple[Telling, str]]
+    tellings: Sequence[Telling],
+    waiting: Sequence[Telling],
+    ended: Sequence[tuple[Telling, str]],
+    inside_of: Mapping[int, str],
 ) -> list[Verdict]:
     """One verdict on the ranks for which others wait because they have ended, if they are the reason.
 
@@ -293,21 +408,34 @@ def _because_of_ends(
         if any(one.state == "running" and not _has_stopped(one) for one in tellings):
             return []
     first, text = ended[0]
-    others = [one.rank for one, _ in ended[1:]]
-    also = f"; {_named(others)} {'has' if len(others) == 1 else 'have'} ended, too" if others else ""
+    alike = [one.rank for one, _ in ended if one.state == first.state]
+    others = [one.rank for one, _ in ended if one.state != first.state]
     together = first.state == "lost" and all(one.state == "lost" for one in waiting)
     if together and not any(one.has_lost_another for one in waiting):
-        said = f"{text}; it told nothing meanwhile, and all of them have ended since"
-        return [_verdict(first, tellings, f"rank {first.rank} {said}{also}")]
-    return [_verdict(first, tellings, _ended(first, text) + also)]
+        text = f"{_they(text, len(alike))}; it {_silence(first)}, and all have ended since"
+        return [_verdict(first, tellings, text, ranks=alike)]
+    cause = _CAUSES.get(first.state, HANG)
+    why = first.crash or first.error
+    if first.line and (first.crash or (first.late_s is not None and first.state == "failed")):
+        why += f" at {first.line}"
+    if cause == HANG:
+        how = f"it has ended its training{f' ({why})' if why else ''} after step {first.step:,}"
+        if first.late_s is not None:
+            how += f" and {_place(first)}"
+        text = f"{how}; {_they(text, 1)}" if len(alike) == 1 else f"{_they(text, len(alike))}; {how}"
+    else:
+        text = f"{why or first.state}; {inside_of[first.rank]}"
+    if others:
+        text += f"; {named_ranks(others)} {'has' if len(others) == 1 else 'have'} ended, too"
+    return [_verdict(first, tellings, text, ranks=alike, cause=cause)]
 
 
 def _goes_on(telling: Telling, waited_s: float) -> bool:
-    """Whether a rank for which others have waited so long does something that takes its time."""
-    if telling.state != "running":
-        return False
+    """Whether a rank for which others have waited so long does, or did, something that takes its time."""
     if telling.late_s is not None:
         return not telling.is_over_limit()
+    if telling.state != "running":
+        return False
     if telling.is_moving and waited_s < LONG_S:
         return True
     return telling.went_on_s is not None and telling.went_on_s < waited_s
@@ -319,35 +447,47 @@ def _all_wait(
     awaited: Mapping[int, str],
     unknown: Collection[int],
 ) -> list[Verdict]:
-    """All that tell wait: for each other in a circle, for ranks that do not record, or for the network."""
+    """All that report wait: for each other in a circle, for ranks that do not record, or for the network."""
     by_rank = {one.rank: one for one in tellings}
-    if awaited:  # each lacks a collective, and waits in another one
-        circle = [
-            _verdict(by_rank[rank], tellings, f"rank {rank} {text}, while it waits itself in {_where(one)}")
-            for rank, text in awaited.items()
-            if (one := by_rank[rank]).pending is not None
-        ]
-        return circle
+    if awaited:  # each waits in another collective than the one that it has not begun
+        circle = [by_rank[rank] for rank in awaited if by_rank[rank].pending is not None]
+        if not circle:
+            return []
+        text = "; ".join(f"rank {one.rank} {awaited[one.rank]}, and waits in {_where(one)}" for one in circle)
+        return [_verdict(circle[0], tellings, text, ranks=[one.rank for one in circle])]
     first = waiting[0]
     if first.has_lost_another:
-        return []  # the connection broke, and nobody knows why
+        return []  # the connection broke, and the reason is not known
+    if behind := _behind(waiting):
+        others = [one.rank for one in waiting if one not in behind]
+        text = f"is in {_where(behind[0])}{_root_of(behind[0])}, which {named_ranks(others)} ended"
+        return _on_each([(one, text) for one in behind], tellings)
     all_s = min(one.late_s or 0.0 for one in waiting)
     if unknown:
-        why = f"{_named(sorted(unknown))} of the group, for which they may wait, recorded nothing here"
-    elif any(one.late_s is None for one in tellings):  # it has begun the collective, and tells nothing now
+        why = f"{named_ranks(unknown)} of the group, for which they may wait, recorded nothing here"
+    elif any(one.late_s is None for one in tellings):  # it has begun the collective, and reports nothing now
         text = f"has begun {_where(first)}, in which {_waits([one.rank for one in waiting], waiting)}"
-        return [_verdict(one, tellings, _standing(one, text)) for one in tellings if one.is_stopped]
+        return _on_each([(one, text) for one in tellings if one.is_stopped], tellings)
     elif not any(one.groups for one in waiting) and (odd := _elsewhere(tellings, waiting)):
         return odd
     else:
-        why = "no rank lacks it: look at the network, or at the backend of torch.distributed"
-    all_ranks = [one.rank for one in waiting]
-    text = f"{_named(all_ranks)} have waited {all_s:.1f} s in {_where(first)}{_no_recorder(waiting)}; {why}"
-    return [_verdict(first, tellings, text)]
+        why = "all have begun it: look at the network, or at the backend of torch.distributed"
+    text = f"they have waited {seconds(all_s)} in {_where(first)}{_no_recorder(waiting)}; {why}"
+    return [_verdict(first, tellings, text, ranks=[one.rank for one in waiting])]
+
+
+def _behind(waiting: Sequence[Telling]) -> list[Telling]:
+    """The ranks that wait in a collective which others have ended that wait in a later one of the group."""
+    for name, ranks in _groups(waiting):
+        inside = [one for one in waiting if _pending_number(one, name, ranks) < _NEVER]
+        numbers = [_pending_number(one, name, ranks) for one in inside]
+        if min(numbers) < max(numbers):
+            return [one for one, number in zip(inside, numbers, strict=True) if number == min(numbers)]
+    return []
 
 
 def _still(tellings: Sequence[Telling]) -> list[Verdict]:
-    """Nobody waits for a collective: ranks that stand still while others go on, or all of them."""
+    """No rank waits for a collective: some stand still while others go on, or all do."""
     running = [one for one in tellings if one.state == "running"]
     late = [one for one in running if one.is_over_limit()]
     if not late:
@@ -356,21 +496,22 @@ def _still(tellings: Sequence[Telling]) -> list[Verdict]:
         if odd := _elsewhere(tellings, late):
             return odd
         late = [one for one in late if one.is_over_limit(least_s=LONG_S)]
-        text = "stands still, as all ranks do"
+        text = "has made no progress, and no other rank has"
     else:
         late = [one for one in late if one.is_over_limit(more_s=APART_S)]
-        text = "stands still, while others go on"
-    return [_verdict(one, tellings, _standing(one, text + _no_recorder(late))) for one in late]
+        text = "has made no progress, while other ranks have"
+    return _on_each([(one, text + _no_recorder(late)) for one in late], tellings)
 
 
 def _elsewhere(tellings: Sequence[Telling], late: Sequence[Telling]) -> list[Verdict]:
-    """The ranks that stand at another line than most of them do."""
+    """The ranks that are at another line than most of them."""
     [(usual, count)] = Counter(one.line for one in late).most_common(1)
     odd = [one for one in late if one.line != usual]
     if count <= len(odd):
         return []
-    text = f"is not where {_named(one.rank for one in late if one.line == usual)} stand ({usual})"
-    return [_verdict(one, tellings, _standing(one, text + _no_recorder(late))) for one in odd]
+    there = named_ranks(one.rank for one in late if one.line == usual)
+    text = f"is not where {there} wait ({usual}){_no_recorder(late)}"
+    return _on_each([(one, text) for one in odd], tellings)
 
 
 def _groups(tellings: Iterable[Telling]) -> list[tuple[str, tuple[int, ...]]]:
@@ -391,7 +532,7 @@ def _in_group(telling: Telling, name: str, ranks: tuple[int, ...]) -> Group | No
 def _pending_number(telling: Telling, name: str, ranks: tuple[int, ...]) -> int:
     group = _in_group(telling, name, ranks)
     pending = group.pending if group is not None else None
-    return 1 << 62 if pending is None else pending.number
+    return _NEVER if pending is None else pending.number
 
 
 def _what(collective: Collective | None) -> str:
@@ -400,10 +541,6 @@ def _what(collective: Collective | None) -> str:
     sizes = ", ".join("x".join(f"{size:,}" for size in shape) or "1" for shape in collective.sizes[:3])
     elements = "element" if sizes == "1" else "elements"
     return f"{collective.name} of {sizes} {elements}" if sizes else collective.name
-
-
-def _words(group: Mapping[int, Collective]) -> str:
-    return _what(next(iter(group.values())))
 
 
 def _where(telling: Telling) -> str:
@@ -418,31 +555,37 @@ def _where(telling: Telling) -> str:
 def _waits(ranks: Collection[int], waiting: Sequence[Telling]) -> str:
     waited_s = max((one.late_s or 0.0 for one in waiting), default=0.0)
     if all(one.has_lost_another for one in waiting):
-        return f"{_named(ranks)} waited until the connection broke"
-    return f"{_named(ranks)} {'has' if len(ranks) == 1 else 'have'} waited {waited_s:.1f} s"
+        return f"{named_ranks(ranks)} waited until the connection broke"
+    return f"{named_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'} waited {seconds(waited_s)}"
 
 
-def _ended(telling: Telling, text: str) -> str:
-    why = f": {telling.error}" if telling.error else ""
-    return f"rank {telling.rank} {text}; it has ended ({telling.state}{why})"
+def _they(text: str, count: int) -> str:
+    """A text that begins with "has" or "is", with its subject: one rank, or several."""
+    if count == 1:
+        return f"it {text}"
+    verb, _, rest = text.partition(" ")
+    return f"they { {'has': 'have', 'is': 'are'}[verb] } {rest}"
 
 
-def _standing(telling: Telling, text: str) -> str:
-    """What is known of a rank that stands still."""
-    said = f"rank {telling.rank} {text}; "
-    if telling.late_s is None:
-        process = telling.process or (
-            "its process was stopped, is dead, or native code in it holds the interpreter lock"
-        )
-        last = f"; when it told last, it stood at {telling.line}" if telling.line else ""
-        return f"{said}it tells nothing: {process}{last}"
-    return f"{said}{_place(telling)}"
+def _silence(telling: Telling) -> str:
+    """What is known of a rank that reports nothing."""
+    process = telling.process or (
+        "its process was stopped, is dead, or native code in it holds the interpreter lock"
+    )
+    if telling.state != "running":
+        process = ""
+    last = f"; its last report was from {telling.line}" if telling.line and not telling.crash else ""
+    return f"reports nothing{f': {process}' if process else ''}{last}"
 
 
 def _place(telling: Telling) -> str:
+    if telling.late_s is None:
+        return _silence(telling)
     where = telling.line or "an unknown line"
-    phase = f", {_PHASES.get(telling.phase, f'in phase {telling.phase}')}" if telling.phase else ""
-    return f"{STOOD} {telling.late_s or 0.0:.1f} s at {where}{phase}"
+    phase = f", {_PHASES.get(telling.phase, f'in {telling.phase}')}" if telling.phase else ""
+    if telling.late_s < _BRIEF_S:
+        return f"{STANDS[1]} {where}{phase}"
+    return f"{STANDS[0]} {where} for {seconds(telling.late_s)}{phase}"
 
 
 def _no_recorder(tellings: Iterable[Telling]) -> str:
@@ -451,21 +594,32 @@ def _no_recorder(tellings: Iterable[Telling]) -> str:
     return ""
 
 
-def _verdict(telling: Telling, tellings: Iterable[Telling], evidence: str) -> Verdict:
-    step = max((one.step for one in tellings if one.late_s is not None), default=telling.step + 1)
-    since = telling.step if telling.late_s is not None else step
+def says_where(verdict: Verdict) -> bool:
+    """Whether a verdict has where its rank was, as the rank itself reported."""
+    return any(words in verdict.evidence for words in STANDS)
+
+
+def _verdict(
+    telling: Telling,
+    tellings: Iterable[Telling],
+    evidence: str,
+    *,
+    ranks: Sequence[int] = (),
+    cause: str = HANG,
+    since: int | None = None,
+) -> Verdict:
+    """`since`: the first step; None: that of the rank or, if it does not report, of the others."""
+    reports = [one for one in tellings if one.late_s is not None and one.phase != AFTER_RUN]
+    step = max((one.step for one in reports), default=telling.step + 1)
+    is_there = telling.late_s is not None and telling.phase != AFTER_RUN
+    since = (telling.step if is_there else step) if since is None else since
     return Verdict(
         rank=telling.rank,
-        cause=HANG,
+        cause=cause,
         since_step=since,
         until_step=None,
         evidence=evidence,
         first_told_step=max(step, since),
+        lost_s=max((one.late_s or 0.0 for one in reports), default=0.0),
+        ranks=tuple(sorted(ranks)) if len(ranks) > 1 else (),
     )
-
-
-def _named(ranks: Iterable[int]) -> str:
-    """Such as: ranks 0, 1, 3."""
-    listed = [*ranks]
-    more = f" and {len(listed) - NAMED} more" if len(listed) > NAMED else ""
-    return f"rank{'s' if len(listed) > 1 else ''} {', '.join(map(str, listed[:NAMED]))}{more}"

@@ -1,10 +1,12 @@
 """Reads what is known of the ranks of an attempt that may be stuck, from stuck.json and their states."""
 
 import json
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
 
+from distsummary.diagnosis.crash import read_crash
 from distsummary.diagnosis.stuck import Telling, hung
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.many_files import read_each
@@ -40,7 +42,12 @@ def hung_ranks(run_dir: RunDir, attempt: AttemptState, *, now: float | None = No
         return []
     now = file_system_time(run_dir.base) if now is None else now
     newest_s = max((one[0] for one in told if one is not None), default=0.0)
-    tellings = [_telling(rank, found, now, newest_s) for rank, found in zip(attempt.ranks, told, strict=True)]
+    tellings = [
+        _telling(rank, found, now, newest_s)
+        if rank.state != "lost" or (crash := read_crash(place, attempt.attempt)) is None
+        else replace(_telling(rank, None, now, newest_s), crash=crash.error, line=crash.line)
+        for rank, found, place in zip(attempt.ranks, told, places, strict=True)
+    ]
     verdicts = hung(tellings)
     named = {verdict.rank for verdict in verdicts}
     silent = {
@@ -64,13 +71,21 @@ def written_ns(run_dir: RunDir, rank: int, world_size: int) -> int:
 def _telling(
     rank: RankState, found: tuple[float, dict[str, object]] | None, now: float, newest_s: float
 ) -> Telling:
-    """What a rank told, where the newest that a rank told is of `newest_s`.
+    """What a rank reported, where the newest report of a rank is of `newest_s`.
 
-    Who told long ago that it is late may be unable to write: on a busy host its thread finds no processor.
-    What it had begun by then stays begun.
+    One that reported long ago that it is late may be unable to write: on a busy host its thread finds no
+    processor. What it had begun by then stays begun.
     """
     error = rank.reason if rank.state == "lost" else rank.error
-    silent = Telling(rank=rank.rank, step=rank.step or 0, phase=rank.phase, state=rank.state, error=error)
+    ended_s = math.inf if rank.state == "running" else rank.heard_s
+    silent = Telling(
+        rank=rank.rank,
+        step=rank.step or 0,
+        phase=rank.phase,
+        state=rank.state,
+        error=error,
+        ended_s=ended_s,
+    )
     if found is not None:
         told_s = max(0.0, now - found[0])
         if found[1]["is_over"]:
@@ -83,7 +98,7 @@ def _telling(
             if rank.state != "running" or newest_s - found[0] <= STALE_S:
                 if rank.state == "running" and telling.late_s is not None:
                     telling = replace(telling, late_s=telling.late_s + min(told_s, FRESH_S))
-                return replace(telling, state=rank.state, error=error)
+                return replace(telling, state=rank.state, error=error, ended_s=ended_s)
             if (rank.step or 0) < telling.step:  # it has not finished that step since
                 silent = replace(telling, late_s=None, is_moving=False, is_cut_off=False, error=error)
     if rank.state == "running":

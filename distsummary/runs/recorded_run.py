@@ -596,7 +596,7 @@ def _check_is_run(run: RunDir, given: str, role: str) -> None:
 
 def _with_sentences(alerts: Iterable[dict[str, Any]], *, is_over: bool) -> list[dict[str, Any]]:
     """The alerts with what they say in words, the heaviest first; what is no verdict of ours comes last."""
-    found: list[tuple[tuple[bool, float], dict[str, Any]]] = []
+    found: list[tuple[tuple[bool, float, bool], dict[str, Any]]] = []
     foreign = []
     for alert in alerts:
         try:

@@ -15,7 +15,6 @@ from typing import Any
 
 from distsummary import states
 from distsummary.diagnosis.sentence import finding, sentence, weight
-from distsummary.diagnosis.stuck import STOOD
 from distsummary.diagnosis.verdict import DROPPED, ERROR, HANG, MESSAGE, SLOW, Verdict
 from distsummary.run_dir import RunDir
 from distsummary.states import GONE, SILENT, AttemptState, RankState
@@ -129,7 +128,7 @@ def hints(status: Status) -> list[str]:
     living = [rank for rank in newest.ranks if rank.state == "running"]
     lost = [rank for rank in bad if rank.state == "lost"]
     said = [_with_findings(_verdict(status, newest, bad, living), status), *causes(status)]
-    was_stuck = not living and any(STOOD in verdict.evidence for verdict in status.stuck)
+    was_stuck = not living and any(verdict.cause == HANG for verdict in status.stuck)
     if was_stuck:
         said += _stuck(status)
     if lost and newest.failure is None and was_stuck:
@@ -241,7 +240,7 @@ def _verdict(
     if newest.state == "lost" and len(bad) < len(newest.ranks):
         return f"The run has ended without {lacking}, which did not finish."
     verb = {"interrupted": "was interrupted", "failed": "has failed", "lost": "is dead"}
-    if any(STOOD in verdict.evidence for verdict in status.stuck):
+    if any(verdict.cause == HANG for verdict in status.stuck):
         return f"The run {verb.get(newest.state, 'has ended')}; it was stuck {_stuck_at(status)}."
     step = newest_step(newest)
     return f"The run {verb.get(newest.state, 'has ended')}" + (f" at step {step:,}." if step else ".")

@@ -1,11 +1,6 @@
-"""When a step is late, and which line of a stack is the user's."""
+"""When a step is late."""
 
-import tempfile
-from types import FrameType
-from typing import Any
-
-import distsummary
-from distsummary.collect.watcher import OUTSIDE, UNKNOWN_S, Pace, Place, user_line
+from distsummary.collect.watcher import OUTSIDE, UNKNOWN_S, Pace, Place
 
 
 def paced(*seconds: float) -> tuple[Pace, float]:
@@ -86,19 +81,3 @@ def test_an_evaluation_has_a_limit_of_its_own_and_is_no_part_of_a_step() -> None
     assert pace.limit_s("evaluation") == 150.0
     assert pace.limit_s("forward") == 1.0
     assert pace.limit_s(OUTSIDE) == UNKNOWN_S
-
-
-def frame_in(file: str) -> FrameType:
-    """The frame of a function in a file of this name."""
-    names: dict[str, Any] = {}
-    exec(compile("import sys\ndef inner():\n    return sys._getframe()\n", file, "exec"), names)
-    return names["inner"]()
-
-
-def test_the_users_line_is_neither_pythons_nor_an_installed_packages() -> None:
-    own, library = frame_in("/home/train.py"), frame_in("/x/site-packages/lib/a.py")
-    python, torch = frame_in(tempfile.__file__), frame_in("/x/site-packages/torch/nn/a.py")
-    ours = frame_in(distsummary.__file__)
-    assert user_line([python, torch, library, ours, own]) == "/home/train.py:3 in inner"
-    assert user_line([python, torch, ours, library]) == "/x/site-packages/lib/a.py:3 in inner"
-    assert user_line([python, torch, ours]) == ""

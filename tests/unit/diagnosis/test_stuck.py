@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from distsummary.diagnosis.stuck import Collective, Group, Telling, hung
+from distsummary.diagnosis.stuck import AFTER_RUN, Collective, Group, Telling, hung
 
 RANKS = (0, 1, 2, 3)
 BEGUN = Collective(64, "all_reduce", ((2632,),))
@@ -35,12 +35,14 @@ def others(*tellings: Telling) -> list[Telling]:
     return [given.get(rank) or waits(rank) for rank in RANKS]
 
 
-def test_the_rank_that_lacks_what_the_others_wait_for_is_named_with_its_line() -> None:
+def test_the_rank_that_has_not_begun_what_the_others_wait_for_is_named_with_its_line() -> None:
     [verdict] = hung(others(sleeps(2)))
     assert (verdict.rank, verdict.cause, verdict.since_step, verdict.until_step) == (2, "hang", 60, None)
-    assert "lacks all_reduce of 2,632 elements (collective 65 of group 0)" in verdict.evidence
-    assert "ranks 0, 1, 3 have waited 3.5 s" in verdict.evidence
-    assert "train.py:7 in step: time.sleep(9), in phase forward" in verdict.evidence
+    assert verdict.evidence == (
+        "it has not begun all_reduce of 2,632 elements (collective 65 of group 0), in which ranks 0, 1 and 3 "
+        "have waited 3.5 s; it has been at train.py:7 in step: time.sleep(9) for 3.4 s, in forward"
+    )
+    assert (verdict.lost_s, verdict.ranks) == (3.5, ())
 
 
 def test_a_rank_that_waits_but_has_not_told_for_what_is_not_blamed() -> None:
@@ -92,7 +94,11 @@ def test_other_orders_of_collectives() -> None:
     other = Collective(65, "broadcast", ((4,),), True)
     [verdict] = hung(others(waits(2, BEGUN, other)))
     assert verdict.rank == 2
-    assert "began broadcast of 4 elements as collective 65 of group 0" in verdict.evidence
+    assert verdict.evidence == (
+        "it began broadcast of 4 elements as collective 65 of group 0, where ranks 0, 1 and 3 began "
+        "all_reduce of 2,632 elements at train.py:9 in step: loss.backward(); it has been at train.py:9 in "
+        "step: loss.backward() for 3.5 s, after its last gradient, before the optimizer"
+    )
     # it has gone on, since a broadcast does not wait for all
     done = other._replace(is_pending=False)
     [verdict] = hung(others(waits(2, BEGUN, done, PENDING._replace(number=66))))
@@ -101,7 +107,7 @@ def test_other_orders_of_collectives() -> None:
     assert [one.rank for one in hung(others(waits(1, BEGUN, sizes)))] == [1]
     gathered = Collective(65, "all_gather", ((10,),), True)  # its sizes may differ
     verdicts = hung([waits(rank, gathered._replace(sizes=((rank,),))) for rank in RANKS])
-    assert ["no rank lacks it" in one.evidence for one in verdicts] == [True]
+    assert ["all have begun it" in one.evidence for one in verdicts] == [True]
 
 
 def test_of_two_ranks_that_differ_both_are_named() -> None:
@@ -110,19 +116,28 @@ def test_of_two_ranks_that_differ_both_are_named() -> None:
         replace(waits(rank), groups=(group(Collective(65, name, (), True), ranks=pair),))
         for rank, name in enumerate(("all_reduce", "broadcast"))
     ]
-    assert [one.rank for one in hung(told)] == [0, 1]
+    [verdict] = hung(told)
+    assert verdict.ranks == (0, 1)
+    assert "there is no majority" in verdict.evidence
 
 
 def test_an_exited_rank() -> None:
     [verdict] = hung(others(Telling(rank=2, step=59, state="finished")))
     assert verdict.rank == 2
-    assert "it has ended (finished)" in verdict.evidence
+    assert verdict.cause == "hang"
+    assert verdict.evidence == (
+        "it has ended its training after step 59; it has not begun all_reduce of 2,632 elements "
+        "(collective 65 of group 0), in which ranks 0, 1 and 3 have waited 3.5 s"
+    )
     # the others have lost the connection, and failed
     reset = "RuntimeError: [gloo/transport/tcp/pair.cc:1] Connection closed by peer"
     failed = [replace(waits(rank), state="failed", error=reset, late_s=0.3) for rank in (0, 1, 3)]
     [verdict] = hung([*failed, Telling(rank=2, step=59, state="lost")])
-    assert (verdict.rank, "all_reduce" in verdict.evidence) == (2, True)
-    assert "waited until the connection broke" in verdict.evidence
+    assert (verdict.rank, verdict.cause) == (2, "lost")
+    assert verdict.evidence == (
+        "lost; ranks 0, 1 and 3 waited until the connection broke in all_reduce of 2,632 elements "
+        "(collective 65 of group 0)"
+    )
     cut = [replace(waits(rank), is_cut_off=True, late_s=0.3, state="lost") for rank in (0, 1, 3)]
     assert [one.rank for one in hung([*cut, Telling(rank=2, state="lost")])] == [2]
     assert hung(failed) == []
@@ -132,26 +147,29 @@ def test_an_exited_rank() -> None:
     assert verdict.rank == 2
     # what it told when an earlier step was long says nothing about its end
     [verdict] = hung([*failed, replace(waits(2, BEGUN), step=20, state="lost")])
-    assert (verdict.since_step, "it has ended (lost)" in verdict.evidence) == (60, True)
+    assert (verdict.since_step, verdict.cause) == (60, "lost")
 
 
 def test_a_rank_that_raised_is_told_once_with_its_error() -> None:
     error = "ValueError: bad batch"
     raised = Telling(rank=2, step=59, state="failed", error=error)
     [verdict] = hung(others(raised))
-    assert (verdict.rank, verdict.cause, verdict.since_step) == (2, "hang", 60)
-    assert "all_reduce" in verdict.evidence
-    assert "it has ended (failed: ValueError: bad batch)" in verdict.evidence
+    assert (verdict.rank, verdict.cause, verdict.since_step) == (2, "failed", 60)
+    assert verdict.evidence.startswith(
+        "ValueError: bad batch; ranks 0, 1 and 3 have waited 3.5 s in all_reduce"
+    )
     # it had told before that its step was long
     [again] = hung(others(replace(sleeps(2), state="failed", error=error)))
-    assert "it has ended (failed: ValueError: bad batch)" in again.evidence
+    assert again.evidence.startswith("ValueError: bad batch at train.py:7 in step: time.sleep(9); ranks 0, 1")
     # two that raise are one verdict; one that still runs may be about to raise it, too
     both = [waits(0), replace(raised, rank=1), raised, waits(3)]
     [verdict] = hung(both)
-    assert (verdict.rank, "rank 2 has ended, too" in verdict.evidence) == (1, True)
+    assert (verdict.rank, verdict.ranks) == (1, (1, 2))
     assert hung([*both[:3], Telling(rank=3, step=60)]) == []
     [verdict] = hung(others(replace(raised, state="interrupted", error="SystemExit: 0")))
-    assert "it has ended (interrupted: SystemExit: 0)" in verdict.evidence
+    assert verdict.evidence.startswith(
+        "it has ended its training (SystemExit: 0) after step 59; it has not begun"
+    )
 
 
 def test_what_most_ranks_raise_or_a_signal_that_ends_the_job_is_no_hang() -> None:
@@ -172,7 +190,7 @@ def test_ranks_that_were_killed_together_are_told_as_they_were() -> None:
     [verdict] = hung([replace(one, state="lost") for one in others(sleeps(2))])
     assert (verdict.rank, "time.sleep(9)" in verdict.evidence) == (2, True)
     [verdict] = hung([replace(one, state="lost") for one in others(Telling(rank=2, step=40))])
-    assert (verdict.rank, "it told nothing meanwhile" in verdict.evidence) == (2, True)
+    assert (verdict.rank, "it reports nothing, and all have ended" in verdict.evidence) == (2, True)
 
 
 def test_ranks_that_wait_in_other_groups_are_no_culprits() -> None:
@@ -185,7 +203,8 @@ def test_ranks_that_wait_in_other_groups_are_no_culprits() -> None:
 
 def test_all_wait_in_the_same_collective() -> None:
     [verdict] = hung([waits(rank) for rank in RANKS])
-    assert "no rank lacks it: look at the network" in verdict.evidence
+    assert verdict.ranks == RANKS
+    assert "all have begun it: look at the network" in verdict.evidence
 
 
 def test_ranks_that_start_late_or_never_record_are_not_blamed() -> None:
@@ -209,7 +228,7 @@ def test_without_a_flight_recorder_the_stacks_decide() -> None:
     assert "flight recorder is off" in verdict.evidence
     assert "time.sleep(9)" in verdict.evidence
     [verdict] = hung([*blind[:2], Telling(rank=2, went_on_s=30.0), blind[3]])
-    assert (verdict.rank, "tells nothing" in verdict.evidence) == (2, True)
+    assert (verdict.rank, "reports nothing" in verdict.evidence) == (2, True)
     assert hung([*blind[:2], Telling(rank=2, went_on_s=0.3), blind[3]]) == []
     order = replace(blind[0], rank=2, line="train.py:5 in step: dist.broadcast(x, 0)")
     [verdict] = hung([*blind[:2], order, blind[3]])
@@ -220,12 +239,172 @@ def test_without_collectives_a_rank_that_stands_still_alone_is_named() -> None:
     alone = replace(sleeps(1, late_s=4.1), groups=(), recorder="")
     going = [Telling(rank=rank, step=80) for rank in (0, 2, 3)]
     [verdict] = hung([going[0], alone, *going[1:]])
-    assert (verdict.rank, "while others go on" in verdict.evidence) == (1, True)
+    assert (verdict.rank, "while other ranks have" in verdict.evidence) == (1, True)
     # all of them, which may be the end of their work, are given a minute
     together = [replace(alone, rank=rank) for rank in RANKS]
     assert hung(together) == []
-    assert len(hung([replace(one, late_s=62.0) for one in together])) == 4
+    [verdict] = hung([replace(one, late_s=62.0) for one in together])
+    assert verdict.ranks == RANKS
 
 
 def test_a_telling_goes_through_json() -> None:
     assert Telling.from_json(json.loads(json.dumps(waits(2).as_json()))) == waits(2)
+
+
+# --- a rank that skips a collective of one number at step 60 and goes on into backward of step 61
+
+LOSS = Collective(65, "all_reduce", ((1,),), True)
+GRADIENTS = Collective(65, "all_reduce", ((4225,),), True)
+RESET = "RuntimeError: [gloo/transport/tcp/pair.cc:1] Connection closed by peer"
+METRICS = "train.py:5 in metrics: dist.all_reduce(v)"
+
+
+def skips(rank: int, state: str = "interrupted") -> Telling:
+    """It went on, and SIGTERM ended it at once."""
+    backward = waits(rank, BEGUN, GRADIENTS, late_s=0.2)
+    return replace(backward, step=61, state=state, error="Terminated: SIGTERM", ended_s=1.0)
+
+
+def cut_off(rank: int) -> Telling:
+    """Its connection broke while it waited for the others to give their loss."""
+    loss = waits(rank, BEGUN, LOSS, late_s=0.0)
+    return replace(loss, line=METRICS, state="failed", error=RESET, is_cut_off=True, ended_s=1.0)
+
+
+def crashed(rank: int, line: str = METRICS) -> Telling:
+    """gloo aborted it, since it received more than it expected."""
+    return Telling(
+        rank=rank, step=59, state="lost", error="its process is gone", crash="Aborted", line=line, ended_s=1.0
+    )
+
+
+@pytest.mark.parametrize("odd", range(3))
+@pytest.mark.parametrize("line", [METRICS, ""])
+def test_a_rank_that_skips_a_collective_is_named_and_not_the_one_that_crashes_of_it(
+    odd: int, line: str
+) -> None:
+    told = {
+        odd: skips(odd),
+        (odd + 1) % 3: cut_off((odd + 1) % 3),
+        (odd + 2) % 3: crashed((odd + 2) % 3, line),
+    }
+    three = [
+        replace(one, groups=tuple(group(*each.collectives, ranks=(0, 1, 2)) for each in one.groups))
+        for _, one in sorted(told.items())
+    ]
+    [verdict] = hung(three)
+    assert (verdict.rank, verdict.ranks, verdict.cause, verdict.since_step) == (odd, (), "hang", 60)
+    theirs = " and ".join(str(rank) for rank in range(3) if rank != odd)
+    assert verdict.evidence == (
+        f"it began all_reduce of 4,225 elements as collective 65 of group 0, where ranks {theirs} began "
+        f"all_reduce of 1 element at {METRICS}; at step 61 already, it has skipped one, or the others made "
+        f"one more; rank {(odd + 2) % 3} crashed because of that (Aborted); it was at train.py:9 in step: "
+        "loss.backward(), after its last gradient, before the optimizer"
+    )
+
+
+def test_without_a_word_of_the_crashed_rank_the_one_that_is_a_step_ahead_is_named() -> None:
+    silent = replace(crashed(1), crash="", line="")
+    assert [(one.rank, one.ranks) for one in hung([cut_off(0), silent, skips(2)])] == [(2, ())]
+
+
+def test_of_two_the_one_that_is_a_step_ahead_is_named_first() -> None:
+    pair = [
+        replace(one, groups=(group(*one.groups[0].collectives, ranks=(0, 1)),))
+        for one in (cut_off(0), skips(1))
+    ]
+    [verdict] = hung(pair)
+    assert (verdict.rank, verdict.ranks) == (1, (0, 1))
+    assert verdict.evidence.startswith(
+        "rank 1 began all_reduce of 4,225 elements as collective 65 of group 0"
+    )
+
+
+def test_it_is_waited_for_what_a_rank_that_still_runs_reports() -> None:
+    """The launcher is about to end rank 2, which has not been late for long."""
+    running = Telling(rank=2, step=60)
+    assert hung([cut_off(0), crashed(1), running]) == []
+    long_ago = [replace(one, ended_s=11.0) for one in (cut_off(0), crashed(1))]
+    assert [(one.rank, one.cause) for one in hung([*long_ago, running])] == [(1, "lost")]
+
+
+def test_a_crashed_rank_at_another_line_than_all_others_is_the_odd_one() -> None:
+    """It skipped a large collective, and its small one was sent more than it expected."""
+    large = Collective(65, "all_reduce", ((9000,),), True)
+    waiting = [replace(cut_off(rank), groups=(group(BEGUN, large, ranks=(0, 1, 2)),)) for rank in (0, 2)]
+    [verdict] = hung([waiting[0], crashed(1, "train.py:9 in step: loss.backward()"), waiting[1]])
+    assert (verdict.rank, verdict.cause) == (1, "lost")
+    assert verdict.evidence.startswith("Aborted at train.py:9 in step: loss.backward(); ranks 0 and 2 waited")
+
+
+def test_broadcasts_from_other_roots() -> None:
+    sent = Collective(65, "broadcast", ((7,),), True)
+    told = [replace(waits(rank, BEGUN, sent), root=3 if rank == 1 else 0) for rank in RANKS]
+    [verdict] = hung(told)
+    assert verdict.rank == 1
+    assert "broadcast of 7 elements with rank 3 as its root" in verdict.evidence
+    # the others got theirs, and wait in what comes next
+    later = [
+        waits(rank, BEGUN, sent._replace(is_pending=False), PENDING._replace(number=66)) for rank in (0, 2, 3)
+    ]
+    [verdict] = hung([later[0], told[1], *later[1:]])
+    assert verdict.rank == 1
+    assert verdict.evidence.startswith(
+        "it is in broadcast of 7 elements (collective 65 of group 0) with rank 3 as its root, which "
+        "ranks 0, 2 and 3 ended; it has been at"
+    )
+
+
+def test_a_rank_whose_loop_has_ended_is_named_with_the_line_at_which_it_waits() -> None:
+    barrier = Collective(65, "barrier", (), True)
+    after = replace(
+        waits(2, BEGUN, barrier),
+        step=59,
+        phase=AFTER_RUN,
+        state="finished",
+        line="train.py:30 in main: dist.barrier()",
+    )
+    [verdict] = hung(others(after))
+    assert (verdict.rank, verdict.cause, verdict.since_step) == (2, "hang", 59)
+    assert (
+        "it began barrier as collective 65 of group 0, where ranks 0, 1 and 3 began all_reduce"
+        in verdict.evidence
+    )
+    assert verdict.evidence.endswith(
+        "has been at train.py:30 in main: dist.barrier() for 3.5 s, after the run"
+    )
+    # it waits for something else
+    reads = replace(after, groups=(group(BEGUN),), line="train.py:31 in main: queue.get()")
+    [verdict] = hung(others(reads))
+    assert verdict.evidence.startswith(
+        "it has ended its training after step 59 and has been at train.py:31 in main: queue.get() for 3.5 s, "
+        "after the run; it has not begun all_reduce"
+    )
+    assert hung([reads, *(Telling(rank=rank, step=70) for rank in (0, 1, 3))]) == []
+
+
+def test_a_run_that_hung_before_a_signal_ended_it_still_did() -> None:
+    def ended(late_s: float) -> list[Telling]:
+        return [
+            replace(one, late_s=late_s, state="interrupted", error="Terminated: SIGTERM")
+            for one in others(sleeps(2))
+        ]
+
+    assert [(one.rank, one.cause) for one in hung(ended(3.5))] == [(2, "hang")]
+    assert hung(ended(0.4)) == []
+    evaluates = [
+        replace(one, phase="evaluation", limit_s=600.0) if one.rank == 2 else one for one in ended(9.0)
+    ]
+    assert hung(evaluates) == []
+
+
+def test_ranks_that_have_not_begun_it_are_one_verdict() -> None:
+    [verdict] = hung(
+        [waits(0), sleeps(1), replace(sleeps(2), line="train.py:8 in step: lock.acquire()"), waits(3)]
+    )
+    assert (verdict.rank, verdict.ranks) == (1, (1, 2))
+    assert verdict.evidence == (
+        "they have not begun all_reduce of 2,632 elements (collective 65 of group 0), in which "
+        "ranks 0 and 3 have waited 3.5 s; rank 1 has been at train.py:7 in step: time.sleep(9) for 3.4 s, "
+        "in forward; rank 2 has been at train.py:8 in step: lock.acquire() for 3.4 s, in forward"
+    )

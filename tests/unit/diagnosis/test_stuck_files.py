@@ -58,7 +58,7 @@ def test_clocks_that_are_hours_apart_change_nothing(tmp_path, tell):
         tell(rank, sleeps=rank == 2, clock=(-7200.0, 0.0, 86_400.0, 3.0)[rank])
     [verdict] = hung_ranks(RunDir(tmp_path), attempt(), now=NOW)
     assert (verdict.rank, verdict.since_step) == (2, 60)
-    assert "ranks 0, 1, 3 have waited 4.0 s" in verdict.evidence
+    assert "ranks 0, 1 and 3 have waited 4.0 s" in verdict.evidence
 
 
 def test_what_was_told_a_while_ago_counts_a_second_more(tmp_path, tell):
@@ -92,11 +92,13 @@ def test_a_rank_that_has_not_told_for_long_has_begun_what_it_had_begun(tmp_path,
     tell(2, sleeps=True, ago=60.0)
     [verdict] = hung_ranks(RunDir(tmp_path), attempt(), now=NOW)
     assert verdict.rank == 2
-    assert "when it told last, it stood at train.py:7 in step" in verdict.evidence
+    assert "its last report was from train.py:7 in step" in verdict.evidence
     tell(2, ago=60.0)
     assert named(tmp_path, attempt()) == []  # all have begun it
     later = replace(attempt(), ranks=tuple(replace(one, step=60) for one in attempt().ranks))
-    assert named(tmp_path, later) == [1, 2, 3]  # what they told was of a step that they have finished since
+    assert [one.ranks for one in hung_ranks(RunDir(tmp_path), later, now=NOW)] == [
+        (1, 2, 3)
+    ]  # what they told was of a step that they have finished since
     monkeypatch.setattr(stuck_files, "is_stopped", lambda process: True)
     assert "its process is stopped" in hung_ranks(RunDir(tmp_path), attempt(), now=NOW)[0].evidence
 
