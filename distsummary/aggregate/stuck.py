@@ -34,7 +34,7 @@ class StuckRanks:
         )  # attempt and rank of hangs that the look before did not see
 
     def look(self, attempt: AttemptState) -> list[Verdict]:
-        """Report which ranks of an attempt are stuck, and which are no longer; returns the hangs that are new.
+        """Report which ranks of an attempt are stuck, and which no longer are; returns the new hangs.
 
         A hang has ended when its rank has finished a later step, or when two looks in a row do not see it.
         Raises OSError if files cannot be read, or alerts.jsonl could not be written before; where a look

@@ -31,8 +31,8 @@ STANDS = ("has been at", "was at")  # of a rank that reports where it is
 _PHASES = {  # how a phase is said, where its name says little
     "rest": "outside of data, forward, backward and optimizer",
     "outside": "between two loops over steps",
-    WAITING: "after its last gradient, before the optimizer",
-    AFTER_RUN: AFTER_RUN,
+    WAITING: "where it waits for other ranks",
+    AFTER_RUN: "after the end of its run",
 }
 NAMED = 8  # ranks whose places are given
 _BRIEF_S = 0.5  # that a rank is at a line for so short a time is not worth a word
@@ -272,16 +272,16 @@ def _odd_sides(
     If none is the largest, it is on the side that is a step ahead, which has skipped a collective; of two
     ranks, and if no side is ahead, on all.
 
-    `silent`: ranks of the group that have not reported what they began. One that crashed was where those
-    ranks are that stand at the same line; if its line is unknown, it is of the side with the least data, as
-    gloo ends a rank that receives more than it expects.
+    `silent`: ranks of the group that have not reported what they began. One that crashed began what the ranks
+    did that are at the same line; if these differ, or its line is unknown, it is of the side with the least
+    data, as gloo ends a rank that receives more than it expects.
     """
     for one in silent:
-        same = next((side for side in sides if is_same_line(side.first.line, one.line)), None)
-        if same is None and one.crash and not one.line:
-            same = min(sides, key=lambda side: side.begun.elements)
-        if same is not None:
-            same.ranks.append(one.rank)
+        there = [side for side in sides if is_same_line(side.first.line, one.line)]
+        if not there and one.crash and not one.line:
+            there = sides
+        if there:
+            min(there, key=lambda side: side.begun.elements).ranks.append(one.rank)
     by_rank = {one.rank: one for one in tellings}
     steps = [[by_rank[rank].step for rank in side.ranks if by_rank[rank].groups] for side in sides]
     ahead = max(range(len(sides)), key=lambda place: min(steps[place]))
@@ -299,7 +299,7 @@ def _odd_sides(
     text = f"{who} began {_what(first.begun)}{_root(first)} as {where}, where " + ", ".join(
         f"{named_ranks(side.ranks)} began {_what(side.begun)}{_root(side)}" for side in [usual, *odd[1:]]
     )
-    if usual.first.line:
+    if usual.first.line and not is_same_line(usual.first.line, first.first.line):
         text += f" at {usual.first.line}"
     if is_ahead and first is sides[0]:
         has = "it has" if len(first.ranks) == 1 else "they have"
@@ -317,7 +317,7 @@ def _root(side: _Side) -> str:
 
 
 def _root_of(telling: Telling) -> str:
-    return "" if telling.root is None else f" with rank {telling.root} as its root"
+    return "" if telling.root is None else f" (root: rank {telling.root})"
 
 
 def _missing(tellings: Sequence[Telling], waiting: Sequence[Telling]) -> list[Verdict]:
@@ -583,7 +583,7 @@ def _place(telling: Telling) -> str:
         return _silence(telling)
     where = telling.line or "an unknown line"
     phase = f", {_PHASES.get(telling.phase, f'in {telling.phase}')}" if telling.phase else ""
-    if telling.late_s < _BRIEF_S:
+    if telling.late_s < _BRIEF_S or telling.phase == AFTER_RUN:  # which is reported once
         return f"{STANDS[1]} {where}{phase}"
     return f"{STANDS[0]} {where} for {seconds(telling.late_s)}{phase}"
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from distsummary.diagnosis.sentence import named_ranks, seconds, sentence
-from distsummary.diagnosis.verdict import CAUSES, Verdict
+from distsummary.diagnosis.verdict import CAUSES, FINISHED, INTERRUPTED, STARTED, Verdict
 
 SLOW = Verdict(
     rank=2,
@@ -51,7 +51,8 @@ def test_the_steps_of_several_times() -> None:
 @pytest.mark.parametrize("until", [None, 9])
 def test_each_cause_has_a_sentence(cause: str, ranks: tuple[int, ...], until: int | None) -> None:
     said = sentence(replace(SLOW, cause=cause, ranks=ranks, until_step=until, since_step=7))
-    assert said.startswith("Ranks 0, 2 and 3 " if ranks else "Rank 2 ")
+    of_run = cause in (STARTED, FINISHED, INTERRUPTED)
+    assert said.startswith("The run " if of_run else "Ranks 0, 2 and 3 " if ranks else "Rank 2 ")
     assert not {"{", "}", "told", "lacks"}.intersection(said.split())
 
 

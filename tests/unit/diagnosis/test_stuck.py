@@ -96,8 +96,8 @@ def test_other_orders_of_collectives() -> None:
     assert verdict.rank == 2
     assert verdict.evidence == (
         "it began broadcast of 4 elements as collective 65 of group 0, where ranks 0, 1 and 3 began "
-        "all_reduce of 2,632 elements at train.py:9 in step: loss.backward(); it has been at train.py:9 in "
-        "step: loss.backward() for 3.5 s, after its last gradient, before the optimizer"
+        "all_reduce of 2,632 elements; it has been at train.py:9 in "
+        "step: loss.backward() for 3.5 s, where it waits for other ranks"
     )
     # it has gone on, since a broadcast does not wait for all
     done = other._replace(is_pending=False)
@@ -299,7 +299,7 @@ def test_a_rank_that_skips_a_collective_is_named_and_not_the_one_that_crashes_of
         f"it began all_reduce of 4,225 elements as collective 65 of group 0, where ranks {theirs} began "
         f"all_reduce of 1 element at {METRICS}; at step 61 already, it has skipped one, or the others made "
         f"one more; rank {(odd + 2) % 3} crashed because of that (Aborted); it was at train.py:9 in step: "
-        "loss.backward(), after its last gradient, before the optimizer"
+        "loss.backward(), where it waits for other ranks"
     )
 
 
@@ -342,7 +342,7 @@ def test_broadcasts_from_other_roots() -> None:
     told = [replace(waits(rank, BEGUN, sent), root=3 if rank == 1 else 0) for rank in RANKS]
     [verdict] = hung(told)
     assert verdict.rank == 1
-    assert "broadcast of 7 elements with rank 3 as its root" in verdict.evidence
+    assert "broadcast of 7 elements (root: rank 3)" in verdict.evidence
     # the others got theirs, and wait in what comes next
     later = [
         waits(rank, BEGUN, sent._replace(is_pending=False), PENDING._replace(number=66)) for rank in (0, 2, 3)
@@ -350,7 +350,7 @@ def test_broadcasts_from_other_roots() -> None:
     [verdict] = hung([later[0], told[1], *later[1:]])
     assert verdict.rank == 1
     assert verdict.evidence.startswith(
-        "it is in broadcast of 7 elements (collective 65 of group 0) with rank 3 as its root, which "
+        "it is in broadcast of 7 elements (collective 65 of group 0) (root: rank 3), which "
         "ranks 0, 2 and 3 ended; it has been at"
     )
 
@@ -371,14 +371,14 @@ def test_a_rank_whose_loop_has_ended_is_named_with_the_line_at_which_it_waits() 
         in verdict.evidence
     )
     assert verdict.evidence.endswith(
-        "has been at train.py:30 in main: dist.barrier() for 3.5 s, after the run"
+        "it was at train.py:30 in main: dist.barrier(), after the end of its run"
     )
     # it waits for something else
     reads = replace(after, groups=(group(BEGUN),), line="train.py:31 in main: queue.get()")
     [verdict] = hung(others(reads))
     assert verdict.evidence.startswith(
-        "it has ended its training after step 59 and has been at train.py:31 in main: queue.get() for 3.5 s, "
-        "after the run; it has not begun all_reduce"
+        "it has ended its training after step 59 and was at train.py:31 in main: queue.get(), "
+        "after the end of its run; it has not begun all_reduce"
     )
     assert hung([reads, *(Telling(rank=rank, step=70) for rank in (0, 1, 3))]) == []
 
@@ -408,3 +408,18 @@ def test_ranks_that_have_not_begun_it_are_one_verdict() -> None:
         "ranks 0 and 3 have waited 3.5 s; rank 1 has been at train.py:7 in step: time.sleep(9) for 3.4 s, "
         "in forward; rank 2 has been at train.py:8 in step: lock.acquire() for 3.4 s, in forward"
     )
+
+
+@pytest.mark.parametrize("sizes", [(70, 7, 7), (7, 70, 70)])
+def test_a_crashed_rank_at_the_line_of_all_others_expected_the_least(sizes: tuple[int, ...]) -> None:
+    """Rank 0 has another size than ranks 1 and 2; gloo ends one with the smaller size."""
+    died = min((1, 2, 0), key=lambda rank: sizes[rank])
+
+    def here(rank: int) -> Telling:
+        begun = Collective(65, "all_reduce", ((sizes[rank],),), True)
+        return (
+            crashed(rank) if rank == died else replace(cut_off(rank), groups=(group(begun, ranks=(0, 1, 2)),))
+        )
+
+    [verdict] = hung([here(rank) for rank in range(3)])
+    assert verdict.rank == 0
