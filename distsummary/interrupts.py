@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
 from types import FrameType
@@ -28,10 +28,13 @@ def is_interruption(error: BaseException) -> bool:
     True for Ctrl-C, for `sys.exit()` without a failing exit status, and for `sys.exit` with any status in a
     handler of a signal that asks a job to end, such as SIGTERM.
     """
+    return (isinstance(error, SystemExit) and error.code in (None, 0)) or is_of_signal(error)
+
+
+def is_of_signal(error: BaseException) -> bool:
+    """Whether an exception comes from Ctrl-C, or is a `sys.exit` in a handler of a signal that ends jobs."""
     if not isinstance(error, SystemExit):
         return isinstance(error, KeyboardInterrupt)
-    if error.code in (None, 0):
-        return True
     handlers = [signal.getsignal(number) for number in _END_SIGNALS]
     codes = [getattr(handler, "__code__", None) for handler in handlers]
     return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
@@ -52,6 +55,37 @@ def uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
         if caught:
             handler(*caught[-1])
+
+
+@contextmanager
+def interrupts_after(call: Callable[[], None], *, ignores_s: float = 0.0) -> Iterator[None]:
+    """Ctrl-C in the block calls `call`, and is raised after the block; a second one, later, at once.
+
+    One within the first `ignores_s` seconds is ignored: it is the same that led here.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    begun, caught_s = time.monotonic(), 0.0
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal caught_s
+        now = time.monotonic()
+        if not caught_s and now - begun >= ignores_s:
+            caught_s = now
+            call()
+        elif caught_s and now - caught_s >= AGAIN_S:
+            handler(number, frame)
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is handle:
+            signal.signal(signal.SIGINT, handler)
+        if caught_s:
+            handler(signal.SIGINT, None)
 
 
 class StepInterrupts:

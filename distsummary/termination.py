@@ -13,21 +13,34 @@ from types import FrameType
 logger = logging.getLogger(__name__)
 
 NUMBERS = (signal.SIGTERM, signal.SIGHUP)
-TELL_S = 5.0  # launchers send SIGKILL after 10 s (docker) or 30 s (torchrun, Slurm, Kubernetes)
-STEP_S = 4.5  # how long the end of a step is waited for
-END_S = 3.0  # how long the others have after those that waited for it
+# Launchers send SIGKILL after 30 s (torchrun, Slurm, Kubernetes) or 10 s (docker, by default).
+END_S = 20.0  # after this the process dies of the signal
+TELL_S = 5.0  # how long those have of it that wait for the end of the step
+STEP_S = 4.5  # how long they wait
 _CALLED = 0x80  # marks a number that the handler wrote; other numbers come from Python's wakeup descriptor
 _STOP = b"\0"
 
 
 class Terminated(KeyboardInterrupt):
-    """Internal: a signal that ends the process by its default action; passed to listeners, never raised."""
+    """Internal: a signal that ends the process by its default action; passed to listeners, never raised.
+
+    The process dies in `END_S` seconds from when it was made; `left_s` of them are left.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._begun = time.monotonic()
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the process dies."""
+        return self._begun + END_S - time.monotonic()
 
 
 def tell_termination(tell: Callable[[Terminated], None], *, at_step_end: bool = False) -> Callable[[], None]:
     """Call `tell` in a thread of its own when SIGTERM or SIGHUP ends this process; returns how to stop that.
 
-    The training is not disturbed: nothing is raised in it, it goes on until `tell` has returned (or 5 s have
+    The training is not disturbed: nothing is raised in it, it goes on until `tell` has returned (or 20 s have
     passed), and then the process dies of the signal, also if its main thread hangs in a collective operation.
     Its exit status is that of the default action, -15 for SIGTERM.
 
@@ -84,7 +97,7 @@ class _Listener:
         if self._tells or self._thread is None or (self._is_ending and not is_main):
             return
         os.write(self._writer, _STOP)
-        self._thread.join(TELL_S)  # for ever, if a signal is ending the process
+        self._thread.join(END_S)  # for ever, if a signal is ending the process
         self._thread = None
         if is_main:
             self._restore()
@@ -121,7 +134,7 @@ class _Listener:
         first = [tell for tell, at_step_end in self._tells if at_step_end]
         _call_each(first, error, TELL_S)
         last = [tell for tell, at_step_end in self._tells if not at_step_end]
-        _call_each(last, error, END_S if first else TELL_S)
+        _call_each(last, error, error.left_s)
         die(number)
 
     def before_fork(self) -> None:

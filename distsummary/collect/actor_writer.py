@@ -70,6 +70,8 @@ class RemoteWriter:
         self._gave_up = ""  # why there is no collector any more
         self._refusal = ""  # why the last write failed
         self._missing = ""  # why batches are missing from the files
+        self._taken = 0  # rises while collectors write; the bytes that earlier writers of this process wrote
+        self._size = 0  # of the files when they were looked at last
         self._past = Health()  # of the collectors before this one
         self._health = Health()
         self._failed = Health()
@@ -83,12 +85,24 @@ class RemoteWriter:
         """See `Writer.hurry`."""
         self._patience.hurry(is_closing=is_closing)
 
-    def pending(self) -> Counter[str]:
+    def pending(self, before: int) -> Counter[str]:
         """See `Writer.pending`."""
         counted: Counter[str] = Counter()
         for batch, _ in tuple(self._sent):
-            counted += batch.plugins()
+            if batch.first_seq < before:
+                counted += batch.plugins()
         return counted
+
+    def progress(self) -> int:
+        """See `Writer.progress`."""
+        own = self._own
+        return self._taken + (0 if own is None else own.progress())
+
+    def _watch_files(self) -> None:
+        """While an answer takes long: see whether the collector writes."""
+        with contextlib.suppress(OSError):
+            size = sum(entry.stat().st_size for entry in os.scandir(self._spec.directory))
+            self._taken, self._size = self._taken + (size != self._size), size
 
     def start(self) -> int:
         """Wait for the collector, or open the files; returns the last sequence number in them."""
@@ -169,6 +183,7 @@ class RemoteWriter:
         batch, reference = self._sent[0]
         try:
             self._health = self._answer(reference, batch.nbytes)
+            self._taken += 1
         except StaleAttemptError:  # this batch's session is over: the batch is sent again in the next session
             self._session = None
             return
@@ -269,6 +284,7 @@ class RemoteWriter:
             try:
                 return ray.get(reference, timeout=max(0.0, min(left_s, SLICE_S)))
             except GetTimeoutError:
+                self._watch_files()
                 if left_s <= SLICE_S:
                     raise CollectorError("the collector does not answer") from None
             except RayTaskError as error:  # raised by the collector: without its stack
@@ -359,6 +375,7 @@ class RemoteWriter:
         except OSError as error:  # as in `close`
             self._failed.fail(f"closing: {told(error)}")
         if self._actor is not None:
+            self._taken += own.progress()
             self._past, self._own, self._teller = _added(self._past, own.health()), None, None
             self._patience.begins()
 

@@ -2,8 +2,10 @@
 
 import atexit
 import logging
+import math
 import os
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -11,7 +13,7 @@ from typing import NamedTuple
 
 from distsummary.errors import ClosedError
 from distsummary.format.records import Health
-from distsummary.writing.health import BoundedWait, Failures
+from distsummary.writing.health import LOOK_S, BoundedWait, Failures
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +69,7 @@ class Background:
 
         self._check()
         with self._changed:
-            if not self._room.wait_for(has_room, wait_s):
+            if not self._room.wait_for(has_room, wait_s, wait_s):
                 waiting = len(self._jobs)
                 self._failures.count(f"{name}: dropped, because {waiting} older jobs wait; is the disk slow?")
                 return
@@ -86,8 +88,11 @@ class Background:
             self._changed.wait_for(lambda: self._done == self._accepted)
         self._failures.raise_last()
 
-    def close(self) -> None:
+    def close(self, deadline_s: Callable[[], float] = lambda: math.inf) -> None:
         """Wait at most a minute for the jobs to end; does nothing on a second call or after a fork.
+
+        `deadline_s` returns when it must end at the latest, as `time.monotonic` counts; it may become earlier
+        during the wait.
 
         Raises WriteError for an earlier failure if `raise_exception` is set.
         """
@@ -97,10 +102,15 @@ class Background:
         with self._changed:
             self._changed.notify_all()
         if self._thread is not None:
-            self._thread.join(CLOSE_TIMEOUT_S)
+            begun, waited_s = time.monotonic(), 0.0
+            while self._thread.is_alive() and waited_s < (
+                most_s := max(0.0, min(CLOSE_TIMEOUT_S, deadline_s() - begun))
+            ):
+                self._thread.join(min(LOOK_S, most_s - waited_s))
+                waited_s = time.monotonic() - begun
             if self._thread.is_alive():
                 left = self._accepted - self._done
-                self._failures.count(f"files: {left} jobs were not done {CLOSE_TIMEOUT_S:g} s after the end")
+                self._failures.count(f"files: {left} jobs were not done {most_s:.2g} s after the end")
         self._failures.raise_last()
 
     def _check(self) -> None:

@@ -46,7 +46,6 @@ from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.errors import ClosedError, InvalidValueError
 from distsummary.format.records import DIALECTS, MINDSPORE, WRITTEN, Health, Value
 from distsummary.frameworks.base import framework_of
-from distsummary.identity import as_recorded, without_identity
 from distsummary.interrupts import is_interruption
 from distsummary.topology import Topology
 from distsummary.training.callbacks import STEP_HOOKS, Callback, CallbackParams, RunContext, is_sink
@@ -201,6 +200,7 @@ class SummaryCollector(Callback):
                 check_max_file_size(max_file_size, negative_is_unlimited=False), rotate_bytes, rotate_s
             ),
             delivery=check_delivery(delivery),
+            overload=self._record.overload,
             mindspore_compat=mindspore_compat,
             raise_exception=raise_exception,
         )
@@ -361,8 +361,6 @@ class SummaryCollector(Callback):
         if not topology.mesh and network is not None:
             mesh = self._failures.call("the mesh", framework_of(network).mesh, network)
             topology = dataclasses.replace(topology, mesh=mesh or {})
-        hide = as_recorded if self._record.identity else without_identity
-        topology = hide(self.run_dir, topology)
         self._schedule.begin(topology)
         return topology
 

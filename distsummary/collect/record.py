@@ -29,11 +29,12 @@ from distsummary.collect.plan import regular_steps
 from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError
 from distsummary.format.records import DIALECTS, WRITTEN, Health, Value
 from distsummary.format.scalar_rows import MAX_PACKERS, row_struct
+from distsummary.interrupts import interrupts_after
 from distsummary.training.values import resolve
 from distsummary.training.values import scalars as values_of
 from distsummary.writing.async_writer import AsyncWriter
 from distsummary.writing.health import Failures
-from distsummary.writing.spec import WriterSpec
+from distsummary.writing.spec import DROP, WAIT, WriterSpec
 from distsummary.writing.writer import EventWriter, RankWriter
 
 logger = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ class SummaryRecord:
         delivery: what `flush` guarantees if it returns True: "written": all events survive the death of any
             process; "synced": they also survive a power cut (without `flush`, after about a second);
             "queued": as "written", but events that cannot be written at once are dropped and counted.
+        overload: what happens when more is recorded than the disk takes; see `ds.Record`.
         mindspore_compat: compute histograms and scale images as MindSpore does, bit for bit; images must then
             have its shape, (N, C, H, W) with one or three channels.
         writer: internal, an `EventWriter` that receives the events instead of files in `log_dir`; closed with
@@ -93,6 +95,7 @@ class SummaryRecord:
         rotate_bytes: int | None = None,
         rotate_s: float | None = None,
         delivery: str = WRITTEN,
+        overload: str = WAIT,
         mindspore_compat: bool = False,
         writer: Any = None,
     ) -> None:
@@ -103,6 +106,7 @@ class SummaryRecord:
             check_max_file_size(max_file_size, negative_is_unlimited=True), rotate_bytes, rotate_s
         )
         check_delivery(delivery)
+        check_choice("overload", overload, (WAIT, DROP))
         check_type("raise_exception", raise_exception, bool)
         check_type("mindspore_compat", mindspore_compat, bool)
         exports = check_export_options(export_options)
@@ -126,6 +130,7 @@ class SummaryRecord:
                 formats=chosen,
                 limits=limits,
                 delivery=delivery,
+                overload=overload,
                 prefix=prefix,
                 suffix=suffix,
                 mindspore_compat=mindspore_compat,
@@ -315,11 +320,12 @@ class SummaryRecord:
             write_values(self._writer, self._exports, self._last_step, graph)
         self._is_closed = True
         self._packers.clear()  # so that `scalars` checks whether the record is closed
-        try:
-            if self._files is not None:
-                self._files.close()
-        finally:
-            self._writer.close()
+        with interrupts_after(lambda: self._writer.end_within(0.0, "Ctrl-C ended the wait")):
+            try:
+                if self._files is not None:
+                    self._files.close()
+            finally:
+                self._writer.close()
 
     def __enter__(self) -> Self:
         if self._is_closed:

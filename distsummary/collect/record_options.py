@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from distsummary.checks import check_choice, check_type
-
-WAIT, DROP = "wait", "drop"
+from distsummary.writing.spec import DROP, WAIT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,10 +17,9 @@ class Record:
         images: whether the first pictures of the training batches are recorded, as `input_data/auto`. None:
             `ds.init` records none; a SummaryCollector of your own does as MindSpore's, where
             `collect_input_data` is True by default.
-        identity: False omits what identifies the user and the machine: command line, commit, platform and
-            the directories of paths are absent, and hashes with the random id of this run as key replace
-            host, boot id and the launcher's name of the job. It holds for the whole run and whatever is
-            written into it later. See docs/privacy.md.
+        identity: whether the run holds what identifies the user and the machine (command line, commit,
+            platform, host name, boot id). False omits them; a random id of this run replaces host and
+            boot id.
 
     Raises InvalidTypeError or InvalidValueError for bad arguments.
     """

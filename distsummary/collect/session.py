@@ -1,6 +1,7 @@
 """Session: everything that a collector keeps open while it records, such as files and lineage."""
 
 import logging
+import math
 import os
 import struct
 import threading
@@ -23,7 +24,6 @@ from distsummary.collect.background import Background
 from distsummary.collect.config import differing, listed
 from distsummary.collect.export import Exports, write_values
 from distsummary.collect.heartbeat import Pulse
-from distsummary.collect.lineage import strip_directories
 from distsummary.collect.open_writer import open_writer
 from distsummary.collect.plan import Group
 from distsummary.collect.provenance import error_text, provenance
@@ -37,15 +37,14 @@ from distsummary.errors import WriteError
 from distsummary.format.records import DIALECTS, LINEAGE_PLUGINS, Event, Health, Value
 from distsummary.format.scalar_rows import MAX_PACKERS, row_struct
 from distsummary.frameworks.base import framework_of
-from distsummary.identity import without_places_in
-from distsummary.interrupts import is_interruption
+from distsummary.interrupts import AGAIN_S, interrupts_after, is_interruption, is_of_signal
 from distsummary.rank_facts import RankFacts, write_facts
 from distsummary.rank_manifest import ranks_of
 from distsummary.reading.segments import segments
 from distsummary.run_dir import Manifest, RunDir
 from distsummary.run_text import TAG, run_text
 from distsummary.states import read_run
-from distsummary.termination import Terminated, tell_termination
+from distsummary.termination import END_S, Terminated, tell_termination
 from distsummary.topology import Topology, is_alive
 from distsummary.training.phases import EVERY, OWN_MS, WAIT_MS
 from distsummary.writing.health import Failures
@@ -57,6 +56,7 @@ NOTHING: Mapping[str, object] = MappingProxyType({})
 # A checkpoint cannot be recorded later, so the training waits up to this long for a slow disk; but it waits
 # only once for a disk that does not respond.
 CHECKPOINT_WAIT_S = 5.0
+LEAVE_S = 2.0  # of the time that a signal leaves, for the rank's manifest
 ENDED_LATE = (
     "the end of a step was noticed only at a later call on the run, so nothing was read from the model; "
     "write `for ... in run.steps(...)` and keep no other reference to the iterator, or call run.next_step"
@@ -175,6 +175,7 @@ class Session:
         )  # a signal may close it from a thread, a user's handler within `close`
         self._final: Health | None = None
         self._is_terminated = False
+        self._deadline_s = math.inf  # when the parts of `close` that wait have to end
         self._stop_telling = tell_termination(self._terminate)
         if topology.rank == 0 and not self._is_past:
             if diagnose != Diagnose():  # the first alerts may come soon, and git is slow
@@ -191,7 +192,7 @@ class Session:
     def _record_provenance(self, config: Mapping[str, Any]) -> None:
         """Put provenance and config into the manifest, if it has this attempt; warn of a changed config."""
         role, attempt = self.topology.role, self._registration.attempt
-        found = provenance(has_identity=self.topology.has_identity)
+        found = provenance()
 
         def change(manifest: Manifest) -> None:
             entry = find_attempt(manifest, role, attempt)
@@ -238,7 +239,6 @@ class Session:
                 rank=self.topology.rank,
                 place=place,
                 groups=groups_of_torch,
-                names_places=self.topology.has_identity,
                 failures=self.failures,
             )
 
@@ -331,10 +331,6 @@ class Session:
 
     def report(self, step: int, values: list[Value]) -> None:
         """Record lineage; the aggregator reads it from the files."""
-        if not self.topology.has_identity:
-            for value in values:
-                if value.plugin != "custom_lineage_data":  # which is the user's own
-                    strip_directories(value.data)
         if values:
             self._writer.write(Event(step, time.time(), values))
 
@@ -429,13 +425,24 @@ class Session:
         """
         if os.getpid() != self._pid:
             return self.failures.health
+        is_asked = False
+        if error is not None and is_of_signal(error):
+            is_asked = True
+            left_s = error.left_s if isinstance(error, Terminated) else END_S
+            self._end_within(left_s, f"{END_S:g} s after {error_text(error)} the process has to end")
+        stop_waiting = partial(self._end_within, 0.0, "Ctrl-C ended the wait")
         try:
-            with self._closing:
+            with interrupts_after(stop_waiting, ignores_s=AGAIN_S if is_asked else 0.0), self._closing:
                 if self._final is None:
                     self._close(error)
         finally:
             self._stop_telling()
         return self.failures.health if self._final is None else self._final
+
+    def _end_within(self, seconds: float, reason: str) -> None:
+        """Let the end of the run, also one that has begun, take so many seconds; `reason` says why."""
+        self._deadline_s = min(self._deadline_s, time.monotonic() + seconds - LEAVE_S)
+        self._writer.end_within(max(0.0, seconds - LEAVE_S), reason)
 
     def _terminate(self, error: Terminated) -> None:
         """Close in a thread of its own, while the training goes on, before a signal ends the process."""
@@ -465,16 +472,14 @@ class Session:
                 counters["error"] = error_text(error)
             if missing:
                 counters["missing"] = missing
-            if not self.topology.has_identity:
-                counters = without_places_in(counters)
             self._coordinator.finish(self.topology, self._registration.attempt, counters)
 
         parts: list[tuple[str, Callable[[], None]]] = [
             ("the watcher", lambda: self._watcher.stop(error) if self._watcher else None),
             ("the last system metrics", self._monitor.stop if self._monitor else lambda: None),
             ("writing the sketches", self._sketches.flush if self._sketches else lambda: None),
-            ("recording the provenance", self._messages.close),
-            ("closing the files", self._files.close),
+            ("recording the provenance", partial(self._messages.close, lambda: self._deadline_s)),
+            ("closing the files", partial(self._files.close, lambda: self._deadline_s)),
             ("closing the event files", close_writer),
             ("counting what was written", count),
             ("the heartbeat", self._pulse.stop if self._pulse else lambda: None),  # closing may take long
@@ -497,6 +502,7 @@ def counters_of(health: Health) -> dict[str, int]:
         "bytes": health.bytes,
         "last_seq": health.last_seq,
         "errors": sum(health.errors.values()),
+        "given": sum(health.given.values()),
         "dropped": sum(health.dropped.values()),
         **{f"dropped/{plugin}": count for plugin, count in sorted(health.dropped.items())},
     }

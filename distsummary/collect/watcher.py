@@ -24,7 +24,6 @@ from distsummary.consequences import follows_from_another
 from distsummary.diagnosis.source_lines import SourceLine, user_place
 from distsummary.diagnosis.stuck import AFTER_RUN, Group, Telling
 from distsummary.diagnosis.stuck_files import FORMAT
-from distsummary.identity import without_places_in
 from distsummary.publish import replacing
 from distsummary.run_dir import STUCK
 from distsummary.training.phases import CHECKPOINT, DATA, EVALUATION, UNKNOWN, WAIT
@@ -138,7 +137,6 @@ class Watcher:
         groups: reads the collectives, of which the newest may have raised; returns whether the flight
             recorder is "on" or "off", and the groups.
         failures: counts what raises.
-        names_places: whether the directories of files are told, and the names of host and user in texts.
     """
 
     def __init__(
@@ -150,9 +148,7 @@ class Watcher:
         place: Callable[[], Place],
         groups: Callable[[bool], tuple[str, tuple[Group, ...]]],
         failures: Failures,
-        names_places: bool = True,
     ) -> None:
-        self._names_places = names_places
         self._path, self._attempt, self._rank = directory / STUCK, attempt, rank
         self._place, self._groups, self._failures = place, groups, failures
         while _after_runs:  # an earlier run of this process is really over
@@ -286,7 +282,6 @@ class Watcher:
         self._is_told = False
 
     def _write(self, content: dict[str, object]) -> None:
-        content = content if self._names_places else without_places_in(content)
         data = json.dumps({"format": FORMAT, "attempt": self._attempt, "rank": self._rank, **content})
         with replacing(self._path, is_durable=False) as temporary:
             temporary.write_bytes(data.encode())

@@ -229,17 +229,23 @@ def split_event(event: Event) -> list[Event]:
 class Health:
     """Counters of one writer, since it was opened.
 
-    `dropped`: dropped values per plugin; `errors`: refused values and failed writes per reason.
+    `given`, `written` and `dropped` count values per plugin. What was given is written, dropped or still
+    waits: once a run is closed, `given` is the sum of `written` and `dropped`. Without a queue in front of
+    it, a writer counts what it dropped, and not what it was given. `errors` counts refused values and failed
+    writes per reason.
     """
 
     events: int = 0
     bytes: int = 0
     last_seq: int = 0
+    given: dict[str, int] = field(default_factory=dict)
+    written: dict[str, int] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     errors: dict[str, int] = field(default_factory=dict)
 
     def drop(self, plugin: str, times: int = 1) -> None:
-        """Count dropped values."""
+        """Count values that were given and dropped."""
+        self.given[plugin] = self.given.get(plugin, 0) + times
         self.dropped[plugin] = self.dropped.get(plugin, 0) + times
 
     def fail(self, reason: str, times: int = 1) -> None:
@@ -247,9 +253,11 @@ class Health:
         self.errors[reason] = self.errors.get(reason, 0) + times
 
     def plus(self, other: "Health") -> "Health":
-        """A copy with the drops and errors of `other` added, to combine a writer with its wrapper."""
-        total = Health(self.events, self.bytes, self.last_seq, dict(self.dropped), dict(self.errors))
-        for mine, theirs in ((total.dropped, other.dropped), (total.errors, other.errors)):
-            for key, count in dict(theirs).items():  # another thread may be counting
+        """A copy with the values and errors of `other` added, to combine a writer with its wrapper."""
+        total = Health(self.events, self.bytes, self.last_seq)
+        for name in ("given", "written", "dropped", "errors"):
+            mine: dict[str, int] = dict(getattr(self, name))
+            for key, count in dict(getattr(other, name)).items():  # another thread may be counting
                 mine[key] = mine.get(key, 0) + count
+            setattr(total, name, mine)
         return total

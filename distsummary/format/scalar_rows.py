@@ -13,9 +13,10 @@ from distsummary.format.records import SIZED_PLUGINS, Event, Scalars, Value, nby
 HEAD_BYTES = 16
 Row: TypeAlias = tuple[tuple[str, ...], bytes]  # the tags, and one row
 Item: TypeAlias = tuple[Any, Any]  # an item of a queue: a Row, or (Event, its size in bytes)
-ITEM_BYTES = 256  # bytes of a queue's memory budget that each item takes; a Row takes no more
-MAX_ROW_BYTES = 160  # a longer row is queued as an event
-SCALAR_BYTES = 64  # bytes of the budget that each value of an event takes, in addition to its array
+NUMBER_BYTES = 8
+ITEM_BYTES = 128  # bytes of memory that an item of a queue takes, in addition to its row or values
+ROW_BYTES = HEAD_BYTES + ITEM_BYTES  # of an item with a row, in addition to its numbers
+SCALAR_BYTES = 64  # that each value of an event takes, in addition to its array
 FLUSH = Event(0, 0.0, [])  # marks a place in a queue where the writer thread must flush its writer
 MAX_PACKERS = 1024  # the most sets of tags for which a caller caches `row_struct(...).pack`
 _NUMBERS = frozenset((float, int, bool, np.float64, np.float32))
@@ -54,14 +55,8 @@ def events_of(scalars: Scalars) -> Iterator[Event]:
         yield Event(step, wall_time, values)
 
 
-def events_in(item: Item) -> Iterator[Event]:
-    """The event that an item of a queue holds."""
-    head, body = item
-    return events_of(Scalars(head, body)) if isinstance(body, bytes) else iter([head])
-
-
 def size_of(event: Event) -> int:
-    """The bytes of the budget that an event takes in addition to ITEM_BYTES."""
+    """The bytes of memory that an event takes in addition to ITEM_BYTES."""
     sized = [value.data for value in event.values if value.plugin in SIZED_PLUGINS]
     return SCALAR_BYTES * len(event.values) + sum(map(nbytes_of, sized))
 

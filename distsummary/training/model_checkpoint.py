@@ -20,7 +20,7 @@ from distsummary.checks import check_type
 from distsummary.errors import DistSummaryError, InvalidArgumentError, InvalidValueError
 from distsummary.interrupts import StepInterrupts
 from distsummary.publish import check_writable, ensure_directory, remove_leftovers
-from distsummary.termination import STEP_S, TELL_S, tell_termination
+from distsummary.termination import END_S, STEP_S, tell_termination
 from distsummary.training.callbacks import Callback, CallbackParams, RunContext, step_in_epoch
 from distsummary.training.checkpoint_config import CheckpointConfig
 from distsummary.training.model_state import Kept, Source, source_of
@@ -189,7 +189,7 @@ class ModelCheckpoint(Callback):
         """End the training, if a signal or Ctrl-C came in the step, whose end all callbacks have seen."""
         if self._wanted.is_set():
             self._is_saved.set()
-            sleep(TELL_S)  # make no step that the checkpoint lacks: the process dies of the signal
+            sleep(END_S)  # make no step that the checkpoint lacks: the process dies of the signal
             self._wanted.clear()
         self._interrupts.let_go()
 

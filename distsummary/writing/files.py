@@ -2,21 +2,27 @@
 
 import fcntl
 import os
+import platform
 import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from distsummary import publish
-from distsummary.identity import host_in
 
 # O_EXCL: never open another run's file; O_APPEND: never overwrite bytes; O_NOFOLLOW: never follow a link.
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 MAX_PARTS = 1024  # IOV_MAX of Linux
+MAX_BYTES = 4 << 20  # of one write: more than a slow disk takes in a second
 
 
 class Files:
-    """The file operations of the operating system; a test double makes single operations fail."""
+    """The file operations of the operating system; a test double makes single operations fail.
+
+    `written_bytes` counts what was written, to show to those who wait that there is progress.
+    """
+
+    written_bytes = 0
 
     def create(self, path: Path) -> int:
         """Create a file for appending, locked to show that it has a live writer; the umask sets its mode."""
@@ -72,9 +78,9 @@ class Files:
         """The id of this process."""
         return os.getpid()
 
-    def host(self, directory: Path) -> str:
-        """This machine's name for files in a directory, without anything that viewers look for in names."""
-        return sanitise_host(host_in(directory))
+    def host(self) -> str:
+        """This machine's name, without anything that viewers look for in the names of event files."""
+        return sanitise_host(platform.node())
 
 
 def sanitise_host(name: str) -> str:

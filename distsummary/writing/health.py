@@ -2,8 +2,10 @@
 
 import errno
 import logging
+import math
 import re
 import threading
+import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import ParamSpec, TypeVar
@@ -14,6 +16,8 @@ from distsummary.format.records import Health
 P = ParamSpec("P")
 R = TypeVar("R")
 
+LOOK_S = 0.25  # how often a wait looks for progress
+WINDOW_S = 10.0  # in which it is added up how long a loop waits
 MAX_REASONS = 1000  # reasons may name tags and steps, and memory has to stay bounded
 NONE: Mapping[str, int] = MappingProxyType({})
 _REMEDIES = {
@@ -53,12 +57,17 @@ class Failures:
         self._logger, self._prefix = logger, prefix
         self._raise_exception = raise_exception
 
-    def count(self, reason: str, times: int = 1, *, dropped: Mapping[str, int] = NONE) -> None:
-        """Count a failure; `dropped`: plugin (kind of value) -> lost values. Any thread may call `count`."""
+    def count(
+        self, reason: str, times: int = 1, *, dropped: Mapping[str, int] = NONE, logs: bool = True
+    ) -> None:
+        """Count a failure, and log it unless `logs` is False; any thread may call `count`.
+
+        `dropped`: plugin (kind of value) -> lost values.
+        """
         errors, reason = self.health.errors, one_line(reason)
         if reason not in errors and len(errors) >= MAX_REASONS:
             reason = f"further reasons, after {MAX_REASONS} different ones"
-        if reason not in errors:
+        if logs and reason not in errors:
             self._logger.warning("%s%s (logged once; counted in health())", self._prefix, reason)
         self.health.fail(reason, times)
         for plugin, values in dropped.items():
@@ -89,22 +98,110 @@ class Failures:
 
 
 class BoundedWait:
-    """Waits for room in a queue, once per stall (no progress): a dead disk must not delay every step.
+    """Waits for a thread as long as it makes progress: a dead disk must not delay every step.
 
     Args:
-        changed: the condition that the thread making room notifies; the caller must hold it.
-        done: returns how many items that thread has processed so far.
+        changed: the condition that the thread notifies; the caller must hold it.
+        progress: returns something that changes whenever the thread gets on.
+        clock: the time in seconds.
     """
 
-    def __init__(self, changed: threading.Condition, done: Callable[[], int]) -> None:
-        self._changed, self._done = changed, done
-        self._stalled_at = -1  # the value of `done` when a caller last waited in vain
+    def __init__(
+        self,
+        changed: threading.Condition,
+        progress: Callable[[], object],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._changed, self._progress, self._clock = changed, progress, clock
+        self._stalled_at: object = None  # the progress when a caller last waited in vain
 
-    def wait_for(self, has_room: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait up to `timeout_s` seconds, at most once per stall; returns whether there is room."""
-        patience_s = 0.0 if self._stalled_at == self._done() else timeout_s
-        if self._changed.wait_for(has_room, timeout=patience_s):
-            return True
-        if timeout_s:
-            self._stalled_at = self._done()
-        return False
+    def wait_for(self, is_over: Callable[[], bool], patience_s: float, limit_s: float = math.inf) -> bool:
+        """Wait until `is_over()`, at most `limit_s` seconds; returns whether it is.
+
+        Gives up as soon as there was no progress for `patience_s` seconds. Later calls then do not wait at
+        all until there is some.
+        """
+        mark = self._progress()
+        begun = since = self._clock()
+        if mark == self._stalled_at:
+            return is_over()
+        while not is_over():
+            now, reached = self._clock(), self._progress()
+            if reached != mark:
+                mark, since = reached, now
+            left_s = min(since + patience_s, begun + limit_s) - now
+            if left_s <= 0:
+                if patience_s > 0:
+                    self._stalled_at = mark
+                return False
+            self._changed.wait(min(left_s, LOOK_S))
+        return True
+
+
+class Slowdown:
+    """Finds out, in windows of WINDOW_S seconds or more, whether a loop waits for most of its time.
+
+    `clock` gives the time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since: float | None = None
+        self._waited_s = 0.0
+
+    def waited(self, seconds: float) -> float:
+        """Note a wait that ends now; returns its share of a window that ends with it, otherwise 0."""
+        now = self._clock()
+        if self._since is None:
+            self._since = now - seconds
+        self._waited_s += seconds
+        passed_s = now - self._since
+        if passed_s < WINDOW_S:
+            return 0.0
+        share = self._waited_s / passed_s
+        self._since, self._waited_s = now, 0.0
+        return share
+
+
+class DroppedSteps:
+    """Counts steps that are dropped, and logs when that begins and, in `end`, what it cost.
+
+    Args:
+        failures: counts the values. logger, prefix: as of Failures. clock: the time in seconds.
+    """
+
+    def __init__(
+        self,
+        failures: Failures,
+        logger: logging.Logger,
+        prefix: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._failures, self._logger, self._prefix, self._clock = failures, logger, prefix, clock
+        self._begun, self._reason = 0.0, ""
+        self._values = 0
+        self.steps = 0  # that were dropped so far; 0: none is being dropped
+
+    def add(self, reason: str, dropped: Mapping[str, int]) -> None:
+        """A step is dropped; `dropped`: plugin -> values."""
+        if not self.steps:
+            self._begun, self._reason = self._clock(), reason
+            self._logger.warning(
+                "%s%s; whole steps are dropped and counted from now on", self._prefix, reason
+            )
+        self.steps += 1
+        self._values += sum(dropped.values())
+        self._failures.count(reason, dropped=dropped, logs=False)
+
+    def end(self) -> None:
+        """No more steps are dropped for now."""
+        if self.steps:
+            self._logger.warning(
+                "%s%s step(s) with %s values were dropped in %.0f s: %s",
+                self._prefix,
+                f"{self.steps:,}",
+                f"{self._values:,}",
+                self._clock() - self._begun,
+                self._reason,
+            )
+            self.steps = self._values = 0

@@ -12,7 +12,7 @@ from distsummary.errors import RunDirError
 from distsummary.format.frames import Framed, Part, joined, whole_length
 from distsummary.publish import temporary_name
 from distsummary.reading.segments import SegmentName, all_event_files, next_stamp, source_of
-from distsummary.writing.files import MAX_PARTS, Files
+from distsummary.writing.files import MAX_BYTES, MAX_PARTS, Files
 
 _TORN_NAME = re.compile(r"torn-(\d+)\.bin")
 _MAX_CLASHES = 100
@@ -121,7 +121,9 @@ class Segment:
 
     def _write_all(self, descriptor: int, parts: list[Part]) -> None:
         while parts:
-            parts = remaining(parts, self._files.write(descriptor, parts[:MAX_PARTS]))
+            written = self._files.write(descriptor, leading(parts[:MAX_PARTS], MAX_BYTES))
+            self._files.written_bytes += written
+            parts = remaining(parts, written)
 
     def sync(self) -> None:
         """Make appended data durable; after an OSError the file is dead: the kernel may have dropped data."""
@@ -169,6 +171,15 @@ class Segment:
         if self._descriptor >= 0:
             self._files.close(self._descriptor)
             self._descriptor = -1
+
+
+def leading(parts: list[Part], most: int) -> list[Part]:
+    """The first `most` bytes of `parts`."""
+    for number, part in enumerate(parts):
+        if len(part) > most:
+            return [*parts[:number], memoryview(part)[:most]]
+        most -= len(part)
+    return parts
 
 
 def remaining(parts: list[Part], taken: int) -> list[Part]:

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 from distsummary.format.records import DIALECTS, WRITTEN
 
+# What happens when a rank gives more values than its writer can write.
+WAIT, DROP = "wait", "drop"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -49,9 +52,11 @@ class WriterSpec:
             "written", but an AsyncWriter drops and counts events that its writer does not accept at once.
         mindspore_compat: compute histogram edges and scale images as MindSpore does.
         budget_bytes: how many bytes may wait in an AsyncWriter. When the budget is full, bulk values are
-            dropped and counted; other events block the caller for at most 0.5 s, once per stall, and are then
-            dropped and counted. An event counts with at most 15/16 of the budget: even one larger than the
-            budget is taken if hardly anything else waits, and scalars still find room while it is written.
+            dropped and counted. Other values wait, and with them the caller, as long as the writer gets
+            something done; after 2 s without, whole events are dropped and counted until it does. An event
+            counts with at most 15/16 of the budget: even one larger than the budget is taken if hardly
+            anything else waits, and scalars still find room while it is written.
+        overload: "wait", as above; "drop": the caller never waits.
         interval_s: how long an AsyncWriter collects events before it writes them.
         batch_bytes: a batch that reaches this size is written without waiting for `interval_s`.
         retry_s: the pause before a failed write is tried again; it doubles up to five times `retry_s`.
@@ -74,6 +79,7 @@ class WriterSpec:
     delivery: str = WRITTEN
     mindspore_compat: bool = False
     budget_bytes: int = 256 << 20
+    overload: str = WAIT
     interval_s: float = 0.1
     batch_bytes: int = 1 << 20
     retry_s: float = 0.2

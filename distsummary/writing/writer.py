@@ -67,8 +67,14 @@ class Writer(Protocol):
         Any thread may call it, also a signal handler.
         """
 
-    def pending(self) -> Counter[str]:
-        """How many values of each plugin were accepted but not acknowledged; any thread may call it."""
+    def pending(self, before: int) -> Counter[str]:
+        """How many values of each plugin were accepted but not acknowledged, of batches before a seq.
+
+        Any thread may call it.
+        """
+
+    def progress(self) -> int:
+        """A number that rises whenever something was written; any thread may call it."""
 
 
 class EventWriter(Protocol):
@@ -85,6 +91,9 @@ class EventWriter(Protocol):
 
     def close(self) -> str:
         """Flush and end; returns why events are missing from the files, empty if none is."""
+
+    def end_within(self, seconds: float, reason: str) -> None:
+        """Let `close` take so many seconds at most; see `AsyncWriter.end_within`."""
 
     def health(self) -> Health:
         """Counters so far."""
@@ -162,7 +171,9 @@ class RankWriter:
                 self._left_out = batch.first_seq, spared
             raise
         if not spared and self._left_out[0] == batch.first_seq:  # and now there was room in the other
-            spared = self._left_out[1]
+            refused = Counter((one.plugin, one.tag) for one in encoded.refused)
+            left_out = Counter((value.plugin, value.tag) for value in self._left_out[1]) - refused
+            spared = [Value(plugin, tag, None) for plugin, tag in left_out.elements()]
         if encoded.lineage:
             self._publish_lineage(encoded.lineage)
 
@@ -177,7 +188,8 @@ class RankWriter:
             return
         counted, health.last_seq = health.last_seq, last_seq
         if appended.refused_from:
-            last_seq = self._count_refused(batch, appended.refused_from, counted)
+            others = Counter([value.plugin for value in spared] + [one.plugin for one in encoded.refused])
+            last_seq = self._count_refused(batch, appended.refused_from, counted, others)
         health.events += last_seq - max(counted, batch.first_seq - 1)
         for plugin, tag, reason in encoded.refused:
             health.drop(plugin)
@@ -219,10 +231,13 @@ class RankWriter:
             reason = f"the disk of {self.directory} is nearly full: bulk values are dropped; free some space"
             self._failures.count(reason, dropped=Counter(value.plugin for value in spared))
 
-    def _count_refused(self, batch: Batch, refused_from: Mapping[str, int], counted: int) -> int:
+    def _count_refused(
+        self, batch: Batch, refused_from: Mapping[str, int], counted: int, others: Counter[str]
+    ) -> int:
         """Count as dropped the values that a full file lacks; returns the last seq that some file took.
 
         Events up to the seq `counted` have been counted before. Lineage has a file of its own, without limit.
+        `others`: how many values of each plugin are counted for other reasons, so that none counts twice.
         """
         seq, dropped = batch.first_seq - 1, Counter[str]()
         first = max(min(refused_from.values()), counted + 1)
@@ -239,7 +254,7 @@ class RankWriter:
                 f"max_file_size of {self.spec.limits.max_file_size} bytes is reached: a file lacks what "
                 "was recorded since; raise it, or use rotate_bytes instead, which begins new files",
                 events,
-                dropped=dropped,
+                dropped=dropped & (batch.plugins() - others),
             )
         took_all = len(refused_from) < len(self.spec.formats)
         return batch.last_seq if took_all else max(refused_from.values()) - 1
@@ -301,9 +316,13 @@ class RankWriter:
     def hurry(self, *, is_closing: bool = False) -> None:
         """There is no helper process."""
 
-    def pending(self) -> Counter[str]:
+    def pending(self, before: int) -> Counter[str]:
         """Nothing: `write` returns when the batch is in the files."""
         return Counter()
+
+    def progress(self) -> int:
+        """The bytes that the disk has taken."""
+        return self._files.written_bytes
 
     def health(self) -> Health:
         """Counters so far."""

@@ -269,7 +269,7 @@ def test_a_collector_that_dies_again_and_again_is_started_a_few_times_then_done_
 
 def test_a_rank_whose_directory_cannot_be_opened_counts_everything_and_says_why(tmp_path, monkeypatch):
     monkeypatch.setattr(patience, "OUTAGE_S", 0.0)
-    monkeypatch.setattr("distsummary.writing.async_writer.CLOSE_REFUSED_S", 0.1)
+    monkeypatch.setattr("distsummary.writing.async_writer.CLOSE_S", 0.1)
     monkeypatch.setattr("distsummary.writing.async_writer.LATE_S", 0.1)
     (tmp_path / "rank").touch()
     _, writer = open_remote(tmp_path / "rank")

@@ -2,21 +2,25 @@ import os
 import signal
 import threading
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
 
 from distsummary.errors import ClosedError, WriteError
 from distsummary.format.records import QUEUED, Batch, Event, Health, Scalars, Value
-from distsummary.format.scalar_rows import ITEM_BYTES, MAX_ROW_BYTES, events_of, row_struct
-from distsummary.writing import async_writer
+from distsummary.format.scalar_rows import ITEM_BYTES, NUMBER_BYTES, ROW_BYTES, events_of, row_struct
+from distsummary.writing import async_writer, health
 from distsummary.writing.async_writer import AT_ONCE, AsyncWriter
-from distsummary.writing.spec import WriterSpec
+from distsummary.writing.spec import DROP, WriterSpec
 from tests.unit.format import samples
 
 
 class Sink:
-    """An inner writer that keeps what it gets; `gate` holds it up, `error` makes it fail."""
+    """An inner writer that keeps what it gets; `gate` holds it up, `error` makes it fail.
+
+    `permits`, if set, is how many batches it takes before it hangs.
+    """
 
     def __init__(self, last_seq: int = 0) -> None:
         self.batches: list[Batch] = []
@@ -27,11 +31,14 @@ class Sink:
         self.hurries: list[bool] = []
         self._health = Health(last_seq=last_seq)
         self.flushes = 0
+        self.permits: threading.Semaphore | None = None
 
     def start(self) -> int:
         return self._health.last_seq
 
     def write(self, batch: Batch) -> None:
+        if self.permits is not None:
+            self.permits.acquire()
         self.gate.wait()
         if self.error is not None:
             raise self.error
@@ -39,6 +46,9 @@ class Sink:
 
     def flush(self) -> None:
         self.flushes += 1
+
+    def progress(self) -> int:
+        return len(self.batches)
 
     def close(self) -> str:
         self.closed += 1
@@ -50,7 +60,7 @@ class Sink:
     def hurry(self, *, is_closing: bool = False) -> None:
         self.hurries.append(is_closing)
 
-    def pending(self) -> Counter[str]:
+    def pending(self, before: int) -> Counter[str]:
         return Counter()
 
     @property
@@ -70,7 +80,30 @@ def event(step: int, *values: Value) -> Event:
 
 def start(sink: Sink, **options) -> AsyncWriter:
     options = {"interval_s": 0.0, **options}
-    return AsyncWriter(sink, WriterSpec(directory="", run_id="00000000000000ab", **options))
+    clock = {"clock": options.pop("clock")} if "clock" in options else {}
+    return AsyncWriter(sink, WriterSpec(directory="place", run_id="00000000000000ab", **options), **clock)
+
+
+class Ticking:
+    """A clock that goes on by 50 ms with each look at it."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 0.05
+        return self.now
+
+
+@pytest.fixture
+def ticking(monkeypatch: pytest.MonkeyPatch) -> Ticking:
+    monkeypatch.setattr(health, "LOOK_S", 0.001)
+    return Ticking()
+
+
+def adds_up(writer: AsyncWriter, **given: int) -> None:
+    found = writer.health()
+    assert found.given == given
+    assert Counter(found.written) + Counter(found.dropped) == Counter(given)
 
 
 def test_events_arrive_in_order_with_consecutive_numbers():
@@ -118,17 +151,17 @@ def test_a_full_budget_drops_bulk_values_and_counts_them():
     writer.close()
     values = [v for e in sink.events for v in e.values]
     assert sum(v.plugin == "scalar" for v in values) == 5
+    adds_up(writer, tensor=5, scalar=5)
     dropped = writer.health().dropped["tensor"]
     assert dropped == 5 - sum(v.plugin == "tensor" for v in values)
     assert dropped > 0
 
 
-def test_a_full_budget_keeps_norms_as_it_does_scalars_until_they_do_not_fit_either(monkeypatch):
-    monkeypatch.setattr(async_writer, "BLOCK_S", 0.01)
+def test_a_full_budget_keeps_norms_as_it_does_scalars_until_they_do_not_fit_either(ticking):
     sink = Sink()
     sink.gate.clear()
     norms = samples.norms(tuple(f"parameter {row}" for row in range(100)))
-    writer = start(sink, budget_bytes=40_000)
+    writer = start(sink, budget_bytes=40_000, clock=ticking)
     for step in range(8):
         writer.write(event(step, Value("tensor", "t", np.zeros(3000, np.float32)), norms))
     sink.gate.set()
@@ -177,6 +210,7 @@ def test_a_failed_device_copy_costs_its_value():
     writer.close()
     assert [(v.tag, v.data) for e in sink.events for v in e.values] == [("good", 2.0)]
     assert writer.health().dropped == {"scalar": 1}
+    adds_up(writer, scalar=2)
 
 
 def test_what_the_writer_cannot_take_now_is_kept_and_written_later_with_the_same_number():
@@ -206,10 +240,12 @@ def test_what_the_writer_refuses_for_good_is_dropped_and_counted():
     writer.close()
     assert sink.steps == [2]
     assert writer.health().dropped == {"scalar": 1}
+    adds_up(writer, scalar=2)
 
 
 def test_a_disk_that_stays_full_ends_the_writer_in_time_and_is_counted(monkeypatch):
-    monkeypatch.setattr("distsummary.writing.async_writer.CLOSE_REFUSED_S", 0.05)
+    monkeypatch.setattr(async_writer, "CLOSE_S", 0.05)
+    monkeypatch.setattr(async_writer, "LATE_S", 0.001)
     sink = Sink()
     sink.error = OSError(28, "No space left on device")
     writer = start(sink, retry_s=0.001)
@@ -219,6 +255,7 @@ def test_a_disk_that_stays_full_ends_the_writer_in_time_and_is_counted(monkeypat
     assert missing.endswith(writer.close())
     assert missing in writer.health().errors
     assert writer.health().dropped == {"scalar": 3}
+    adds_up(writer, scalar=3)
     assert sink.closed == 1
     assert writer.close() == missing
 
@@ -275,20 +312,137 @@ def test_a_disk_that_stays_full_is_tried_ever_more_rarely_but_at_once_for_a_flus
     assert sink.steps == [1]
 
 
-def test_a_stalled_writer_holds_the_training_up_once_not_at_every_step(monkeypatch):
-    waits = []
+def test_a_stalled_writer_holds_the_training_up_once_not_at_every_step(
+    ticking: Ticking, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    waits: list[float] = []
+    wait_for = health.BoundedWait.wait_for
+
+    def timed(self: health.BoundedWait, *args: Any) -> bool:
+        begun = ticking.now
+        try:
+            return wait_for(self, *args)
+        finally:
+            waits.append(ticking.now - begun)
+
+    monkeypatch.setattr(health.BoundedWait, "wait_for", timed)
     sink = Sink()
     sink.gate.clear()
-    writer = start(sink, budget_bytes=3 * (64 + ITEM_BYTES))
-    real = writer._changed.wait_for
-    monkeypatch.setattr(writer._changed, "wait_for", lambda p, timeout=None: waits.append(timeout) or p())
+    writer = start(sink, budget_bytes=3 * (64 + ITEM_BYTES), clock=ticking)
     for step in range(20):
         writer.write(event(step))
-    monkeypatch.setattr(writer._changed, "wait_for", real)
-    assert [timeout for timeout in waits if timeout] == [0.5]
+    assert [seconds >= 2.0 for seconds in waits].count(True) == 1
+    assert sum(waits) < 2.5 + 20 * 0.2  # a call that does not wait looks at the clock, too
+    assert "whole steps are dropped and counted from now on" in caplog.text
+    assert writer.health().given == {"scalar": 20}  # whatever the thread does meanwhile
+    assert sum(writer.health().dropped.values()) == 17
     sink.gate.set()
     writer.close()
-    assert len(sink.steps) + writer.health().dropped["scalar"] == 20
+    assert len(sink.steps) == 3
+    assert "17 step(s) with 17 values were dropped" in caplog.text
+    assert "rank=0 dropped 17 of 20 values (scalar 17): steps were dropped: nothing was" in caplog.text
+    adds_up(writer, scalar=20)
+
+
+def test_a_writer_that_makes_progress_holds_the_training_up_and_loses_nothing(ticking: Ticking):
+    sink = Sink()
+    sink.permits = threading.Semaphore(0)
+    writer = start(sink, budget_bytes=4 * (ROW_BYTES + NUMBER_BYTES), batch_bytes=1, clock=ticking)
+    is_over = threading.Event()
+
+    def permit() -> None:  # a batch now and then
+        while not is_over.wait(0.001):
+            sink.permits.release()
+
+    thread = threading.Thread(target=permit)
+    thread.start()
+    for step in range(100):
+        writer.write_row(LOSS, row(step, 0.5))
+        if step % 10 == 0:
+            writer.write(event(step, Value("train_lineage", "", None)))
+    assert writer.close() == ""
+    is_over.set()
+    thread.join()
+    assert writer.health().dropped == {}
+    adds_up(writer, scalar=100, train_lineage=10)
+
+
+def test_a_writer_that_moves_again_is_waited_for_again(ticking: Ticking, caplog: pytest.LogCaptureFixture):
+    sink = Sink()
+    sink.permits = threading.Semaphore(0)
+    writer = start(sink, budget_bytes=4 * (ROW_BYTES + NUMBER_BYTES), batch_bytes=1, clock=ticking)
+    for step in range(10):  # the fifth waits in vain
+        writer.write_row(LOSS, row(step, 0.5))
+    sink.permits.release(4)
+    while len(sink.batches) < 4:
+        threading.Event().wait(0.001)
+    for step in range(10, 20):
+        writer.write_row(LOSS, row(step, 0.5))
+    sink.permits.release(100)
+    writer.close()
+    assert sink.steps[:4] == [0, 1, 2, 3]
+    assert sink.steps[4] == 10
+    assert caplog.text.count("whole steps are dropped and counted from now on") == 2
+    adds_up(writer, scalar=20)
+
+
+def test_steps_are_dropped_without_a_wait_if_asked_for(caplog: pytest.LogCaptureFixture):
+    def refuse(self: health.BoundedWait, *args: object) -> bool:
+        raise AssertionError("it waited")
+
+    sink = Sink()
+    sink.gate.clear()
+    writer = start(sink, budget_bytes=3 * (2 * NUMBER_BYTES + ROW_BYTES), overload=DROP)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(health.BoundedWait, "wait_for", refuse)
+        for step in range(10):
+            writer.write_row(("a", "b"), row(step, 0.5, 0.25))
+        writer.write(event(10, Value("tensor", "t", np.zeros(3)), Value("scalar", "loss", 1.0)))
+    sink.gate.set()
+    writer.close()
+    assert sink.steps == [0, 1, 2]
+    assert writer.health().dropped == {"scalar": 15, "tensor": 1}
+    assert "8 step(s) with 16 values were dropped" in caplog.text
+    adds_up(writer, scalar=21, tensor=1)
+
+
+def test_ctrl_c_in_a_wait_for_room_drops_its_step_and_is_raised():
+    class Interrupted(Sink):
+        def progress(self) -> int:  # the first look of a wait
+            raise KeyboardInterrupt
+
+    sink = Interrupted()
+    sink.gate.clear()
+    writer = start(sink, budget_bytes=NUMBER_BYTES + ROW_BYTES)
+    writer.write_row(LOSS, row(1, 0.5))
+    with pytest.raises(KeyboardInterrupt):
+        writer.write_row(LOSS, row(2, 0.5))
+    sink.gate.set()
+    with pytest.raises(KeyboardInterrupt):  # which ends the wait of `close` for the thread, too
+        writer.close()
+    adds_up(writer, scalar=2)
+
+
+def test_a_loop_that_waits_for_most_of_its_time_is_told_so_once(
+    ticking: Ticking, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    class Obliging(Sink):
+        def progress(self) -> int:  # the first look of a wait
+            self.permits.release()
+            return super().progress()
+
+    monkeypatch.setattr(health.Slowdown, "waited", lambda self, seconds: 0.6)
+    sink = Obliging()
+    sink.permits = threading.Semaphore(0)
+    writer = start(sink, budget_bytes=2 * NUMBER_BYTES + ROW_BYTES, clock=ticking)
+    for step in range(5):
+        writer.write_row(("a", "b"), row(step, 0.5, 1.5))
+    writer.close()
+    assert sink.steps == [0, 1, 2, 3, 4]
+    told = [line for line in caplog.messages if "slows the training down" in line]
+    assert len(told) == 1
+    assert "for 60 % of the time it waits till its values are written (2 in this step)" in told[0]
+    assert "only those of every 3. step (for example: if run.step % 3 == 0)" in told[0]
 
 
 def test_a_background_failure_is_raised_on_the_next_call_if_asked_for():
@@ -317,28 +471,73 @@ def test_a_writer_that_cannot_start_hangs_nobody_and_counts_what_it_loses():
     assert sink.closed == 1
 
 
-def test_what_a_stuck_thread_holds_is_counted_once_when_close_gives_up(monkeypatch):
-    monkeypatch.setattr("distsummary.writing.async_writer.CLOSE_S", 0.05)
-    monkeypatch.setattr("distsummary.writing.async_writer.BLOCK_S", 0.05)
+def test_what_a_stuck_thread_holds_is_counted_once_when_close_gives_up(
+    ticking: Ticking, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(async_writer, "CUT_S", 0.001)
 
     class Buffering(Sink):
-        def pending(self) -> Counter[str]:
-            return Counter(scalar=5)  # accepted, but not acknowledged
+        def write(self, batch: Batch) -> None:
+            if batch.first_seq > 1:
+                super().write(batch)
+
+        def pending(self, before: int) -> Counter[str]:
+            return Counter(scalar=2)  # accepted, but not acknowledged
 
     sink = Buffering()
     sink.gate.clear()
-    writer = start(sink)
+    writer = start(sink, clock=ticking)
     writer.write(event(1, Value("scalar", "a", 1.0), Value("scalar", "b", 1.0)))
-    while not writer._in_progress:
-        threading.Event().wait(0.001)
-    writer.write(event(2))
-    missing = "the inner writer neither accepted nor refused the last events"
+    writer.flush()
+    for step in (2, 3):
+        writer.write_row(LOSS, row(step, 0.5))
+    missing = "4 value(s) are not in the files: the disk of place took nothing for 20 s; check that it works"
     assert writer.close() == missing
-    assert writer.health().dropped == {"scalar": 2 + 1 + 5}
+    assert writer.health().dropped == {"scalar": 4}
+    adds_up(writer, scalar=4)
     sink.gate.set()
     writer._thread.join()
-    assert writer.health().dropped == {"scalar": 8}
-    assert writer.health().errors == {missing: 2}
+    assert writer.health().dropped == {"scalar": 4}
+    assert writer.health().errors == {missing: 1}
+
+
+def test_close_waits_as_long_as_the_writer_gets_on(ticking: Ticking):
+    sink = Sink()
+    sink.permits = threading.Semaphore(0)
+    writer = start(sink, batch_bytes=1, clock=ticking)
+    for step in range(50):
+        writer.write_row(LOSS, row(step, 0.5))
+    is_over = threading.Event()
+
+    def permit() -> None:
+        while not is_over.wait(0.002):
+            sink.permits.release()
+
+    thread = threading.Thread(target=permit)
+    thread.start()
+    assert writer.close() == ""
+    is_over.set()
+    thread.join()
+    assert sink.steps == list(range(50))
+    adds_up(writer, scalar=50)
+
+
+def test_what_is_left_at_the_deadline_is_dropped_and_counted(ticking: Ticking):
+    sink = Sink()
+    sink.permits = threading.Semaphore(3)
+    writer = start(sink, batch_bytes=1, clock=ticking)
+    for step in range(10):
+        writer.write_row(LOSS, row(step, 0.5))
+    while len(sink.batches) < 3:
+        threading.Event().wait(0.001)
+    writer.end_within(2.0, "the process has to end")
+    writer.end_within(10.0, "this one is later")
+    threading.Timer(0.1, sink.permits.release, [1]).start()  # the batch that is being written then
+    assert writer.close() == "6 value(s) are not in the files: the process has to end"
+    assert sink.steps == [0, 1, 2, 3]
+    assert sink.closed == 1
+    assert writer.health().dropped == {"scalar": 6}
+    adds_up(writer, scalar=10)
 
 
 def test_a_writer_that_lost_batches_says_so_when_it_closes():
@@ -400,29 +599,51 @@ def test_a_burst_of_rows_is_handed_over_in_pieces_that_hold_nobody_up():
     assert sink.steps == list(range(3 * AT_ONCE))
 
 
-def test_rows_of_a_stalled_writer_are_bounded_then_dropped_and_counted(monkeypatch):
-    monkeypatch.setattr("distsummary.writing.async_writer.BLOCK_S", 0.001)
+def test_rows_of_a_stalled_writer_are_bounded_then_dropped_and_counted(ticking: Ticking):
     sink = Sink()
     sink.gate.clear()
-    writer = start(sink, budget_bytes=100 * ITEM_BYTES)
+    writer = start(sink, budget_bytes=100 * (ROW_BYTES + NUMBER_BYTES), clock=ticking)
     for step in range(1000):
         writer.write_row(LOSS, row(step, 0.5))
-    assert len(writer._queue) <= 100
+    assert writer.health().dropped == {"scalar": 900}
     sink.gate.set()
     writer.close()
-    assert len(sink.steps) + writer.health().dropped["scalar"] == 1000
-    assert len(sink.steps) >= 90
+    assert sink.steps == list(range(100))
+    adds_up(writer, scalar=1000)
 
 
-def test_a_long_row_counts_with_its_bytes():
-    tags = tuple(f"t{n}" for n in range(MAX_ROW_BYTES // 8))
+@pytest.mark.parametrize("tags", [1, 100, 10_000])
+def test_rows_of_any_width_count_with_their_bytes(tags: int, ticking: Ticking):
+    names = tuple(f"t{n}" for n in range(tags))
     sink = Sink()
     sink.gate.clear()
-    writer = start(sink, budget_bytes=20_000)
-    writer.write_row(tags, row(1, *[0.5] * len(tags)))
+    writer = start(sink, budget_bytes=5 * (tags * NUMBER_BYTES + ROW_BYTES), clock=ticking)
+    for step in range(8):
+        writer.write_row(names, row(step, *[0.5] * tags))
     sink.gate.set()
     writer.close()
-    assert [len(e.values) for e in sink.events] == [len(tags)]
+    assert sink.steps == [0, 1, 2, 3, 4]
+    adds_up(writer, scalar=8 * tags)
+
+
+def test_a_batch_of_wide_rows_is_not_larger_than_asked_for():
+    names = tuple(f"t{n}" for n in range(1000))
+    sink = Sink()
+    writer = start(sink, interval_s=3600.0, batch_bytes=100_000)
+    for step in range(40):
+        writer.write_row(names, row(step, *[0.5] * 1000))
+    writer.close()
+    assert max(batch.size for batch in sink.batches) <= 13
+    adds_up(writer, scalar=40_000)
+
+
+def test_a_row_above_the_budget_is_taken_alone(ticking: Ticking):
+    names = tuple(f"t{n}" for n in range(1000))
+    sink = Sink()
+    writer = start(sink, budget_bytes=2000, clock=ticking)
+    writer.write_row(names, row(1, *[0.5] * 1000))
+    writer.close()
+    assert [len(e.values) for e in sink.events] == [1000]
 
 
 def test_an_idle_thread_is_woken_by_a_row():

@@ -1,13 +1,13 @@
 """Failures are counted and logged once; waits for room are not repeated while nothing is done."""
 
 import logging
-import threading
+from collections.abc import Callable
 
 import pytest
 
 from distsummary.errors import WriteError
 from distsummary.format.records import Health
-from distsummary.writing.health import BoundedWait, Failures, told
+from distsummary.writing.health import BoundedWait, DroppedSteps, Failures, Slowdown, told
 
 
 def failures(**options) -> Failures:
@@ -51,12 +51,92 @@ def test_a_failure_of_the_background_is_raised_once_if_asked_for():
     strict.raise_last()
 
 
-def test_a_wait_in_vain_is_repeated_only_after_something_was_done(monkeypatch):
-    changed, done, waits = threading.Condition(), [0], []
-    monkeypatch.setattr(changed, "wait_for", lambda has_room, timeout: waits.append(timeout) or has_room())
-    room = BoundedWait(changed, lambda: done[0])
-    for has_room in (False, False, True):
-        assert room.wait_for(lambda has_room=has_room: has_room, 0.5) is has_room
-    done[0] = 1
-    assert not room.wait_for(lambda: False, 0.5)
-    assert waits == [0.5, 0.0, 0.0, 0.5]
+class Waiting:
+    """A condition and a clock: a wait takes the time that it was given, then `happen` is called."""
+
+    def __init__(self) -> None:
+        self.now, self.done = 0.0, 0
+        self.happen: Callable[[], None] = lambda: None
+
+    def wait(self, timeout: float) -> None:
+        self.now += timeout
+        self.happen()
+
+    def room(self) -> BoundedWait:
+        return BoundedWait(self, lambda: self.done, lambda: self.now)
+
+
+def test_a_wait_in_vain_is_repeated_only_after_something_was_done():
+    at = Waiting()
+    room = at.room()
+    assert not room.wait_for(lambda: False, 2.0)
+    assert at.now == 2.0
+    assert not room.wait_for(lambda: False, 2.0)
+    assert room.wait_for(lambda: True, 2.0)
+    assert at.now == 2.0
+    at.done = 1
+    assert not room.wait_for(lambda: False, 2.0)
+    assert at.now == 4.0
+
+
+def test_a_wait_lasts_as_long_as_something_is_done():
+    at = Waiting()
+
+    def happen() -> None:
+        at.done += at.now < 60
+
+    at.happen = happen
+    assert not at.room().wait_for(lambda: False, 2.0)
+    assert at.now == pytest.approx(62.0, abs=0.5)
+    assert at.room().wait_for(lambda: at.now > 63.0, 2.0)
+
+
+def test_a_wait_may_have_a_limit_whatever_is_done():
+    at = Waiting()
+
+    def happen() -> None:
+        at.done += 1
+
+    at.happen = happen
+    room = at.room()
+    assert not room.wait_for(lambda: False, 2.0, 5.0)
+    assert at.now == 5.0
+    assert not room.wait_for(lambda: False, 0.0)
+    assert at.now == 5.0
+    at.done += 1
+    assert not room.wait_for(lambda: False, 2.0, 5.0)
+    assert at.now == 10.0
+
+
+def test_the_share_of_waiting_is_told_for_each_window():
+    at = Waiting()
+    slowdown = Slowdown(lambda: at.now)
+    shares = []
+    for _ in range(44):  # 0.1 s of work, 0.4 s of waiting
+        at.now += 0.5
+        shares.append(slowdown.waited(0.4))
+    told = [share for share in shares if share]
+    assert len(told) == 2
+    assert told == pytest.approx([0.8, 0.8], abs=0.02)
+    at.now += 1000.0
+    assert slowdown.waited(0.5) < 0.01
+
+
+def test_steps_that_are_dropped_are_told_when_it_begins_and_when_it_ends(caplog):
+    at, counted = Waiting(), failures()
+    steps = DroppedSteps(counted, logging.getLogger(__name__), "rank=1 ", lambda: at.now)
+    steps.end()
+    assert steps.steps == 0
+    assert caplog.messages == []
+    for _ in range(1000):
+        steps.add("the disk hangs", {"scalar": 20, "tensor": 1})
+    assert steps.steps == 1000
+    at.now = 7.0
+    steps.end()
+    assert steps.steps == 0
+    assert caplog.messages == [
+        "rank=1 the disk hangs; whole steps are dropped and counted from now on",
+        "rank=1 1,000 step(s) with 21,000 values were dropped in 7 s: the disk hangs",
+    ]
+    assert counted.health.dropped == {"scalar": 20_000, "tensor": 1_000}
+    assert counted.health.errors == {"the disk hangs": 1000}
