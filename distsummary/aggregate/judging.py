@@ -8,9 +8,10 @@ from distsummary.aggregate.norms import Meshes
 from distsummary.aggregate.rank_files import RankFiles
 from distsummary.aggregate.sick_ranks import SickRanks
 from distsummary.aggregate.statistics import Rows
+from distsummary.diagnosis.cost import Costs, joined, step_times
 from distsummary.diagnosis.judge import Judge, own_times
 from distsummary.diagnosis.sentence import sentence
-from distsummary.diagnosis.verdict import Verdict
+from distsummary.diagnosis.verdict import SLOW, Verdict
 from distsummary.format.records import ALERT_TAGS, Value
 from distsummary.run_dir import RunDir
 
@@ -22,49 +23,74 @@ class Judging:
 
     Args:
         meshes: where the ranks are in the mesh.
-        tell: called with the attempt and each verdict that is new or ends.
+        tell: called with the attempt and each verdict that is new, ends, or costs much more than before; of a
+            slow rank, with all times at which it was so for that cause.
     """
 
     def __init__(self, meshes: Meshes, tell: Callable[[int, Verdict], object] | None = None) -> None:
         self._meshes, self._tell = meshes, tell
-        self._attempt = -1
-        self._judge, self._sick = self._of(-1)
         self._verdicts: dict[tuple[int, int, str, int], Verdict] = {}
+        self._begin(-1)
 
-    def _of(self, attempt: int) -> tuple[Judge, SickRanks]:
-        judge = Judge(lambda rank: self._meshes.place(attempt, rank).coordinates)
-        return judge, SickRanks(self._meshes, attempt)
+    def _begin(self, attempt: int) -> None:
+        def coordinates(rank: int) -> Mapping[str, int]:
+            return self._meshes.place(attempt, rank).coordinates
+
+        self._attempt, self._sick = attempt, SickRanks(self._meshes, attempt)
+        self._judge, self._costs = Judge(coordinates), Costs(coordinates)
 
     def add(self, rows: Rows, attempt: int) -> list[Verdict]:
         """Judge some steps of an attempt; returns the verdicts that are new, and those that end."""
         if attempt != self._attempt:  # other processes, perhaps on other hosts
-            self._attempt = attempt
-            self._judge, self._sick = self._of(attempt)
+            self._settle()
+            self._begin(attempt)
         with np.errstate(over="ignore"):  # as the files hold them
             rows = rows._replace(values=rows.values.astype(np.float32).astype(np.float64))
         changed = self._sick.add(rows)
+        costs = {times.step: times for times in step_times(*rows)}
         for told in own_times(*rows):
-            changed += self._judge.add(told)
-        return self._tell_all(changed, attempt)
+            if told.step in costs:
+                self._costs.add(costs[told.step])
+            changed += map(self._costs.note, self._judge.add(told))
+        self._report(changed, attempt)
+        lasting = [
+            one for key, one in self._verdicts.items() if key[0] == attempt and self._costs.has_grown(one)
+        ]
+        self._report(map(self._costs.note, lasting), attempt)
+        return changed
 
     def add_samples(self, rows: Rows, attempt: int) -> list[Verdict]:
         """Judge samples of the system that came when their steps had been judged."""
-        return self._tell_all(self._sick.add_samples(rows), attempt) if attempt == self._attempt else []
+        if attempt != self._attempt:
+            return []
+        changed = self._sick.add_samples(rows)
+        self._report(changed, attempt)
+        return changed
 
-    def _tell_all(self, changed: list[Verdict], attempt: int) -> list[Verdict]:
+    def _report(self, changed: Iterable[Verdict], attempt: int) -> None:
         for verdict in changed:
             self._verdicts[attempt, verdict.rank, verdict.cause, verdict.since_step] = verdict
-            if self._tell is not None:
-                self._tell(attempt, verdict)
-        return changed
+            if self._tell is None:
+                continue
+            if verdict.cause in SLOW:  # with the times before
+                key = attempt, verdict.rank, verdict.cause
+                [verdict] = joined(one for other, one in self._verdicts.items() if other[:3] == key)
+            self._tell(attempt, verdict)
+
+    def _settle(self) -> None:
+        """Note what the verdicts of the attempt cost that last."""
+        for key, verdict in self._verdicts.items():
+            if key[0] == self._attempt:
+                self._verdicts[key] = self._costs.of(verdict)
 
     @property
     def told(self) -> list[tuple[int, Verdict]]:
-        """All so far, each with its attempt, as they were told; those that have ended as they ended."""
-        return [
-            (key[0], self._verdicts[key])
-            for key in sorted(self._verdicts, key=lambda key: (key[0], self._verdicts[key].first_told_step))
-        ]
+        """All so far, each with its attempt, with what they cost so far; of each rank, one for a cause."""
+        self._settle()
+        found: dict[int, list[Verdict]] = {}
+        for key in sorted(self._verdicts, key=lambda key: (key[0], self._verdicts[key].first_told_step)):
+            found.setdefault(key[0], []).append(self._verdicts[key])
+        return [(attempt, one) for attempt, verdicts in found.items() for one in joined(verdicts)]
 
 
 def judge_files(run_dir: RunDir, role: str = "train") -> list[Verdict]:

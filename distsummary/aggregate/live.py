@@ -316,6 +316,8 @@ class LiveMerge:
         """
         self._hearing.read_to_the_end()
         self._merge(math.inf, math.inf, 0.0, is_last=True)
+        for attempt, verdict in self._judging.told:  # with what they cost in all
+            self._alerts.tell(attempt, verdict)
         self._alerts.write()
         self._files.flush()
         if about is not None:

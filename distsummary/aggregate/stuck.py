@@ -29,6 +29,7 @@ class StuckRanks:
         self._next = 0
         self._written: dict[tuple[int, int], int] = {}  # attempt and rank -> when its stuck.json was written
         self._active_until_s = 0.0
+        self._reported_s: dict[tuple[int, int], float] = {}  # rank and step of hangs -> when it was
         self._unseen: set[tuple[int, int]] = (
             set()
         )  # attempt and rank of hangs that the look before did not see
@@ -70,17 +71,24 @@ class StuckRanks:
             if told is not None:
                 if verdict.since_step <= told.since_step + 1:  # steps of ranks that wait differ by one
                     continue
-                self._alerts.tell(number, replace(told, until_step=told.since_step))
+                self._alerts.tell(number, self._ended(told))
             if self._alerts.tell(number, verdict) and verdict.cause == HANG:
+                self._reported_s[rank, verdict.since_step] = time.monotonic()
                 new.append(verdict)
         steps = {rank.rank: rank.step or 0 for rank in attempt.ranks}
         unseen = {rank: told for rank, told in lasting.items() if rank not in found and not has_ended}
         for rank, told in unseen.items():
             if steps.get(rank, 0) > told.since_step or (number, rank) in self._unseen:
-                self._alerts.tell(number, replace(told, until_step=told.since_step))
+                self._alerts.tell(number, self._ended(told))
         others = {key for key in self._unseen if key[0] != number}
         self._unseen = others | {(number, rank) for rank in unseen}
         return new
+
+    def _ended(self, hang: Verdict) -> Verdict:
+        """A hang that has just ended, with its length."""
+        reported_s = self._reported_s.pop((hang.rank, hang.since_step), time.monotonic())
+        lost_s = hang.lost_s + time.monotonic() - reported_s
+        return replace(hang, until_step=hang.since_step, lost_s=lost_s)
 
     def _has_news(self, attempt: AttemptState, ranks: Iterable[int]) -> bool:
         """Whether one of these ranks has written its stuck.json since the last look at it."""

@@ -23,6 +23,7 @@ from distsummary.diagnosis.verdict import (
     LOST,
     MESSAGE,
     OF_THE_RUN,
+    SLOW,
     STOPPED,
     WARNING,
     Verdict,
@@ -226,6 +227,8 @@ def key_of(alert: Mapping[str, Any]) -> Key:
     attempt, rank, cause = int(alert.get("attempt", 0)), int(alert["rank"]), str(alert["cause"])
     if cause in OF_THE_RUN:
         return attempt, 0, cause, 0
+    if cause in SLOW:  # all times at which the rank was slow for that cause
+        return attempt, rank, cause, 0
     if cause == MESSAGE:
         cause = f"{MESSAGE} {alert['evidence']}"
     return attempt, rank, cause, int(alert["since_step"])

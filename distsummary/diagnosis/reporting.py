@@ -23,9 +23,10 @@ from distsummary.diagnosis.alerts import (
     parsed,
     same_episode,
 )
+from distsummary.diagnosis.cost import intervals_of
 from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.diagnosis.sentence import sentence
-from distsummary.diagnosis.verdict import HANG, LEVELS, Verdict
+from distsummary.diagnosis.verdict import HANG, LEVELS, SLOW, Interval, Verdict
 from distsummary.errors import DistSummaryError
 from distsummary.run_dir import RunDir
 
@@ -44,9 +45,10 @@ class Alerts:
     """Reports each fact once: in alerts.jsonl and, unless it is held back, in a line on stderr.
 
     A verdict that ends gets another line in the file, with its last step, and so does a hang that lasts after
-    all; of lines with the same key (`alerts.key_of`), the last one counts. A verdict that an earlier object
-    reported of other first steps, such as before a rank told what it was late with, is not reported again:
-    one that overlaps it, of the same attempt, rank and cause, is taken for the same.
+    all, a rank that is slow again for the same cause, and what costs much more than before; of lines with the
+    same key (`alerts.key_of`), the last one counts. A verdict that an earlier object reported of other first
+    steps, such as before a rank wrote what it was late with, is not reported again: one that overlaps it, of
+    the same attempt, rank and cause, is taken for the same.
 
     `Diagnose`, which rank 0 wrote into run.json, says what is held back: muted causes, levels that are too
     low, and more than so many alerts an hour, of which those of a lower level do not count. The file has all.
@@ -105,10 +107,10 @@ class Alerts:
         key = self._key_of(alert)
         known = self._told.get(key)
         if known is not None:
-            lasts, lasted = verdict.until_step is None, known["until_step"] is None
-            if lasts == lasted or (lasts and verdict.cause != HANG):
+            newer = _newer(known, verdict)
+            if newer == known:
                 return None
-            alert = known | {"time": alert["time"], "until_step": verdict.until_step}
+            alert = newer | {"time": alert["time"]}
         else:
             if held := self._why_held(alert):
                 alert["held"] = held
@@ -207,6 +209,45 @@ class Alerts:
             self._told_as[key] = key if found is None else found
             self._unmatched.pop(self._told_as[key], None)
         return self._told_as[key]
+
+
+def _newer(alert: Alert, verdict: Verdict) -> Alert:
+    """An alert with what a verdict on the same says now.
+
+    What has ended lasts again only if it is a hang: whoever judges the files once more finds first that it
+    lasts. What was reported of a slow rank at other steps stays, and so does the first step of an interval.
+    """
+    newer = alert | {"lost_s": max(alert.get("lost_s") or 0.0, verdict.lost_s)}
+    if len(verdict.ranks) > len(alert.get("ranks") or ()):
+        newer["ranks"] = [*verdict.ranks]
+    if verdict.cause not in SLOW:
+        lasts, lasted = verdict.until_step is None, alert["until_step"] is None
+        return (
+            newer
+            if lasts == lasted or (lasts and verdict.cause != HANG)
+            else newer | {"until_step": verdict.until_step}
+        )
+    known = [tuple(one) for one in alert.get("intervals") or [(alert["since_step"], alert["until_step"])]]
+    now = intervals_of(verdict)
+    if verdict.until_step is None and any(
+        until is not None and since <= now[-1][0] <= until for since, until in known
+    ):
+        return newer
+    others = [one for one in known if not any(_overlap(one, each) for each in now)]
+    begun = [next((one[0] for one in known if _overlap(one, each)), each[0]) for each in now]
+    intervals = sorted([*others, *((since, each[1]) for since, each in zip(begun, now, strict=True))])
+    if verdict.lost_s > (alert.get("lost_s") or 0.0):
+        newer["evidence"] = verdict.evidence
+    return newer | {
+        "since_step": intervals[0][0],
+        "until_step": intervals[-1][1],
+        "intervals": [[*one] for one in intervals] if len(intervals) > 1 else [],
+    }
+
+
+def _overlap(one: Interval, other: Interval) -> bool:
+    (since, until), (other_since, other_until) = one, other
+    return (until is None or other_since <= until) and (other_until is None or since <= other_until)
 
 
 def _append(path: Path, lines: bytes) -> None:

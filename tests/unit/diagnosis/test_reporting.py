@@ -85,19 +85,19 @@ def test_more_than_so_many_an_hour_are_counted_and_the_count_is_said_once(run_di
     choose(run_dir, most_per_hour=2)
     alerts = Alerts(run_dir)
     for since in range(1, 6):
-        alerts.tell(0, verdict("data", since, until_step=since))
+        alerts.tell(0, verdict("data", since, rank=since, until_step=since))
     assert lines(capsys) == [
         "Rank 1 held up the run in step 1: because 1.",
-        "Rank 1 held up the run in step 2: because 2.",
+        "Rank 2 held up the run in step 2: because 2.",
         "2 alerts came within an hour; more are only counted for a while.",
     ]
     clock.now += reporting.HOUR_S + 1
     for since in range(6, 8):
-        alerts.tell(0, verdict("data", since, until_step=since))
+        alerts.tell(0, verdict("data", since, rank=since, until_step=since))
     assert lines(capsys) == [
-        "Rank 1 held up the run in step 6: because 6. 3 more alerts were held back, as too many came "
+        "Rank 6 held up the run in step 6: because 6. 3 more alerts were held back, as too many came "
         "within an hour (ds.Diagnose(most_per_hour=)).",
-        "Rank 1 held up the run in step 7: because 7.",
+        "Rank 7 held up the run in step 7: because 7.",
     ]
     assert held(run_dir) == [None, None, "rate", "rate", "rate", None, None]
 
@@ -105,7 +105,7 @@ def test_more_than_so_many_an_hour_are_counted_and_the_count_is_said_once(run_di
 def test_warnings_hold_back_no_error_and_the_rate_is_that_of_all_processes_of_the_run(run_dir, capsys, clock):
     choose(run_dir, most_per_hour=2)
     for since in range(1, 4):
-        Alerts(run_dir).tell(0, verdict("data", since, until_step=since))
+        Alerts(run_dir).tell(0, verdict("data", since, rank=since, until_step=since))
     last = Alerts(run_dir)
     for since in (10, 20, 30):
         last.tell(0, verdict("nan", since, rank=since))
@@ -175,3 +175,37 @@ def test_an_alert_of_an_older_version_has_the_level_of_its_cause(run_dir):
 def test_a_wrong_option_names_its_range(options, error, words):
     with pytest.raises(error, match=words):
         ds.Diagnose(**options)
+
+
+def test_a_rank_that_is_slow_again_for_the_same_cause_is_one_alert_with_its_intervals(run_dir, capsys):
+    alerts = Alerts(run_dir)
+    first = verdict("data", 10, until_step=None)
+    assert alerts.tell(0, first)
+    assert not alerts.tell(0, replace(first, until_step=20, lost_s=1.5))
+    again = replace(first, until_step=None, intervals=((10, 20), (50, None)), lost_s=1.6)
+    assert not alerts.tell(0, again)
+    assert not alerts.tell(0, replace(again, until_step=70, intervals=((10, 20), (50, 70)), lost_s=4.0))
+    [found] = read_alerts(run_dir)
+    assert (found["since_step"], found["until_step"], found["lost_s"]) == (10, 70, 4.0)
+    assert found["intervals"] == [[10, 20], [50, 70]]
+    assert len(lines(capsys)) == 1
+    before = run_dir.alerts_path.read_bytes()
+    # another object judges the same files from their beginning
+    once_more = Alerts(run_dir)
+    for one in (first, replace(first, until_step=20, lost_s=1.5), again):
+        once_more.tell(0, one)
+    assert run_dir.alerts_path.read_bytes() == before
+    assert once_more.tell(0, verdict("forward", 12))
+    assert once_more.tell(1, first)
+
+
+def test_what_costs_more_is_written_and_not_printed_again(run_dir, capsys):
+    alerts = Alerts(run_dir)
+    slow = verdict("data", 10, until_step=None)
+    alerts.tell(0, slow)
+    alerts.tell(0, replace(slow, lost_s=3.0, evidence="now it takes longer"))
+    alerts.tell(0, replace(slow, lost_s=2.0))
+    [found] = read_alerts(run_dir)
+    assert (found["lost_s"], found["evidence"]) == (3.0, "now it takes longer")
+    assert len(lines(capsys)) == 1
+    assert run_dir.alerts_path.read_bytes().count(b"\n") == 2

@@ -1,0 +1,224 @@
+"""Costs: how many seconds of a run's wall clock slow ranks took, and `joined`: verdicts that are one."""
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsummary.diagnosis.verdict import HOST, SLOW, Interval, Verdict
+from distsummary.format.records import PHASE_TAGS
+from distsummary.topology import EQUAL_AXES
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+Key = tuple[int, str, int]  # of a verdict: its rank, cause and first step
+
+OWN_TAG, WAIT_TAG, EVERY_TAG = "perf/own_ms", "perf/wait_ms", f"{PHASE_TAGS}every"
+REMEMBERED = 256  # measured steps: a verdict is certain at most about so many after it began
+GROWTH, GROWTH_S = 2.0, 1.0  # a cost is reported again when it has grown by this factor, and so many seconds
+
+
+class StepTimes(NamedTuple):
+    """What R ranks did at a step: `ranks` (R,) rise; milliseconds (R,) that each worked by itself, waited for
+    others, and was ready while its host ran something else. `every`: the step stands for so many.
+    """
+
+    step: int
+    ranks: Ints
+    own_ms: Floats
+    wait_ms: Floats
+    queue_ms: Floats
+    every: int = 1
+
+
+def step_times(
+    tags: Sequence[str], which: Ints, ranks: Ints, steps: Ints, values: Floats
+) -> Iterator[StepTimes]:
+    """The times of the ranks at each step, in rising order, from N recorded scalars in any order.
+
+    Args:
+        tags: names, each once. which (N,): the index of each scalar's tag. ranks, steps, values: (N,).
+    """
+    columns = np.array([_column(tag) for tag in tags], np.int64)
+    mine = columns[which] >= 0 if len(tags) else np.zeros(0, np.bool_)
+    if not mine.any():
+        return
+    where, place = np.unique(np.stack([steps[mine], ranks[mine]], axis=1), axis=0, return_inverse=True)
+    table = np.zeros((len(where), 4))
+    np.add.at(table, (place.reshape(-1), columns[which[mine]]), values[mine])
+    starts = np.flatnonzero(np.append(True, np.diff(where[:, 0]) != 0))
+    for start, end in zip(starts, [*starts[1:], len(where)], strict=True):
+        own, wait, queue, every = table[start:end].T
+        yield StepTimes(int(where[start, 0]), where[start:end, 1], own, wait, queue, int(max(1, every.max())))
+
+
+def _column(tag: str) -> int:
+    if tag.startswith(PHASE_TAGS) and tag.endswith("/queue_ms"):
+        return 2
+    return {OWN_TAG: 0, WAIT_TAG: 1, EVERY_TAG: 3}.get(tag, -1)
+
+
+def excess_ms(times: StepTimes, rank: int, cause: str, peers: Callable[[int], object]) -> float:
+    """By how many milliseconds a rank took longer by itself than the median of its peers; 0 if it did not.
+
+    Args:
+        cause: with `host`, a rank that waits for a processor, its time in the run queue counts as well.
+        peers: of a rank: equal for ranks that do the same work.
+    """
+    mine = times.ranks == rank
+    alike = np.array([peers(one) == peers(rank) for one in times.ranks.tolist()], np.bool_) & ~mine
+    if not mine.any() or not alike.any():
+        return 0.0
+    spent = times.own_ms + times.queue_ms if cause == HOST else times.own_ms
+    return max(0.0, float(spent[mine][0] - np.median(spent[alike])))
+
+
+def shared_ms(times: StepTimes, excess: Mapping[Key, float]) -> dict[Key, float]:
+    """Milliseconds of a step's wall clock that were lost because of each slow rank.
+
+    That is its excess, as far as the median of the other ranks waited meanwhile. If several ranks are slow at
+    a time, they share what the rank waited that waited most.
+
+    Args:
+        excess: rank, cause and first step of a verdict -> milliseconds.
+    """
+    lost = {
+        key: min(excess_of, float(np.median(waited)))
+        for key, excess_of in excess.items()
+        if (waited := times.wait_ms[times.ranks != key[0]]).size
+    }
+    total, most = sum(lost.values()), float(times.wait_ms.max(initial=0.0))
+    share = most / total if total > most else 1.0
+    return {key: share * found for key, found in lost.items()}
+
+
+class Costs:
+    """Adds up what the verdicts on slow ranks of an attempt cost, step by step.
+
+    All verdicts together cost at most what the ranks waited. The others may wait for a rank only at the step
+    after the one at which it took longer, such as for its optimizer.
+
+    Args:
+        coordinates: of a rank: its coordinate on each axis of the mesh; empty if there is none.
+    """
+
+    def __init__(self, coordinates: Callable[[int], Mapping[str, int]]) -> None:
+        self._coordinates = coordinates
+        self._places: dict[int, object] = {}  # of ranks: equal for those that do the same work
+        self._recent: deque[StepTimes] = deque(maxlen=REMEMBERED)  # with what is left of their waiting
+        self._open: dict[Key, _Account] = {}
+
+    def add(self, times: StepTimes) -> None:
+        """Look at a step, larger than those before."""
+        self._recent.append(self._charge(times, self._open) if self._open else times)
+
+    def note(self, verdict: Verdict) -> Verdict:
+        """A verdict on a slow rank that begins or ends at the newest step, with what it cost so far."""
+        key = _key(verdict)
+        account = self._open.get(key)
+        if account is None:
+            account = self._open[key] = _Account()
+            for place, times in enumerate(self._recent):
+                if times.step >= verdict.since_step:
+                    self._recent[place] = self._charge(times, {key: account})
+        if verdict.until_step is not None:
+            del self._open[key]
+            return replace(verdict, lost_s=account.until_s(verdict.until_step))
+        account.reported_s = account.lost_s
+        return replace(verdict, lost_s=account.lost_s)
+
+    def of(self, verdict: Verdict) -> Verdict:
+        """A verdict with what it cost so far, if it lasts."""
+        account = self._open.get(_key(verdict))
+        return verdict if account is None else replace(verdict, lost_s=account.lost_s)
+
+    def has_grown(self, verdict: Verdict) -> bool:
+        """Whether a verdict that lasts costs much more than what was noted of it last."""
+        account = self._open.get(_key(verdict))
+        if account is None:
+            return False
+        return account.lost_s > max(GROWTH * account.reported_s, account.reported_s + GROWTH_S)
+
+    def _charge(self, times: StepTimes, accounts: "Mapping[Key, _Account]") -> StepTimes:
+        """Charge some verdicts with a step; returns its times with what is left of the waiting."""
+        excess = {key: excess_ms(times, *key[:2], self._place) for key in accounts}
+        lost = shared_ms(times, {key: accounts[key].left_ms + found for key, found in excess.items()})
+        for key, account in accounts.items():
+            account.add(times, lost.get(key, 0.0), excess[key])
+        waited = times.wait_ms - sum(lost.values())
+        return times._replace(wait_ms=np.maximum(waited, 0.0))
+
+    def _place(self, rank: int) -> object:
+        if rank not in self._places:
+            axes = self._coordinates(rank).items()
+            self._places[rank] = tuple(sorted(one for one in axes if one[0] not in EQUAL_AXES))
+        return self._places[rank]
+
+
+class _Account:
+    """What a verdict cost: in all, and at the newest steps. `left_ms`: of its excess, not waited for yet."""
+
+    def __init__(self) -> None:
+        self.lost_s = self.reported_s = self.left_ms = 0.0
+        self._newest: deque[tuple[int, float]] = deque(maxlen=REMEMBERED)
+
+    def add(self, times: StepTimes, lost: float, excess: float) -> None:
+        """Charge a step with the milliseconds that were lost, of those that the rank took longer."""
+        self.left_ms = min(excess, self.left_ms + excess - lost)
+        self.lost_s += 1e-3 * lost * times.every
+        self._newest.append((times.step, 1e-3 * lost * times.every))
+
+    def until_s(self, step: int) -> float:
+        """Without the steps after the one after this."""
+        return max(0.0, self.lost_s - sum(lost for at, lost in self._newest if at > step + 1))
+
+
+def _key(verdict: Verdict) -> Key:
+    return verdict.rank, verdict.cause, verdict.since_step
+
+
+def joined(verdicts: Iterable[Verdict]) -> list[Verdict]:
+    """Verdicts of one attempt, those on a rank that is slow for the same cause as one, with its intervals.
+
+    It has the first step of the first interval and the last one of the last, the evidence of what cost most,
+    and the cost of all. They come in the order of the first of each.
+    """
+    parts: dict[object, list[Verdict]] = defaultdict(list)
+    for number, verdict in enumerate(verdicts):
+        is_slow = verdict.cause in SLOW
+        parts[(verdict.rank, verdict.cause) if is_slow else number].append(verdict)
+    return [_join(found) if len(found) > 1 else found[0] for found in parts.values()]
+
+
+def _join(parts: Collection[Verdict]) -> Verdict:
+    ordered = sorted(parts, key=lambda one: one.since_step)
+    intervals = union(each for one in ordered for each in intervals_of(one))
+    dearest = max(ordered, key=lambda one: one.lost_s)
+    return replace(
+        ordered[0],
+        until_step=intervals[-1][1],
+        evidence=dearest.evidence,
+        lost_s=sum(one.lost_s for one in ordered),
+        intervals=intervals if len(intervals) > 1 else (),
+    )
+
+
+def intervals_of(verdict: Verdict) -> tuple[Interval, ...]:
+    """When it was so: one interval, or several."""
+    return verdict.intervals or ((verdict.since_step, verdict.until_step),)
+
+
+def union(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
+    """Intervals in rising order, those that overlap as one; (since, until), until None: it lasts."""
+    found: list[Interval] = []
+    for since, until in sorted(intervals, key=lambda one: one[0]):
+        if found and (found[-1][1] is None or since <= found[-1][1]):
+            last = found[-1][1]
+            found[-1] = found[-1][0], None if last is None or until is None else max(last, until)
+        else:
+            found.append((since, until))
+    return tuple(found)

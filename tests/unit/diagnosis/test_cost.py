@@ -1,0 +1,154 @@
+"""What slow ranks cost, and verdicts that are one."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from distsummary.diagnosis.cost import Costs, StepTimes, excess_ms, joined, shared_ms, step_times, union
+from distsummary.diagnosis.verdict import Verdict
+
+SLOW = Verdict(rank=2, cause="data", since_step=100, until_step=None, evidence="e", first_told_step=105)
+
+
+def alone(rank: int) -> dict[str, int]:
+    return {}
+
+
+def times(
+    step: int, own: list[float], wait: list[float] | None = None, every: int = 1, **more: float
+) -> StepTimes:
+    """A step of ranks that wait for the slowest, unless `wait` is given."""
+    own_ms = np.array(own, float)
+    wait_ms = own_ms.max() - own_ms if wait is None else np.array(wait, float)
+    queue_ms = np.array([more.get(f"queue_{rank}", 0.0) for rank in range(len(own))])
+    return StepTimes(step, np.arange(len(own)), own_ms, wait_ms, queue_ms, every)
+
+
+def test_the_excess_is_over_the_median_of_the_peers() -> None:
+    same = {0: "a", 1: "a", 2: "a", 3: "b"}.get
+    found = times(1, [5, 7, 20, 100], queue_1=50.0)
+    assert excess_ms(found, 2, "data", same) == 14.0
+    assert excess_ms(found, 0, "data", same) == 0.0
+    assert excess_ms(found, 1, "host", same) == 44.5  # in the run queue, too
+    assert excess_ms(found, 3, "data", same) == 0.0  # it has no peers
+    assert excess_ms(found, 9, "data", same) == 0.0  # it has not recorded the step
+
+
+def test_what_nobody_waited_for_is_not_lost() -> None:
+    two, three = (2, "data", 1), (3, "data", 1)
+    assert shared_ms(times(1, [5, 5, 20, 5]), {two: 15.0}) == {two: 15.0}
+    assert shared_ms(times(1, [5, 5, 20, 5], [0, 0, 0, 0]), {two: 15.0}) == {two: 0.0}
+    both = shared_ms(times(1, [5, 5, 20, 15]), {two: 15.0, three: 10.0})
+    assert both == {two: pytest.approx(9.0), three: pytest.approx(6.0)}
+
+
+def test_a_verdict_costs_its_steps_also_those_before_it_was_certain() -> None:
+    costs = Costs(alone)
+    for step in range(1, 106):
+        costs.add(times(step, [5, 5, 25 if step >= 100 else 5, 5]))
+    begun = costs.note(SLOW)
+    assert begun.lost_s == pytest.approx(6 * 0.020)
+    assert not costs.has_grown(begun)
+    for step in range(106, 231):
+        costs.add(times(step, [5, 5, 25 if step < 220 else 5, 5]))
+    assert costs.has_grown(begun)
+    assert costs.of(begun).lost_s == pytest.approx(120 * 0.020)
+    ended = costs.note(replace(begun, until_step=219))
+    assert ended.lost_s == pytest.approx(120 * 0.020)
+    assert costs.of(begun) == begun  # it is over
+
+
+def test_steps_that_stand_for_several() -> None:
+    costs = Costs(alone)
+    costs.add(times(104, [5, 5, 25, 5], every=4))
+    assert costs.note(SLOW).lost_s == pytest.approx(0.080)
+
+
+def test_the_others_may_wait_at_the_next_step() -> None:
+    """Rank 2 takes longer in its optimizer: the others wait for its gradients of the next step."""
+    costs = Costs(alone)
+    for step in range(100, 120):
+        is_slow = step % 5 == 0
+        costs.add(
+            times(
+                step,
+                [5, 5, 25 if is_slow else 5, 5],
+                [20 * (step % 5 == 1)] * 2 + [0] + [20 * (step % 5 == 1)],
+            )
+        )
+    assert costs.note(SLOW).lost_s == pytest.approx(4 * 0.020)
+    assert costs.note(replace(SLOW, until_step=115)).lost_s == pytest.approx(4 * 0.020)
+
+
+def test_all_verdicts_together_cost_no_more_than_was_waited() -> None:
+    generator = np.random.default_rng(0)
+    costs, waited = Costs(alone), 0.0
+    for step in range(1, 200):
+        own = generator.uniform(5, 30, 4)
+        found = times(step, own.tolist())
+        waited += 1e-3 * float(found.wait_ms.max())
+        costs.add(found)
+    late = [costs.note(replace(SLOW, rank=rank, since_step=1)) for rank in range(4)]
+    for step in range(200, 400):
+        found = times(step, generator.uniform(5, 30, 4).tolist())
+        waited += 1e-3 * float(found.wait_ms.max())
+        costs.add(found)
+    total = sum(costs.of(one).lost_s for one in late)
+    assert 0.5 * waited < total <= waited + 1e-9
+
+
+def test_the_times_of_steps_come_from_scalars_in_any_order() -> None:
+    tags = [
+        "loss",
+        "perf/own_ms",
+        "perf/wait_ms",
+        "perf/phase/every",
+        "perf/phase/data/queue_ms",
+        "perf/phase/rest/queue_ms",
+    ]
+    rows = [
+        (step, rank, tag, 100 * step + 10 * rank + tag)
+        for step in (1, 2)
+        for rank in (0, 3)
+        for tag in range(6)
+    ]
+    order = np.random.default_rng(1).permutation(len(rows))
+    steps, ranks, which, values = (np.array(column)[order] for column in zip(*rows, strict=True))
+    first, second = step_times(tags, which, ranks, steps, values.astype(float))
+    assert (first.step, second.step, first.ranks.tolist(), first.every) == (1, 2, [0, 3], 133)
+    assert second.own_ms.tolist() == [201, 231]
+    assert second.wait_ms.tolist() == [202, 232]
+    assert second.queue_ms.tolist() == [204 + 205, 234 + 235]
+    assert [*step_times(["loss"], which[:0], ranks[:0], steps[:0], values[:0])] == []
+    assert [*step_times([], which[:0], ranks[:0], steps[:0], values[:0])] == []
+
+
+def test_a_rank_that_is_slow_for_the_same_cause_several_times_is_one_verdict() -> None:
+    parts = [
+        replace(SLOW, until_step=119, lost_s=1.0),
+        replace(SLOW, cause="forward", since_step=130, until_step=140),
+        replace(SLOW, since_step=200, until_step=220, evidence="dearest", lost_s=2.0),
+        replace(SLOW, rank=1, since_step=205),
+        replace(SLOW, since_step=300),
+        replace(SLOW, cause="nan", since_step=301),
+        replace(SLOW, cause="nan", since_step=302),
+    ]
+    found = joined(parts)
+    assert [(one.rank, one.cause) for one in found] == [
+        (2, "data"),
+        (2, "forward"),
+        (1, "data"),
+        (2, "nan"),
+        (2, "nan"),
+    ]
+    assert found[0].intervals == ((100, 119), (200, 220), (300, None))
+    assert (found[0].since_step, found[0].until_step, found[0].evidence) == (100, None, "dearest")
+    assert (found[0].lost_s, found[0].first_told_step) == (3.0, 105)
+    assert found[1] == parts[1]
+    assert joined([found[0], replace(SLOW, since_step=300, until_step=310)])[0].intervals[-1] == (300, None)
+
+
+def test_intervals_that_overlap_are_one() -> None:
+    assert union([(5, 9), (1, 3), (9, 12), (20, None), (25, 30)]) == ((1, 3), (5, 12), (20, None))
+    assert union([]) == ()
