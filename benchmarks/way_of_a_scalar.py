@@ -1,8 +1,8 @@
 """Which files and functions of the package run for one `run.log`: `python -m benchmarks.way_of_a_scalar`.
 
 One float is logged in a warm run of `ds.init`, in this process and without Ray, and its step is ended. The
-script counts the distinct functions of the package, on every thread, until the bytes are in the file, and
-prints a line for each file and the two totals.
+script counts the distinct functions of the package, on the threads of the loop and of the writer, until the
+bytes are in the file, and prints a line for each file and the two totals.
 """
 
 import sys
@@ -18,6 +18,7 @@ import distsummary
 
 PACKAGE = Path(distsummary.__file__).parent
 PATIENCE_S = 10.0
+ASIDE = ("distsummary-judge", "distsummary-heartbeat", "distsummary-watcher")  # threads not on the way
 
 
 def functions_of_one_log(directory: Path) -> dict[str, list[str]]:
@@ -27,7 +28,8 @@ def functions_of_one_log(directory: Path) -> dict[str, list[str]]:
 
     def note(frame: FrameType, event: str, argument: Any) -> None:
         code = frame.f_code
-        if is_counting and event == "call" and code.co_filename.startswith(f"{PACKAGE}/"):
+        is_aside = threading.current_thread().name in ASIDE
+        if is_counting and not is_aside and event == "call" and code.co_filename.startswith(f"{PACKAGE}/"):
             found.add((str(Path(code.co_filename).relative_to(PACKAGE)), code.co_qualname))
 
     threading.setprofile(note)  # of the threads that are started below

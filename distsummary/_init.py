@@ -206,7 +206,7 @@ def init(
     )
     collector.refuse_unfit(watch, topology)
     alerted: list[Callback] = []  # left after the collector, whose end may make the last alerts
-    if on_alert is not None and role == "train" and topology.rank == 0 and topology.world_size > 1:
+    if on_alert is not None and role == "train" and topology.rank == 0:
         alerted.append(OnAlert(directory, on_alert, collector.count_failure))
     formats = collector_options.get("formats")
     told = (

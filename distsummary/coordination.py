@@ -86,6 +86,10 @@ class Coordinator(Protocol):
     def listener(self) -> Listener | None:
         """Who hears what collectors have written; None: nobody, the files are read instead."""
 
+    @property
+    def on_written(self) -> Callable[[Any], None] | None:
+        """Takes each `Batch` that this process has written, in the writer's thread; None: nobody does."""
+
 
 class LocalCoordinator:
     """A Coordinator without an aggregator: it uses the run's manifest, and the file of the rank itself.
@@ -207,6 +211,8 @@ class LocalCoordinator:
 
     def listener(self) -> None:
         """Nobody listens."""
+
+    on_written = None  # the aggregator, if there is one, reads the files
 
 
 class _RankTakenError(RunDirError):

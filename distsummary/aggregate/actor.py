@@ -173,6 +173,8 @@ class AggregatorClient:
         """The aggregator hears what the collectors have written."""
         return DigestListener(actor_name(self._run_dir), NAMESPACE, ASIDE)
 
+    on_written = None  # the aggregator reads the files
+
     def _is_connected(self) -> bool:
         # Without a connection, a Ray call would start a cluster; in another cluster the handle is not valid.
         return bool(ray.is_initialized() and ray.get_runtime_context().gcs_address == self._cluster)

@@ -103,7 +103,7 @@ def judged_files(run_dir: RunDir, role: str = "train") -> list[tuple[int, Verdic
 
     Raises DamagedFileError or OSError if they cannot be read.
     """
-    directories = run_dir.rank_dirs(role)
+    directories = run_dir.rank_dirs(role) or {0: run_dir.writer_dir(role, 0, 1)}
     ranks = RankFiles(directories)
     judging = Judging(Meshes(directories))
     for window in ranks.windows():

@@ -110,7 +110,7 @@ class SummaryCollector(Callback):
             `loss/auto`.
         topology: this rank's place among the ranks; by default from the loop or the environment.
         coordinator: internal: the `Coordinator` that joins all ranks to one run; by default, several ranks
-            have an aggregator as with `ds.init`, and a single rank uses the manifest in the run dir.
+            have an aggregator as with `ds.init`, and a single rank is judged in its own process.
         exists: if the run has finished, "attempt" adds an attempt; "refuse" raises unless the loop resumes.
         collectors: who writes the files: "process": this process; "rank": a Ray actor, from the start;
             "auto": this process, but under Ray an actor as soon as writing takes more than a tenth of a
@@ -228,6 +228,7 @@ class SummaryCollector(Callback):
             exports=self._exports_npy,
             health=self.health,
             record=self._keep,
+            alert=self._report,
             failures=self._failures,
         )
         self._schedule = Schedule(
@@ -245,6 +246,7 @@ class SummaryCollector(Callback):
         self.recorder.gather = self._taps.gather
         self._params: CallbackParams | None = None  # the parameters of the current training
         self._recorded: object = None  # the `logged` dict that was recorded last
+        self._early: list[tuple[str, int, str, str]] = []  # alerts before the session was open
 
     def _keep(self, step: int, numbers: Mapping[str, object], values: Sequence[Value] = ()) -> None:
         """Keep the values of a run that only evaluates, to record them with its evaluations."""
@@ -256,6 +258,13 @@ class SummaryCollector(Callback):
             self._failures.count(
                 "values given before the first step of a run that failed are dropped", dropped=lost
             )
+
+    def _report(self, cause: str, step: int, evidence: str, level: str) -> None:
+        """Report what the user says of a step, or a callback; before the session is open, when it is."""
+        if (session := self._session) is None:
+            self._early.append((cause, step, evidence, level))
+        else:
+            session.report_alert(cause, step, evidence, level)
 
     def on_train_begin(self, run_context: RunContext) -> None:
         """Join the run and open the files; raises for bad arguments and for files that cannot be opened."""
@@ -275,6 +284,8 @@ class SummaryCollector(Callback):
             self._tell_attempt(self._session)
         session = self._session
         session.phase = "training"
+        while self._early:
+            session.report_alert(*self._early.pop(0))
         self._taps.begin(params, session.record)
         self.recorder.record = self._taps.record
         self._params = params
@@ -308,7 +319,8 @@ class SummaryCollector(Callback):
         if phases is not None and not phase:
             is_step = phases.is_in_loop or phases.current in (EVALUATION, CHECKPOINT)
             phase = phases.current if is_step else OUTSIDE
-        return Place(int(params["cur_step_num"]), phase)
+        step = params.get("cur_step_num")
+        return Place(step if isinstance(step, int) else 0, phase)
 
     def _tell_attempt(self, session: Session) -> None:
         """Say that the run dir holds a training already; `ds.init` asks the user, by `exists`."""
@@ -368,8 +380,8 @@ class SummaryCollector(Callback):
         self, topology: Topology, past: Past | None = None, *, refuse_finished: bool = False
     ) -> Session:
         formats, coordinator = self._spec.formats, self._coordinator
-        if coordinator is None and topology.world_size > 1:
-            coordinator = distsummary.coordinator(self.run_dir, topology)
+        if coordinator is None and past is None:
+            coordinator = distsummary.coordinator(self.run_dir, topology, aggregate=topology.world_size > 1)
         if self._has_default_formats and topology.world_size > BOTH_FORMATS_UP_TO:
             formats = (MINDSPORE,)
         return Session(

@@ -23,6 +23,7 @@ class RunRecorder:
         exports: whether tensors are also exported; see `checked_value`.
         health: returns the collector's counters.
         record: takes values while no session is open.
+        alert: reports a cause at a step with its evidence and level.
         failures: counts the values that the Run drops.
     """
 
@@ -34,12 +35,14 @@ class RunRecorder:
         exports: bool,
         health: Callable[[], Health],
         record: Callable[..., None],
+        alert: Callable[[str, int, str, str], None],
         failures: Failures,
     ) -> None:
         self.dir = path
         self.plain_before = -math.inf
         self.record, self.health, self.failures = record, health, failures
         self.gather: Callable[[], None] = lambda: None
+        self.alert = alert
         self._formats, self._exports = formats, exports
 
     def snapshot(self, plugin: str, name: str | None, value: object) -> Value:

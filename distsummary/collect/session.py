@@ -33,6 +33,8 @@ from distsummary.collect.watcher import Place, Watcher, groups_of_torch
 from distsummary.coordination import Coordinator, LocalCoordinator
 from distsummary.deal import Deal, Heartbeat
 from distsummary.diagnosis.diagnose import Diagnose
+from distsummary.diagnosis.reporting import Alerts
+from distsummary.diagnosis.verdict import MESSAGE, Verdict
 from distsummary.errors import WriteError
 from distsummary.format.records import DIALECTS, LINEAGE_PLUGINS, Event, Health, Value
 from distsummary.format.scalar_rows import MAX_PACKERS, row_struct
@@ -151,11 +153,13 @@ class Session:
             rank=topology.rank,
         )
         listener = None if self._is_past else self._coordinator.listener()
-        self._writer = open_writer(spec, collectors, listener)
+        on_written = None if self._is_past else self._coordinator.on_written
+        self._writer = open_writer(spec, collectors, listener, on_written)
         self._packers: dict[tuple[str, ...], tuple[tuple[str, ...], Callable[..., bytes]]] = {}
         self._files = Background(failures.health, raise_exception=spec.raise_exception)
         # a second thread: git and the coordinator may be slow, and checkpoints must not wait for them
         self._messages = Background(failures.health, raise_exception=spec.raise_exception)
+        self._alerts = Alerts(run_dir)  # of the user and of callbacks
         self._pid = os.getpid()
         self._exports = Exports(rank_dir, int(time.time()), self._files) if exports_npy else None
         self._trajectory: KeptTrajectory | None = None
@@ -229,7 +233,7 @@ class Session:
 
     def watch_steps(self, place: Callable[[], Place]) -> None:
         """From now on, tell in stuck.json when a step of this thread is late; `place` says where it is."""
-        if self._watcher is None and self.topology.world_size > 1:
+        if self._watcher is None and self.topology.role == "train":
             directory = self._run_dir.writer_dir(
                 self.topology.role, self.topology.rank, self.topology.world_size
             )
@@ -240,6 +244,7 @@ class Session:
                 place=place,
                 groups=groups_of_torch,
                 failures=self.failures,
+                is_alone=self.topology.world_size == 1,
             )
 
     def _place(self) -> Heartbeat:
@@ -333,6 +338,19 @@ class Session:
         """Record lineage; the aggregator reads it from the files."""
         if values:
             self._writer.write(Event(step, time.time(), values))
+
+    def report_alert(self, cause: str, step: int, evidence: str, level: str) -> None:
+        """Report what the user or a callback says of a step, in the background."""
+        verdict = Verdict(
+            rank=self.topology.rank,
+            cause=cause,
+            since_step=step,
+            until_step=step if cause == MESSAGE else None,
+            evidence=evidence,
+            first_told_step=step,
+            level=level,
+        )
+        self._messages.submit("the alert", partial(self._alerts.tell, self._registration.attempt, verdict))
 
     def monitor_system(self, network: object) -> None:
         """From now on, record system metrics, including those of the GPU that holds the network."""
@@ -479,6 +497,7 @@ class Session:
             ("the last system metrics", self._monitor.stop if self._monitor else lambda: None),
             ("writing the sketches", self._sketches.flush if self._sketches else lambda: None),
             ("recording the provenance", partial(self._messages.close, lambda: self._deadline_s)),
+            ("the alerts", self._alerts.write),
             ("closing the files", partial(self._files.close, lambda: self._deadline_s)),
             ("closing the event files", close_writer),
             ("counting what was written", count),

@@ -19,6 +19,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
+import psutil
+
 from distsummary.collect.crash_log import CrashLog
 from distsummary.consequences import follows_from_another
 from distsummary.diagnosis.source_lines import SourceLine, user_place
@@ -42,6 +44,8 @@ RECENT = 60  # looks at which the step had changed, whose steps are remembered
 ENOUGH = 20  # of them, until the long ones among them count; and steps, until their mean tells a limit
 BLOCKED_S = 2.0  # after so long, a thread that is blocked reports its collectives in any phase
 LONG_FACTOR = 1.5  # a step is not late before so many times the length that one in twenty exceeds
+ALONE_TELL_S = 20.0  # one rank alone tells nobody who waits for it
+ALONE_FACTOR = 3  # so many times the longest time without progress is the limit of a rank that is alone
 MOVING = 0.2  # of the wall time, spent on computing or in the run queue: the thread is not blocked
 STACK_LINES = 40
 OUTSIDE, COMPILE = "outside", "compile"  # phases: between two loops over steps; code is compiled
@@ -76,13 +80,14 @@ class Pace:
     Attributes:
         since: when the last progress was seen: another step, or the begin or end of a phase of its own.
         late_s: the seconds that were looked at since; less than have passed if the looks came late.
+        longest_s: the longest time without progress so far, the start included.
     """
 
     def __init__(self, place: Place, now: float) -> None:
         self.place = place
         self._begun = place.step, now
         self.since = self._looked_s = now
-        self.late_s = 0.0
+        self.late_s = self.longest_s = 0.0
         self._steps: deque[float] = deque(maxlen=RECENT)  # seconds a step, at each look that saw new ones
         self._longest: dict[str, float] = {}
         self._seen = 0
@@ -96,6 +101,7 @@ class Pace:
             self.late_s += min(passed_s, MOST_S)
             return False
         took, self.since, self.late_s = now - self.since, now, 0.0
+        self.longest_s = max(took, self.longest_s)
         if before.phase in _LONG:
             self._longest[before.phase] = max(took, self._longest.get(before.phase, 0.0))
         elif made > 0 and place.phase not in _LONG:
@@ -137,6 +143,9 @@ class Watcher:
         groups: reads the collectives, of which the newest may have raised; returns whether the flight
             recorder is "on" or "off", and the groups.
         failures: counts what raises.
+        is_alone: whether there are no other ranks, so that a step that takes its time holds up nobody. It is
+            late then only if it takes ALONE_FACTOR times as long as anything before, and UNKNOWN_S if this
+            process or a child of it computes meanwhile.
     """
 
     def __init__(
@@ -148,7 +157,9 @@ class Watcher:
         place: Callable[[], Place],
         groups: Callable[[bool], tuple[str, tuple[Group, ...]]],
         failures: Failures,
+        is_alone: bool = False,
     ) -> None:
+        self._is_alone = is_alone
         self._path, self._attempt, self._rank = directory / STUCK, attempt, rank
         self._place, self._groups, self._failures = place, groups, failures
         while _after_runs:  # an earlier run of this process is really over
@@ -159,9 +170,9 @@ class Watcher:
         self._looked: deque[int] = deque(maxlen=6)  # the stacks at the newest looks, as hashes
         self._busy: deque[tuple[float, float]] = deque(maxlen=6)  # wall and busy seconds at them
         self._pace = Pace(place(), time.monotonic())
-        self._crash_log: CrashLog | None = failures.call(
-            "crash.txt", CrashLog, directory, attempt, self._thread_id
-        )
+        self._crash_log: CrashLog | None = None
+        if not is_alone:
+            self._crash_log = failures.call("crash.txt", CrashLog, directory, attempt, self._thread_id)
         self._is_stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="distsummary-watcher", daemon=True)
         self._thread.start()
@@ -179,9 +190,9 @@ class Watcher:
             self._failures.call("crash.txt", self._crash_log.close)
         if error is None:
             self._failures.call("stuck.json", self._path.unlink, missing_ok=True)
-            if is_in_group():
+            if is_in_group() and not self._is_alone:
                 _AfterRun(self._report_after, self._thread_id, self._path)
-        elif not self._is_told:
+        elif not self._is_told and not self._is_alone:
             is_cut_off = follows_from_another(f"{type(error).__name__}: {error}")
             self._failures.call(
                 "stuck.json", self._tell, time.monotonic(), error=error, is_cut_off=is_cut_off
@@ -203,11 +214,11 @@ class Watcher:
                 self._tell_over()
             return
         late_s = self._pace.late_s
-        if late_s < LEAST_S:
+        if late_s < (ALONE_TELL_S if self._is_alone else LEAST_S):
             return
         stack = [*_frames(self._thread_id)]
         self._looked.append(hash(tuple((id(frame.f_code), frame.f_lineno) for frame in stack)))
-        self._busy.append((now, _busy_s(self._native_id)))
+        self._busy.append((now, _family_s() if self._is_alone else _busy_s(self._native_id)))
         if late_s >= self._pace.telling_s() and now - self._told_s >= TELL_S:
             self._tell(now)
 
@@ -237,6 +248,8 @@ class Watcher:
             phase = WAIT
         late_s, limit_s = pace.late_s, pace.limit_s(phase if phase != WAIT else place.phase)
         is_moving = self._is_moving()
+        if self._is_alone:
+            limit_s = max(limit_s, ALONE_FACTOR * pace.longest_s, UNKNOWN_S * is_moving)
         # Reading a full recorder takes 50 ms, which a thread that computes would miss.
         is_read = late_s >= limit_s or error is not None or (late_s >= BLOCKED_S and not is_moving)
         recorder, groups = self._groups(is_cut_off) if is_read else ("", ())
@@ -365,12 +378,23 @@ def _frames(thread_id: int) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _busy_s(native_id: int) -> float:
-    """The seconds that a thread of this process has computed or waited in the run queue; 0 if unknown."""
+def _busy_s(native_id: int, process: int | str = "self") -> float:
+    """The seconds that a thread of a process has computed or waited in the run queue; 0 if unknown."""
     with suppress(OSError, ValueError, IndexError):
-        cpu, queue = Path(f"/proc/self/task/{native_id}/schedstat").read_bytes().split()[:2]
+        cpu, queue = Path(f"/proc/{process}/task/{native_id}/schedstat").read_bytes().split()[:2]
         return 1e-9 * (int(cpu) + int(queue))
     return 0.0
+
+
+def _family_s() -> float:
+    """As `_busy_s`, of the threads of this process but ours, and of its children, such as loader workers."""
+    ours = {str(one.native_id) for one in threading.enumerate() if one.name.startswith("distsummary-")}
+    found = 0.0
+    for process in (own := psutil.Process(), *own.children(recursive=True)):
+        with suppress(OSError):  # it has ended
+            tasks = {task.name for task in os.scandir(f"/proc/{process.pid}/task")}
+            found += sum(_busy_s(int(task), process.pid) for task in tasks - ours)
+    return found
 
 
 def _line_of(frame: FrameType) -> SourceLine:

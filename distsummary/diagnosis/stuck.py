@@ -496,7 +496,7 @@ def _still(tellings: Sequence[Telling]) -> list[Verdict]:
         if odd := _elsewhere(tellings, late):
             return odd
         late = [one for one in late if one.is_over_limit(least_s=LONG_S)]
-        text = "has made no progress, and no other rank has"
+        text = "has made no progress" + (", and no other rank has" if len(tellings) > 1 else "")
     else:
         late = [one for one in late if one.is_over_limit(more_s=APART_S)]
         text = "has made no progress, while other ranks have"

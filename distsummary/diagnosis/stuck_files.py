@@ -30,7 +30,7 @@ def hung_ranks(run_dir: RunDir, attempt: AttemptState, *, now: float | None = No
     Args:
         now: seconds since the epoch; None asks the file system's clock, if any rank tells that it is late.
     """
-    if attempt.role != "train" or attempt.world_size == 1:
+    if attempt.role != "train":
         return []
     places = [run_dir.writer_dir(attempt.role, rank.rank, attempt.world_size) for rank in attempt.ranks]
     told = [

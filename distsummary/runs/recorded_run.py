@@ -111,7 +111,7 @@ class RecordedRun:
         """What a notebook shows: what the run is, how much it recorded, and what was told of its ranks."""
         steps = "" if self.steps is None else f", steps {self.steps[0]:,} to {self.steps[1]:,}"
         counts = ", ".join(f"{plugin} {len(tags):,}" for plugin, tags in self.tags.items())
-        found = findings_in_short(self.findings, is_over=self.state != "running")
+        found = findings_in_short(findings(self), is_over=self.state != "running")
         lines = [
             f"{self.path}: {self.state}, {len(self.ranks):,} rank{'s' * (len(self.ranks) != 1)}{steps}",
             *([found] if found else []),
@@ -255,12 +255,6 @@ class RecordedRun:
                 missing = 0.0 if dtype is np.float64 else -1
                 columns[name] = np.array([missing if value is None else value for value in values], dtype)
         return Table(columns, title="verdicts")
-
-    @property
-    def findings(self) -> list[Verdict]:
-        """What is wrong with the newest attempt; `distsummary status` says it after the state."""
-        state = self._state()
-        return open_findings(self._alerts(), state.newest if state else None)
 
     def _alerts(self) -> list[dict[str, Any]]:
         """The lines of alerts.jsonl that are findings; notes what cannot be read."""
@@ -592,6 +586,12 @@ def _check_is_run(run: RunDir, given: str, role: str) -> None:
     raise MissingFileError(
         f"{given} is not a run: it has neither {MANIFEST} nor rank directories nor event files; {remedy}"
     )
+
+
+def findings(run: RecordedRun) -> list[Verdict]:
+    """What is wrong with the newest attempt of a run; `distsummary status` says it after the state."""
+    state = run._state()
+    return open_findings(run._alerts(), state.newest if state else None)
 
 
 def _with_sentences(alerts: Iterable[dict[str, Any]], *, is_over: bool) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from distsummary.diagnosis.alerts import worst_level
 from distsummary.format.records import RANKS_TAG
 from distsummary.runs.facts import Fact, facts
 from distsummary.runs.rank_files import MERGED, Rank
-from distsummary.runs.recorded_run import RecordedRun
+from distsummary.runs.recorded_run import RecordedRun, findings
 from distsummary.tools.columns import aligned, cut, lasting, numbered, printable, wrapped
 from distsummary.tools.dump import number
 from distsummary.tools.status_text import findings_in_short
@@ -103,12 +103,12 @@ def overview(run: RecordedRun) -> Overview:
     known = facts(run)
     attempts = [attempt for attempt in run.attempts if attempt.role == run.role]
     verdicts = tuple({name: getattr(row, name) for name in run.verdicts.columns} for row in run.verdicts)
-    findings = run.findings
+    found = findings(run)
     return Overview(
         path=str(run.path),
         state=run.state,
-        level=worst_level(findings),
-        findings=findings_in_short(findings, is_over=run.state != "running"),
+        level=worst_level(found),
+        findings=findings_in_short(found, is_over=run.state != "running"),
         ranks=int(known.get("ranks") or len(run.ranks)),
         attempts=len(attempts),
         steps=run.steps,

@@ -44,7 +44,7 @@ def text_of(
     """
     if not found:
         if world_size < 2:
-            return "the run has one rank, which has no peers to be compared with"
+            return "nothing was found; the run has one rank, which has no peers to be compared with"
         return f"none of the {world_size} ranks stands out"
 
     def said(attempt: int, verdict: Verdict) -> str:

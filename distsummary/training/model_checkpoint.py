@@ -17,6 +17,7 @@ from distsummary.checkpoints.model_file import BREAKPOINT, TRAINING, free_prefix
 from distsummary.checkpoints.object_state import state_entries
 from distsummary.checkpoints.training_state import remove_orphans, write_rank_file
 from distsummary.checks import check_type
+from distsummary.diagnosis.verdict import UNSAVED
 from distsummary.errors import DistSummaryError, InvalidArgumentError, InvalidValueError
 from distsummary.interrupts import StepInterrupts
 from distsummary.publish import check_writable, ensure_directory, remove_leftovers
@@ -26,10 +27,13 @@ from distsummary.training.checkpoint_config import CheckpointConfig
 from distsummary.training.model_state import Kept, Source, source_of
 from distsummary.training.phases import CHECKPOINT, in_phase
 from distsummary.training.random_state import random_state
+from distsummary.writing.health import one_line
 
 logger = logging.getLogger(__name__)
 
 BREAKPOINT_WAIT_S = 3.0  # how long the ranks then wait for each other's shards in a .dcp
+
+NOT_SAVED = "is not saved"
 
 
 class ModelCheckpoint(Callback):
@@ -247,7 +251,7 @@ class ModelCheckpoint(Callback):
             return  # still due at the next step
         self._join()
         self._tell(params)
-        what = f"the checkpoint of step {params['cur_step_num']} is not saved"
+        what = f"the checkpoint of step {params['cur_step_num']} {NOT_SAVED}"
         with in_phase(params, CHECKPOINT):
             self._guard(what, self._begin_save, params)
         self._saved_step = int(params["cur_step_num"])
@@ -275,7 +279,7 @@ class ModelCheckpoint(Callback):
         if self._config.async_save and not suffix:
             if self._writer is None:
                 self._writer = ThreadPoolExecutor(1, thread_name_prefix="distsummary-checkpoint")
-            what = f"the checkpoint {stem} is not saved"
+            what = f"the checkpoint {stem} {NOT_SAVED}"
             self._writing = self._writer.submit(self._guard, what, write)
         else:
             write()
@@ -364,11 +368,18 @@ class ModelCheckpoint(Callback):
         try:
             function(*args)
         except (DistSummaryError, OSError) as error:
-            self.failures += 1
+            self._fail(f"{what}: {error}")
             logger.error("%s, and the training goes on: %s", what, error)
-        except Exception:
-            self.failures += 1
+        except Exception as error:
+            self._fail(f"{what}: {type(error).__name__}: {error}")
             logger.exception("%s, and the training goes on", what)
+
+    def _fail(self, reason: str) -> None:
+        """Count a failure, and report it if a callback records the run."""
+        self.failures += 1
+        report = self._params.get("report_finding") if self._params is not None else None
+        if report is not None and NOT_SAVED in reason:
+            report(UNSAVED, one_line(reason))
 
 
 def _check_prefix(field: str, prefix: object) -> None:

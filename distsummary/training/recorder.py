@@ -41,6 +41,10 @@ class Recorder(Protocol):
         """Record numbers by name, and values made by `snapshot`, as one event of a step."""
 
     @property
+    def alert(self) -> Callable[[str, int, str, str], None]:
+        """Reports a cause at a step with its evidence and level; see `Recording.alert`."""
+
+    @property
     def gather(self) -> Callable[[], None]:
         """Called when `run.log` gives a value in a loop that counts no steps.
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from distsummary.checks import check_choice, check_int, check_type
+from distsummary.diagnosis.verdict import INFO, LEVELS, MESSAGE, level_of
 from distsummary.errors import ClosedError, DistSummaryError, InvalidTypeError, InvalidValueError
 from distsummary.format.records import GIVEN_PLUGINS, LINEAGE_PLUGINS, Health, Value
 from distsummary.training.callbacks import CallbackList, CallbackParams
@@ -30,6 +31,7 @@ MAX_KNOWN_NAMES = 1 << 14  # if there are more, all are forgotten and checked ag
 SHOWN_BY_TAG = ("scalar", "histogram", "image", "text")  # plugins that TensorBoard has
 SEVERAL = "several"
 MAX_SHOWN = 40  # characters of a name in a message
+MAX_TITLE, MAX_TEXT = 200, 10_000  # characters of an alert
 MAX_NESTING = 8  # levels of nested dicts in `log`
 NAMELESS = ("graph", *LINEAGE_PLUGINS)
 MAX_STEP = 2**63 - 1  # int64 in the files
@@ -67,6 +69,7 @@ class Recording(abc.ABC):
         self._own_failures = Failures(Health(), logger)  # while no recorder is there to count
         self._finite = FiniteCheck(on_nan, rank, self._failures)
         params["finite_check"] = self._finite  # for callbacks that find numbers which are not finite
+        params["report_finding"] = self._report_finding  # for callbacks that find something else
         self._is_closed = self._is_stepped = self._is_forked = False
         self._inherited_dir: Path | None = None  # set in a forked child
         self._forks = Forks()
@@ -209,6 +212,44 @@ class Recording(abc.ABC):
     def figure(self, name: str, value: object, step: int | None = None) -> None:
         """Record a matplotlib figure as an image; it is drawn now, and not closed. See `add_value`."""
         self._add("figure", name, value, step)
+
+    def alert(self, title: str, text: str = "", *, level: str = INFO) -> None:
+        """Report something about the run at the current step: in alerts.jsonl, and as its level says.
+
+        An alert of the level "warning" or "error" is printed, passed to `on_alert` and shown as a finding of
+        the run (an error also makes `distsummary status` exit with 1); see `ds.Diagnose`. Any rank may report
+        one. A second one with the same title and text at the same step is the same alert.
+
+        Args:
+            title: up to 200 characters. text: more about it, up to 10,000 characters.
+            level: "info", "warning" or "error".
+
+        Raises:
+            InvalidTypeError, InvalidValueError: a wrong argument. ClosedError: the run is closed.
+        """
+        is_elsewhere = get_ident() != self._thread
+        if self._is_closed and self._is_late(is_elsewhere):
+            return
+        for name, value, least, most in (("title", title, 1, MAX_TITLE), ("text", text, 0, MAX_TEXT)):
+            check_type(name, value, str)
+            if not least <= len(value) <= most:
+                raise InvalidValueError(
+                    f"{name} must have {least} to {most:,} characters, got {len(value):,}; shorten it"
+                )
+        check_choice("level", level, LEVELS)
+        if is_elsewhere and self._is_forked:
+            self._drop_forked({"alert": 1})
+            return
+        recorders = self._recorders()
+        for recorder in recorders:
+            recorder.alert(MESSAGE, self.step, f"{title}: {text}" if text else title, level)
+        if not recorders:
+            self._failures().count(NOT_RECORDED, dropped={"alert": 1})
+
+    def _report_finding(self, cause: str, evidence: str) -> None:
+        """Report what a callback has found; any thread may call it."""
+        for recorder in self._recorders():
+            recorder.alert(cause, self.step, evidence, level_of(cause))
 
     def add_value(self, plugin: str, name: str | None, value: object) -> None:
         """Record a value of any plugin, as SummaryRecord does; "scalar" is `log`.

@@ -9,7 +9,7 @@ from distsummary.diagnosis.alerts import worst_level
 from distsummary.errors import InvalidValueError
 from distsummary.runs.compare import MEANING, curves_of, verdicts_of, where_they_part
 from distsummary.runs.facts import facts
-from distsummary.runs.recorded_run import RecordedRun
+from distsummary.runs.recorded_run import RecordedRun, findings
 from distsummary.view.packing import plain
 from distsummary.view.reduce import Array, line_of
 
@@ -63,12 +63,12 @@ def comparison(
         "runs": [
             {
                 "name": name, "path": os.fspath(path), "state": one.state, "ranks": len(one.ranks),
-                "level": worst_level(findings), "findings": len(findings),
+                "level": worst_level(wrong), "findings": len(wrong),
                 "steps": span(one, (int(steps[0]) for steps, _ in of_run.values() if steps.size)),
                 "source": source, "verdicts": verdicts_of(one), "problems": list(one.problems),
             }
-            for name, path, one, source, of_run, findings in zip(
-                _names(paths), paths, runs, sources, curves, [one.findings for one in runs], strict=True
+            for name, path, one, source, of_run, wrong in zip(
+                _names(paths), paths, runs, sources, curves, map(findings, runs), strict=True
             )
         ],
         "differing": [[name, [of_run.get(name) for of_run in known]] for name in differing],

@@ -21,7 +21,7 @@ from distsummary.run_dir import RunDir
 from distsummary.run_text import as_ranges
 from distsummary.runs.facts import facts
 from distsummary.runs.rank_files import MERGED, MERGED_RANK
-from distsummary.runs.recorded_run import RecordedRun
+from distsummary.runs.recorded_run import RecordedRun, findings
 from distsummary.runs.show import STATISTICS, interest
 from distsummary.telling import doing
 from distsummary.tools.status_text import findings_in_short
@@ -291,15 +291,15 @@ def _overview(
     run: RecordedRun, verdicts: list[dict[str, Any]], left_out: int, steps: list[int] | None
 ) -> dict[str, Any]:
     attempts = [_row(row) for row in run.attempts if row.role == run.role]
-    known, findings = facts(run), run.findings
+    known, found = facts(run), findings(run)
     return {
         "made": time.time(),
         "name": run.path.name,
         "path": os.fspath(run.path.resolve()),
         "state": run.state,
-        "level": worst_level(findings),
-        "findings": len(findings),
-        "found": findings_in_short(findings, is_over=run.state != "running"),
+        "level": worst_level(found),
+        "findings": len(found),
+        "found": findings_in_short(found, is_over=run.state != "running"),
         "ranks": list(run.ranks),
         "world_size": int(known.get("ranks") or len(run.ranks)),
         "steps": steps,

@@ -9,7 +9,7 @@ def writers(monkeypatch):
     """What the collectors of a test wrote, in place of the files, by rank."""
     opened = {}
 
-    def open_writer(spec, collectors, listener):
+    def open_writer(spec, collectors, listener, on_written):
         opened[spec.rank] = ListWriter()
         opened[spec.rank].spec = spec
         return opened[spec.rank]

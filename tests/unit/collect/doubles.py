@@ -74,6 +74,8 @@ class ListCoordinator:
     def listener(self):
         return None
 
+    on_written = None
+
 
 class Model:
     """Six parameters of one, two ... six elements."""

@@ -1,0 +1,217 @@
+"""LoneRank: judges a training of one rank in its own process, as the aggregator judges those of several."""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsummary.aggregate.judging import Judging
+from distsummary.aggregate.norms import Meshes
+from distsummary.aggregate.stuck import StuckRanks
+from distsummary.aggregate.waiting import Row, rows_of
+from distsummary.attempts import Registration
+from distsummary.coordination import Coordinator, Listener
+from distsummary.deal import Deal, Heartbeat
+from distsummary.diagnosis.ends import attempt_verdicts
+from distsummary.diagnosis.reporting import Alerts
+from distsummary.diagnosis.sick import LOSSES
+from distsummary.format.check_tags import LAG, NONFINITE_TAGS
+from distsummary.format.digest import digest_of
+from distsummary.format.records import Batch, Scalars
+from distsummary.format.scalar_rows import row_dtype, row_struct
+from distsummary.run_dir import RunDir
+from distsummary.states import AttemptState, read_run
+from distsummary.topology import Topology
+from distsummary.writing.health import told
+
+logger = logging.getLogger(__name__)
+
+Floats = NDArray[np.float64]
+
+ROUND_S = 0.5  # between two rounds of the thread
+LOOK_S = 5.0  # between two looks at the state of the rank, which costs a third of a millisecond
+STOP_S = 5.0  # the end waits so long for a round that hangs, as on a disk that does
+MOST_ROWS = 1 << 14  # that wait for a round; the oldest are left out of judging, which a full run never is
+MOST_SETS = 1 << 10  # of tags, that are remembered
+JUDGED = frozenset((*NONFINITE_TAGS.values(), *(tag + LAG for tag in NONFINITE_TAGS.values())))
+
+
+class LoneRank:
+    """A Coordinator that judges what its rank records, in a thread, beside the one that it wraps.
+
+    What the writer has written passes by as packed rows, of which few have to be judged; see `_Sieve`.
+
+    Args:
+        inner: joins the rank to its run. run_dir: the run.
+    """
+
+    def __init__(self, inner: Coordinator, run_dir: RunDir) -> None:
+        self._inner, self._run_dir = inner, run_dir
+        self._alerts = Alerts(run_dir)
+        self._stuck = StuckRanks(run_dir, self._alerts)
+        self._judging = Judging(Meshes({0: run_dir.base}), self._alerts.tell)
+        self._sieves: dict[tuple[str, ...], _Sieve] = {}
+        self._rows: deque[Row] = deque(maxlen=MOST_ROWS)
+        self._attempt = -1
+        self._state: AttemptState | None = None
+        self._look_at_s = 0.0
+        self._warned: set[str] = set()
+        self._lock = threading.Lock()  # of the thread's start
+        self._is_stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    # --- calls of the rank
+
+    def register(self, topology: Topology, *, refuse_finished: bool = False) -> Registration:
+        """Join the run; it is judged from the first heartbeat, or the first batch that is written."""
+        registration = self._inner.register(topology, refuse_finished=refuse_finished)
+        self._attempt = registration.attempt
+        return registration
+
+    def beat(self, topology: Topology, attempt: int, heartbeat: Heartbeat) -> Deal | None:
+        """As the inner one."""
+        self._begin()
+        return self._inner.beat(topology, attempt, heartbeat)
+
+    def finish(self, topology: Topology, attempt: int, health: Mapping[str, int | str]) -> None:
+        """Leave the run, and report how it ended."""
+        self._begin()
+        self._is_stopped.set()
+        if self._thread is not None:
+            self._thread.join(STOP_S)
+        try:
+            self._inner.finish(topology, attempt, health)
+        finally:
+            with self._guarded():
+                self._round()
+                self._look(is_over=True)
+            self._alerts.close()
+
+    def evaluated(self, topology: Topology, attempt: int) -> None:
+        """As the inner one."""
+        self._inner.evaluated(topology, attempt)
+
+    def listener(self) -> Listener | None:
+        """As the inner one."""
+        return self._inner.listener()
+
+    @property
+    def on_written(self) -> Callable[[Batch], None]:
+        """Takes each batch that was written, in the thread of the writer."""
+        return self._hear
+
+    def _begin(self) -> None:
+        """Start the thread, once."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="distsummary-judge", daemon=True)
+                self._thread.start()
+
+    def _hear(self, batch: Batch) -> None:
+        with self._guarded():
+            self._begin()
+            for scalars in digest_of(batch, "train").scalars:
+                self._rows.extend(self._kept(scalars))
+
+    def _kept(self, scalars: Scalars) -> list[Row]:
+        """The rows that have to be judged, and of the others the columns that are."""
+        tags = scalars.tags
+        table = np.frombuffer(scalars.rows, row_dtype(len(tags)))
+        sieve = self._sieves.get(tags)
+        if sieve is None:
+            sieve = self._sieves[tags] = _Sieve(tags)
+            if len(self._sieves) > MOST_SETS:
+                del self._sieves[next(iter(self._sieves))]
+        size = table.itemsize
+        wanted = sieve.rows(table["numbers"])
+        rows = [Row(0, tags, scalars.rows[at * size : (at + 1) * size]) for at in wanted]
+        if sieve.judged:
+            names, pack = tuple(tags[place] for place in sieve.judged), row_struct(len(sieve.judged)).pack
+            numbers = table["numbers"][:, sieve.judged].tolist()
+            heads = zip(table["wall_time"].tolist(), table["step"].tolist(), numbers, strict=True)
+            rows += [
+                Row(0, names, pack(time_s, step, *values))
+                for at, (time_s, step, values) in enumerate(heads)
+                if at not in wanted
+            ]
+        return rows
+
+    # --- the thread
+
+    def _run(self) -> None:
+        is_stopped = False
+        while not is_stopped:
+            with self._guarded():
+                self._look()  # first: the start is reported before what was found
+                self._round()
+            is_stopped = self._is_stopped.wait(ROUND_S)
+
+    def _round(self) -> None:
+        """Judge what was written, and whether the loop stands still."""
+        rows = [self._rows.popleft() for _ in range(len(self._rows))]
+        if rows:
+            self._judging.add(rows_of(rows), self._attempt)
+        if self._state is not None:
+            self._stuck.look(self._state)
+
+    def _look(self, *, is_over: bool = False) -> None:
+        """Look at the state of the rank, if that is due, and report it."""
+        if not is_over and time.monotonic() < self._look_at_s:
+            return
+        self._look_at_s = time.monotonic() + LOOK_S
+        attempts = [one for one in read_run(self._run_dir).attempts if one.role == "train"]
+        self._state = next((one for one in attempts if one.attempt == self._attempt), None)
+        for verdict in attempt_verdicts(self._state, is_over=is_over) if self._state else ():
+            self._alerts.tell(self._attempt, verdict)
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Log what is raised, once: judging ends no training, and the next round may succeed."""
+        try:
+            yield
+        except Exception as error:  # of the disk, mostly
+            reason = told(error)
+            if reason not in self._warned:
+                self._warned.add(reason)
+                logger.warning("%s: not judged now: %s", self._run_dir.base, reason)
+
+
+class _Sieve:
+    """Finds the rows of a set of k tags that have to be judged.
+
+    These are the first in which a tag is finite, and, of those after it, the first in which it is NaN and the
+    first in which it is infinite.
+    """
+
+    def __init__(self, tags: Sequence[str]) -> None:
+        self.judged = [place for place, tag in enumerate(tags) if tag in JUDGED]
+        self._is_known = np.array(
+            [tag in LOSSES for tag in tags], np.bool_
+        )  # it has been finite, or need not
+        self._is_done = np.zeros((2, len(tags)), np.bool_)  # it has been NaN; it has been infinite
+
+    def rows(self, numbers: Floats) -> list[int]:
+        """The rows of `numbers` (N, k), as places in it."""
+        with np.errstate(over="ignore"):
+            numbers = numbers.astype(np.float32)  # as the files hold them
+        is_finite = np.isfinite(numbers)
+        if self._is_known.all() and is_finite.all():
+            return []
+        begun = np.where(
+            self._is_known, -1, np.where(is_finite.any(axis=0), is_finite.argmax(axis=0), len(numbers))
+        )
+        found = set(begun[(begun >= 0) & (begun < len(numbers))].tolist())
+        self._is_known |= begun < len(numbers)
+        is_nan = np.isnan(numbers)
+        for is_done, is_bad in zip(self._is_done, (is_nan, ~is_finite & ~is_nan), strict=True):
+            for column in np.flatnonzero(is_bad.any(axis=0) & ~is_done).tolist():
+                later = np.flatnonzero(is_bad[begun[column] + 1 :, column])
+                if later.size:
+                    found.add(int(later[0]) + int(begun[column]) + 1)
+                    is_done[column] = True
+        return sorted(found)

@@ -1,0 +1,222 @@
+"""A run of one rank: what its writer has written is judged in its own process; each fact is an alert."""
+
+import math
+
+import pytest
+
+import distsummary as ds
+from distsummary.aggregate.alone import LoneRank
+from distsummary.aggregate.judging import judge_files
+from distsummary.cli import main
+from distsummary.coordination import LocalCoordinator
+from distsummary.diagnosis.alerts import read_alerts
+from distsummary.errors import RunDirError
+from distsummary.format.records import Batch, Event, Scalars, Value
+from distsummary.format.scalar_rows import row_struct
+from distsummary.run_dir import RunDir
+from distsummary.topology import Topology
+from tests.unit.collect.doubles import Model
+
+ALONE = Topology(rank=0, world_size=1)
+
+
+@pytest.fixture
+def lone(tmp_path):
+    """A rank that has joined its run; `finish` ends and judges it."""
+
+    class Lone(LoneRank):
+        def __init__(self, path):
+            self.run_dir = RunDir(path).create()
+            super().__init__(LocalCoordinator(self.run_dir), self.run_dir)
+            self.attempt = self.register(ALONE).attempt
+            self.seq = 0
+
+        def write(self, *events):
+            self.seq += len(events)
+            self.on_written(
+                Batch(run_id="0", attempt=self.attempt, rank=0, first_seq=self.seq, events=[*events])
+            )
+
+        def causes(self, **health):
+            self.finish(ALONE, self.attempt, {"dropped": 0, **health})
+            return [(one["cause"], one["since_step"]) for one in read_alerts(self.run_dir)]
+
+    return Lone(tmp_path / "run")
+
+
+def rows(first, **columns):
+    """Packed rows of consecutive steps."""
+    pack = row_struct(len(columns)).pack
+    packed = (pack(0.0, first + at, *values) for at, values in enumerate(zip(*columns.values(), strict=True)))
+    return Scalars(tuple(columns), b"".join(packed))
+
+
+STARTED, NAN = ("started", 0), math.nan
+
+
+def test_the_first_number_that_is_not_finite_is_reported_once(lone, capsys):
+    lone.write(rows(1, loss=[1.0] * 5, norm=[1.0] * 5))
+    lone.write(
+        rows(6, loss=[1.0, 1.0, NAN, NAN], norm=[1.0, 1.0, 1.0, NAN]), rows(10, loss=[NAN], norm=[NAN])
+    )
+    assert lone.causes() == [STARTED, ("nan", 8), ("finished", 0)]
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        "distsummary: Rank 0 had the first number that is not finite, at step 8: loss is nan."
+    )
+
+
+@pytest.mark.parametrize("kind", ["rows", "events"])
+def test_a_tag_that_never_was_finite_is_no_finding_but_a_loss_is(lone, kind):
+    def written(step, **numbers):
+        if kind == "rows":
+            return rows(step, **{name: [number] for name, number in numbers.items()})
+        return Event(step, 0.0, [Value("scalar", name, number) for name, number in numbers.items()])
+
+    for step in range(1, 4):
+        lone.write(written(step, best=math.inf, score=NAN))
+    lone.write(written(4, loss=NAN))
+    assert lone.causes() == [STARTED, ("nan", 4), ("finished", 0)]
+
+
+def test_a_tag_that_became_finite_and_then_nan_is_found_within_one_batch(lone):
+    lone.write(rows(1, best=[math.inf] * 3 + [1.0] * 3 + [NAN], other=[1.0] * 7))
+    assert lone.causes() == [STARTED, ("nan", 7), ("finished", 0)]
+
+
+def test_a_number_that_is_infinite_in_the_files_is_found(lone):
+    lone.write(rows(1, loss=[1.0, 1e300]))
+    assert lone.causes() == [STARTED, ("nan", 2), ("finished", 0)]
+
+
+def test_a_million_numbers_that_are_finite_leave_two_rows_to_judge(lone, monkeypatch):
+    judged = []
+    monkeypatch.setattr("distsummary.aggregate.alone.rows_of", lambda found: judged.extend(found) or found)
+    monkeypatch.setattr("distsummary.aggregate.judging.Judging.add", lambda *arguments: [])
+    for part in range(10):
+        lone.write(rows(1 + 10_000 * part, **{f"tag{number}": [1.0] * 10_000 for number in range(10)}))
+    lone.write(rows(200_000, other=[1.0] * 10_000))
+    lone.causes()
+    assert len(judged) == 2
+
+
+@pytest.mark.parametrize(
+    ("health", "cause"),
+    [
+        ({"failed": 1, "error": "ValueError: x"}, "failed"),
+        ({"interrupted": 1, "error": "KeyboardInterrupt"}, "interrupted"),
+        ({}, "finished"),
+    ],
+)
+def test_how_it_ended_and_what_it_dropped_is_reported(lone, capsys, health, cause):
+    assert [one for one, _ in lone.causes(dropped=3, step=7, **health)] == ["started", "dropped", cause]
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 + (cause != "finished")
+    assert "3 values by step 7" in lines[0]
+
+
+def test_a_disk_that_fails_ends_nothing_and_is_logged_once(lone, monkeypatch, caplog):
+    def fail(*arguments, **named):
+        raise RunDirError("no disk")
+
+    monkeypatch.setattr("distsummary.aggregate.alone.read_run", fail)
+    lone.causes()
+    assert [one for one in caplog.messages if "no disk" in one] == [
+        f"{lone.run_dir.base}: not judged now: RunDirError: no disk"
+    ]
+
+
+def test_a_loop_of_its_own_has_alerts_and_why_says_the_same_from_the_files(tmp_path, capsys):
+    got = []
+    with ds.init(tmp_path, quiet=True, on_alert=got.append) as run:
+        for step in run.steps(range(30)):
+            run.log(loss=NAN if step >= 10 else 1.0)
+    assert [(one["cause"], one["level"], one["since_step"]) for one in got] == [("nan", "error", 11)]
+    assert [(one.cause, one.since_step) for one in judge_files(RunDir(tmp_path))] == [("nan", 11)]
+    capsys.readouterr()
+    assert main(["why", str(tmp_path)]) == 1
+    assert capsys.readouterr().out.startswith("Rank 0 had the first number that is not finite, at step 11:")
+    assert main(["status", str(tmp_path)]) == 1
+
+
+def test_why_finds_nothing_in_a_healthy_run_of_one_rank(tmp_path, capsys):
+    with ds.init(tmp_path, quiet=True) as run:
+        for step in run.steps(range(3)):
+            run.log(loss=float(step))
+    assert (main(["why", str(tmp_path)]), main(["status", str(tmp_path)])) == (0, 0)
+    assert capsys.readouterr().out.startswith("nothing was found; the run has one rank")
+
+
+def test_a_collector_alone_has_alerts_too(tmp_path):
+    collector = ds.SummaryCollector(str(tmp_path))
+    with ds.Run(callbacks=collector) as run:
+        for step in run.steps(range(30)):
+            run.log(loss=NAN if step >= 10 else 1.0)
+    assert [one["cause"] for one in read_alerts(RunDir(tmp_path))] == ["started", "nan", "finished"]
+
+
+def test_what_the_user_reports_is_recorded_with_its_level(tmp_path, capsys):
+    got = []
+    with ds.init(tmp_path, quiet=True, on_alert=got.append) as run:
+        run.alert("before the first step")
+        for step in run.steps(range(3)):
+            run.log(loss=1.0)
+            if step == 1:
+                run.alert("low accuracy", "0.1 after an epoch", level="warning")
+                run.alert("low accuracy", "0.1 after an epoch", level="warning")
+        run.alert("diverged", level="error")
+    found = [
+        (one["since_step"], one["level"], one["evidence"])
+        for one in read_alerts(RunDir(tmp_path))
+        if one["cause"] == "message"
+    ]
+    assert found == [
+        (0, "info", "before the first step"),
+        (2, "warning", "low accuracy: 0.1 after an epoch"),
+        (3, "error", "diverged"),
+    ]
+    assert [one["level"] for one in got] == ["warning", "error"]
+    assert len(capsys.readouterr().err.splitlines()) == 2
+    assert main(["status", str(tmp_path)]) == 1
+    assert "2 findings: diverged (step 3); low accuracy: 0.1" in capsys.readouterr().out
+    assert main(["why", str(tmp_path)]) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"title": 3}, ds.errors.InvalidTypeError, "title must be"),
+        ({"title": ""}, ds.errors.InvalidValueError, "title must have 1 to 200 characters, got 0"),
+        ({"title": "x" * 201}, ds.errors.InvalidValueError, "got 201; shorten it"),
+        ({"title": "x", "text": None}, ds.errors.InvalidTypeError, "text must be"),
+        ({"title": "x", "level": "fatal"}, ds.errors.InvalidValueError, "level must be one of"),
+    ],
+)
+def test_a_wrong_alert_is_refused(tmp_path, given, error, words):
+    with ds.init(tmp_path, quiet=True) as run:
+        run.log(loss=1.0)
+        with pytest.raises(error, match=words):
+            run.alert(**given)
+    with pytest.raises(ds.errors.ClosedError):
+        run.alert("late")
+
+
+def test_without_a_recorder_an_alert_is_counted():
+    with ds.Run() as run:
+        run.alert("nobody records it")
+        assert run.health().dropped == {"alert": 1}
+
+
+def test_checkpoints_that_are_not_saved_are_one_alert(tmp_path):
+    got = []
+    checkpoint = ds.ModelCheckpoint(lambda params: "a/b", tmp_path / "ckpt", ds.CheckpointConfig(5))
+    with ds.init(
+        tmp_path / "run", quiet=True, watch=Model(), callbacks=checkpoint, on_alert=got.append
+    ) as run:
+        for _ in run.steps(range(10)):
+            run.log(loss=1.0)
+    assert checkpoint.failures == 2
+    [alert] = got
+    assert (alert["cause"], alert["level"], alert["since_step"]) == ("unsaved", "error", 5)
+    assert alert["text"].startswith("distsummary: Rank 0 did not save a checkpoint at step 5: ")
+    assert main(["status", str(tmp_path / "run")]) == 1
