@@ -1,8 +1,9 @@
 """What recording costs, ours and the peers', in turns on the same machine: `python -m benchmarks.collect`.
 
 Prints one JSON line for each peer and unit, medians per call: {"peer", "unit", "caller_us", "cpu_us",
-"bytes", "reps"}; with --table also a table in Markdown. CPU is that of the peer's process with all threads,
-until its files are closed, and of its children that have ended. Example: `python -m benchmarks.collect
+"bytes", "reps"}, of calls with several values also "value_cpu_us"; with --table also a table in Markdown.
+CPU is that of the peer's process with all threads, until its files are closed, and of its children that have
+ended. Example: `python -m benchmarks.collect
 --peers ours,torch,raw --units s1,t64MB --reps 5`; a peer of another interpreter by
 --interpreter mindspore=/path/to/python.
 """
@@ -67,11 +68,14 @@ def compare(workers: list[Worker], unit: str, reps: int, parent: str | None) -> 
                 workers = [other for other in workers if other is not worker]
             elif number:  # the first one imports
                 runs.setdefault(worker.peer, []).append(figures)
-    return [
+    rows = [
         {"peer": peer, "unit": unit, **_medians(runs[peer]), "reps": len(runs[peer])}
         for peer in asked
         if peer in runs
     ]
+    if (values := UNITS[unit].values) > 1:
+        rows = [row | {"value_cpu_us": round(row["cpu_us"] / values, 3)} for row in rows]
+    return rows
 
 
 def _medians(rows: list[dict[str, Any]]) -> dict[str, float]:
@@ -85,9 +89,14 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = ["| CPU (caller), one call | " + " | ".join(peers) + " |", "|---" * (len(peers) + 1) + "|"]
     for unit in dict.fromkeys(row["unit"] for row in rows):
         cells = [found.get((peer, unit)) for peer in peers]
-        told = [f"{_time(c['cpu_us'])} ({_time(c['caller_us'])})" if c else "-" for c in cells]
+        told = [_cell(cell) if cell else "-" for cell in cells]
         lines.append(f"| {unit} | " + " | ".join(told) + " |")
     return "\n".join(lines)
+
+
+def _cell(row: dict[str, Any]) -> str:
+    a_value = f", a value {_time(row['value_cpu_us'])}" if "value_cpu_us" in row else ""
+    return f"{_time(row['cpu_us'])} ({_time(row['caller_us'])}){a_value}"
 
 
 def _time(us: float) -> str:

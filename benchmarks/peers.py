@@ -10,6 +10,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,11 +18,15 @@ import numpy as np
 
 
 class Unit(NamedTuple):
-    """One kind of call: the peer's method, how many calls a repetition makes, and what each one is given."""
+    """One kind of call: the peer's method, how many calls a repetition makes, and what each one is given.
+
+    `values`: how many values a call records, if the cost of one of them is the figure.
+    """
 
     method: str
     calls: int
     data: Callable[[], Any]
+    values: int = 1
 
 
 def _numbers(count: int) -> np.ndarray:
@@ -41,12 +46,19 @@ def _named(count: int) -> dict[str, float]:
     return {f"train/metric_{n}": n / 7 for n in range(count)}
 
 
+VALUES = 1_000_000
+
 UNITS = {
     "s1": Unit("scalars", 10_000, lambda: {"loss": 0.25}),
     "s10": Unit("scalars", 2_000, lambda: _named(10)),
     # What a step of a loop costs that has one or ten new values, recorded with two timings.
     "step1": Unit("step1", 10_000, lambda: 0.25),
     "step10": Unit("step10", 10_000, lambda: 0.25),
+    # What a value costs in a loop that logs so many at each step; as many values in each unit.
+    **{
+        f"tags{tags}": Unit("step_of_tags", VALUES // tags, partial(_named, tags), tags)
+        for tags in (10, 100, 1_000, 5_000, 10_000)
+    },
     "h1e4": Unit("histogram", 200, lambda: _numbers(10**4)),
     "h1e6": Unit("histogram", 10, lambda: _numbers(10**6)),
     "h1e7": Unit("histogram", 1, lambda: _numbers(10**7)),
@@ -133,6 +145,11 @@ class OursRun:
     def step1(self, step: int, x: float) -> None:
         """Log one value, and go on to the next step."""
         self.log(loss=x)
+        self.go_on()
+
+    def step_of_tags(self, step: int, values: dict[str, float]) -> None:
+        """Log a dict of values, and go on to the next step."""
+        self.log(values)
         self.go_on()
 
     def step10(self, step: int, x: float) -> None:

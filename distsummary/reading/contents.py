@@ -185,6 +185,8 @@ class _Builder:
         self._owners: dict[Owner, float] = {}
         self._shards: dict[Shard, int] = {}
         self._tags: dict[str, int] = {}
+        self._last_tags: list[str] | None = None
+        self._last_numbers = np.empty(0, np.int32)
         self._count = 0
         self._end = 0
         self._events: list[tuple[Array, ...]] = []
@@ -199,7 +201,10 @@ class _Builder:
         owner = self._owner((columns.run_id, columns.attempt), float(columns.steps.min()))
         owners = np.full(size, owner, np.int32)
         self._events.append((owners, columns.seqs, columns.steps, columns.wall_times))
-        numbers = np.array([self._tag(tag) for tag in columns.tags], np.int32)
+        if columns.tags is not self._last_tags:  # many of them are mostly those of the columns before
+            self._last_tags = columns.tags
+            self._last_numbers = np.array([self._tag(tag) for tag in columns.tags], np.int32)
+        numbers = self._last_numbers
         at = np.repeat(np.arange(self._count, self._count + size), columns.counts)
         with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
             self._scalars.append((numbers[columns.tag_numbers], at, columns.numbers.astype(np.float32)))
@@ -237,9 +242,16 @@ class _Builder:
             if len(self._tags) < 1 << 16:
                 tags = tags.astype(np.uint16)  # sorted in a third of the time
             order = np.argsort(tags, kind="stable")
-            stops = np.cumsum(np.bincount(tags, minlength=len(self._tags)))
-            for tag, place in zip(self._tags, np.split(order, stops), strict=False):
-                scalars[tag] = Series(column_of(events[place]), Given(values[place]))
+            counts = np.bincount(tags, minlength=len(self._tags))
+            events, values = events[order], values[order]
+            if (counts == counts[0]).all() and (events.reshape(counts.size, -1) == events[: counts[0]]).all():
+                column = column_of(events[: counts[0]])  # each of these events has all tags
+                rows = values.reshape(counts.size, -1)
+                scalars = {tag: Series(column, Given(row)) for tag, row in zip(self._tags, rows, strict=True)}
+            else:
+                places = zip(*(np.split(found, np.cumsum(counts)) for found in (events, values)), strict=True)
+                for tag, (of_tag, numbers) in zip(self._tags, places, strict=False):
+                    scalars[tag] = Series(column_of(of_tag), Given(numbers))
         return Part(
             end=self._end,
             owners=tuple(self._owners),

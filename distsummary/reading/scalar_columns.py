@@ -226,13 +226,19 @@ class _Group(NamedTuple):
 
 
 class _Tags(dict[bytes, int]):
-    """Encoded tag -> its index in `texts`, which has the tags in the order of appearance; -1 if not UTF-8."""
+    """Encoded tag -> its index in `texts`, which has the tags in the order of appearance; -1 if not UTF-8.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: list[str] = []
+    With `like`, it begins with the tags of another one, whose list it shares until it gets a tag of its own.
+    """
+
+    def __init__(self, like: "_Tags | None" = None) -> None:
+        super().__init__(like or ())
+        self.texts: list[str] = [] if like is None else like.texts
+        self._is_shared = like is not None
 
     def __missing__(self, encoded: bytes) -> int:
+        if self._is_shared:
+            self.texts, self._is_shared = [*self.texts], False
         try:
             self.texts.append(encoded.decode())
             self[encoded] = len(self.texts) - 1
@@ -241,12 +247,21 @@ class _Tags(dict[bytes, int]):
         return self[encoded]
 
 
+class _Known(NamedTuple):
+    """A layout, a frame that has it, and the tags of that frame, also as numbers."""
+
+    fields: FieldPlaces
+    like: Octets
+    tags: _Tags
+    tag_numbers: Column
+
+
 class _Layouts:
     """Turns frames of scalars into columns; remembers the layout of the last frames of each length."""
 
     def __init__(self, dialect: str) -> None:
         self._dialect = dialect
-        self._known: dict[int, tuple[FieldPlaces, Octets]] = {}  # length -> layout, and a frame that has it
+        self._known: dict[int, _Known] = {}  # length of a frame -> the last layout
         self._known_bytes = 0
 
     def columns(self, block: bytes, base: int, starts: list[int]) -> ScalarColumns | None:
@@ -269,7 +284,8 @@ class _Layouts:
         if different.size > most:
             return None
         octets = np.frombuffer(block, np.uint8)
-        tags = _Tags()
+        first_known = self._layout(octets[bounds[0] : bounds[1]])
+        tags = _Tags(None if first_known is None else first_known.tags)
         groups: list[_Group] = []
         for length in different.tolist():
             places = np.flatnonzero(lengths == length)
@@ -278,7 +294,7 @@ class _Layouts:
                 frames = octets[at[0] : at[-1] + length].reshape(-1, length)
             else:
                 frames = sliding_window_view(octets, length)[at]
-            groups += self._groups(places, frames, tags)
+            groups += self._groups(places, frames, tags, first_known)
             if len(groups) > most:
                 return None
         first = next((group for group in groups if group.places.size and group.places[0] == 0), None)
@@ -296,8 +312,11 @@ class _Layouts:
                 kept.append(_Group(group.fields, *(column[:count] for column in group[1:])))
         return _joined(kept, bounds + base, tags.texts)
 
-    def _groups(self, places: Column, frames: Octets, tags: _Tags) -> Iterator[_Group]:
-        """Groups the intact frames among `frames`, which have equal lengths, by their layout of fields."""
+    def _groups(self, places: Column, frames: Octets, tags: _Tags, first: _Known | None) -> Iterator[_Group]:
+        """Groups the intact frames among `frames`, which have equal lengths, by their layout of fields.
+
+        `tags` begins with those of `first`.
+        """
         for _ in range(_MAX_GROUPS):
             if not places.size:
                 return
@@ -305,7 +324,7 @@ class _Layouts:
             if known is None:
                 places, frames = places[1:], frames[1:]
                 continue
-            fields, like = known
+            fields, like = known.fields, known.like
             differences = frames ^ like
             varying = np.bitwise_or.reduce(differences, axis=0)
             # Which frames have their fields in the same places as this one, bool (n,).
@@ -321,31 +340,37 @@ class _Layouts:
                 for value in changed:
                     texts = texts_at(its_frames, *fields.tags[value].tolist())
                     numbers[:, value] = np.fromiter(map(tags.__getitem__, texts), np.int32, len(texts))
-                same = np.delete(np.arange(len(fields.encoded)), changed)
-                numbers[:, same] = [tags[fields.encoded[value]] for value in same.tolist()]
+                if known is first and not changed:
+                    numbers[:] = known.tag_numbers
+                else:
+                    same = np.delete(np.arange(len(fields.encoded)), changed)
+                    numbers[:, same] = [tags[fields.encoded[value]] for value in same.tolist()]
                 is_text = numbers.min(axis=1, initial=0) >= 0
                 yield _Group(fields, *_where(is_text, its_places, its_frames, numbers))
             places, frames = _where(~fits, places, frames)
 
-    def _layout(self, frame: Octets) -> tuple[FieldPlaces, Octets] | None:
-        """The layout of a frame, and a frame that has it; None if it cannot be decoded."""
+    def _layout(self, frame: Octets) -> _Known | None:
+        """The layout of a frame, with its tags; None if it cannot be decoded."""
         known = self._known.get(frame.size)
+        fields: FieldPlaces | None = None
         if known is not None:
-            fields, like = known
-            difference = frame ^ like
-            if not (difference[fields.constant].any() or (difference[fields.high_bits] > 0x7F).any()):
-                if not _changed_tags(fields, difference):
-                    return known
+            fields, difference = known.fields, frame ^ known.like
+            if difference[fields.constant].any() or (difference[fields.high_bits] > 0x7F).any():
+                fields = None
+            elif not _changed_tags(fields, difference):
+                return known
+            else:
                 encoded = [frame[start:stop].tobytes() for start, stop in fields.tags.tolist()]
-                self._known[frame.size] = fields._replace(encoded=encoded), frame.copy()
-                return self._known[frame.size]
-        found = places_of_fields(frame.tobytes(), self._dialect)
-        if found is None:
+                fields = fields._replace(encoded=encoded)
+        fields = fields or places_of_fields(frame.tobytes(), self._dialect)
+        if fields is None:
             return None
         if self._known_bytes > _MAX_LAYOUT_BYTES:
             self._known.clear()
             self._known_bytes = 0
-        self._known[frame.size] = found, frame.copy()
+        tags = _Tags()
+        numbers = np.array([tags[encoded] for encoded in fields.encoded], np.int32)
+        self._known[frame.size] = _Known(fields, frame.copy(), tags, numbers)
         self._known_bytes += frame.size
         return self._known[frame.size]
 
