@@ -28,7 +28,7 @@ from distsummary.frameworks.base import framework_of
 from distsummary.joining import coordinator
 from distsummary.run_dir import TIME, RunDir, dated_run_dir, refuse_temporary
 from distsummary.topology import Topology
-from distsummary.training.callbacks import Callback, RunContext
+from distsummary.training.callbacks import Callback, RunContext, guarded
 from distsummary.training.finite import IGNORE, WARN
 from distsummary.training.resume import Resumed
 from distsummary.training.run import Run
@@ -230,6 +230,7 @@ def init(
     )
 
 
+@guarded
 class Claim(Callback):
     """Refuses a training while another one of this process is open; left last, when the files are closed."""
 
@@ -245,6 +246,7 @@ class Claim(Callback):
         self._own.end()
 
 
+@guarded
 class Announcement(Callback):
     """Prints a line to stderr when the training begins: by default, logging would not show it."""
 

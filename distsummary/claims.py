@@ -22,6 +22,7 @@ from distsummary.attempts import (
 )
 from distsummary.deal import BEAT_S
 from distsummary.errors import RunDirError, WorldMismatchError
+from distsummary.guard import check
 from distsummary.publish import file_system_time
 from distsummary.rank_manifest import SILENT_S, ranks_of
 from distsummary.run_dir import Manifest, RunDir
@@ -48,6 +49,7 @@ class OpenTraining:
         self._run_dir, self._topology = run_dir, topology
         self._place, self._resumes, self._pid = place, resumes, os.getpid()
 
+    @check()
     def begin(self) -> None:
         """Raise RunDirError if another one is open; see `refuse_open`."""
         if self._topology.role == "train":

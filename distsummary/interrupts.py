@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from types import FrameType
 
+from distsummary.guard import Guard
+
 logger = logging.getLogger(__name__)
 
 AGAIN_S = (
@@ -98,6 +100,7 @@ class StepInterrupts:
     def __init__(self) -> None:
         self._is_listening = self._is_held = False
         self._first_s: float | None = None  # when the interrupt came that is held back
+        self._guard = Guard()
         self._handler = self._handle  # one object, to be recognised
         self._pid = os.getpid()
 
@@ -127,6 +130,9 @@ class StepInterrupts:
         self.let_go()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._guard.call("Ctrl-C", self._heed, number, frame)
+
+    def _heed(self, number: int, frame: FrameType | None) -> None:
         now_s = time.monotonic()
         is_held = self._is_held and os.getpid() == self._pid
         if not is_held or (self._first_s is not None and now_s - self._first_s >= AGAIN_S):

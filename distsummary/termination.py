@@ -10,6 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 
+from distsummary.guard import Guard
+
 logger = logging.getLogger(__name__)
 
 NUMBERS = (signal.SIGTERM, signal.SIGHUP)
@@ -66,6 +68,7 @@ class _Listener:
         self._reader = self._writer = -1
         self._thread: threading.Thread | None = None
         self._is_ending = False
+        self.guard = Guard()
         self._masks = threading.local()
         self._handler = self._handle  # one object, to be recognised
 
@@ -76,7 +79,8 @@ class _Listener:
             self._reader, self._writer = os.pipe()
             os.set_blocking(self._writer, False)
         if (free or self._handled) and self._thread is None:
-            self._thread = threading.Thread(target=self._listen, name="distsummary-signals", daemon=True)
+            listen = self.guard.wrap("listening to signals", self._listen)
+            self._thread = threading.Thread(target=listen, name="distsummary-signals", daemon=True)
             self._thread.start()
         for number in free:
             signal.signal(number, self._handler)
@@ -115,6 +119,9 @@ class _Listener:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         """The handler; also called by a later handler of the user's that passes the signal on."""
+        self.guard.call("the handler of signals", self._heed, number)
+
+    def _heed(self, number: int) -> None:
         if self._thread is None:
             die(number)
         with suppress(BlockingIOError):  # the pipe is full of signals
@@ -166,7 +173,12 @@ def die(number: int) -> None:
 def _call_each(tells: list[Callable[[Terminated], None]], error: Terminated, wait_s: float) -> None:
     """Call functions, each in a thread, and wait for them; if they hang, no longer than `wait_s`."""
     threads = [
-        threading.Thread(target=_call, args=(tell, error), name="distsummary-end", daemon=True)
+        threading.Thread(
+            target=_listener.guard.wrap(f"recording the end by {error}", tell),
+            args=(error,),
+            name="distsummary-end",
+            daemon=True,
+        )
         for tell in tells
     ]
     deadline = time.monotonic() + wait_s
@@ -176,16 +188,9 @@ def _call_each(tells: list[Callable[[Terminated], None]], error: Terminated, wai
         thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def _call(tell: Callable[[Terminated], None], error: Terminated) -> None:
-    try:
-        tell(error)
-    except Exception:
-        logger.exception("the end of this process by %s could not be recorded", error)
-
-
 _listener = _Listener()
 os.register_at_fork(
-    before=_listener.before_fork,
-    after_in_parent=_listener.after_fork_in_parent,
-    after_in_child=_listener.after_fork_in_child,
+    before=_listener.guard.wrap("before a fork", _listener.before_fork),
+    after_in_parent=_listener.guard.wrap("after a fork", _listener.after_fork_in_parent),
+    after_in_child=_listener.guard.wrap("after a fork", _listener.after_fork_in_child),
 )

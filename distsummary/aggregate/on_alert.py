@@ -20,7 +20,7 @@ from distsummary.diagnosis.sentence import sentence
 from distsummary.diagnosis.verdict import ERROR, INFO, MESSAGE, WARNING, Verdict
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.run_dir import RunDir
-from distsummary.training.callbacks import Callback, RunContext
+from distsummary.training.callbacks import Callback, RunContext, guarded
 
 Alert = Mapping[str, Any]
 
@@ -58,6 +58,7 @@ def check_on_alert(on_alert: object, *, aggregate: bool) -> None:
         )
 
 
+@guarded
 class OnAlert(Callback):
     """Passes each alert of the run on once, from the beginning of the training; of all ranks, rank 0 has it.
 

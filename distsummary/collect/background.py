@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from distsummary.errors import ClosedError
 from distsummary.format.records import Health
+from distsummary.guard import check
 from distsummary.writing.health import LOOK_S, BoundedWait, Failures
 
 logger = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ class Background:
             self._accepted += 1
             self._changed.notify_all()
 
+    @check()
     def flush(self) -> None:
         """Return when every job has run; raises the errors of `submit`."""
         self._check()

@@ -12,6 +12,7 @@ from distsummary.format.frames import MAX_PAYLOAD
 from distsummary.format.png import layout_of
 from distsummary.format.records import GIVEN_PLUGINS, Value
 from distsummary.frameworks.base import ArraySpec, framework_of, spec_of
+from distsummary.guard import passes
 from distsummary.training.values import check_tag, refuse_sparse, scalar
 
 # The rest of an event, 8 KiB, is for the tag, the shape, a shard's position (up to 64 axes) and other fields.
@@ -111,6 +112,8 @@ def _tensor(field: str, value: object) -> Any:
     try:
         return np.asarray(value)
     except Exception as error:  # the value's own conversion may raise anything
+        if passes(error, is_door=False):
+            raise
         reason = str(error).partition(". ")[0]  # NumPy's second sentence names the shapes
         raise InvalidValueError(
             f"{field} must be numbers in a regular shape, got a {type(value).__name__} that NumPy cannot "

@@ -46,10 +46,12 @@ from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.errors import ClosedError, InvalidValueError
 from distsummary.format.records import DIALECTS, MINDSPORE, WRITTEN, Health, Value
 from distsummary.frameworks.base import framework_of
+from distsummary.guard import check, door
 from distsummary.interrupts import is_interruption
 from distsummary.topology import Topology
-from distsummary.training.callbacks import STEP_HOOKS, Callback, CallbackParams, RunContext, is_sink
+from distsummary.training.callbacks import STEP_HOOKS, Callback, CallbackParams, RunContext, guarded, is_sink
 from distsummary.training.phases import CHECKPOINT, EVALUATION, STEP_PHASES, in_phase
+from distsummary.training.recorder import TIMES
 from distsummary.training.run import STEP_TIMES
 from distsummary.writing.health import Failures
 from distsummary.writing.spec import WriterSpec
@@ -61,6 +63,7 @@ logger = logging.getLogger(__name__)
 BOTH_FORMATS_UP_TO = 16
 
 
+@guarded
 class SummaryCollector(Callback):
     """Records one rank of a training: scalars, histograms, images, lineage and, on request, its trajectory.
 
@@ -222,6 +225,7 @@ class SummaryCollector(Callback):
         self._description = Description(self._collected, self._custom, mindspore_compat=self._compat)
         self._health = Health()
         self._failures = Failures(self._health, logger, raise_exception=self._spec.raise_exception)
+        self._own_guard = self._failures.guard
         self.recorder: RunRecorder = RunRecorder(
             self.run_dir.base,
             formats=self._spec.formats,
@@ -277,30 +281,39 @@ class SummaryCollector(Callback):
         if self._session is None:
             is_new = self._exists == "refuse" and not params.get("initial_step")
             self._session = self._open(topology, refuse_finished=is_new)
-            if self._evaluations is not None:
-                self._evaluations.record(self._session)
-                self._evaluations = None
-            self._session.begin_heartbeats(self._schedule.hear, int(params.get("initial_step") or 0))
-            self._tell_attempt(self._session)
-        session = self._session
-        session.phase = "training"
-        while self._early:
-            session.report_alert(*self._early.pop(0))
+        self._begin_recording(self._session, params)
+
+    @door(again=True)
+    def _begin_recording(self, session: Session, params: CallbackParams) -> None:
+        """Record from now on; what cannot be done is counted."""
+        self._params = params
         self._taps.begin(params, session.record)
         self.recorder.record = self._taps.record
-        self._params = params
-        session.watch_steps(partial(self._place, session, params))
-        self._schedule.watch(network, params)
-        if topology.world_size > 1 and topology.role == "train" and self._collected.metric:
-            self._failures.call("checks", self._compare, session, network)
-        if network is not None and self._collected.landscape is not None:
-            self._failures.call("trajectory", self._keep_trajectory, session, network, params)
         # A subclass that overrides a step hook must see every step, so no step is plain.
         is_own = all(getattr(type(self), hook) is getattr(SummaryCollector, hook) for hook in STEP_HOOKS)
+        self._schedule.sees_all = not is_own
+        call, network = self._failures.call, params.get("network")
+        evaluations, self._evaluations = self._evaluations, None
+        if evaluations is not None:
+            call("evaluations", evaluations.record, session)
+        if session.phase == "starting":
+            begun = int(params.get("initial_step") or 0)
+            call("heartbeats", session.begin_heartbeats, self._schedule.hear, begun)
+            call("the attempt", self._tell_attempt, session)
+        session.phase = "training"
+        while self._early:
+            call("alerts", session.report_alert, *self._early.pop(0))
+        call("the watcher", session.watch_steps, partial(self._place, session, params))
+        call("the schedule", self._schedule.watch, network, params)
+        if session.topology.world_size > 1 and session.topology.role == "train" and self._collected.metric:
+            call("checks", self._compare, session, network)
+        if network is not None and self._collected.landscape is not None:
+            call("trajectory", self._keep_trajectory, session, network, params)
         self._schedule.sees_all = not is_own or session.keeps_checkpoints
         if self._system_metrics:
-            self._failures.call("system metrics", session.monitor_system, network)
+            call("system metrics", session.monitor_system, network)
 
+    @door()
     def refuse_unfit(self, network: object, topology: Topology) -> None:
         """Raise InvalidValueError or InvalidTypeError for an option that cannot work with this model."""
         refuse_unconnected(self._collectors)
@@ -351,6 +364,7 @@ class SummaryCollector(Callback):
         if self._session is not None:
             self._session.phase = "evaluating"
 
+    @door(again=True)
     def _begin(self, params: CallbackParams, expected: str) -> Topology:
         """Check mode and callbacks, reset the state unless it is in use, and return this rank's topology."""
         if params.get("mode") != expected:
@@ -376,6 +390,7 @@ class SummaryCollector(Callback):
         self._schedule.begin(topology)
         return topology
 
+    @check(OSError)
     def _open(
         self, topology: Topology, past: Past | None = None, *, refuse_finished: bool = False
     ) -> Session:
@@ -437,21 +452,27 @@ class SummaryCollector(Callback):
     def on_train_step_end(self, run_context: RunContext) -> None:
         """Record the step."""
         params, session = run_context.original_args(), self._session
+        self._record_end(params)
+        if session is None or session.keeps_checkpoints:
+            self._failures.call("trajectory", self._save_checkpoint, "step", params)
+
+    def _drop_given(self, params: CallbackParams) -> None:
+        """Count the values of a step that could not be recorded as dropped."""
+        lost = Counter(value.plugin for value in params.get("values", ()))
+        lost["scalar"] += sum(not tag.startswith(TIMES) for tag in params.get("logged", {}))
+        self._failures.drop(lost)
+
+    @door(_drop_given)
+    def _record_end(self, params: CallbackParams) -> None:
         if self._is_plain(params):  # the quick way of a Run, which other callbacks take from it
             self._recorded = logged = params.get("logged", {})
             self.recorder.record(params["cur_step_num"], logged, params.get("values", ()))
-            return
-        try:
-            if not is_sink(params):
-                self._record_step(params, int(params["cur_step_num"]))
-            elif params.get("logged") or params.get("values"):  # the rest is recorded when the epoch ends
-                self._open_session().record(
-                    int(params["cur_step_num"]), params.get("logged", {}), params.get("values", ())
-                )
-        except Exception as error:
-            self._failures.fail("step", error)
-        if session is None or session.keeps_checkpoints:
-            self._failures.call("trajectory", self._save_checkpoint, "step", params)
+        elif not is_sink(params):
+            self._record_step(params, int(params["cur_step_num"]))
+        elif params.get("logged") or params.get("values"):  # the rest is recorded when the epoch ends
+            self._open_session().record(
+                int(params["cur_step_num"]), params.get("logged", {}), params.get("values", ())
+            )
 
     def _is_plain(self, params: CallbackParams) -> bool:
         """Whether nothing but what was given is due at this step; it is no plain step of a sink mode."""
@@ -479,6 +500,7 @@ class SummaryCollector(Callback):
             values += self._schedule.values_again(params, step)
         self._open_session().record(step, logged, values)
 
+    @door(again=True)
     def on_train_end(self, run_context: RunContext) -> None:
         """Record what was logged after the last step, and the complete lineage."""
         params = run_context.original_args()
@@ -499,13 +521,17 @@ class SummaryCollector(Callback):
         self._recorded = logged = params.get("logged", {})
         self._open_session()
         is_first = not self._schedule.has_begun
-        values = [*params.get("values", ()), *self._schedule.values(params, number)]
+        found = self._failures.call("values", self._schedule.values, params, number) or []
+        values = [*params.get("values", ()), *found]
         self._taps.record(int(params["cur_step_num"]), logged, values, number=number)
         if is_first:
             self._failures.call("lineage", self._begin_description, params)
 
     def _record_rest(self, params: CallbackParams) -> None:
-        self._recorded = logged = params.get("logged", {})
+        logged = params.get("logged", {})
+        if logged is self._recorded:
+            return
+        self._recorded = logged
         self._open_session()
         self._taps.record(int(params.cur_step_num), logged, params.get("values", ()))
 
@@ -554,6 +580,7 @@ class SummaryCollector(Callback):
         """Count a failure of what belongs to the run, in `health()`, and log it once; from any thread."""
         self._failures.count(reason)
 
+    @door(again=True)
     def close(self, *, error: BaseException | None = None) -> None:
         """Write everything, close the files and leave the run; a second call does nothing.
 
@@ -561,15 +588,18 @@ class SummaryCollector(Callback):
         interrupted if `interrupts.is_interruption` says so.
         """
         self._failures.call("tapped numbers", self._taps.close)
-        session, self._session = self._session, None
         evaluations, self._evaluations = self._evaluations, None
         if evaluations is not None:
             self._failures.call("evaluations", self._close_evaluations, evaluations)
         self.recorder.plain_before, self.recorder.record = -math.inf, self._keep
-        self._schedule.close()
+        self._failures.call("the sources", self._schedule.close)
         self._is_over = True
+        session = self._session
         if session is not None:
-            self._health = session.close(error)
+            try:
+                self._health = session.close(error)
+            finally:
+                self._session = None
 
     def _close_evaluations(self, evaluations: Evaluations) -> None:
         health = evaluations.close(self.run_dir, self._config.nested, self._open, self._failures)
@@ -578,6 +608,7 @@ class SummaryCollector(Callback):
     def __enter__(self) -> Self:
         return self
 
+    @door(again=True)
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

@@ -14,6 +14,7 @@ from distsummary.collect.background import Background
 from distsummary.collect.checked_values import OnlyExported
 from distsummary.errors import RunDirError
 from distsummary.format.records import Event, Value
+from distsummary.guard import check
 from distsummary.publish import ensure_directory, replacing
 from distsummary.run_dir import export_dir
 from distsummary.writing.writer import EventWriter
@@ -60,6 +61,7 @@ class Exports:
         export_npy(self._exported, value.tag, step, np.asarray(value.data.result()))
 
 
+@check()
 def write_values(writer: EventWriter, exports: Exports | None, step: int, values: list[Value]) -> None:
     """Write values (except OnlyExported tensors) as one event; with `exports`, also export all tensors."""
     written = [value for value in values if not isinstance(value.data, OnlyExported)]

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.extras import extra
 from distsummary.format.frames import MAX_PAYLOAD
+from distsummary.guard import passes
 
 
 def drawn(field: str, figure: Any) -> NDArray[np.uint8]:
@@ -38,6 +39,8 @@ def drawn(field: str, figure: Any) -> NDArray[np.uint8]:
         figure.draw(renderer)
         rgba = np.asarray(renderer.buffer_rgba())
     except Exception as error:  # formulas, fonts, sizes and artists of the user may raise anything
+        if passes(error, is_door=False):
+            raise
         raise InvalidValueError(
             f"{field} cannot be drawn: {type(error).__name__}: {' '.join(str(error).split())}; "
             "figure.savefig shows where"

@@ -12,6 +12,7 @@ from typing import Any, TypeGuard
 
 from distsummary.errors import InvalidTypeError
 from distsummary.frameworks.base import framework_of
+from distsummary.guard import passes
 from distsummary.pb import mindspore_lineage_pb2 as pb
 from distsummary.topology import Topology
 from distsummary.training.callbacks import CallbackParams
@@ -76,6 +77,8 @@ def model_bytes(network: object) -> int:
     except InvalidTypeError:  # a function, or a model of another framework
         return 0
     except Exception as error:  # of the model's own code
+        if passes(error, is_door=False):
+            raise
         logger.warning("the size of the model is not in the lineage: %s", error)
         return 0
 

@@ -8,6 +8,7 @@ from distsummary.collect.options import refuse_without_torch
 from distsummary.collect.plan import Group, group_along, share
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.norms import ParameterTable
+from distsummary.guard import check
 
 PRECISIONS = ("float32", "float64")
 SPREAD = 8  # with fewer replicas, each parameter's update is measured at every 8th step at least
@@ -28,6 +29,7 @@ def check_norms(norms: object) -> str | None:
     return norms
 
 
+@check()
 def refuse_unmeasured(model: Any) -> None:
     """Raise InvalidValueError or InvalidTypeError unless this is a model whose norms can be measured."""
     if model is None:

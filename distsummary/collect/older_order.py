@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from distsummary.errors import InvalidTypeError
+from distsummary.guard import check
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -63,6 +64,7 @@ def is_older_record(given: Sequence[Any]) -> bool:
     return type(size) is int or isinstance(raises, bool) or isinstance(exports, dict)
 
 
+@check()
 def check_network(field: str, value: object) -> None:
     """Raise InvalidTypeError for a value that is plainly no network: a number, text or a container."""
     if isinstance(value, NO_NETWORK):

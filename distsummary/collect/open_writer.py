@@ -6,6 +6,7 @@ from distsummary import topology as topologies
 from distsummary.coordination import Listener
 from distsummary.errors import InvalidValueError
 from distsummary.format.records import Batch
+from distsummary.guard import check
 from distsummary.writing.async_writer import AsyncWriter
 from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter, Writer
@@ -13,6 +14,7 @@ from distsummary.writing.writer import RankWriter, Writer
 COLLECTORS = ("auto", "rank", "process")
 
 
+@check()
 def refuse_unconnected(collectors: str) -> None:
     """Raise InvalidValueError for a collector on Ray in a process that is not connected to it."""
     if collectors == "rank" and not topologies.in_ray():

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from distsummary.format.records import Value
+from distsummary.guard import Guard, passes
 from distsummary.writing.health import Failures
 
 logger = logging.getLogger(__name__)
@@ -99,17 +100,19 @@ class Listener:
 
     def hear(self, plugin: str, name: str, value: object, *, is_parameter: bool) -> None:
         """Copy a value if it is wanted; one that cannot be recorded is counted."""
+        if self._is_deaf or not self._wants(plugin, name, is_parameter):
+            return
+        values = self._fresh.values
+        if (plugin, name) in values:
+            self.hear_again(name)
+        elif len(values) >= MAX_NAMES:
+            self.refuse(plugin, TOO_MANY)
+            return
         try:
-            if self._is_deaf or not self._wants(plugin, name, is_parameter):
-                return
-            values = self._fresh.values
-            if (plugin, name) in values:
-                self.hear_again(name)
-            elif len(values) >= MAX_NAMES:
-                self.refuse(plugin, TOO_MANY)
-                return
             values[plugin, name] = self._snapshot(plugin, name, value)
         except Exception as error:
+            if passes(error, is_door=False):
+                raise
             self.refuse(plugin, f"not recorded: {error}")
 
     def hear_again(self, name: str) -> None:
@@ -239,6 +242,21 @@ def refuse(plugin: str, reason: str) -> None:
     """Count a value that cannot be tapped."""
     for listener in listeners():
         listener.refuse(plugin, reason)
+
+
+class Refusals:
+    """Counts, for the listeners, what fails in operators; see `guard.Counts`."""
+
+    def count(self, reason: str) -> None:
+        """Count a failure, which costs the value that is tapped now."""
+        refuse("scalar", reason)
+
+    def fail(self, what: str, error: Exception) -> None:
+        """Count an exception."""
+        self.count(f"{what}: {type(error).__name__}: {error}")
+
+
+GUARD = Guard(Refusals)
 
 
 def tap_again(name: str) -> None:

@@ -15,6 +15,7 @@ from distsummary.collect.selection import BY_DEFAULT, GRADIENTS_BY_DEFAULT, MIND
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.records import DELIVERIES, DIALECTS
 from distsummary.frameworks.base import framework_of
+from distsummary.guard import check
 from distsummary.run_dir import RunDir, refuse_temporary
 from distsummary.topology import EQUAL_AXES, Topology
 from distsummary.writing.spec import Limits
@@ -163,6 +164,7 @@ def refuse_without_torch(field: str, network: object) -> None:
         )
 
 
+@check()
 def refuse_unfit(collected: Collected, network: object, topology: Topology) -> None:
     """Raise InvalidValueError or InvalidTypeError if what was asked for cannot be recorded of this model.
 

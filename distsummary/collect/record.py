@@ -3,6 +3,7 @@
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from distsummary.collect.plan import regular_steps
 from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError
 from distsummary.format.records import DIALECTS, WRITTEN, Health, Value
 from distsummary.format.scalar_rows import MAX_PACKERS, row_struct
+from distsummary.guard import call_user, check, door, passes
 from distsummary.interrupts import interrupts_after
 from distsummary.training.values import resolve
 from distsummary.training.values import scalars as values_of
@@ -117,7 +119,7 @@ class SummaryRecord:
         self._pool: dict[tuple[str, str], Value] = {}
         self._packers: dict[tuple[str, ...], tuple[tuple[str, ...], Callable[..., bytes]]] = {}
         self._mode, self._compat = "train", mindspore_compat
-        self._is_closed = False
+        self._is_closed = self._is_over = False
         self._own_health = Health()
         self._files = Background(self._own_health, raise_exception=raise_exception) if exports else None
         self._exports = (
@@ -140,14 +142,17 @@ class SummaryRecord:
             self._event_file = partial(files.path, chosen[0])
             writer = AsyncWriter(files, spec)
         self._writer: EventWriter = writer
-        failures = Failures(self._own_health, logger)
+        self._failures = failures = Failures(self._own_health, logger)
+        self._own_guard = Failures(self._own_health, logger, raise_exception=raise_exception).guard
         self._graph = ModelGraph(regular_steps(1), failures, TREE)
+        self._taken: Counter[str] | None = None  # what `record` is writing, by plugin
         self._drawn: set[int] = set()  # the models whose graph is, or was, observed
         self._last_step = 0
         self._draw(network)
         self._tapped = operators.Listener(self._snapshot, lambda: failures)
         operators.listen(self._tapped)
 
+    @check()
     def _snapshot(self, plugin: str, name: str | None, value: object) -> Value:
         exports = self._exports is not None
         return checked_value(plugin, name, value, exports=exports, mindspore_compat=self._compat)
@@ -162,6 +167,7 @@ class SummaryRecord:
         """
         return str(self._directory if self._event_file is None else self._event_file())
 
+    @door()
     def set_mode(self, mode: str) -> None:
         """Say which phase is recorded, "train" or "eval"; raises InvalidValueError for any other.
 
@@ -174,6 +180,10 @@ class SummaryRecord:
         else:
             self._tapped.resume()
 
+    def _drop_scalars(self, step: int, values: Mapping[str, float]) -> None:
+        self._own_health.drop("scalar", len(values))
+
+    @door(_drop_scalars)
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Write scalars as the event of a step, at once and independently of values collected by `add_value`.
 
@@ -189,7 +199,9 @@ class SummaryRecord:
         try:
             tags, pack = self._packers[(*values,)]
             row = pack(time.time(), step, *values.values())
-        except Exception:  # new names, or a bad value, for which the checks below raise
+        except Exception as error:  # new names, or a bad value, for which the checks below raise
+            if passes(error, is_door=False):
+                raise
             self._check_open()
             check_int("step", step, low=MIN_STEP, high=MAX_STEP)
             numbers = {tag: resolve(value) for tag, value in values_of(values).items()}
@@ -204,6 +216,7 @@ class SummaryRecord:
             row = pack(time.time(), step, *numbers.values())
         self._writer.write_row(tags, row)
 
+    @door(lambda self, plugin, name, value: self._own_health.drop(str(plugin).lower()))
     def add_value(self, plugin: str, name: str | None, value: Any) -> None:
         """Collect a value for the next `record()`; it replaces a value of the same plugin and name.
 
@@ -223,10 +236,24 @@ class SummaryRecord:
             self._scalars.pop(new.tag, None)
         self._pool[new.plugin, new.tag] = new
 
+    @check()
     def _check_open(self) -> None:
         if self._is_closed:
             raise ClosedError(f"the record of {self._directory} is closed; open a new one")
 
+    def _drop_pool(self, step: int, *args: object, **named: object) -> bool:
+        """Count what a call of `record` that failed should have written as dropped."""
+        if self._taken is None:  # it came not so far
+            self._taken, self._scalars, self._pool = self._counts(), {}, {}
+        self._failures.drop(self._taken)
+        self._taken = None
+        return False
+
+    def _counts(self) -> Counter[str]:
+        """The number of values collected for the next event, by plugin."""
+        return Counter(plugin for plugin, _ in self._pool) + Counter(scalar=len(self._scalars))
+
+    @door(_drop_pool)
     def record(
         self, step: int, train_network: object = None, plugin_filter: Callable[[str], bool] | None = None
     ) -> bool:
@@ -252,15 +279,15 @@ class SummaryRecord:
         if self._is_closed:
             logger.error("the record of %s is closed; step %d is not recorded", self._directory, step)
             return False
-        if graph := self._graph.take():
+        if graph := self._failures.call("graph", self._graph.take):
             write_values(self._writer, self._exports, step, graph)
-        self._draw(train_network)
-        self._graph.heed_compilations()
+        self._failures.call("graph", self._draw, train_network)
+        self._failures.call("graph", self._graph.heed_compilations)
         self._last_step = step
-        numbers, self._scalars = self._scalars, {}
-        pool, self._pool = self._pool, {}
+        numbers, pool = self._scalars, self._pool
+        self._taken, self._scalars, self._pool = self._counts(), {}, {}
         if self._mode == "train":
-            tapped = self._tapped.take(step)
+            tapped = self._failures.call("operators", self._tapped.take, step) or operators.Taken({}, [], [])
             self._write_late(tapped.earlier)
             given = {
                 *pool,
@@ -270,11 +297,13 @@ class SummaryRecord:
             heard = {(value.plugin, value.tag): value for value in tapped.values}
             pool |= {key: value for key, value in heard.items() if key not in given}
         if numbers and not pool and plugin_filter is None:
+            self._taken = None
             self.scalars(step, numbers)
             return True
         values = [*(Value("scalar", tag, number) for tag, number in numbers.items()), *pool.values()]
-        kept = [v for v in values if plugin_filter is None or plugin_filter(v.plugin)]
+        kept = [v for v in values if plugin_filter is None or call_user(plugin_filter, v.plugin)]
         write_values(self._writer, self._exports, step, kept)
+        self._taken = None
         return True
 
     def _draw(self, network: object) -> None:
@@ -289,6 +318,7 @@ class SummaryRecord:
             if numbers:
                 self.scalars(step, numbers)
 
+    @door(lambda self: False)
     def flush(self) -> bool:
         """Wait until everything recorded so far is in the files, as `delivery` promises.
 
@@ -306,32 +336,39 @@ class SummaryRecord:
             self._files.flush()
         return is_written
 
+    @door(lambda self: self._own_health)
     def health(self) -> Health:
         """What was written, dropped and refused so far."""
         return self._writer.health().plus(self._own_health)
 
+    @door(again=True)
     def close(self) -> None:
         """Flush and close the files; a second call does nothing."""
-        if self._is_closed:
+        if self._is_over:
             return
-        operators.stop_listening(self._tapped)
-        self._write_late(self._tapped.take_late(waits=True))
-        if graph := self._graph.rest():
-            write_values(self._writer, self._exports, self._last_step, graph)
-        self._is_closed = True
-        self._packers.clear()  # so that `scalars` checks whether the record is closed
+        if not self._is_closed:
+            operators.stop_listening(self._tapped)
+            late = self._failures.call("operators", self._tapped.take_late, waits=True)
+            self._write_late(late or ())
+            if graph := self._graph.rest():
+                write_values(self._writer, self._exports, self._last_step, graph)
+            self._is_closed = True
+            self._packers.clear()  # so that `scalars` checks whether the record is closed
         with interrupts_after(lambda: self._writer.end_within(0.0, "Ctrl-C ended the wait")):
             try:
                 if self._files is not None:
                     self._files.close()
             finally:
                 self._writer.close()
+        self._is_over = True
 
+    @door(lambda self: self)
     def __enter__(self) -> Self:
         if self._is_closed:
             raise InvalidValueError(f"the record of {self._directory} is closed; open a new one")
         return self
 
+    @door(again=True)
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

@@ -35,10 +35,11 @@ from distsummary.deal import Deal, Heartbeat
 from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.verdict import MESSAGE, Verdict
-from distsummary.errors import WriteError
+from distsummary.errors import ClosedError, WriteError
 from distsummary.format.records import DIALECTS, LINEAGE_PLUGINS, Event, Health, Value
 from distsummary.format.scalar_rows import MAX_PACKERS, row_struct
 from distsummary.frameworks.base import framework_of
+from distsummary.guard import door
 from distsummary.interrupts import AGAIN_S, interrupts_after, is_interruption, is_of_signal
 from distsummary.rank_facts import RankFacts, write_facts
 from distsummary.rank_manifest import ranks_of
@@ -132,7 +133,7 @@ class Session:
         self.topology = topology
         self._run_dir = run_dir
         self._coordinator = LocalCoordinator(run_dir) if coordinator is None else coordinator
-        self.failures = failures
+        self.failures, self._own_guard = failures, failures.guard
         self._leaves_out = leaves_out
         self._is_past = past is not None
         if past is not None:
@@ -227,6 +228,8 @@ class Session:
 
         `step`: how many steps a resumed training has behind it.
         """
+        if self._pulse is not None:
+            return
         self._step = step
         tell = partial(self._coordinator.beat, self.topology, self._registration.attempt)
         self._pulse = Pulse(self._place, tell, follow, self.failures, step)
@@ -277,8 +280,7 @@ class Session:
     def record(self, step: int, numbers: Mapping[str, object], values: Sequence[Value] = ()) -> None:
         """Record numbers by name and other values as one event; without any, record nothing.
 
-        Numbers alone take the quick way, without an object for each of them. A failure is counted, or raised
-        as WriteError if `raise_exception` is set.
+        Numbers alone take the quick way, without an object for each of them.
         """
         self._step = step
         if OWN_MS in numbers:
@@ -307,9 +309,9 @@ class Session:
                 self._writer.write(Event(step, time.time(), scalars))
             else:
                 self._writer.write_row(tags, row)
-        except Exception as error:
-            if not self._is_terminated:
-                self.failures.fail("step", error)
+        except ClosedError:
+            if not self._is_terminated:  # by a signal, while the loop goes on
+                raise
 
     def _add_own(self, numbers: Mapping[str, object]) -> None:
         """Add what a step took this rank, for its heartbeats; a marked step stands for those around it."""
@@ -433,6 +435,7 @@ class Session:
         """What was written, dropped and refused so far."""
         return self._writer.health().plus(self.failures.health)
 
+    @door(lambda self, error=None: self.failures.health, again=True)
     def close(self, error: BaseException | None = None) -> Health:
         """Write and close everything, even if a part fails, and leave the run; returns the final health.
 

@@ -175,7 +175,8 @@ class SystemMonitor:
     ) -> None:
         self._sampler, self._record, self._failures = sampler, record, failures
         self._is_stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="distsummary-system", daemon=True)
+        run = failures.guard.wrap("system metrics", self._run)
+        self._thread = threading.Thread(target=run, name="distsummary-system", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:

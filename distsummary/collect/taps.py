@@ -41,6 +41,7 @@ class Taps:
         self._record: Callable[..., None] | None = None
         self._last: int | None = None  # the newest step (in sink mode, epoch) that was recorded
         self._stride = 1  # the steps between the newest two
+        self._failures = failures
         self._listener = operators.Listener(snapshot, lambda: failures, self._wants, says_repeats=True)
         operators.listen(self._listener)
 
@@ -85,12 +86,21 @@ class Taps:
         assert record is not None
         if self._listener.has_heard():
             due = step if number is None else number
-            taken = self._listener.take(step)
-            for earlier, arrived in taken.earlier:
-                record(earlier, arrived)
-            numbers, values = self._joined(due, numbers, values, taken)
-            self._last, self._stride = due, max(1, due - (self._last or 0))
+            joined = self._failures.call("operators", self._with_tapped, step, due, numbers, values)
+            numbers, values = joined or (numbers, values)
         record(step, numbers, values)
+
+    def _with_tapped(
+        self, step: int, due: int, numbers: Mapping[str, object], values: Sequence[Value]
+    ) -> tuple[Mapping[str, object], Sequence[Value]]:
+        """The values of a step with what was tapped in it; numbers of earlier steps are recorded."""
+        taken = self._listener.take(step)
+        for earlier, arrived in taken.earlier:
+            if self._record is not None:
+                self._record(earlier, arrived)
+        joined = self._joined(due, numbers, values, taken)
+        self._last, self._stride = due, max(1, due - (self._last or 0))
+        return joined
 
     def _joined(
         self, due: int, numbers: Mapping[str, object], values: Sequence[Value], taken: operators.Taken

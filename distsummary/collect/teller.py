@@ -5,6 +5,7 @@ import threading
 from distsummary.coordination import Listener
 from distsummary.format.digest import Digest, digest_of, joined_digests
 from distsummary.format.records import Batch
+from distsummary.guard import Guard
 from distsummary.writing.writer import RankWriter
 
 INTERVAL_S = 1.0  # a thousand ranks are a thousand digests in this time
@@ -22,7 +23,8 @@ class Teller:
         self._waiting: list[Digest] = []
         self._is_closed = False
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="distsummary-teller", daemon=True)
+        run = Guard().wrap("the teller", self._run)
+        self._thread = threading.Thread(target=run, name="distsummary-teller", daemon=True)
         self._thread.start()
 
     def wrote(self, batch: Batch, file: str = "", end: int = 0) -> None:

@@ -15,6 +15,7 @@ from distsummary.collect.torch_graph_sources import Source, Sources, type_of, ty
 from distsummary.collect.torch_module_calls import Call, PassObserver, Place, places
 from distsummary.format.graph import INPUT, OUTPUT, PARAMETER, Edge, Graph, Names, Node, TensorType
 from distsummary.frameworks.torch_modules import unwrap
+from distsummary.guard import passes
 
 MAX_SHOWN = 12  # parameters of a node that are listed with their shapes
 MAX_SETTINGS = 200  # characters of what a module says of itself
@@ -287,5 +288,7 @@ def _settings(module: nn.Module) -> str:
     """What the module says of itself, such as "in_features=8, out_features=2, bias=True"."""
     try:
         return " ".join(module.extra_repr().split())[:MAX_SETTINGS]
-    except Exception:  # of the user's code; the settings are only shown
+    except Exception as error:  # of the user's code; the settings are only shown
+        if passes(error, is_door=False):
+            raise
         return ""

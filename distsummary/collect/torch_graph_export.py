@@ -11,6 +11,7 @@ from distsummary.collect.torch_graph import TreeObserver, class_of, named_argume
 from distsummary.collect.torch_graph_sources import types_of
 from distsummary.collect.torch_module_calls import Call
 from distsummary.format.graph import INPUT, OUTPUT, Edge, Graph, Names, Node
+from distsummary.guard import passes
 
 
 class ExportObserver(TreeObserver):
@@ -45,6 +46,8 @@ class ExportObserver(TreeObserver):
                 exported = torch.export.export(call.module, args, kwargs)
             return _drawn(exported, call, args, kwargs)
         except Exception as error:  # of the model's code, or what torch cannot export
+            if passes(error, is_door=False):
+                raise
             line = " ".join(str(error).split())[:300]
             self._tell(
                 f"torch.export failed ({type(error).__name__}: {line}); the graph is the tree of modules; "

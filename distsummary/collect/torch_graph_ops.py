@@ -20,6 +20,7 @@ from distsummary.collect.torch_graph_sources import address_of, tensors_in, type
 from distsummary.collect.torch_module_calls import Call, PassObserver, places
 from distsummary.format.graph import INPUT, OUTPUT, Edge, Graph, Names, Node
 from distsummary.frameworks.torch_modules import compiled_from, unwrap
+from distsummary.guard import Given, Guard, calls_user
 
 MAX_OPERATIONS = 200_000  # more are not drawn: their record would take gigabytes
 _OURS = ("aten", "prims")  # operations of other namespaces that are drawn have a dot in their name
@@ -70,6 +71,8 @@ class _Drawing:
         self._of_memory: dict[int, Edge | str] = {}
         self.has_operations = False
         self.error: Exception | None = None
+        told = Given(self._fail)
+        self._guard = Guard(lambda: told)
 
     def begin(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Enter a module; when a pass begins, observe the operations from now on."""
@@ -82,7 +85,7 @@ class _Drawing:
         for name, value in named_arguments(call.module, args, kwargs):
             if kinds := types_of(value):
                 self._remember(self._add(Node(within(call.scope, name), INPUT, (), kinds)), value)
-        self._mode = _Observe(self._operation)
+        self._mode = _Observe(self._guard.wrap("graph", self._operation))
         self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def end(self, call: Call, output: object) -> None:
@@ -99,12 +102,11 @@ class _Drawing:
 
     def _operation(self, function: Any, args: object, kwargs: object, result: object) -> None:
         """Draw an operation; what it raises is kept, since it is called from within the user's code."""
-        if self.error is not None or len(self._nodes) >= MAX_OPERATIONS or _is_of_tap():
-            return
-        try:
+        if self.error is None and len(self._nodes) < MAX_OPERATIONS and not _is_of_tap():
             self._draw(function, (args, kwargs), result)
-        except Exception as error:
-            self.error = error
+
+    def _fail(self, error: Exception) -> None:
+        self.error = error
 
     def _draw(self, function: Any, given: object, result: object) -> None:
         space, _, name = function._schema.name.partition("::")
@@ -172,6 +174,7 @@ class _Observe(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._heard = heard
 
+    @calls_user
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         self._heard(func, args, kwargs, result)

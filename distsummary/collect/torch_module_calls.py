@@ -18,6 +18,7 @@ from distsummary.format.graph import Names
 from distsummary.frameworks.torch_hook import Hook
 from distsummary.frameworks.torch_modules import compiled_from
 from distsummary.frameworks.torch_modules import wrapped as wrapped_by
+from distsummary.guard import Given, Guard, passes
 
 MAX_CALLS = 16  # of one module that are told; a graph with each step of a recurrent cell would be no help
 
@@ -121,12 +122,18 @@ class ModuleCalls:
 
     Args:
         network: the model; hooks are on it until `close`.
-        listener: an exception in it closes these calls and is passed to `failed`.
+        listener: an exception in it, or here, closes these calls and is passed to `failed`.
         failed: see `listener`.
     """
 
     def __init__(self, network: nn.Module, listener: Listener, failed: Any) -> None:
-        self._listener, self._failed = listener, failed
+        self._listener = listener
+        told = Given(failed)
+        self._guard = Guard(lambda: told, self.close)
+        self._begin = self._guard.wrap("graph", self._began)
+        self._end = self._guard.wrap("graph", self._ended)
+        self._reinstall = self._guard.wrap("graph", self._install)
+        self._suspend = self._guard.wrap("graph", self._suspended)
         self._places = {id(place.module): place for place in places(network)}
         # Module and call; None instead of a call that is not told, and of those inside.
         self._stack: list[tuple[nn.Module, Call | None]] = []
@@ -153,7 +160,7 @@ class ModuleCalls:
             self._install()  # hooks that are not compiled: outside of what is compiled, they are called too
             self._watch = compiler.callback_handler
             self._watch.register_start_callback(self._suspend)
-            self._watch.register_end_callback(self._install)
+            self._watch.register_end_callback(self._reinstall)
 
     def close(self) -> None:
         """Remove the hooks; a second call does nothing."""
@@ -164,7 +171,7 @@ class ModuleCalls:
         if watch is not None:
             with contextlib.suppress(ValueError):  # torch._dynamo.reset() has removed them
                 watch.remove_start_callback(self._suspend)
-                watch.remove_end_callback(self._install)
+                watch.remove_end_callback(self._reinstall)
 
     def _install(self, _: object = None) -> None:
         if not self._is_open or self._handles:
@@ -176,13 +183,18 @@ class ModuleCalls:
         for place in self._places.values():
             module = place.module
             if place.is_seen:
-                with contextlib.suppress(Exception):  # a scripted or otherwise closed module takes no hooks
-                    self._handles.append(module.register_forward_pre_hook(Hook(begin), with_kwargs=True))
+                try:
                     self._handles.append(
-                        module.register_forward_hook(Hook(end), with_kwargs=True, always_call=True)
+                        module.register_forward_pre_hook(Hook(None, begin), with_kwargs=True)
                     )
+                    self._handles.append(
+                        module.register_forward_hook(Hook(None, end), with_kwargs=True, always_call=True)
+                    )
+                except Exception as error:  # a scripted or otherwise closed module takes no hooks
+                    if passes(error, is_door=False):
+                        raise
 
-    def _suspend(self, _: object) -> None:
+    def _suspended(self, _: object) -> None:
         self._was_removed = True
         self._remove()
 
@@ -191,7 +203,7 @@ class ModuleCalls:
             handle.remove()
         self._handles.clear()
 
-    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _began(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         here = threading.get_ident()
         self._thread = self._thread or here
         place = self._places.get(id(module))
@@ -200,7 +212,7 @@ class ModuleCalls:
         call = self._call(module, place)
         self._stack.append((module, call))
         if call is not None:
-            self._tell(self._listener.begin, call, args, kwargs)
+            self._listener.begin(call, args, kwargs)
 
     def _call(self, module: nn.Module, place: Place) -> Call | None:
         outer = self._stack[-1][1] if self._stack else None
@@ -223,7 +235,7 @@ class ModuleCalls:
             is_outermost=outer is None,
         )
 
-    def _end(self, module: nn.Module, args: object, kwargs: object, output: object) -> None:
+    def _ended(self, module: nn.Module, args: object, kwargs: object, output: object) -> None:
         if not self._is_open or threading.get_ident() != self._thread:
             return
         if all(begun is not module for begun, _ in self._stack):
@@ -231,16 +243,9 @@ class ModuleCalls:
         while True:  # calls inside that an exception ended without a word end too
             begun, call = self._stack.pop()
             if call is not None:
-                self._tell(self._listener.end, call, output if begun is module else None)
+                self._listener.end(call, output if begun is module else None)
             if begun is module:
                 return
-
-    def _tell(self, listen: Any, *args: Any) -> None:
-        try:
-            listen(*args)
-        except Exception as error:
-            self.close()
-            self._failed(error)
 
 
 class PassObserver:

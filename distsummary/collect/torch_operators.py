@@ -18,7 +18,8 @@ from distsummary.collect.checked_values import MAX_VALUE_BYTES
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.records import MAX_TAG_BYTES
 from distsummary.frameworks.torch import FRAMEWORK, TorchCopy
-from distsummary.frameworks.torch_hook import Hook
+from distsummary.frameworks.torch_hook import Hook, torch_door
+from distsummary.guard import check
 from distsummary.training.values import check_tag
 
 P = ParamSpec("P")
@@ -44,9 +45,24 @@ _NUMBERS = frozenset(
 _ONE, _PLAIN = (1,), (Tensor, nn.Parameter)
 
 
+def _refuse_scalar(error: Exception, name: str, value: Tensor) -> None:
+    _refuse_value(error, "scalar", name, value)
+
+
+def _refuse_value(error: Exception, plugin: str, name: str, *args: object, **named: object) -> None:
+    operators.refuse(plugin, f"the {plugin} {name!r} cannot be recorded: {error}")
+
+
+def _refuse_gradient(error: Exception, name: str, *args: object) -> None:
+    kind = next((kind for kind in args if kind in GRADIENTS), "norm")
+    plugin = "scalar" if kind == "norm" else str(kind)
+    operators.refuse(plugin, f"the gradient {name!r} cannot be recorded: {error}")
+
+
 # --- numbers ------------------------------------------------------------------------------------------------
 
 
+@torch_door(operators.GUARD, _refuse_scalar)
 def scalar(name: str, value: Tensor) -> None:
     """Tap a number; see `summary.scalar`."""
     _check_name(name)
@@ -66,19 +82,16 @@ def scalar(name: str, value: Tensor) -> None:
 
 @_not_compiled
 def _eager_scalar(name: str, value: Tensor) -> None:
-    try:
-        if type(value) in _PLAIN and value.dtype in _NUMBERS and value.numel() == 1 and not value.is_meta:
-            if value.is_cpu:
-                operators.tap_number(name, value.item())
-            else:
-                page, index = _place_on(value.device, name)
-                if page >= 0:
-                    _pages[page].narrow(0, index, 1).copy_(value.detach())
+    if type(value) in _PLAIN and value.dtype in _NUMBERS and value.numel() == 1 and not value.is_meta:
+        if value.is_cpu:
+            operators.tap_number(name, value.item())
         else:
-            FRAMEWORK.shard(value)  # raises for a DTensor that is a pending sum
-            operators.tap("scalar", name, value)
-    except Exception as error:  # such as inside of torch.vmap; recording ends no training
-        operators.refuse("scalar", f"the scalar {name!r} cannot be recorded: {error}")
+            page, index = _place_on(value.device, name)
+            if page >= 0:
+                _pages[page].narrow(0, index, 1).copy_(value.detach())
+    else:
+        FRAMEWORK.shard(value)  # raises for a DTensor that is a pending sum
+        operators.tap("scalar", name, value)
 
 
 def _compiled_scalar(name: str, value: Tensor) -> None:
@@ -101,6 +114,7 @@ def _write(name: str, number: Tensor) -> None:
 # --- other values -------------------------------------------------------------------------------------------
 
 
+@torch_door(operators.GUARD, _refuse_value)
 def value(plugin: str, name: str, value: Tensor) -> None:
     """Tap a value of the plugin tensor, image or histogram; see `summary`."""
     _check_name(name)
@@ -147,6 +161,7 @@ def _tell(plugin: str, name: str, value: Tensor, *, is_parameter: bool) -> None:
 # --- gradients ----------------------------------------------------------------------------------------------
 
 
+@torch_door(operators.GUARD, _refuse_gradient, gives=1)
 def gradient(name: str, x: Tensor, kind: str) -> Tensor:
     """Tap the gradient that flows through x; see `summary.gradient`."""
     _check_name(name, "(name, x)")
@@ -170,23 +185,20 @@ def gradient(name: str, x: Tensor, kind: str) -> Tensor:
     # False it flows where it flowed before, and x may be the same tensor then, which has its hook already.
     if x.is_leaf or _is_replay():  # a hook on a parameter would stay there, and each step add one
         x = x.view_as(x)
-    x.register_hook(Hook(_eager_gradient, name, kind))  # type: ignore[no-untyped-call]
+    x.register_hook(Hook(operators.GUARD, _eager_gradient, name, kind))  # type: ignore[no-untyped-call]
     return x
 
 
 @_not_compiled
+@torch_door(operators.GUARD, _refuse_gradient)
 def _eager_gradient(name: str, kind: str, gradient: Tensor) -> None:
     """What a hook does; it returns None, which leaves the gradient as it is."""
     if not operators.is_heard():
         return
-    plugin = "scalar" if kind == "norm" else kind
-    try:
-        if kind == "norm":
-            _eager_scalar(name, _norm(gradient))
-        else:
-            _tell(plugin, name, gradient, is_parameter=False)
-    except Exception as error:  # nothing may be raised in a backward pass
-        operators.refuse(plugin, f"the gradient {name!r} cannot be recorded: {error}")
+    if kind == "norm":
+        _eager_scalar(name, _norm(gradient))
+    else:
+        _tell(kind, name, gradient, is_parameter=False)
 
 
 class _Gradient(torch.autograd.Function):
@@ -215,6 +227,7 @@ def _norm(gradient: Tensor) -> Tensor:
 # --- checks -------------------------------------------------------------------------------------------------
 
 
+@check()
 def _check_name(name: object, order: str = "(name, value)") -> None:
     if isinstance(name, Tensor):
         raise InvalidTypeError(
@@ -228,6 +241,7 @@ def _check_name(name: object, order: str = "(name, value)") -> None:
         check_tag(name)
 
 
+@check()
 def _check_value(plugin: str, name: str, value: object) -> None:
     """Raise InvalidTypeError for a value that is no tensor, except for the stand-ins of torch.fx."""
     if isinstance(value, torch.fx.Proxy):
@@ -352,10 +366,12 @@ def _place_on(device: torch.device, name: str) -> tuple[int, int]:
     return place
 
 
-@_while_compiling
-def _place_of(name: str, device: torch.device) -> tuple[int, int]:
+def _place_now(name: str, device: torch.device) -> tuple[int, int]:
     _note_compilation("scalar", name)
     return _place_on(device, name)
+
+
+_place_of = _while_compiling(operators.GUARD.wrap("operators", _place_now, (-1, 0)))
 
 
 def _getter(number: int) -> Callable[[], Tensor]:
@@ -371,21 +387,21 @@ def _getter(number: int) -> Callable[[], Tensor]:
 _PAGES = tuple(map(_getter, range(operators.MAX_NAMES // _PAGE)))
 
 
-@_while_compiling
-def _note_traced(plugin: str, name: str) -> None:
-    _note_compilation(plugin, name)
-
-
-@_while_compiling  # so it is counted once, when the code is compiled
-def _refuse(plugin: str, name: str, why: str) -> None:
+def _refuse_now(plugin: str, name: str, why: str) -> None:
     if not _is_traced_again(plugin, name, by_attempt=False):
         operators.refuse(plugin, f"not recorded: the {plugin} {name!r} {why}")
+
+
+_refuse = _while_compiling(operators.GUARD.wrap("operators", _refuse_now))  # counted once, when compiled
 
 
 def _note_compilation(plugin: str, name: str) -> None:
     """Say that a graph taps a name several times: its last value alone is recorded."""
     if _is_traced_again(plugin, name):
         operators.tap_again(name)
+
+
+_note_traced = _while_compiling(operators.GUARD.wrap("operators", _note_compilation))
 
 
 def _is_traced_again(plugin: str, name: str, *, by_attempt: bool = True) -> bool:
@@ -401,16 +417,18 @@ def _is_traced_again(plugin: str, name: str, *, by_attempt: bool = True) -> bool
 # --- the operator of compiled code --------------------------------------------------------------------------
 
 
+def _refuse_tap(error: Exception, value: Tensor, plugin: str, name: str, *args: object) -> None:
+    _refuse_value(error, plugin, name)
+
+
 @_not_compiled
+@torch_door(operators.GUARD, _refuse_tap)
 def _tap(value: Tensor, plugin: str, name: str, is_parameter: bool, is_gradient: bool) -> None:
     if not operators.is_heard() or (not is_gradient and _is_replay()):
         return
     if torch._guards.TracingContext.try_get() is not None:
         return  # torch compiles: it calls operators whose arguments are constants
-    try:
-        _tell(plugin, name, value, is_parameter=is_parameter)
-    except Exception as error:  # the training must not fail
-        operators.refuse(plugin, f"the {plugin} {name!r} cannot be recorded: {error}")
+    _tell(plugin, name, value, is_parameter=is_parameter)
 
 
 def _define() -> torch.library.Library:

@@ -20,6 +20,7 @@ from distsummary.errors import InvalidValueError
 from distsummary.extras import require
 from distsummary.format.records import Shard
 from distsummary.frameworks.base import Array, Framework, framework_of
+from distsummary.guard import check
 from distsummary.topology import Topology
 
 
@@ -61,6 +62,7 @@ class KeptTrajectory:
         return save, sum(array.nbytes for array in state.values())
 
 
+@check()
 def refuse_unkept(network: Any, topology: Topology, group: Group) -> None:
     """Raise what `share_of` raises, and MissingExtraError, if no trajectory of this model can be kept."""
     share = share_of(network, topology, group.size, attempt=0)

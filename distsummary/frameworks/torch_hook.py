@@ -1,19 +1,71 @@
-"""Hook: what distsummary hangs on the user's modules, parameters and tensors."""
+"""Hook: what distsummary hangs on the user's modules, parameters, tensors and optimizers; doors for torch."""
 
+import functools
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, cast
+
+from torch.compiler import is_compiling
+
+from distsummary.guard import Guard, at_door, passes
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-class Hook(partial[None]):
-    """Calls a function. A copy or a pickle of it does nothing, and needs no distsummary.
+class Hook(partial[Any]):
+    """Calls a function, through a guard: what fails in it is counted, and the hook then returns None.
 
-    So a copy of a model knows nothing of the run that the model is trained in. It is a `partial` because
-    torch.compile sees through these.
+    Without a guard, the function is one that `Guard.wrap` made, and that torch.compile does not trace.
+
+    A copy or a pickle of a hook does nothing, and needs no distsummary, so a copy of a model knows nothing of
+    the run that the model is trained in. It is a `partial` because torch.compile sees through these.
     """
 
     __slots__ = ()
     __torch_unserializable__ = True  # torch need not warn that a pickled tensor loses it
 
+    def __new__(cls, guard: Guard | None, function: Callable[..., Any], *args: Any) -> "Hook":
+        """Hang up `function`, which is called with `args` before those that torch gives."""
+        if guard is None:
+            return super().__new__(cls, function, *args)
+        return super().__new__(cls, _call, guard, function, *args)
+
     def __reduce__(self) -> Any:
         return getattr, (nullcontext(), "__exit__")  # takes any arguments, returns None
+
+
+def _call(guard: Guard, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    if is_compiling():  # what torch traces of a hook cannot fail later
+        return function(*args, **named)
+    return guard.call(function.__qualname__, function, *args, **named)
+
+
+def torch_door(
+    guard: Guard, count: Callable[..., None], *, gives: int | None = None
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorator for a function that a network calls: a door that torch.compile sees through.
+
+    Args:
+        count: called with the exception and the arguments, to count the value; what fails in it is counted by
+            `guard`.
+        gives: the place of the argument that is returned if the function fails; by default, None is.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        def wrapper(*args: P.args, **named: P.kwargs) -> R:
+            if is_compiling():
+                return function(*args, **named)
+            try:
+                return function(*args, **named)
+            except Exception as error:
+                if passes(error):
+                    raise
+                guard.call("operators", count, error, *args, **named)
+                return cast(R, None if gives is None else args[gives])
+
+        functools.update_wrapper(wrapper, at_door(function))
+        return at_door(wrapper)
+
+    return decorate

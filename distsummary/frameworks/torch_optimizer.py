@@ -18,7 +18,9 @@ from torch.utils.hooks import RemovableHandle
 
 from distsummary.format.records import Health
 from distsummary.frameworks.torch import as_dtensor, local_part
+from distsummary.frameworks.torch_hook import Hook
 from distsummary.frameworks.torch_modules import unwrap
+from distsummary.guard import calls_user
 from distsummary.writing.health import Failures
 
 P = ParamSpec("P")
@@ -36,6 +38,7 @@ UNSEEN = (
     "the optimizer's step is compiled with fullgraph=True, which leaves no place to look at its gradients: "
     "nothing of it is recorded; compile it without fullgraph"
 )
+BEFORE, AFTER = "before the optimizer's step", "after the optimizer's step"
 _STEP_FILE = sys.modules[Optimizer.__module__].__file__  # of the function that calls an optimizer's hooks
 
 
@@ -95,25 +98,24 @@ class OptimizerSteps:
         self._model = model
         self._before, self._after, self._is_due = before, after, is_due
         self._failures = failures or Failures(Health(), logger)
-        self._pid = os.getpid()
         self._names: dict[int, tuple[weakref.ref[Tensor], str]] = {}  # the id of a parameter -> it, its name
         self._list_parameters()
         self._held: weakref.WeakKeyDictionary[Optimizer, _Held] = weakref.WeakKeyDictionary()
         self._running = _OfThread()
-        this = weakref.ref(self)
+        self._guard = guard = self._failures.guard
+        this, pid = weakref.ref(self), os.getpid()
+
+        def begin(optimizer: Optimizer, args: _Args, kwargs: _Named) -> "tuple[_Args, _Named] | None":
+            steps = this() if os.getpid() == pid else None
+            return None if steps is None else steps._begin(optimizer, args, kwargs)
+
+        def end(optimizer: Optimizer) -> None:
+            if os.getpid() == pid and (steps := this()) is not None:
+                steps._end(optimizer)
 
         # torch.compile must not look into these: it would compile the step anew as the run changes.
-        hide = torch.compiler.disable
-
-        @hide  # type: ignore[untyped-decorator]
-        def begin(optimizer: Optimizer, args: _Args, kwargs: _Named) -> "tuple[_Args, _Named] | None":
-            steps = this()
-            return None if steps is None else steps._call("before", steps._begin, optimizer, args, kwargs)
-
-        @hide  # type: ignore[untyped-decorator]
-        def end(optimizer: Optimizer) -> None:
-            if (steps := this()) is not None:
-                steps._call("after", steps._end, optimizer)
+        hidden_begin = torch.compiler.disable(guard.wrap(BEFORE, begin))  # type: ignore[no-untyped-call]
+        hidden_end = torch.compiler.disable(guard.wrap(AFTER, end))  # type: ignore[no-untyped-call]
 
         @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
         def is_unseen() -> bool:
@@ -126,14 +128,17 @@ class OptimizerSteps:
         def pre_hook(optimizer: Optimizer, args: _Args, kwargs: _Named) -> "tuple[_Args, _Named] | None":
             if torch.compiler.is_compiling() and is_unseen():
                 return None
-            changed: tuple[_Args, _Named] | None = begin(optimizer, args, kwargs)
+            changed: tuple[_Args, _Named] | None = hidden_begin(optimizer, args, kwargs)
             return changed
 
         def post_hook(optimizer: Optimizer, args: _Args, kwargs: _Named) -> None:
             if not (torch.compiler.is_compiling() and is_unseen()):
-                end(optimizer)
+                hidden_end(optimizer)
 
-        handles = [register_optimizer_step_pre_hook(pre_hook), register_optimizer_step_post_hook(post_hook)]
+        handles = [
+            register_optimizer_step_pre_hook(Hook(guard, pre_hook)),
+            register_optimizer_step_post_hook(Hook(guard, post_hook)),
+        ]
         self._remove = weakref.finalize(self, _remove, handles)
         self._remove.atexit = False
 
@@ -145,15 +150,6 @@ class OptimizerSteps:
     def close(self) -> None:
         """Remove the hooks; a second call does nothing."""
         self._remove()
-
-    def _call(self, moment: str, function: Callable[P, R], *args: P.args, **named: P.kwargs) -> R | None:
-        if os.getpid() != self._pid:
-            return None
-        try:
-            return function(*args, **named)
-        except Exception as error:
-            self._failures.count(f"{moment} the optimizer's step: {type(error).__name__}: {error}")
-            return None
 
     def _begin(self, optimizer: Optimizer, args: _Args, kwargs: _Named) -> tuple[_Args, _Named] | None:
         """Call `before`, or return other arguments for the step: a closure that does so."""
@@ -184,11 +180,12 @@ class OptimizerSteps:
 
     def _looking(self, closure: Callable[[], Any], now: "_Running") -> Callable[[], Any]:
         """A closure that also calls `before`, once the gradients are there."""
-        look = torch.compiler.disable(self._call)  # type: ignore[no-untyped-call]
+        look = torch.compiler.disable(self._guard.wrap(BEFORE, self._look))  # type: ignore[no-untyped-call]
 
+        @calls_user
         def looking() -> Any:
             loss = closure()
-            look("before", self._look, now)
+            look(now)
             return loss
 
         return looking

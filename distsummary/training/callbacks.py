@@ -6,16 +6,19 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from distsummary.checks import check_int_or_both, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError, MissingParameterError
 from distsummary.frameworks.base import framework_of
+from distsummary.guard import Guard, calls_user, door, is_decorated
 from distsummary.topology import DATA_AXES, Topology
 from distsummary.training.recorder import Recorder
 from distsummary.training.values import mean_of, resolve
 
 logger = logging.getLogger(__name__)
+
+C = TypeVar("C", bound="Callback")
 
 EVENTS = ("begin", "epoch_begin", "step_begin", "step_end", "epoch_end", "end")
 STEP_HOOKS = ("on_train_step_begin", "on_train_step_end")
@@ -61,6 +64,7 @@ def parallel_mode(topology: Topology) -> str:
     return "hybrid_parallel" if splits else "data_parallel"
 
 
+@calls_user
 def length(loader: object) -> int:
     """The number of batches of a loader, 0 if it has no length."""
     try:
@@ -109,6 +113,7 @@ class Callback:
 
     """
 
+    _own_guard: Guard  # of the callbacks that are `guarded`
     recorder: Recorder | None = None  # of a callback that records the values which the user gives to the Run
 
     def __enter__(self) -> Self:
@@ -186,11 +191,32 @@ class Callback:
         self.end(run_context)
 
 
+for _hook in HOOKS:  # what they call is a user's, or has a door of its own
+    calls_user(getattr(Callback, _hook))
+
+
+def guarded(kind: type[C]) -> type[C]:
+    """Decorator for a callback of ours, whose hooks are doors: what fails in them does not end the training.
+
+    A Run sets `_own_guard`, which counts their failures; in other loops they are logged.
+    """
+    kind._own_guard = Guard()
+    for name in (*HOOKS, *EVENTS, "__enter__", "__exit__"):
+        method = vars(kind).get(name)
+        if method is not None and not is_decorated(method):
+            setattr(kind, name, door(_itself if name == "__enter__" else None)(method))
+    return kind
+
+
+def _itself(callback: object) -> object:
+    return callback
+
+
 class CallbackList:
     """Callbacks in a fixed order, entered and exited together as context managers.
 
     `methods` maps each of `HOOKS` to the methods that override it; calling a hook means calling these.
-    `at_steps` lists the callbacks with hooks for training steps.
+    `at_steps` lists the callbacks with hooks for training steps. `is_entered`: they have been entered.
 
     Args:
         callbacks: one callback, a list or tuple of callbacks, or None.
@@ -207,10 +233,17 @@ class CallbackList:
                 raise InvalidTypeError(f"a callback must be an object, got the class {name}; write {name}()")
             check_type("a callback", callback, Callback)
         self.callbacks: list[Callback] = list(listed)
-        self._stack = contextlib.ExitStack()
+        self._stack, self.is_entered = contextlib.ExitStack(), False
         self._look_up()
 
     def __enter__(self) -> Self:
+        if not self.is_entered:
+            self._enter_each()
+        self._look_up()
+        return self
+
+    @calls_user
+    def _enter_each(self) -> None:
         with contextlib.ExitStack() as stack:
             entered: list[Callback] = []
             for callback in self.callbacks:
@@ -222,30 +255,31 @@ class CallbackList:
                     )
                     given = callback
                 entered.append(given)
-            self.callbacks[:] = entered  # in place: this list is the parameter `list_callback`
-            self._stack = stack.pop_all()
-        self._look_up()
-        return self
+            self.is_entered, self._stack = True, stack.pop_all()
+        self.callbacks[:] = entered  # in place: this list is the parameter `list_callback`
 
     def _look_up(self) -> None:
         """Find the methods that each hook calls: a callback's own, or else its method with the older name."""
-        self.methods: dict[str, list[Callable[[RunContext], None]]] = {hook: [] for hook in HOOKS}
-        self.at_steps: list[Callback] = []
-        for hook, methods in self.methods.items():
+        found: dict[str, list[Callable[[RunContext], None]]] = {hook: [] for hook in HOOKS}
+        at_steps: list[Callback] = []
+        for hook, methods in found.items():
             for callback in self.callbacks:
                 for name in (hook, hook.split("_", 2)[2]):
                     if getattr(type(callback), name) is not getattr(Callback, name) or name in vars(callback):
                         methods.append(getattr(callback, name))
-                        if hook in STEP_HOOKS and callback not in self.at_steps:
-                            self.at_steps.append(callback)
+                        if hook in STEP_HOOKS and callback not in at_steps:
+                            at_steps.append(callback)
                         break
+        self.methods, self.at_steps = found, at_steps
 
+    @calls_user
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.__exit__(kind, error, trace)
 
 
+@guarded
 class LossMonitor(Callback):
     """Prints the loss every `per_print_times` steps (0: never) and stops a training whose loss is not finite.
 
@@ -306,6 +340,7 @@ class LossMonitor(Callback):
         super().on_train_end(run_context)
 
 
+@guarded
 class TimeMonitor(Callback):
     """Prints, on rank 0, the time of every epoch and of its steps, in milliseconds.
 

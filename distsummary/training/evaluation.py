@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from distsummary.errors import ClosedError
+from distsummary.guard import Guard, calls_user, door
 from distsummary.topology import Topology
 from distsummary.training.callbacks import CallbackList, CallbackParams, RunContext, common_params, length
 from distsummary.training.values import Scalar, check_named, resolve
@@ -11,47 +12,54 @@ from distsummary.training.values import Scalar, check_named, resolve
 OF_TRAINING = ("metrics", "eval_results", "eval_network", "valid_dataset")  # shown by the training, too
 
 
-class EvaluationRun:
-    """One evaluation, made by `Run.eval`.
+def evaluation_params(
+    dataset: Iterable[Any] | None, *, callbacks: CallbackList, topology: Topology, train: CallbackParams
+) -> CallbackParams:
+    """What callbacks see when an evaluation begins.
 
     Args:
         dataset: the data on which the model is evaluated, if known beforehand.
         train: the parameters of the training that the evaluation belongs to.
+    """
+    # as in MindSpore, a callback also finds what it knows of the training: the optimizer, for example
+    hidden = ("step_in_epoch", "eval_results")
+    of_training = {name: value for name, value in train.items() if name not in hidden}
+    return CallbackParams(
+        of_training | common_params(callbacks.callbacks, train.network, topology),
+        mode="eval",
+        cur_step_num=0,
+        cur_epoch_num=train.cur_epoch_num,
+        global_step=train.cur_step_num,
+        eval_network=train.network,
+        eval_dataset_element=None,
+        valid_dataset=dataset,
+        metrics={},
+        batch_num=0 if dataset is None else length(dataset),
+    )
+
+
+class EvaluationRun:
+    """One evaluation, made by `Run.eval`.
+
+    Args:
         call: takes the name of a hook and a context, and calls that hook of all callbacks.
         numbers: checks and converts a mapping of names to metrics.
+        guard: of the run.
     """
 
     def __init__(
         self,
-        dataset: Iterable[Any] | None,
-        *,
-        callbacks: CallbackList,
-        topology: Topology,
-        train: CallbackParams,
         call: Callable[[str, RunContext], None],
         numbers: Callable[[Mapping[str, object]], dict[str, Scalar]],
+        guard: Guard,
     ) -> None:
-        self._call, self._numbers = call, numbers
+        self._call, self._numbers, self._own_guard = call, numbers, guard
         self.logged: dict[str, Scalar] = {}
         self._is_over = False
         self.metrics: dict[str, float] = {}
         self.eval_loss: dict[str, float] = {}
         self.loss: float | None = None  # shown as `eval_loss`; None: a metric named loss is
-        # as in MindSpore, a callback also finds what it knows of the training: the optimizer, for example
-        hidden = ("step_in_epoch", "eval_results")
-        of_training = {name: value for name, value in train.items() if name not in hidden}
-        self._params = CallbackParams(
-            of_training | common_params(callbacks.callbacks, train.network, topology),
-            mode="eval",
-            cur_step_num=0,
-            cur_epoch_num=train.cur_epoch_num,
-            global_step=train.cur_step_num,
-            eval_network=train.network,
-            eval_dataset_element=None,
-            valid_dataset=dataset,
-            metrics={},
-            batch_num=0 if dataset is None else length(dataset),
-        )
+        self._params = CallbackParams(mode="eval", cur_step_num=0, metrics={})
         self._context = RunContext(self._params)
 
     @property
@@ -59,6 +67,7 @@ class EvaluationRun:
         """What callbacks see of this evaluation."""
         return self._params
 
+    @door()
     def log(self, values: Mapping[str, object] | None = None, /, **named: object) -> None:
         """Log metrics by name, like `Run.log`; raises ClosedError after the evaluation's `with` block."""
         if self._is_over:
@@ -66,16 +75,18 @@ class EvaluationRun:
         given = {} if values is None else check_named("evaluation.log", values)
         self.logged |= self._numbers({**given, **named})
 
+    @calls_user
     def steps(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches of a loader, one step each, until a callback has requested a stop."""
-        self._params |= {"valid_dataset": loader, "batch_num": length(loader)}
+        params, context = self._params, self._context
+        params |= {"valid_dataset": loader, "batch_num": length(loader)}
         for batch in loader:
-            self._params.cur_step_num += 1
-            self._params.eval_dataset_element = batch
-            self.call("on_eval_step_begin")
+            params["cur_step_num"] += 1
+            params["eval_dataset_element"] = batch
+            self._call("on_eval_step_begin", context)
             yield batch
-            self.call("on_eval_step_end")
-            if self._context.is_stop_requested:
+            self._call("on_eval_step_end", context)
+            if context.is_stop_requested:
                 break
 
     def settle(self) -> dict[str, Any]:

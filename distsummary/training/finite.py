@@ -8,6 +8,7 @@ import numpy as np
 from distsummary.errors import NonFiniteError
 from distsummary.format.check_tags import NONFINITE_TAGS
 from distsummary.frameworks.base import Pending, framework_of, tensors_in
+from distsummary.guard import deliberate
 from distsummary.training.values import Scalar, resolve
 from distsummary.writing.health import Failures
 
@@ -38,6 +39,7 @@ class FiniteCheck:
         self._reasons: dict[tuple[str, bool], str] = {}  # by tag, and whether the number is finite
         self._inputs = INPUTS
 
+    @deliberate
     def look(self, step: int, numbers: Mapping[str, Scalar]) -> None:
         """Check those numbers of a step that are on the host.
 

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from distsummary.format.records import PLUGINS
+from distsummary.guard import Guard
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class Forkable(Protocol):
         """Called in the child right after a fork, in its only thread."""
 
 
+_guard = Guard()
 _living: "weakref.WeakSet[Forkable]" = weakref.WeakSet()
 
 
@@ -69,7 +71,7 @@ def tell_forks(living: Forkable) -> None:
 
 def _after_fork_in_child() -> None:
     for living in list(_living):
-        living.after_fork()
+        _guard.call("after a fork", living.after_fork)
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

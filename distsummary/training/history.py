@@ -1,8 +1,9 @@
 """History: a callback that keeps the loss and the metrics of every epoch."""
 
-from distsummary.training.callbacks import Callback, RunContext, loss_of
+from distsummary.training.callbacks import Callback, RunContext, guarded, loss_of
 
 
+@guarded
 class History(Callback):
     """Keeps, for every epoch of a training, the last step's loss and the metrics of its evaluations.
 

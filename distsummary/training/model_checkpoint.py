@@ -19,10 +19,11 @@ from distsummary.checkpoints.training_state import remove_orphans, write_rank_fi
 from distsummary.checks import check_type
 from distsummary.diagnosis.verdict import UNSAVED
 from distsummary.errors import DistSummaryError, InvalidArgumentError, InvalidValueError
+from distsummary.guard import check, door, passes
 from distsummary.interrupts import StepInterrupts
 from distsummary.publish import check_writable, ensure_directory, remove_leftovers
 from distsummary.termination import END_S, STEP_S, tell_termination
-from distsummary.training.callbacks import Callback, CallbackParams, RunContext, step_in_epoch
+from distsummary.training.callbacks import Callback, CallbackParams, RunContext, guarded, step_in_epoch
 from distsummary.training.checkpoint_config import CheckpointConfig
 from distsummary.training.model_state import Kept, Source, source_of
 from distsummary.training.phases import CHECKPOINT, in_phase
@@ -36,6 +37,7 @@ BREAKPOINT_WAIT_S = 3.0  # how long the ranks then wait for each other's shards 
 NOT_SAVED = "is not saved"
 
 
+@guarded
 class ModelCheckpoint(Callback):
     """Saves checkpoints of a training: parameters, buffers, the optimizer's state, epoch and step.
 
@@ -189,6 +191,7 @@ class ModelCheckpoint(Callback):
             params.setdefault("after_hook", []).append(self._end_if_asked)
         super().on_train_step_end(run_context)
 
+    @door()
     def _end_if_asked(self) -> None:
         """End the training, if a signal or Ctrl-C came in the step, whose end all callbacks have seen."""
         if self._wanted.is_set():
@@ -225,6 +228,7 @@ class ModelCheckpoint(Callback):
         topology = params.get("topology")
         return topology is None or topology.rank == 0
 
+    @check(Exception)  # of the user's function
     def _place(self, params: CallbackParams) -> Path:
         directory: Any = self._directory
         if callable(directory):
@@ -368,9 +372,13 @@ class ModelCheckpoint(Callback):
         try:
             function(*args)
         except (DistSummaryError, OSError) as error:
+            if passes(error, is_door=False):
+                raise
             self._fail(f"{what}: {error}")
             logger.error("%s, and the training goes on: %s", what, error)
         except Exception as error:
+            if passes(error, is_door=False):
+                raise
             self._fail(f"{what}: {type(error).__name__}: {error}")
             logger.exception("%s, and the training goes on", what)
 

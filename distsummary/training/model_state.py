@@ -24,6 +24,7 @@ from distsummary.checkpoints.training_state import STATES
 from distsummary.errors import InvalidValueError
 from distsummary.format.records import Shard
 from distsummary.frameworks.base import Framework, Pending, framework_of
+from distsummary.guard import check, passes
 from distsummary.topology import DATA_AXES
 from distsummary.training.callbacks import CallbackParams
 from distsummary.training.checkpoint_config import INFO, CheckpointConfig
@@ -135,7 +136,7 @@ class Source:
             self._fill(kept, params, place, gathers=gathers, is_writer=is_writer)
             kept.training = training
         except Exception as error:
-            if config.format != "dcp":
+            if config.format != "dcp" or passes(error, is_door=False):
                 raise
             kept.values.clear()
             kept.failure = error
@@ -190,6 +191,7 @@ class Source:
             kept.values |= _information(params, config, taken=kept.values)
 
 
+@check()
 def source_of(params: CallbackParams, config: CheckpointConfig) -> Source:
     """What this rank saves of the training; raises InvalidValueError if that is unknown."""
     network = config.saved_network if config.saved_network is not None else params.get("network")

@@ -16,6 +16,7 @@ from threading import get_ident, get_native_id
 from typing import Any
 
 from distsummary.format.records import PHASE_TAGS
+from distsummary.guard import Counts, Guard, door
 from distsummary.training.affordable import affordable_every
 from distsummary.training.arrivals import ARRIVALS, Arrivals, arrival_tag
 from distsummary.training.callbacks import CallbackParams
@@ -98,15 +99,22 @@ class Phases:
     two, are marked, so that marks take SHARE of the time. At other steps `current` goes on to be told, as far
     as it costs nothing.
 
+    What fails here is counted; the step in which it fails is not measured, the next one is.
+
     Args:
         clocks: those of the thread; by default the real ones.
+        failures: returns what counts failures; by default they are logged.
 
     Attributes:
         on_marked: called when marked steps begin (True) and end (False), between two steps.
         on_failure: called with what cannot be measured, and why.
     """
 
-    def __init__(self, clocks: ThreadClocks | None = None) -> None:
+    def __init__(
+        self, clocks: ThreadClocks | None = None, failures: Callable[[], Counts] | None = None
+    ) -> None:
+        self.failures = failures
+        self._own_guard = Guard(failures, self.drop_step)
         self._clocks = clocks or ThreadClocks()
         self._wall, self._cpu = self._clocks.wall, self._clocks.cpu
         self._thread = get_ident()
@@ -129,6 +137,12 @@ class Phases:
         self._steps_ms: list[float] = []
         gc.callbacks.append(self._collect)
 
+    def drop_step(self) -> None:
+        """After a failure: this step is not measured, the next one is."""
+        self._interrupted, self._spent = None, {}
+        self.is_marked, self.current = False, REST
+
+    @door()
     def enter(self, phase: str) -> None:
         """The current phase ends, and `phase` begins."""
         if get_ident() != self._thread:
@@ -156,6 +170,7 @@ class Phases:
         finally:
             self.enter(before)
 
+    @door()
     def begin_step(self, step: int) -> None:
         """A step begins, which is marked or not."""
         is_marked = step % self.every == 0
@@ -176,6 +191,12 @@ class Phases:
             self.device.begin(RECORDING)
         self.is_marked = True
 
+    def _end_step_unmeasured(self, step: int) -> dict[str, float]:
+        self.begin_step(step + 1)
+        self.current = RECORDING
+        return {}
+
+    @door(_end_step_unmeasured)
     def end_step(self, step: int) -> dict[str, float]:
         """A step ends; returns what `take` does, if it is marked. RECORDING begins, as a part of the next."""
         found: dict[str, float] = {}
@@ -294,6 +315,7 @@ class Phases:
         if self._is_weighed:
             self._cost_s += self._cpu() - cpu
 
+    @door()
     def _collect(self, moment: str, info: object) -> None:
         if get_ident() != self._thread or os.getpid() != self._pid:
             return

@@ -4,7 +4,7 @@ import abc
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import get_ident
 from typing import Any
@@ -15,11 +15,12 @@ from distsummary.checks import check_choice, check_int, check_type
 from distsummary.diagnosis.verdict import INFO, LEVELS, MESSAGE, level_of
 from distsummary.errors import ClosedError, DistSummaryError, InvalidTypeError, InvalidValueError
 from distsummary.format.records import GIVEN_PLUGINS, LINEAGE_PLUGINS, Health, Value
+from distsummary.guard import Guard, check, door, passes
 from distsummary.training.callbacks import CallbackList, CallbackParams
 from distsummary.training.finite import ON_NAN, WARN, Checked, FiniteCheck
 from distsummary.training.forks import FORKED, Forks, tell_forks
 from distsummary.training.given import Given
-from distsummary.training.recorder import NOT_RECORDED, NoRecorder, Recorder
+from distsummary.training.recorder import NOT_RECORDED, TIMES, NoRecorder, Recorder
 from distsummary.training.values import Scalar, check_named, check_tag, scalar
 from distsummary.writing.health import Failures
 
@@ -64,9 +65,11 @@ class Recording(abc.ABC):
         check_type("strict", strict, bool)
         self._callbacks, self._params, self._strict = callbacks, params, strict
         self._given = Given()
+        self._ended: tuple[dict[str, Scalar], Sequence[Value]] | None = None  # given values, being recorded
         self._known_names: set[str] = set()  # names of numbers that have been checked
         self._kinds: dict[str, str] = {}  # name -> plugin, or SEVERAL
         self._own_failures = Failures(Health(), logger)  # while no recorder is there to count
+        self._own_guard = Guard(self._failures)
         self._finite = FiniteCheck(on_nan, rank, self._failures)
         params["finite_check"] = self._finite  # for callbacks that find numbers which are not finite
         params["report_finding"] = self._report_finding  # for callbacks that find something else
@@ -81,6 +84,7 @@ class Recording(abc.ABC):
     def step(self) -> int:
         """The step of the values that are given now."""
 
+    @check()
     @abc.abstractmethod
     def _require_open(self) -> None:
         """Raise ClosedError if the run is closed."""
@@ -110,12 +114,28 @@ class Recording(abc.ABC):
             raise InvalidValueError(f"the run has no directory: {NOT_RECORDED}")
         return recorders[0].dir
 
+    @door(lambda self: self._own_failures.health)
     def health(self) -> Health:
         """What was written, dropped and refused so far, by this rank and the processes forked from it."""
         self._count_forked()
         recorders = self._recorders()
         return (recorders[0].health() if recorders else Health()).plus(self._own_failures.health)
 
+    def _drop_logged(
+        self,
+        values: Mapping[str, object] | None = None,
+        /,
+        *,
+        step: int | None = None,
+        commit: None = None,
+        **named: object,
+    ) -> None:
+        """Count the values of a call of `log` that failed, and begin their step."""
+        names = {name for name, _ in _flat({**(values or {}), **named})}
+        is_repeated = not names.isdisjoint(self._given.numbers)
+        self._drop_call({"scalar": len(names)}, is_repeated=is_repeated and step is None)
+
+    @door(_drop_logged)
     def log(
         self,
         values: Mapping[str, object] | None = None,
@@ -186,33 +206,39 @@ class Recording(abc.ABC):
             for number in new.values():
                 if isinstance(number, Checked):
                     number.step = self.step
-        if held.numbers:
+        if "loss" in new:
+            self._params["net_outputs"] = given["loss"]
+        if held.numbers:  # last: if anything raises, the values of this call are dropped
             held.numbers |= new
         else:
             held.numbers = new
-        if "loss" in new:
-            self._params["net_outputs"] = given["loss"]
 
+    @door(lambda self, *args, **named: self._drop_call({"histogram": 1}))
     def histogram(self, name: str, value: object, step: int | None = None) -> None:
         """Record the histogram of an array; see `add_value`."""
         self._add("histogram", name, value, step)
 
+    @door(lambda self, *args, **named: self._drop_call({"image": 1}))
     def image(self, name: str, value: object, step: int | None = None) -> None:
         """Record a picture: (H, W), (H, W, C), (C, H, W) or a batch of them; see `add_value`."""
         self._add("image", name, value, step)
 
+    @door(lambda self, *args, **named: self._drop_call({"tensor": 1}))
     def tensor(self, name: str, value: object, step: int | None = None) -> None:
         """Record an array as it is; see `add_value`."""
         self._add("tensor", name, value, step)
 
+    @door(lambda self, *args, **named: self._drop_call({"text": 1}))
     def text(self, name: str, value: object, step: int | None = None) -> None:
         """Record text, which TensorBoard shows as Markdown; see `add_value`."""
         self._add("text", name, value, step)
 
+    @door(lambda self, *args, **named: self._drop_call({"image": 1}))
     def figure(self, name: str, value: object, step: int | None = None) -> None:
         """Record a matplotlib figure as an image; it is drawn now, and not closed. See `add_value`."""
         self._add("figure", name, value, step)
 
+    @door(lambda self, *args, **named: self._drop_call({"alert": 1}))
     def alert(self, title: str, text: str = "", *, level: str = INFO) -> None:
         """Report something about the run at the current step: in alerts.jsonl, and as its level says.
 
@@ -251,6 +277,7 @@ class Recording(abc.ABC):
         for recorder in self._recorders():
             recorder.alert(cause, self.step, evidence, level_of(cause))
 
+    @door(lambda self, plugin, name, value: self._drop_call({plugin.lower(): 1}))
     def add_value(self, plugin: str, name: str | None, value: object) -> None:
         """Record a value of any plugin, as SummaryRecord does; "scalar" is `log`.
 
@@ -279,6 +306,13 @@ class Recording(abc.ABC):
         else:
             self._add(kind, name, value, None)
 
+    def _drop_value(self, plugin: str, name: str | None, value: object, step: int | None) -> None:
+        """Count the value of a call of `_add` that failed."""
+        kind = "image" if plugin == "figure" else plugin
+        is_repeated = step is None and (kind, name) in self._given.values
+        self._drop_call({kind: 1}, is_repeated=is_repeated)
+
+    @door(_drop_value)
     def _add(self, plugin: str, name: str | None, value: object, step: int | None) -> None:
         """Keep a checked copy of a value until its step ends."""
         is_elsewhere = get_ident() != self._thread
@@ -301,6 +335,15 @@ class Recording(abc.ABC):
         if self._begin_step_of(step, key in held.values, {new.plugin: 1}):
             held.values[key] = new
 
+    def _drop_call(self, values: Mapping[str, int], *, is_repeated: bool = False) -> None:
+        """Count the values of a call that failed by plugin; `is_repeated`: it would have begun a step."""
+        if get_ident() != self._thread and self._is_forked:
+            self._drop_forked(values)
+            return
+        self._failures().drop(values)
+        if is_repeated and get_ident() == self._thread and not (self._is_stepped or self._is_closed):
+            self._go_on()
+
     def _note_kind(self, plugin: str, tag: str) -> None:
         """Warn, once, if a name is used for values of two kinds, because TensorBoard then shows neither."""
         if plugin not in SHOWN_BY_TAG:
@@ -315,6 +358,7 @@ class Recording(abc.ABC):
                 "shows neither; give them different names"
             )
 
+    @check()
     def _begin_step_of(self, step: int | None, is_repeated: bool, counts: Mapping[str, int]) -> bool:
         """Begin the step of new values if it has not begun yet.
 
@@ -339,12 +383,12 @@ class Recording(abc.ABC):
             self._go_on()
         if not self._is_stepped:
             for recorder in self._recorders():
-                recorder.gather()
+                self._own_guard.call("operators", recorder.gather)
         return True
 
     def after_fork(self) -> None:
         """In a forked child: from now on, only count the values that it gives."""
-        self._is_forked = True
+        self._is_forked = True  # first: whatever fails below, nothing is recorded here
         self._thread = 0  # no thread's id: `log` checks for a fork only in threads other than the loop's
         recorders = self._recorders()
         self._inherited_dir = recorders[0].dir if recorders else None
@@ -357,6 +401,7 @@ class Recording(abc.ABC):
         if not self._is_forked:
             self._thread = get_ident()
 
+    @check()
     def _drop_forked(self, values: Mapping[str, int]) -> None:
         """In a forked child: count values by plugin as dropped; raises ClosedError if the run is strict."""
         self._forks.drop(values)
@@ -367,11 +412,10 @@ class Recording(abc.ABC):
         """Count what forked children have dropped; they have logged it already."""
         dropped = Counter() if self._is_forked else self._forks.new()
         if dropped:
-            health = self._failures().health
-            health.fail(FORKED, dropped.total())
-            for plugin, values in dropped.items():
-                health.drop(plugin, values)
+            self._failures().health.fail(FORKED, dropped.total())
+            self._failures().drop(dropped)
 
+    @check()
     def _is_late(self, is_elsewhere: bool) -> bool:
         """Count a value that another thread gives to a closed run; the loop's thread gets ClosedError."""
         if not is_elsewhere:
@@ -379,6 +423,7 @@ class Recording(abc.ABC):
         self._failures().count("values that another thread logged after the run was closed are dropped")
         return True
 
+    @check()
     def _numbers(self, given: Mapping[str, object]) -> dict[str, Scalar]:
         """Convert a mapping of names to values; what is not a number is refused."""
         numbers: dict[str, Scalar] = {}
@@ -400,6 +445,7 @@ class Recording(abc.ABC):
             numbers[name] = number
         return numbers
 
+    @check()
     def _snapshot(self, plugin: str, name: str | None, value: object) -> Value | None:
         """A checked copy of a value; None if it is refused."""
         recorders = self._recorders()
@@ -415,13 +461,17 @@ class Recording(abc.ABC):
             return None
 
     def _refuse(self, plugin: str, name: str | None, error: Exception) -> None:
-        """Count a value that cannot be recorded; if the run is strict, raise `error`."""
-        if self._strict:
+        """Count a value that cannot be recorded; if the run is strict, raise an error of distsummary."""
+        if passes(error, is_door=False):
             raise error
         reason = str(error)
         if not isinstance(error, DistSummaryError):  # ours name the value
             shown = name if name is None else name[:MAX_SHOWN]
             reason = f"the {plugin} {shown!r}: {type(error).__name__}: {error}"
+            if self._strict:
+                raise InvalidValueError(reason) from error
+        if self._strict:
+            raise error
         self._failures().count(f"not recorded: {reason}", dropped={plugin: 1})
 
     def _failures(self) -> Failures:
@@ -442,23 +492,38 @@ class Recording(abc.ABC):
         recorder = at_steps[0].recorder if len(at_steps) == 1 else None
         return NoRecorder(-math.inf, self._own_failures) if recorder is None else recorder
 
+    def _drop_ended(self, *args: object, **named: object) -> None:
+        """Count the values that a step, or an epoch, could not record."""
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            counts = Counter(value.plugin for value in ended[1])
+            counts["scalar"] += sum(not tag.startswith(TIMES) for tag in ended[0])
+            self._failures().drop(counts)
+
+    @door(_drop_ended)
     def _record_given(self) -> None:
         """Record the values given since the last step ended, at that step."""
-        logged, values = self._given.take()
+        self._ended = logged, values = self._given.take()
         try:
             for recorder in self._recorders():
                 recorder.record(self.step, logged, values)
         except BaseException as error:
-            self._leave(error)
+            self._leave_after(error)
             raise
+        self._ended = None
         self._check_finite(logged)
+
+    def _leave_after(self, error: BaseException) -> None:
+        """Leave the run if an exception reaches the user's code."""
+        if not isinstance(error, Exception) or passes(error, is_door=False):
+            self._leave(error)
 
     def _check_finite(self, logged: Mapping[str, Scalar]) -> None:
         """Look for NaN among numbers that were recorded; leaves the run if they have to stop the training."""
         try:
             self._finite.look(self.step, logged)
         except BaseException as error:
-            self._leave(error)
+            self._leave_after(error)
             raise
 
 

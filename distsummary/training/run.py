@@ -10,12 +10,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from distsummary.checks import check_int, check_type
 from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError, NonFiniteError
 from distsummary.format.records import Value
 from distsummary.frameworks.base import framework_of
+from distsummary.guard import Guard, calls_user, check, door
 from distsummary.topology import Topology, detect
 from distsummary.training.callbacks import (
     Callback,
@@ -25,7 +26,7 @@ from distsummary.training.callbacks import (
     common_params,
     length,
 )
-from distsummary.training.evaluation import EvaluationRun
+from distsummary.training.evaluation import EvaluationRun, evaluation_params
 from distsummary.training.finite import LARGEST, LOWEST, WARN
 from distsummary.training.phases import DATA, EVALUATION, FORWARD, RECORDING, REST, Phases, in_phase
 from distsummary.training.recorder import NoRecorder, Recorder
@@ -39,20 +40,22 @@ STEP_MS = "perf/step_ms"
 DATA_WAIT_MS = "perf/data_wait_ms"
 STEP_TIMES = (STEP_MS, DATA_WAIT_MS)  # the numbers that a Run itself adds to a step
 ENDLESS: Iterable[Any] = iter(())  # stands for the default loader of `steps`, which counts without end
+Opener = TypeVar("Opener")
 BY_LOG = object()  # the value of `Run._opener` during a step that `log` began
 
 
 class ManualStep:
     """Context manager for a step that `Run.next_step` began; leaving the `with` block ends the step."""
 
-    __slots__ = ("_end",)
+    __slots__ = ("_end", "_own_guard")
 
-    def __init__(self, end: Callable[["ManualStep"], None]) -> None:
-        self._end = end
+    def __init__(self, end: Callable[["ManualStep"], None], guard: Guard) -> None:
+        self._end, self._own_guard = end, guard
 
     def __enter__(self) -> None:
-        return None
+        pass
 
+    @door(lambda self, *error: self._end(self))
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -136,6 +139,9 @@ class Run(Recording):
         super().__init__(
             rank=self.topology.rank, callbacks=listed, params=params, on_nan=on_nan, strict=strict
         )
+        for callback in listed.callbacks:
+            if hasattr(type(callback), "_own_guard") and callback.recorder is None:  # else it counts itself
+                vars(callback)["_own_guard"] = self._own_guard
         self._context = RunContext(params)
         self._clock = clock
         self._steps_before_epoch = initial_step
@@ -146,7 +152,8 @@ class Run(Recording):
         # records the steps before its `plain_before`, in place of their hooks
         self._recorder: Recorder | NoRecorder = NoRecorder(-math.inf, self._own_failures)
         self._error: BaseException | None = None  # the next call raises it
-        self._is_entered = self._is_training = self._is_epoch_begun = False
+        self._is_training = self._is_ended = False
+        self._is_epoch_counted = self._is_epoch_begun = False
         self._in_epochs = self._is_evaluating = self._is_guarded = False
         self._pid = os.getpid()
         self._phases: Phases | None = None  # measured from two ranks on, to find the one that is slow
@@ -173,6 +180,7 @@ class Run(Recording):
         """The context that is passed to the training's hooks."""
         return self._context
 
+    @door(lambda self, count: self._epochs(count))
     def epochs(self, count: int) -> Iterator[int]:
         """Yields the numbers of the epochs still to do, up to `count` - 1; the first epoch is 0.
 
@@ -186,17 +194,30 @@ class Run(Recording):
         self._params.epoch_num = count
         return self._epochs(count)
 
+    @calls_user
     def _epochs(self, count: int) -> Iterator[int]:
+        params = self._params
         while True:
-            self._raise_kept()
+            if self._error is not None:
+                self._raise_kept()
             self._settle_epoch()
-            if self._is_closed or self.epoch >= count or self._context.get_stop_requested():
+            if self._is_closed or params["cur_epoch_num"] >= count or self._context.is_stop_requested:
                 break
             self._in_epochs = True
-            self._params.cur_epoch_num += 1
-            yield self.epoch - 1
+            params["cur_epoch_num"] += 1
+            yield params["cur_epoch_num"] - 1
         self._in_epochs = False
 
+    def _steps_all_the_same(self, loader: Iterable[Any] = ENDLESS, *, accumulate: int = 1) -> Iterator[Any]:
+        """Begin what a call of `steps` that failed has not begun, and iterate."""
+        whole, done = (loader.loader, loader.steps) if isinstance(loader, Rest) else (loader, 0)
+        if not self._is_epoch_begun or self._params["train_dataset"] is not whole:
+            self._begin_epoch(whole, done=done)
+        if loader is ENDLESS:
+            loader = itertools.count(self.step * accumulate)
+        return self._steps(loader, accumulate, self._context.is_stop_requested)
+
+    @door(_steps_all_the_same)
     def steps(self, loader: Iterable[Any] = ENDLESS, *, accumulate: int = 1) -> Iterator[Any]:
         """Iterate over the batches of a loader, one step for each; outside `epochs()` each call is one epoch.
 
@@ -219,6 +240,7 @@ class Run(Recording):
         self._record_pending()
         return self._steps(loader, accumulate, was_stopped)
 
+    @calls_user
     def _steps(self, loader: Iterable[Any], accumulate: int, heeds_stop: bool) -> Iterator[Any]:
         """Yield the batches; before each step's first batch, end the previous step and begin the new one.
 
@@ -289,6 +311,14 @@ class Run(Recording):
         if not self._in_epochs:
             self._settle_epoch()
 
+    def _next_step_all_the_same(self) -> contextlib.AbstractContextManager[None]:
+        """Begin the step that a call of `next_step` which failed has not begun."""
+        if isinstance(self._opener, ManualStep):
+            self._end_step(self._clock(), is_whole=True)
+        self._settle_step()
+        return self._begin_step(ManualStep(self._end_manual_step, self._own_guard))
+
+    @door(_next_step_all_the_same)
     def next_step(self) -> contextlib.AbstractContextManager[None]:
         """End the current step, if any, and begin a new one.
 
@@ -300,15 +330,14 @@ class Run(Recording):
         self._begin_stepping()
         if isinstance(self._opener, ManualStep):
             self._end_step(self._clock(), is_whole=True)
-        else:
-            self._settle_step()
+        self._settle_step()
         if not self._is_epoch_begun:
             self._begin_epoch(())
         self._record_pending()
-        step = ManualStep(self._end_manual_step)
-        self._begin_step(step)
-        return step
+        # last: it begins the step whatever fails
+        return self._begin_step(ManualStep(self._end_manual_step, self._own_guard))
 
+    @check()
     def _refuse_in_evaluation(self, method: str) -> None:
         if self._is_evaluating:
             raise InvalidValueError(
@@ -316,10 +345,12 @@ class Run(Recording):
                 "begin steps of the training; write `for batch in evaluation.steps(loader):`"
             )
 
+    @door()
     def _end_manual_step(self, step: ManualStep) -> None:
         if self._opener is step and os.getpid() == self._pid:
             self._end_step(self._clock(), is_whole=True)
 
+    @check()
     def _go_to(self, step: int, *, has_values: bool) -> bool:
         if self._opener not in (None, BY_LOG) and not isinstance(self._opener, ManualStep):
             raise InvalidValueError(
@@ -340,36 +371,47 @@ class Run(Recording):
         self._begin_step_by_log(self.step + 1)
 
     @contextlib.contextmanager
+    @calls_user
     def eval(self, dataset: Iterable[Any] | None = None) -> Iterator[EvaluationRun]:
         """Begin an evaluation; its metrics become lineage and scalars `eval/<name>` of the current step.
 
         Inside of it, `steps`, `next_step` and `epochs` raise InvalidValueError; use the evaluation's `steps`.
         """
-        self._require_open()
-        started_s = self._clock()
-        evaluation = EvaluationRun(
-            dataset,
-            callbacks=self._callbacks,
-            topology=self.topology,
-            train=self._params,
-            call=self._call,
-            numbers=self._numbers,
-        )
-        self._enter()
-        evaluation.call("on_eval_begin", "on_eval_epoch_begin")
+        started_s, phases, phase = self._clock(), self._phases, ""
+        evaluation = self._begin_evaluation(dataset)
         was_evaluating, self._is_evaluating = self._is_evaluating, True
+        if phases is not None:
+            phase = phases.current
+            phases.enter(EVALUATION)
         try:
-            with in_phase(self._params, EVALUATION):
-                yield evaluation
+            yield evaluation
         finally:
             self._is_evaluating = was_evaluating
+            if phases is not None:
+                phases.enter(phase)
+        self._end_evaluation(evaluation)
+        self._body_start_s += self._clock() - started_s  # an evaluation is not part of the step's time
+
+    @door(lambda self, dataset: EvaluationRun(self._call, self._numbers, self._own_guard))
+    def _begin_evaluation(self, dataset: Iterable[Any] | None) -> EvaluationRun:
+        self._require_open()
+        evaluation = EvaluationRun(self._call, self._numbers, self._own_guard)
+        described = evaluation_params(
+            dataset, callbacks=self._callbacks, topology=self.topology, train=self._params
+        )
+        evaluation.params.update(described)
+        self._enter()
+        evaluation.call("on_eval_begin", "on_eval_epoch_begin")
+        return evaluation
+
+    @door()
+    def _end_evaluation(self, evaluation: EvaluationRun) -> None:
         results = evaluation.settle()
         evaluation.call("on_eval_epoch_end", "on_eval_end")
         self._params |= results
         self._check_finite(evaluation.logged)
         if self._is_forked:
             self._drop_forked({"scalar": len(evaluation.metrics)})
-        self._body_start_s += self._clock() - started_s  # an evaluation is not part of the step's time
 
     def after_fork(self) -> None:
         """In a forked child: from now on, call no callbacks and only count the values that it gives."""
@@ -380,29 +422,35 @@ class Run(Recording):
         self._recorder = NoRecorder(math.inf, self._own_failures)
         self._phases = self._torch_phases = None
 
+    @door(lambda self: self._leave(None), again=True)
     def close(self) -> None:
         """End the step, the epoch and the training, and exit the callbacks; a second call does nothing."""
         if os.getpid() != self._pid:
             return
-        self._raise_kept()
+        if self._error is not None:
+            self._raise_kept()
         if self._is_closed:
             return
         if self._given and not self._is_training:
-            if self._is_entered:  # the run only evaluated: record the values together with its evaluations
+            if (
+                self._callbacks.is_entered
+            ):  # the run only evaluated: record the values together with its evaluations
                 self._record_given()
             else:
                 self._begin_epoch(())  # given without any step: recorded at step 0
         self._settle_epoch()
-        if self._is_training:
-            given = self._given.take()
+        if self._is_training and not self._is_ended:
+            self._ended = given = self._given.take()
             self._call("on_train_end", given=given)
             self._check_finite(given[0])
         self._leave(None)
 
+    @door(lambda self: self)
     def __enter__(self) -> Self:
         self._require_open()
         return self
 
+    @door(again=True)
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -414,30 +462,36 @@ class Run(Recording):
                 self._error = None
             self._leave(error)
 
+    @door(again=True)
     def _begin_epoch(self, loader: object, steps: int = 0, *, done: int = 0) -> None:
         """Begin an epoch of `steps` steps (0: unknown), of which `done` were made before this training."""
         if self._in_epochs:
             self._settle_step()
-        else:
+        elif self._is_epoch_begun or not self._is_epoch_counted:
             self._settle_epoch()
-            self._params.cur_epoch_num += 1
-            self._params.epoch_num = max(self._params.epoch_num, self.epoch)
+            epoch = self.epoch + 1
+            self._params["cur_epoch_num"], self._is_epoch_counted = epoch, True
+            self._params.epoch_num = max(self._params.epoch_num, epoch)
         self._params |= {"batch_num": steps, "train_dataset": loader}
         if not self._is_training:
-            self._is_training = True
-            self._enter()
-            self._call("on_train_begin")
-            self._recorder = self._recorder_of_steps()
-            if self.topology.world_size > 1:
-                self._measure_phases()
+            self._begin_training()
         if not self._is_epoch_begun:
-            self._is_epoch_begun = True
             self._steps_before_epoch = self.step - done
             self._call("on_train_epoch_begin")
 
+    @door(again=True)
+    def _begin_training(self) -> None:
+        self._enter()
+        if not self._is_training:
+            self._call("on_train_begin")
+        self._recorder = self._recorder_of_steps()
+        if self.topology.world_size > 1 and self._phases is None:
+            self._measure_phases()
+
+    @door()
     def _measure_phases(self) -> None:
         """From now on, measure the phases of each step; those of a torch model, too."""
-        self._params["phases"] = self._phases = Phases()
+        self._params["phases"] = self._phases = Phases(failures=self._failures)
         self._phases.on_failure = lambda reason: self._failures().count(reason)
         network = self._params.network
         if network is not None and framework_of(network).name == "torch":
@@ -452,10 +506,18 @@ class Run(Recording):
                     f"{type(error).__name__}: {error}"
                 )
 
-    def _begin_step(self, opener: object) -> None:
-        """Begin a step that has no batch."""
-        self._params |= {"cur_step_num": self.step + 1, "net_outputs": None, "train_dataset_element": None}
-        self._opener = opener
+    def _begin_step_all_the_same(self, opener: Opener) -> Opener:
+        """Make sure that a step which could not begin in order is counted."""
+        if self._opener is not opener:
+            self._params["cur_step_num"], self._opener = self._params["cur_step_num"] + 1, opener
+        self._body_start_s = self._clock()
+        return opener
+
+    @door(_begin_step_all_the_same)
+    def _begin_step(self, opener: Opener) -> Opener:
+        """Begin a step that has no batch; returns what began it."""
+        self._params["cur_step_num"], self._opener = self._params["cur_step_num"] + 1, opener
+        self._params |= {"net_outputs": None, "train_dataset_element": None}
         if self.step >= self._recorder.plain_before:
             self._call("on_train_step_begin")
         if self._phases is not None:
@@ -464,11 +526,22 @@ class Run(Recording):
             self._phases.enter(REST if opener is BY_LOG and self._phases.is_marked else self._body)
             self._phases.is_in_loop = True
         self._body_start_s = self._clock()
+        return opener
 
+    @check()
     def _snapshot(self, plugin: str, name: str | None, value: object) -> Value | None:
         with in_phase(self._params, RECORDING):
             return super()._snapshot(plugin, name, value)
 
+    def _begin_step_by_log_all_the_same(self, step: int, *, with_pending: bool = False) -> None:
+        """Begin the step that `_begin_step_by_log`, which failed, has not begun."""
+        self._settle_step()
+        if not self._is_epoch_begun:
+            self._begin_epoch(())
+        self._params["cur_step_num"] = step - 1
+        self._begin_step(BY_LOG)
+
+    @door(_begin_step_by_log_all_the_same)
     def _begin_step_by_log(self, step: int, *, with_pending: bool = False) -> None:
         """End the current step and begin `step`; if `with_pending`, the values logged so far go to `step`."""
         self._settle_step()
@@ -476,22 +549,41 @@ class Run(Recording):
             self._begin_epoch(())
         if not with_pending:
             self._record_pending()
-        self._params.cur_step_num = step - 1
-        self._begin_step(BY_LOG)
+        self._params["cur_step_num"] = step - 1
+        self._begin_step(BY_LOG)  # last: it begins the step whatever fails
 
+    def _end_step_all_the_same(self, ended_s: float | None, *, is_whole: bool = False) -> None:
+        """End a step that could not end in order: what was not recorded of its values is dropped."""
+        if self._opener is not None:  # nothing has been done yet
+            self._ended, self._opener = self._given.take(), None
+        if self._phases is not None:
+            self._phases.end_step(self.step)
+        if self._ended is None:
+            return
+        if not (any(self._ended) or is_whole):
+            self._ended = None
+            self._params["cur_step_num"] -= 1
+            return
+        self._drop_ended()
+        if self._params["cur_step_num"] >= self._recorder.plain_before:
+            self._call("on_train_step_end", given=({}, ()))
+
+    @door(_end_step_all_the_same)
     def _end_step(self, ended_s: float | None, *, is_whole: bool = False) -> None:
         """End the current step; a step that was left early (not `is_whole`) without logging does not count.
 
         `ended_s` is None if the loop body ended earlier, at an unknown time.
         """
         params, opener = self._params, self._opener
-        given, self._opener = self._given, None
+        given = self._given
         if given.has_more:
             given.gather()
-        logged, given.numbers = given.numbers, {}
+        logged = given.numbers
         values: Sequence[Value] = given.take_values() if given.values else ()
+        self._ended, given.numbers, self._opener = (logged, values), {}, None
         if not logged and not values and not is_whole:
             params["cur_step_num"] -= 1
+            self._ended = None
             return
         if ended_s is None:
             if self._phases is not None:
@@ -525,8 +617,9 @@ class Run(Recording):
             try:
                 recorder.record(step, logged, values)
             except BaseException as error:
-                self._leave(error)
+                self._leave_after(error)
                 raise
+            self._ended = None
         else:
             self._call("on_train_step_end", given=(logged, values))
         if not is_finite or self._finite.error is not None:
@@ -547,20 +640,23 @@ class Run(Recording):
         if self._given and self._recorders() and not self.step == self._initial_step > 0:
             self._record_given()
 
+    @door(Recording._drop_ended)
     def _settle_epoch(self) -> None:
         if self._is_closed:
             return
         self._settle_step()
         if self._phases is not None:
             self._phases.is_in_loop = False
+        self._is_epoch_counted = False
         if self._is_epoch_begun:
             self._is_epoch_begun = False
-            given = self._given.take()
+            self._ended = given = self._given.take()
             self._call("on_train_epoch_end", given=given)
             self._check_finite(given[0])
             for name in ("metrics", "eval_results"):  # of an evaluation in this epoch
                 self._params.pop(name, None)
 
+    @calls_user
     def _call(
         self,
         hook: str,
@@ -572,13 +668,21 @@ class Run(Recording):
 
         `given`, for end hooks only: the numbers and values given since they were last recorded.
         """
+        params = self._params
         if given is not None:
-            self._params["logged"], self._params["values"] = given
-        self._params["step_in_epoch"] = self._params["cur_step_num"] - self._steps_before_epoch
+            params["logged"], params["values"] = given
+            self._ended = None
+        params["step_in_epoch"] = params["cur_step_num"] - self._steps_before_epoch
+        if hook == "on_train_begin":
+            self._is_training = True
+        elif hook == "on_train_epoch_begin":
+            self._is_epoch_begun = True
+        elif hook == "on_train_end":
+            self._is_ended = True
         try:
             for method in self._callbacks.methods[hook]:
                 method(context or self._context)
-            for follow in self._params.pop("after_hook", ()):  # functions that a callback has asked for
+            for follow in params.pop("after_hook", ()):  # functions that a callback has asked for
                 follow()
         except BaseException as error:
             self._finite.is_over = True
@@ -591,26 +695,36 @@ class Run(Recording):
             atexit.register(self._close_at_exit)
 
     def _enter(self) -> None:
-        if not self._is_entered:
+        if not self._callbacks.is_entered:
             self._callbacks.__enter__()
-            self._is_entered = True
 
+    @door(again=True)
     def _leave(self, error: BaseException | None) -> None:
-        if self._is_closed or os.getpid() != self._pid:
+        if os.getpid() != self._pid:
             return
-        self._count_forked()
-        self._is_closed = True
-        for measured in (self._phases, self._torch_phases):
-            if measured is not None:
-                measured.close()
+        if not self._is_closed:
+            self._own_guard.call("forks", self._count_forked)
+            self._is_closed = True
+            for measured in (self._phases, self._torch_phases):
+                if measured is not None:
+                    self._own_guard.call("phases", measured.close)
+            self._end_last_step(error)
+        if self._callbacks.is_entered:  # those who were left already are not left again
+            self._callbacks.__exit__(
+                type(error) if error else None, error, error.__traceback__ if error else None
+            )
+
+    @door(Recording._drop_ended)
+    def _end_last_step(self, error: BaseException | None) -> None:
+        """Give the callbacks the values of a step that an error ended."""
         atexit.unregister(self._close_at_exit)
-        logged, values = self._given.take()
+        self._ended = logged, values = self._given.take()
         has_values = bool(logged or values)
         if self._opener is not None and not has_values:
             self._params.cur_step_num -= 1
         self._opener = None
         self._params["step_in_epoch"] = self._params["cur_step_num"] - self._steps_before_epoch
-        if has_values:  # of the step that the error ended
+        if has_values:
             with contextlib.suppress(NonFiniteError):  # the run ends anyway
                 self._finite.look(self.step, logged)
             if self._is_training:  # callbacks see them in __exit__
@@ -618,11 +732,9 @@ class Run(Recording):
             else:
                 for recorder in self._recorders():
                     recorder.record(self.step, logged, values)
-        if self._is_entered:
-            self._callbacks.__exit__(
-                type(error) if error else None, error, error.__traceback__ if error else None
-            )
+        self._ended = None
 
+    @door()
     def _close_at_exit(self) -> None:
         error = getattr(sys, "last_value", None)  # the exception that ended the process, if there was one
         if isinstance(error, BaseException):
@@ -630,6 +742,7 @@ class Run(Recording):
         else:
             self.close()
 
+    @calls_user
     def _raise_kept(self) -> None:
         """Raise the exception that a callback raised where no caller could catch it."""
         if self._error is not None:
@@ -637,7 +750,9 @@ class Run(Recording):
             atexit.unregister(self._raise_kept)
             raise error
 
+    @check()
     def _require_open(self) -> None:
-        self._raise_kept()
+        if self._error is not None:
+            self._raise_kept()
         if self._is_closed:
             raise ClosedError("the run is closed; make a new one")

@@ -18,6 +18,7 @@ from distsummary.frameworks.torch_flight_recorder import begun_at
 from distsummary.frameworks.torch_hook import Hook
 from distsummary.frameworks.torch_modules import has_fsdp1
 from distsummary.frameworks.torch_optimizer import is_captured
+from distsummary.guard import Guard
 from distsummary.training.arrivals import Arrivals
 from distsummary.training.device_times import DeviceTimes
 from distsummary.training.phases import BACKWARD, COMPUTING, FORWARD, OPTIMIZER, REST, WAIT, Phases
@@ -40,6 +41,8 @@ class TorchPhases:
 
     def __init__(self, model: nn.Module, phases: Phases) -> None:
         self._model, self._phases = model, phases
+        self._guard = Guard(phases.failures, self._mend)
+        self._is_hurt = False  # a hook has failed
         self._passes = 0  # backward passes begun
         self._last: nn.Parameter | None = None  # whose gradient came last in this backward pass
         self._pass = -1  # torch's number of the backward pass that tells its end; one that raises never does
@@ -66,6 +69,11 @@ class TorchPhases:
         if is_split and not is_elsewhere and torch.distributed.is_initialized():
             phases.arrivals = Arrivals(begun_at, {phase: phase for phase in COMPUTING} | {WAIT: BACKWARD})
 
+    def _mend(self) -> None:
+        """After a failure: the step is not measured, and the parameters are hooked again."""
+        self._phases.drop_step()
+        self._is_hurt, self._pass, self._last = True, -1, None
+
     def close(self) -> None:
         """Remove the hooks."""
         self._phases.on_marked = lambda is_marked: None
@@ -74,20 +82,20 @@ class TorchPhases:
 
     def _set_hooks(self, is_marked: bool) -> None:
         """Register the hooks, of which the parameters' are those that are in use; or remove them."""
-        for handle in [*self._handles, *self._hooks.values()]:
+        handles = self._handles
+        for handle in [*handles, *self._hooks.values()]:
             handle.remove()
-        self._handles.clear()
+        handles.clear()
         if not is_marked:
             return
-        model = self._model
-        self._handles = [
-            model.register_forward_pre_hook(Hook(self._begin_forward), prepend=True),
-            model.register_forward_hook(Hook(self._end_forward)),
-            # of any optimizer, also one of another model: `OptimizerSteps`, which finds out whose it is,
-            # takes ten times as long
-            register_optimizer_step_pre_hook(self._begin_optimizer),
-            register_optimizer_step_post_hook(self._end_optimizer),
-        ]
+        model, hook = self._model, partial(Hook, self._guard)
+        # one by one, so that all are known if this fails
+        handles.append(model.register_forward_pre_hook(hook(self._begin_forward), prepend=True))
+        handles.append(model.register_forward_hook(hook(self._end_forward)))
+        # of any optimizer, also one of another model: `OptimizerSteps`, which finds out whose it is, takes
+        # ten times as long
+        handles.append(register_optimizer_step_pre_hook(hook(self._begin_optimizer)))
+        handles.append(register_optimizer_step_post_hook(hook(self._end_optimizer)))
         for parameter in self._hooks:
             if parameter.requires_grad:  # not frozen since
                 self._hook(parameter)
@@ -101,7 +109,7 @@ class TorchPhases:
 
     def _hook(self, parameter: nn.Parameter) -> None:
         register = parameter.register_post_accumulate_grad_hook  # torch leaves it untyped
-        self._hooks[parameter] = register(Hook(self._have_gradient))  # type: ignore[no-untyped-call]
+        self._hooks[parameter] = register(Hook(self._guard, self._have_gradient))  # type: ignore[no-untyped-call]
 
     @property
     def _current(self) -> str:
@@ -134,14 +142,14 @@ class TorchPhases:
             return
         for tensor in (output,) if isinstance(output, Tensor) else _tensors(output):
             if tensor.requires_grad and not tensor.is_leaf:  # a leaf would keep the hook
-                tensor.register_hook(Hook(self._begin_backward))  # type: ignore[no-untyped-call]
+                tensor.register_hook(Hook(self._guard, self._begin_backward))  # type: ignore[no-untyped-call]
 
     def _begin_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if is_compiling():
             return
         # No hook saw the end of backward, or not all parameters had hooks: others may have gradients now.
-        if self._current == BACKWARD or not all(map(is_lazy, self._lazy)):
-            self._passes = 0
+        if self._current == BACKWARD or self._is_hurt or not all(map(is_lazy, self._lazy)):
+            self._passes, self._is_hurt = 0, False
             self._lasts.clear()
             self._hook_all()
         self._enter(OPTIMIZER)
@@ -162,7 +170,7 @@ class TorchPhases:
             now = torch._C._current_graph_task_id()
             if now not in (self._pass, -1):  # -1: outside of torch's engine
                 self._pass = now
-                Variable._execution_engine.queue_callback(self._end_backward)
+                Variable._execution_engine.queue_callback(Hook(self._guard, self._end_backward))
         if parameter in self._lasts:
             if self._current == WAIT:  # not the last one after all
                 self._was(BACKWARD)
@@ -170,7 +178,7 @@ class TorchPhases:
 
     def _end_backward(self) -> None:
         # DDP queues its own callback, which waits for the other ranks, when the last gradient is there
-        Variable._execution_engine.queue_callback(self._leave_backward)
+        Variable._execution_engine.queue_callback(Hook(self._guard, self._leave_backward))
 
     def _leave_backward(self) -> None:
         self._passes += 1

@@ -13,6 +13,7 @@ from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.records import MAX_TAG_BYTES
 from distsummary.frameworks.base import Pending, framework_of, spec_of
 from distsummary.frameworks.numpy import known_numbers
+from distsummary.guard import check
 
 Scalar: TypeAlias = float | Pending
 
@@ -103,6 +104,7 @@ def refuse_sparse(name: str, tensor: Any, instead: str = "") -> None:
         )
 
 
+@check()
 def check_named(method: str, values: object) -> Mapping[str, object]:
     """Return `values` if it is a mapping, else raise InvalidTypeError that shows how to call `method`."""
     if not isinstance(values, Mapping):
@@ -113,6 +115,7 @@ def check_named(method: str, values: object) -> Mapping[str, object]:
     return values
 
 
+@check()
 def scalars(given: object) -> dict[str, Scalar]:
     """Check and convert a mapping of names to logged values; raises what `scalar` and `check_tag` raise."""
     check_type("values", given, Mapping)

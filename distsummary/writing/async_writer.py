@@ -23,6 +23,7 @@ from distsummary.format.scalar_rows import (
     joined,
     size_of,
 )
+from distsummary.guard import check
 from distsummary.writing.closing_line import ClosingLine
 from distsummary.writing.health import NONE, BoundedWait, DroppedSteps, Failures, Slowdown, told
 from distsummary.writing.spec import DROP, WriterSpec
@@ -102,6 +103,7 @@ class AsyncWriter:
 
     # --- for the training thread
 
+    @check()
     def write_row(self, tags: tuple[str, ...], row: bytes) -> None:
         """Queue an event of scalars only, packed by `scalar_rows.row_struct`; raises what `write` raises.
 
@@ -131,6 +133,7 @@ class AsyncWriter:
             self._set_fast_until()
             self._changed.notify_all()
 
+    @check()
     def write(self, event: Event) -> None:
         """Queue one event; takes microseconds unless the budget is full.
 
@@ -258,6 +261,7 @@ class AsyncWriter:
             raise ClosedError("the writer is closed; open a new one")
         self._failures.raise_last()
 
+    @check()
     def flush(self, timeout_s: float = FLUSH_S) -> bool:
         """Wait until everything queued so far has been passed to the inner writer and flushed there.
 

@@ -12,6 +12,7 @@ from typing import ParamSpec, TypeVar
 
 from distsummary.errors import WriteError
 from distsummary.format.records import Health
+from distsummary.guard import Guard, deliberate
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -47,6 +48,9 @@ class Failures:
         health: the counters to update.
         logger: logs the reasons; each line begins with `prefix`.
         raise_exception: whether `raise_last`, `call` and `fail` raise failures as WriteError.
+
+    Attributes:
+        guard: counts what is caught at doors (see guard.py) here.
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class Failures:
     ) -> None:
         self.health = health
         self.last: str | None = None  # the newest reason that has not been raised yet
+        self.guard = Guard(lambda: self)
         self._logger, self._prefix = logger, prefix
         self._raise_exception = raise_exception
 
@@ -70,11 +75,16 @@ class Failures:
         if logs and reason not in errors:
             self._logger.warning("%s%s (logged once; counted in health())", self._prefix, reason)
         self.health.fail(reason, times)
-        for plugin, values in dropped.items():
-            if values:
-                self.health.drop(plugin, values)
+        self.drop(dropped)
         self.last = reason
 
+    def drop(self, values: Mapping[str, int]) -> None:
+        """Count lost values by plugin, of a failure that was counted."""
+        for plugin, times in values.items():
+            if times:
+                self.health.drop(plugin, times)
+
+    @deliberate
     def raise_last(self, cause: Exception | None = None) -> None:
         """Raise the newest failure as WriteError, once, if `raise_exception` is set."""
         if self._raise_exception and self.last is not None:
@@ -82,13 +92,10 @@ class Failures:
             raise WriteError(f"not recorded: {reason}") from cause
 
     def call(self, what: str, function: Callable[P, R], *args: P.args, **named: P.kwargs) -> R | None:
-        """Call the function and return its result; if it raises, call `fail` and return None."""
-        try:
-            return function(*args, **named)
-        except Exception as error:
-            self.fail(what, error)
-            return None
+        """Call the function and return its result; if it raises, count that as of `what` and return None."""
+        return self.guard.call(what, function, *args, **named)
 
+    @deliberate
     def fail(self, what: str, error: Exception) -> None:
         """Count an exception, with a reason that begins with `what`; raise WriteError if so configured."""
         if self._raise_exception and isinstance(error, WriteError):

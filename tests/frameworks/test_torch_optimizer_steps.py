@@ -13,10 +13,10 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from distsummary.format.records import Health
+from distsummary.frameworks.torch_hook import Hook
 from distsummary.frameworks.torch_optimizer import CAPTURED, UNSEEN, OptimizerSteps, as_seen, logger
 from distsummary.writing.health import Failures
 
-NAME = OptimizerSteps.__module__
 # what torch imports to compile
 COMPILES = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
@@ -42,7 +42,7 @@ def hooks():
 
     def ours():
         registered = (of_torch._global_optimizer_pre_hooks, of_torch._global_optimizer_post_hooks)
-        return [hook for each in registered for hook in each.values() if hook.__module__ == NAME]
+        return [hook for each in registered for hook in each.values() if isinstance(hook, Hook)]
 
     yield ours
     gc.collect()

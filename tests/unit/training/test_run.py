@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError
+from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError, WriteError
 from distsummary.format.records import Health, Value
 from distsummary.topology import Topology
 from distsummary.training.callbacks import HOOKS, Callback, parallel_mode
@@ -833,21 +833,35 @@ def test_beside_another_callback_of_steps_every_step_has_its_hooks():
     assert counted(other, "on_train_step_end") == 2
 
 
-def test_a_recorder_that_fails_ends_the_run_as_a_hook_does():
-    class Failing(Plain):
-        def record(self, step, logged, values=()):
+class Full(Plain):
+    """Its recorder fails at every step."""
+
+    def record(self, step, logged, values=()):
+        try:
             raise OSError("full")
+        except OSError as error:
+            self.failures.fail("step", error)
+            raise
 
-        def __exit__(self, kind, error, trace):
-            self.calls.append(kind)
+    def __exit__(self, kind, error, trace):
+        self.calls.append(kind)
 
-    callback = Failing()
+
+def test_a_recorder_that_fails_ends_the_run_only_if_failures_are_to_raise():
+    callback = Full()
+    with Run(callbacks=callback) as run:
+        assert list(run.steps([1, 2])) == [1, 2]
+        run.log(loss=1.0)
+    assert callback.calls == [None]
+    assert sum(run.health().errors.values()) == 4
+    callback = Full()
+    callback.failures = Failures(Health(), logging.getLogger("test"), raise_exception=True)
     run = Run(callbacks=callback)
     batches = run.steps([1, 2])
     next(batches)
-    with pytest.raises(OSError, match="full"):
+    with pytest.raises(WriteError, match="full"):
         next(batches)
-    assert callback.calls == [OSError]
+    assert callback.calls == [WriteError]
     with pytest.raises(ClosedError):
         run.log(loss=1.0)
 

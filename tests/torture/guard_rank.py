@@ -1,0 +1,511 @@
+"""A process that trains while exceptions are injected into distsummary: `python -m tests.torture.guard_rank`.
+
+A trace function raises at the lines of our code in turn: at the entry of each function and at each line that
+the training thread reaches, in every fifth step, until all lines that were reached had one; then again from
+the beginning. Exempt are guard.py and the functions that do nothing but call the user's code. Garbage with
+cycles is collected all the time.
+
+The losses of the training have to be those of the same training without distsummary, bit for bit. The last
+line printed is JSON.
+"""
+
+import argparse
+import contextlib
+import gc
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import distsummary as ds
+from distsummary import guard
+from distsummary.errors import InvalidValueError, RunDirError
+from distsummary.format.records import Health
+from distsummary.frameworks import torch_hook
+
+PACKAGE = os.path.dirname(ds.__file__) + os.sep
+EVERY = 5  # a fault in every fifth step
+# The doors themselves; and code of ours that trains, rather than recording a training.
+EXEMPT = {guard.__file__, torch_hook.__file__, ds.summary.__file__} | {
+    PACKAGE + name
+    for name in (
+        "training/model.py",
+        "training/torch_steps.py",
+        "training/rest.py",
+        "training/learning_rate.py",
+    )
+}
+Site = tuple[str, str, int, str]
+
+
+class Injected(Exception):
+    """What the fuzz raises."""
+
+
+class InjectedValueError(InvalidValueError, Injected):
+    """The same, of a class that doors raise on purpose."""
+
+
+class InjectedDirError(RunDirError, Injected):
+    """The same, of a class by which a run is refused."""
+
+
+class Faults:
+    """Raises at the next line of ours that had no fault yet, once it is armed.
+
+    Args:
+        seen: the sites that had their fault in earlier trainings.
+    """
+
+    def __init__(self, seen: set[Site]) -> None:
+        self.seen = seen
+        self.injected: list[Site] = []
+        self.is_armed = False
+        self.is_on = True
+        self._again = 0
+        self._thread = threading.get_ident()
+
+    def arm(self) -> None:
+        """Raise once, as soon as a site is reached."""
+        self.is_armed = self.is_on
+        sys.settrace(self._trace if self.is_on else None)
+
+    def rest(self) -> None:
+        """Raise nothing."""
+        self.is_armed = False
+        sys.settrace(None)
+
+    def _trace(self, frame: FrameType, event: str, arg: object) -> Any:
+        if not self.is_armed or not _is_ours(frame.f_code):
+            return None
+        self._raise_at(frame, "call")
+        return self._trace_lines
+
+    def _trace_lines(self, frame: FrameType, event: str, arg: object) -> Any:
+        if event == "line" and self.is_armed:
+            self._raise_at(frame, "line")
+        return self._trace_lines
+
+    def _raise_at(self, frame: FrameType, event: str) -> None:
+        code = frame.f_code
+        site = (code.co_filename.removeprefix(PACKAGE), code.co_qualname, frame.f_lineno, event)
+        if site in self.seen:
+            return
+        self.seen.add(site)
+        self.injected.append(site)
+        self.is_armed = False
+        kind: type[Exception] = Injected
+        if len(self.injected) % 3 == 0 and not _is_checking(frame):
+            kind = InjectedValueError if len(self.injected) % 2 else InjectedDirError
+        raise kind("a fault")
+
+
+def _is_ours(code: CodeType) -> bool:
+    name = code.co_filename
+    return name.startswith(PACKAGE) and name not in EXEMPT and not guard.calls_users(code)
+
+
+def _is_checking(frame: FrameType | None) -> bool:
+    """Whether a frame or one of its callers checks arguments, where an error of ours would be meant."""
+    while frame is not None:
+        if guard.raises_on_purpose(frame.f_code):
+            return True
+        frame = frame.f_back
+    return False
+
+
+class Net(nn.Module):
+    """A small network with BatchNorm, and operators of ds.summary if they are wanted."""
+
+    def __init__(self, *, taps: bool = False) -> None:
+        super().__init__()
+        self.convolve, self.norm = nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3)
+        self.head = nn.Linear(3 * 4 * 4, 2)
+        self._taps = taps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Two classes of pictures of 6 x 6 pixels."""
+        x = torch.relu(self.norm(self.convolve(x)))
+        if self._taps:
+            ds.summary.scalar("mean", x.mean())
+            ds.summary.histogram("activations", x)
+            ds.summary.tensor("first", x[0, 0])
+            ds.summary.image("picture", x[0, :1])
+            x = ds.summary.gradient("gradient", x)
+        out: Tensor = self.head(x.flatten(1))
+        return out
+
+
+class Task:
+    """A training that is the same whenever it is made: model, optimizer and batches follow from seeds."""
+
+    def __init__(self, steps: int, rank: int = 0, **options: Any) -> None:
+        torch.manual_seed(0)
+        self.model: Any = Net(**options)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+        generator = torch.Generator().manual_seed(rank)
+        self.batches = [
+            (torch.randn(4, 1, 6, 6, generator=generator), torch.randint(2, (4,), generator=generator))
+            for _ in range(steps)
+        ]
+        self.losses: list[float] = []
+
+    def step(self, batch: tuple[Tensor, Tensor], *, is_whole: bool = True) -> Tensor:
+        """Train on a batch; leaves garbage with cycles."""
+        x, y = batch
+        loss: Tensor = nn.functional.cross_entropy(self.model(x), y)
+        loss.backward()
+        if is_whole:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        self.losses.append(loss.item())
+        garbage: dict[str, Any] = {}
+        garbage["me"] = [garbage]
+        return loss.detach()
+
+
+class Ours(ds.Callback):
+    """A callback of the user's that takes part in the training: without it, other losses come out."""
+
+    def __init__(self, task: Task) -> None:
+        self.task, self.ended = task, 0
+
+    def on_train_step_end(self, run_context: Any) -> None:
+        """Lower the learning rate."""
+        self.ended += 1
+        for group in self.task.optimizer.param_groups:
+            group["lr"] *= 0.999
+
+
+Arm = Callable[[int], None]
+
+
+def plain(run: Any, task: Task, arm: Arm) -> None:
+    """The loop of the README."""
+    for number, batch in enumerate(run.steps(task.batches)):
+        arm(number)
+        loss = task.step(batch)
+        run.log(loss=loss, lr=0.1, **{"of/host": float(number)})
+
+
+def next_step(run: Any, task: Task, arm: Arm) -> None:
+    """A loop without a loader."""
+    for number, batch in enumerate(task.batches):
+        arm(number)
+        with run.next_step():
+            run.log(loss=task.step(batch))
+        if number % 7 == 0:
+            run.next_step()
+
+
+def log_only(run: Any, task: Task, arm: Arm) -> None:
+    """A loop that only logs."""
+    for number, batch in enumerate(task.batches):
+        arm(number)
+        loss = task.step(batch)
+        if number % 2:
+            run.log({"loss": float(loss), "train": {"host": 1.0}})
+        else:
+            run.log(loss=loss, **{"train/host": 1.0})
+        run.histogram("pixels", batch[0])
+
+
+def kinds(run: Any, task: Task, arm: Arm) -> None:
+    """Epochs, accumulation, evaluations, and values of every kind."""
+    half = len(task.batches) // 2
+    for epoch in run.epochs(2):
+        number = epoch * half
+        for position, batch in enumerate(run.steps(task.batches[number : number + half], accumulate=2)):
+            arm(number + position)
+            loss = task.step(batch, is_whole=position % 2 == 1)
+            run.log(loss=float(loss))
+            run.histogram("pixels", batch[0])
+            run.image("picture", batch[0][:1])
+            run.tensor("array", batch[0][0, 0])
+            run.text("text", "a text")
+            run.add_value("scalar", "number", 1)
+            if position % 4 == 3:
+                with run.eval() as evaluation:
+                    for _ in evaluation.steps(task.batches[:2]):
+                        pass
+                    evaluation.log(accuracy=0.5)
+            run.health()
+
+
+def record(made: Any, task: Task, arm: Arm) -> None:
+    """A SummaryRecord."""
+    for number, batch in enumerate(task.batches):
+        arm(number)
+        loss = task.step(batch)
+        made.add_value("scalar", "loss", loss)
+        made.add_value("scalar", "host", 0.5)
+        if number % 3 == 0:
+            made.add_value("tensor", "array", batch[0][0, 0])
+            made.add_value("image", "picture", batch[0])
+            made.add_value("histogram", "pixels", batch[0])
+        made.record(number, task.model if number % 50 == 0 else None)
+        made.scalars(number, {"quick": 0.5})
+        if number % 20 == 19:
+            made.set_mode("eval" if number % 40 == 19 else "train")
+            made.flush()
+
+
+def _run(task: Task, place: Path, faults: Faults, loop: Any, **options: Any) -> list[Health]:
+    """A training by `ds.init`; begin and end have faults, too, if `loop` wants that."""
+    options = {
+        "watch": task.model,
+        "optimizer": task.optimizer,
+        "quiet": True,
+        "system_metrics": False,
+    } | options
+    run = ds.init(place, **options)
+
+    def arm(number: int) -> None:
+        (faults.arm if number % EVERY == EVERY - 1 else faults.rest)()
+
+    with run:
+        loop(run, task, arm)
+        faults.rest()
+    return [run.health()]
+
+
+RANKED = {"rank": 0, "world_size": 2, "aggregate": False}
+
+
+def _variant(name: str, task: Task, place: Path, faults: Faults, more: dict[str, Any]) -> list[Health]:
+    """Train one variant; returns what it counted."""
+    if name == "model":
+        return _model(task, place, faults)
+    if name == "record":
+        with ds.SummaryRecord(place, export_options={"tensor_format": "npy"}, network=task.model) as made:
+            record(made, task, lambda n: (faults.arm if n % EVERY == EVERY - 1 else faults.rest)())
+            faults.rest()
+        return [made.health()]
+    options: dict[str, Any] = {
+        "plain": {"collect_freq": 5},
+        "phases": RANKED,
+        "norms": {**RANKED, "norms": True, "gradients": True, "checksums": 1, "collect_freq": 5},
+        "next_step": {**RANKED, "collect_freq": 5},
+        "log_only": {**RANKED, "collect_freq": 5},
+        "operators": {"collect_freq": 5, "graph": "ops"},
+        "compiled": {"collect_freq": 5},
+        "kinds": {"formats": ("mindspore", "tensorboard")},
+        "callbacks": {
+            "callbacks": [
+                Ours(task),
+                ds.TimeMonitor(data_time=True),
+                ds.History(),
+                ds.ModelCheckpoint(
+                    "net",
+                    place.with_name(f"{place.name}-ckpt"),
+                    ds.CheckpointConfig(save_checkpoint_steps=10),
+                ),
+            ],
+            "collect_landscape": {"intervals": [[20, 30, 40, 50]]},
+        },
+        "ddp": {**more, "norms": True, "checksums": 1, "collect_freq": 5},
+    }[name]
+    loop = {"next_step": next_step, "log_only": log_only, "kinds": kinds}.get(name, plain)
+    return _run(task, place, faults, loop, **options)
+
+
+def _model(task: Task, place: Path, faults: Faults) -> list[Health]:
+    class Steps(ds.Callback):
+        """Arms, and notes the losses."""
+
+        def on_train_step_begin(self, run_context: Any) -> None:
+            number = run_context.original_args().cur_step_num
+            (faults.arm if number % EVERY == EVERY - 1 else faults.rest)()
+
+        def on_train_step_end(self, run_context: Any) -> None:
+            task.losses.append(float(run_context.original_args().net_outputs))
+
+    collector = ds.SummaryCollector(place, collect_freq=5)
+    model = ds.Model(task.model, nn.CrossEntropyLoss(), task.optimizer, metrics={"acc"})
+    callbacks = [Steps(), collector, ds.LossMonitor(10**6), ds.TimeMonitor()] if faults.is_on else [Steps()]
+    model.train(1, task.batches, callbacks=callbacks, dataset_sink_mode=False)
+    faults.rest()
+    return [collector.health()]
+
+
+class Without:
+    """Stands for a run, and does nothing."""
+
+    def steps(self, batches: Any, accumulate: int = 1) -> Any:
+        """The batches."""
+        return iter(batches)
+
+    def epochs(self, count: int) -> Any:
+        """The numbers."""
+        return range(count)
+
+    @contextlib.contextmanager
+    def next_step(self) -> Iterator[None]:
+        """A step."""
+        yield
+
+    @contextlib.contextmanager
+    def eval(self) -> Iterator["Without"]:
+        """An evaluation."""
+        yield self
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **named: None
+
+
+def _reference(name: str, task: Task, place: Path) -> list[float]:
+    """The losses of a training without distsummary."""
+    off = Faults(set())
+    off.is_on = False
+    if name == "model":
+        _model_without(task)
+        return task.losses
+    callback = Ours(task) if name == "callbacks" else None
+    loop = {"next_step": next_step, "log_only": log_only, "kinds": kinds, "record": record}.get(name, plain)
+
+    def arm(number: int) -> None:
+        if callback is not None and number:
+            callback.on_train_step_end(None)
+
+    loop(Without(), task, arm)
+    return task.losses
+
+
+def _model_without(task: Task) -> None:
+    loss_fn = nn.CrossEntropyLoss()
+    task.model.train()
+    for x, y in task.batches:
+        task.optimizer.zero_grad()
+        loss = loss_fn(task.model(x), y)
+        loss.backward()
+        task.optimizer.step()
+        task.losses.append(float(loss.detach()))
+
+
+def _task(name: str, steps: int, rank: int) -> Task:
+    task = Task(steps, rank, taps=name in ("operators", "compiled"))
+    if name == "compiled":
+        task.model = torch.compile(task.model, backend="aot_eager")
+    elif name == "ddp":
+        task.model = nn.parallel.DistributedDataParallel(task.model)
+        task.optimizer = torch.optim.SGD(task.model.parameters(), lr=0.05, momentum=0.9)
+    return task
+
+
+def short(faults: Faults, place: Path, which: str) -> list[Health]:
+    """A training of three steps with one fault while it begins, or while it ends."""
+    task = Task(3)
+    made: list[Any] = []
+    counted: list[Health] = []
+    if which == "record":
+        one = ds.SummaryRecord(place)
+        one.add_value("scalar", "loss", 0.5)
+        one.record(1)
+        faults.arm()
+        one.close()
+        faults.rest()
+        return [one.health()]
+    run = ds.init(
+        place, watch=task.model, optimizer=task.optimizer, quiet=True, system_metrics=which == "end", **RANKED
+    )
+    made.append(run)
+    if which == "begin":
+        faults.arm()
+    try:
+        with run:
+            for batch in run.steps(task.batches):
+                if which == "begin":
+                    faults.rest()
+                run.log(loss=task.step(batch))
+            if which != "begin":
+                faults.arm()
+            if which == "error":
+                raise ZeroDivisionError
+            if which == "close":
+                run.close()
+    except ZeroDivisionError:
+        if which != "error":
+            raise
+    faults.rest()
+    counted.append(run.health())
+    return counted
+
+
+def main() -> int:
+    """Train, and print what was found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("variant")
+    parser.add_argument("place", type=Path)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--seen", type=Path, required=True, help="the sites that had a fault; written again")
+    parser.add_argument("--threshold", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    known = json.loads(options.seen.read_text()) if options.seen.exists() else []
+    faults = Faults({(file, name, line, event) for file, name, line, event in known})
+    name, place = options.variant, options.place
+    rank, more = int(os.environ.get("RANK", "0")), {}
+    if name == "ddp":
+        torch.distributed.init_process_group("gloo")
+    found: dict[str, Any] = {"variant": name, "reached": [], "unequal": 0}
+    healths: list[Health] = []
+    expected: list[float] = []
+    losses: list[float] = []
+    gc.collect()
+    gc.freeze()
+    if name in ("begin", "end", "error", "close", "close_record"):
+        gc.set_threshold(options.threshold)
+        for number in range(options.steps):
+            before = len(faults.injected)
+            try:
+                healths += short(faults, place / str(number), name.removeprefix("close_"))
+            except Injected as error:
+                faults.rest()
+                found["reached"].append(_where(error))
+            if len(faults.injected) == before:  # each site has had its fault
+                break
+    else:
+        expected = _reference(name, _task(name, options.steps, rank), place)
+        gc.set_threshold(options.threshold)
+        task = _task(name, options.steps, rank)
+        try:
+            healths = _variant(name, task, place, faults, more)
+        except Injected as error:
+            faults.rest()
+            found["reached"].append(_where(error))
+        losses = task.losses
+        found["unequal"] = int(np.asarray(losses).tobytes() != np.asarray(expected[: len(losses)]).tobytes())
+        found["missing"] = len(expected) - len(losses)
+    gc.set_threshold(700)
+    sys.settrace(None)
+    counted = [count for health in healths for why, count in health.errors.items() if "a fault" in why]
+    found["injected"] = len(faults.injected)
+    found["counted"] = sum(counted)
+    found["sites"] = ["|".join(map(str, site)) for site in faults.injected]
+    options.seen.write_text(json.dumps(sorted(faults.seen)))
+    if name == "ddp":
+        torch.distributed.destroy_process_group()
+    print(json.dumps(found), flush=True)
+    return 0
+
+
+def _where(error: BaseException) -> str:
+    trace, places = error.__traceback__, []
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        places.append(f"{code.co_filename.removeprefix(PACKAGE)}:{trace.tb_lineno} {code.co_qualname}")
+        trace = trace.tb_next
+    return f"{type(error).__name__}: " + " < ".join(places[::-1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
