@@ -612,7 +612,7 @@ class Run(Recording):
             is_finite = False
         if not is_finite:
             logged.update(self._finite.input_of(params["train_dataset_element"], logged))
-        recorder = self._recorder
+        recorder, seen = self._recorder, len(logged)
         if step < recorder.plain_before:  # most steps
             try:
                 recorder.record(step, logged, values)
@@ -622,7 +622,7 @@ class Run(Recording):
             self._ended = None
         else:
             self._call("on_train_step_end", given=(logged, values))
-        if not is_finite or self._finite.error is not None:
+        if not is_finite or len(logged) != seen or self._finite.error is not None:  # operators tap more
             self._check_finite(logged)
 
     def _settle_step(self) -> None:
