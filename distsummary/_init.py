@@ -25,6 +25,7 @@ from distsummary.diagnosis.verdict import NAN
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.records import TENSORBOARD
 from distsummary.frameworks.base import framework_of
+from distsummary.identity import as_recorded, without_identity
 from distsummary.joining import coordinator
 from distsummary.run_dir import TIME, RunDir, dated_run_dir, refuse_temporary
 from distsummary.topology import Topology
@@ -181,8 +182,11 @@ def init(
         given, directory = directory, next_run_dir(directory, topology)
         if directory.base != given.base and topology.rank == 0:
             logger.warning("%s is taken; this training is recorded in %s", given.base, directory.base)
-    refuse_reuse(directory, topology, refuse_finished=False)
     options = record or Record()
+    topology = as_recorded(directory, topology)
+    refuse_reuse(directory, topology, refuse_finished=False)
+    if not options.identity:
+        topology = without_identity(directory, topology)
     specified = collector_options.get("collect_specified_data")
     if options.images is None and not (isinstance(specified, Mapping) and "collect_input_data" in specified):
         options = replace(options, images=False)  # pictures of the data are recorded on request alone

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distsummary.errors import StaleAttemptError
+from distsummary.identity import own_place, salt_of, without_places
 from distsummary.publish import file_system_time
 from distsummary.rank_manifest import entries_of, ranks_of, read_ranks
 from distsummary.run_dir import Manifest, RunDir
-from distsummary.topology import Topology, is_alive, own_process
+from distsummary.topology import Topology, is_alive
 
 PROTOCOL = 1  # of the calls between ranks and aggregator; raise it when they change
 JOIN_WINDOW_S = 60.0  # how much later than the first rank of a start another rank may join it
@@ -85,14 +86,19 @@ def note_deaths(
     if state != "lost":
         died["state"] = state
 
+    def told(manifest: Manifest, reason: str) -> str:
+        return without_places(reason) if salt_of(manifest) else reason
+
     def noted(manifest: Manifest) -> dict[str, Manifest]:
         found: dict[str, Manifest] = find_attempt(manifest, role, attempt).setdefault("deaths", {})
         return found
 
+    def note(manifest: Manifest) -> None:
+        found = {str(rank): {"reason": told(manifest, why), **died} for rank, why in deaths.items()}
+        noted(manifest).update(found | noted(manifest))
+
     run_dir.update_manifest(
-        lambda manifest: noted(manifest).update(
-            {str(rank): {"reason": reason, **died} for rank, reason in deaths.items()} | noted(manifest)
-        ),
+        note,
         is_done=lambda manifest: all(str(rank) in noted(manifest) for rank in deaths),
     )
 
@@ -297,8 +303,7 @@ def is_complete(entry: Manifest) -> bool:
 
 def note_aggregator(run_dir: RunDir) -> None:
     """Note in the manifest that this process is the run's aggregator; raises as `update_manifest`."""
-    place = own_process() | {"host": platform.node()}
-    run_dir.update_manifest(lambda manifest: manifest.update(aggregator=place))
+    run_dir.update_manifest(lambda manifest: manifest.update(aggregator=own_place(manifest)))
 
 
 def awaited_aggregator(run_dir: RunDir) -> Manifest | None:
@@ -308,7 +313,7 @@ def awaited_aggregator(run_dir: RunDir) -> Manifest | None:
     """
     manifest = run_dir.read_manifest()
     place: Manifest = manifest.get("aggregator", {})
-    is_own = all(place.get(key) == value for key, value in own_process().items())
+    is_own = place == own_place(manifest)
     is_living = bool(place) and not is_own and is_alive(place)
     return place if is_living and open_attempts(run_dir, manifest) else None
 

@@ -23,10 +23,11 @@ from distsummary.attempts import (
 from distsummary.deal import BEAT_S
 from distsummary.errors import RunDirError, WorldMismatchError
 from distsummary.guard import check
+from distsummary.identity import as_recorded
 from distsummary.publish import file_system_time
 from distsummary.rank_manifest import SILENT_S, ranks_of
 from distsummary.run_dir import Manifest, RunDir
-from distsummary.topology import Topology, is_alive
+from distsummary.topology import Topology, is_alive, masked
 
 SHARED_S = 8.0  # how long a network file system may take to show the run.json of another node
 SHARED_POLL_S = 0.5
@@ -243,24 +244,28 @@ def claimed_twice(run_dir: RunDir, known: Mapping[str, Any], topology: Topology,
 
 def next_run_dir(run_dir: RunDir, topology: Topology) -> RunDir:
     """The first of `run_dir` and its siblings (`-2`, `-3` ... appended) in which all ranks may train."""
-    job, number, found = job_of(topology.incarnation), 1, run_dir
+    number, found = 1, run_dir
     is_free = False
+
+    def mark(manifest: Manifest) -> str:
+        """The job, in a form that names nobody."""
+        return job_of(masked(topology, str(manifest["run_id"])).incarnation)
 
     def is_decided(manifest: Manifest) -> bool:
         nonlocal is_free
         try:
             refuse_open(found, topology)
-            refuse_reuse_of(found, manifest, topology, refuse_finished=True)
+            refuse_reuse_of(found, manifest, as_recorded(found, topology), refuse_finished=True)
         except RunDirError:
             is_free = False
             return True
         has_trained = newest_attempt(manifest, topology.role) is not None
-        is_free = has_trained or manifest.get("claimed_by") == job
+        is_free = has_trained or manifest.get("claimed_by") == mark(manifest)
         return has_trained or "claimed_by" in manifest
 
     def claim(manifest: Manifest) -> None:
         nonlocal is_free
-        manifest["claimed_by"], is_free = job, True
+        manifest["claimed_by"], is_free = mark(manifest), True
 
     while True:
         found.update_manifest(claim, is_done=is_decided)

@@ -23,9 +23,11 @@ def run_text(manifest: Manifest, run: RunState, role: str = "train") -> str:
         provenance = entry.get("provenance") or {}
         git, versions = provenance.get("git") or {}, provenance.get("versions") or {}
         rows["ranks"] = f"{entry['world_size']}, {_hosts(attempt.ranks)}"
+        if argv := provenance.get("argv"):
+            rows["command"] = shlex.join(argv)
         if provenance:
-            rows["command"] = shlex.join(provenance.get("argv", ()))
-            rows["python"] = f"{provenance.get('python', '')} on {provenance.get('platform', '')}"
+            found = [provenance[name] for name in ("python", "platform") if name in provenance]
+            rows["python"] = " on ".join(found)
         if git:
             rows["commit"] = f"{git.get('commit', '')}{' with changes' if git.get('dirty') else ''}"
         rows |= {str(name): str(version) for name, version in versions.items()}

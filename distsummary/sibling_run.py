@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distsummary.errors import DistSummaryError, RunDirError
+from distsummary.identity import KEY, salt_of
 from distsummary.run_dir import Manifest, RunDir
 from distsummary.states import read_run
 
@@ -86,6 +87,8 @@ class SiblingRun(RunDir):
             created = [begun for path in self.siblings.values() if (begun := _begun(path))]
         own["attempts"] = [attempts[key] for key in sorted(attempts)] or own["attempts"]
         own["created"] = min(created, default=own["created"])
+        if any(map(salt_of, told)):
+            own[KEY] = False
         return own
 
     def update_manifest(
@@ -187,7 +190,8 @@ def _differences(ranks: Mapping[int, _Sibling]) -> list[str]:
     for one in ranks.values():
         for entry in one.manifest["attempts"]:
             first, known = told.setdefault((entry["role"], entry["attempt"]), (one.path, entry))
-            for key in ("world_size", "incarnation"):
+            is_masked = any(salt_of(found.manifest) for found in ranks.values())  # each with a key of its own
+            for key in ("world_size",) if is_masked else ("world_size", "incarnation"):
                 if entry[key] != known[key]:
                     return [
                         f"{first} has {key} {known[key]!r} and {one.path} {entry[key]!r} for attempt "

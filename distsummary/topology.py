@@ -1,13 +1,15 @@
 """Finds which rank this process is. This is the only module that reads environment variables."""
 
+import hashlib
 import os
 import platform
+import re
 import sys
 import time
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -30,6 +32,7 @@ DATA_AXES = frozenset(
 # has an equal part of every layer.
 EQUAL_AXES = DATA_AXES | {"tp", "tensor", "tensor_parallel"}
 
+_MASKED = "masked "  # begins a `pid_space` that is masked; then come the salt and the mask
 _MAX_PID = 1 << 22  # PID_MAX_LIMIT of Linux
 _STOPPED = "Tt"  # states of processes in /proc/PID/stat, see proc(5): by a signal, by a debugger
 _ENDED = "ZX"  # zombie, dead
@@ -110,6 +113,11 @@ class Topology:
     pid: int = field(default_factory=os.getpid)
     pid_space: str = field(default_factory=lambda: _pid_space())
     pid_start: str = field(default_factory=lambda: _pid_start(os.getpid()))
+
+    @property
+    def has_identity(self) -> bool:
+        """Whether it names host, boot and job; False: they are masked."""
+        return not is_masked({"pid_space": self.pid_space})
 
 
 def detect(
@@ -196,14 +204,16 @@ def in_notebook(modules: Mapping[str, ModuleType] | None = None) -> bool:
 
 def is_alive(process: Mapping[str, Any]) -> bool | None:
     """Whether a process, given by the pid fields of a Topology, still runs; None if that cannot be known."""
-    if not process.get("pid_space") or process["pid_space"] != _pid_space():
+    space = str(process.get("pid_space") or "")
+    salt = space.split()[1] if is_masked(process) else ""
+    if not space or not _pid_space() or space != _in_space(salt):
         return None
     pid = process["pid"]
     if not isinstance(pid, int) or not 0 < pid <= _MAX_PID:
         return False
     state, start = _state_and_start(pid)
     if start:
-        return start == str(process["pid_start"]) and state not in _ENDED
+        return _mask(salt, start) == str(process["pid_start"]) and state not in _ENDED
     try:
         os.kill(pid, 0)  # /proc may hide other users' processes (hidepid), kill(2) does not
     except ProcessLookupError:
@@ -250,9 +260,38 @@ def _busy_s(pid: int) -> float:
         return 0.0
 
 
-def own_process() -> dict[str, Any]:
-    """The pid fields of this process, for `is_alive`; not cached, because a forked child has other values."""
-    return {"pid": os.getpid(), "pid_space": _pid_space(), "pid_start": _pid_start(os.getpid())}
+def own_process(salt: str = "") -> dict[str, Any]:
+    """The pid fields of this process, for `is_alive`; not cached, because a forked child has other values.
+
+    `salt`: see `masked`; empty: they are not masked.
+    """
+    pid = os.getpid()
+    return {"pid": pid, "pid_space": _in_space(salt), "pid_start": _mask(salt, _pid_start(pid))}
+
+
+def masked(topology: Topology, salt: str) -> Topology:
+    """The topology of this process without the names of host, boot and job, which become masks.
+
+    With the same salt (32 bytes at most) the same name has the same mask, so that ranks of one run can be
+    compared and `is_alive` still works on their host. Of another salt, masks say nothing.
+    """
+    if not topology.has_identity:
+        return topology
+    job, plus, starts = topology.incarnation.partition("+")
+    is_random = re.fullmatch("[0-9a-f]{32}", job) is not None  # as of ds.launch, which looks for it
+    incarnation = topology.incarnation if is_random or not job else f"{_mask(salt, job)}{plus}{starts}"
+    return replace(topology, incarnation=incarnation, host=mask_of_host(salt), **own_process(salt))
+
+
+def is_masked(process: Mapping[str, Any]) -> bool:
+    """Whether the pid fields of a Topology are masked."""
+    return str(process.get("pid_space") or "").startswith(_MASKED)
+
+
+def mask_of_host(salt: str) -> str:
+    """A name for this host: of its boot id, which unlike its name cannot be guessed."""
+    boot, _, _ = _pid_space().partition(" ")
+    return f"host-{_mask(salt, boot or platform.node())}"
 
 
 def hyper_config(environ: Mapping[str, str] | None = None) -> str:
@@ -366,6 +405,17 @@ def _incarnation(environ: Mapping[str, str], rank: int, world_size: int) -> tupl
         return f"{':'.join(environ[name] for name in names if name in environ)}+{restarts}", False
     # Without a launcher, a single rank gets a random name; several ranks could not agree on one.
     return (uuid.uuid4().hex, True) if world_size == 1 else ("", False)
+
+
+def _in_space(salt: str) -> str:
+    return f"{_MASKED}{salt} {_mask(salt, _pid_space())}" if salt else _pid_space()
+
+
+def _mask(salt: str, text: str) -> str:
+    """16 hex digits in the place of a text that is not empty; without a salt, the text itself."""
+    if not salt or not text:
+        return text
+    return hashlib.blake2b(text.encode(), key=salt.encode(), digest_size=8).hexdigest()
 
 
 def _pid_space() -> str:

@@ -36,9 +36,10 @@ from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import InvalidValueError, MissingFileError, NotADirectoryPathError, RunDirError
 from distsummary.format.encode import Refusal
 from distsummary.format.norm_scalars import with_scalars
-from distsummary.format.records import NORMS, RANKS_TAG, Event, Value
+from distsummary.format.records import DIALECTS, MINDSPORE, NORMS, RANKS_TAG, TENSORBOARD, Event, Value
 from distsummary.publish import ensure_directory
 from distsummary.reading.reader import Damage
+from distsummary.reading.segments import lineage_files, segments
 from distsummary.reading.shards import AddedShards
 from distsummary.run_dir import Manifest, RunDir
 from distsummary.sibling_run import sibling_hint, sibling_run
@@ -96,7 +97,8 @@ def merge_run(
 ) -> MergeReport:
     """Merge the directories of a run's ranks into one run in the run dir itself.
 
-    The files are written in MindSpore's and in TensorBoard's dialect. A scalar becomes its mean over the
+    The files are written in MindSpore's and in TensorBoard's dialect; beside files that another program wrote
+    for TensorBoard, only in the latter. A scalar becomes its mean over the
     ranks that recorded it at the step. Tags in KEY_TAGS or `key_tags`, and other tags in which the ranks
     differ, also get `<tag>/min`, `/median`, `/max` and `/argmax_rank` (see `statistics.StatisticsRule`). The
     graph and each histogram, tensor,
@@ -170,6 +172,13 @@ def merge_run(
         return report
 
 
+def formats_of(manifest: Manifest, directories: Iterable[Path]) -> tuple[str, ...]:
+    """The dialects of the merged run: beside the files of another writer of TensorBoard's, only that one."""
+    has_attempts = bool(manifest["attempts"])
+    is_ours = has_attempts or any(segments(one, MINDSPORE) or lineage_files(one) for one in directories)
+    return DIALECTS if is_ours else (TENSORBOARD,)
+
+
 def _merge_role(
     run_dir: RunDir,
     role: str,
@@ -198,6 +207,8 @@ def _merge_role(
         run_id=run_id,
         attempt=max(ranks.attempts, default=0),
         begun=manifest["created"] or None,
+        formats=formats_of(manifest, directories.values()),
+        source=next(iter(directories.values())),
         files=files,
     ) as merged:
         meshes = Meshes(directories)

@@ -51,9 +51,9 @@ def holds_steps(directory: Path) -> bool:
 
 
 class MergedFiles:
-    """Writes the new merged files of a directory, in both dialects; `publish` makes them visible to readers.
+    """Writes the new merged files of a directory; `publish` makes them visible to readers.
 
-    The dialects are MindSpore's and TensorBoard's. Until `publish`, the files are in a staging directory and
+    Until `publish`, the files are in a staging directory and
     do not have names of event files. If a merge is killed, the next merge removes its staging directory. This
     is a context manager; the caller must hold the run's merge lock.
 
@@ -61,6 +61,7 @@ class MergedFiles:
         directory: the run dir, or its directory for the role eval.
         run_id, attempt: the identity of the events; their sequence numbers count from 1.
         begun: the time in the first record of each file, as in `WriterSpec`.
+        formats: the dialects to write. source: a directory of the ranks, see `Files.host`.
         files: the file operations to use; None means the real ones. Tests pass a test double.
     """
 
@@ -71,10 +72,12 @@ class MergedFiles:
         run_id: str,
         attempt: int = 0,
         begun: float | None = None,
+        formats: tuple[str, ...] = DIALECTS,
+        source: Path | None = None,
         files: Files | None = None,
     ) -> None:
         self.refused: list[Refusal] = []
-        self._directory = directory
+        self._directory, self._formats, self._source = directory, formats, source or directory
         self._files, self._begun = files or Files(), begun
         self._run_id, self._attempt, self._seq = run_id, attempt, 0
         self._segments: dict[str, Segment] = {}
@@ -94,7 +97,7 @@ class MergedFiles:
     def write(self, event: Event) -> None:
         """Append an event to the files; values that cannot be written are added to `refused`."""
         self._seq += 1
-        payloads, refused = encode_event(event, self._ids(self._seq), tables=self._tables)
+        payloads, refused = encode_event(event, self._ids(self._seq), self._formats, tables=self._tables)
         self.refused += refused
         for dialect, payload in payloads.items():
             if payload is not None:
@@ -105,7 +108,7 @@ class MergedFiles:
     def write_lineage(self, lineage: Lineage) -> None:
         """Write the lineage of the run; for an empty lineage no file is made."""
         payloads = encode_lineage(lineage, self._files.now(), self._ids(0))
-        if payloads:
+        if payloads and MINDSPORE in self._formats:
             segment = self._segments[_LINEAGE] = Segment(self._staging / _LINEAGE, self._files)
             segment.append(b"".join(frame(payload) for payload in payloads))
 
@@ -140,7 +143,7 @@ class MergedFiles:
         older = [path for dialect in DIALECTS for path in segments(self._directory, dialect)]
         older = [path for path in (*older, *lineage_files(self._directory)) if is_merged(path)]
         stamp = next_stamp(self._directory, self._files.now())
-        name = SegmentName(source=MERGED, host=self._files.host(), pid=self._files.pid())
+        name = SegmentName(source=MERGED, host=self._files.host(self._source), pid=self._files.pid())
         published = []
         for kind in (MINDSPORE, TENSORBOARD, _LINEAGE):
             if kind in self._segments:

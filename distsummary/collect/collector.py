@@ -47,6 +47,7 @@ from distsummary.errors import ClosedError, InvalidValueError
 from distsummary.format.records import DIALECTS, MINDSPORE, WRITTEN, Health, Value
 from distsummary.frameworks.base import framework_of
 from distsummary.guard import check, door
+from distsummary.identity import as_recorded, without_identity
 from distsummary.interrupts import is_interruption
 from distsummary.topology import Topology
 from distsummary.training.callbacks import STEP_HOOKS, Callback, CallbackParams, RunContext, guarded, is_sink
@@ -387,6 +388,8 @@ class SummaryCollector(Callback):
         if not topology.mesh and network is not None:
             mesh = self._failures.call("the mesh", framework_of(network).mesh, network)
             topology = dataclasses.replace(topology, mesh=mesh or {})
+        hide = as_recorded if self._record.identity else without_identity
+        topology = hide(self.run_dir, topology)
         self._schedule.begin(topology)
         return topology
 

@@ -13,6 +13,7 @@ from typing import Any, TypeGuard
 from distsummary.errors import InvalidTypeError
 from distsummary.frameworks.base import framework_of
 from distsummary.guard import passes
+from distsummary.identity import without_places
 from distsummary.pb import mindspore_lineage_pb2 as pb
 from distsummary.topology import Topology
 from distsummary.training.callbacks import CallbackParams
@@ -279,6 +280,23 @@ def dataset_path(loader: object) -> str | None:
             if isinstance(path, (str, Path)) and str(path):
                 return os.path.abspath(path)
     return None
+
+
+def strip_directories(message: object) -> None:
+    """Leave of each path in a lineage or in a graph of data sets the last part."""
+    if isinstance(message, pb.TrainLineage):
+        message.model.path = without_places(message.model.path)
+        train = message.train_dataset
+        _put(train, "train_dataset_path", without_places(train.train_dataset_path) or None)
+    elif isinstance(message, pb.EvaluationLineage):
+        valid = message.valid_dataset
+        _put(valid, "valid_dataset_path", without_places(valid.valid_dataset_path) or None)
+    elif isinstance(message, pb.DatasetGraph):
+        for one in (message.parameter, *(one.operationParam for one in message.operations)):
+            for name, text in [*one.mapStr.items()]:
+                one.mapStr[name] = without_places(text)
+        for child in message.children:
+            strip_directories(child)
 
 
 def _length(source: object) -> int | None:

@@ -37,11 +37,14 @@ _TOKEN = re.compile(r"(?:ghp|gho|ghs|github_pat|glpat|hf|sk|xox[abp]|AKIA)[-_A-Z
 _URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 
-def provenance(directory: Path | None = None) -> dict[str, Any]:
+def provenance(directory: Path | None = None, *, has_identity: bool = True) -> dict[str, Any]:
     """The commit of `directory` (default: the current one), the command line and the installed versions.
 
-    All values have JSON types. `git` is empty outside a repository or without git.
+    All values have JSON types. `git` is empty outside a repository or without git. Without `has_identity`,
+    there are only the versions.
     """
+    if not has_identity:
+        return {"python": platform.python_version(), "versions": versions()}
     return {
         "git": git_state(directory or Path.cwd()),
         "argv": redact(command_line()),

@@ -17,9 +17,10 @@ class Record:
         images: whether the first pictures of the training batches are recorded, as `input_data/auto`. None:
             `ds.init` records none; a SummaryCollector of your own does as MindSpore's, where
             `collect_input_data` is True by default.
-        identity: whether the run holds what identifies the user and the machine (command line, commit,
-            platform, host name, boot id). False omits them; a random id of this run replaces host and
-            boot id.
+        identity: False omits what identifies the user and the machine: command line, commit, platform and
+            the directories of paths are absent, and hashes with the random id of this run as key replace
+            host, boot id and the launcher's name of the job. It holds for the whole run and whatever is
+            written into it later. See docs/privacy.md.
 
     Raises InvalidTypeError or InvalidValueError for bad arguments.
     """

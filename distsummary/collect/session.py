@@ -24,6 +24,7 @@ from distsummary.collect.background import Background
 from distsummary.collect.config import differing, listed
 from distsummary.collect.export import Exports, write_values
 from distsummary.collect.heartbeat import Pulse
+from distsummary.collect.lineage import strip_directories
 from distsummary.collect.open_writer import open_writer
 from distsummary.collect.plan import Group
 from distsummary.collect.provenance import error_text, provenance
@@ -40,6 +41,7 @@ from distsummary.format.records import DIALECTS, LINEAGE_PLUGINS, Event, Health,
 from distsummary.format.scalar_rows import MAX_PACKERS, row_struct
 from distsummary.frameworks.base import framework_of
 from distsummary.guard import door
+from distsummary.identity import without_places_in
 from distsummary.interrupts import AGAIN_S, interrupts_after, is_interruption, is_of_signal
 from distsummary.rank_facts import RankFacts, write_facts
 from distsummary.rank_manifest import ranks_of
@@ -197,7 +199,7 @@ class Session:
     def _record_provenance(self, config: Mapping[str, Any]) -> None:
         """Put provenance and config into the manifest, if it has this attempt; warn of a changed config."""
         role, attempt = self.topology.role, self._registration.attempt
-        found = provenance()
+        found = provenance(has_identity=self.topology.has_identity)
 
         def change(manifest: Manifest) -> None:
             entry = find_attempt(manifest, role, attempt)
@@ -246,6 +248,7 @@ class Session:
                 rank=self.topology.rank,
                 place=place,
                 groups=groups_of_torch,
+                names_places=self.topology.has_identity,
                 failures=self.failures,
                 is_alone=self.topology.world_size == 1,
             )
@@ -338,6 +341,10 @@ class Session:
 
     def report(self, step: int, values: list[Value]) -> None:
         """Record lineage; the aggregator reads it from the files."""
+        if not self.topology.has_identity:
+            for value in values:
+                if value.plugin != "custom_lineage_data":  # which is the user's own
+                    strip_directories(value.data)
         if values:
             self._writer.write(Event(step, time.time(), values))
 
@@ -493,6 +500,8 @@ class Session:
                 counters["error"] = error_text(error)
             if missing:
                 counters["missing"] = missing
+            if not self.topology.has_identity:
+                counters = without_places_in(counters)
             self._coordinator.finish(self.topology, self._registration.attempt, counters)
 
         parts: list[tuple[str, Callable[[], None]]] = [

@@ -26,6 +26,7 @@ from distsummary.consequences import follows_from_another
 from distsummary.diagnosis.source_lines import SourceLine, user_place
 from distsummary.diagnosis.stuck import AFTER_RUN, Group, Telling
 from distsummary.diagnosis.stuck_files import FORMAT
+from distsummary.identity import without_places_in
 from distsummary.publish import replacing
 from distsummary.run_dir import STUCK
 from distsummary.training.phases import CHECKPOINT, DATA, EVALUATION, UNKNOWN, WAIT
@@ -146,6 +147,7 @@ class Watcher:
         is_alone: whether there are no other ranks, so that a step that takes its time holds up nobody. It is
             late then only if it takes ALONE_FACTOR times as long as anything before, and UNKNOWN_S if this
             process or a child of it computes meanwhile.
+        names_places: whether the directories of files are told, and the names of host and user in texts.
     """
 
     def __init__(
@@ -158,8 +160,9 @@ class Watcher:
         groups: Callable[[bool], tuple[str, tuple[Group, ...]]],
         failures: Failures,
         is_alone: bool = False,
+        names_places: bool = True,
     ) -> None:
-        self._is_alone = is_alone
+        self._is_alone, self._names_places = is_alone, names_places
         self._path, self._attempt, self._rank = directory / STUCK, attempt, rank
         self._place, self._groups, self._failures = place, groups, failures
         while _after_runs:  # an earlier run of this process is really over
@@ -295,6 +298,7 @@ class Watcher:
         self._is_told = False
 
     def _write(self, content: dict[str, object]) -> None:
+        content = content if self._names_places else without_places_in(content)
         data = json.dumps({"format": FORMAT, "attempt": self._attempt, "rank": self._rank, **content})
         with replacing(self._path, is_durable=False) as temporary:
             temporary.write_bytes(data.encode())

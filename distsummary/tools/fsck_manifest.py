@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from distsummary.attempts import decides
 from distsummary.errors import DistSummaryError, RunDirError
+from distsummary.identity import KEY
 from distsummary.publish import publish
 from distsummary.rank_manifest import (
     RANK_MANIFEST,
@@ -22,7 +23,7 @@ from distsummary.run_dir import Manifest, RunDir
 from distsummary.states import read_run
 from distsummary.tools.findings import Finding, finding
 from distsummary.tools.fsck_files import DirectoryFacts
-from distsummary.topology import Topology, is_alive
+from distsummary.topology import Topology, is_alive, is_masked
 
 _ROLES = ("train", "eval")
 _NAMED = 5  # attempts or ranks in a message
@@ -133,6 +134,8 @@ def _complete(
     missing = _missing(manifest, in_files)
     if missing and manifest["run_id"] != missing[0].run_id:  # a new manifest, or another run's
         manifest |= {"run_id": missing[0].run_id, "attempts": []}
+    if any(is_masked(rank) for ranks in by_attempt.values() for rank in ranks.values()):
+        manifest[KEY] = False
     known = {(entry["role"], entry["attempt"]) for entry in manifest["attempts"]}
     of_old = {(entry["role"], entry["attempt"]): entry for entry in old["attempts"]} if old else {}
     # Without event files, the ranks' files are all there is; with them, those of other runs are left out.

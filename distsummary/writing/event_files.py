@@ -68,7 +68,7 @@ class EventFiles:
             prefix=spec.prefix,
             suffix=spec.suffix,
             source=spec.writer_name,
-            host=files.host(),
+            host=files.host(self._directory),
             pid=files.pid(),
         )
         self.first_fields: Mapping[str, bytes] = {}

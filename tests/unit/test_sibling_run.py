@@ -61,6 +61,36 @@ def test_the_ranks_are_merged_into_one_run_by_their_numbers(nasty_tmp_path, writ
     assert fsck(prefix).findings == ()
 
 
+def test_files_of_another_writer_get_no_files_of_mindspore_beside_them(nasty_tmp_path):
+    for rank in range(2):
+        with SummaryRecord(f"{nasty_tmp_path}/{rank}", formats=["tensorboard"]) as record:
+            for step in range(1, 4):
+                record.add_value("scalar", "train/loss", float(rank + step))
+                record.record(step)
+    for _ in range(2):
+        assert merge_run(f"{nasty_tmp_path}/").steps == 3
+        assert points(nasty_tmp_path, "train/loss", "tensorboard") == [(1, 1.5), (2, 2.5), (3, 3.5)]
+        assert [path.name for path in nasty_tmp_path.rglob("*_MS")] == []
+        assert [path.name for path in nasty_tmp_path.rglob("*_lineage")] == []
+    table = ds.open_run(nasty_tmp_path).scalars("train/loss", rank="merged")
+    assert table["value"].tolist() == [1.5, 2.5, 3.5]
+    assert fsck(nasty_tmp_path).findings == ()
+
+
+def test_ranks_that_hide_their_host_are_merged_without_it(nasty_tmp_path):
+    prefix = f"{nasty_tmp_path}/summary_dir"
+    for rank in range(2):
+        place = Topology(rank=rank, world_size=2, incarnation="host:1+0")
+        collector = SummaryCollector(f"{prefix}{rank}", topology=place, record=ds.Record(identity=False),
+                                     coordinator=LocalCoordinator(RunDir(f"{prefix}{rank}")))  # fmt: skip
+        with Run(callbacks=[collector], topology=place) as run:
+            for step in run.steps(range(1, 4)):
+                run.log(loss=float(10 * rank + step))
+    assert merge_run(prefix).ranks == (0, 1)
+    assert RunDir(prefix).read_manifest()["identity"] is False
+    assert {path.name.count(".host-") for path in nasty_tmp_path.rglob("events.*")} == {1}
+
+
 def test_status_knows_the_ranks_before_and_after_the_merge(nasty_tmp_path):
     prefix = nasty_tmp_path / "summary_dir"
     for rank in range(2):
