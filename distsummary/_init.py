@@ -18,16 +18,18 @@ from distsummary.claims import OpenTraining, next_run_dir, refuse_reuse
 from distsummary.collect.checks import check_checksums
 from distsummary.collect.collector import SummaryCollector
 from distsummary.collect.norms import check_norms, refuse_unmeasured
+from distsummary.collect.options import rank_formats
 from distsummary.collect.plan import dealing_group
 from distsummary.collect.record_options import Record
 from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.diagnosis.verdict import NAN
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.format.records import TENSORBOARD
+from distsummary.format.records import DIALECTS, TENSORBOARD
 from distsummary.frameworks.base import framework_of
 from distsummary.identity import as_recorded, without_identity
 from distsummary.joining import coordinator
 from distsummary.run_dir import TIME, RunDir, dated_run_dir, refuse_temporary
+from distsummary.telling import announced
 from distsummary.topology import Topology
 from distsummary.training.callbacks import Callback, RunContext, guarded
 from distsummary.training.finite import IGNORE, WARN
@@ -259,13 +261,13 @@ class Announcement(Callback):
 
     def on_train_begin(self, run_context: RunContext) -> None:
         """Print it."""
-        print(self._line, file=sys.stderr, flush=True)
+        announced(self._line)
 
 
 def announcement(
     directory: RunDir, topology: Topology, formats: Sequence[str] | None, *, is_merged: bool
 ) -> str:
-    """Where a run is, and the commands that show it among its neighbours and merge its ranks.
+    """Where a run is, which files its ranks write, and the commands that show it and merge its ranks.
 
     `is_merged`: whether an aggregator writes the merged run.
     """
@@ -276,10 +278,14 @@ def announcement(
     show = f"tensorboard --logdir {parent}"
     if topology.world_size == 1 and formats is not None and TENSORBOARD not in formats:
         show = f"mindinsight start --summary-base-dir {parent}"
-    ranks = f" ({topology.world_size} ranks)" if topology.world_size > 1 else ""
+    own = rank_formats(formats, topology.world_size)
+    what = f"files: {', '.join(own)}"
+    if topology.world_size > 1:
+        merged = "" if own == DIALECTS else f"; of the merged run: {', '.join(DIALECTS)}"
+        what = f"{topology.world_size} ranks; their {what}{merged}"
     if topology.world_size > 1 and not is_merged:
         show += f"; after the training: distsummary merge {shlex.quote(str(base))}"
-    return f"distsummary: recording {base}{ranks}; {show}"
+    return f"distsummary: recording {base} ({what}); {show}"
 
 
 def check_options(options: Mapping[str, object]) -> None:

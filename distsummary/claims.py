@@ -227,9 +227,16 @@ def _in_use(run_dir: RunDir, rank: str, known: Mapping[str, Any], topology: Topo
     return (
         f"the run {run_dir.base} is in use: rank {rank} of attempt {attempt} runs as process {known['pid']} "
         f"on {known['host']}, and another job starts rank {topology.rank} as process {topology.pid} on "
-        f"{topology.host}; wait for its end, or name another directory; to evaluate beside a training use "
-        'ds.init(..., role="eval")'
+        f"{topology.host}; {_as_ranks(topology)}wait for its end, or name another directory; to evaluate "
+        'beside a training use ds.init(..., role="eval")'
     )
+
+
+def _as_ranks(topology: Topology) -> str:
+    """The advice for processes that no launcher made ranks of one job, such as actors on Ray."""
+    if topology.world_size > 1:
+        return ""
+    return "if both are ranks of one training, pass ds.init(..., rank=, world_size=); else "
 
 
 def claimed_twice(run_dir: RunDir, known: Mapping[str, Any], topology: Topology, attempt: int) -> str:

@@ -30,6 +30,11 @@ PROBE_BYTES = 4096  # written and removed by `create`
 LANDSCAPE_JOURNAL = re.compile(r"journal-[0-9a-f]{16}\.bin")
 _RANK_DIR = re.compile(r"(?:(?P<role>[a-z]+)_)?rank_(?P<rank>\d{5,})")
 _NUMBERED = re.compile(r"(?P<prefix>.*?)(?P<number>0|[1-9]\d{0,5})")
+# What the documents say, too.
+STORES = (
+    "record to a disk that takes appends, local or shared by all nodes, and copy the run to the object store "
+    "afterwards: a mounted object store takes none"
+)
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # one slash: Path turns s3://bucket/run into s3:/bucket/run
 _RAY_COPY = re.compile(r"/session_[^/]+/runtime_resources/")  # of Ray's temporary directory
 _REMEDY = (
@@ -58,10 +63,7 @@ class RunDir:
         if not text.strip():
             raise InvalidValueError(f"run_dir must not be blank, got {text!r}; name a directory")
         if _URL.match(text):
-            raise InvalidValueError(
-                f"run_dir must be a directory of a file system, got {text!r}; mount that storage and name "
-                "the mounted directory, or record to a local directory and copy it afterwards"
-            )
+            raise InvalidValueError(f"run_dir must be a directory of a file system, got {text!r}; {STORES}")
         self.base = Path(os.path.realpath(os.path.expanduser(text)))
 
     def __fspath__(self) -> str:

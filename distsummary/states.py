@@ -193,11 +193,11 @@ def _attempt(entry: Manifest, entries: list[Manifest], told: Mapping[int, Told],
         ranks.append(state)
         if state.state == "failed":
             failures.append(Failure(rank, state.error, float((found or {}).get("ended") or 0.0)))
-        elif _is_silent(state) and death:
+        elif is_silent(state) and death:
             failures.append(Failure(rank, state.reason, float(death.get("time", 0.0))))
     if noted := entry.get("failure"):
         failures.append(Failure(int(noted["rank"]), str(noted["error"]), float(noted.get("time", 0.0))))
-    unseen = {one.rank for one in ranks if _is_silent(one) and str(one.rank) not in deaths}
+    unseen = {one.rank for one in ranks if is_silent(one) and str(one.rank) not in deaths}
     if failures or any(one.state == "interrupted" for one in ranks):  # which may follow from the death
         silent = [one for one in ranks if one.rank in unseen]
         failures += [Failure(one.rank, one.reason, now - one.heard_s) for one in silent]
@@ -239,7 +239,7 @@ def _state_of(entry: Manifest, ranks: Collection[RankState], *, is_replaced: boo
     ):
         states.discard("failed")  # these ranks only lost the connection to one that was interrupted
     stopped = [one for one in ranks if one.state == "interrupted"]
-    silent_s = max((one.heard_s for one in ranks if _is_silent(one)), default=0.0)
+    silent_s = max((one.heard_s for one in ranks if is_silent(one)), default=0.0)
     if all(one.error.startswith(TERMINATED) and one.heard_s < silent_s for one in stopped):
         states.discard("interrupted")  # their launcher ended these ranks because another one had died
     return next((state for state in STATES if state in states), "finished")
@@ -289,7 +289,7 @@ def _rank(
     )
 
 
-def _is_silent(rank: RankState) -> bool:
+def is_silent(rank: RankState) -> bool:
     """Whether a rank is known to have died without telling its end."""
     return rank.state == "lost" or (rank.state == "superseded" and rank.reason != NO_END)
 

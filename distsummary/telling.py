@@ -167,6 +167,12 @@ def printed(text: str) -> None:
         print(text)
 
 
+def announced(text: str) -> None:
+    """Write a line to stderr, past `print`: that of Ray Train's workers writes everything twice."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
 @contextmanager
 def telling(name: str, stream: TextIO | None = None) -> Iterator[None]:
     """While it is open, tell on stderr (or `stream`) what `doing` notes, from the first second on.

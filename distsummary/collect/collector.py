@@ -4,7 +4,6 @@ import dataclasses
 import logging
 import math
 import os
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -32,6 +31,7 @@ from distsummary.collect.options import (
     check_max_file_size,
     check_specified,
     check_summary_dir,
+    rank_formats,
     refuse_unfit,
     with_landscape,
 )
@@ -44,11 +44,12 @@ from distsummary.collect.trajectory_keeper import refuse_unkept
 from distsummary.collect.watcher import OUTSIDE, Place
 from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.errors import ClosedError, InvalidValueError
-from distsummary.format.records import DIALECTS, MINDSPORE, WRITTEN, Health, Value
+from distsummary.format.records import DIALECTS, WRITTEN, Health, Value
 from distsummary.frameworks.base import framework_of
 from distsummary.guard import check, door
 from distsummary.identity import as_recorded, without_identity
 from distsummary.interrupts import is_interruption
+from distsummary.telling import announced
 from distsummary.topology import Topology
 from distsummary.training.callbacks import STEP_HOOKS, Callback, CallbackParams, RunContext, guarded, is_sink
 from distsummary.training.phases import CHECKPOINT, EVALUATION, STEP_PHASES, in_phase
@@ -58,10 +59,6 @@ from distsummary.writing.health import Failures
 from distsummary.writing.spec import WriterSpec
 
 logger = logging.getLogger(__name__)
-
-# With more ranks than this, rank directories get only the MindSpore format by default; the merged run has
-# both.
-BOTH_FORMATS_UP_TO = 16
 
 
 @guarded
@@ -339,12 +336,10 @@ class SummaryCollector(Callback):
     def _tell_attempt(self, session: Session) -> None:
         """Say that the run dir holds a training already; `ds.init` asks the user, by `exists`."""
         if session.attempt > 0 and session.topology.rank == 0 and self._coordinator is None:
-            print(
+            announced(
                 f"distsummary: {self.run_dir.base} holds a training already; this one is attempt "
                 f"{session.attempt}, which viewers show instead from its first step on; for a run of its "
-                "own, name another summary_dir",
-                file=sys.stderr,
-                flush=True,
+                "own, name another summary_dir"
             )
 
     def on_eval_begin(self, run_context: RunContext) -> None:
@@ -400,8 +395,8 @@ class SummaryCollector(Callback):
         formats, coordinator = self._spec.formats, self._coordinator
         if coordinator is None and past is None:
             coordinator = distsummary.coordinator(self.run_dir, topology, aggregate=topology.world_size > 1)
-        if self._has_default_formats and topology.world_size > BOTH_FORMATS_UP_TO:
-            formats = (MINDSPORE,)
+        if self._has_default_formats:
+            formats = rank_formats(None, topology.world_size)
         return Session(
             self.run_dir,
             topology,

@@ -13,7 +13,7 @@ from distsummary.collect.config import FlatValue, read_config
 from distsummary.collect.graph import EXPORT, OPERATIONS, check_graph
 from distsummary.collect.selection import BY_DEFAULT, GRADIENTS_BY_DEFAULT, MINDSPORES, Selection
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.format.records import DELIVERIES, DIALECTS
+from distsummary.format.records import DELIVERIES, DIALECTS, MINDSPORE
 from distsummary.frameworks.base import framework_of
 from distsummary.guard import check
 from distsummary.run_dir import RunDir, refuse_temporary
@@ -34,6 +34,9 @@ PATTERNS = ("histogram_regular", "gradient_regular", "tensor_regular")
 MAX_PATH = 4096  # bytes; the limits of Linux
 MAX_PATH_PART = 255
 MIN_ROTATE_BYTES = 4096
+# With more ranks than this, rank directories get only the MindSpore format by default; the merged run has
+# both.
+BOTH_FORMATS_UP_TO = 16
 _RESERVED = ("tfevents", "summary.", "_lineage")  # viewers recognise event files by these words
 _AFFIX = re.compile(r"\w+[0-9a-zA-Z_.]*", re.ASCII)
 
@@ -263,6 +266,13 @@ def check_formats(value: object) -> tuple[str, ...]:
     if not given:
         raise InvalidValueError(f"formats must name at least one of {list(DIALECTS)}, got {value!r}")
     return tuple(dialect for dialect in DIALECTS if dialect in given)
+
+
+def rank_formats(given: Sequence[str] | None, world_size: int) -> tuple[str, ...]:
+    """The formats that ranks write; `given`: the user's choice, None for the default."""
+    if given is not None:
+        return check_formats(given)
+    return DIALECTS if world_size <= BOTH_FORMATS_UP_TO else (MINDSPORE,)
 
 
 def check_file_affix(field: str, value: object) -> str:

@@ -50,7 +50,7 @@ from distsummary.runs.table import (
 )
 from distsummary.runs.values import added, assembled, readable, value_table
 from distsummary.sibling_run import SiblingRun, sibling_run
-from distsummary.states import RunState, is_over, read_run
+from distsummary.states import RunState, is_over, is_silent, read_run
 from distsummary.tools.dump import fields
 from distsummary.tools.status_text import findings_in_short
 
@@ -144,15 +144,20 @@ class RecordedRun:
     def attempts(self) -> Table:
         """The starts of the job: attempt, role, state, world_size, ranks (registered), started (seconds since
         the epoch), failed_rank (-1: none) and error.
+
+        If ranks died without an error of any rank, failed_rank is the one that was seen last the longest ago,
+        and error says what is known of its end.
         """
         state = self._state()
-        rows = [
-            (
-                one.attempt, one.role, one.state, one.world_size, len(one.ranks), one.started,
-                one.failure.rank if one.failure else -1, one.failure.error if one.failure else "",
-            )
-            for one in (state.attempts if state else ())
-        ]  # fmt: skip
+        rows = []
+        for one in state.attempts if state else ():
+            rank, error = (one.failure.rank, one.failure.error) if one.failure else (-1, "")
+            silent = [known for known in one.ranks if is_silent(known)]
+            if one.failure is None and silent:
+                first = max(silent, key=lambda known: known.heard_s)
+                rank, error = first.rank, first.reason
+            known = (one.attempt, one.role, one.state, one.world_size, len(one.ranks), one.started)
+            rows.append((*known, rank, error))
         names = ("attempt", "role", "state", "world_size", "ranks", "started", "failed_rank", "error")
         return _table(names, rows, "attempts", texts=("role", "state", "error"), reals=("started",))
 

@@ -425,6 +425,12 @@ def test_a_run_that_is_finished_or_in_use_is_refused(states: tuple[str, ...], me
     assert bool(refused(entry(*states))) == bool(message)
 
 
+def test_actors_that_each_take_themselves_for_the_only_rank_are_told_what_to_pass() -> None:
+    advice = "; if both are ranks of one training, pass ds.init(..., rank=, world_size=); else wait for"
+    assert advice in refused(entry("alive"), world_size=1)
+    assert "; wait for its end" in refused(entry("alive", "alive"))
+
+
 def test_the_ranks_of_a_job_do_not_refuse_each_other() -> None:
     slower = entry("finished", "alive", "alive", "alive")
     assert "finished training" in refused(slower, 0, incarnation=PORT)  # it trains again, whoever is slower

@@ -1,7 +1,9 @@
 """The recommended door: ranks meet in one run, resumed ones keep its past, strangers are told at once."""
 
+import builtins
 import re
 import shlex
+import sys
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
@@ -470,13 +472,26 @@ def test_rank_0_says_once_where_the_run_is_and_how_to_open_it(
     for rank in range(2):
         train(Path("my runs/a"), 3, rank=rank)
     output = capfd.readouterr()
-    said = "distsummary: recording my runs/a (2 ranks); tensorboard --logdir 'my runs'; "
+    both = "files: mindspore, tensorboard"
+    said = f"distsummary: recording my runs/a (2 ranks; their {both}); tensorboard --logdir 'my runs'; "
     assert output.err == said + "after the training: distsummary merge 'my runs/a'\n"
     assert output.out == ""
     train(tmp_path / "b", 3, world_size=1)
-    assert capfd.readouterr().err == "distsummary: recording b; tensorboard --logdir .\n"
+    assert capfd.readouterr().err == f"distsummary: recording b ({both}); tensorboard --logdir .\n"
     train(tmp_path / "c", 3, world_size=1, formats=("mindspore",))
-    assert capfd.readouterr().err.endswith("; mindinsight start --summary-base-dir .\n")
+    assert capfd.readouterr().err.endswith("(files: mindspore); mindinsight start --summary-base-dir .\n")
+
+
+def test_of_many_ranks_the_first_line_names_the_one_format_that_they_write(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builtins, "print", lambda *given, **options: [sys.stderr.write("x")] * 2)
+    train(tmp_path / "a", 3, world_size=17)
+    err = capfd.readouterr().err
+    assert err.count("distsummary: recording ") == 1  # in Ray Train's workers, print writes twice
+    assert "(17 ranks; their files: mindspore; of the merged run: mindspore, tensorboard); " in err
+    assert [path.suffix for path in (tmp_path / "a/rank_00000").glob("events*MS")] != []
+    assert [*(tmp_path / "a/rank_00000").glob("*tfevents*")] == []
 
 
 def test_nothing_is_said_if_quiet_without_training_or_before_it_has_begun(

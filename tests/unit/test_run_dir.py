@@ -16,6 +16,7 @@ from distsummary.errors import (
     RunDirError,
 )
 from distsummary.run_dir import RunDir, dated_run_dir
+from tests.conftest import ROOT
 
 
 @pytest.fixture
@@ -83,9 +84,14 @@ def test_a_tilde_is_the_home_directory(tmp_path: Path, monkeypatch: pytest.Monke
     "path", ["s3://bucket/run", "gs://b", "hdfs://h:9000/r", Path("s3://b/r"), "file:///r"]
 )
 def test_a_url_is_refused_with_the_remedy(path: Any) -> None:
-    with pytest.raises(InvalidValueError, match=r"run_dir must be .*; mount that storage .* copy it"):
+    with pytest.raises(InvalidValueError, match=r"run_dir must be .*; record to a disk that takes appends"):
         RunDir(path)
     RunDir(f"./{path}")  # a directory that is really called so
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/reliability.md"])
+def test_the_documents_say_the_same_of_object_stores(name: str) -> None:
+    assert run_dir_module.STORES in " ".join((ROOT / name).read_text().split())
 
 
 def test_the_ranks_of_a_job_agree_on_the_time_and_jobs_do_not_share_it(

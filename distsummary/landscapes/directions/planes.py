@@ -196,18 +196,28 @@ def prepare_random(state: Weights, number: int | None, names: Sequence[str], set
     )
     # "filter" varies only tensors with at least two dimensions, "mindspore" only those with certain names.
     # Each normalization but "none" scales a direction to the norm of the weights: zero weights stay fixed.
-    every = (rows_of(state, n) for n in names if normalization != "mindspore" or mindspore_moves(n))
-    filters = (rows for rows in every if len(rows.shape) > 1 or normalization != "filter")
-    moves = (
-        (normalization == "none" and 0 not in rows.shape)
-        or any(rows(*block).any() for block in rows.blocks())
-        for rows in filters
-    )
-    if not any(moves):
+    every = {n: rows_of(state, n) for n in names if normalization != "mindspore" or mindspore_moves(n)}
+    filters = {n: rows for n, rows in every.items() if len(rows.shape) > 1 or normalization != "filter"}
+    still = [
+        name
+        for name, rows in filters.items()
+        if 0 in rows.shape
+        or (normalization != "none" and not any(rows(*block).any() for block in rows.blocks()))
+    ]
+    if len(still) == len(filters):
         raise LandscapeError(
             f"normalization={normalization!r} leaves random directions without any parameter to move; "
             "use normalization='none', or choose parameters that this normalization "
             "moves and that are not all zero"
+        )
+    matrices = [name for name, rows in filters.items() if len(rows.shape) > 1]
+    zero = [name for name in matrices if name in still]
+    if 2 * len(zero) >= len(matrices) > 0 and settings.mode != "mindspore":
+        raise LandscapeError(
+            f"normalization={normalization!r} leaves {len(zero)} of {len(matrices)} matrices fixed, because "
+            f"they are all zero, as half of those of LoRA are before it is trained: {', '.join(zero[:3])}; "
+            "the losses would be nearly the same everywhere. Use a checkpoint of the training (around=), or "
+            "normalization='none'"
         )
     known = {
         "kind": "random",

@@ -58,6 +58,17 @@ def test_given_directions_may_lie_in_any_order_and_move_nothing_else() -> None:
     assert one["w"].tobytes() == other["w"].tobytes()
 
 
+def test_matrices_of_zeros_that_would_leave_the_landscape_flat_are_refused() -> None:
+    state = {"a": np.ones((2, 3), np.float32), "b": np.zeros((3, 2), np.float32), "bias": np.zeros(3)}
+    for normalization in ("", "layer"):
+        settings = Settings(size=3, normalization=normalization)
+        with pytest.raises(LandscapeError, match=r"1 of 2 matrices fixed.*: b; .*normalization='none'"):
+            prepare_random(state, None, [*state], settings)
+    prepare_random(state, None, [*state], Settings(size=3, normalization="none"))
+    prepare_random(state, None, [*state], Settings(size=3, mode="mindspore", normalization="layer"))
+    prepare_random(state | {"c": state["a"]}, None, [*state, "c"], Settings(size=3))
+
+
 def test_biases_alone_have_no_filters() -> None:
     with pytest.raises(LandscapeError, match="'filter' leaves random directions without any parameter"):
         prepare_random(CENTRE, None, ["b"], Settings(size=3))

@@ -492,6 +492,20 @@ def test_config_lineage_attempts_and_health_of_a_recorded_run(tmp_path):
     assert "no directory of rank 0, 1" in ds.open_run(tmp_path).problems
 
 
+def test_attempts_name_the_rank_that_died_without_a_word(tmp_path):
+    for rank in range(2):
+        with ds.init(tmp_path, rank=rank, world_size=2, aggregate=False, quiet=True) as run:
+            for _ in run.steps(range(3)):
+                run.log(loss=1.0)
+    path = tmp_path / "rank_00001" / "manifest.json"
+    told = json.loads(path.read_text())
+    told["attempts"][0] |= {"state": "running", "pid_start": "1"}  # of a process that is gone
+    path.write_text(json.dumps(told))
+    [attempt] = ds.open_run(tmp_path).attempts
+    assert (attempt.state, attempt.failed_rank) == ("lost", 1)
+    assert attempt.error.startswith("its process is gone from ")
+
+
 def test_the_settings_of_files_of_tensorboard_are_the_config(tmp_path):
     settings = {"lr": 0.5, "name": "x"}
     record(
