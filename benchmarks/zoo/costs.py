@@ -30,7 +30,7 @@ from benchmarks.zoo.nets import ResNet
 from distsummary.training.run import Run
 
 CASES = [("marks", 10), ("marks", 20), ("marks", 40), ("checks", 10)]  # and the CPU time of a step, in ms
-SECONDS = 40.0  # of steps, half of them watched
+SECONDS = 20.0  # of steps, half of them watched
 BLOCK, SETTLE_S = 10, 1.0  # steps in a row; the writer's thread has written them after that
 
 
