@@ -55,7 +55,7 @@ def one(cell: cells.Cell, keep: Path | None, processes: int, others: float) -> b
         keep.mkdir(parents=True, exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix=f"{cell.name.replace('/', '-')}-", dir=keep))
     try:
-        row = cells.measured(cell, directory, busy=processes, others=round(others, 2))
+        row = cells.measured(cell, directory, busy=processes, other_cores=round(others, 2))
     except (RuntimeError, subprocess.TimeoutExpired):
         print(f"{cell.name}: failed\n{traceback.format_exc()}", file=sys.stderr, flush=True)
         return False

@@ -157,7 +157,10 @@ def episode(kind: str, launcher: str, number: int, directory: Path) -> dict[str,
     where = EVIDENCE.get(kind, f"all_reduce of {GRADIENTS:,} elements")
     live = first if first is not None else (afterwards or [None])[0]  # a job that fails at once ends first
     evidence = "" if live is None else live["evidence"]
-    steps = (at, at + 1) if kind == "skip" else (at,)  # the culprit has begun the next one
+    if kind in ENDED:  # it is reported at once, before the others have waited
+        evidence = "; ".join([evidence, *(one["evidence"] for one in afterwards)])
+    # the culprit has begun the next step; of one that has ended, the last step counts
+    steps = {"skip": (at, at + 1), "exit": (at - 1, at)}.get(kind, (at,))
     return {
         "launcher": launcher,
         "culprit": culprit,

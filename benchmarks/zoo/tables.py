@@ -68,7 +68,7 @@ def _head(rows: Rows) -> str:
     commits = Counter(row["commit"] for row in rows.values())
     dates = sorted(row["date"] for row in rows.values())
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
-    others = max(row["others"] for row in rows.values())
+    others = max(row["other_cores"] for row in rows.values())
     machines = ", ".join(sorted({row["machine"] for row in rows.values()}))
     return (
         f"Measured {when} at {', '.join(commits)} on {machines}; other work used up to {others:.1f} cores "

@@ -106,13 +106,17 @@ def _outcome(run_dir: str, episode: Episode, alerts: Sequence[Alert], limit: int
 
 
 def first_late(run_dir: str, episode: Episode) -> int:
-    """The first step whose batch, and most of the next ones, came late from the loader's processes."""
+    """The first step whose batch, and half of the next ones, came later than those of the other ranks.
+
+    The one after the episode, if there is none: then its fault reached no step.
+    """
     steps, ranks, waits = ds.open_run(run_dir).matrix("perf/data_wait_ms")
-    waited = waits[:, list(ranks).index(episode["rank"])].astype(float)
-    for place in np.flatnonzero((steps >= episode["start"]) & (steps < episode["end"])):
-        if np.median(waited[place : place + 5]) >= 0.5 * episode["ms"]:
+    is_mine = ranks == episode["rank"]
+    is_late = waits[:, is_mine][:, 0] - np.nanmedian(waits[:, ~is_mine], axis=1) >= 0.5 * episode["ms"]
+    for place in np.flatnonzero((steps >= episode["start"]) & (steps < episode["end"]) & is_late):
+        if is_late[place : place + 6].sum() >= 3:  # two processes bring two batches at a time
             return int(steps[place])
-    return int(episode["start"])
+    return int(episode["end"])
 
 
 def _explains(episode: Episode, alert: Alert) -> bool:

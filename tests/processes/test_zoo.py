@@ -104,7 +104,7 @@ def test_comments_docstrings_and_other_trainings_void_no_result(tmp_path: Path):
 
 
 def test_the_table_has_what_is_measured_and_is_put_into_a_document(tmp_path: Path):
-    common = {"commit": "abc", "date": "2026-11-24", "machine": "2 x CPU", "others": 0.0}
+    common = {"commit": "abc", "date": "2026-11-24", "machine": "2 x CPU", "other_cores": 0.0}
     trained = {"own_ms": [15.0], "wall_ms": 40.0, "false_intervals": 0}
     told = fault(1, "forward", 100) | {"outcome": "right", "delay": 7, "lost_s": None, "is_rank_right": True}
     rows = {
