@@ -50,7 +50,7 @@ def test_each_flipped_bit_is_named_with_rank_parameter_and_step(tmp_path: Path, 
         (step, rank, step) for step, (rank, _) in planned.items()
     ]
     for one in found:
-        assert f"its copy of the parameter {names[planned[one.since_step][1]]!r}" in one.evidence
+        assert f"the parameter {names[planned[one.since_step][1]]!r}" in one.evidence
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,8 @@ def test_ranks_with_the_same_part_of_the_data_another_seed_or_config(tmp_path: P
         seed=lambda rank: 43 if rank == 0 else 42,
         config=lambda rank: {"lr": 0.2 if rank == 2 else 0.1, "rank": rank},
     )
-    assert told(found) == [(0, "config", 1), (2, "config", 1), (1, "shard", 1), (3, "shard", 1)]
+    assert told(found) == [(0, "config", 1), (2, "config", 1), (1, "shard", 1)]
+    assert found[-1].ranks == (1, 3)
     assert "seed torch is 43 on rank 0, 42 on 3 others" in found[0].evidence
     assert found[1].evidence == "config lr is 0.2 on rank 2, 0.1 on 3 others"
 
@@ -94,7 +95,7 @@ def test_the_first_parameter_that_is_not_finite_is_named(tmp_path: Path) -> None
 
     one, *_ = verdicts(tmp_path / "run", fault=spoil, norms=True, on_nan="ignore", epochs=1)
     assert (one.rank, one.cause, one.since_step) == (2, "nan", 5)
-    assert one.evidence == "the gradient of the parameter '4.weight' is not finite on rank 2 at step 5"
+    assert one.evidence.startswith("the gradient of the parameter '4.weight' is not finite; also ")
 
 
 def test_without_checksums_settings_are_told_but_nothing_is_looked_at(tmp_path: Path) -> None:

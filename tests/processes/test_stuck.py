@@ -88,12 +88,12 @@ def test_a_rank_that_sleeps_goes_on_and_then_holds_the_interpreter_lock(
     run_dir, ranks = training
     [told] = alerts(run_dir, 1)
     assert (told["rank"], told["since_step"], told["until_step"]) == (CULPRIT, SLEEPS, None)
-    assert "lacks all_reduce of 10" in told["evidence"]
+    assert "it has not begun all_reduce of 10" in told["evidence"]
     assert "time.sleep(0.1)  # HERE" in told["evidence"]
 
     assert said_by_why(run_dir, capsys) == [told_of(told)]
     [(step, rank, text)] = shown(run_dir, 1)  # while no rank ends that step
-    assert (step, rank, "lacks all_reduce of 10" in text) == (SLEEPS, CULPRIT, True)
+    assert (step, rank, "has not begun all_reduce of 10" in text) == (SLEEPS, CULPRIT, True)
     assert main(["status", str(run_dir)]) == 1
     text = capsys.readouterr().out
     assert f"The run is stuck at step {SLEEPS}: look at rank {CULPRIT}." in text
