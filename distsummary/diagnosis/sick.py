@@ -128,7 +128,7 @@ class FirstNonFinite:
         others = sorted((one for one in candidates if one is not first), key=self._order)
         also = [f"{one.name} {self._on(one.ranks)}" for one in others[:LISTED]]
         if len(others) > LISTED:
-            also.append(f"{len(others) - LISTED} more numbers")
+            also.append(f"and {len(others) - LISTED} more")
         return Verdict(
             rank=first.ranks[0],
             cause=NAN,
@@ -157,8 +157,9 @@ class FirstNonFinite:
         return "" if len(self._ranks) == 1 or one.is_of_rank else ", and no other rank records it"
 
     def _on(self, ranks: Sequence[int]) -> str:
-        is_all = len(ranks) == len(self._ranks) > 1
-        return f"on all {len(ranks)} ranks" if is_all else f"on {named_ranks(ranks)}"
+        if len(ranks) == len(self._ranks) > 1:
+            return "on both ranks" if len(ranks) == 2 else f"on all {len(ranks)} ranks"
+        return f"on {named_ranks(ranks)}"
 
 
 class _Rows(NamedTuple):

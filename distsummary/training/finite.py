@@ -21,7 +21,7 @@ INPUTS = 8  # batches that are looked at because a logged number is not finite
 
 
 class FiniteCheck:
-    """Names each tag with a NaN or infinite number once, with step and rank, and counts these numbers.
+    """Counts NaN and infinite numbers by tag, with step and rank of the first; logs the first of each kind.
 
     Numbers on a device are checked when a background thread has received them, so that the training never
     waits for the device.
@@ -38,6 +38,7 @@ class FiniteCheck:
         self._on_nan, self._failures = on_nan, failures
         self._reasons: dict[tuple[str, bool], str] = {}  # by tag, and whether the number is finite
         self._inputs = INPUTS
+        self._logged: set[bool] = set()  # whether a number is infinite, of those that were logged
 
     @deliberate
     def look(self, step: int, numbers: Mapping[str, Scalar]) -> None:
@@ -85,28 +86,30 @@ class FiniteCheck:
                 (tag, True), f"{found}; files hold float32, in which it is infinite; log its logarithm"
             )
         else:
-            self.tell(tag, found)
+            self.tell(tag, found, is_infinite=math.isinf(number))
 
-    def tell(self, what: str, found: str) -> bool:
+    def tell(self, what: str, found: str, *, is_infinite: bool = False) -> bool:
         """Report numbers that are not finite; returns whether `found` is named, which it is once for `what`.
 
         Args:
             what: a tag, or another name of the numbers.
             found: says where they are, at which step and on which rank. May be called from any thread.
+            is_infinite: and not NaN.
         """
         if self._on_nan == IGNORE or self.is_over:
             return False
-        is_new = self._count((what, False), found)
+        is_new = self._count((what, False), found, logs=is_infinite not in self._logged)
+        self._logged.add(is_infinite)
         if self._on_nan == STOP and self.error is None:
             self.error = NonFiniteError(f"{found}; the training stops because of on_nan={STOP!r}")
         return is_new
 
-    def _count(self, key: tuple[str, bool], found: str) -> bool:
+    def _count(self, key: tuple[str, bool], found: str, *, logs: bool = True) -> bool:
         """Count under the first reason that was found for `key`; returns whether it is this one."""
         if len(self._reasons) > MAX_TAGS:
             self._reasons.clear()
         reason = self._reasons.setdefault(key, found)
-        self._failures().count(reason)
+        self._failures().count(reason, logs=logs)
         return reason is found
 
 
