@@ -6,7 +6,6 @@ evaluates for longer than a step may take, which is no hang.
 """
 
 import ctypes
-import json
 import os
 import queue
 import random
@@ -27,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import distsummary as ds
 from benchmarks.zoo.launch import LAUNCHERS, command, environ
-from benchmarks.zoo.verdicts import reported
+from benchmarks.zoo.verdicts import reported, why
 
 RANKS, QUIET, STEPS = 4, 10, 400
 FOREVER_S, EVALUATION_S = 3600, 4.0
@@ -151,8 +150,7 @@ def episode(kind: str, launcher: str, number: int, directory: Path) -> dict[str,
     alerts = reported(run_dir)
     named = hangs_in(run_dir, kind)
     first = next((one for one in named if one["cause"] == "hang"), named[0] if named else None)
-    why = [sys.executable, "-m", "distsummary", "why", run_dir, "--json"]
-    said = json.loads(subprocess.run(why, capture_output=True, text=True, check=False).stdout)["verdicts"]
+    said = why(run_dir)["verdicts"]
     afterwards = [one for one in said if is_hang(one, kind)]
     where = EVIDENCE.get(kind, f"all_reduce of {GRADIENTS:,} elements")
     live = first if first is not None else (afterwards or [None])[0]  # a job that fails at once ends first

@@ -105,7 +105,7 @@ def _trainings(rows: Rows) -> str:
         for family in ("busy-clean", "busy-slow"):
             busy = rows.get(f"{family}/{name}")
             if family == "busy-clean":
-                cells += _false(busy, total, "busy")[1:] if busy else [MISSING]
+                cells += _false(busy, total, "busy")[1:]
             else:
                 cells.append(_busy(busy, total))
         lines.append(cells)
@@ -113,25 +113,27 @@ def _trainings(rows: Rows) -> str:
         return ""
     lines.append(
         [
-            "**all**", "", "", total["clean steps"], total["clean false"],
+            "**all**", "", "", total["clean steps"], total["clean false"], total["clean abstained"],
             f"{total['right']} of {total['episodes']}", total["late"], total["missed"], total["wrong"],
-            total["between"], total["busy false"],
+            total["between"], total["busy false"], total["busy abstained"],
             f"{total['busy reported']} of {total['busy episodes']}, rank right {total['busy rank']}",
         ]
     )  # fmt: skip
     head = (
-        "training", "own ms", "step ms", "clean steps", "false", "right", "late", "missed", "wrong",
-        "false between", "busy: false", "busy: reported",
+        "training", "own ms", "step ms", "clean steps", "false", "abstained", "right", "late", "missed",
+        "wrong", "false between", "busy: false", "busy: abstained", "busy: reported",
     )  # fmt: skip
     return _markdown(head, lines)
 
 
 def _false(row: Row | None, total: Counter[str], which: str) -> list[object]:
     if row is None:
-        return [MISSING, MISSING]
+        return [MISSING] * 3
+    abstained = row["abstained"]
     total[f"{which} steps"] += row["clean_steps"]
     total[f"{which} false"] += row["false_intervals"]
-    return [row["clean_steps"], row["false_intervals"]]
+    total[f"{which} abstained"] += abstained or 0
+    return [row["clean_steps"], row["false_intervals"], MISSING if abstained is None else abstained]
 
 
 def _outcomes(row: Row | None, total: Counter[str]) -> list[object]:

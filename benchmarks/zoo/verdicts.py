@@ -8,6 +8,8 @@ episode on its rank explains it.
 
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,15 @@ def shown(run_dir: str) -> list[tuple[int, str, int]]:
     return [(int(row.rank), str(row.cause), int(row.since_step)) for row in ds.open_run(run_dir).verdicts]
 
 
+def why(run_dir: str) -> dict[str, Any]:
+    """What `distsummary why RUN --json` prints."""
+    words = [sys.executable, "-m", "distsummary", "why", run_dir, "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode not in (0, 1):  # 1: there are verdicts
+        raise RuntimeError(f"{' '.join(words)} failed:\n{done.stderr}")
+    return json.loads(done.stdout)
+
+
 def intervals(alert: Alert) -> list[tuple[float, float]]:
     """The first and last steps of an alert; it may have ended and come again."""
     found = alert.get("intervals") or [(alert["since_step"], alert["until_step"])]
@@ -50,7 +61,9 @@ def overlaps(alert: Alert, first: float, last: float) -> bool:
 
 
 def judged(run_dir: str, training: str, done: Sequence[Episode], limit: int) -> dict[str, Any]:
-    """The episodes with their outcomes, and the false alerts.
+    """The episodes with their outcomes, the false alerts, and at how many steps no verdict could begin.
+
+    That number is None of a version that does not report it.
 
     Args:
         done: the episodes as they were injected, by `Faults.done`.
@@ -69,6 +82,7 @@ def judged(run_dir: str, training: str, done: Sequence[Episode], limit: int) -> 
         "false": false,
         "false_intervals": sum(len(intervals(alert)) for alert in false),
         "not_in_open_run": sorted(listed.difference(shown(run_dir))),
+        "abstained": why(run_dir).get("abstained"),
     }
 
 

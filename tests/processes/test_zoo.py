@@ -105,7 +105,7 @@ def test_comments_docstrings_and_other_trainings_void_no_result(tmp_path: Path):
 
 def test_the_table_has_what_is_measured_and_is_put_into_a_document(tmp_path: Path):
     common = {"commit": "abc", "date": "2026-11-24", "machine": "2 x CPU", "other_cores": 0.0}
-    trained = {"own_ms": [15.0], "wall_ms": 40.0, "false_intervals": 0}
+    trained = {"own_ms": [15.0], "wall_ms": 40.0, "false_intervals": 0, "abstained": 12}
     told = fault(1, "forward", 100) | {"outcome": "right", "delay": 7, "lost_s": None, "is_rank_right": True}
     rows = {
         "clean/mlp": common | trained | {"episodes": [], "clean_steps": 2000},
@@ -118,7 +118,7 @@ def test_the_table_has_what_is_measured_and_is_put_into_a_document(tmp_path: Pat
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
     assert "old" not in text
-    assert "| mlp | 15 | 40 | 2000 | 0 | 1 of 1 |" in text
+    assert "| mlp | 15 | 40 | 2000 | 0 | 12 | 1 of 1 |" in text
     assert "1 of 1 (7)" in text
 
 
