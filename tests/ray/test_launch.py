@@ -253,7 +253,7 @@ def test_the_callers_cluster_stays_connected():
 
 
 def test_local_ranks_count_within_each_node():
-    hosts = [("n1", "10.0.0.1", 5001), ("n2", "10.0.0.2", 5002), ("n1", "10.0.0.1", 5003)]
+    hosts = [("n1", "h1", "10.0.0.1", 5001), ("n2", "h2", "10.0.0.2", 5002), ("n1", "h1", "10.0.0.1", 5003)]
     places = [Place(*host, stderr="", memory_kills=0, pid=0) for host in hosts]
     environments = plan_environments(places, "id")
     keys = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")

@@ -205,6 +205,6 @@ def _performed(name: str) -> Callable[..., Any]:
     return operation
 
 
-for _name in vars(Files):  # every operation that there is, also one that comes later
-    if not _name.startswith(("_", *_ASKING)):
+for _name, _operation in vars(Files).items():  # every operation, also one that comes later
+    if callable(_operation) and not _name.startswith(("_", *_ASKING)):
         setattr(FaultyFiles, _name, _performed(_name))
