@@ -11,6 +11,7 @@ import pytest
 import distsummary as ds
 from benchmarks.slow_rank import RANKS
 from distsummary.training.arrivals import FIRST
+from tests.patience import PATIENCE_S
 from tests.processes.arrival_ranks import LAST, LATE, SLEEP_S
 
 pytestmark = pytest.mark.long
@@ -26,7 +27,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
         subprocess.Popen(command, env={**os.environ, **place, "RANK": str(rank)}) for rank in range(RANKS)
     ]
     try:
-        assert [rank.wait(timeout=150) for rank in ranks] == [0] * RANKS
+        assert [rank.wait(timeout=PATIENCE_S) for rank in ranks] == [0] * RANKS
     finally:
         for rank in ranks:
             rank.kill()
