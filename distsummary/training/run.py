@@ -52,6 +52,7 @@ class ManualStep:
     def __init__(self, end: Callable[["ManualStep"], None], guard: Guard) -> None:
         self._end, self._own_guard = end, guard
 
+    @door()
     def __enter__(self) -> None:
         pass
 

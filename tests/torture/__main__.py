@@ -5,6 +5,8 @@ L1    a writing process is killed with SIGKILL at random times and restarted
 L2    four ranks train under Ray and torchrun; collectors, trainers, aggregator, driver and raylet are killed
       or stopped, the disk is full, and the run ends in one of many ways (not part of `all`)
 fuzz  mutated event files for the readers and for fsck
+guard exceptions are raised in distsummary while it records trainings of many kinds (not part of `all`);
+      with --state a later call goes on where this one stopped
 peers the judge of L1 on other writers (not part of `all`)
 
 The last line printed is JSON. The exit code is 1 when anything was found; the directory with it is kept then.
@@ -41,6 +43,10 @@ def run_level(level: str, root: Path, options: argparse.Namespace) -> Verdict:
             from tests.torture.level2 import torture_runs
 
             return torture_runs(root, options.kills, options.seed, options.mode, options.endings)
+        case "guard":
+            from tests.torture.guard import torture_guard
+
+            return torture_guard(Path(options.state) if options.state else root, options.faults)
         case "fuzz":
             return fuzz(root, options.seed, options.seconds, options.mutants)
     from tests.torture.peers import kill_peer
@@ -75,7 +81,7 @@ def main() -> int:
     if total.violations:
         print(f"kept in {root}; the same again: --level {options.level} --seed {options.seed}")
     else:
-        shutil.rmtree(root)
+        shutil.rmtree(root, ignore_errors=True)
     print(total.line(options.level, options.seed), flush=True)
     return int(bool(total.violations) and options.level != "peers")  # what others lose is no fault of ours
 
@@ -84,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tests.torture", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--level", default="all", choices=("all", *LEVELS, "L2", "peers"))
+    parser.add_argument("--level", default="all", choices=("all", *LEVELS, "L2", "guard", "peers"))
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--kills", type=int, default=100, help="L1, L2, peers: how often to kill")
     parser.add_argument(
@@ -93,6 +99,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--endings", default="", help="L2: only these, divided by commas")
     parser.add_argument("--seeds", type=int, default=6, help="L0: how many seeds, from --seed on")
     parser.add_argument("--events", type=int, default=EVENTS, help="L0: events of a run")
+    parser.add_argument("--faults", type=int, default=10_000, help="guard: how many in all")
+    parser.add_argument("--state", default="", help="guard: the directory in which it goes on")
     parser.add_argument("--seconds", type=float, default=120.0, help="fuzz: for how long")
     parser.add_argument("--mutants", type=int, default=None, help="fuzz: how many at most")
     parser.add_argument(
