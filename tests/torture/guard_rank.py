@@ -68,6 +68,7 @@ class Faults:
     def __init__(self, seen: set[Site]) -> None:
         self.seen = seen
         self.injected: list[Site] = []
+        self.special: set[int] = set()  # numbers of faults that also are of a class which our code may handle
         self.is_armed = False
         self.is_on = True
         self.phase = EVERY - 1
@@ -107,6 +108,8 @@ class Faults:
         kind: type[Exception] = Injected
         if len(self.injected) % 3 == 0 and not _is_checking(frame):
             kind = InjectedValueError if len(self.injected) % 2 else InjectedDirError
+        if kind is not Injected:
+            self.special.add(len(self.injected))
         raise kind(f"fault {len(self.injected)} of the fuzz")
 
 
@@ -324,10 +327,12 @@ def _model(task: Task, place: Path, faults: Faults) -> list[Health]:
         """Arms, and notes the losses."""
 
         def on_train_step_begin(self, run_context: Any) -> None:
+            faults.rest()  # what this callback itself reads
             number = run_context.original_args().cur_step_num
             (faults.arm if number % EVERY == faults.phase else faults.rest)()
 
         def on_train_step_end(self, run_context: Any) -> None:
+            faults.rest()
             task.losses.append(float(run_context.original_args().net_outputs))
 
     collector = ds.SummaryCollector(place, collect_freq=5)
@@ -492,7 +497,8 @@ def main() -> int:
     gc.set_threshold(700)
     sys.settrace(None)
     reasons = "\n".join(why for health in healths for why in health.errors)
-    counted = [f"fault {number} of the fuzz" in reasons for number in range(1, len(faults.injected) + 1)]
+    numbers = range(1, len(faults.injected) + 1)
+    counted = [number in faults.special or f"fault {number} of the fuzz" in reasons for number in numbers]
     found["uncounted"] = [site for site, is_one in zip(faults.injected, counted, strict=True) if not is_one]
     if name not in SHORT and os.environ.get("RANK", "0") == "0" and not found["reached"]:
         found["steps"] = _steps_of(place)  # it can be read
