@@ -381,17 +381,19 @@ def why(options: argparse.Namespace) -> int:
         from distsummary.states import is_over
         from distsummary.tools.columns import WIDTH, width_of
         from distsummary.tools.status import read_status
-        from distsummary.tools.why import as_json, lasted_s, text_of
+        from distsummary.tools.why import abstaining, as_json, lasted_s, text_of
 
         found = read_status(options.run_dir)  # raises if it is no run
         newest, run_dir = found.run.newest, RunDir(found.run.path)
-        told = with_told(judged_files(run_dir), run_dir) + all_hangs(run_dir, newest, found.stuck)
+        judged = judged_files(run_dir)
+        told = with_told(judged.told, run_dir) + all_hangs(run_dir, newest, found.stuck)
     took_s = {one.attempt: lasted_s(one, found.now) for one in found.run.attempts if one.role == "train"}
     ranks = 0 if newest is None else newest.world_size
     ended = newest is not None and is_over(newest)
     width = width_of(sys.stdout, WIDTH)
     text = text_of(told, ranks, max(took_s, default=0), is_over=ended, lasted_s=took_s, width=width)
-    print(json.dumps(as_json(told)) if options.json else text)
+    steps = judged.steps, judged.abstained
+    print(json.dumps(as_json(told, *steps)) if options.json else "\n".join([text, *abstaining(*steps)]))
     return int(bool(told))
 
 

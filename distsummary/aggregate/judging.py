@@ -30,6 +30,7 @@ class Judging:
     def __init__(self, meshes: Meshes, tell: Callable[[int, Verdict], object] | None = None) -> None:
         self._meshes, self._tell = meshes, tell
         self._verdicts: dict[tuple[int, int, str, int], Verdict] = {}
+        self._steps = self._abstained = 0  # of the attempts before
         self._begin(-1)
 
     def _begin(self, attempt: int) -> None:
@@ -43,6 +44,7 @@ class Judging:
         """Judge some steps of an attempt; returns the verdicts that are new, and those that end."""
         if attempt != self._attempt:  # other processes, perhaps on other hosts
             self._settle()
+            self._steps, self._abstained = self.steps, self.abstained
             self._begin(attempt)
         with np.errstate(over="ignore"):  # as the files hold them
             rows = rows._replace(values=rows.values.astype(np.float32).astype(np.float64))
@@ -84,6 +86,16 @@ class Judging:
                 self._verdicts[key] = self._costs.of(verdict)
 
     @property
+    def steps(self) -> int:
+        """At how many steps ranks have been compared, to find slow ones."""
+        return self._steps + self._judge.steps
+
+    @property
+    def abstained(self) -> int:
+        """At how many of these no verdict could begin, since their processors were too busy."""
+        return self._abstained + self._judge.abstained
+
+    @property
     def told(self) -> list[tuple[int, Verdict]]:
         """All so far, each with its attempt, with what they cost so far; of each rank, one for a cause."""
         self._settle()
@@ -95,11 +107,11 @@ class Judging:
 
 def judge_files(run_dir: RunDir, role: str = "train") -> list[Verdict]:
     """The verdicts on a run from the files of its ranks, as `judged_files` without the attempts."""
-    return [verdict for _, verdict in judged_files(run_dir, role)]
+    return [verdict for _, verdict in judged_files(run_dir, role).told]
 
 
-def judged_files(run_dir: RunDir, role: str = "train") -> list[tuple[int, Verdict]]:
-    """The verdicts on a run from the files of its ranks, which may still be written, each with its attempt.
+def judged_files(run_dir: RunDir, role: str = "train") -> Judging:
+    """Judges a run by the files of its ranks, which may still be written.
 
     Raises DamagedFileError or OSError if they cannot be read.
     """
@@ -109,7 +121,7 @@ def judged_files(run_dir: RunDir, role: str = "train") -> list[tuple[int, Verdic
     for window in ranks.windows():
         for rows, attempt in by_attempt(ranks, window.scalars):
             judging.add(rows, attempt)
-    return judging.told
+    return judging
 
 
 def by_attempt(ranks: RankFiles, rows: Rows) -> Iterable[tuple[Rows, int]]:

@@ -35,6 +35,10 @@ from distsummary.reading.reader import Damage
 from distsummary.run_dir import RunDir
 from distsummary.writing.files import Files
 
+BUSY = (
+    "the ranks wait for processors more than ten times as long as they work: while they do, no rank is "
+    "reported as slow (logged once; distsummary why says at how many steps)"
+)
 _CHUNK_BYTES = 4 << 20  # of scalars that are merged at once
 
 logger = logging.getLogger(__name__)
@@ -185,6 +189,8 @@ class LiveMerge:
                 merged[step] = self._counted(step, values, told[step], due.sampled.get(step))
             for step, values in self._unwritten(self._judging.add(rows, self._attempt)).items():
                 merged.setdefault(step, []).extend(values)  # a verdict may be about a step before these
+        if self._judging.abstained:
+            self._tell(BUSY)
         for told in (due.late, due.sampled):
             rows = self._new_rows(told)
             for step, values in self._rule.add_late(rows):

@@ -29,7 +29,7 @@ from distsummary.diagnosis.stuck_files import FORMAT
 from distsummary.identity import without_places_in
 from distsummary.publish import replacing
 from distsummary.run_dir import STUCK
-from distsummary.training.phases import CHECKPOINT, DATA, EVALUATION, UNKNOWN, WAIT
+from distsummary.training.phases import BACKWARD, CHECKPOINT, DATA, EVALUATION, UNKNOWN, WAIT
 from distsummary.writing.health import Failures
 
 LOOK_S = 0.5  # seconds between two looks at the step
@@ -62,6 +62,7 @@ _BY_FILE = (
 )
 ROOTS = {"broadcast": "src", "reduce": "dst", "gather": "dst", "scatter": "src"}  # of torch's collectives
 _BACKWARD = "torch/autograd/graph.py"  # calls the engine that runs backward
+_MEASURING = "distsummary/training/torch_waits.py"  # around that, and around collectives
 _STOP_S = 1.0
 
 
@@ -247,7 +248,8 @@ class Watcher:
             if phase != CHECKPOINT or place.phase != DATA  # a data set may load tensors from files
         )
         phase = place.phase if place.phase in _LONG else next(by_file, place.phase)
-        if phase == UNKNOWN and files and files[0].endswith(_BACKWARD):  # as DDP waits, for all that is known
+        innermost = next((file for file in files if not file.endswith(_MEASURING)), "")
+        if phase in (UNKNOWN, BACKWARD) and innermost.endswith(_BACKWARD):  # DDP waits, for all that is known
             phase = WAIT
         late_s, limit_s = pace.late_s, pace.limit_s(phase if phase != WAIT else place.phase)
         is_moving = self._is_moving()

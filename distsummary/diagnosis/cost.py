@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from distsummary.diagnosis.verdict import HOST, SLOW, Interval, Verdict
+from distsummary.diagnosis.verdict import SLOW, Interval, Verdict
 from distsummary.format.records import PHASE_TAGS
 from distsummary.topology import EQUAL_AXES
 
@@ -23,15 +23,14 @@ GROWTH, GROWTH_S = 2.0, 1.0  # a cost is reported again when it has grown by thi
 
 
 class StepTimes(NamedTuple):
-    """What R ranks did at a step: `ranks` (R,) rise; milliseconds (R,) that each worked by itself, waited for
-    others, and was ready while its host ran something else. `every`: the step stands for so many.
+    """What R ranks did at a step: `ranks` (R,) rise; milliseconds (R,) that each worked by itself, and
+    waited for others. `every`: the step stands for so many.
     """
 
     step: int
     ranks: Ints
     own_ms: Floats
     wait_ms: Floats
-    queue_ms: Floats
     every: int = 1
 
 
@@ -48,33 +47,29 @@ def step_times(
     if not mine.any():
         return
     where, place = np.unique(np.stack([steps[mine], ranks[mine]], axis=1), axis=0, return_inverse=True)
-    table = np.zeros((len(where), 4))
+    table = np.zeros((len(where), 3))
     np.add.at(table, (place.reshape(-1), columns[which[mine]]), values[mine])
     starts = np.flatnonzero(np.append(True, np.diff(where[:, 0]) != 0))
     for start, end in zip(starts, [*starts[1:], len(where)], strict=True):
-        own, wait, queue, every = table[start:end].T
-        yield StepTimes(int(where[start, 0]), where[start:end, 1], own, wait, queue, int(max(1, every.max())))
+        own, wait, every = table[start:end].T
+        yield StepTimes(int(where[start, 0]), where[start:end, 1], own, wait, int(max(1, every.max())))
 
 
 def _column(tag: str) -> int:
-    if tag.startswith(PHASE_TAGS) and tag.endswith("/queue_ms"):
-        return 2
-    return {OWN_TAG: 0, WAIT_TAG: 1, EVERY_TAG: 3}.get(tag, -1)
+    return {OWN_TAG: 0, WAIT_TAG: 1, EVERY_TAG: 2}.get(tag, -1)
 
 
-def excess_ms(times: StepTimes, rank: int, cause: str, peers: Callable[[int], object]) -> float:
+def excess_ms(times: StepTimes, rank: int, peers: Callable[[int], object]) -> float:
     """By how many milliseconds a rank took longer by itself than the median of its peers; 0 if it did not.
 
     Args:
-        cause: with `host`, a rank that waits for a processor, its time in the run queue counts as well.
         peers: of a rank: equal for ranks that do the same work.
     """
     mine = times.ranks == rank
     alike = np.array([peers(one) == peers(rank) for one in times.ranks.tolist()], np.bool_) & ~mine
     if not mine.any() or not alike.any():
         return 0.0
-    spent = times.own_ms + times.queue_ms if cause == HOST else times.own_ms
-    return max(0.0, float(spent[mine][0] - np.median(spent[alike])))
+    return max(0.0, float(times.own_ms[mine][0] - np.median(times.own_ms[alike])))
 
 
 def shared_ms(times: StepTimes, excess: Mapping[Key, float]) -> dict[Key, float]:
@@ -145,7 +140,7 @@ class Costs:
 
     def _charge(self, times: StepTimes, accounts: "Mapping[Key, _Account]") -> StepTimes:
         """Charge some verdicts with a step; returns its times with what is left of the waiting."""
-        excess = {key: excess_ms(times, *key[:2], self._place) for key in accounts}
+        excess = {key: excess_ms(times, key[0], self._place) for key in accounts}
         lost = shared_ms(times, {key: accounts[key].left_ms + found for key, found in excess.items()})
         for key, account in accounts.items():
             account.add(times, lost.get(key, 0.0), excess[key])

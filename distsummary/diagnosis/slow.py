@@ -15,43 +15,32 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-PHASES = ("data", "forward", "backward", "optimizer", "python", "recording", "checkpoint", "rest", "host")
+PHASES = ("data", "forward", "backward", "optimizer", "python", "recording", "checkpoint", "rest")
 WINDOWS = (5, 10, 20, 40)  # steps over which an excess is averaged
-# An excess (a fraction of the peers' own step) that is told if it lasts as many steps as the window has.
-FLOORS = np.array([0.18, 0.13, 0.072, 0.048])
-OVER = 0.03  # an excess is over only below this, so that one that becomes smaller is not told twice
-# The host, if other processes keep the rank's thread waiting in the run queue: on shared hosts all ranks wait
-# now and then, some steps fifty times as long as others. So the excess is what exceeds HOST_FACTOR times the
-# median of the peers, the median of 40 steps counts in place of the mean, and nothing is usual. Beside a load
-# of 85 on 4 cores, that of a rank was above the floor for up to 40 steps in a row, with nothing wrong.
-HOST_FLOORS = np.array([np.inf, np.inf, np.inf, 0.75])
-HOST_STEPS = 80  # so many steps in a row it must be above the floor
-HOST_FACTOR = 1.5
-HOST_CLIP = 10.0
-HOST_OVER = 0.5
-# A host that is busy also slows what the thread computes, all of it alike, since caches and cores are shared.
-# That factor is told from what the first four of these phases have in common. A rank that computes quicker
-# than its peers, up to QUICKER, need not load quicker.
+# An excess (a fraction of the peers' own step) that is reported if it lasts as many steps as the window has;
+# until it is known what is usual, UNKNOWN times as much. It must also be LEAST_MS a step.
+FLOORS = np.array([0.18, 0.13, 0.09, 0.07])
+UNKNOWN = 1.4
+LEAST_MS = 1.0
+OVER = 0.03  # an excess is over only below this, so that one that becomes smaller is not reported twice
+# Other processes also slow what the thread computes, since caches and cores are shared: seen were factors of
+# up to 1.5 in forward and backward alike, for tens of steps, with hardly any in the optimizer. So what a rank
+# computes in a phase counts as far as its factor is above the largest one of its other phases, of those that
+# take at least SIZEABLE of the step.
 COMPUTE = ("forward", "backward", "optimizer", "rest", "data", "recording")
-QUICKER = 0.08
-CLIP = 0.25  # a single step counts no more than this, so that one long step is no alarm
-SIGMAS = 6.0  # an excess is told only if it is so many standard errors above its history
+SIZEABLE = 0.1
+CLIP = 0.35  # a single step counts no more than this, so that one long step is no alarm
+SIGMAS = 6.0  # an excess is reported only if it is so many standard errors above its history
 MARGIN = 1.5  # and so many times larger than the largest one while all was well
 HISTORY = 400  # clean steps that are remembered
 KNOWN = 200  # so many of them tell what is usual: a host may be busy for half of the first hundred
 FIRST = 20  # steps until the first alarm; those of the start are not typical
 REFRESH = 20  # steps between two looks at the history
-SIZEABLE = 0.02  # phases shorter than this fraction of the peers' own step tell nothing about the factor
 SKIPPED = 5  # first steps, in which caches are filled and code is compiled
 
-_TELLING = [PHASES.index(phase) for phase in COMPUTE[:4]]
-_HOST = PHASES.index("host")
-_DATA = PHASES.index("data")
+_COMPUTE = [PHASES.index(phase) for phase in COMPUTE]
 _SIZES = np.array(WINDOWS)
 _LAST = _SIZES - 1
-_CLIPS = np.array([HOST_CLIP if phase == "host" else CLIP for phase in PHASES])
-_FACTORS = np.array([HOST_FACTOR if phase == "host" else 1.0 for phase in PHASES])
-_IS_COMPUTE = np.array([phase in COMPUTE for phase in PHASES])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,22 +77,20 @@ class SlowRanks:
         self._scales: deque[float] = deque(maxlen=WINDOWS[-1])
         self._scale = 1.0  # milliseconds of a step of the peers' own
         self._seen = 0
-        # of the newest steps, oldest first: excess, own and peers' milliseconds, largest mean of each window
+        # of the newest steps, oldest first: excess, own and computed milliseconds, those of the peers, and
+        # the largest mean of each window
         self._excess = np.zeros((WINDOWS[-1], *shape))
         self._own = np.zeros((WINDOWS[-1], *shape))
-        self._reference = np.zeros((WINDOWS[-1], len(PHASES)))
+        self._computed = np.zeros((WINDOWS[-1], *shape))
+        self._reference = np.zeros((WINDOWS[-1], 2, len(PHASES)))  # own, computed
         self._means = np.zeros((WINDOWS[-1], len(WINDOWS), len(PHASES)))
         self._is_clean = np.zeros((WINDOWS[-1], len(self._ranks)), bool)
         # of clean steps before them
         self._history: deque[Floats] = deque(maxlen=HISTORY)
         self._largest: deque[Floats] = deque(maxlen=HISTORY)
         self._usual = np.zeros(shape)
-        self._floors = np.repeat(FLOORS[:, None], len(PHASES), axis=1)
-        self._floors[:, _HOST] = HOST_FLOORS
-        self._limits = self._floors
+        self._limits = np.repeat(UNKNOWN * FLOORS[:, None], len(PHASES), axis=1)
         self._now = np.zeros((len(WINDOWS), *shape))  # the mean excess of each window, above the usual one
-        # of ranks that wait for a processor longer than their peers: `_seen` then, and the first such step
-        self._waiting: dict[int, tuple[int, int]] = {}
         self._open: dict[int, Slow] = {}  # the index of a rank -> what was told of it
         self._told_at: dict[int, int] = {}  # and `_seen` then
 
@@ -118,22 +105,24 @@ class SlowRanks:
         place = {old[rank]: index for index, rank in enumerate(ranks) if rank in old}
         for index in sorted(set(range(len(ranks))).difference(place.values())):
             self._excess = np.insert(self._excess, index, 0.0, axis=1)
-            self._own = np.insert(self._own, index, self._reference, axis=1)
+            self._own = np.insert(self._own, index, self._reference[:, 0], axis=1)
+            self._computed = np.insert(self._computed, index, self._reference[:, 1], axis=1)
             self._is_clean = np.insert(self._is_clean, index, False, axis=1)
             self._history = deque((np.insert(row, index, np.nan, axis=0) for row in self._history), HISTORY)
             self._usual = np.insert(self._usual, index, 0.0, axis=0)
             self._now = np.insert(self._now, index, 0.0, axis=1)
-        self._waiting = {place[index]: one for index, one in self._waiting.items()}
         self._open = {place[index]: one for index, one in self._open.items()}
         self._told_at = {place[index]: one for index, one in self._told_at.items()}
 
-    def add(self, step: int, own: Floats) -> list[Slow]:
+    def add(self, step: int, own: Floats, computed: Floats, *, is_busy: bool = False) -> list[Slow]:
         """Judge a step; returns what begins or ends with it.
 
         Args:
             step: larger than in the calls before.
             own: the milliseconds of the ranks' own in each of PHASES (W, P); a row of NaN for a rank that did
                 not tell this step.
+            computed: of these, the CPU time (W, P).
+            is_busy: the ranks wait so long for processors that nothing begins with this step.
         """
         present = ~np.isnan(own[:, 0])
         if present.sum() < 2:
@@ -141,26 +130,30 @@ class SlowRanks:
         self._seen += 1
         if self._seen <= SKIPPED:
             return []
+        both: Floats = np.stack([own, computed], axis=1)
         # of two, the quicker one is the measure
-        reference = _median(own[present], 0) if present.sum() > 2 else own[present].min(axis=0)
-        self._scales.append(float(_median(own[present, :_HOST].sum(axis=1), 0)))
+        reference = _median(both[present], 0) if present.sum() > 2 else both[present].min(axis=0)
+        self._scales.append(float(_median(own[present].sum(axis=1), 0)))
         self._scale = float(_median(np.array(self._scales), 0)) or 1.0
-        excess = (own - _FACTORS * reference) / self._scale
-        excess = np.where(present[:, None], np.clip(excess, -_CLIPS, _CLIPS), self._usual)
-        self._remember(step, np.where(present[:, None], own, reference), reference, excess)
-        return [*self._ended(step), *self._begun(step)]
+        excess = np.clip((own - reference[0]) / self._scale, -CLIP, CLIP)
+        excess = np.where(present[:, None], excess, self._usual)
+        both = np.where(present[:, None, None], both, reference)
+        self._remember(step, both, reference, excess)
+        return [*self._ended(step), *([] if is_busy else self._begun(step))]
 
-    def _remember(self, step: int, own: Floats, reference: Floats, excess: Floats) -> None:
+    def _remember(self, step: int, both: Floats, reference: Floats, excess: Floats) -> None:
         """Push a step; the one that falls out becomes history, as far as it was clean."""
         if len(self._steps) == self._steps.maxlen:
             clean = self._is_clean[0]
             self._history.append(np.where(clean[:, None], self._excess[0], np.nan))
             self._largest.append(self._means[0].copy())
-        for ring, row in (
+        pushed: list[tuple[Floats, Floats]] = [
             (self._excess, excess),
-            (self._own, own),
+            (self._own, both[:, 0]),
+            (self._computed, both[:, 1]),
             (self._reference, reference),
-        ):
+        ]
+        for ring, row in pushed:
             ring[:-1] = ring[1:]
             ring[-1] = row
         self._steps.append(step)
@@ -179,29 +172,30 @@ class SlowRanks:
             past = np.stack(self._history)
             known = ~np.isnan(past).all(axis=0)
             self._usual[known] = np.nanmedian(past[:, known], axis=0)
-            self._usual[:, _HOST] = 0.0
+            floors = FLOORS
         else:
-            past = recent
+            past, floors = recent, UNKNOWN * FLOORS
         deviation = 1.4826 * np.nanmedian(np.abs(past - self._usual), axis=(0, 1))
         noise = SIGMAS * deviation / np.sqrt(np.array(WINDOWS)[:, None])
         largest = np.max(self._largest, axis=0) if self._largest else np.zeros(())
-        self._limits = np.maximum(np.maximum(self._floors, noise), MARGIN * largest)
-        self._limits[:, _HOST] = HOST_FLOORS
+        self._limits = np.maximum(np.maximum(floors[:, None], noise), MARGIN * largest)
 
     def _moving_means(self) -> Floats:
-        """The mean excess above the usual one (windows, ranks, phases); 0 for a window not filled yet."""
-        rows = np.concatenate([self._excess, self._own], axis=2)
-        sums = np.cumsum(rows[::-1], axis=0)[_LAST] / _SIZES[:, None, None]
-        peers = np.cumsum(self._reference[::-1], axis=0)[_LAST] / _SIZES[:, None]
-        means: Floats = sums[:, :, : len(PHASES)] - self._usual
-        sizeable = [i for i in _TELLING if peers[-1, i] > SIZEABLE * self._scale]
-        if len(sizeable) >= 3:
-            factor = _median(sums[:, :, [len(PHASES) + i for i in sizeable]] / peers[:, None, sizeable], 2)
-            alike = np.where(_IS_COMPUTE, peers / self._scale, 0.0)
-            common = np.repeat(np.maximum(factor - 1.0, -QUICKER)[:, :, None], len(PHASES), axis=2)
-            common[:, :, _DATA] = np.maximum(common[:, :, _DATA], 0.0)
-            means -= common * alike[:, None, :]
-        means[-1, :, _HOST] = _median(self._excess[:, :, _HOST], 0)
+        """The mean excess above the usual one (windows, ranks, phases).
+
+        It is 0 if it is less than LEAST_MS, and for a window that is not filled yet.
+        """
+        rows = np.stack([self._excess, self._own, self._computed], axis=1)
+        sums = np.cumsum(rows[::-1], axis=0)[_LAST] / _SIZES[:, None, None, None]
+        reference = np.cumsum(self._reference[::-1], axis=0)[_LAST] / _SIZES[:, None, None]
+        means: Floats = sums[:, 0] - self._usual
+        computed, peers = sums[:, 2][:, :, _COMPUTE], reference[:, 1][:, None, _COMPUTE]
+        is_sizeable = peers > SIZEABLE * self._scale
+        more = np.where(is_sizeable, computed / np.where(is_sizeable, peers, 1.0) - 1.0, 0.0)
+        second, largest = np.moveaxis(np.sort(more, axis=2)[:, :, -2:, None], 2, 0)
+        others = np.where(more == largest, second, largest)
+        means[:, :, _COMPUTE] -= np.maximum(others, 0.0) * peers / self._scale
+        means[(sums[:, 1] - reference[:, None, 0]) < LEAST_MS] = 0.0
         means[len(self._steps) < _SIZES] = 0.0
         return means
 
@@ -210,27 +204,19 @@ class SlowRanks:
             return []
         ratios = self._now / self._limits[:, None, :]
         ratios[:, list(self._open), :] = 0.0
-        self._waiting = {
-            index: self._waiting.get(index) or (self._seen, self._onset(index, _HOST))
-            for index in np.flatnonzero(ratios[-1, :, _HOST] >= 1.0).tolist()
-        }
-        for rank, (seen, _) in self._waiting.items():
-            if self._seen - seen < HOST_STEPS:
-                ratios[-1, rank, _HOST] = 0.0
         if ratios.max() < 1.0:
             return []
         _, index, phase = np.unravel_index(int(np.argmax(ratios)), ratios.shape)
-        since = self._waiting[int(index)][1] if phase == _HOST else self._onset(int(index), int(phase))
-        place = self._steps.index(since) if since in self._steps else 0
-        rows = slice(len(self._own) - len(self._steps) + place, None)
+        since = self._onset(int(index), int(phase))
+        rows = slice(len(self._own) - len(self._steps) + self._steps.index(since), None)
         found = Slow(
             rank=self._ranks[index],
             phase=PHASES[phase],
             since=since,
             told=step,
-            excess=_level(self._excess[rows, index, phase] - self._usual[index, phase], int(phase)),
+            excess=float((self._excess[rows, index, phase] - self._usual[index, phase]).mean()),
             own_ms=float(self._own[rows, index, phase].mean()),
-            peers_ms=float(self._reference[rows, phase].mean()),
+            peers_ms=float(self._reference[rows, 0, phase].mean()),
             peers_step_ms=self._scale,
         )
         self._open[int(index)], self._told_at[int(index)] = found, self._seen
@@ -252,9 +238,7 @@ class SlowRanks:
             phase = PHASES.index(slow.phase)
             last = self._excess[-WINDOWS[2] :, index, phase] - self._usual[index, phase]
             rows = last[-WINDOWS[1] :]
-            over_at = HOST_OVER if phase == _HOST else OVER
-            is_low = _level(rows, phase) < min(slow.excess / 3, over_at)
-            is_low = is_low and _level(last, phase) < 0.6 * slow.excess
+            is_low = rows.mean() < min(slow.excess / 3, OVER) and last.mean() < 0.6 * slow.excess
             if self._seen - self._told_at[index] >= WINDOWS[1] and is_low:
                 del self._open[index]
                 quiet = np.flatnonzero(rows >= slow.excess / 2)
@@ -262,13 +246,9 @@ class SlowRanks:
                 until = self._steps[len(self._steps) - len(rows) + place - 1]
                 over.append(replace(slow, until=until))
                 self._excess[:, index] = self._usual[index]
-                self._own[:, index] = self._reference
+                self._own[:, index], self._computed[:, index] = np.moveaxis(self._reference, 1, 0)
                 self._now[:, index] = 0.0
         return over
-
-
-def _level(excess: Floats, phase: int) -> float:
-    return float(_median(excess, 0) if phase == _HOST else excess.mean())
 
 
 def _median(values: Floats, axis: int) -> Floats:

@@ -7,8 +7,7 @@ from typing import Any, Self
 from distsummary.checks import check_choice
 
 LEVELS = INFO, WARNING, ERROR = "info", "warning", "error"  # in the order of their weight
-HOST = "host"
-SLOW = ("data", "forward", "backward", "optimizer", "python", HOST, "recording", "checkpoint", "unknown")
+SLOW = ("data", "forward", "backward", "optimizer", "python", "recording", "checkpoint", "unknown")
 HANG, LOST, FAILED = "hang", "lost", "failed"
 NAN, DRIFT, CONFIG, SHARD, MEMORY = "nan", "drift", "config", "shard", "memory"
 STOPPED = (HANG, LOST, FAILED)  # causes for which other ranks wait until the run is ended

@@ -3,14 +3,11 @@
 torch records them by default for gloo and NCCL (TORCH_FR_BUFFER_SIZE > 0); nothing synchronises.
 """
 
-import json
 import pickle
 from itertools import chain
 from typing import Any
 
-import numpy as np
 import torch.distributed
-from numpy.typing import NDArray
 from torch._C import _distributed_c10d
 from torch.distributed import distributed_c10d
 
@@ -47,16 +44,6 @@ def read_groups(*, is_broken: bool = False) -> tuple[str, tuple[Group, ...]]:
         Group(f"{name} ({backend})", members[name], _collectives(listed))
         for (name, backend), listed in entries.items()
     )
-
-
-def begun_at() -> NDArray[np.float64]:
-    """When the collectives that the recorder holds were begun: seconds since the epoch, oldest first (M,).
-
-    Empty if the recorder is off. Only what runs on the host; without point to point operations.
-    """
-    dump = _distributed_c10d._dump_fr_trace_json  # type: ignore[attr-defined]
-    entries = json.loads(dump(True, False)).get("entries") or ()
-    return np.array([1e-9 * entry["time_created_ns"] for entry in entries if not entry["is_p2p"]])
 
 
 def _collectives(entries: list[dict[str, Any]]) -> tuple[Collective, ...]:

@@ -18,9 +18,16 @@ def by_weight(found: Sequence[Found]) -> list[Found]:
     return sorted(found, key=lambda one: weight(one[1]))
 
 
-def as_json(found: Sequence[Found]) -> dict[str, Any]:
+def as_json(found: Sequence[Found], steps: int, abstained: int) -> dict[str, Any]:
     """For JSON; docs/ranks.md lists the fields."""
-    return {"verdicts": [verdict.as_json() for _, verdict in by_weight(found)]}
+    verdicts = [verdict.as_json() for _, verdict in by_weight(found)]
+    return {"verdicts": verdicts, "steps": steps, "abstained": abstained}
+
+
+def abstaining(steps: int, abstained: int) -> list[str]:
+    """A line about the steps at which the processors were too busy to say that a rank is slow, if any."""
+    line = f"At {abstained:,} of {steps:,} measured steps, processors were too busy to judge who is slow."
+    return [line] if abstained else []
 
 
 def text_of(

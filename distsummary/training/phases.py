@@ -10,7 +10,7 @@ import gc
 import os
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from threading import get_ident, get_native_id
 from typing import Any
@@ -18,14 +18,14 @@ from typing import Any
 from distsummary.format.records import PHASE_TAGS
 from distsummary.guard import Counts, Guard, door
 from distsummary.training.affordable import affordable_every
-from distsummary.training.arrivals import ARRIVALS, Arrivals, arrival_tag
 from distsummary.training.callbacks import CallbackParams
 from distsummary.training.device_times import DeviceTimes
+from distsummary.training.worker_queues import WorkerQueues
 
 DATA = "data"  # from requesting a batch until it is there
 FORWARD = "forward"  # from then until the first gradient, with the loss
 BACKWARD = "backward"  # until the last gradient
-WAIT = "wait"  # until the call of backward returns: waiting for the gradients of other ranks
+WAIT = "wait"  # for other ranks: in collectives, whatever phase they interrupt, and until backward returns
 OPTIMIZER = "optimizer"
 PYTHON = "python"  # pauses of the garbage collector, in whatever phase they fall
 RECORDING = "recording"  # callbacks, and copies of arrays that are recorded
@@ -38,14 +38,12 @@ TAGS = {phase: tuple(f"{PHASE_TAGS}{phase}/{measure}" for measure in MEASURES) f
 SHORT_S = 20e-6  # a phase that has the thread wait for no longer than this is not looked at more closely
 COMPUTING = (FORWARD, BACKWARD, OPTIMIZER, REST)
 ON_DEVICE = (*COMPUTING, WAIT)
-SHARED = {phase: f"{PHASE_TAGS}{phase}/wait_ms" for phase in COMPUTING}  # blocked, maybe by other ranks
 OWN_MS = "perf/own_ms"  # what the thread did by itself: CPU and blocked time of all phases but WAIT
 WAIT_MS = "perf/wait_ms"
 _NOTHING = (0.0, 0.0, 0.0)
 EVERY = f"{PHASE_TAGS}every"  # the next marked step is the next multiple of this; not told while it is 1
 STEP_PHASES = (
     *(tag for tags in TAGS.values() for tag in tags),
-    *(*SHARED.values(), *map(arrival_tag, COMPUTING), ARRIVALS),
     *(OWN_MS, WAIT_MS, EVERY),
 )
 UNKNOWN = ""  # the phase of a step that is not marked, where only hooks of torch could tell it
@@ -57,6 +55,7 @@ LONG_S = 4e-3  # longer steps are all marked, so that a slow rank is told within
 AROUND_S = 90e-6  # what marks cost besides what is measured of them: torch's hooks, and to set them
 IDLE_S = 6e-6  # what each step costs once not all are marked; mostly rows of other tags, see `Phases.take`
 MAX_EVERY = 64
+STARVED_KEPT = 0.9  # of what workers waited, after each step: batches are loaded ahead
 STEADY = 1.25  # a step must be so many times longer than needed before more steps are marked again
 
 
@@ -104,14 +103,19 @@ class Phases:
     Args:
         clocks: those of the thread; by default the real ones.
         failures: returns what counts failures; by default they are logged.
+        workers: the run queues of the processes that load its batches; by default the real ones.
 
     Attributes:
         on_marked: called when marked steps begin (True) and end (False), between two steps.
+        on_backward: called at the end of each backward pass.
         on_failure: called with what cannot be measured, and why.
     """
 
     def __init__(
-        self, clocks: ThreadClocks | None = None, failures: Callable[[], Counts] | None = None
+        self,
+        clocks: ThreadClocks | None = None,
+        failures: Callable[[], Counts] | None = None,
+        workers: WorkerQueues | None = None,
     ) -> None:
         self.failures = failures
         self._own_guard = Guard(failures, self.drop_step)
@@ -123,11 +127,20 @@ class Phases:
         self.is_in_loop = False  # whether a loop over steps runs; outside of one, no step is late
         self._wall_s, self._cpu_s, self._queue_s = self._wall(), self._cpu(), self._clocks.queue()
         self._spent: dict[str, list[float]] = {}
-        # Whether the thread may wait for other ranks, or for the device, while it computes: then blocked time
-        # of these phases says nothing about the rank.
+        # Whether the thread may wait for other ranks, or for the device, while it computes, and nothing tells
+        # when: then blocked time of these phases is waiting.
         self.is_computing_shared = False
-        self.arrivals: Arrivals | None = None  # then blocked time may be the rank's own after all
+        self._waits = 0  # calls that go on, each within the other, which may wait for other ranks
+        self._asked_s: tuple[float, float] | None = None  # wall and CPU when the outermost one began
+        self._is_waiting = False  # what is accounted now was waiting in it
+        self._on_device = ""  # the device's phase that it interrupts
+        self.is_in_backward = False
+        self.is_backward_shared = False  # DDP waits in the next backward pass, or in this one, as it goes on
+        self._before = REST  # the phase in which that one began
+        self.on_backward: Callable[[], None] = lambda: None
         self.device: DeviceTimes | None = None  # then "blocked" is how much longer the device computed
+        self._workers = workers or WorkerQueues()
+        self._starved_s = 0.0  # how long workers waited lately, as far as no batch was late for it
         self._interrupted: str | None = None  # the phase in which garbage is being collected
         self.every, self.is_marked = 1, True
         self.on_marked: Callable[[bool], None] = lambda is_marked: None
@@ -140,6 +153,7 @@ class Phases:
     def drop_step(self) -> None:
         """After a failure: this step is not measured, the next one is."""
         self._interrupted, self._spent = None, {}
+        self._waits, self._asked_s = 0, None
         self.is_marked, self.current = False, REST
 
     @door()
@@ -155,8 +169,6 @@ class Phases:
         elif phase != self.current:
             self._account()
             self.current = phase = phase or REST  # after `within` began in a step that was not marked
-            if self.arrivals is not None:
-                self.arrivals.enter(phase, self._wall_s)
             if self.device is not None:
                 self.device.enter(phase)
 
@@ -169,6 +181,48 @@ class Phases:
             yield
         finally:
             self.enter(before)
+
+    def begin_wait(self) -> None:
+        """The loop's thread calls what may wait for other ranks; `current` stays as it is."""
+        self._waits += 1
+        if self._waits > 1 or not self.is_marked:
+            return
+        wall, cpu = self._wall(), self._cpu()
+        if wall - self._wall_s - (cpu - self._cpu_s) > SHORT_S:
+            self._account()
+            wall, cpu = self._wall_s, self._cpu_s
+        self._asked_s = wall, cpu
+        if self.device is not None:
+            self._on_device = self.device.current
+            self.device.enter(WAIT)
+
+    def end_wait(self) -> None:
+        """The call returns; one that took no longer than SHORT_S has not waited."""
+        self._waits = max(0, self._waits - 1)  # 0 if the step was dropped meanwhile
+        if self._waits or self._asked_s is None:
+            return
+        (wall, cpu), self._asked_s = self._asked_s, None
+        if self.device is not None:
+            self.device.enter(self._on_device)
+        if self._wall() - wall <= SHORT_S:
+            return
+        self._add(wall - self._wall_s, cpu - self._cpu_s, 0.0)
+        self._wall_s, self._cpu_s = wall, cpu
+        self._is_waiting = True
+        self._account()
+        self._is_waiting = False
+
+    def begin_backward(self) -> None:
+        """A backward pass of any model begins; passes within it, as of checkpoints, are a part of it."""
+        self._before, self.is_in_backward = self.current, True
+        self.enter(BACKWARD)
+
+    def end_backward(self) -> None:
+        """It has ended, or failed."""
+        before = self._before
+        self.enter(REST if before in (FORWARD, BACKWARD, WAIT, UNKNOWN) else before)
+        self.is_in_backward = self.is_backward_shared = False
+        self.on_backward()
 
     @door()
     def begin_step(self, step: int) -> None:
@@ -185,8 +239,6 @@ class Phases:
         self.on_marked(True)
         self.current = RECORDING
         self._wall_s, self._cpu_s, self._queue_s = self._wall(), self._cpu(), self._clocks.queue()
-        if self.arrivals is not None:
-            self.arrivals.begin(RECORDING, self._wall_s)
         if self.device is not None:
             self.device.begin(RECORDING)
         self.is_marked = True
@@ -203,24 +255,11 @@ class Phases:
         if self.is_marked:
             found = self.take(RECORDING)
             self._choose(found[OWN_MS] + found[WAIT_MS])
-            if self.arrivals is not None:
-                found |= self._arrivals_of(self.arrivals, step)
             if self.every > 1:
                 found[EVERY] = float(self.every)
         self.begin_step(step + 1)
         self.current = RECORDING
         return found
-
-    def _arrivals_of(self, arrivals: Arrivals, step: int) -> dict[str, float]:
-        try:
-            return arrivals.end_step(step, RECORDING, self._wall_s)
-        except Exception as error:  # torch calls what it gives out private
-            self.arrivals = None
-            self.on_failure(
-                "blocked time does not count where ranks wait for each other, since torch's flight recorder "
-                f"cannot be read: {type(error).__name__}: {error}"
-            )
-            return {}
 
     def _choose(self, step_ms: float) -> None:
         """Choose which steps are marked from now on, at times."""
@@ -248,7 +287,8 @@ class Phases:
         """
         weighed_s = self._cost_s
         self._account()
-        self.current = then
+        self.current, self._waits, self._asked_s = then, 0, None
+        self._excuse_loader()
         device_ms = {} if self.device is None else self.device.take(then)
         for phase in device_ms:
             if (
@@ -256,7 +296,6 @@ class Phases:
             ):  # also one that the thread has not entered: torch's own may call backward's hooks
                 self._spent.setdefault(phase, [*_NOTHING])
         found: dict[str, float] = {}
-        shared = self._shared()
         own = waited = 0.0
         for phase, spent in self._spent.items():
             wall, cpu, queue = spent
@@ -271,10 +310,6 @@ class Phases:
                 wall = max(wall, on_device)
             if phase == WAIT:
                 waited += wall
-            elif phase in shared:
-                blocked_tag = SHARED[phase]
-                own += cpu
-                waited += blocked
             else:
                 own += cpu + blocked
             found[cpu_tag], found[blocked_tag], found[queue_tag] = 1e3 * cpu, 1e3 * blocked, 1e3 * queue
@@ -283,18 +318,22 @@ class Phases:
             self._cost_s = weighed_s + self._cpu() - self._cpu_s
         return found
 
-    def _shared(self) -> Collection[str]:
-        """The phases in which blocked time says nothing about the rank: it may wait for others there."""
-        if not self.is_computing_shared:
-            return ()
-        return SHARED if self.arrivals is None or self.arrivals.shared is None else self.arrivals.shared
+    def _excuse_loader(self) -> None:
+        """A batch that came late because the loader's workers waited for a processor waited for it, too."""
+        self._starved_s = STARVED_KEPT * self._starved_s + self._workers.take() / self.every
+        if self._starved_s and (spent := self._spent.get(DATA)) is not None:
+            wall, cpu, queue = spent
+            excused = min(max(0.0, wall - cpu - queue), self._starved_s)
+            spent[2] += excused
+            self._starved_s -= excused
 
     def close(self) -> None:
         """Stop measuring."""
         with contextlib.suppress(ValueError):
             gc.callbacks.remove(self._collect)
         self._clocks.close()
-        self.is_in_loop, self.device, self.arrivals = False, None, None
+        self._workers.close()
+        self.is_in_loop, self.device = False, None
 
     def _account(self) -> None:
         """Add the time since the last call to the current phase."""
@@ -305,15 +344,31 @@ class Phases:
         if took - ran > SHORT_S:  # otherwise it was not in the run queue for long, and a look takes time
             queue = self._clocks.queue()
             queued, self._queue_s = queue - self._queue_s, queue
-        spent = self._spent.get(self.current)
-        if spent is None:
-            self._spent[self.current] = [took, ran, queued]
-        else:
-            spent[0] += took
-            spent[1] += ran
-            spent[2] += queued
+        self._add(took, ran, queued)
         if self._is_weighed:
             self._cost_s += self._cpu() - cpu
+
+    def _add(self, took: float, ran: float, queued: float) -> None:
+        """Add some time to the current phase, or to WAIT."""
+        phase = self.current
+        if self._is_waiting:
+            self._spend(WAIT, took, ran, queued)
+        elif (self.is_computing_shared and phase in COMPUTING) or (
+            self.is_backward_shared and phase == BACKWARD
+        ):
+            self._spend(phase, ran + queued, ran, queued)
+            self._spend(WAIT, took - ran - queued, 0.0, 0.0)
+        else:
+            self._spend(phase, took, ran, queued)
+
+    def _spend(self, phase: str, wall_s: float, cpu_s: float, queue_s: float) -> None:
+        spent = self._spent.get(phase)
+        if spent is None:
+            self._spent[phase] = [wall_s, cpu_s, queue_s]
+        else:
+            spent[0] += wall_s
+            spent[1] += cpu_s
+            spent[2] += queue_s
 
     @door()
     def _collect(self, moment: str, info: object) -> None:

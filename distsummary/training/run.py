@@ -159,7 +159,7 @@ class Run(Recording):
         self._in_epochs = self._is_evaluating = self._is_guarded = False
         self._pid = os.getpid()
         self._phases: Phases | None = None  # measured from two ranks on, to find the one that is slow
-        self._torch_phases: Any = None
+        self._measured: list[Any] = []  # what tells them of torch
         self._body = REST  # the phase with which the body of a step begins
 
     @property
@@ -422,7 +422,7 @@ class Run(Recording):
         # what the parent still uses, such as file locks.
         self._parents_callbacks, self._callbacks = self._callbacks, CallbackList()
         self._recorder = NoRecorder(math.inf, self._own_failures)
-        self._phases = self._torch_phases = None
+        self._phases = None
 
     @door(lambda self: self._leave(None), again=True)
     def close(self) -> None:
@@ -493,20 +493,27 @@ class Run(Recording):
     @door()
     def _measure_phases(self) -> None:
         """From now on, measure the phases of each step; those of a torch model, too."""
-        self._params["phases"] = self._phases = Phases(failures=self._failures)
-        self._phases.on_failure = lambda reason: self._failures().count(reason)
+        self._params["phases"] = phases = self._phases = Phases(failures=self._failures)
+        phases.on_failure = lambda reason: self._failures().count(reason)
+        phases.is_computing_shared = True  # until it is known when ranks wait for each other
+        if (torch := sys.modules.get("torch")) is None:
+            return
         network = self._params.network
         if network is not None and framework_of(network).name == "torch":
             from distsummary.training.torch_phases import TorchPhases
 
             try:
-                self._torch_phases = TorchPhases(network, self._phases)
+                self._measured.append(TorchPhases(network, phases))
                 self._body = FORWARD
             except Exception as error:
                 self._failures().count(
                     "a step has two phases, data and the rest, since the model takes no hooks: "
                     f"{type(error).__name__}: {error}"
                 )
+        if torch.distributed.is_available():
+            from distsummary.training.torch_waits import TorchWaits
+
+            self._measured.append(TorchWaits(phases))
 
     def _begin_step_all_the_same(self, opener: Opener) -> Opener:
         """Make sure that a step which could not begin in order is counted."""
@@ -707,7 +714,7 @@ class Run(Recording):
         if not self._is_closed:
             self._own_guard.call("forks", self._count_forked)
             self._is_closed = True
-            for measured in (self._phases, self._torch_phases):
+            for measured in (*self._measured, self._phases):
                 if measured is not None:
                     self._own_guard.call("phases", measured.close)
             self._end_last_step(error)

@@ -106,12 +106,32 @@ def test_why_names_them_in_words_and_as_json_and_exits_with_1(four, capsys):
         "Rank 1 had the first number that is not finite, at step 100: loss is nan, finite on 3 other ranks.",
         "  What it means, and what to do: docs/verdicts/nan.md",
         "",
-        "- Rank 2 held up the run in steps 40 to 89: forward took 9.97 ms a step, on its peers 5 ms.",
+        "- Rank 2 held up the run in steps 40 to 89: forward took 9.95 ms a step, on its peers 5 ms.",
         "All of them, in full: --json",
     ]
     assert main(["why", str(four.run_dir.base), "--json"]) == 1
     verdicts = json.loads(capsys.readouterr().out)["verdicts"]
     assert [(one["rank"], one["cause"]) for one in verdicts] == [(1, "nan"), (2, "forward")]
+
+
+def test_at_how_many_steps_processors_were_too_busy_is_logged_once_and_counted_by_why(four, capsys, caplog):
+    live = four.live()
+    live.poll()
+    for step in range(1, 61):
+        for rank in range(4):
+            event = phases(step, rank)
+            queued = scalar(step, **{"perf/phase/forward/queue_ms": 0.0 if step <= 20 else 500.0})
+            live.add(four.write(rank, [event, queued]))
+        live.advance({0, 1, 2, 3}, float(step))
+    live.close()
+    assert caplog.text.count("wait for processors more than ten times as long as they work") == 1
+    assert main(["why", str(four.run_dir.base), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == {"verdicts": [], "steps": 60, "abstained": found["abstained"]}
+    assert 30 <= found["abstained"] <= 40
+    assert main(["why", str(four.run_dir.base)]) == 0
+    line = f"At {found['abstained']} of 60 measured steps, processors were too busy to judge who is slow."
+    assert capsys.readouterr().out.splitlines()[-1] == line
 
 
 def test_a_verdict_is_told_once_also_after_a_restart_and_a_torn_line_is_left_out(tmp_path, four, capsys):

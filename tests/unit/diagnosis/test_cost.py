@@ -15,24 +15,20 @@ def alone(rank: int) -> dict[str, int]:
     return {}
 
 
-def times(
-    step: int, own: list[float], wait: list[float] | None = None, every: int = 1, **more: float
-) -> StepTimes:
+def times(step: int, own: list[float], wait: list[float] | None = None, every: int = 1) -> StepTimes:
     """A step of ranks that wait for the slowest, unless `wait` is given."""
     own_ms = np.array(own, float)
     wait_ms = own_ms.max() - own_ms if wait is None else np.array(wait, float)
-    queue_ms = np.array([more.get(f"queue_{rank}", 0.0) for rank in range(len(own))])
-    return StepTimes(step, np.arange(len(own)), own_ms, wait_ms, queue_ms, every)
+    return StepTimes(step, np.arange(len(own)), own_ms, wait_ms, every)
 
 
 def test_the_excess_is_over_the_median_of_the_peers() -> None:
     same = {0: "a", 1: "a", 2: "a", 3: "b"}.get
-    found = times(1, [5, 7, 20, 100], queue_1=50.0)
-    assert excess_ms(found, 2, "data", same) == 14.0
-    assert excess_ms(found, 0, "data", same) == 0.0
-    assert excess_ms(found, 1, "host", same) == 44.5  # in the run queue, too
-    assert excess_ms(found, 3, "data", same) == 0.0  # it has no peers
-    assert excess_ms(found, 9, "data", same) == 0.0  # it has not recorded the step
+    found = times(1, [5, 7, 20, 100])
+    assert excess_ms(found, 2, same) == 14.0
+    assert excess_ms(found, 0, same) == 0.0
+    assert excess_ms(found, 3, same) == 0.0  # it has no peers
+    assert excess_ms(found, 9, same) == 0.0  # it has not recorded the step
 
 
 def test_what_nobody_waited_for_is_not_lost() -> None:
@@ -104,14 +100,12 @@ def test_the_times_of_steps_come_from_scalars_in_any_order() -> None:
         "perf/own_ms",
         "perf/wait_ms",
         "perf/phase/every",
-        "perf/phase/data/queue_ms",
-        "perf/phase/rest/queue_ms",
     ]
     rows = [
         (step, rank, tag, 100 * step + 10 * rank + tag)
         for step in (1, 2)
         for rank in (0, 3)
-        for tag in range(6)
+        for tag in range(4)
     ]
     order = np.random.default_rng(1).permutation(len(rows))
     steps, ranks, which, values = (np.array(column)[order] for column in zip(*rows, strict=True))
@@ -119,7 +113,6 @@ def test_the_times_of_steps_come_from_scalars_in_any_order() -> None:
     assert (first.step, second.step, first.ranks.tolist(), first.every) == (1, 2, [0, 3], 133)
     assert second.own_ms.tolist() == [201, 231]
     assert second.wait_ms.tolist() == [202, 232]
-    assert second.queue_ms.tolist() == [204 + 205, 234 + 235]
     assert [*step_times(["loss"], which[:0], ranks[:0], steps[:0], values[:0])] == []
     assert [*step_times([], which[:0], ranks[:0], steps[:0], values[:0])] == []
 

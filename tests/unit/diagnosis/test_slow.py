@@ -6,15 +6,14 @@ import pytest
 from distsummary.diagnosis.slow import PHASES, Slow, SlowRanks
 
 STEP_MS = {
-    "data": 1.1,
-    "forward": 1.3,
-    "backward": 0.9,
-    "optimizer": 0.6,
+    "data": 4.4,
+    "forward": 5.2,
+    "backward": 3.6,
+    "optimizer": 2.4,
     "python": 0.0,
-    "recording": 0.02,
+    "recording": 0.08,
     "checkpoint": 0.0,
-    "rest": 0.35,
-    "host": 0.0,
+    "rest": 1.4,
 }
 OWN_MS = sum(STEP_MS.values())
 
@@ -26,9 +25,7 @@ def step_times(seed: int, steps: int, ranks: int) -> np.ndarray:
     times = usual * rng.lognormal(0.0, 0.05, (steps, ranks, len(PHASES)))
     times *= 1 + 10 * (rng.random(times.shape) < 0.005)
     busy = np.repeat(rng.random((steps // 50 + 1, ranks)) < 0.1, 50, axis=0)[:steps]
-    times[:, :, :7] *= np.where(busy, 1.4, 1.0)[:, :, None]
-    times[:, :, PHASES.index("rest")] *= np.where(busy, 1.4, 1.0)
-    times[:, :, PHASES.index("host")] = rng.exponential(0.1, (steps, ranks)) * OWN_MS
+    times *= np.where(busy, 1.4, 1.0)[:, :, None]
     return times
 
 
@@ -37,7 +34,7 @@ def judged(times: np.ndarray, ranks: list[int] | None = None) -> list[Slow]:
     judge = SlowRanks(ranks)
     found = []
     for number, row in enumerate(times, 1):
-        found += judge.add(number, row)
+        found += judge.add(number, row, row)
     return found
 
 
@@ -49,19 +46,19 @@ def test_nothing_is_said_of_noise_spikes_and_a_busy_host(ranks: int) -> None:
 @pytest.mark.parametrize(
     "phase", ["data", "forward", "backward", "optimizer", "python", "recording", "checkpoint", "rest"]
 )
-@pytest.mark.parametrize(("excess", "within"), [(0.25, 10), (0.1, 40)])
+@pytest.mark.parametrize(("excess", "within"), [(0.25, 20), (0.15, 45)])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_rank_and_the_phase_are_named_in_time(phase: str, excess: float, within: int, ranks: int) -> None:
-    times = step_times(7, 400, ranks)
+    times = step_times(7, 500, ranks)
     culprit = ranks - 1
-    times[200:320, culprit, PHASES.index(phase)] += excess * OWN_MS
+    times[300:420, culprit, PHASES.index(phase)] += excess * OWN_MS
     begun, ended = judged(times)
     assert (begun.rank, begun.phase) == (culprit, phase)
-    assert 201 <= begun.told <= 200 + within
-    assert abs(begun.since - 201) <= 5
+    assert 301 <= begun.told <= 300 + within
+    assert abs(begun.since - 301) <= 5
     assert begun.until is None
     assert ended.until is not None
-    assert abs(ended.until - 320) <= 5
+    assert abs(ended.until - 420) <= within
     assert begun.own_ms > begun.peers_ms
 
 
@@ -78,20 +75,6 @@ def test_ranks_that_come_late_or_leave_and_a_world_of_one_are_no_alarm() -> None
     times[400:, 1] = np.nan
     assert judged(times) == []
     assert judged(step_times(5, 100, 1)) == []
-
-
-@pytest.mark.parametrize("usual", [0.1, 2.0])
-def test_a_host_that_keeps_one_rank_waiting_for_a_processor_is_told_as_host(usual: float) -> None:
-    times = step_times(11, 600, 4)
-    host = PHASES.index("host")
-    times[:, :, host] *= usual / 0.1  # of OWN_MS, on average: how long all ranks wait
-    times[200:400, 1, host] += (1.0 + 2 * usual) * OWN_MS
-    begun, ended = judged(times)
-    assert (begun.rank, begun.phase) == (1, "host")
-    assert abs(begun.since - 201) <= 10
-    assert 280 <= begun.told <= 320
-    assert ended.until is not None
-    assert abs(ended.until - 400) <= 10
 
 
 def test_two_slow_ranks_are_both_named() -> None:
