@@ -19,7 +19,10 @@ class WorkerQueues:
         self._files: dict[str, tuple[int, int]] = {}  # of a thread -> its file, and what that said last
 
     def take(self) -> float:
-        """The seconds since the last call, added up over the threads; takes 3 us for each."""
+        """The seconds since the last call, the mean of the processes; takes 3 us for each thread.
+
+        They load as many batches at a time, so that a batch is late by what one of them waits.
+        """
         # `active_children` would also collect those that have ended, before their loader sees it
         started = [*getattr(sys.modules.get("multiprocessing.process"), "_children", ())]
         if not started and not self._files:
@@ -36,7 +39,7 @@ class WorkerQueues:
                 continue
             waited += now - before if before else 0
             self._files[path] = file, now
-        return 1e-9 * waited
+        return 1e-9 * waited / max(1, len(started))
 
     def _list(self, pids: list[int]) -> None:
         for pid in pids:

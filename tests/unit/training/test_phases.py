@@ -33,6 +33,7 @@ from distsummary.training.phases import (
     in_phase,
 )
 from distsummary.training.run import Run
+from distsummary.training.worker_queues import WorkerQueues
 
 
 class Turned(ThreadClocks):
@@ -354,6 +355,38 @@ def test_what_blocks_a_backward_pass_in_which_ddp_waits_is_waiting(clocks: Turne
     assert of(found, FORWARD) == (0, 2, 0)
     assert of(found, BACKWARD) == (1, 5, 3)
     assert of(found, WAIT) == (0, 7, 0)
+
+
+class Starved(WorkerQueues):
+    """Workers that waited for so long since the last step."""
+
+    waited_ms = 0.0
+
+    def take(self) -> float:
+        return self.waited_ms / 1e3
+
+
+def test_a_batch_that_is_late_since_workers_waited_for_a_processor_is_not_the_ranks_own(
+    clocks: Turned,
+) -> None:
+    gc.disable()
+    phases, told = Phases(clocks, workers=(workers := Starved())), []
+    for waited_ms, late in ((4.0, 0.0), (0.0, 3.0), (0.0, 3.0), (10.0, 3.0)):
+        workers.waited_ms = waited_ms
+        phases.enter(DATA)
+        clocks.turn(cpu=1, blocked=late, queue=2)
+        phases.enter(REST)
+        clocks.turn(blocked=5)
+        told.append(phases.take(RECORDING))
+    phases.close()
+    gc.enable()
+    assert [of(found, DATA) for found in told] == [
+        (1, 0, 2),
+        (1, 0, 5),  # the workers waited for 4 ms, of which 3.6 ms count in the next step
+        (1, 2.46, 2.54),  # 0.9 * 0.6 ms are left
+        (1, 0, 5),
+    ]
+    assert all(of(found, REST) == (0, 5, 0) for found in told)
 
 
 def test_short_steps_are_marked_at_every_few_steps_and_marks_cost_less_than_a_share(
