@@ -50,8 +50,7 @@ UNKNOWN = ""  # the phase of a step that is not marked, where only hooks of torc
 FIRST_MEASURED = 16  # the first steps, which are all marked, to know what it costs
 MEASURED = 64  # marked steps after which it is looked again how long a step takes
 SKIPPED = 8  # of the first, in which caches are filled
-SHARE = 0.01  # of the time of a short step, what marks may cost on average
-LONG_S = 4e-3  # longer steps are all marked, so that a slow rank is told within few steps
+SHARE = 0.01  # of the time, what marks may cost on average
 AROUND_S = 90e-6  # what marks cost besides what is measured of them: torch's hooks, and to set them
 IDLE_S = 6e-6  # what each step costs once not all are marked; mostly rows of other tags, see `Phases.take`
 MAX_EVERY = 64
@@ -94,8 +93,8 @@ class ThreadClocks:
 class Phases:
     """Measures the phases of one thread's steps; calls from other threads are ignored.
 
-    Marks of a step take about 150 us. Of steps shorter than LONG_S, only the multiples of `every`, a power of
-    two, are marked, so that marks take SHARE of the time. At other steps `current` goes on to be told, as far
+    Marks of a step take about 150 us. Of short steps only the multiples of `every`, a power of two, are
+    marked, so that marks take SHARE of the time. At other steps `current` goes on to be told, as far
     as it costs nothing.
 
     What fails here is counted; the step in which it fails is not measured, the next one is.
@@ -274,9 +273,7 @@ class Phases:
         step_s = 1e-3 * statistics.median(self._steps_ms[SKIPPED:])
         self._steps_ms.clear()
         every = partial(affordable_every, step_s=step_s, share=SHARE, idle_s=IDLE_S, highest=MAX_EVERY)
-        if step_s >= LONG_S:
-            self.every = 1
-        elif every(cost_s) > self.every or every(STEADY * cost_s) < self.every:
+        if every(cost_s) > self.every or every(STEADY * cost_s) < self.every:
             self.every = every(cost_s)
 
     def take(self, then: str) -> dict[str, float]:
