@@ -46,7 +46,7 @@ def _named(count: int) -> dict[str, float]:
     return {f"train/metric_{n}": n / 7 for n in range(count)}
 
 
-VALUES = 1_000_000
+VALUES = 2_000_000  # little enough for the writer to index its files, as it does mostly
 
 UNITS = {
     "s1": Unit("scalars", 10_000, lambda: {"loss": 0.25}),

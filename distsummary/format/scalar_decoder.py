@@ -23,7 +23,7 @@ _DOUBLE = struct.Struct("<d")
 _SINGLE = struct.Struct("<f")
 _new = tuple.__new__  # takes half the time of a NamedTuple's own constructor
 _NOBODY = ("", 0, 0)  # run id, attempt and seq of an event that has no identity
-_text = lru_cache(maxsize=4096)(bytes.decode)  # the same tags come again and again
+_text = lru_cache(maxsize=1 << 15)(bytes.decode)  # the same tags come again and again
 
 # Run id, attempt, seq, step, wall time, values: the fields of EventIds and Event, as one plain tuple.
 Fields: TypeAlias = tuple[str, int, int, int, float, list[Value]]
@@ -126,11 +126,12 @@ def places_of_fields(frame: bytes, dialect: str) -> FieldPlaces | None:
     if frame[position] == 0x10:
         step = range(position + 1, read_varint(frame, position + 1)[1])
     _, position = read_varint(frame, step.stop + 1)  # skips the key and the length of the summary
-    tags = np.empty((len(values), 2), np.int64)
-    for place in range(len(values)):
+    bounds = []
+    for _ in values:
         end = position + 4 + frame[position + 3]
-        tags[place] = position + 4, end
+        bounds.append((position + 4, end))
         position = end + 5
+    tags = np.array(bounds, np.int64).reshape(-1, 2)
     numbers = tags[:, 1] + 1
     end = len(frame) - 4
     seq = range(min(position + _OWNER_BYTES + 2, end), end)
@@ -142,9 +143,11 @@ def places_of_fields(frame: bytes, dialect: str) -> FieldPlaces | None:
     constant[end:] = False
     for byte in range(4):
         constant[numbers + byte] = False
-    for start, stop in tags.tolist():
-        constant[start:stop] = False
-    encoded = [frame[start:stop] for start, stop in tags.tolist()]
+    changes = np.zeros(len(frame), np.int8)
+    changes[tags[:, 0]] += 1
+    np.subtract.at(changes, tags[:, 1], 1)
+    constant[np.cumsum(changes) > 0] = False
+    encoded = [frame[start:stop] for start, stop in bounds]
     return FieldPlaces((run_id, attempt), step, seq, tags, encoded, numbers, constant, high_bits)
 
 

@@ -22,6 +22,7 @@ _CHUNK = 1 << 18  # bytes of frames that are filled at a time: they stay in the 
 _MAX_LAYOUTS = 1024
 _MAX_LAYOUT_BYTES = 1 << 23  # of all templates together
 _LONGER = np.array([1 << 7 * length for length in range(1, 9)])  # least numbers with varints of 2 .. 9 bytes
+_FIRST_KEY = wire.key(1, wire.LENGTH_DELIMITED)
 _MINDSPORE_KEY, _TENSORBOARD_KEY = wire.key(3, wire.FIXED32), wire.key(2, wire.FIXED32)
 
 _Key: TypeAlias = tuple[tuple[str, ...], int, int]  # tags, bytes of the step, bytes of the seq
@@ -35,7 +36,8 @@ class _Layout(NamedTuple):
     scalar is its key: only these bytes of the payload differ in the TensorBoard dialect. `crc_change` is the
     effect of this difference on the CRC. It is the same for all numbers, since CRCs are linear: for strings
     of the same length, crc(a ^ b) is crc(a) ^ crc(b) ^ crc(zeros). `payload` packs the payload of one event
-    from `parts`: for each dialect, the bytes before each field and, after them, a place for the field.
+    from `parts`: for each dialect, the bytes before each field and, after them, a place for the field. With
+    _FEW_TAGS or more there are none.
     """
 
     template: Array
@@ -162,56 +164,50 @@ def _fill(layout: _Layout, frames: Array, table: Array, seqs: Array) -> Array:
 def _layout(owner: bytes, tags: tuple[str, ...], step_bytes: int, seq_bytes: int) -> _Layout | None:
     """The layout for these tags; None if they are invalid, or too long for this encoder (MAX_LENGTH)."""
     try:
-        if not tags or not all(0 < len(str.encode(tag)) <= MAX_TAG_BYTES for tag in tags):
-            return None
+        encoded = [str.encode(tag) for tag in tags]
     except (TypeError, UnicodeEncodeError):
         return None
-    values = [wire.text(1, tag) + _MINDSPORE_KEY for tag in tags]
-    heads = [wire.key(1, wire.LENGTH_DELIMITED) + wire.varint(len(value) + 4) + value for value in values]
-    summary = wire.key(5, wire.LENGTH_DELIMITED) + wire.varint(sum(len(head) + 4 for head in heads))
-    heads[0] = summary + heads[0]
-    # The pieces of an event: constant bytes, and the name and dtype of the field that follows them.
-    pieces = [
-        (wire.key(1, wire.FIXED64), "wall_time", "<f8"),
-        (wire.key(2, wire.VARINT), "step", f"({step_bytes},)u1"),
-        *[(head, str(number), "<f4") for number, head in enumerate(heads)],
-        (owner + wire.key(1002, wire.VARINT), "seq", f"({seq_bytes},)u1"),
-    ]
-    payload = b"".join([constant + bytes(np.dtype(slot).itemsize) for constant, _, slot in pieces])
+    if not encoded or not all(0 < len(tag) <= MAX_TAG_BYTES for tag in encoded):
+        return None
+    heads = []
+    for tag in encoded:
+        value = _FIRST_KEY + wire.varint(len(tag)) + tag + _MINDSPORE_KEY
+        heads.append(_FIRST_KEY + wire.varint(len(value) + 4) + value)
+    summary = sum(map(len, heads)) + 4 * len(heads)
+    heads[0] = wire.key(5, wire.LENGTH_DELIMITED) + wire.varint(summary) + heads[0]
+    # An event: constant bytes, and the sizes of the fields that follow each of them.
+    wall_time, step = wire.key(1, wire.FIXED64), wire.key(2, wire.VARINT)
+    constants = [wall_time, step, *heads, owner + wire.key(1002, wire.VARINT)]
+    sizes = [8, step_bytes, *[4] * len(heads), seq_bytes]
+    payload = b"".join([constant + bytes(size) for constant, size in zip(constants, sizes, strict=True)])
     if len(payload) > MAX_LENGTH:
         return None
-    template, offsets, end = frame(payload), {}, HEADER_BYTES
-    for constant, name, slot in pieces:
-        offsets[name] = end + len(constant)
-        end = offsets[name] + np.dtype(slot).itemsize
-    numbers = np.array([offsets.pop(str(number)) for number in range(len(tags))])
+    template = frame(payload)
+    ends = HEADER_BYTES + np.cumsum(np.array([*map(len, constants)]) + sizes)
+    offsets = ends - sizes
     fields = np.dtype(
         {
-            "names": [*offsets, "crc"],
+            "names": ["wall_time", "step", "seq", "crc"],
             "formats": ["<f8", f"({step_bytes},)u1", f"({seq_bytes},)u1", "<u4"],
-            "offsets": [*offsets.values(), end],
+            "offsets": [*offsets[[0, 1, -1]].tolist(), int(ends[-1])],
             "itemsize": len(template),
         }
     )
-    other = bytearray(payload)
-    for key in (numbers - HEADER_BYTES - 1).tolist():
-        other[key] = _TENSORBOARD_KEY[0]
-    crc_change = google_crc32c.value(payload) ^ google_crc32c.value(bytes(other))
-    codes = {"<f8": "d", "<f4": "f"}
-    packed = "".join(
-        f"{len(constant)}s{codes.get(slot) or f'{np.dtype(slot).itemsize}s'}" for constant, _, slot in pieces
-    )
-    parts: list[Any] = [part for constant, _, _ in pieces for part in (constant, None)]
-    others = [*parts]
-    for number in range(len(tags)):
-        others[2 * number + 4] = parts[2 * number + 4][:-1] + _TENSORBOARD_KEY
+    numbers = offsets[2:-1]
+    other = np.frombuffer(payload, np.uint8).copy()
+    other[numbers - HEADER_BYTES - 1] = _TENSORBOARD_KEY[0]
+    crc_change = google_crc32c.value(payload) ^ google_crc32c.value(other)
+    packed, parts = "", {}
+    if len(tags) < _FEW_TAGS:
+        codes = ["d", f"{step_bytes}s", *["f"] * len(tags), f"{seq_bytes}s"]
+        packed = "".join([f"{len(constant)}s{code}" for constant, code in zip(constants, codes, strict=True)])
+        own: list[Any] = [part for constant in constants for part in (constant, None)]
+        others = [*own]
+        for place in range(4, 4 + 2 * len(tags), 2):
+            others[place] = own[place][:-1] + _TENSORBOARD_KEY
+        parts = {MINDSPORE: own, TENSORBOARD: others}
     return _Layout(
-        np.frombuffer(template, np.uint8),
-        fields,
-        numbers,
-        crc_change,
-        struct.Struct(f"<{packed}"),
-        {MINDSPORE: parts, TENSORBOARD: others},
+        np.frombuffer(template, np.uint8), fields, numbers, crc_change, struct.Struct(f"<{packed}"), parts
     )
 
 

@@ -292,19 +292,23 @@ def _part(path: Path, segment: Path, header: dict[str, Any], at: int) -> Part:
 def _described(part: Part, data: list[bytes]) -> dict[str, Any]:
     """The part as JSON; the bytes of its arrays are appended to `data`."""
     place = 0
+    known: dict[int, list[Any]] = {}  # id of a column; many tags may share one
 
     def described(column: Column) -> list[Any]:
         nonlocal place
         if isinstance(column, Progression):
             return ["p", *column]
+        if id(column) in known:
+            return known[id(column)]
         array = column.load()
         if array.dtype.kind == "i" and array.size and -(2**31) <= array.min() <= array.max() < 2**31:
             array = array.astype(np.int32)
-        octets = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
-        found = ["a", array.dtype.newbyteorder("<").str, place, array.size, google_crc32c.value(octets)]
+        little = array.dtype.newbyteorder("<")
+        octets = array.astype(little, copy=False).tobytes()
+        known[id(column)] = ["a", little.str, place, array.size, google_crc32c.value(octets)]
         data.append(octets)
         place += len(octets)
-        return found
+        return known[id(column)]
 
     return {
         "end": part.end,

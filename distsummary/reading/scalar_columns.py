@@ -108,8 +108,8 @@ def read_pieces(
         if dialect not in DIALECTS:
             yield from reader.frames(start)
             return
-        walker = _Walker(dialect, min(max_payload, _MAX_LENGTH))
         layouts = _Layouts(dialect)
+        walker = _Walker(layouts, min(max_payload, _MAX_LENGTH))
         offset, most, pause = start, _FIRST_LOOK, FEW
         while True:
             base, block = reader.window(offset, walker.wanted)
@@ -154,8 +154,8 @@ class _Walker:
         is_cut: whether the last search ended at a frame that is not whole in the block.
     """
 
-    def __init__(self, dialect: str, max_length: int) -> None:
-        self._dialect, self._max_length = dialect, max_length
+    def __init__(self, layouts: "_Layouts", max_length: int) -> None:
+        self._layouts, self._max_length = layouts, max_length
         self._lengths: dict[bytes, int] = {}  # header -> length of the frame
         self.wanted, self.is_cut = _LEAST_BLOCK, False
 
@@ -193,7 +193,7 @@ class _Walker:
                 if end > size:
                     self.is_cut = True
                     break
-                if decode_scalars(block[position + HEADER_BYTES : end - 4], self._dialect) is None:
+                if not self._layouts.holds_scalars(block[position:end]):
                     break
                 if len(lengths) >= _MAX_HEADERS:
                     lengths.clear()
@@ -263,6 +263,12 @@ class _Layouts:
         self._dialect = dialect
         self._known: dict[int, _Known] = {}  # length of a frame -> the last layout
         self._known_bytes = 0
+
+    def holds_scalars(self, frame: bytes) -> bool:
+        """Whether `decode_scalars` decodes a frame."""
+        if len(frame) >= _SHORT:  # decoded once: its layout is needed then
+            return self._layout(np.frombuffer(frame, np.uint8)) is not None
+        return decode_scalars(frame[HEADER_BYTES:-4], self._dialect) is not None
 
     def columns(self, block: bytes, base: int, starts: list[int]) -> ScalarColumns | None:
         """The events of adjacent frames in `block`, up to the first frame that does not fit.
