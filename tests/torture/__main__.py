@@ -38,7 +38,7 @@ def run_level(level: str, root: Path, options: argparse.Namespace) -> Verdict:
         case "L0":
             return sweep(root, range(options.seed, options.seed + options.seeds), options.events)
         case "L1":
-            return kill_loop(root, options.kills, options.seed)
+            return kill_loop(root, options.kills, options.seed, options.tags)
         case "L2":
             from tests.torture.level2 import torture_runs
 
@@ -93,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--level", default="all", choices=("all", *LEVELS, "L2", "guard", "peers"))
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--kills", type=int, default=100, help="L1, L2, peers: how often to kill")
+    parser.add_argument("--tags", type=int, default=0, help="L1: so many more scalars in an event of scalars")
     parser.add_argument(
         "--mode", default="both", choices=("ray", "torchrun", "both"), help="L2: who launches"
     )

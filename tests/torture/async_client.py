@@ -35,12 +35,13 @@ class AsyncClient:
         files: Files | None = None,
         options: dict[str, Any] | None = None,
         bulk: int = 2000,
+        tags: int = 0,
         largest_batch: int = 4,
         pause_s: float = 0.0,
         resume_from_files: bool = False,
         writer: Writer | None = None,
     ) -> None:
-        self.seed, self.total, self.bulk = seed, total, bulk
+        self.seed, self.total, self.bulk, self.tags = seed, total, bulk, tags
         self._files, self._largest_batch, self._pause_s = files, largest_batch, pause_s
         self._next = self._own_first = read_account(place / "ledger").next_number
         self._random = random.Random(seed * 1_000_003 + self._next)
@@ -71,7 +72,7 @@ class AsyncClient:
         first, self._next = self._next, last + 1
         self._ledger.enter(SENT, first, last)
         for n in range(first, last + 1):
-            made = to_event(event(self.seed, n, self.bulk))
+            made = to_event(event(self.seed, n, self.bulk, self.tags))
             started = time.monotonic()
             row = row_of(made) if n % 2 else None  # scalars go both ways
             if row is None:

@@ -91,11 +91,12 @@ class Client:
         files: Files | None = None,
         options: dict[str, Any] | None = None,
         bulk: int = 2000,
+        tags: int = 0,
         largest_batch: int = 4,
         pause_s: float = 0.0,
         resume_from_files: bool = False,
     ) -> None:
-        self.place, self.seed, self.total, self.bulk = place, seed, total, bulk
+        self.place, self.seed, self.total, self.bulk, self.tags = place, seed, total, bulk, tags
         self._files, self._options, self._largest_batch = files, options or {}, largest_batch
         self._pause_s = pause_s
         self._writer: RankWriter | None = None
@@ -134,7 +135,7 @@ class Client:
                 self._enter_synced(self._own_first)
 
     def _send(self, first: int, last: int) -> None:
-        batch = to_batch([event(self.seed, n, self.bulk) for n in range(first, last + 1)])
+        batch = to_batch([event(self.seed, n, self.bulk, self.tags) for n in range(first, last + 1)])
         self._ledger.enter(SENT, first, last)
         insist(lambda: self._write(batch), self._abandon)
         self._ledger.enter(ACKED, first, last)

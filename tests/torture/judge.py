@@ -87,7 +87,8 @@ class Expected:
     def values(self, n: int, dialect: str) -> dict[str, str]:
         """Tag -> fingerprint of event n."""
         if (n, dialect) not in self._known:
-            expected = event(self._facts["seed"], n, self._facts["bulk"]).expected(dialect)
+            facts = self._facts
+            expected = event(facts["seed"], n, facts["bulk"], facts.get("tags", 0)).expected(dialect)
             if "peer" in self._facts:
                 expected = {SCALAR: expected[SCALAR]} if SCALAR in expected else {}
             self._known[n, dialect] = expected

@@ -24,21 +24,25 @@ EARLY_S, LATE_S = (
     0.02,
     0.15,
 )  # a kill comes within the first, while the files are opened, or within the second
+WIDE = 5  # times later a kill comes if events have many tags: they take longer
 MORE = 5  # events of the last life, which closes
 
 
-def kill_loop(root: Path, kills: int, seed: int) -> Verdict:
-    """Runs of up to 25 kills each until `kills` are done; each run ends with a clean life and is judged."""
+def kill_loop(root: Path, kills: int, seed: int, tags: int = 0) -> Verdict:
+    """Runs of up to 25 kills each until `kills` are done; each run ends with a clean life and is judged.
+
+    `tags`: how many more scalars an event of scalars has.
+    """
     total = Verdict()
     generator = random.Random(seed)
     while total.kills < kills:
         number = total.kills // KILLS_PER_RUN
         place = root / f"run-{number:03d}"
         case = seed + number
-        open_case(place, case, bulk=BULK)
+        open_case(place, case, bulk=BULK, tags=tags)
         for _ in range(min(KILLS_PER_RUN, kills - total.kills)):
-            kill_one(place, case, _delay_s(generator), total)
-        _end_cleanly(place, case, total)
+            kill_one(place, case, _delay_s(generator) * (WIDE if tags else 1), total, tags)
+        _end_cleanly(place, case, total, tags)
         total.add(run_judge(root, tensorboard=True))
     return total
 
@@ -48,9 +52,9 @@ def _delay_s(generator: random.Random) -> float:
     return generator.uniform(0.0, EARLY_S) if early else generator.uniform(EARLY_S, LATE_S)
 
 
-def kill_one(place: Path, case: int, delay_s: float, verdict: Verdict) -> None:
+def kill_one(place: Path, case: int, delay_s: float, verdict: Verdict, tags: int = 0) -> None:
     """One life, killed after `delay_s` seconds."""
-    pid = start(place, case, ENDLESS)
+    pid = start(place, case, ENDLESS, tags)
     time.sleep(delay_s)
     os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
@@ -60,7 +64,7 @@ def kill_one(place: Path, case: int, delay_s: float, verdict: Verdict) -> None:
     _count_orphans(pid, place, verdict)
 
 
-def start(place: Path, case: int, total: int) -> int:
+def start(place: Path, case: int, total: int, tags: int = 0) -> int:
     """A life in a new process and session; its pid. What it prints goes to the run's `stderr`."""
     pid = os.fork()
     if pid:
@@ -69,14 +73,14 @@ def start(place: Path, case: int, total: int) -> int:
         os.setsid()
         descriptor = os.open(place / "stderr", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(descriptor, 2)
-        _live(place, case, total)
+        _live(place, case, total, tags)
         os._exit(0)
     except BaseException:
         traceback.print_exc()
         os._exit(1)
 
 
-def _live(place: Path, case: int, total: int) -> None:
+def _live(place: Path, case: int, total: int, tags: int) -> None:
     client: type[Client] | type[AsyncClient] = client_of(case)
     client(
         place,
@@ -84,13 +88,14 @@ def _live(place: Path, case: int, total: int) -> None:
         total=total,
         options=options_of(case, rotate_bytes=1 << 20),
         bulk=BULK,
+        tags=tags,
         largest_batch=LARGEST_BATCH,
         pause_s=PAUSE_S,
     ).run()
 
 
-def _end_cleanly(place: Path, case: int, verdict: Verdict) -> None:
-    pid = start(place, case, read_account(place / "ledger").next_number + MORE)
+def _end_cleanly(place: Path, case: int, verdict: Verdict, tags: int) -> None:
+    pid = start(place, case, read_account(place / "ledger").next_number + MORE, tags)
     _, status = os.waitpid(pid, 0)
     if os.waitstatus_to_exitcode(status) != 0:
         verdict.violations.append(f"{place.name}: the last life failed: {_errors(place)}")

@@ -38,5 +38,11 @@ def test_killed_writers_lose_nothing_acknowledged(tmp_path: Path) -> None:
     assert int(str(line["acked"])) > 0
 
 
+def test_killed_writers_of_many_tags_lose_nothing_acknowledged(tmp_path: Path) -> None:
+    line = torture(tmp_path, "--level", "L1", "--kills", "4", "--tags", "1000")
+    assert line["kills"] == 4
+    assert int(str(line["acked"])) > 0
+
+
 def test_hostile_files_are_refused_in_time_and_memory(tmp_path: Path) -> None:
     assert torture(tmp_path, "--level", "fuzz", "--mutants", "50")["faults"] == 50

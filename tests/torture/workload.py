@@ -44,8 +44,12 @@ class EventSpec(NamedTuple):
         return {value.tag: fingerprint(value.plugin, value.data) for value in kept}
 
 
-def event(seed: int, n: int, bulk: int = 2000) -> EventSpec:
-    """Event n >= 1 of a seed; `bulk` is the number of elements of its rare large tensors."""
+def event(seed: int, n: int, bulk: int = 2000, tags: int = 0) -> EventSpec:
+    """Event n >= 1 of a seed.
+
+    `bulk` is the number of elements of its rare large tensors, `tags` how many more scalars those events have
+    that hold scalars alone.
+    """
     draw = zlib.crc32(f"{seed}/{n}".encode())
     kind = _KINDS[draw % len(_KINDS)]
     if (kind == "bulk" and draw >> 12 & 1) or (kind == "lineage" and draw >> 12 & 3):
@@ -58,6 +62,10 @@ def event(seed: int, n: int, bulk: int = 2000) -> EventSpec:
     values = [ValueSpec("scalar", f"m{i}", _scalar(draw + i)) for i in range(draw >> 8 & 3)]
     values.append(ValueSpec("scalar", SCALAR, _scalar(draw)))
     match kind:
+        case "scalars":
+            values += [
+                ValueSpec("scalar", f"wide/{i // 10}/{i % 10}", _scalar(draw + i)) for i in range(tags)
+            ]
         case "tensor":
             values.append(ValueSpec("tensor", "weights/a b", numbers(draw, 1 + (draw >> 10) % 300)))
         case "bulk":
