@@ -16,6 +16,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import base64
 import gc
 import glob
+import random
 import shutil
 import signal
 import sys
@@ -31,7 +32,7 @@ import psutil
 import pytest
 from hypothesis import settings
 
-from tests import parallel
+from tests import leftovers, parallel
 
 settings.register_profile("untimed", deadline=None)  # a busy machine fails no test
 settings.load_profile("untimed")
@@ -46,28 +47,23 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 gc.disable()  # until everything is imported and collected, which makes no garbage
 
 ROOT = Path(__file__).resolve().parents[1]
+# Processes of tests import the package and the tests from here, wherever they run and whatever is installed.
+if str(ROOT) not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 HAS_CHILDREN_LISTS = bool(glob.glob("/proc/self/task/*/children"))  # a kernel may be built without
 PIXEL = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 )
-# Caches that tools keep in the repository; all are in .gitignore.
-TOOL_CACHES = {
-    "__pycache__",
-    ".hypothesis",
-    ".import_linter_cache",
-    ".mypy_cache",
-    ".pytest_cache",
-    ".ruff_cache",
-}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--leak-grace-s",
         type=float,
-        default=30.0,
+        default=60.0,
         help="how long what a test started may take to end before it counts as left behind",
     )
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run the tests in the order of this seed")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -79,6 +75,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """One process leaves the tests that take long, those of the Ray cluster above all, to the end."""
+    if (seed := config.getoption("--shuffle")) is not None:
+        random.Random(seed).shuffle(items)
+        return
     items.sort(key=lambda item: parallel.turn(item.nodeid), reverse=not parallel.is_parallel(config))
 
 
@@ -87,15 +86,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return parallel.make_scheduler(config, log)
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """One of several processes has a temporary directory of its own: what is there, its own tests left."""
-    if parallel.is_parallel(config):
-        os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="tests-", dir="/tmp")
+@pytest.fixture(autouse=True, scope="session")
+def own_places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A directory for temporary files, and in it the working directory, which is empty before each test.
 
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    if parallel.is_parallel(config):
-        shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
+    They are this process's own: what is there, its own tests left.
+    """
+    tmp_path_factory.getbasetemp()  # beside the others, to be looked at when the tests are over
+    with tempfile.TemporaryDirectory(prefix="tests-", ignore_cleanup_errors=True) as place:
+        before, former = tempfile.tempdir, os.getcwd()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TMPDIR", place)
+            tempfile.tempdir = place
+            work = Path(place, "work")
+            work.mkdir()
+            os.chdir(work)
+            yield work
+        os.chdir(former)
+        tempfile.tempdir = before
 
 
 @pytest.fixture
@@ -122,20 +130,25 @@ def one_picture(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # One fixture and plain system calls, because every test pays for it.
 @pytest.fixture(autouse=True)
-def nothing_left_behind(leak_grace_s: float) -> Iterator[None]:
+def nothing_left_behind(own_places: Path, leak_grace_s: float) -> Iterator[None]:
     """Fail a test that leaves a child process, a thread of distsummary's or one that keeps the process from
-    ending, or a file in the working directory, in the repository's root, or called TMP/distsummary*.
+    ending, a file in the working directory or called TMP/distsummary*, or a change of the process (see
+    `leftovers`); then undo that, so that no other test fails for it.
     """
-    places = {str(ROOT), os.getcwd()}
     # Children of older ones (the workers of the session's Ray cluster) belong to those, not to the test.
-    pids, threads, files = child_pids(), set(threading.enumerate()), stray_files(places)
+    pids, threads = child_pids(), set(threading.enumerate())
+    states = leftovers.read_states()
     yield
     complaints = [
-        *leaks("files", lambda: stray_files(places) - files, str, grace_s=0),
         *leaks("threads", lambda: ending_threads() - threads, lambda thread: thread.name, leak_grace_s),
         *leaks("processes", lambda: child_processes(pids), describe_process, leak_grace_s),
+        *leaks("files", lambda: stray_files(own_places), str, grace_s=0),
+        *leftovers.changes(states),
     ]
     if complaints:
+        leftovers.undo(states)
+        remove(stray_files(own_places))
+        end(child_processes(pids))
         pytest.fail("\n".join(complaints), pytrace=False)
 
 
@@ -185,11 +198,29 @@ def ending_threads() -> set[threading.Thread]:
     return {t for t in threading.enumerate() if t.name.startswith("distsummary") or not t.daemon}
 
 
-def stray_files(places: set[str]) -> set[str]:
-    """What lies directly in `places`, and what is called distsummary* in the temporary directory."""
-    found = {f"{place}/{name}" for place in places for name in os.listdir(place) if name not in TOOL_CACHES}
-    temporary = tempfile.gettempdir()
-    return found | {f"{temporary}/{name}" for name in os.listdir(temporary) if name.startswith("distsummary")}
+def stray_files(work: Path) -> set[str]:
+    """What is in the working directory, and what is called distsummary* in the temporary directory."""
+    found = {f"{work}/{name}" for name in os.listdir(work)}
+    return found | {
+        f"{work.parent}/{name}" for name in os.listdir(work.parent) if name.startswith("distsummary")
+    }
+
+
+def remove(files: set[str]) -> None:
+    """Remove files and whole directories."""
+    for path in files:
+        shutil.rmtree(path, ignore_errors=True)
+        Path(path).unlink(missing_ok=True)
+
+
+def end(processes: set[psutil.Process]) -> None:
+    """Kill children of this process with all of theirs."""
+    for child in processes:
+        with suppress(psutil.NoSuchProcess):
+            for each in [*child.children(recursive=True), child]:
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
+            child.wait()
 
 
 def leaks(

@@ -6,6 +6,8 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -25,10 +27,14 @@ def run_inner_pytest(
     options = ["--leak-grace-s", str(grace_s), f"--junitxml={report}", f"--basetemp={place / 'base'}"]
     for plugin in plugins:
         options += ["-p", plugin]
-    environment = {"PYTHONPATH": str(ROOT), "TMPDIR": str(place), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {"PYTHONPATH": f"{ROOT}:{cwd}", "TMPDIR": str(place), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
-        [*command, *options], cwd=cwd, env=environment, capture_output=True, text=True, timeout=120
+        [*command, *options], cwd=cwd, env=environment, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == 1, done.stdout + done.stderr
     cases = ElementTree.parse(report).iter("testcase")
-    return {case.attrib["name"]: "".join(part.attrib["message"] for part in case) for case in cases}
+    found: dict[str, str] = {}
+    for case in cases:  # two of one test if it fails and then leaves something
+        name = case.attrib["name"]
+        found[name] = found.get(name, "") + "".join(part.attrib["message"] for part in case)
+    return found

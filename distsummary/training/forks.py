@@ -69,8 +69,13 @@ def tell_forks(living: Forkable) -> None:
     _living.add(living)
 
 
+def forkables() -> list[Forkable]:
+    """All that live, in this process."""
+    return list(_living)
+
+
 def _after_fork_in_child() -> None:
-    for living in list(_living):
+    for living in forkables():
         _guard.call("after a fork", living.after_fork)
 
 

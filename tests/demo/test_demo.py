@@ -18,8 +18,7 @@ from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.run_dir import RunDir
 from distsummary.view.report import BUNDLE
 from tests.interrupts import sigint
-
-TIMEOUT_S = 170
+from tests.patience import PATIENCE_S
 
 
 def start(out, *arguments: str) -> subprocess.Popen:
@@ -35,10 +34,9 @@ def python(*arguments: str) -> subprocess.Popen:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(TIMEOUT_S + 10)
 def test_the_demo_trains_merges_and_draws(tmp_path):
     demo = start(tmp_path / "demo", "--ranks", "2", "--json")
-    output, errors = demo.communicate(timeout=TIMEOUT_S)
+    output, errors = demo.communicate(timeout=PATIENCE_S)
     assert demo.returncode == 0, errors
     summary = json.loads(output)
     assert summary["accuracy"] > 0.8
@@ -66,20 +64,19 @@ def test_the_demo_trains_merges_and_draws(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(TIMEOUT_S + 10)
 def test_ctrl_c_leaves_readable_files_and_no_process(tmp_path):
     demo = start(tmp_path / "demo", "--ranks", "2", "--epochs", "200")
     assert any("epoch 2" in line for line in demo.stderr)
-    run_dir, deadline = RunDir(tmp_path / "demo"), time.monotonic() + TIMEOUT_S
+    run_dir, deadline = RunDir(tmp_path / "demo"), time.monotonic() + PATIENCE_S
     while not have_begun(run_dir):
         assert time.monotonic() < deadline, "the collectors wrote nothing"
         time.sleep(0.2)
     family = psutil.Process(demo.pid).children(recursive=True)
     demo.send_signal(signal.SIGINT)
-    _, errors = demo.communicate(timeout=TIMEOUT_S)
+    _, errors = demo.communicate(timeout=PATIENCE_S)
     assert demo.returncode == 130, errors
     assert "interrupted" in errors
-    assert psutil.wait_procs(family, timeout=30)[1] == []
+    assert psutil.wait_procs(family, timeout=PATIENCE_S)[1] == []
     for path in run_dir.rank_dirs().values():
         for dialect in DIALECTS:
             steps = steps_of(path, dialect, "strict")
@@ -90,7 +87,7 @@ def test_ctrl_c_leaves_readable_files_and_no_process(tmp_path):
 def test_ctrl_c_reaches_the_demo_where_the_tests_ignore_it():
     with sigint(signal.SIG_IGN):
         one = python("-c", "import signal; signal.raise_signal(signal.SIGINT)")
-    _, errors = one.communicate(timeout=TIMEOUT_S)
+    _, errors = one.communicate(timeout=PATIENCE_S)
     assert one.returncode == -signal.SIGINT, errors
 
 

@@ -8,6 +8,7 @@ import pytest
 from ray.dashboard.modules.job.cli import submit
 
 from tests.docs.documents import ROOT
+from tests.patience import PATIENCE_S
 
 SCRIPT = ROOT / "cluster" / "job.sh"
 # Stands where `ray` is looked up and notes how it was called; Ray's real parser then judges that.
@@ -28,7 +29,7 @@ def run(place: Path, *arguments: str, **environment: str) -> subprocess.Complete
     path = f"{place / 'bin'}:{os.environ['PATH']}"
     settings = {"PATH": path, "HOME": str(place)} | environment
     return subprocess.run(
-        [str(SCRIPT), *arguments], cwd=place, env=settings, capture_output=True, text=True, timeout=60
+        [str(SCRIPT), *arguments], cwd=place, env=settings, capture_output=True, text=True, timeout=PATIENCE_S
     )
 
 

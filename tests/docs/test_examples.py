@@ -11,13 +11,14 @@ from distsummary import LossGrid
 from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.run_dir import RunDir
 from tests.conftest import ROOT
+from tests.patience import PATIENCE_S
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
 def run(name: str, *arguments: str) -> str:
     command = [sys.executable, str(ROOT / "examples" / name), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=170)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

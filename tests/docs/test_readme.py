@@ -14,6 +14,7 @@ import distsummary
 from distsummary import cli
 from distsummary.collect.options import FLAGS, PATTERNS
 from tests.docs.documents import ROOT, anchors, blocks, commands, documents, links
+from tests.patience import PATIENCE_S
 
 README = (ROOT / "README.md").read_text()
 RECORDING = (ROOT / "docs/recording.md").read_text()
@@ -44,7 +45,7 @@ def test_the_readme_has_python_that_runs() -> None:
 def test_the_python_of_these_pages_runs_as_it_stands(snippet, tmp_path: Path) -> None:
     (tmp_path / "snippet.py").write_text("\n" * (snippet.line - 1) + snippet.code)
     done = subprocess.run(
-        [sys.executable, "snippet.py"], cwd=tmp_path, capture_output=True, text=True, timeout=150
+        [sys.executable, "snippet.py"], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == 0, done.stderr
 
@@ -57,7 +58,11 @@ def test_the_python_of_the_page_on_reading_runs_on_a_recorded_run(tmp_path: Path
     program = "\n".join(block.code for block in snippets)
     told = "print(len(frame), run.steps, run.state)"
     done = subprocess.run(
-        [sys.executable, "-c", f"{program}\n{told}"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", f"{program}\n{told}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     assert (done.returncode, done.stdout) == (0, "3 (1, 3) finished\n"), done.stderr
 
@@ -80,7 +85,7 @@ def test_the_python_of_the_landscapes_runs_in_its_order_and_prints_what_it_says(
     for name, block in (("train.py", first), *((f"line_{block.line}.py", block) for block in others)):
         (tmp_path / name).write_text(block.code)
         done = subprocess.run(
-            [sys.executable, name], cwd=tmp_path, capture_output=True, text=True, timeout=150
+            [sys.executable, name], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S
         )
         assert done.returncode == 0, done.stderr
         for said in re.findall(r"print\(\w+\)\s+# (LossGrid.*)", block.code):
@@ -97,7 +102,7 @@ def test_the_samples_of_the_callbacks_run_in_their_order_and_print_what_the_page
     samples = [block for block in page if block.language == "python"]
     (tmp_path / "page.py").write_text(f"\nprint({mark!r})\n".join(block.code for block in samples))
     done = subprocess.run(
-        [sys.executable, "page.py"], cwd=tmp_path, capture_output=True, text=True, timeout=150
+        [sys.executable, "page.py"], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == 0, done.stderr
     shown = [
@@ -177,7 +182,7 @@ def test_links_in_documents_lead_somewhere(document: Path) -> None:
 def test_every_verb_explains_itself(verb: str) -> None:
     command = [sys.executable, "-m", "distsummary", *verb.split(), "--help"]
     wide = os.environ | {"COLUMNS": "1000"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=wide)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=wide)
     assert done.returncode == 0, done.stderr
     assert f"usage: distsummary {verb}".strip() in done.stdout
     options = verbs()[verb]._actions if verb else []

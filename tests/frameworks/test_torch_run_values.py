@@ -18,6 +18,7 @@ from distsummary.errors import NonFiniteError
 from distsummary.format.records import Histogram
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.reading.reader import read_directory, read_lineage
+from tests.patience import PATIENCE_S
 
 LENGTH = 1 << 20
 
@@ -258,7 +259,10 @@ print(grown)
 
 def test_the_memory_of_a_long_run_with_all_kinds_is_flat(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", LONG_RUN, str(tmp_path / "run")], capture_output=True, text=True, timeout=150
+        [sys.executable, "-c", LONG_RUN, str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 4 << 20  # the steps since then wrote 8 MB

@@ -21,8 +21,8 @@ from distsummary.coordination import LocalCoordinator
 from distsummary.reading.reader import read_directory
 from distsummary.run_dir import RunDir
 from distsummary.topology import Topology
+from tests.patience import PATIENCE_S
 
-TIMEOUT_S = 60.0
 # Logs a step for each line that it reads.
 RANK = """
 import sys
@@ -66,11 +66,11 @@ class Rank:
     def finish(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.close()
-        assert self.process.wait(TIMEOUT_S) == 0
+        assert self.process.wait(PATIENCE_S) == 0
 
     def signal(self, number: int) -> None:
         os.killpg(self.process.pid, number)
-        self.process.wait(TIMEOUT_S)
+        self.process.wait(PATIENCE_S)
 
 
 @contextmanager
@@ -87,9 +87,9 @@ def job(path: Path, *options: str, name: str = "1", stderr: IO[bytes] | None = N
 
 
 def await_(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {TIMEOUT_S:g} s"
+        assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_S:g} s"
         time.sleep(0.05)
 
 
@@ -195,7 +195,7 @@ def test_a_second_aggregator_waits_until_the_first_has_ended_and_goes_on(tmp_pat
             os.kill(ranks[0].process.pid, signal.SIGCONT)
             for rank in ranks:
                 rank.finish()
-            assert second.wait(TIMEOUT_S) == 0
+            assert second.wait(PATIENCE_S) == 0
         finally:
             second.kill()
             second.wait()
@@ -259,10 +259,10 @@ def test_under_torchrun_the_merged_run_of_four_ranks_is_read_while_they_train(tm
         assert list(early) == list(range(1, len(early) + 1))
         child = aggregator(run)
         (tmp_path / "stop").touch()
-        assert training.wait(TIMEOUT_S) == 0
+        assert training.wait(PATIENCE_S) == 0
     finally:
         training.terminate()  # it ends its ranks first
-        training.wait(TIMEOUT_S)
+        training.wait(PATIENCE_S)
     late = losses(run)
     assert early.items() <= late.items()
     assert max(late) > max(early)

@@ -13,6 +13,7 @@ import distsummary as ds
 from distsummary.checkpoints.model_file import saved_in
 from distsummary.publish import TEMPORARY
 from tests.conftest import ROOT
+from tests.patience import PATIENCE_S
 
 KILLS = 50
 
@@ -313,7 +314,7 @@ def run(command: list[str], *, code: int = 0) -> "subprocess.CompletedProcess[st
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == code, done.stderr
     return done

@@ -22,7 +22,8 @@ def test_dump_into_a_pipe_that_closes_ends_quietly(tmp_path):
     run_dir = two_ranks(tmp_path / "run")
     command = f'"{sys.executable}" -m distsummary dump "{run_dir.base}" | head -n 1'
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True)
-    assert (len(done.stdout.splitlines()), done.stderr) == (1, "")
+    said = [line for line in done.stderr.splitlines() if ": working, " not in line]  # on a busy machine
+    assert (len(done.stdout.splitlines()), said) == (1, [])
 
 
 FACTORY = """

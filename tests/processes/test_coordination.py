@@ -10,6 +10,7 @@ import distsummary as ds
 from distsummary.coordination import LocalCoordinator
 from distsummary.errors import RunDirError
 from distsummary.run_dir import RunDir
+from tests.patience import PATIENCE_S
 from tests.unit.test_coordination import PORT, rank
 
 REGISTER_MANY = """
@@ -47,7 +48,7 @@ def test_two_processes_at_once_get_every_attempt_once_and_one_run_id(nasty_tmp_p
         assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
-    answers = [process.communicate(timeout=60)[0].split() for process in processes]
+    answers = [process.communicate(timeout=PATIENCE_S)[0].split() for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     assert len(set(answers[0][0::3] + answers[1][0::3])) == 1
     assert sorted(map(int, answers[0][1::3] + answers[1][1::3])) == list(range(40))

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from distsummary.states import RunState, read_run
+from tests.patience import PATIENCE_S
 
 RANK = """
 import os, signal, sys, time
@@ -42,7 +43,7 @@ ENDS: list[tuple[str | signal.Signals, str, str]] = [
 
 def await_files(place: Path, names: list[str]) -> None:
     """Until all are there."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while not all((place / name).exists() for name in names):
         assert time.monotonic() < deadline, f"{names} are not all there"
         time.sleep(0.01)
@@ -69,7 +70,7 @@ def test_every_way_to_end_is_told_right(tmp_path: Path) -> None:
         end = ENDS[rank][0]
         if isinstance(end, signal.Signals):
             ranks[rank].send_signal(end)
-        ranks[rank].wait(60)
+        ranks[rank].wait(PATIENCE_S)
         if rank == 3:  # lost and interrupted ones, but none that failed, while some run
             assert state().state == "interrupted"
     codes = [rank.returncode for rank in ranks]

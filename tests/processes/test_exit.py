@@ -12,6 +12,7 @@ from distsummary.run_dir import RunDir
 from distsummary.states import RunState, read_run
 from distsummary.training.callbacks import CallbackParams, RunContext
 from tests.manifests import whole_manifest
+from tests.patience import PATIENCE_S
 
 LOOP = """
 import sys
@@ -112,7 +113,7 @@ def test_a_run_of_several_processes_is_failed_until_an_attempt_of_all_of_them_fi
         slurm = {"SLURM_JOB_ID": job, "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}
         places = [os.environ | slurm | {"SLURM_PROCID": str(rank)} for rank in range(2)]
         ranks = [subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL) for env in places]
-        assert [rank.wait(60) for rank in ranks] == [int(rank == failing) for rank in range(2)]
+        assert [rank.wait(PATIENCE_S) for rank in ranks] == [int(rank == failing) for rank in range(2)]
         run = read_run(tmp_path)
         assert run.state == RunDir(tmp_path).read_manifest()["state"]
         return run
@@ -152,7 +153,9 @@ assert state() == "finished", state()
 
 
 def test_a_forked_child_that_ends_does_not_end_its_parents_run(tmp_path):
-    subprocess.run([sys.executable, "-W", "ignore", "-c", FORK, str(tmp_path)], check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORK, str(tmp_path)], check=True, timeout=PATIENCE_S
+    )
     # step 1 has a text about the run, and the last step the last system metrics
     assert sorted(event.step for event in read_directory(tmp_path)) == [1, 1, 2, 2]
 
@@ -176,7 +179,9 @@ else:
 def test_an_evaluation_that_nobody_closes_is_recorded_once_at_the_exit_of_the_process(tmp_path):
     for what in ("train", "eval"):
         subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", EVALUATE, str(tmp_path), what], check=True, timeout=60
+            [sys.executable, "-W", "ignore", "-c", EVALUATE, str(tmp_path), what],
+            check=True,
+            timeout=PATIENCE_S,
         )
     events = read_directory(tmp_path)
     assert [(e.attempt, e.step) for e in events for v in e.values if v.tag == "eval/accuracy"] == [(0, 3)]

@@ -13,6 +13,7 @@ from distsummary.errors import ClosedError
 from distsummary.reading.reader import read_directory
 from distsummary.training.forks import FORKED
 from tests.manifests import whole_manifest
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
@@ -21,7 +22,7 @@ def in_child(function):
     """Run the function in a forked child; returns its exit code."""
     child = multiprocessing.get_context("fork").Process(target=function)
     child.start()
-    child.join(60)
+    child.join(PATIENCE_S)
     assert child.exitcode is not None, "the child hangs"
     return child.exitcode
 

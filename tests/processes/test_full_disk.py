@@ -97,7 +97,7 @@ def test_a_full_disk_costs_nothing_while_events_fit_into_memory_and_is_told(tmp_
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
-        timeout=40,  # three calls of flush took 30 s each, and two of close 20 s
+        timeout=120,  # three calls of flush took 30 s each, and two of close 20 s
         check=False,
     )
     assert done.returncode == 0, done.stderr

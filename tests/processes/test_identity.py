@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.patience import PATIENCE_S
+
 PARTS = """
 import functools
 import random
@@ -72,7 +74,12 @@ def shown(folder: Path, seed: int) -> str:
     """What a fresh interpreter that hashes texts in its own way prints."""
     environment = {"PYTHONHASHSEED": str(seed), "PYTHONPATH": ":".join([str(folder), *sys.path])}
     done = subprocess.run(
-        [sys.executable, "-c", SHOW], env=environment, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", SHOW],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_S,
     )
     return done.stdout
 

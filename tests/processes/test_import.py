@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import distsummary
+from tests.patience import PATIENCE_S
 
 HEAVY = ("ray", "torch", "mindspore", "matplotlib", "sklearn", "safetensors", "tensorboard", "grpc")
 
@@ -16,7 +17,7 @@ def loaded_after(code: str) -> set[str]:
     """Top-level names of the modules that a fresh interpreter has loaded after running `code`."""
     code += "\nimport sys; print(*{name.split('.')[0] for name in sys.modules})"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_S
     )
     return set(done.stdout.splitlines()[-1].split())
 

@@ -8,6 +8,7 @@ from urllib.request import urlopen
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.unit.runs.recording import record
 
 # The front end is not built for the tests; a page of one line stands in for it.
@@ -30,10 +31,10 @@ def test_it_prints_its_url_answers_and_ends_when_it_is_told_to(tmp_path, number,
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             url = json.loads(process.stdout.readline())["url"]
-            with urlopen(url, timeout=60) as answer:
+            with urlopen(url, timeout=PATIENCE_S) as answer:
                 assert answer.status == 200
             process.send_signal(number)
-            rest, errors = process.communicate(timeout=60)
+            rest, errors = process.communicate(timeout=PATIENCE_S)
         finally:
             process.kill()
     assert (process.returncode, rest, errors) == (code, "", "")

@@ -17,6 +17,7 @@ from distsummary.format.records import DIALECTS
 from distsummary.landscapes.directions.pca import pca_plane
 from distsummary.reading.reader import read_directory
 from distsummary.run_dir import RunDir
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.long
 
@@ -89,8 +90,8 @@ def runs(tmp_path_factory):
     """The run of two ranks, and that of one process with the same numbers."""
     path = tmp_path_factory.mktemp("runs")
     ranks = [start(path, "sharded", rank) for rank in range(2)]
-    assert [rank.wait(120) for rank in ranks] == [0, 0]
-    assert start(path, "whole").wait(120) == 0
+    assert [rank.wait(PATIENCE_S) for rank in ranks] == [0, 0]
+    assert start(path, "whole").wait(PATIENCE_S) == 0
     return path / "sharded", path / "whole"
 
 

@@ -13,9 +13,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from distsummary.cli import main
 from distsummary.topology import _pid_start, are_busy, own_process
+from tests.patience import PATIENCE_S
 from tests.processes.stuck_ranks import CULPRIT, HOLDS, RANKS, SLEEPS
-
-PATIENCE_S = 120
 
 
 @pytest.fixture
@@ -128,7 +127,7 @@ def test_a_process_that_computes_is_busy_and_one_that_sleeps_or_is_stopped_is_no
             number: {"pid": child.pid, "pid_space": place, "pid_start": _pid_start(child.pid)}
             for number, child in enumerate(children)
         }
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE_S
         while (busy := are_busy(given)) != {0} and time.monotonic() < deadline:
             pass  # they have just begun
         assert busy == {0}

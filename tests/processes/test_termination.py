@@ -10,6 +10,7 @@ import pytest
 
 from distsummary.termination import tell_termination
 from tests.manifests import whole_manifest
+from tests.patience import PATIENCE_S
 
 TRAINING = """
 import asyncio, ctypes, os, signal, sys, threading, time
@@ -36,7 +37,7 @@ def train(place: Path, before: str, during: str, number: int | None = None) -> t
         assert process.stdout.readline() == "up\n", process.stderr.read()
         if number is not None:
             process.send_signal(number)
-        status, said = process.wait(60), process.stderr.read()
+        status, said = process.wait(PATIENCE_S), process.stderr.read()
     assert "Traceback" not in said, said
     [rank] = whole_manifest(place)["attempts"][0]["ranks"].values()
     return status, rank["state"], rank.get("health", {}).get("error", "")

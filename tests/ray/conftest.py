@@ -4,11 +4,16 @@ import logging
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import psutil
 import pytest
 import ray
+
+from distsummary import launcher
+from tests.patience import PATIENCE_S
 
 NAMESPACE = "test"
 
@@ -19,20 +24,36 @@ def ray_cluster() -> Iterator[None]:
     # Short, because Ray puts sockets under it and their paths may have 107 bytes only.
     place = tempfile.mkdtemp(prefix="dsray", dir="/tmp")
     try:
-        ray.init(
-            address="local",  # a stale /tmp/ray/ray_current_cluster must not make this a connection
-            num_cpus=4,
-            num_gpus=0,
-            include_dashboard=False,
-            namespace=NAMESPACE,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _temp_dir=place,
-        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                ray._private.services, "get_node", partial(found_late, ray._private.services.get_node)
+            )
+            ray.init(
+                address="local",  # a stale /tmp/ray/ray_current_cluster must not make this a connection
+                num_cpus=4,
+                num_gpus=0,
+                include_dashboard=False,
+                namespace=NAMESPACE,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _temp_dir=place,
+            )
         yield
     finally:
         ray.shutdown()
         shutil.rmtree(place, ignore_errors=True)
+
+
+def found_late(get_node: Callable[[str, str], Any], address: str, node: str) -> Any:
+    """The node of a cluster that starts; Ray itself waits 30 s for it, which a busy machine may need."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return get_node(address, node)
+        except RuntimeError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 @pytest.hookimpl(trylast=True)
@@ -40,6 +61,13 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     """Disconnect after the last test of the cluster: a process that is connected works on Ray."""
     if nextitem is None or "ray_cluster" not in getattr(nextitem, "fixturenames", ()):
         ray.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def unhurried_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine takes long to start the process that reads what dead ranks left, and to end a rank."""
+    monkeypatch.setattr(launcher, "TRACE_S", PATIENCE_S)
+    monkeypatch.setattr(launcher, "INTERRUPT_S", PATIENCE_S)
 
 
 @pytest.fixture(autouse=True)

@@ -20,6 +20,7 @@ from distsummary.run_dir import RunDir
 from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter
 from tests.manifests import whole_manifest
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture(autouse=True)
@@ -138,7 +139,7 @@ def test_the_aggregator_ends_itself_and_a_later_rank_starts_the_next(run_dir):
     client = AggregatorClient(run_dir)
     client.register(Topology(incarnation="one"))
     client.finish(Topology(incarnation="one"), 0, {})
-    psutil.Process(aggregator_pid(run_dir)).wait(timeout=60)
+    psutil.Process(aggregator_pid(run_dir)).wait(timeout=PATIENCE_S)
     second = AggregatorClient(run_dir)
     assert second.register(Topology(incarnation="two")).attempt == 1
     second.finish(Topology(incarnation="two"), 1, {})

@@ -9,6 +9,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from tests.inner_pytest import run_inner_pytest
+from tests.patience import PATIENCE_S
 from tests.ray.conftest import busy_workers
 
 LEAKY_TESTS = """
@@ -55,7 +56,7 @@ def test_an_actor_that_lives_is_seen_and_one_that_was_killed_is_not() -> None:
     assert any(worker.endswith(f"(pid {pid})") for worker in busy_workers())
     process = psutil.Process(pid)
     ray.kill(actor)  # does not wait for the end
-    process.wait(timeout=60)
+    process.wait(timeout=PATIENCE_S)
     assert not any(worker.endswith(f"(pid {pid})") for worker in busy_workers())
     with pytest.raises(RayActorError):
         ray.get(actor.pid.remote())

@@ -25,6 +25,7 @@ from distsummary.reading.reader import read_directory
 from distsummary.reading.segments import segments
 from distsummary.writing.async_writer import AsyncWriter
 from distsummary.writing.spec import WriterSpec
+from tests.patience import PATIENCE_S
 from tests.ray.hearing import GROUP, NAME, NAMESPACE, start_hearing
 from tests.unit.format import samples
 
@@ -110,7 +111,7 @@ def test_the_norms_of_a_rank_keep_their_names_through_a_killed_collector(tmp_pat
 def test_collectors_start_while_every_cpu_is_reserved(tmp_path):
     group = placement_group([{"CPU": 1}] * 4)
     try:
-        assert group.wait(60)
+        assert group.wait(PATIENCE_S)
         _, writer = open_remote(tmp_path)
         writer.write(Event(1, 0.0, [Value("scalar", "loss", 1.0)]))
         writer.close()

@@ -19,13 +19,13 @@ from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.landscapes.run import actor_crew, actor_resources
 from distsummary.landscapes.run.actor_crew import UNRESERVED, ActorCrew
 from distsummary.landscapes.run.work import Job, Work
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 ON_CPU = {"num_cpus": 1.0}
 ON_GPU = {"num_gpus": 1.0, "num_cpus": 0.0}  # the cluster has none
 AMPLE = {"num_cpus": 64.0}  # nor as many of these
-PATIENCE_S = 300.0  # on a busy machine, too, nobody takes a slow worker's place
 
 
 @pytest.fixture(autouse=True)

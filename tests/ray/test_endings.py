@@ -10,16 +10,19 @@ from pathlib import Path
 import pytest
 
 import distsummary as ds
+from distsummary import launcher
 from distsummary.errors import RanksFailedError
 from distsummary.states import read_run
 from tests.interrupts import sigint
+from tests.patience import PATIENCE_S
 
 RANKS = 4
 
 
 @pytest.fixture(autouse=True)
-def _connected(ray_cluster: None) -> None:
-    """Every test here needs the cluster."""
+def _connected(ray_cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test here needs the cluster; the ranks have the time that they need on a busy machine."""
+    monkeypatch.setattr(launcher, "GRACE_S", PATIENCE_S)
 
 
 def train(place: Path, how: tuple[str, ...]) -> None:

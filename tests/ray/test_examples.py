@@ -11,6 +11,7 @@ import ray
 from distsummary.run_dir import RunDir
 from tests.conftest import ROOT
 from tests.docs.test_examples import tags
+from tests.patience import PATIENCE_S
 
 
 @pytest.mark.long
@@ -20,7 +21,7 @@ def test_many_ranks_become_one_run(tmp_path: Path) -> None:
         env=os.environ | {"RAY_ADDRESS": ray.get_runtime_context().gcs_address},
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     assert "last loss of each rank:" in done.stdout

@@ -16,6 +16,7 @@ import pytest
 
 from distsummary.launcher import MAX_HOSTS, Place, describe_places
 from tests.conftest import ROOT
+from tests.patience import PATIENCE_S
 
 SCRIPT = """
 import sys, os, ray
@@ -90,7 +91,7 @@ def started(place: Path, nodes: Sequence[int]) -> Iterator[dict[str, str]]:
                     stderr=subprocess.DEVNULL,
                 )
             )
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + PATIENCE_S
             while not address.exists() and time.monotonic() < deadline:
                 time.sleep(0.1)
         yield environment
@@ -116,7 +117,7 @@ def launched(environment: dict[str, str], *arguments: str, script: str = SCRIPT)
         env=environment,
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr

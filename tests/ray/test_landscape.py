@@ -31,6 +31,7 @@ from distsummary.landscapes.run.actor import RayWorkers
 from distsummary.landscapes.run.runner import InProcessWorkers
 from distsummary.landscapes.run.scheduler import Scheduler
 from tests.conftest import ROOT
+from tests.patience import PATIENCE_S
 from tests.unit.landscapes import golden_mlp
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("ray_cluster")]
@@ -48,9 +49,6 @@ def make_model() -> nn.Module:
 
 def batches() -> list[Any]:
     return [(torch.from_numpy(x), torch.from_numpy(y).long()) for x, y in golden_mlp.batches()]
-
-
-PATIENCE_S = 300.0  # on a busy machine, too, nobody takes a slow worker's place
 
 
 @pytest.fixture(autouse=True)
@@ -212,7 +210,7 @@ def test_an_interrupt_leaves_no_worker() -> None:
 
 def test_a_cluster_that_is_fully_reserved_still_draws() -> None:
     group = ray.util.placement_group([{"CPU": 1}] * 4)
-    assert group.wait(60)
+    assert group.wait(PATIENCE_S)
     try:
         grid = draw_numpy("auto")
         assert grid.z.tobytes() == draw_numpy(0).z.tobytes()
@@ -224,7 +222,7 @@ def test_a_cluster_that_is_fully_reserved_still_draws() -> None:
 def test_what_becomes_free_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actor_crew, "GROW_S", 0.2)
     group = ray.util.placement_group([{"CPU": 1}] * 3)
-    assert group.wait(60)
+    assert group.wait(PATIENCE_S)
 
     def slow(model: Any, batch: Any) -> float:
         time.sleep(0.005)
@@ -247,12 +245,12 @@ def test_workers_leave_a_placement_group_that_captures_children() -> None:
         return draw_numpy(2).z.tobytes()
 
     group = ray.util.placement_group([{"CPU": 1}])
-    assert group.wait(60)
+    assert group.wait(PATIENCE_S)
     strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
         group, placement_group_capture_child_tasks=True
     )
     try:
-        drawn = ray.get(inside.options(scheduling_strategy=strategy).remote(), timeout=120)
+        drawn = ray.get(inside.options(scheduling_strategy=strategy).remote(), timeout=PATIENCE_S)
         assert drawn == draw_numpy(0).z.tobytes()
     finally:
         ray.util.remove_placement_group(group)
@@ -468,7 +466,7 @@ ds.landscape_set(*parts, around=CKPT_DIR, size=9, run_dir=sys.argv[2], workers=2
 
 def test_a_killed_driver_is_resumed_and_no_finished_chunk_is_evaluated_again(tmp_path: Path) -> None:
     address = ray.get_runtime_context().gcs_address
-    killed = subprocess.run([sys.executable, "-c", STOPPED, address, tmp_path], cwd=ROOT, timeout=150)
+    killed = subprocess.run([sys.executable, "-c", STOPPED, address, tmp_path], cwd=ROOT, timeout=PATIENCE_S)
     assert killed.returncode == -signal.SIGKILL
     told: list[int] = []
     arguments = {"around": golden_mlp.CKPT_DIR, "size": 9, "run_dir": tmp_path, "workers": 2}

@@ -13,8 +13,8 @@ from distsummary import Topology
 from distsummary.aggregate.actor import NAMESPACE, AggregatorClient, actor_name
 from distsummary.deal import Heartbeat
 from distsummary.run_dir import RunDir
+from tests.patience import PATIENCE_S
 
-PATIENCE_S = 60.0
 BEAT = Heartbeat(step=7, own_ms=12.5, wait_ms=0.25)
 
 

@@ -12,6 +12,7 @@ from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.run_dir import RunDir
 from distsummary.states import read_run
 from tests.manifests import whole_manifest
+from tests.patience import PATIENCE_S
 
 STEPS, RESUMED_FROM = 6, 2  # as in ray_train_job.py
 
@@ -32,7 +33,7 @@ def job(ray_cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     script = Path(__file__).with_name("ray_train_job.py")
     address = ray.get_runtime_context().gcs_address
     command = [sys.executable, script, address, place]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=170)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     return place
 

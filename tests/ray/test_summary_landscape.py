@@ -9,6 +9,7 @@ import pytest
 
 from distsummary import LossGrid, SummaryLandscape
 from tests.conftest import ROOT
+from tests.patience import PATIENCE_S
 from tests.unit.landscapes import golden_mlp
 from tests.unit.landscapes.test_generator import make_parts
 
@@ -48,7 +49,7 @@ def test_the_ids_pick_as_many_workers_and_none_picks_those_that_are_free(tmp_pat
 
 def test_the_default_works_in_a_process_that_is_not_connected_to_ray(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SCRIPT, str(golden_mlp.GOLDEN / "summary"), str(tmp_path / "maps")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["workers"].keys() == {"pca[1, 4]", "pca[3, 6]", "random"}

@@ -21,6 +21,7 @@ from distsummary.run_dir import RunDir
 from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter
 from tests.interrupts import Dropping, sigint
+from tests.patience import PATIENCE_S
 from tests.unit.landscapes.test_grid import make_grid
 
 
@@ -184,7 +185,7 @@ def test_a_dump_tells_what_it_reads_while_it_prints_nothing(tmp_path, monkeypatc
     def reading(*what) -> None:
         telling.doing(*what)
         if what[1] == 4:
-            assert told.wait(10)
+            assert told.wait(PATIENCE_S)
 
     run_dir = two_ranks(tmp_path / "run")
     monkeypatch.setattr(telling, "PLAIN_S", (0.01, 0.01))

@@ -10,6 +10,7 @@ import pytest
 
 from distsummary import telling as door
 from distsummary.telling import Estimate, clear, doing, fitting, telling
+from tests.patience import PATIENCE_S
 
 LINE = "landscape: 512/2601 points, 41 points/s, 51 s left, 4 workers (8 + 12 + 10 + 9.9 points/s)"
 
@@ -88,7 +89,7 @@ def test_a_terminal_shows_what_is_done_and_is_left_clean(monkeypatch: pytest.Mon
     stream = Terminal()
     with telling("fsck", stream):
         doing("checking directory", 3, 64)
-        assert stream.written.wait(10)
+        assert stream.written.wait(PATIENCE_S)
         assert re.search(r"\rdistsummary fsck: checking directory 3 of 64, \d+ s so far", stream.getvalue())
         clear()
     assert stream.getvalue().endswith("\r")
@@ -111,6 +112,6 @@ def test_a_file_gets_plain_lines_and_a_short_command_none(monkeypatch: pytest.Mo
     file = File()
     with telling("merge", file):
         doing("reading part", 1, 2)
-        assert told.wait(10)
+        assert told.wait(PATIENCE_S)
     assert re.search(r"^distsummary merge: reading part 1 of 2, \d+ s so far$", file.getvalue(), re.MULTILINE)
     assert "\r" not in file.getvalue()

@@ -1,5 +1,6 @@
 """Ranks that write real files, for tests of the merged run while they train."""
 
+import math
 import shutil
 from collections import defaultdict
 from pathlib import Path
@@ -24,6 +25,13 @@ from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter
 
 
+class UnhurriedMerge(LiveMerge):
+    """One that reads all there is, however long a busy machine takes for it."""
+
+    def poll(self, budget_s: float = math.inf) -> None:
+        super().poll(budget_s)
+
+
 class Ranks:
     """The ranks of one attempt, on one axis, which write real files; each `write` returns its digest."""
 
@@ -35,6 +43,7 @@ class Ranks:
             start = f"start {attempt}"
             place = Topology(rank=rank, world_size=world_size, incarnation=start, mesh=mesh)
             self.run_id = LocalCoordinator(self.run_dir).register(place).run_id
+        self.lives: list[LiveMerge] = []
         self.writers = [self.writer(rank) for rank in range(world_size)]
 
     def writer(self, rank: int) -> RankWriter:
@@ -58,15 +67,15 @@ class Ranks:
         return digest_of(batch, "train", *place)
 
     def live(self, **options):
-        return LiveMerge(
-            self.run_dir,
-            role="train",
-            attempt=self.attempt,
-            world_size=self.world_size,
-            **options,
+        live = UnhurriedMerge(
+            self.run_dir, role="train", attempt=self.attempt, world_size=self.world_size, **options
         )
+        self.lives.append(live)
+        return live
 
     def close(self):
+        for live in self.lives:  # also those that a test left as a killed process leaves them
+            live.abandon()
         for writer in self.writers:
             writer.close()
 

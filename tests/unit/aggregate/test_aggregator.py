@@ -23,6 +23,7 @@ from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.run_dir import RunDir
 from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter
+from tests.patience import PATIENCE_S
 
 RANKS = [Topology(rank=rank, world_size=2, incarnation="launch-1") for rank in range(2)]
 NEXT = [Topology(rank=rank, world_size=2, incarnation="launch-2") for rank in range(2)]
@@ -50,7 +51,7 @@ class Life:
 
     def end(self) -> None:
         for _, ended in self._started:
-            assert ended.wait(30), "the aggregator did not end itself"
+            assert ended.wait(PATIENCE_S), "the aggregator did not end itself"
 
     def has_ended(self) -> bool:
         return all(ended.is_set() for _, ended in self._started)
@@ -123,7 +124,7 @@ def record(
 
 def wait_for(holds: Callable[[], bool]) -> None:
     """Wait for what the aggregator's thread does by itself."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -4,7 +4,6 @@ import errno
 import random
 import shutil
 import threading
-from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -316,6 +315,21 @@ class Dying(Files):
 
     def __init__(self, left):
         self.left = left
+        self.descriptors = set()
+
+    def create(self, path):
+        descriptor = super().create(path)
+        self.descriptors.add(descriptor)
+        return descriptor
+
+    def close(self, descriptor):
+        self.descriptors.discard(descriptor)
+        super().close(descriptor)
+
+    def end(self):
+        """As the kernel does it after the process."""
+        for descriptor in [*self.descriptors]:
+            self.close(descriptor)
 
     def write(self, descriptor, parts):
         data = b"".join(parts)
@@ -334,7 +348,7 @@ class Dying(Files):
 @pytest.mark.parametrize("seed", range(12))
 def test_an_aggregator_that_is_killed_at_any_byte_is_followed_by_one_that_goes_on(seed, two):
     rng = random.Random(seed)
-    live, deaths = None, 0
+    live, deaths, dying = None, 0, Dying(rng.randrange(3000))
     for step in range(1, 13):
         for rank in (0, 1):
             note = [Value("text", "note", f"{rank} at {step}")] if step % 3 == 0 else []
@@ -343,18 +357,15 @@ def test_an_aggregator_that_is_killed_at_any_byte_is_followed_by_one_that_goes_o
             if live is not None:
                 live.add(digest)
         try:
-            live = live or two.live(files=Dying(rng.randrange(3000)))
+            live = live or two.live(files=dying)
             live.poll()
             live.advance({0, 1}, float(step))
         except Killed:
             deaths += 1
-            if live is not None:
-                with suppress(Killed):
-                    live.abandon()
-            live = None
-    if live is not None:
-        with suppress(Killed):
-            live.abandon()
+            dying.end()
+            live, dying = None, Dying(rng.randrange(3000))
+    dying.end()
+    two.lives.clear()
     assert deaths > 1
     assert two.live().close().is_exact
     for dialect in DIALECTS:

@@ -18,6 +18,7 @@ from distsummary.topology import Topology
 from distsummary.training.callbacks import CallbackParams, LossMonitor, RunContext
 from distsummary.training.learning_rate import LearningRateScheduler
 from distsummary.training.run import Run
+from tests.patience import PATIENCE_S
 from tests.unit.collect.doubles import IMAGES, ListCoordinator, ListWriter, Model, Momentum, drive, train
 
 
@@ -286,7 +287,7 @@ def test_real_files_hold_the_run(nasty_tmp_path):
 
 def test_all_tensors_of_a_step_are_exported_however_slow_the_disk_is(tmp_path, writers, monkeypatch):
     write = export.export_npy
-    monkeypatch.setattr(export, "export_npy", lambda *args: go.wait(10) and write(*args))
+    monkeypatch.setattr(export, "export_npy", lambda *args: go.wait(PATIENCE_S) and write(*args))
     go = threading.Event()
     collector = SummaryCollector(tmp_path, export_options={"tensor_format": "npy"},
                                  collect_specified_data={"tensor_regular": ".*"})  # fmt: skip

@@ -11,6 +11,7 @@ from distsummary.collect.background import Background
 from distsummary.collect.export import export_npy, file_name
 from distsummary.errors import ClosedError, WriteError
 from distsummary.format.records import Health
+from tests.patience import PATIENCE_S
 
 HOSTILE = ["a", "a_1", "..", ".", "../../etc/x", "/etc/x", "a/b c%", ".hidden", "%2Ehidden", "a\0b", "a\nb",
            "~", "-rf", "x\ud800", "雪" * 80, "x" * 300, "x" * 1024, "é" * 512, "😀" * 256]  # fmt: skip
@@ -62,7 +63,7 @@ def occupied(go, health, **options):
     """A thread whose one job goes on until `go`."""
     background, is_running = Background(health, **options), threading.Event()
     background.submit("first", lambda: is_running.set() or go.wait())
-    assert is_running.wait(10)
+    assert is_running.wait(PATIENCE_S)
     return background
 
 

@@ -9,6 +9,7 @@ from distsummary.collect import heartbeat
 from distsummary.collect.heartbeat import Pulse, Told, with_means
 from distsummary.deal import Heartbeat
 from distsummary.writing.health import Failures, Health
+from tests.patience import PATIENCE_S
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ def test_heartbeats_of_the_last_half_minute_make_the_pace(monkeypatch):
     monkeypatch.setattr(heartbeat, "BEAT_S", 0.001)
     monkeypatch.setattr(heartbeat, "WINDOW_S", 0.006)
     pulse = Pulse(place, tell, lambda deal: None, Failures(Health(), logging.getLogger()), 1000)
-    assert is_done.wait(10)
+    assert is_done.wait(PATIENCE_S)
     pulse.stop()
     assert told[:4] == [0.0, 0.0, 5.0, 10.0]
     assert told[8:11] == [0.0, 30 / 50, 30 / 100]

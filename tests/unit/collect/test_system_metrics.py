@@ -15,6 +15,7 @@ from distsummary.format.records import Health
 from distsummary.topology import Topology
 from distsummary.training.run import Run
 from distsummary.writing.health import Failures
+from tests.patience import PATIENCE_S
 from tests.unit.collect.doubles import ListWriter, train
 
 PERCENT = ("system/node/cpu_percent", "system/node/memory_percent", "system/node/disk_used_percent")
@@ -96,7 +97,7 @@ def test_the_thread_outlives_a_sample_that_cannot_be_recorded(
         return True
 
     monitor = SystemMonitor(Sampler({}, failures), record, failures)
-    assert has_recovered.wait(10)
+    assert has_recovered.wait(PATIENCE_S)
     monitor.stop()
     assert failures.health.errors == {"system metrics: OSError: no space left": 1}
 
@@ -110,7 +111,7 @@ def test_the_thread_ends_with_the_writer(failures: Failures, monkeypatch: pytest
         raise ClosedError("closed")
 
     monitor = SystemMonitor(Sampler({}, failures), record, failures)
-    monitor._thread.join(10)
+    monitor._thread.join(PATIENCE_S)
     assert not monitor._thread.is_alive()
     monitor.stop()
     assert (len(calls), failures.health.errors) == (1, {})

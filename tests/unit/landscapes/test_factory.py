@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,12 @@ from distsummary.landscapes.factory import load_factory
 from tests.unit.landscapes.golden_mlp import Mlp, batches, cross_entropy
 
 FACTORY = "tests.unit.landscapes.test_factory:make_parts"
+
+
+@pytest.fixture(autouse=True)
+def _own_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each load adds the working directory to the path of the process."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
 
 
 def make_parts() -> tuple[Any, Any, Any]:
@@ -80,7 +87,7 @@ def test_a_factory_is_found_by_name() -> None:
         (
             FACTORY.replace("make_parts", "make_with_an_error"),
             LandscapeError,
-            r"raised KeyError: 'parts' \(line 31 of",
+            r"raised KeyError: 'parts' \(line 38 of",
         ),
         ("json:dumps", LandscapeError, r"raised TypeError: .*'obj'; fix"),
     ],

@@ -4,6 +4,7 @@ import re
 import threading
 
 from distsummary.launching.stages import Stages
+from tests.patience import PATIENCE_S
 
 
 def test_a_quick_start_says_nothing(capsys):
@@ -34,7 +35,7 @@ def test_a_slow_stage_is_told_and_then_the_end(capsys, monkeypatch):
 
         stages._tell = tell
         stages.begin("starting Ray")
-        assert was_told.wait(60)
+        assert was_told.wait(PATIENCE_S)
         stages.done("the training begins")
     first, last = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"distsummary: starting Ray \(\d+ s\)", first)

@@ -19,6 +19,7 @@ from distsummary.errors import (
 )
 from distsummary.topology import Topology
 from distsummary.training import model_checkpoint, model_state
+from tests.patience import PATIENCE_S
 
 KEY = b"0123456789ABCDEF"
 
@@ -254,7 +255,7 @@ def test_while_a_file_is_written_the_training_goes_on(tmp_path, monkeypatch):
 
     def slow(path, *args, **kwargs):
         if path.name == "a-1_1.safetensors":
-            assert release.wait(60)
+            assert release.wait(PATIENCE_S)
         write(path, *args, **kwargs)
 
     class Releasing(ds.Callback):

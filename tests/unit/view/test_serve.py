@@ -14,6 +14,7 @@ import pytest
 from distsummary.errors import InvalidValueError, MissingExtraError, RunDirError
 from distsummary.view import report, served
 from distsummary.view.serve import PORT, Server, serve
+from tests.patience import PATIENCE_S
 from tests.unit.runs.recording import record
 
 
@@ -37,12 +38,12 @@ def serving(directory):
             yield server
         finally:
             server.shutdown()
-            thread.join(30)
+            thread.join(PATIENCE_S)
 
 
 def ask(server: Server, path: str, **headers: str) -> tuple[HTTPResponse, bytes]:
     """GET a path after the token, unless it begins with "/"."""
-    connection = HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    connection = HTTPConnection("127.0.0.1", server.server_port, timeout=PATIENCE_S)
     try:
         connection.request(
             "GET", path if path.startswith("/") else f"/{server.token}/{path}", headers=headers
@@ -98,7 +99,7 @@ def test_pages_and_data_are_answered_and_nothing_else(tmp_path, bundle):
         }.items():
             answer, body = ask(server, path)
             assert (answer.status, said in body.decode()) == (404, True), (path, body)
-        with socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as raw:
+        with socket.create_connection(("127.0.0.1", server.server_port), timeout=PATIENCE_S) as raw:
             raw.sendall(f"POST /{server.token}/runs HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             assert raw.recv(100).startswith(b"HTTP/1.1 501")
 

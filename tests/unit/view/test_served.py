@@ -12,6 +12,7 @@ from distsummary.errors import InvalidValueError, MissingFileError
 from distsummary.runs.recorded_run import RecordedRun
 from distsummary.view import served as module
 from distsummary.view.served import Answer, Served, UnknownRunError
+from tests.patience import PATIENCE_S
 from tests.unit.runs.recording import record
 
 
@@ -65,7 +66,7 @@ def test_tabs_that_ask_together_have_it_read_once(tmp_path, monkeypatch):
     def slow(run, others):
         made.append(run)
         inside.set()
-        assert go_on.wait(30)
+        assert go_on.wait(PATIENCE_S)
         return {"number": len(made)}
 
     monkeypatch.setattr(module, "page", slow)
@@ -73,12 +74,12 @@ def test_tabs_that_ask_together_have_it_read_once(tmp_path, monkeypatch):
     found = []
     tabs = [threading.Thread(target=lambda: found.append(served.page("run"))) for _ in range(5)]
     tabs[0].start()
-    assert inside.wait(30)
+    assert inside.wait(PATIENCE_S)
     for tab in tabs[1:]:
         tab.start()
     go_on.set()
     for tab in tabs:
-        tab.join(30)
+        tab.join(PATIENCE_S)
     assert [contents(one) for one in found] == [{"number": 1}] * 5
 
 

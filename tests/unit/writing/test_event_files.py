@@ -19,6 +19,7 @@ from distsummary.writing.event_files import GROUP_BYTES, GroupSync
 from distsummary.writing.files import Files
 from distsummary.writing.spec import Limits, WriterSpec
 from distsummary.writing.writer import RankWriter
+from tests.patience import PATIENCE_S
 
 RUN_ID = "00000000000000ab"
 
@@ -342,10 +343,10 @@ def test_a_group_is_synced_after_its_interval_or_at_its_size_and_nothing_wakes_a
     synced = threading.Semaphore(0)
     group = GroupSync(synced.release, interval_s=0.01)
     group.wrote(1)
-    assert synced.acquire(timeout=10)
+    assert synced.acquire(timeout=PATIENCE_S)
     slow = GroupSync(synced.release, interval_s=3600)
     slow.wrote(GROUP_BYTES)
-    assert synced.acquire(timeout=10)
+    assert synced.acquire(timeout=PATIENCE_S)
     group.close()
     slow.close()
     assert not synced.acquire(blocking=False)
