@@ -25,7 +25,7 @@ from distsummary.diagnosis.verdict import (
 DAMAGE = (*STOPPED, NAN)  # causes that end or spoil a training, whatever the others cost
 NAMED = 8  # ranks in a sentence
 _SHOWN = 3  # intervals in a sentence
-_LEAST_S = 0.05  # a cost below it is not given
+LEAST_S = 0.05  # a cost below it is not given
 _MINUTE, _HOUR = 60.0, 3600.0
 # What is said of a verdict that lasts, and of one that is over; {ranks} begins the sentence.
 _FINDINGS = {
@@ -61,7 +61,7 @@ def sentence(verdict: Verdict, *, is_over: bool = False, of_s: float | None = No
     """
     evidence = verdict.evidence.rstrip(".")
     said = f"{finding(verdict, is_over=is_over)}: {evidence}."
-    if verdict.lost_s < _LEAST_S:
+    if verdict.lost_s < LEAST_S:
         return said
     lasts = verdict.until_step is None and not is_over
     of = "" if of_s is None else f" of {seconds(max(of_s, verdict.lost_s))}"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from distsummary import states
-from distsummary.diagnosis.sentence import finding, sentence, weight
+from distsummary.diagnosis.sentence import LEAST_S, finding, seconds, sentence, weight
 from distsummary.diagnosis.verdict import DROPPED, ERROR, HANG, MESSAGE, SLOW, Verdict
 from distsummary.run_dir import RunDir
 from distsummary.states import GONE, SILENT, AttemptState, RankState
@@ -277,10 +277,10 @@ def findings_in_short(findings: Sequence[Verdict], more: str = "", *, is_over: b
             parts.append(f"{cut(one.evidence, MESSAGE_WIDTH)} (step {one.since_step:,})")
             continue
         said = finding(one, is_over=is_over)
-        more_of = {DROPPED: one.evidence.partition(";")[0]} | dict.fromkeys(SLOW, one.cause)
-        parts.append(
-            said[0].lower() + said[1:] + (f" ({more_of[one.cause]})" if one.cause in more_of else "")
-        )
+        details = [one.evidence.partition(";")[0]] if one.cause == DROPPED else []
+        details += [one.cause] if one.cause in SLOW else []
+        details += [seconds(one.lost_s)] if one.lost_s >= LEAST_S else []
+        parts.append(said[0].lower() + said[1:] + (f" ({', '.join(details)})" if details else ""))
     count = len(parts)
     if count > FINDINGS:
         parts[FINDINGS:] = [f"and {count - FINDINGS} more"]

@@ -47,12 +47,17 @@ function verdicts(found) {
       onclick: () => show(index),
       onkeydown: (event) => event.key === "Enter" && show(index),
     },
-    cells: [`rank ${one.rank}`, h("b", {}, one.cause), one.level, since(one), one.evidence],
+    cells: [of_ranks(one), h("b", {}, one.cause), one.level, since(one), cost(one), one.evidence],
   }))
   const show = (index) => document.dispatchEvent(new CustomEvent("verdict", { detail: index }))
   return [h("h3", {}, `What was found: ${counted(found.length, "verdict")}`),
-    h("div", { class: "scroll told" }, table(["rank", "cause", "level", "steps", "evidence"], rows))]
+    h("div", { class: "scroll told" }, table(["rank", "cause", "level", "steps", "cost", "evidence"], rows, { numbers: [4] }))]
 }
+
+const of_ranks = (one) => one.ranks?.length > 1 ? `ranks ${one.ranks.join(", ")}` : `rank ${one.rank}`
+
+// The seconds of the run that a verdict cost.
+const cost = (one) => one.lost_s >= 0.05 ? `${one.lost_s.toFixed(1)} s` : "-"
 
 export const since = (one) => `${whole(one.since_step)} ${one.until_step < 0 ? "on" : `to ${whole(one.until_step)}`}`
 

@@ -32,6 +32,7 @@ def slow(tmp_path_factory):
     for rank in range(4):
         record(path, rank=rank, ranks=4, steps=range(1, 8001), values=timed)
     told = {"time": 1.0, "rank": 2, "cause": "data", "since_step": 1200, "until_step": None, "evidence": "e"}
+    told |= {"lost_s": 2.5, "ranks": [2, 3]}
     (path / "alerts.jsonl").write_text(json.dumps(told | {"first_told_step": 1240}) + "\n")
     return page(ds.open_run(path))
 
@@ -99,6 +100,7 @@ def test_the_page_says_how_grave_the_worst_finding_is(tmp_path, cause, until, le
 
 def test_verdicts_and_what_is_missing_are_told(slow):
     [verdict] = slow["overview"]["verdicts"]
+    assert (verdict["lost_s"], verdict["ranks"]) == (2.5, [2, 3])
     assert (verdict["rank"], verdict["cause"], verdict["since_step"], verdict["until_step"]) == (
         2, "data", 1200, -1
     )  # fmt: skip
