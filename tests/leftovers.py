@@ -171,7 +171,7 @@ def _recording() -> Values:
     operators: Any = sys.modules.get("distsummary.collect.operators")
     forks: Any = sys.modules.get("distsummary.training.forks")
     return {
-        "open runs": [] if forks is None else [run for run in forks.forkables() if not run._is_closed],
+        "open runs": [] if forks is None else [one for one in forks.forkables() if not getattr(one, "_is_closed", True)],
         "listeners to operators": [] if operators is None else operators.listeners(),
     }
 
