@@ -170,8 +170,9 @@ def _recording() -> Values:
     """The runs that are open, and those who listen to operators."""
     operators: Any = sys.modules.get("distsummary.collect.operators")
     forks: Any = sys.modules.get("distsummary.training.forks")
+    living = [] if forks is None else forks.forkables()
     return {
-        "open runs": [] if forks is None else [one for one in forks.forkables() if not getattr(one, "_is_closed", True)],
+        "open runs": [one for one in living if not getattr(one, "_is_closed", True)],
         "listeners to operators": [] if operators is None else operators.listeners(),
     }
 

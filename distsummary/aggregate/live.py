@@ -20,6 +20,7 @@ from distsummary.aggregate.merge import refuse_foreign_files
 from distsummary.aggregate.norms import AddedNorms, Meshes
 from distsummary.aggregate.statistics import Rows, StatisticsRule
 from distsummary.aggregate.waiting import GRAPH, BulkKey, Due, Told, Waiting, rows_of
+from distsummary.diagnosis.judge import BUSY_STEPS
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import RunDirError
@@ -189,7 +190,7 @@ class LiveMerge:
                 merged[step] = self._counted(step, values, told[step], due.sampled.get(step))
             for step, values in self._unwritten(self._judging.add(rows, self._attempt)).items():
                 merged.setdefault(step, []).extend(values)  # a verdict may be about a step before these
-        if self._judging.abstained:
+        if self._judging.abstained >= BUSY_STEPS:  # fewer show little, and cost nothing
             self._tell(BUSY)
         for told in (due.late, due.sampled):
             rows = self._new_rows(told)

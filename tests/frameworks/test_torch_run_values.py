@@ -148,7 +148,7 @@ def test_a_tensor_that_no_file_of_the_run_can_hold_is_counted(tmp_path: Path):
 
 
 @pytest.mark.parametrize("on_nan", ["warn", "stop"])
-def test_nan_in_a_tensor_is_named_with_its_step_once_it_is_known(run: ds.Run, tmp_path: Path, on_nan: str):
+def test_nan_in_a_tensor_is_named_with_its_step_once_it_is_known(tmp_path: Path, on_nan: str):
     with ds.init(tmp_path / on_nan, rank=0, world_size=1, on_nan=on_nan) as other:
         steps = 10**6 if on_nan == "stop" else 5
 
