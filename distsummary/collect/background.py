@@ -27,6 +27,7 @@ class _Job(NamedTuple):
     name: str
     function: Callable[[], object]
     nbytes: int
+    on_failure: Callable[[str], object]
 
 
 class Background:
@@ -54,13 +55,22 @@ class Background:
         self._pid = os.getpid()
         atexit.register(_close_at_exit, weakref.ref(self))
 
-    def submit(self, name: str, job: Callable[[], object], *, nbytes: int = 0, wait_s: float = 0.0) -> None:
+    def submit(
+        self,
+        name: str,
+        job: Callable[[], object],
+        *,
+        nbytes: int = 0,
+        wait_s: float = 0.0,
+        on_failure: Callable[[str], object] = lambda reason: None,
+    ) -> None:
         """Queue `job()`; a failed or dropped job is counted under `name`.
 
         Args:
             nbytes: the bytes that the job holds.
             wait_s: the longest time that the caller waits for room in the budget. After a failed wait,
                 later calls do not wait at all until a job has ended.
+            on_failure: called with the reason if the job fails or is dropped, in the thread that finds it.
 
         Raises ClosedError after close, WriteError for an earlier failure if `raise_exception` is set.
         """
@@ -71,13 +81,14 @@ class Background:
         self._check()
         with self._changed:
             if not self._room.wait_for(has_room, wait_s, wait_s):
-                waiting = len(self._jobs)
-                self._failures.count(f"{name}: dropped, because {waiting} older jobs wait; is the disk slow?")
+                reason = f"{name}: dropped, because {len(self._jobs)} older jobs wait; is the disk slow?"
+                self._failures.count(reason)
+                on_failure(reason)
                 return
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="distsummary-files", daemon=True)
                 self._thread.start()
-            self._jobs.append(_Job(name, job, nbytes))
+            self._jobs.append(_Job(name, job, nbytes, on_failure))
             self._held_bytes += nbytes
             self._accepted += 1
             self._changed.notify_all()
@@ -113,6 +124,8 @@ class Background:
             if self._thread.is_alive():
                 left = self._accepted - self._done
                 self._failures.count(f"files: {left} jobs were not done {most_s:.2g} s after the end")
+                for job in [*self._jobs]:
+                    job.on_failure(f"{job.name}: not done {most_s:.2g} s after the end")
         self._failures.raise_last()
 
     def _check(self) -> None:
@@ -140,7 +153,9 @@ class Background:
             try:
                 job.function()
             except Exception as error:  # shown in health(), raised on the next call if requested
-                self._failures.count(f"{job.name}: {type(error).__name__}: {error}")
+                reason = f"{job.name}: {type(error).__name__}: {error}"
+                self._failures.count(reason)
+                job.on_failure(reason)
 
 
 def _close_at_exit(reference: "weakref.ref[Background]") -> None:

@@ -285,6 +285,8 @@ class SummaryCollector(Callback):
     def _begin_recording(self, session: Session, params: CallbackParams) -> None:
         """Record from now on; what cannot be done is counted."""
         self._params = params
+        if (finite := params.get("finite_check")) is not None:
+            finite.is_judged = session.is_judged
         self._taps.begin(params, session.record)
         self.recorder.record = self._taps.record
         # A subclass that overrides a step hook must see every step, so no step is plain.

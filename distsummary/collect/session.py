@@ -7,6 +7,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -35,7 +36,7 @@ from distsummary.coordination import Coordinator, LocalCoordinator
 from distsummary.deal import Deal, Heartbeat
 from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.diagnosis.reporting import Alerts
-from distsummary.diagnosis.verdict import MESSAGE, Verdict
+from distsummary.diagnosis.verdict import ERROR, MESSAGE, UNSAVED, Verdict
 from distsummary.errors import ClosedError, WriteError
 from distsummary.format.records import DIALECTS, LINEAGE_PLUGINS, Event, Health, Value
 from distsummary.format.scalar_rows import MAX_PACKERS, row_struct
@@ -52,7 +53,7 @@ from distsummary.states import read_run
 from distsummary.termination import END_S, Terminated, tell_termination
 from distsummary.topology import Topology, is_alive
 from distsummary.training.phases import EVERY, OWN_MS, WAIT_MS
-from distsummary.writing.health import Failures
+from distsummary.writing.health import Failures, one_line
 from distsummary.writing.spec import WriterSpec
 
 logger = logging.getLogger(__name__)
@@ -225,6 +226,12 @@ class Session:
         """The number of the attempt that this rank records."""
         return self._registration.attempt
 
+    @property
+    def is_judged(self) -> bool:
+        """Whether what this rank records is judged while it trains, so that alerts name the first NaN."""
+        has_judge = type(self._coordinator) is not LocalCoordinator
+        return has_judge and self.topology.role == "train" and not self._is_past
+
     def begin_heartbeats(self, follow: Callable[[Deal], None], step: int = 0) -> None:
         """From now on, tell the coordinator how far this rank is; `follow` is called with each new deal.
 
@@ -361,6 +368,11 @@ class Session:
         )
         self._messages.submit("the alert", partial(self._alerts.tell, self._registration.attempt, verdict))
 
+    def _report_unsaved(self, step: int, reason: str) -> None:
+        """Report that a checkpoint of the trajectory, due at `step`, is not saved; from any thread."""
+        with suppress(ClosedError):  # a job that ends after all
+            self.report_alert(UNSAVED, step, one_line(reason), ERROR)
+
     def monitor_system(self, network: object) -> None:
         """From now on, record system metrics, including those of the GPU that holds the network."""
         if self._monitor is None:
@@ -426,6 +438,7 @@ class Session:
         if is_late:
             if self._trajectory is not None and self._trajectory.due(unit, number):
                 self.failures.count(ENDED_LATE, dropped={"checkpoint": 1})
+                self._report_unsaved(self._step, ENDED_LATE)
             if unit == "step" and self._sketches is not None and self._sketches.skip_step(number):
                 self.failures.count(ENDED_LATE, dropped={"sketch": 1})
             return
@@ -433,10 +446,14 @@ class Session:
             self.failures.call("sketch", self._sketches.end_step, number)
         kept = self._trajectory
         if kept is not None and kept.due(unit, number):
-            save, nbytes = kept.take(number)  # copy now: the next step changes the values
-            self._files.submit(
-                f"checkpoint of {unit} {number}", save, nbytes=nbytes, wait_s=CHECKPOINT_WAIT_S
-            )
+            name = f"checkpoint of {unit} {number} of the trajectory"
+            unsaved = partial(self._report_unsaved, self._step)
+            try:
+                save, nbytes = kept.take(number)  # copy now: the next step changes the values
+            except Exception as error:
+                unsaved(f"{name}: {error}")
+                raise
+            self._files.submit(name, save, nbytes=nbytes, wait_s=CHECKPOINT_WAIT_S, on_failure=unsaved)
 
     def health(self) -> Health:
         """What was written, dropped and refused so far."""
@@ -508,9 +525,9 @@ class Session:
             ("the watcher", lambda: self._watcher.stop(error) if self._watcher else None),
             ("the last system metrics", self._monitor.stop if self._monitor else lambda: None),
             ("writing the sketches", self._sketches.flush if self._sketches else lambda: None),
+            ("closing the files", partial(self._files.close, lambda: self._deadline_s)),
             ("recording the provenance", partial(self._messages.close, lambda: self._deadline_s)),
             ("the alerts", self._alerts.write),
-            ("closing the files", partial(self._files.close, lambda: self._deadline_s)),
             ("closing the event files", close_writer),
             ("counting what was written", count),
             ("the heartbeat", self._pulse.stop if self._pulse else lambda: None),  # closing may take long

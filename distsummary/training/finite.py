@@ -23,6 +23,9 @@ INPUTS = 8  # batches that are looked at because a logged number is not finite
 class FiniteCheck:
     """Counts NaN and infinite numbers by tag, with step and rank of the first; logs the first of each kind.
 
+    Of a run that is judged while it trains (`is_judged`), an alert reports the first one instead; tags that
+    were never finite are then only counted.
+
     Numbers on a device are checked when a background thread has received them, so that the training never
     waits for the device.
 
@@ -34,6 +37,7 @@ class FiniteCheck:
     def __init__(self, on_nan: str, rank: int, failures: Callable[[], Failures]) -> None:
         self.error: NonFiniteError | None = None
         self.is_over = False  # a callback has raised, such as LossMonitor, which names the loss itself
+        self.is_judged = False  # then nothing is logged here
         self.rank = rank
         self._on_nan, self._failures = on_nan, failures
         self._reasons: dict[tuple[str, bool], str] = {}  # by tag, and whether the number is finite
@@ -98,7 +102,7 @@ class FiniteCheck:
         """
         if self._on_nan == IGNORE or self.is_over:
             return False
-        is_new = self._count((what, False), found, logs=is_infinite not in self._logged)
+        is_new = self._count((what, False), found, logs=not (self.is_judged or is_infinite in self._logged))
         self._logged.add(is_infinite)
         if self._on_nan == STOP and self.error is None:
             self.error = NonFiniteError(f"{found}; the training stops because of on_nan={STOP!r}")

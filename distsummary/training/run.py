@@ -99,8 +99,8 @@ class Run(Recording):
         epochs: the number of epochs that callbacks see if the loop does not use `epochs()`.
         initial_step, initial_epoch: where a resumed training continues, >= 0.
         clock: returns seconds; all times are measured with it.
-        on_nan: what is done if a logged number is NaN or infinite. "warn": the log names tag, step and rank
-            of the first NaN and of the first infinity, and `health()` counts all by tag. "stop": also,
+        on_nan: what is done if a logged number is NaN or infinite. "warn": the log, or an alert of the run,
+            names the first NaN and infinity (tag, step, rank); `health()` counts all by tag. "stop": also,
             NonFiniteError is raised at the end of the step; for a number on a device, at the end of the step
             in which it has arrived on the host.
             "ignore": nothing.

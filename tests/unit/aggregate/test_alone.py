@@ -220,3 +220,24 @@ def test_checkpoints_that_are_not_saved_are_one_alert(tmp_path):
     assert (alert["cause"], alert["level"], alert["since_step"]) == ("unsaved", "error", 5)
     assert alert["text"].startswith("distsummary: Rank 0 did not save a checkpoint at step 5: ")
     assert main(["status", str(tmp_path / "run")]) == 1
+
+
+def test_a_trajectory_that_is_not_saved_is_one_alert(tmp_path, capsys):
+    run_dir, plan = RunDir(tmp_path / "run"), {"unit": "step", "intervals": [[2, 4, 6]]}
+    with ds.init(run_dir.base, quiet=True, watch=Model(), collect_landscape=plan) as run:
+        run_dir.ckpt_dir.write_text("no directory")
+        for _ in run.steps(range(10)):
+            run.log(loss=1.0)
+    found = [one for one in read_alerts(run_dir) if one["cause"] == "unsaved"]
+    assert [(one["level"], one["since_step"]) for one in found] == [("error", 2)]
+    assert "did not save a checkpoint at step 2: checkpoint of step 2 of the tra" in capsys.readouterr().err
+    assert main(["status", str(run_dir.base)]) == 1
+
+
+def test_a_nan_is_reported_in_one_line(tmp_path, capsys, caplog):
+    with ds.init(tmp_path / "run", quiet=True) as run:
+        for step in run.steps(range(10)):
+            run.log(loss=NAN if step > 4 else 1.0)
+    assert run.health().errors == {"'loss' is nan at step 6 on rank 0": 5}
+    [line] = [*caplog.messages, *capsys.readouterr().err.splitlines()]
+    assert line.startswith("distsummary: Rank 0 had the first number that is not finite, at step 6: ")
