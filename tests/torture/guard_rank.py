@@ -42,6 +42,17 @@ EXEMPT = {guard.__file__, torch_hook.__file__, ds.summary.__file__} | {
         "training/learning_rate.py",
     )
 }
+# The doors of torch: a look at the thread, guarded calls of ours, and the call of torch.
+WAITS = PACKAGE + "training/torch_waits.py"
+DOORS_OF_TORCH = {
+    "_method.<locals>.method",
+    "_Call.__call__",
+    "_Engine.run_backward",
+    "_Engine.run_backward.<locals>.<genexpr>",
+    "_ddp_waits.<locals>.prepare_for_backward",
+    "_tell",
+    "_stop",
+}
 SHORT = ("begin", "end", "error", "close", "close_record")  # a training of three steps for each fault
 Site = tuple[str, str, int, str]
 
@@ -115,6 +126,8 @@ class Faults:
 
 def _is_ours(code: CodeType) -> bool:
     name = code.co_filename
+    if name == WAITS and code.co_qualname in DOORS_OF_TORCH:
+        return False
     return name.startswith(PACKAGE) and name not in EXEMPT and not guard.calls_users(code)
 
 
