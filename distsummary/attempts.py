@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from distsummary.deal import Deal
 from distsummary.errors import StaleAttemptError
 from distsummary.identity import own_place, salt_of, without_places
 from distsummary.publish import file_system_time
@@ -16,7 +17,7 @@ from distsummary.rank_manifest import entries_of, ranks_of, read_ranks
 from distsummary.run_dir import Manifest, RunDir
 from distsummary.topology import Topology, is_alive
 
-PROTOCOL = 1  # of the calls between ranks and aggregator; raise it when they change
+PROTOCOL = 2  # of the calls between ranks and aggregator; raise it when they change
 JOIN_WINDOW_S = 60.0  # how much later than the first rank of a start another rank may join it
 LOOKED_AT = 16  # other ranks that a rank looks at before it joins
 TRAINED = ("finished", "incomplete")  # states of a rank whose training ended by itself
@@ -44,7 +45,7 @@ class Registration:
 
     `created` is when the run was created, in seconds since the epoch; 0: unknown. `nonce` is that of the
     manifest on the host where the rank was registered, so that the rank can tell whether it sees the same.
-    `protocol` is that of the aggregator.
+    `protocol` is that of the aggregator. `deals` are those of the attempt so far.
     """
 
     run_id: str
@@ -53,6 +54,7 @@ class Registration:
     nonce: str = ""
     host: str = field(default_factory=platform.node)
     protocol: int = field(default_factory=lambda: PROTOCOL)
+    deals: tuple[Deal, ...] = ()
 
 
 def note_evaluation(run_dir: RunDir, topology: Topology, attempt: int) -> bool:

@@ -43,7 +43,7 @@ from distsummary.attempts import (
     refuse_stale,
 )
 from distsummary.claims import claimed_twice, refuse_other_world, refuse_reuse_of
-from distsummary.deal import Deal, Heartbeat
+from distsummary.deal import Deal, Heartbeat, deals_in
 from distsummary.errors import RunDirError
 from distsummary.publish import file_system_time
 from distsummary.rank_manifest import RankManifest, Told, ranks_of
@@ -74,8 +74,8 @@ class Coordinator(Protocol):
         set.
         """
 
-    def beat(self, topology: Topology, attempt: int, heartbeat: Heartbeat) -> Deal | None:
-        """Tell that this rank lives and how far it is; returns the deal that holds, None if there is none."""
+    def beat(self, topology: Topology, attempt: int, heartbeat: Heartbeat) -> tuple[Deal, ...]:
+        """Tell that this rank lives and how far it is; returns the deals of the attempt so far."""
 
     def finish(self, topology: Topology, attempt: int, health: Mapping[str, int | str]) -> None:
         """Leave the run after everything is written; the last rank's call may start merging the files."""
@@ -143,6 +143,7 @@ class LocalCoordinator:
             attempt=int(found["attempt"]),
             created=manifest["created"],
             nonce=manifest.get("nonce", ""),
+            deals=deals_in(found),
         )
 
     def enter(self, topology: Topology, attempt: int) -> None:
@@ -158,18 +159,17 @@ class LocalCoordinator:
 
         RankManifest(self.run_dir, topology).claim(attempt, check)
 
-    def beat(self, topology: Topology, attempt: int, heartbeat: Heartbeat) -> Deal | None:
-        """Write the heartbeat into the rank's file; returns the deal that an aggregator wrote to run.json.
+    def beat(self, topology: Topology, attempt: int, heartbeat: Heartbeat) -> tuple[Deal, ...]:
+        """Write the heartbeat into the rank's file; returns the deals that an aggregator wrote to run.json.
 
         Writes nothing once the job was started again. Raises StaleAttemptError if the run dir was replaced.
         """
         manifest = self.run_dir.read_manifest()
         entry = find_attempt(manifest, topology.role, attempt)
         if is_superseded(manifest, entry):
-            return None
+            return ()
         RankManifest(self.run_dir, topology).beat(attempt, heartbeat)
-        deal = entry.get("deal")
-        return None if deal is None else Deal.from_json(deal)
+        return deals_in(entry)
 
     def leave(self, topology: Topology, attempt: int, health: Mapping[str, int | str]) -> Manifest:
         """Write the rank's end into its file; returns the manifest's entry of the attempt.

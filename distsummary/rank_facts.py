@@ -40,19 +40,12 @@ class RankFacts:
 
 def write_facts(directory: Path, attempt: int, facts: RankFacts) -> None:
     """Write the facts of an attempt; raises RunDirError if the file cannot be written."""
-    ensure_directory(directory)
-    attempts = _attempts(directory)
-    attempts[str(attempt)] = asdict(facts)
-    newest = sorted(attempts, key=lambda number: int(number) if number.isdecimal() else -1)[-KEPT:]
-    kept = {number: attempts[number] for number in newest}
-    data = json.dumps({"format": FORMAT, "attempts": kept}).encode()
-    with replacing(directory / FACTS, is_durable=False) as temporary, open(temporary, "xb") as file:
-        file.write(data)
+    write_attempt(directory / FACTS, attempt, asdict(facts))
 
 
 def read_facts(directory: Path, attempt: int) -> RankFacts | None:
     """The facts of an attempt; None if there are none that can be read."""
-    stored = _attempts(directory).get(str(attempt), {})
+    stored = read_attempts(directory / FACTS).get(str(attempt), {})
     try:
         return RankFacts(
             {str(name): None if value is None else str(value) for name, value in stored["settings"].items()},
@@ -63,10 +56,24 @@ def read_facts(directory: Path, attempt: int) -> RankFacts | None:
         return None
 
 
-def _attempts(directory: Path) -> dict[str, Any]:
+def write_attempt(path: Path, attempt: int, data: Any) -> None:
+    """Write what the file of a rank says of an attempt, as JSON; of others, the newest stay.
+
+    Raises RunDirError if the file cannot be written.
+    """
+    ensure_directory(path.parent)
+    attempts = read_attempts(path) | {str(attempt): data}
+    newest = sorted(attempts, key=lambda number: int(number) if number.isdecimal() else -1)[-KEPT:]
+    kept = {number: attempts[number] for number in newest}
+    encoded = json.dumps({"format": FORMAT, "attempts": kept}).encode()
+    with replacing(path, is_durable=False) as temporary, open(temporary, "xb") as file:
+        file.write(encoded)
+
+
+def read_attempts(path: Path) -> dict[str, Any]:
     """Attempt -> what the file holds of it; empty if there is no file that can be read."""
     try:
-        found = json.loads((directory / FACTS).read_bytes())
+        found = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return {}
     attempts = found.get("attempts") if isinstance(found, dict) and found.get("format") == FORMAT else None

@@ -100,8 +100,8 @@ class AggregatorClient:
         self._local.enter(topology, registration.attempt)
         return registration
 
-    def beat(self, topology: Topology, attempt: int, heartbeat: Heartbeat) -> Deal | None:
-        """Tell that this rank lives, by the run dir; returns the deal that the aggregator wrote there.
+    def beat(self, topology: Topology, attempt: int, heartbeat: Heartbeat) -> tuple[Deal, ...]:
+        """Tell that this rank lives, by the run dir; returns the deals that the aggregator wrote there.
 
         An aggregator that has ended, because it was killed or took all ranks for dead, is started again.
         """
@@ -113,7 +113,7 @@ class AggregatorClient:
                     self._renewal = self._handle.renew.remote()
             except RayActorError:
                 self._handle, self._renewal = _get_or_start(self._run_dir), None
-        deal = self._local.beat(topology, attempt, heartbeat)
+        deals = self._local.beat(topology, attempt, heartbeat)
         if self._has_gauges and topology.role == "train" and self._is_connected():
             try:
                 if self._gauges is None:
@@ -122,7 +122,7 @@ class AggregatorClient:
             except Exception as error:  # of Ray's; the run does not need them
                 self._has_gauges = False
                 logger.warning("%s: no metrics of Ray are set any more: %s", self._run_dir, told(error))
-        return deal
+        return deals
 
     def finish(self, topology: Topology, attempt: int, health: Mapping[str, int | str]) -> None:
         """Leave the run; the call of the last rank returns only after the merged run is written."""

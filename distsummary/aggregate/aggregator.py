@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from distsummary.aggregate.description import Description, describe, tell_settings
@@ -25,12 +25,13 @@ from distsummary.attempts import (
     note_state,
     with_ranks,
 )
-from distsummary.deal import WORLD_S, Deal, Heartbeat, next_deal
+from distsummary.deal import WORLD_S, Deal, Heartbeat, deals_in, first_deal, next_deal, with_parts
 from distsummary.diagnosis.ends import attempt_verdicts
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.errors import DistSummaryError, RunDirError
 from distsummary.format.digest import Digest
 from distsummary.rank_manifest import read_ranks
+from distsummary.rank_parts import parts_of
 from distsummary.run_dir import Manifest, RunDir
 from distsummary.states import AttemptState, is_over, read_run
 from distsummary.topology import LAUNCHED, Topology
@@ -335,7 +336,7 @@ class Aggregator:
             self._deal(entry)
 
     def _deal(self, entry: Manifest) -> None:
-        """Deal among the running ranks, unless the deal that holds is one among them."""
+        """Deal among the running ranks, unless the deal that holds is one among them; note who took what."""
         files = read_ranks(self._run_dir, entry["role"], entry["world_size"], self._running)
         found = {rank: file.entry(entry["attempt"]) for rank, file in files.items()}
         ranks = {rank: one for rank, one in found.items() if one is not None and one["heartbeat"]}
@@ -345,10 +346,23 @@ class Aggregator:
             rank: Heartbeat(**{k: v for k, v in one["heartbeat"].items() if k in Heartbeat._fields})
             for rank, one in ranks.items()
         }
-        previous = Deal.from_json(entry["deal"]) if "deal" in entry else None
-        deal = next_deal(previous, {rank: one.get("mesh", {}) for rank, one in ranks.items()}, beats)
-        if deal is not None:
-            self._note(entry, "deal", deal.as_json())
+        meshes = {rank: one.get("mesh", {}) for rank, one in ranks.items()}
+        deals = deals_in(entry) or (self._first_deal(entry, ranks),)
+        deal = next_deal(deals[-1], meshes, beats)
+        self._note_deals(entry, deals if deal is None else (*deals, deal), is_over=False)
+
+    def _first_deal(self, entry: Manifest, ranks: Mapping[int, Manifest]) -> Deal:
+        """The deal that the ranks followed without asking; `ranks` are their entries."""
+        meshes = {rank: one.get("mesh", {}) for rank, one in ranks.items()}
+        parts = parts_of(self._run_dir.rank_dirs(entry["role"]), entry["attempt"])
+        return first_deal(entry["world_size"], meshes, [of[0].total for of in parts.values()])
+
+    def _note_deals(self, entry: Manifest, deals: Sequence[Deal], *, is_over: bool) -> None:
+        """Write the deals into run.json, with what each rank recorded of them, unless it has them."""
+        parts = parts_of(self._run_dir.rank_dirs(entry["role"]), entry["attempt"])
+        stored = with_parts(deals, parts, is_over=is_over)
+        if stored != entry.get("deals", []):
+            self._note(entry, "deals", stored)
 
     def _write_live(self) -> None:
         """Append to the merged run what is complete."""
@@ -406,6 +420,10 @@ class Aggregator:
         try:
             note_state(self._run_dir, *key, end_of(states))
             if entry["world_size"] > 1:
+                if entry["role"] == "train":
+                    ranks = {int(rank): one for rank, one in entry["ranks"].items()}
+                    deals = deals_in(entry) or (self._first_deal(entry, ranks),)
+                    self._note_deals(entry, deals, is_over=True)
                 about = self._describe(entry)
                 report = self._close_live(about) if self._live_of == key else None
                 # Viewers that know nothing of attempts would show the steps twice that an attempt repeats.

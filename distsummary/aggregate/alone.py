@@ -73,7 +73,7 @@ class LoneRank:
         self._attempt = registration.attempt
         return registration
 
-    def beat(self, topology: Topology, attempt: int, heartbeat: Heartbeat) -> Deal | None:
+    def beat(self, topology: Topology, attempt: int, heartbeat: Heartbeat) -> tuple[Deal, ...]:
         """As the inner one."""
         self._begin()
         return self._inner.beat(topology, attempt, heartbeat)

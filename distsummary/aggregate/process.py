@@ -129,7 +129,7 @@ class ProcessCoordinator(LocalCoordinator):
             self._look_at_s = time.monotonic() + MISSING_S
         return registration
 
-    def beat(self, topology: Topology, attempt: int, heartbeat: Heartbeat) -> Deal | None:
+    def beat(self, topology: Topology, attempt: int, heartbeat: Heartbeat) -> tuple[Deal, ...]:
         """As of LocalCoordinator; says once if rank 0, which starts the aggregator, has not begun here.
 
         Ranks that were stopped, or whose heartbeats found no room on the disk, counted as lost, and the

@@ -18,6 +18,7 @@ from distsummary.attempts import (
     refuse_stale,
 )
 from distsummary.claims import refuse_other_world, refuse_taken
+from distsummary.deal import deals_in
 from distsummary.publish import file_system_time
 from distsummary.rank_manifest import new_entry, ranks_of
 from distsummary.run_dir import Manifest, RunDir
@@ -57,6 +58,7 @@ class Registrar:
                 attempt=attempt,
                 created=manifest["created"],
                 nonce=manifest.get("nonce", ""),
+                deals=deals_in(found),
             )
 
     def leave(self, topology: Topology, attempt: int, health: Mapping[str, int | str]) -> bool:

@@ -304,8 +304,10 @@ class SummaryCollector(Callback):
         while self._early:
             call("alerts", session.report_alert, *self._early.pop(0))
         call("the watcher", session.watch_steps, partial(self._place, session, params))
-        call("the schedule", self._schedule.watch, network, params)
-        if session.topology.world_size > 1 and session.topology.role == "train" and self._collected.metric:
+        is_one_of_several = session.topology.world_size > 1 and session.topology.role == "train"
+        report = session.report_parts if is_one_of_several else None
+        call("the schedule", self._schedule.watch, network, params, report)
+        if is_one_of_several and self._collected.metric:
             call("checks", self._compare, session, network)
         if network is not None and self._collected.landscape is not None:
             call("trajectory", self._keep_trajectory, session, network, params)

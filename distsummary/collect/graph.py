@@ -5,8 +5,8 @@ import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from distsummary.collect.plan import Steps
 from distsummary.collect.sources import Source
+from distsummary.deal import Steps
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format import mindspore_graph
 from distsummary.format.graph import MAX_NODES, Graph, reduced

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from distsummary.deal import BEAT_S, Deal, Heartbeat
+from distsummary.deal import BEAT_S, FIRST, Deal, Heartbeat
 from distsummary.writing.health import Failures
 
 FIRST_S = 1.0  # the first heartbeat comes early: it tells the number of steps, which the first deal needs
@@ -22,22 +22,25 @@ class Pulse:
 
     Args:
         place: returns a heartbeat without the time of a step; `own_ms` and `wait_ms` are sums of all steps.
-        tell: tells a heartbeat; returns the deal that holds for the run, None if there is none.
+        tell: tells a heartbeat; returns the deals of the run so far.
         follow: called with each deal that is new.
         failures: counts what raises.
         step: the newest step when the training begins; a resumed one has some behind it.
+        deals: those before the training began.
     """
 
     def __init__(
         self,
         place: Callable[[], Heartbeat],
-        tell: Callable[[Heartbeat], Deal | None],
+        tell: Callable[[Heartbeat], Sequence[Deal]],
         follow: Callable[[Deal], None],
         failures: Failures,
         step: int = 0,
+        deals: Sequence[Deal] = (),
     ) -> None:
         self._place, self._tell, self._follow, self._failures = place, tell, follow, failures
-        self._version = 0  # of the newest deal
+        self._version = FIRST  # of the newest deal
+        self._follow_new(deals)
         # The steps of the newest heartbeats, and when they were told: as many as WINDOW_S has.
         self._told = deque([Told(step, time.monotonic())], maxlen=1 + round(WINDOW_S / BEAT_S))
         self._is_stopped = threading.Event()
@@ -63,10 +66,13 @@ class Pulse:
         if place.step == self._told[-1].step and len(self._told) == 1:
             self._told.clear()  # the time before the first step is not that of steps
         self._told.append(Told(place.step, time.monotonic(), place.own_ms, place.wait_ms))
-        deal = self._tell(with_means(place, self._told))
-        if deal is not None and deal.version > self._version:
-            self._version = deal.version
-            self._follow(deal)
+        self._follow_new(self._tell(with_means(place, self._told)))
+
+    def _follow_new(self, deals: Sequence[Deal]) -> None:
+        for deal in deals:
+            if deal.version > self._version:
+                self._version = deal.version
+                self._follow(deal)
 
 
 class Told(NamedTuple):

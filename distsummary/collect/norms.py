@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from distsummary.collect.options import refuse_without_torch
-from distsummary.collect.plan import Group, group_along, share
+from distsummary.collect.plan import group_along, share
+from distsummary.deal import Group
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.norms import ParameterTable
 from distsummary.guard import check

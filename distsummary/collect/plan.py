@@ -10,9 +10,9 @@ Which rank records a value depends on where the value is:
 import heapq
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
 from distsummary.checks import check_int
+from distsummary.deal import Group, Steps
 from distsummary.errors import InvalidValueError
 from distsummary.topology import DATA_AXES, Topology
 
@@ -37,52 +37,6 @@ def tensor_range(total: int, freq: int, tensor_freq: int | None = None) -> range
     return range(0, total + 1, spread)[:20] if spread > 1 else range(0, total + 1)[:21]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Steps:
-    """Step 1, and the multiples of `every` below `stop` (None: no limit).
-
-    With `doubling`, only the 1st, 2nd, 4th, 8th ... of the multiples.
-    """
-
-    every: int
-    stop: int | None = None
-    doubling: bool = False
-
-    def count(self, step: int) -> int:
-        """How many of these steps are <= `step`."""
-        if step < 1:
-            return 0
-        multiples = self._multiples(step)
-        return max(1, multiples) if self.every == 1 else 1 + multiples
-
-    def after(self, step: int) -> float:
-        """The first of these steps after `step`, infinity if there is none."""
-        if step < 1:
-            return 1
-        number = step // self.every  # number of multiples so far, ignoring `stop`
-        following = self.every * (1 << number.bit_length() if self.doubling else number + 1)
-        return following if self.stop is None or following < self.stop else math.inf
-
-    def due(self, last: int | None, step: int) -> bool:
-        """Whether one of these steps is after `last` and at most `step`; True if `last` is None."""
-        return last is None or step >= self.after(last)
-
-    def turn(self, step: int, group: "Group") -> bool:
-        """Whether it is this rank's turn: the ranks of `group` take these steps in turn.
-
-        If `step` itself is not one of these steps, the last one before it decides: exactly one rank records.
-        """
-        return (self.count(step) - 1) % group.size == group.index
-
-    def holds_multiple(self, step: int) -> bool:
-        """Whether `step` itself is one of the multiples (step 1 only if `every` is 1)."""
-        return step % self.every == 0 and self._multiples(step) > self._multiples(step - 1)
-
-    def _multiples(self, step: int) -> int:
-        last = step if self.stop is None else min(step, self.stop - 1)
-        return (last // self.every).bit_length() if self.doubling else last // self.every
-
-
 def regular_steps(freq: int) -> Steps:
     """The steps at which everything except tensors is recorded."""
     return Steps(every=freq)
@@ -96,12 +50,7 @@ def tensor_steps(total: int | None, freq: int, tensor_freq: int | None = None) -
     return Steps(every=freq, doubling=True) if tensor_freq is None else Steps(every=tensor_freq)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """The ranks that divide replicated values among themselves: how many there are, and this rank's index."""
-
-    index: int = 0
-    size: int = 1
+LEFT_OUT = Group(index=-1)  # of a rank that a deal leaves out, taken for dead: no share is its own
 
 
 def dealing_group(topology: Topology) -> Group:

@@ -2,18 +2,20 @@
 
 import logging
 import math
+from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from distsummary.collect.graph import ModelGraph
 from distsummary.collect.options import Collected, refuse_without_torch
-from distsummary.collect.plan import Group, dealing_group, regular_steps, tensor_steps
+from distsummary.collect.plan import LEFT_OUT, dealing_group, regular_steps, tensor_steps
 from distsummary.collect.run_recorder import RunRecorder
 from distsummary.collect.selection import BY_DEFAULT, GRADIENTS_BY_DEFAULT, Selection, default_steps
 from distsummary.collect.sources import Images, LearningRate, Loss, Source, WatchedParameters
 from distsummary.collect.step_values import Parameters
 from distsummary.collect.taps import Taps
-from distsummary.deal import Deal
+from distsummary.deal import FIRST, Deal, Group, Part
 from distsummary.format.records import Value
 from distsummary.topology import Topology
 from distsummary.training.callbacks import CallbackParams, is_sink
@@ -61,10 +63,14 @@ class Schedule:
         self._exports, self._compat = exports, mindspore_compat
         self._recorder, self._failures = recorder, failures
         self._topology = Topology()
-        self.group = Group()
+        self.group, self._is_shared = Group(), False
         self.plain_before, self.sees_all = -math.inf, False
-        self._coming: Deal | None = None  # a deal that begins at a later step
+        self._coming: deque[Deal] = deque()  # deals that begin at later steps; another thread appends
+        self._version = FIRST  # of the deal that holds
         self._total: int | None = None  # steps of the training by the deal that holds
+        self._planned: int | None = None  # steps of the training by which those of tensors are planned
+        self._parts: list[Part] = []  # this rank's in the deals so far
+        self._report: Callable[[list[Part]], None] | None = None
         self._last: int | None = None  # the newest step at which more than the given values was due
         self._make_sources()
 
@@ -102,14 +108,24 @@ class Schedule:
         """This rank's place among the ranks is known; a mesh that does not fit into the world is counted."""
         self._topology = topology
         self.group = self._failures.call("the mesh", dealing_group, topology) or Group()
+        self._is_shared = self.group.size > 1
 
     @property
     def has_begun(self) -> bool:
         """Whether the first step of the training was recorded."""
         return self._last is not None
 
-    def watch(self, network: object, params: CallbackParams) -> None:
-        """From now on, read this model; what cannot be read of it is counted."""
+    def watch(
+        self,
+        network: object,
+        params: CallbackParams,
+        report: Callable[[list[Part]], None] | None = None,
+    ) -> None:
+        """From now on, read this model; what cannot be read of it is counted.
+
+        `report`: called with this rank's parts in all deals when there is a new one; None: nothing is dealt.
+        """
+        self._report = report if self._deal != "all" else None
         self.taps.deal_among(self.group)
         if network is not None:
             self._failures.call("the parameters", self._watch_parameters, network, params)
@@ -180,15 +196,19 @@ class Schedule:
 
     def hear(self, deal: Deal) -> None:
         """Keep a new deal until its first step; called by the thread of the heartbeats."""
-        self._coming = deal
+        self._coming.append(deal)
         self._recorder.plain_before = min(self._recorder.plain_before, deal.since)
 
     def _follow(self, deal: Deal) -> None:
-        """Take this rank's share of a deal that begins now. A rank that it leaves out goes on as before."""
-        self._coming, self._total = None, deal.total
+        """Take this rank's share of a deal that begins now.
+
+        A rank that it leaves out was taken for dead, and the others have its share; it waits for the next
+        deal. A rank whose values are on no other one goes on as before.
+        """
+        self._version, self._total = deal.version, deal.total
         place = deal.place(self._topology.rank)
-        if place is not None:
-            self.group = Group(index=place[0], size=place[1])
+        if place is not None or self._is_shared:
+            self.group = Group(index=place[0], size=place[1]) if place is not None else LEFT_OUT
             for source in self._sources:
                 source.deal_among(self.group)
             self.taps.deal_among(self.group)
@@ -210,6 +230,7 @@ class Schedule:
         return own
 
     def _set_tensor_steps(self, total: int | None) -> None:
+        self._planned = total
         self._whole.steps = self.taps.tensors = tensor_steps(total, self._freq, self._tensor_freq)
 
     def begin_step(self, params: CallbackParams) -> None:
@@ -219,15 +240,25 @@ class Schedule:
 
     def values(self, params: CallbackParams, number: int) -> list[Value]:
         """The values that are due at a step (in sink mode at an epoch) that ends; then plans the next."""
-        if self._coming is not None and number >= self._coming.since:
-            self._follow(self._coming)
+        while self._coming and number >= self._coming[0].since:
+            self._follow(self._coming.popleft())
         self._last = number
         values: list[Value] = []
         for source in self._sources:
             if number >= source.at:
                 values += self._failures.call(source.what, source.values, params, number) or []
+        if self._report is not None:
+            self._failures.call("the deal", self._note_part, number, self._report)
         self._plan()
         return values
+
+    def _note_part(self, number: int, report: Callable[[list[Part]], None]) -> None:
+        """Report this rank's part in the deal, if it is another one from this step on."""
+        shares = (source.share(number) for source in self._sources)
+        part = Part(self._version, number, self._planned, tuple(one for one in shares if one is not None))
+        if not self._parts or self._parts[-1]._replace(since=number) != part:
+            self._parts.append(part)
+            report([*self._parts])
 
     def values_again(self, params: CallbackParams, step: int) -> list[Value]:
         """The values that MindSpore records a second time at the last step of an epoch, if it was due."""
@@ -247,7 +278,7 @@ class Schedule:
             return
         for source in self._sources:
             source.plan(self._last)
-        coming = self._coming.since if self._coming is not None else math.inf
+        coming = min((deal.since for deal in [*self._coming]), default=math.inf)
         due = [source.at for source in self._sources if source is not self._loss]
         due_in_run = min([coming, *due])
         self.plain_before = min(due_in_run, self._loss.at) if self._collected.metric else due_in_run

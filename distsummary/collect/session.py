@@ -27,13 +27,12 @@ from distsummary.collect.export import Exports, write_values
 from distsummary.collect.heartbeat import Pulse
 from distsummary.collect.lineage import strip_directories
 from distsummary.collect.open_writer import open_writer
-from distsummary.collect.plan import Group
 from distsummary.collect.provenance import error_text, provenance
 from distsummary.collect.system_metrics import Sampler, SystemMonitor, sources_of
 from distsummary.collect.trajectory_keeper import KeptTrajectory, keep_trajectory
 from distsummary.collect.watcher import Place, Watcher, groups_of_torch
 from distsummary.coordination import Coordinator, LocalCoordinator
-from distsummary.deal import Deal, Heartbeat
+from distsummary.deal import Deal, Group, Heartbeat, Part
 from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.verdict import ERROR, MESSAGE, UNSAVED, Verdict
@@ -46,6 +45,7 @@ from distsummary.identity import without_places_in
 from distsummary.interrupts import AGAIN_S, interrupts_after, is_interruption, is_of_signal
 from distsummary.rank_facts import RankFacts, write_facts
 from distsummary.rank_manifest import ranks_of
+from distsummary.rank_parts import write_parts
 from distsummary.reading.segments import segments
 from distsummary.run_dir import Manifest, RunDir
 from distsummary.run_text import TAG, run_text
@@ -241,7 +241,7 @@ class Session:
             return
         self._step = step
         tell = partial(self._coordinator.beat, self.topology, self._registration.attempt)
-        self._pulse = Pulse(self._place, tell, follow, self.failures, step)
+        self._pulse = Pulse(self._place, tell, follow, self.failures, step, self._registration.deals)
 
     def watch_steps(self, place: Callable[[], Place]) -> None:
         """From now on, tell in stuck.json when a step of this thread is late; `place` says where it is."""
@@ -345,6 +345,11 @@ class Session:
     def tell_facts(self, facts: RankFacts) -> None:
         """Write what is compared with other ranks into this rank's directory; raises RunDirError."""
         write_facts(self._rank_dir, self._registration.attempt, facts)
+
+    def report_parts(self, parts: Sequence[Part]) -> None:
+        """Write this rank's parts in the deals so far into its directory, in the background."""
+        attempt = self._registration.attempt
+        self._files.submit("the deal", partial(write_parts, self._rank_dir, attempt, parts))
 
     def report(self, step: int, values: list[Value]) -> None:
         """Record lineage; the aggregator reads it from the files."""

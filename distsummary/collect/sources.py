@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from typing import ClassVar
 
-from distsummary.collect.plan import Group, Steps
 from distsummary.collect.session import ENDED_LATE
 from distsummary.collect.step_values import (
     Parameters,
@@ -13,6 +12,7 @@ from distsummary.collect.step_values import (
     loss_values,
     unless_logged,
 )
+from distsummary.deal import Group, Share, Steps
 from distsummary.format.records import Value
 from distsummary.training.callbacks import CallbackParams
 from distsummary.writing.health import Failures
@@ -33,6 +33,10 @@ class Source:
 
     def deal_among(self, group: Group) -> None:
         """From now on, the ranks of `group` divide what is equal on them."""
+
+    def share(self, step: int) -> Share | None:
+        """This rank's share of what is dealt, from a step on; None: nothing that has a name is."""
+        return None
 
     def close(self) -> None:
         """Let go of the model; called when the training is over, and more than once."""
@@ -155,6 +159,12 @@ class WatchedParameters(Source):
         """See `Source`."""
         if self.parameters is not None:
             self.parameters.deal_among(group)
+
+    def share(self, step: int) -> Share | None:
+        """See `Source`."""
+        if self.parameters is None:
+            return None
+        return self.parameters.share(self._plugin, self.steps, step, self._failures)
 
     def plan(self, last: int) -> None:
         """See `Source`."""

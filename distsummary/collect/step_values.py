@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from distsummary.collect.checked_values import checked_copy, is_real
-from distsummary.collect.plan import Group, Steps, share
+from distsummary.collect.plan import LEFT_OUT, share
 from distsummary.collect.selection import Selection
+from distsummary.deal import Group, Share, Steps
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.png import layout_of
 from distsummary.format.records import Shard, Value
@@ -105,12 +106,21 @@ class Parameters:
         self._framework = framework_of(network)
         self._selection, self._tell = selection, tell
         self.elements = 0  # of all selected parameters, also of those that other ranks record; set by `due`
+        self.dealt: tuple[str, ...] | None = None  # this rank's share, as `due` found it; None: not yet
         self._deal, self._exports, self._compat = deal, exports, mindspore_compat
         self.deal_among(group)
 
     def deal_among(self, group: Group) -> None:
         """From now on, the ranks of `group` divide the parameters that are whole on them."""
         self._group = group if self._deal != "all" else Group()
+        self.dealt = None
+
+    def share(self, values: str, steps: Steps, step: int, failures: Failures) -> Share:
+        """What this rank records of what is dealt, from a step on; `values` names the kind."""
+        if self.dealt is None:
+            self.due(steps, step, failures)
+        turn = self._group if self._deal == "steps" else None
+        return Share(values, self.dealt or (), steps, turn)
 
     def due(self, steps: Steps, step: int, failures: Failures) -> list[tuple[str, Any, Shard | None]]:
         """What this rank records at a step: name, tensor, and the shard on this rank (None: whole)."""
@@ -137,6 +147,8 @@ class Parameters:
             mine = frozenset(sizes) if steps.turn(step, self._group) else frozenset()
         else:
             mine = share(sizes, self._group)
+        dealt = sizes if self._deal == "steps" and self._group != LEFT_OUT else mine
+        self.dealt = tuple(name for name, _ in wanted if name in dealt)
         shards = {name: (fact or (None, 0))[0] for name, fact in found.items()}
         return [
             (name, tensor, shards[name])

@@ -4,7 +4,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 
 from distsummary.collect import operators
-from distsummary.collect.plan import Group, Steps
+from distsummary.deal import Group, Steps
 from distsummary.format.records import Value
 from distsummary.training.callbacks import CallbackParams, number_of
 from distsummary.writing.health import Failures

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 from distsummary.collect.checked_values import checked_copy
-from distsummary.collect.plan import Group, Steps
 from distsummary.collect.session import ENDED_LATE
 from distsummary.collect.sources import Source
 from distsummary.collect.step_values import Parameters
+from distsummary.deal import Group, Share, Steps
 from distsummary.format.records import Shard, Value
 from distsummary.frameworks.base import framework_of
 from distsummary.frameworks.torch_optimizer import OptimizerSteps, as_seen
@@ -86,6 +86,10 @@ class Gradients(Source):
     def deal_among(self, group: Group) -> None:
         """See `Source`."""
         self.parameters.deal_among(group)
+
+    def share(self, step: int) -> Share | None:
+        """See `Source`."""
+        return self.parameters.share("gradient", self.steps, step, self._failures)
 
     def plan(self, last: int) -> None:
         """See `Source`."""

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from distsummary.collect.norms import UpdateDeal
-from distsummary.collect.plan import Group
 from distsummary.collect.session import ENDED_LATE
 from distsummary.collect.sources import Source
+from distsummary.deal import Group
 from distsummary.format.check_tags import LAG, NONFINITE_TAGS
 from distsummary.format.norms import COLUMNS, NORMS_TAG, ParameterNorms, ParameterTable
 from distsummary.format.records import Array, Value

@@ -15,7 +15,7 @@ from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.share import Share, share_of
 from distsummary.checkpoints.trajectory_writer import TrajectoryWriter
 from distsummary.collect.lineage import class_name
-from distsummary.collect.plan import Group
+from distsummary.deal import Group
 from distsummary.errors import InvalidValueError
 from distsummary.extras import require
 from distsummary.format.records import Shard

@@ -290,6 +290,16 @@ class Recorded:
                 found[attempt] = min(low, found.get(attempt, np.inf))
         return found
 
+    def highs(self) -> dict[int, int]:
+        """Attempt -> the highest of its steps."""
+        found: dict[int, int] = {}
+        for _, part, _ in self._parts:
+            steps = part.events["step"].load()
+            attempts = _attempts(part, np.arange(steps.size))
+            for attempt in np.unique(attempts).tolist():
+                found[attempt] = max(int(steps[attempts == attempt].max()), found.get(attempt, 0))
+        return found
+
     def tags(self) -> list[str]:
         """The tags of the scalars, in the order of their first values."""
         return [*dict.fromkeys(tag for _, part, _ in self._parts for tag in part.scalars)]

@@ -31,11 +31,13 @@ from distsummary.format.lineage import Lineage, custom_values, lineage_values
 from distsummary.format.records import NORMS
 from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.pb.mindspore_anf_ir_pb2 import GraphProto
+from distsummary.rank_parts import parts_of
 from distsummary.reading.index import is_index
 from distsummary.reading.reader import Damage, read_file, read_lineage
 from distsummary.reading.recorded import Place
 from distsummary.reading.segments import all_event_files, landscape_files
 from distsummary.run_dir import MANIFEST, Manifest, RunDir
+from distsummary.runs.deals import DealRow, deal_rows
 from distsummary.runs.norms import norms_table
 from distsummary.runs.rank_files import MERGED, MERGED_RANK, Rank, RankFiles, Tags, ends, said, wanted
 from distsummary.runs.table import (
@@ -260,6 +262,33 @@ class RecordedRun:
                 missing = 0.0 if dtype is np.float64 else -1
                 columns[name] = np.array([missing if value is None else value for value in values], dtype)
         return Table(columns, title="verdicts")
+
+    @property
+    def deals(self) -> Table:
+        """Which rank had to record which parameters at which steps, as it was in force: attempt, deal (its
+        version), rank, since_step and until_step (the last one that the rank recorded under it), values
+        ("histogram", "tensor" or "gradient"), parameters (a tuple of names) and steps (a tuple).
+
+        Parameters that are equal on several ranks are dealt; what is on one rank only, such as a shard, is
+        not. A rank with nothing to record has a row without values. Gradients are recorded at the next step
+        of the optimizer. Empty for one rank, and with `deal="all"`.
+        """
+
+        def steps() -> tuple[dict[int, dict[int, int]], dict[int, float]]:
+            found = self._files.ranks
+            return {rank: one.highs() for rank, one in found.items()}, ends(found.values())
+
+        highs, repeated = self._files.read(steps)
+        directories = self._files.directories()
+        rows: list[DealRow] = []
+        for attempt, end in repeated.items():
+
+            def until(rank: int, attempt: int = attempt, end: float = end) -> float:
+                return min(highs.get(rank, {}).get(attempt, 0), end - 1)
+
+            rows += deal_rows(attempt, parts_of(directories, attempt), until)
+        texts = ("values", "parameters", "steps")
+        return _table(DealRow._fields, rows, "deals", texts=texts, reals=())
 
     def _alerts(self) -> list[dict[str, Any]]:
         """The lines of alerts.jsonl that are findings; notes what cannot be read."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from distsummary.diagnosis.alerts import worst_level
 from distsummary.format.records import RANKS_TAG
+from distsummary.runs.deals import deal_lines
 from distsummary.runs.facts import Fact, facts
 from distsummary.runs.rank_files import MERGED, Rank
 from distsummary.runs.recorded_run import RecordedRun, findings
@@ -18,7 +19,7 @@ from distsummary.tools.status_text import findings_in_short
 
 STATISTICS = ("/min", "/median", "/max", "/argmax_rank")
 _FIRST = ("loss", "train/loss", "loss/auto", "eval/", "acc", "lr", "learning_rate")  # tags of interest
-_TAGS, _SETTINGS, _PROBLEMS, _VERDICTS = 12, 8, 5, 5  # lines of each
+_TAGS, _SETTINGS, _PROBLEMS, _VERDICTS, _DEALS = 12, 8, 5, 5, 3  # lines of each
 _HEAD = ("tag", "first", "last", "lowest", "at step", "highest", "at step", "points")
 _NAMES = {  # of a fact -> its line
     "code.command": "command", "code.commit": "commit", "network": "model", "optimizer": "model",
@@ -65,6 +66,7 @@ class Overview:
     counts: dict[str, dict[str, int]]
     landscapes: tuple[str, ...]
     verdicts: tuple[dict[str, Any], ...]
+    deals: tuple[Any, ...]  # rows of `RecordedRun.deals`
     problems: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -87,6 +89,7 @@ class Overview:
             "values": self.counts,
             "landscapes": list(self.landscapes),
             "verdicts": list(self.verdicts),
+            "deals": [row._asdict() for row in self.deals],
             "problems": list(self.problems),
         }
 
@@ -119,6 +122,7 @@ def overview(run: RecordedRun) -> Overview:
         counts=counts,
         landscapes=tuple(run.landscapes),
         verdicts=verdicts,
+        deals=tuple(run.deals),
         problems=tuple(run.problems),
     )
 
@@ -145,6 +149,13 @@ def text_of(shown: Overview, *, width: int) -> str:
         table = aligned([_HEAD, *rows], right=range(1, len(_HEAD)), width=width)
         lines += ["", *table, f"  ({numbered(len(curves), 'tag')} of {of}{_more(len(curves), _TAGS)})"]
     lines += ["", f"also: {_others(shown)}"]
+    dealt = deal_lines(shown.deals)
+    for line in dealt[-_DEALS:]:
+        lines += textwrap.wrap(
+            printable(line), width, subsequent_indent="  ", max_lines=4, placeholder=" ..."
+        )
+    if len(dealt) > _DEALS:
+        lines.append(f"  and {len(dealt) - _DEALS} earlier: see --json")
     for row in shown.verdicts[:_VERDICTS]:
         said = f"verdict: {row['sentence'] or verdict_text(row)}"
         lines += textwrap.wrap(

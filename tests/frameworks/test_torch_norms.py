@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import distsummary as ds
 from distsummary.collect.norms import UpdateDeal
-from distsummary.collect.plan import Group
 from distsummary.collect.torch_norms import NONFINITE_TAG, Norms, PendingNorms
+from distsummary.deal import Group
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.norms import ParameterNorms, ParameterTable
 from distsummary.format.records import Health

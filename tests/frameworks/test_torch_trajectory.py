@@ -19,8 +19,8 @@ from distsummary.attempts import Registration
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.sketch.sketch_file import has_sketches
 from distsummary.checkpoints.trajectory import read
-from distsummary.collect.plan import Group
 from distsummary.collect.trajectory_keeper import KeptTrajectory, keep_trajectory
+from distsummary.deal import Group
 from distsummary.errors import InvalidValueError
 from distsummary.frameworks.base import load
 from tests.frameworks.test_torch import process_group

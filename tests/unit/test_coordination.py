@@ -627,17 +627,19 @@ def test_a_heartbeat_of_a_superseded_attempt_is_not_told(run: RunDir) -> None:
     coordinator.register(rank(0))
     coordinator.register(rank(0, incarnation="start-2"))
     before = told(run)
-    assert coordinator.beat(rank(0), 0, Heartbeat(5)) is None
+    assert coordinator.beat(rank(0), 0, Heartbeat(5)) == ()
     assert told(run) == before
 
 
-def test_a_heartbeat_returns_the_deal(run: RunDir) -> None:
+def test_a_heartbeat_and_a_registration_return_the_deals(run: RunDir) -> None:
     coordinator = LocalCoordinator(run)
-    coordinator.register(rank(0))
-    assert coordinator.beat(rank(0), 0, Heartbeat(5)) is None
-    deal = Deal(1, None, ((0, 1),), 7)
-    run.update_manifest(lambda manifest: manifest["attempts"][0].update(deal=deal.as_json()))
-    assert coordinator.beat(rank(0), 0, Heartbeat(6)) == deal
+    assert coordinator.register(rank(0)).deals == ()
+    assert coordinator.beat(rank(0), 0, Heartbeat(5)) == ()
+    deals = Deal(1, None, ((0, 1),), 1), Deal(2, None, ((0,),), 7)
+    stored = [deal.as_json() for deal in deals]
+    run.update_manifest(lambda manifest: manifest["attempts"][0].update(deals=stored))
+    assert coordinator.beat(rank(0), 0, Heartbeat(6)) == deals
+    assert coordinator.register(rank(1)).deals == deals
 
 
 def test_an_attempt_that_is_unknown_has_no_deaths(run: RunDir) -> None:

@@ -1,8 +1,7 @@
 """The aggregator: when it merges, what it keeps of lineage, and that it ends."""
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.run_dir import RunDir
 from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, wait_for
 
 RANKS = [Topology(rank=rank, world_size=2, incarnation="launch-1") for rank in range(2)]
 NEXT = [Topology(rank=rank, world_size=2, incarnation="launch-2") for rank in range(2)]
@@ -122,14 +121,6 @@ def record(
     writer.close()
 
 
-def wait_for(holds: Callable[[], bool]) -> None:
-    """Wait for what the aggregator's thread does by itself."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def count_merges(monkeypatch: pytest.MonkeyPatch, failures: int = 0) -> list[RunDir]:
     """The merges from now on; the first ones fail."""
     merges: list[RunDir] = []
@@ -177,17 +168,18 @@ def test_the_ranks_that_live_divide_the_work(life: Life) -> None:
     join(life)
     living = [*RANKS]
 
-    def deal() -> Deal | None:
+    def deals() -> tuple[Deal, ...]:
         beats = {one.rank: Heartbeat(step=3, total=100 + one.rank) for one in living}
         coordinator = LocalCoordinator(life.run_dir)
-        deals = [coordinator.beat(topology, 0, beats[topology.rank]) for topology in living]
-        return deals[0]
+        seen = [coordinator.beat(topology, 0, beats[topology.rank]) for topology in living]
+        return seen[0]
 
     life.start()
-    wait_for(lambda: deal() == Deal(version=1, total=100, groups=((0, 1),), since=4))
+    whole = Deal(version=1, total=None, groups=((0, 1),), since=1)
+    wait_for(lambda: deals() == (whole, Deal(version=2, total=100, groups=((0, 1),), since=4)))
     LocalCoordinator(life.run_dir).finish(RANKS[1], 0, {})
     living.pop()
-    wait_for(lambda: deal() == Deal(version=2, total=100, groups=((0,),), since=4))
+    wait_for(lambda: deals()[2:] == (Deal(version=3, total=100, groups=((0,),), since=4),))
 
 
 def test_ranks_that_never_begin_are_named_once(life: Life, caplog: pytest.LogCaptureFixture) -> None:

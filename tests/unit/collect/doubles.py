@@ -66,7 +66,7 @@ class ListCoordinator:
         return Registration(run_id="00000000000000ab", attempt=3)
 
     def beat(self, topology, attempt, heartbeat):
-        return None
+        return ()
 
     def finish(self, topology, attempt, health):
         self.finished.append((topology.rank, attempt, health))

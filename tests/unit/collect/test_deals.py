@@ -7,7 +7,7 @@ import pytest
 
 from distsummary.collect import heartbeat
 from distsummary.collect.collector import SummaryCollector
-from distsummary.deal import Deal, Heartbeat, next_deal
+from distsummary.deal import Deal, Heartbeat, first_deal, next_deal
 from distsummary.topology import Topology
 from tests.unit.collect.doubles import ListCoordinator, drive
 
@@ -20,7 +20,7 @@ class DealingCoordinator(ListCoordinator):
 
     def __init__(self) -> None:
         super().__init__()
-        self.deal: Deal | None = None
+        self.deals: tuple[Deal, ...] = ()
         self.beats: dict[int, Heartbeat] = {}
         self.answers: Counter[int] = Counter()
         self._changed = threading.Condition()
@@ -30,14 +30,16 @@ class DealingCoordinator(ListCoordinator):
             self.beats[topology.rank] = heartbeat
             self.answers[topology.rank] += 1
             self._changed.notify_all()
-            return self.deal
+            return self.deals
 
     def deal_among(self, living):
         self.wait_for_answers(living)
         known = {rank: self.beats[rank]._replace(step_s=0.0) for rank in living}
-        self.deal = next_deal(self.deal, {rank: {} for rank in living}, known)
+        first = first_deal(4, {}, [beat.total for beat in known.values()])
+        deals = self.deals or (first,)
+        self.deals = (*deals, next_deal(deals[-1], {rank: {} for rank in living}, known))
         self.wait_for_answers(living)
-        return self.deal
+        return self.deals[-1]
 
     def wait_for_answers(self, ranks):
         """Wait for two heartbeats of each: the answer to the first has then been followed."""

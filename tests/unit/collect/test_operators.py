@@ -8,8 +8,9 @@ import pytest
 
 from distsummary.collect import operators
 from distsummary.collect.operators import Listener
-from distsummary.collect.plan import Group, regular_steps, tensor_steps
+from distsummary.collect.plan import regular_steps, tensor_steps
 from distsummary.collect.taps import Taps
+from distsummary.deal import Group
 from distsummary.format.records import Health, Value
 from distsummary.training.callbacks import CallbackParams
 from distsummary.writing.health import Failures

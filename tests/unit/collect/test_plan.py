@@ -6,15 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distsummary.collect.plan import (
-    Group,
-    Steps,
-    dealing_group,
-    regular_steps,
-    share,
-    tensor_range,
-    tensor_steps,
-)
+from distsummary.collect.plan import dealing_group, regular_steps, share, tensor_range, tensor_steps
+from distsummary.deal import Group, Steps
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.topology import Topology
 

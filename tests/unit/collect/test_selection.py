@@ -7,7 +7,6 @@ import pytest
 
 from distsummary import init
 from distsummary.collect.collector import SummaryCollector
-from distsummary.collect.plan import Steps
 from distsummary.collect.selection import (
     BY_DEFAULT,
     MAX_ELEMENTS,
@@ -17,6 +16,7 @@ from distsummary.collect.selection import (
     default_steps,
     within_bounds,
 )
+from distsummary.deal import Steps
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.topology import Topology
 from distsummary.training.run import Run

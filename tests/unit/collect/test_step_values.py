@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 
 from distsummary.collect import step_values as gather
-from distsummary.collect.plan import Group, regular_steps
+from distsummary.collect.plan import regular_steps
 from distsummary.collect.selection import Selection
 from distsummary.collect.step_values import Parameters, image_values, learning_rate_values
+from distsummary.deal import Group
 from distsummary.format.records import Health, Shard
 from distsummary.frameworks.numpy import NumpyFramework
 from distsummary.training.callbacks import CallbackParams

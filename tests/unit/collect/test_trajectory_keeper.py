@@ -8,8 +8,8 @@ import pytest
 from distsummary.attempts import Registration
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.share import is_first, shard_rank_of
-from distsummary.collect.plan import Group
 from distsummary.collect.trajectory_keeper import keep_trajectory
+from distsummary.deal import Group
 from distsummary.errors import InvalidValueError
 from distsummary.topology import Topology
 from tests.unit.collect.doubles import Model
