@@ -5,6 +5,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,13 @@ from distsummary.errors import DistSummaryError
 from distsummary.extras import extra, require
 from distsummary.landscapes.run.progress import Progress, line
 from distsummary.launcher import connected
+from distsummary.launching.actor_listing import actor_lines
 from distsummary.reading.reader import read_directory
 from distsummary.run_dir import RunDir
+from distsummary.runs.deals import deal_lines
+from distsummary.runs.facts import facts
+from distsummary.runs.show import fact_text
+from distsummary.states import read_run
 from distsummary.telling import Estimate
 from distsummary.view.report import report as write_report
 
@@ -31,6 +37,8 @@ TEST = 297
 CHECKPOINT_EVERY = 6  # steps between the checkpoints of the training path
 LANDSCAPE_SIZE = 31
 MOST_WRONG = 8  # pictures of misread digits after each epoch
+WIDTH = 110  # of lines that are printed
+LINEAGE = ("network", "optimizer", "loss function", "learning rate", "batch size", "data.size", "final loss")
 ABOUT = """# Handwritten digits
 A CNN of two convolutions learns the 8 x 8 **digits** of scikit-learn.
 `wrong digits` shows some that it misread.
@@ -141,7 +149,10 @@ def run_demo(run_dir: str, *, ranks: int = 4, epochs: int = 3, as_json: bool = F
     say(f"1/3 starting Ray and {ranks} ranks")
     with connected(ranks, {"CPU": 1}, "local"):
         results = ds.launch(partial(train, str(directory.base), epochs), ranks=ranks)
-        say("2/3 trained; the files of the ranks are merged into one run. Drawing the loss landscape")
+        say("2/3 trained. Who recorded what, and the one run that was made of it")
+        mission = mission_of(directory)
+        say("\n".join(f"    {line}" for lines in mission.values() for line in lines))
+        say("    loss landscapes of what was trained, by workers of the cluster")
         model, criterion, batches = landscape_of_digits()
         grids = ds.landscape_set(
             model,
@@ -167,6 +178,8 @@ def run_demo(run_dir: str, *, ranks: int = 4, epochs: int = 3, as_json: bool = F
         "accuracy": results[0]["accuracy"],
         "step_ms": step_times(directory),
         "landscapes": sorted(grids),
+        "workers": max(len(grid.worker_seconds) for grid in grids.values()),
+        "mission": mission,
         "seconds": round(time.monotonic() - begun, 1),
     }
     if as_json:
@@ -174,6 +187,24 @@ def run_demo(run_dir: str, *, ranks: int = 4, epochs: int = 3, as_json: bool = F
     else:
         say(report(directory, summary, why_not))
     return summary
+
+
+def mission_of(run_dir: RunDir) -> dict[str, list[str]]:
+    """What the job did, in lines: its processes and actors, the deals, the merged lineage."""
+    run, state = ds.open_run(run_dir), read_run(run_dir)
+    known = facts(run)
+    lineage = [f"{name} {fact_text(known[name])}" for name in LINEAGE if name in known]
+    return {
+        "actors": actor_lines(run_dir, state.newest.ranks if state.newest else ()),
+        "deals": [line for head, *ranks in deal_lines(run.deals) for line in (head, *_indented(ranks))],
+        "lineage": [f"lineage of {known['ranks']} rank(s), merged", *_indented([", ".join(lineage)])],
+    }
+
+
+def _indented(texts: list[str]) -> list[str]:
+    return [
+        line for text in texts for line in wrap(text, WIDTH, initial_indent="  ", subsequent_indent=" " * 9)
+    ]
 
 
 def step_times(run_dir: RunDir) -> dict[int, float]:

@@ -48,22 +48,22 @@ def deal_rows(
     return sorted(rows, key=lambda row: (row.deal, row.rank, row.since_step))
 
 
-def deal_lines(rows: Iterable[Any]) -> list[str]:  # Any: rows of the table, which are as DealRow
-    """Each deal in a line: since when it was in force, among which ranks, and what each of them recorded."""
-    lines = []
+def deal_lines(rows: Iterable[Any]) -> list[list[str]]:  # Any: rows of the table, which are as DealRow
+    """Each deal of something in lines: when it was in force, for which ranks; then what each recorded."""
+    deals = []
     for (attempt, deal), group in groupby(rows, key=lambda row: (row.attempt, row.deal)):
         of_deal = [*group]
+        if not any(row.values for row in of_deal):
+            continue  # nothing was dealt
         ranks = sorted({row.rank for row in of_deal})
         first, last = min(row.since_step for row in of_deal), max(row.until_step for row in of_deal)
         parts = [_rank_line(rank, [row for row in of_deal if row.rank == rank]) for rank in ranks[:_RANKS]]
         if len(ranks) > _RANKS:
             parts.append(f"and {len(ranks) - _RANKS} more ranks")
         again = f" of attempt {attempt}" if attempt else ""
-        lines.append(
-            f"deal {deal}{again}, steps {first:,} to {last:,}, rank{'s' * (len(ranks) > 1)} "
-            f"{as_ranges(ranks, ', ')}: {'; '.join(parts)}"
-        )
-    return lines
+        head = f"deal {deal}{again}, steps {first:,} to {last:,}, rank{'s' * (len(ranks) > 1)} "
+        deals.append([f"{head}{as_ranges(ranks, ', ')}", *parts])
+    return deals
 
 
 def _rank_line(rank: int, rows: list[Any]) -> str:

@@ -150,10 +150,9 @@ def text_of(shown: Overview, *, width: int) -> str:
         lines += ["", *table, f"  ({numbered(len(curves), 'tag')} of {of}{_more(len(curves), _TAGS)})"]
     lines += ["", f"also: {_others(shown)}"]
     dealt = deal_lines(shown.deals)
-    for line in dealt[-_DEALS:]:
-        lines += textwrap.wrap(
-            printable(line), width, subsequent_indent="  ", max_lines=4, placeholder=" ..."
-        )
+    for head, *ranks in dealt[-_DEALS:]:
+        text = printable(f"{head}: {'; '.join(ranks)}")
+        lines += textwrap.wrap(text, width, subsequent_indent="  ", max_lines=4, placeholder=" ...")
     if len(dealt) > _DEALS:
         lines.append(f"  and {len(dealt) - _DEALS} earlier: see --json")
     for row in shown.verdicts[:_VERDICTS]:

@@ -41,6 +41,12 @@ def test_the_demo_trains_merges_and_draws(tmp_path):
     summary = json.loads(output)
     assert summary["accuracy"] > 0.8
     assert set(summary["step_ms"]) == {"0", "1"}
+    assert summary["workers"] > 1
+    mission = summary["mission"]
+    assert [line.split()[:2] for line in mission["actors"][:2]] == [["rank", "0"], ["rank", "1"]]
+    assert "aggregator  actor aggregator-" in mission["actors"][2]
+    assert mission["deals"][0] == "deal 1, steps 1 to 141, ranks 0-1"
+    assert "network DigitsNet, optimizer SGD" in mission["lineage"][1]
     run_dir = RunDir(summary["run_dir"])
     if (BUNDLE / "page.js").is_file():
         assert summary["report"] == f"{run_dir.base}.html"

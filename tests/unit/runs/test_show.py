@@ -17,6 +17,7 @@ from distsummary.reading.segments import segments
 from distsummary.run_dir import RunDir
 from distsummary.runs.compare import compare, text_of, where_they_part
 from distsummary.runs.show import overview
+from tests.unit.collect.doubles import Model
 from tests.unit.runs.recording import record
 
 
@@ -46,6 +47,22 @@ def test_a_run_is_shown_on_one_screen_and_as_json(runs, capsys):
     told = json.loads(capsys.readouterr().out)
     assert (told["state"], told["facts"]["config.opt.lr"], told["curves_of"]) == ("finished", 0.5, "merged")
     assert told["problems"] == []
+
+
+def test_who_recorded_what_is_shown(tmp_path, capsys):
+    for rank in range(2):
+        settings = {"watch": Model(), "histograms": "layer[12]", "aggregate": False, "quiet": True}
+        with ds.init(tmp_path / "run", rank=rank, world_size=2, **settings) as run:
+            for _ in run.steps(range(25)):
+                run.log(loss=1.0)
+    assert main(["show", str(tmp_path / "run")]) == 0
+    shares = (
+        "rank 0 histograms of layer2.weight at steps 1, 10, 20; rank 1 histograms of layer1.weight at steps"
+    )
+    assert f"deal 1, steps 1 to 25, ranks 0-1: {shares}" in " ".join(capsys.readouterr().out.split())
+    assert main(["show", str(tmp_path / "run"), "--json"]) == 0
+    [first, _] = json.loads(capsys.readouterr().out)["deals"]
+    assert (first["rank"], first["parameters"], first["steps"]) == (0, ["layer2.weight"], [1, 10, 20])
 
 
 def test_a_run_that_is_not_merged_is_shown_by_a_rank_and_damage_is_told(tmp_path, capsys):
