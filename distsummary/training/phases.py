@@ -139,7 +139,7 @@ class Phases:
         self.on_backward: Callable[[], None] = lambda: None
         self.device: DeviceTimes | None = None  # then "blocked" is how much longer the device computed
         self._workers = workers or WorkerQueues()
-        self._starved_s = 0.0  # how long workers waited lately, as far as no batch was late for it
+        self._starved_s: dict[int, float] = {}  # how long workers waited, as far as no batch was late for it
         self._interrupted: str | None = None  # the phase in which garbage is being collected
         self.every, self.is_marked = 1, True
         self.on_marked: Callable[[bool], None] = lambda is_marked: None
@@ -316,13 +316,22 @@ class Phases:
         return found
 
     def _excuse_loader(self) -> None:
-        """A batch that came late because the loader's workers waited for a processor waited for it, too."""
-        self._starved_s = STARVED_KEPT * self._starved_s + self._workers.take() / self.every
-        if self._starved_s and (spent := self._spent.get(DATA)) is not None:
+        """A batch that came late because the loader's workers waited for a processor waited for it, too.
+
+        Batches come in order, so that a rank waits for the worker that is the latest, maybe in marked steps
+        only.
+        """
+        waited = self._workers.take()
+        if not waited:
+            return
+        kept = STARVED_KEPT**self.every
+        starved = {pid: kept * self._starved_s.get(pid, 0.0) + seconds for pid, seconds in waited.items()}
+        if (spent := self._spent.get(DATA)) is not None:
             wall, cpu, queue = spent
-            excused = min(max(0.0, wall - cpu - queue), self._starved_s)
+            excused = min(max(0.0, wall - cpu - queue), max(starved.values()))
             spent[2] += excused
-            self._starved_s -= excused
+            starved = {pid: max(0.0, seconds - excused) for pid, seconds in starved.items()}
+        self._starved_s = starved
 
     def close(self) -> None:
         """Stop measuring."""

@@ -4,7 +4,7 @@ import contextlib
 import os
 import sys
 
-LISTED = 16  # calls after which the threads are listed again, and as many of the first
+LISTED = 16  # calls after which the threads are listed again, as at so many of the first ones
 
 
 class WorkerQueues:
@@ -16,38 +16,37 @@ class WorkerQueues:
 
     def __init__(self) -> None:
         self._calls = 0
-        self._files: dict[str, tuple[int, int]] = {}  # of a thread -> its file, and what that said last
+        self._pids: set[int] = set()  # of those that were there at the last call
+        self._files: dict[str, tuple[int, int, int | None]] = {}  # by thread: pid, file, waited
 
-    def take(self) -> float:
-        """The seconds since the last call, the mean of the processes; takes 3 us for each thread.
-
-        They load as many batches at a time, so that a batch is late by what one of them waits.
-        """
+    def take(self) -> dict[int, float]:
+        """The seconds since the last call, by pid; takes 3 us for each thread."""
         # `active_children` would also collect those that have ended, before their loader sees it
-        started = [*getattr(sys.modules.get("multiprocessing.process"), "_children", ())]
-        if not started and not self._files:
-            return 0.0
-        self._calls += 1
-        if self._calls < LISTED or self._calls % LISTED == 0:
-            self._list([child.pid for child in started])
-        waited = 0
-        for path, (file, before) in [*self._files.items()]:
+        pids = {child.pid for child in getattr(sys.modules.get("multiprocessing.process"), "_children", ())}
+        if not pids and not self._files:
+            return {}
+        is_first, self._calls = not self._calls, self._calls + 1
+        if pids - self._pids or self._calls < LISTED or self._calls % LISTED == 0:
+            self._list(pids, None if is_first else 0)
+        self._pids = pids
+        waited: dict[int, float] = {}
+        for path, (pid, file, before) in [*self._files.items()]:
             try:
                 now = int(os.pread(file, 64, 0).split(b" ", 2)[1])
             except (OSError, IndexError, ValueError):  # it has ended
                 self._close(path)
                 continue
-            waited += now - before if before else 0
-            self._files[path] = file, now
-        return 1e-9 * waited / max(1, len(started))
+            waited[pid] = waited.get(pid, 0.0) + 1e-9 * (now - (now if before is None else before))
+            self._files[path] = pid, file, now
+        return waited
 
-    def _list(self, pids: list[int]) -> None:
+    def _list(self, pids: set[int], before: int | None) -> None:
         for pid in pids:
             with contextlib.suppress(OSError):
                 for thread in os.listdir(f"/proc/{pid}/task"):
                     path = f"/proc/{pid}/task/{thread}/schedstat"
                     if path not in self._files:
-                        self._files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC), 0
+                        self._files[path] = pid, os.open(path, os.O_RDONLY | os.O_CLOEXEC), before
 
     def close(self) -> None:
         """Close the files."""
@@ -55,4 +54,4 @@ class WorkerQueues:
             self._close(path)
 
     def _close(self, path: str) -> None:
-        os.close(self._files.pop(path)[0])
+        os.close(self._files.pop(path)[1])

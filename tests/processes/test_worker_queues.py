@@ -34,7 +34,7 @@ def compute(begun: Event, over: Event) -> None:
 def test_the_threads_of_a_worker_are_added_up_until_it_ends() -> None:
     context, queues = multiprocessing.get_context("fork"), WorkerQueues()
     before = len(os.listdir("/proc/self/fd"))
-    assert queues.take() == 0.0
+    assert queues.take() == {}
     begun, over = context.Event(), context.Event()
     worker = context.Process(target=compute, args=(begun, over))
     worker.start()
@@ -43,12 +43,13 @@ def test_the_threads_of_a_worker_are_added_up_until_it_ends() -> None:
     waited_s = 0.0
     while waited_s < 0.05:  # the limit of a test ends it otherwise
         over.wait(0.05)
-        now_s = queues.take()
-        assert now_s >= 0.0
-        waited_s += now_s
+        found = queues.take()
+        assert found.keys() == {worker.pid}
+        assert found[worker.pid] >= 0.0
+        waited_s += found[worker.pid]
     over.set()
     worker.join()
     worker.close()
-    assert queues.take() == 0.0
+    assert queues.take() == {}
     assert len(os.listdir("/proc/self/fd")) <= before
     queues.close()

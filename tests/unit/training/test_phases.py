@@ -360,10 +360,10 @@ def test_what_blocks_a_backward_pass_in_which_ddp_waits_is_waiting(clocks: Turne
 class Starved(WorkerQueues):
     """Workers that waited for so long since the last step."""
 
-    waited_ms = 0.0
+    waited_ms = 0.0, 0.0
 
-    def take(self) -> float:
-        return self.waited_ms / 1e3
+    def take(self) -> dict[int, float]:
+        return {pid: waited / 1e3 for pid, waited in enumerate(self.waited_ms)}
 
 
 def test_a_batch_that_is_late_since_workers_waited_for_a_processor_is_not_the_ranks_own(
@@ -371,8 +371,8 @@ def test_a_batch_that_is_late_since_workers_waited_for_a_processor_is_not_the_ra
 ) -> None:
     gc.disable()
     phases, told = Phases(clocks, workers=(workers := Starved())), []
-    for waited_ms, late in ((4.0, 0.0), (0.0, 3.0), (0.0, 3.0), (10.0, 3.0)):
-        workers.waited_ms = waited_ms
+    for first, second, late in ((1, 4, 0), (0, 0, 3), (0, 0, 3), (9, 10, 3)):
+        workers.waited_ms = first, second
         phases.enter(DATA)
         clocks.turn(cpu=1, blocked=late, queue=2)
         phases.enter(REST)
@@ -382,7 +382,7 @@ def test_a_batch_that_is_late_since_workers_waited_for_a_processor_is_not_the_ra
     gc.enable()
     assert [of(found, DATA) for found in told] == [
         (1, 0, 2),
-        (1, 0, 5),  # the workers waited for 4 ms, of which 3.6 ms count in the next step
+        (1, 0, 5),  # the one that waited longest waited for 4 ms, of which 3.6 ms count in the next step
         (1, 2.46, 2.54),  # 0.9 * 0.6 ms are left
         (1, 0, 5),
     ]
