@@ -38,7 +38,17 @@ WORDS = {
     "'merged', None or one of": "'merged' or one of",
     "leave rank= out": "leave --rank out",
 }
-ARGUMENTS = "directions", "around", "runs", "parameters", "centering", "workers", "engine", "memory"
+ARGUMENTS = (
+    "directions",
+    "around",
+    "runs",
+    "parameters",
+    "centering",
+    "workers",
+    "engine",
+    "memory",
+    "address",
+)
 FIELDS = (*ARGUMENTS, "size", "seed", "refine", "ranks", "epochs", "rank", "tag", "plugin")
 
 
@@ -282,6 +292,7 @@ def refuse_centring(value: str) -> None:
         default="auto",
         help="a number of Ray workers, or auto for as many as fit; 0 computes in this process",
     ),
+    argument("--address", help="the Ray cluster to use, such as HOST:PORT, auto or local"),
     argument("--gpus-per-worker", type=float, help="GPUs of each worker, or a share of one (1)"),
     argument("--engine", default="auto", help="auto, row, or the engine of an earlier landscape"),
     argument("--memory", choices=("inference",), help="inference: compute within the model's own memory"),
@@ -323,6 +334,7 @@ def landscape(options: argparse.Namespace) -> None:
             seed=options.seed,
             refine=options.refine,
             workers=options.workers,
+            address=options.address,
             gpus_per_worker=options.gpus_per_worker,
             engine=options.engine,
             memory=options.memory,

@@ -85,6 +85,7 @@ def landscape(
     evaluation: Evaluation | None = None,
     refine: float | None = None,
     workers: int | str = "auto",
+    address: str | None = None,
     gpus_per_worker: float | None = None,
     engine: str = "auto",
     memory: str | None = None,
@@ -156,6 +157,8 @@ def landscape(
             uses this process alone; another number is the number of Ray workers. "auto" and "ray" start a
             worker for each free GPU, else for each free core, each with the memory that was measured for one
             model, and at most one for 20 points; nodes that join later are used too.
+        address: that of the Ray cluster to use, such as "10.0.0.1:6379", "ray://host:10001", "auto" for the
+            cluster of this machine, or "local" for a new one. Default: see `workers`.
         gpus_per_worker: GPUs for each Ray worker: a share of one GPU, such as 0.25 beside a running training,
             or a whole number. Default: one for torch models, none for other models (give a number here if
             their code uses GPUs). If at first no worker can get its GPUs, workers use CPUs instead of
@@ -185,6 +188,7 @@ def landscape(
             for several landscapes: a list of directions, or the PCA planes of a trajectory with several
             intervals. `landscape_set` takes these.
         LandscapeError: the checkpoints span no plane, or a worker failed (its error is the cause).
+        ClusterError: the cluster does not answer, or this process is connected to another one.
         LandscapeCancelled: the call was interrupted (Ctrl-C). This KeyboardInterrupt holds the grids computed
             so far, which are also written to `run_dir` unless it has a complete landscape. The same call
             resumes the computation.
@@ -220,6 +224,7 @@ def landscape_set(
     evaluation: Evaluation | None = None,
     refine: float | None = None,
     workers: int | str = "auto",
+    address: str | None = None,
     gpus_per_worker: float | None = None,
     engine: str = "auto",
     memory: str | None = None,
@@ -289,14 +294,17 @@ def draw(request: Request, *, is_set: bool) -> dict[str, LossGrid]:
 
     with ExitStack() as stack:
         stack.enter_context(numbers_kept())
-        if request.workers == 0 or (request.workers == "auto" and not has_cluster()):
+        has_other = request.address is not None or has_cluster()
+        if request.workers == 0 or (request.workers == "auto" and not has_other):
             workers: Workers = InProcessWorkers()
         else:
             from distsummary.landscapes.run.actor import RayWorkers
 
             count = None if isinstance(request.workers, str) else request.workers
             doing("starting workers")
-            workers = stack.enter_context(RayWorkers(count, gpus_each=request.gpus_per_worker))
+            workers = stack.enter_context(
+                RayWorkers(count, gpus_each=request.gpus_per_worker, address=request.address)
+            )
         if is_torch and mode != "mindspore":  # MindSpore evaluates the loss and metrics in their current mode
             from distsummary.landscapes.model.torch_loan import at_rest
 

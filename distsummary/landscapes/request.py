@@ -45,6 +45,7 @@ class Request:
     evaluation: Evaluation | None
     refine: float | None
     workers: int | str
+    address: str | None
     gpus_per_worker: float | None
     engine: str
     memory: str | None
@@ -74,6 +75,12 @@ def check_arguments(request: Request) -> None:
             raise InvalidTypeError(expected)
         if request.workers < 0:
             raise InvalidValueError(expected)
+    check_type("address", request.address, str, optional=True)
+    if request.address is not None and request.workers == 0:
+        raise InvalidValueError(
+            f"address={request.address!r} names a Ray cluster, and workers=0 uses this process alone; leave "
+            "one of them out"
+        )
     share = request.gpus_per_worker
     if share is not None:  # Ray assigns a fraction of one GPU, or whole GPUs
         if isinstance(share, bool) or not isinstance(share, int | float):

@@ -53,6 +53,7 @@ class SummaryLandscape:
         output: str | os.PathLike[str] | None = None,
         *,
         resume: bool = True,
+        address: str | None = None,
     ) -> dict[str, LossGrid]:
         """Compute the landscapes and write them as events for MindInsight and TensorBoard, .npz and .png.
 
@@ -78,6 +79,7 @@ class SummaryLandscape:
             output: the run dir to write to, `summary_dir` by default; the loss curve beside the landscapes is
                 always that of `summary_dir`.
             resume: True continues a stopped earlier call for the same landscapes; False starts again.
+            address: that of the Ray cluster to use, as in `landscape`.
 
         Returns:
             The grids; the keys are "pca", or "pca[first, last]" for each of several intervals, and "random".
@@ -114,7 +116,8 @@ class SummaryLandscape:
             directions=directions,
             mode=self._mode,
             seed=self._seed,
-            workers=count_workers(device_ids, is_connected=in_ray()),
+            workers=count_workers(device_ids, is_connected=in_ray() or address is not None),
+            address=address,
             unit=trajectory.spec.unit,
             run_dir=target,
             resume=resume,

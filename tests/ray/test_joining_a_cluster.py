@@ -49,13 +49,15 @@ torch.set_num_threads(1)
 model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
 batches = [(torch.randn(32, 8), torch.randint(0, 3, (32,)))]
 
-def draw(workers):
+def draw(workers, address=None):
     began = time.monotonic()
-    how = {"size": 15, "directions": "random", "engine": "row", "workers": workers}
+    how = {"size": 15, "directions": "random", "engine": "row", "workers": workers, "address": address}
     grid = ds.landscape(model, batches=batches, batch_loss=loss_fn, **how)
     return grid, time.monotonic() - began
 
-if len(sys.argv) > 2:  # from within an actor that holds the only CPU
+if len(sys.argv) > 3:
+    grid, took = draw("auto", sys.argv[3])
+elif len(sys.argv) > 2:  # from within an actor that holds the only CPU
     ray.init()
     [(grid, took)] = ray.get([ray.remote(num_cpus=int(sys.argv[2]))(draw).remote("auto")])
 else:
@@ -171,6 +173,8 @@ def test_a_landscape_in_a_job_uses_every_node_of_the_cluster(place: Path, tmp_pa
         stdout, _ = launched(in_job, str(used), script=LANDSCAPE)
         assert stdout.startswith("2 "), stdout
         assert len([*used.iterdir()]) == 2
+        stdout, _ = launched(environment, str(used), "", in_job["RAY_ADDRESS"], script=LANDSCAPE)
+        assert stdout.startswith("2 "), stdout
 
 
 @pytest.mark.long

@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import ray
 
 from distsummary import LossGrid, SummaryLandscape
+from distsummary.errors import ClusterError
 from tests.conftest import ROOT
 from tests.patience import PATIENCE_S
 from tests.unit.landscapes import golden_mlp
@@ -30,9 +32,9 @@ print(json.dumps({"workers": workers, "is_connected": ray.is_initialized()}))
 """
 
 
-def draw(output: Path, device_ids: list[int] | None) -> dict[str, LossGrid]:
+def draw(output: Path, device_ids: list[int] | None, address: str | None = None) -> dict[str, LossGrid]:
     return SummaryLandscape(golden_mlp.GOLDEN / "summary").gen_landscapes_with_multi_process(
-        make_parts, {"landscape_size": 5}, device_ids, output
+        make_parts, {"landscape_size": 5}, device_ids, output, address=address
     )
 
 
@@ -45,6 +47,23 @@ def test_the_ids_pick_as_many_workers_and_none_picks_those_that_are_free(tmp_pat
     for name, grid in one.items():
         assert two[name].z.tobytes() == free[name].z.tobytes() == grid.z.tobytes()
         assert "here" not in free[name].worker_seconds
+
+
+@pytest.mark.usefixtures("ray_cluster", "no_matplotlib")
+def test_an_address_must_be_that_of_the_cluster_that_is_connected(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = ray.get_runtime_context().gcs_address
+    with pytest.raises(ClusterError, match=f"is not the Ray cluster at {address} that this process"):
+        draw(tmp_path / "other", [0, 1], "10.255.0.1:6379")
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 1.0})
+    grids = draw(tmp_path / "own", [0, 1], address)
+    assert {len(grid.worker_seconds) for grid in grids.values()} == {2}
+    lines = [record.message for record in caplog.records if "but the Ray cluster has" in record.message]
+    assert lines == [
+        "workers=2, but the Ray cluster has 1 core: they share them, which is no faster; "
+        "workers='auto' starts as many as it has"
+    ]
 
 
 def test_the_default_works_in_a_process_that_is_not_connected_to_ray(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any, Self
 
 import ray
 
-from distsummary.cluster import reachable_cluster
-from distsummary.errors import LandscapeError
+from distsummary.cluster import check_reachable, reachable_cluster
+from distsummary.errors import ClusterError, LandscapeError
 from distsummary.landscapes.directions.hessian import GROUPS
 from distsummary.landscapes.directions.recipe import Array
 from distsummary.landscapes.engines.chunks import count_points, least_call
@@ -22,7 +22,13 @@ from distsummary.landscapes.run.actor_crew import LOOK, ActorCrew
 from distsummary.landscapes.run.actor_resources import fits, free_resources
 from distsummary.landscapes.run.failures import CHOOSING, HESSIAN, OPENING, user_errors
 from distsummary.landscapes.run.scheduler import Keep, Pace, Scheduler, call_size
-from distsummary.landscapes.run.supervision import check_spread, default_gpus, plan_workers, spread
+from distsummary.landscapes.run.supervision import (
+    check_spread,
+    default_gpus,
+    plan_workers,
+    spread,
+    surplus,
+)
 from distsummary.landscapes.run.work import ChunkWork, ProductWork, Work
 from distsummary.landscapes.run.worker_memory import WorkerMemory
 from distsummary.landscapes.run.worker_process import (
@@ -47,10 +53,13 @@ class RayWorkers:
             least one; more workers start when more resources become free.
         gpus_each: GPUs per worker; a number below 1 is a share of one GPU. None: for a torch model, the
             number of GPUs that the model lies on, at least 1; for other models 0.
+        address: of the cluster, see `cluster`.
     """
 
-    def __init__(self, count: int | None = None, *, gpus_each: float | None = None) -> None:
-        self._count, self._gpus_each = count, gpus_each
+    def __init__(
+        self, count: int | None = None, *, gpus_each: float | None = None, address: str | None = None
+    ) -> None:
+        self._count, self._gpus_each, self._address = count, gpus_each, address
         self._memory = WorkerMemory()
         self._stack = ExitStack()
         self._is_connected = False
@@ -115,7 +124,7 @@ class RayWorkers:
     def _resources(self, model: Any, jobs: int) -> list[dict[str, float]]:
         """The resources of each worker to start for `jobs` jobs; the first call connects to a Ray cluster."""
         if not self._is_connected:
-            self._stack.enter_context(cluster())
+            self._stack.enter_context(cluster(self._address))
             self._is_connected = True
         found = self._planned(model, jobs)
         gpus = found[0].get("num_gpus", 0)
@@ -127,6 +136,8 @@ class RayWorkers:
             self._forgo_gpus()
             found = self._planned(model, jobs)
         check_spread(spread(model), found[0].get("num_gpus", 0))
+        if self._count is not None and (remark := surplus(len(found), ray.cluster_resources(), found[0])):
+            _log.warning("%s", remark)
         return found
 
     def _planned(self, model: Any, jobs: int) -> list[dict[str, float]]:
@@ -159,16 +170,28 @@ def send(value: Any) -> Any:
 
 
 @contextmanager
-def cluster() -> Iterator[None]:
+def cluster(address: str | None = None) -> Iterator[None]:
     """Connect to Ray unless connected: to the cluster of this job or, without one, to a new local cluster.
 
-    A new connection or local cluster is closed at the end of the block. Raises ClusterError if that of the
-    job does not answer.
+    `address` names another one; "local" is a new one. A new connection or local cluster is closed at the end
+    of the block. Raises ClusterError if the cluster does not answer, or if this process is connected to
+    another one than that at `address`.
     """
     if ray.is_initialized():
+        if address not in (None, "auto"):
+            current = ray.get_runtime_context().gcs_address
+            # private, but Ray itself finds in this way that two addresses are of the same host
+            if ray._private.services.canonicalize_bootstrap_address(address) != current:
+                raise ClusterError(
+                    f"address={address!r} is not the Ray cluster at {current} that this process is connected "
+                    "to; leave address out, or call ray.shutdown() before"
+                )
         yield
         return
-    if reachable_cluster() is not None:
+    if address not in (None, "local"):
+        check_reachable(address, "address", 'pass address="local" to start a cluster on this machine')
+        ray.init(address=address, log_to_driver=False, logging_level="warning")
+    elif address is None and reachable_cluster() is not None:
         ray.init(log_to_driver=False, logging_level="warning")
     else:  # "local" makes Ray ignore traces of an older cluster
         ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="warning")

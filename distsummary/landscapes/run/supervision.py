@@ -40,6 +40,21 @@ def plan_workers(
     return found
 
 
+def surplus(count: int, whole: Mapping[str, float], each: Mapping[str, float]) -> str:
+    """What it means that these are more workers than the cluster has cores or GPUs; empty if they are not.
+
+    Args:
+        whole: the resources of the cluster. each: those of a worker, as `plan_workers` returned them.
+    """
+    gpus = each.get("num_gpus", 0)
+    most = math.floor(whole.get("GPU", 0) / gpus) if gpus else int(whole.get("CPU", 0))
+    if count <= most:
+        return ""
+    has = f"{whole.get('GPU', 0):g} GPUs for {gpus:g} each" if gpus else f"{most} core{'s' * (most != 1)}"
+    then = f"{count - most} of them wait for a GPU" if gpus else "they share them, which is no faster"
+    return f"workers={count}, but the Ray cluster has {has}: {then}; workers='auto' starts as many as it has"
+
+
 def spread(model: Any) -> list[int]:
     """The indices of a torch model's GPUs if it is spread over several; else an empty list."""
     if framework_of(model).name != "torch":

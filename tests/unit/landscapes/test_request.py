@@ -45,6 +45,8 @@ def directions(given: Any, **changes: Any) -> list[Any]:
         ({"workers": "x"}, InvalidTypeError, "workers must be 'auto', 'ray' or an int >= 0, got 'x'"),
         ({"workers": True}, InvalidTypeError, "workers must be 'auto', 'ray' or an int >= 0, got True"),
         ({"workers": -1}, InvalidValueError, "workers must be 'auto', 'ray' or an int >= 0, got -1"),
+        ({"address": 6379}, InvalidTypeError, "address must be str"),
+        ({"address": "local", "workers": 0}, InvalidValueError, "leave one of them out"),
     ],
 )
 def test_numbers_out_of_their_range_are_refused(

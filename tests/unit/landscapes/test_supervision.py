@@ -10,6 +10,7 @@ from distsummary.landscapes.run.supervision import (
     Silences,
     check_spread,
     plan_workers,
+    surplus,
 )
 
 
@@ -121,3 +122,24 @@ def test_deaths_with_a_result_between_do_not_add_up() -> None:
     for _ in range(MAX_DEATHS - 1):
         deaths.add("of a signal")
     assert deaths.are_too_many
+
+
+@pytest.mark.parametrize(
+    ("count", "whole", "each", "remark"),
+    [
+        (2, {"CPU": 2.0}, {"num_cpus": 1}, ""),
+        (
+            5,
+            {"CPU": 2.0},
+            {"num_cpus": 1},
+            "workers=5, but the Ray cluster has 2 cores: they share them",
+        ),
+        (4, {"CPU": 8.0, "GPU": 1.0}, {"num_gpus": 0.25}, ""),
+        (3, {"CPU": 8.0, "GPU": 2.0}, {"num_gpus": 1}, "has 2 GPUs for 1 each: 1 of them wait for a GPU"),
+    ],
+)
+def test_more_workers_than_the_cluster_has_are_remarked(
+    count: int, whole: dict[str, float], each: dict[str, float], remark: str
+) -> None:
+    found = surplus(count, whole, each)
+    assert remark in found if remark else not found
