@@ -4,12 +4,12 @@ Both write the files of ranks under Ray, in turns on the same machine, so that w
 Prints one JSON line for each figure:
 
 - "step": a step that logs 20 scalars, on the loop's thread (`run.log` and the end of the step), in
-  microseconds: median and 99th percentile, the CPU of the training process and of the collector. "auto"
-  begins in the process and may go over to an actor.
+  microseconds: median and 99th percentile, the CPU of the training process and of the collector. "node" is
+  one actor for all ranks. `start_s` are the seconds from `ds.init` to the second step.
 - "bulk": a step of a model of 5 million parameters with histograms of all of them and one tensor, in
   milliseconds, the CPU of the training process, and how many values were dropped; "bare" is the same training
   without recording.
-- "idle": the share of a processor, in percent, that an idle collector takes beside a bare Ray actor.
+- "idle": the share of a processor, in percent, and the memory in MiB of an idle collector and a bare actor.
 """
 
 import argparse
@@ -34,11 +34,11 @@ from torch import nn
 import distsummary as ds
 from benchmarks.overhead import await_files, collector_times
 from distsummary.collect.actor import start_collector
-from distsummary.writing.spec import WriterSpec
+from distsummary.topology import own_process
 
-KINDS = {"actor": "rank", "in process": "process", "auto": "auto"}  # -> the option `collectors`
+KINDS = {"actor": "rank", "node": "node", "in process": "process"}  # -> the option `collectors`
 NUMBERS = {f"metrics/number_{n}": n / 7 for n in range(20)}
-WARM_STEPS = 50
+WARM_STEPS = 200
 
 
 def cpu_s(processes: list[psutil.Process]) -> float:
@@ -53,16 +53,19 @@ def scalar_steps(root: str, rounds: int, steps: int, pause_s: float) -> list[dic
         for kind in random.Random(number).sample(sorted(KINDS), len(KINDS)):
             costs = []
             directory = Path(root, f"{kind}-{number}".replace(" ", "-"))
+            started = time.perf_counter()
             run = ds.init(
                 directory, collectors=KINDS[kind], system_metrics=False, quiet=True, aggregate=False
             )
             with run:
-                ended = begun_cpu = 0.0
+                ended = begun_cpu = start_s = 0.0
                 before: dict[int, float] = {}
                 for _ in run.steps(range(WARM_STEPS + steps)):
                     begun = time.perf_counter()
                     run.log(**NUMBERS)
                     costs.append(time.perf_counter() - begun + (begun - ended))
+                    if run.step == 2:
+                        start_s = time.perf_counter() - started
                     if run.step == WARM_STEPS:
                         await_files(directory)
                         begun_cpu, before = time.process_time(), collector_times()
@@ -74,6 +77,7 @@ def scalar_steps(root: str, rounds: int, steps: int, pause_s: float) -> list[dic
                 {
                     "kind": kind,
                     "costs": costs[WARM_STEPS + 1 :],
+                    "start_s": start_s,
                     "process_us": own_s / steps * 1e6,
                     "collectors_us": collector_s / steps * 1e6,  # of all ranks
                     "dropped": sum(run.health().dropped.values()),
@@ -140,7 +144,7 @@ def bulk_steps(root: str, rounds: int, steps: int) -> list[dict[str, Any]]:
                         if step == 3:
                             await_files(directory)
                 dropped = run.health().dropped
-            spans = [1e3 * (b - a) for a, b in pairwise(times[steps // 2 :])]  # "auto" has then decided
+            spans = [1e3 * (b - a) for a, b in pairwise(times[steps // 2 :])]  # the actor is up
             cpu_ms = (time.process_time() - begun_s) / steps * 1e3
             found.append({"kind": kind, "ms": spans, "cpu_ms": cpu_ms, "dropped": sum(dropped.values())})
     return found
@@ -154,23 +158,25 @@ class Idle:
         return os.getpid()
 
 
-def idle_shares(seconds: float) -> dict[str, float]:
-    """The CPU of an idle collector and of a bare actor, in percent of a processor, at the same time."""
-    with tempfile.TemporaryDirectory() as directory:
-        collector = start_collector(WriterSpec(directory=directory))
-        bare = ray.remote(Idle).options(num_cpus=0).remote()
-        pids = {
-            "collector": ray.get(collector.hello.remote()).process["pid"],
-            "bare actor": ray.get(bare.ready.remote()),
-        }
-        processes = {name: psutil.Process(pid) for name, pid in pids.items()}
-        time.sleep(5.0)
-        before = {name: cpu_s([process]) for name, process in processes.items()}
-        time.sleep(seconds)
-        return {
-            name: round((cpu_s([process]) - before[name]) / seconds * 100, 3)
-            for name, process in processes.items()
-        }
+def idle_costs(seconds: float) -> dict[str, tuple[float, float]]:
+    """CPU in percent of a processor, and MiB of memory (PSS), of an idle collector and of a bare actor."""
+    collector = start_collector("rank")
+    bare = ray.remote(Idle).options(num_cpus=0).remote()
+    pids = {
+        "collector": ray.get(collector.ready.remote("benchmark", own_process()))["pid"],
+        "bare actor": ray.get(bare.ready.remote()),
+    }
+    processes = {name: psutil.Process(pid) for name, pid in pids.items()}
+    time.sleep(5.0)
+    before = {name: cpu_s([process]) for name, process in processes.items()}
+    time.sleep(seconds)
+    return {
+        name: (
+            round((cpu_s([process]) - before[name]) / seconds * 100, 3),
+            round(process.memory_full_info().pss / 2**20, 1),
+        )
+        for name, process in processes.items()
+    }
 
 
 def tell(**figures: Any) -> None:
@@ -197,6 +203,7 @@ def compare(given: argparse.Namespace) -> None:
                 p99_us=round(costs[len(costs) * 99 // 100], 1),
                 process_us=round(statistics.median(row["process_us"] for row in own), 1),
                 collector_us=round(statistics.median(row["collectors_us"] for row in own) / given.ranks, 1),
+                start_s=round(statistics.median(row["start_s"] for row in own), 3),
                 dropped=sum(row["dropped"] for row in own),
             )  # fmt: skip
         tell(figure="step", actor_over_in_process=round(medians["actor"] / medians["in process"], 3))
@@ -212,7 +219,7 @@ def compare(given: argparse.Namespace) -> None:
                 process_ms=round(statistics.median(row["cpu_ms"] for row in own), 2), steps=len(spans),
                 dropped=sum(row["dropped"] for row in own),
             )  # fmt: skip
-    tell(figure="idle", seconds=given.idle_s, **idle_shares(given.idle_s))
+    tell(figure="idle", seconds=given.idle_s, **idle_costs(given.idle_s))
     ray.shutdown()
 
 

@@ -51,7 +51,7 @@ TASKS = ("digits", "transformer")
 STEPS = {"digits": 1500, "transformer": 100}
 FREQ = 10  # the default of collect_freq
 ONCE = ("init", "first step", "close")  # items that a training pays once
-COLLECTOR = "ray::RankCollector"  # how Ray titles the process of a rank's collector
+COLLECTOR = "ray::CollectorActor"  # how Ray titles the process of a rank's collector
 TIMEOUT_S = 900.0
 START_S = 60.0
 

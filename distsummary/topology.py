@@ -22,6 +22,7 @@ ROLES = ("train", "eval", "landscape")
 LAUNCH_ID = "DISTSUMMARY_LAUNCH_ID"
 LAUNCHED = "launch "  # how the id of a launch begins, and so the incarnation of its ranks
 HYPER_CONFIG = "MINDINSIGHT_HYPER_CONFIG"
+COLLECTORS = "DISTSUMMARY_COLLECTORS"
 
 # Along these mesh axes an ordinary tensor is the same on all ranks. Along other axes (tp, pp, ep, cp ...) an
 # ordinary tensor may be a shard that the framework does not know to be one.
@@ -182,6 +183,14 @@ def detect(
     return found
 
 
+def ranks_on_node() -> int:
+    """How many ranks of the job this node has; 1 if that is unknown."""
+    try:
+        return detect().local_world_size
+    except (InvalidValueError, WorldMismatchError):
+        return 1
+
+
 def in_ray(modules: Mapping[str, ModuleType] | None = None) -> bool:
     """Whether this process is connected to a Ray cluster; does not import Ray."""
     ray = (sys.modules if modules is None else modules).get("ray")
@@ -236,19 +245,25 @@ def are_busy(processes: Mapping[int, Mapping[str, Any]]) -> set[int]:
     Args:
         processes: number -> a process, given as for `is_alive`.
     """
-    living = {number: process["pid"] for number, process in processes.items() if is_alive(process)}
-    before = {number: _busy_s(pid) for number, pid in living.items()}
-    if not before:
-        return set()
-    began = time.monotonic()
-    time.sleep(BUSY_S)
-    enough_s = BUSY_SHARE * (time.monotonic() - began)
-    busy = set()
-    for number, pid in living.items():
-        is_ready = _state_and_start(pid)[0] == "R"  # may be so for long without being counted
-        if is_ready or _busy_s(pid) - before[number] > enough_s:
-            busy.add(number)
-    return busy
+    efforts = {number: Effort(process["pid"]) for number, process in processes.items() if is_alive(process)}
+    if efforts:
+        time.sleep(BUSY_S)
+    return {number for number, effort in efforts.items() if effort.is_busy()}
+
+
+class Effort:
+    """Whether the main thread of a process computes or waits for a processor, look by look."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid, self._at, self._busy_s = pid, time.monotonic(), _busy_s(pid)
+
+    def is_busy(self) -> bool:
+        """Whether it did so for BUSY_SHARE of the time since the last look, or does so now."""
+        at, busy_s = time.monotonic(), _busy_s(self._pid)
+        enough_s, spent_s = BUSY_SHARE * (at - self._at), busy_s - self._busy_s
+        self._at, self._busy_s = at, busy_s
+        is_ready = _state_and_start(self._pid)[0] == "R"  # may be so for long without being counted
+        return is_ready or spent_s > enough_s
 
 
 def _busy_s(pid: int) -> float:
@@ -297,6 +312,11 @@ def mask_of_host(salt: str) -> str:
 def hyper_config(environ: Mapping[str, str] | None = None) -> str:
     """The settings of a MindInsight tuning job for this training, as JSON; empty outside such a job."""
     return (os.environ if environ is None else environ).get(HYPER_CONFIG, "")
+
+
+def wanted_collectors(environ: Mapping[str, str] | None = None) -> str:
+    """Who writes the files of ranks under Ray, as the environment says; empty if it does not."""
+    return (os.environ if environ is None else environ).get(COLLECTORS, "")
 
 
 def environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -4,24 +4,24 @@ import contextlib
 import logging
 import os
 import signal
+import threading
 import time
+import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
 
-from distsummary.collect.actor import reason_of, start_collector
-from distsummary.collect.load import Load
-from distsummary.collect.patience import Patience
+from distsummary.collect.actor import NODE, reason_of, start_collector
+from distsummary.collect.patience import OUTAGE_S, Patience
 from distsummary.collect.teller import Teller, write_and_tell
 from distsummary.coordination import Listener
 from distsummary.errors import StaleAttemptError
 from distsummary.format.records import QUEUED, SYNCED, Batch, Health
-from distsummary.topology import is_alive
+from distsummary.topology import Effort, is_alive, own_process
 from distsummary.writing.health import told
 from distsummary.writing.segment import has_live_writer
 from distsummary.writing.spec import WriterSpec
@@ -32,16 +32,25 @@ logger = logging.getLogger(__name__)
 WINDOW = 4  # batches sent and not yet acknowledged
 SLICE_S = 0.2  # how often a wait looks whether it has become shorter
 END_S = 2.0  # how long to wait for the end of a killed collector
+KEPT_BYTES = 16 << 20  # wait in memory for a collector that starts; then this process writes until it is up
+ANSWER_PATH_S = 5.0  # how long `path` waits for the collector
 RAY_IS_GONE = "Ray was shut down before the run was closed"
 
 
+_users: Counter[str] = Counter()  # scope -> RemoteWriters of this process that are open
+_counting = threading.Lock()
+
+
 class RemoteWriter:
-    """Sends batches in order to the rank's collector and keeps each one until it is acknowledged.
+    """Sends batches in order to a collector and keeps each one until it is acknowledged.
 
     If the collector dies or cannot write, its session ends. All unacknowledged batches are then sent to its
     next session, in the same order and with the same numbers; with the delivery QUEUED they are dropped. An
     OSError means that the caller must repeat the call (see `Writer`). Only the AsyncWriter's thread may use
-    this object, except for `health`, `hurry` and `pending`, which any thread may call.
+    this object, except for `health`, `hurry`, `pending` and `path`, which any thread may call.
+
+    While a collector starts, batches are kept. If a caller waits for them, or they become more than
+    KEPT_BYTES, or they have been kept for OUTAGE_S, this process writes the files until the collector is up.
 
     A collector that hangs is killed. After that, and after a collector that does not come back (see
     `Patience`) or after `ray.shutdown()`, this process writes the files itself for the rest of the run,
@@ -50,18 +59,24 @@ class RemoteWriter:
     Args:
         spec: where and how to write.
         listener: is told what was written, by the collector or by this process.
-        is_lazy: whether this process writes the files until that takes much of a processor (see `Load`); only
-            then is a collector started, and takes over when it is up.
+        scope: whose collector it is: "rank", of this process, or "node", of all ranks of the node.
+
+    Attributes:
+        waiting_bytes: returns how many bytes wait to be passed to this writer.
     """
 
-    def __init__(self, spec: WriterSpec, listener: Listener | None = None, *, is_lazy: bool = False) -> None:
-        self._spec, self._listener = spec, listener
-        self._load = Load() if is_lazy else None  # None: a collector was started
+    def __init__(self, spec: WriterSpec, listener: Listener | None = None, *, scope: str = "rank") -> None:
+        self._spec, self._listener, self._scope = spec, listener, scope
+        self._key = uuid.uuid4().hex  # names this writer to the collector
+        self.waiting_bytes: Callable[[], int] = lambda: 0
         self._patience = Patience()
         self._cluster = ray.get_runtime_context().gcs_address
-        self._actor: Any = None if is_lazy else start_collector(spec, listener)
-        self._starting: Any = None  # the answer of a collector that takes over when it is up
+        self._actor: Any = None
+        self._starting: Any = None  # the answer of an actor that is not up yet
+        self._is_late = False  # whether it was logged that the actor is not up
         self._session: str | None = None
+        self._up: Mapping[str, Any] = {}  # the process of the actor that is up
+        self._effort: Effort | None = None  # its
         self._process: Mapping[str, Any] = {}  # the collector's; empty before its first answer
         # Batches with references to their answers; None: the batch has not been sent to the new session yet.
         self._sent: deque[tuple[Batch, Any]] = deque()
@@ -75,6 +90,8 @@ class RemoteWriter:
         self._past = Health()  # of the collectors before this one
         self._health = Health()
         self._failed = Health()
+        with _counting:
+            _users[scope] += 1
 
     def health(self) -> Health:
         """The counters of all collectors of this rank so far, plus the events of lost batches."""
@@ -98,16 +115,30 @@ class RemoteWriter:
         own = self._own
         return self._taken + (0 if own is None else own.progress())
 
-    def _watch_files(self) -> None:
-        """While an answer takes long: see whether the collector writes."""
+    def path(self, dialect: str) -> Path:
+        """The newest file of a dialect, see `RankWriter.path`; the directory if the collector is not up."""
+        own, actor = self._own, self._actor
+        if own is not None:
+            return own.path(dialect)
+        with contextlib.suppress(Exception):  # of Ray and of the collector; asked for by people alone
+            if self._session is not None and self._is_connected():
+                path: Path = ray.get(actor.path.remote(self._key, dialect), timeout=ANSWER_PATH_S)
+                return path
+        return Path(self._spec.directory)
+
+    def _look(self) -> None:
+        """While an answer takes long: see whether the collector writes or computes."""
+        is_at_work = self._effort is not None and self._effort.is_busy()
         with contextlib.suppress(OSError):
             size = sum(entry.stat().st_size for entry in os.scandir(self._spec.directory))
-            self._taken, self._size = self._taken + (size != self._size), size
+            is_at_work |= size != self._size
+            self._size = size
+        if is_at_work:
+            self._taken += 1
+            self._patience.is_at_work()
 
     def start(self) -> int:
         """Wait for the collector, or open the files; returns the last sequence number in them."""
-        if self._load is not None and self._own is None:
-            self._open_own()
         self._connect()
         return self.health().last_seq
 
@@ -156,9 +187,19 @@ class RemoteWriter:
             self._failed.fail(f"closing: {told(error)}")
         finally:
             self._drop_sent(self._refusal or "the collector did not acknowledge it in time")
-            if self._actor is not None and self._is_connected():
-                ray.kill(self._actor, no_restart=True)
+            self._leave_collector()
         return self._missing
+
+    def _leave_collector(self) -> None:
+        """End the actor, if it serves no other writer; that of a node ends itself."""
+        with _counting:
+            _users[self._scope] -= 1
+            is_last = not _users[self._scope] and self._scope != NODE
+        if self._actor is not None and self._is_connected():
+            if is_last:
+                ray.kill(self._actor, no_restart=True)
+            else:
+                self._actor.leave.remote(self._key)
 
     def _leave_ray_if_gone(self) -> None:
         """Without a connection a call would start a cluster; `_connect` then lets this process write."""
@@ -171,7 +212,7 @@ class RemoteWriter:
     # --- calls of the collector
 
     def _send(self, batch: Batch) -> Any:
-        return self._actor.write.remote(self._session, batch)
+        return self._actor.write.remote(self._key, self._session, batch)
 
     def _settle_oldest(self) -> None:
         """Await the oldest batch's acknowledgement; after an OSError, all batches are kept unless QUEUED."""
@@ -228,16 +269,16 @@ class RemoteWriter:
         if self._gave_up or not self._is_connected():
             self._take_over(self._gave_up or RAY_IS_GONE)
             return
-        if self._actor is None:
-            pause_until = time.monotonic() + self._patience.pause_s()
-            while time.monotonic() < pause_until and not self._patience.is_over():
-                time.sleep(SLICE_S)
-            if self._patience.is_over():
-                self._take_over(self._refusal)
-                return
-            self._actor = start_collector(self._spec, self._listener)
         try:
-            greeting = self._answer(self._actor.hello.remote(), until=self._patience.start_until)
+            if self._actor is None:
+                self._start_again()
+            if self._own is None and self._starting is not None:
+                self._await_start()
+            if self._own is not None:
+                return
+            greeting = self._answer(
+                self._actor.hello.remote(self._key, self._spec, self._listener, own_process())
+            )
         except CollectorError as error:
             self._fail(error)
             if self._own is None:
@@ -257,6 +298,59 @@ class RemoteWriter:
         if not self._sent:
             self._patience.works()
 
+    def _start_again(self) -> None:
+        """Start the collector, after a pause if it has died before; or let this process write."""
+        pause_until = time.monotonic() + self._patience.pause_s()
+        while time.monotonic() < pause_until and not self._patience.is_worn():
+            time.sleep(SLICE_S)
+        if self._patience.is_worn() and self._patience.deaths:
+            self._take_over(self._refusal)
+        else:
+            self._start()
+
+    def _start(self) -> None:
+        """Start the collector without waiting for it; raises CollectorError."""
+        try:
+            self._actor = start_collector(self._scope)
+            self._starting = self._actor.ready.remote(self._key, own_process())
+        except (RayError, ValueError, RuntimeError) as error:  # of a cluster that is just ending, too
+            raise CollectorError("the collector cannot be started", told(error), is_dead=True) from None
+
+    def _await_start(self) -> None:
+        """Wait for the collector's process, or let this process write until it is up.
+
+        Raises CollectorError if it has died.
+        """
+        while self._is_connected():
+            if self._has_started(SLICE_S):
+                self._take_note()
+                return
+            if (is_late := self._patience.is_late()) and not self._is_late:
+                self._is_late = True
+                logger.warning(
+                    "rank=%d the collector is not up after %g s (is there memory and a process for it? "
+                    "see ray status); this process writes the files until it is",
+                    self._spec.rank, OUTAGE_S,
+                )  # fmt: skip
+            kept = self.waiting_bytes() + sum(batch.nbytes for batch, _ in self._sent)
+            if self._patience.is_awaited() or is_late or kept > KEPT_BYTES:
+                self._open_own()
+                return
+        self._take_over(RAY_IS_GONE)
+
+    def _has_started(self, timeout_s: float = 0.0) -> bool:
+        return bool(ray.wait([self._starting], timeout=timeout_s)[0])
+
+    def _take_note(self) -> None:
+        """Take note of the collector's process; raises CollectorError if it has died."""
+        starting, self._starting = self._starting, None
+        try:
+            self._up = ray.get(starting, timeout=0)
+        except RayError as error:
+            raise CollectorError("the collector does not start", reason_of(error), is_dead=True) from None
+        self._effort = Effort(self._up["pid"]) if is_alive(self._up) else None
+        self._patience.begins()
+
     def _ask(self, method: str) -> Any:
         """The answer of the collector to `flush` or `close`; None if this process writes from now on."""
         self._leave_ray_if_gone()
@@ -265,26 +359,26 @@ class RemoteWriter:
         if self._own is not None:
             return None
         try:
-            return self._answer(getattr(self._actor, method).remote())
+            return self._answer(getattr(self._actor, method).remote(self._key))
         except CollectorError as error:
             self._fail(error)
             if self._own is None:
                 raise
             return None
 
-    def _answer(self, reference: Any, nbytes: int = 0, *, until: Callable[[], float] | None = None) -> Any:
-        """Wait for the collector's answer, for a batch of `nbytes` or else until the time that `until` tells.
+    def _answer(self, reference: Any, nbytes: int = 0) -> Any:
+        """Wait for the collector's answer, for a batch of `nbytes`, as long as `Patience` says.
 
         Raises CollectorError if there is none, otherwise what the collector has raised.
         """
         begun = time.monotonic()
-        until = until or partial(self._patience.answer_until, begun, nbytes)
         while self._is_connected():  # ray.get would start a cluster
-            left_s = until() - time.monotonic()  # it changes when a caller begins to wait
+            # it changes when a caller begins to wait, and while the collector is at work
+            left_s = self._patience.answer_until(begun, nbytes) - time.monotonic()
             try:
                 return ray.get(reference, timeout=max(0.0, min(left_s, SLICE_S)))
             except GetTimeoutError:
-                self._watch_files()
+                self._look()
                 if left_s <= SLICE_S:
                     raise CollectorError("the collector does not answer") from None
             except RayTaskError as error:  # raised by the collector: without its stack
@@ -306,7 +400,8 @@ class RemoteWriter:
         self._patience.fails(is_dead=error.is_dead)
         if error.is_dead:
             self._end_collector()  # also if Ray is wrong
-        if not (error.is_dead or error.may_live) or self._patience.is_over():
+        is_over = self._patience.is_worn() if error.is_dead else self._patience.is_over()
+        if not (error.is_dead or error.may_live) or is_over:
             deaths = self._patience.deaths
             self._take_over(error.what + (f" {deaths} times in a row" if deaths > 1 else ""))
 
@@ -351,39 +446,42 @@ class RemoteWriter:
                 self._teller.close()
 
     def _write_own(self, own: RankWriter, batch: Batch) -> None:
-        """Write a batch in this process; if that has become too much work, let a collector take over."""
-        begun = time.thread_time()
+        """Write a batch in this process; if the collector has come up, leave the next ones to it."""
         write_and_tell(own, batch, self._teller)
-        if self._patience.is_closing or not self._is_connected():
+        if self._starting is None or self._patience.is_closing or not self._is_connected():
             return
-        if self._load is not None and self._load.worked(time.thread_time() - begun):
-            self._load = None
-            self._actor = start_collector(self._spec, self._listener)
-            self._starting = self._actor.ready.remote()
-        elif self._starting is not None and ray.wait([self._starting], timeout=0)[0]:
+        if self._has_started():
             self._hand_over(own)
 
     def _hand_over(self, own: RankWriter) -> None:
-        """Leave the files to the collector that has just started, unless its start has failed."""
-        starting, self._starting = self._starting, None
+        """Leave the files to the collector that is up, or start the next one if it has died."""
         try:
-            ray.get(starting, timeout=0)
-            self._close_own(own)
-        except RayError as error:
+            self._take_note()
+        except CollectorError as error:
             self._actor = None
-            self._failed.fail(f"the collector does not start: {reason_of(error)}")
+            self._patience.fails(is_dead=True)
+            if self._patience.is_worn():
+                self._gave_up = str(error)
+                self._failed.fail(f"the rank writes its files itself: {error}")
+                logger.warning("rank=%d writes its files itself from now on: %s", self._spec.rank, error)
+            else:
+                with contextlib.suppress(CollectorError):
+                    self._start()
+            return
+        try:
+            self._close_own(own)
         except OSError as error:  # as in `close`
             self._failed.fail(f"closing: {told(error)}")
-        if self._actor is not None:
-            self._taken += own.progress()
-            self._past, self._own, self._teller = _added(self._past, own.health()), None, None
-            self._patience.begins()
+        self._taken += own.progress()
+        self._past, self._own, self._teller = _added(self._past, own.health()), None, None
+        self._health, self._process = Health(), {}
 
     def _end_collector(self) -> None:
         """Kill the collector, so that one process alone writes; raises TimeoutError while it still lives."""
-        if is_alive(self._process):  # a stopped process would not react to Ray's kill
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._process["pid"], signal.SIGKILL)
+        for process in (self._process, self._up):
+            if is_alive(process):  # a stopped process would not react to Ray's kill
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process["pid"], signal.SIGKILL)
         if self._actor is not None and self._is_connected():
             ray.kill(self._actor, no_restart=True)
         deadline = time.monotonic() + END_S
@@ -393,7 +491,7 @@ class RemoteWriter:
                     f"the collector (process {self._process['pid']}) cannot be ended: {self._gave_up}"
                 )
             time.sleep(0.01)
-        self._actor, self._session = None, None
+        self._actor, self._starting, self._session = None, None, None
 
     def _may_write(self) -> bool:
         """Whether the collector may still write; one on another machine shows by the locks of its files."""

@@ -21,7 +21,7 @@ from distsummary.collect.evaluations import Evaluations, metric_values
 from distsummary.collect.lineage import evaluation_lineage
 from distsummary.collect.norms import check_norms, refuse_unmeasured
 from distsummary.collect.older_order import is_older_collector, without_num_process
-from distsummary.collect.open_writer import COLLECTORS, refuse_unconnected
+from distsummary.collect.open_writer import check_collectors, refuse_unconnected
 from distsummary.collect.options import (
     check_custom_lineage,
     check_delivery,
@@ -113,9 +113,10 @@ class SummaryCollector(Callback):
         coordinator: internal: the `Coordinator` that joins all ranks to one run; by default, several ranks
             have an aggregator as with `ds.init`, and a single rank is judged in its own process.
         exists: if the run has finished, "attempt" adds an attempt; "refuse" raises unless the loop resumes.
-        collectors: who writes the files: "process": this process; "rank": a Ray actor, from the start;
-            "auto": this process, but under Ray an actor as soon as writing takes more than a tenth of a
-            processor, as with histograms or tensors at every step; see docs/reliability.md.
+        collectors: who writes the files under Ray: "rank": an actor of each rank, on its node; "node": one
+            actor for all ranks of a node; "process": the rank's own process. None: what the environment
+            variable DISTSUMMARY_COLLECTORS names, else "process". Without Ray, a rank's own process writes
+            them. See docs/reliability.md.
         rotate_bytes, rotate_s: begin new event files before the current files would exceed `rotate_bytes`, or
             when they are `rotate_s` seconds old.
         delivery: "written": an acknowledged event survives the death of any process; "synced": within a
@@ -158,7 +159,7 @@ class SummaryCollector(Callback):
         topology: Topology | None = None,
         coordinator: Any = None,
         exists: str = "attempt",
-        collectors: str = "auto",
+        collectors: str | None = None,
         rotate_bytes: int | None = None,
         rotate_s: float | None = None,
         delivery: str = WRITTEN,
@@ -171,7 +172,6 @@ class SummaryCollector(Callback):
         check_int("collect_freq", collect_freq, low=1)
         check_int("collect_tensor_freq", collect_tensor_freq, low=1, optional=True)
         check_choice("deal", deal, DEALS)
-        check_choice("collectors", collectors, COLLECTORS)
         check_choice("exists", exists, ("attempt", "refuse"))
         check_type("mindspore_compat", mindspore_compat, bool)
         check_type("raise_exception", raise_exception, bool)
@@ -206,7 +206,10 @@ class SummaryCollector(Callback):
             raise_exception=raise_exception,
         )
         self._has_default_formats = formats is None
-        self._collectors, self._exports_npy = collectors, check_export_options(export_options)
+        self._collectors, self._exports_npy = (
+            check_collectors(collectors),
+            check_export_options(export_options),
+        )
         self._freq, self._tensor_freq = collect_freq, collect_tensor_freq
         self._deal, self._compat = deal, mindspore_compat
         self._system_metrics, self._precision = system_metrics, check_norms(norms)

@@ -1,53 +1,98 @@
-"""Opens the writer of a training thread: through the rank's collector actor on Ray, or in this process."""
+"""Opens the writer of a training thread: through a collector actor on Ray, or in this process."""
 
+import logging
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 from distsummary import topology as topologies
+from distsummary.checks import check_choice
 from distsummary.coordination import Listener
 from distsummary.errors import InvalidValueError
 from distsummary.format.records import Batch
 from distsummary.guard import check
+from distsummary.publish import check_writable
 from distsummary.writing.async_writer import AsyncWriter
 from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter, Writer
 
-COLLECTORS = ("auto", "rank", "process")
+logger = logging.getLogger(__name__)
+
+RANK, NODE, PROCESS = COLLECTORS = ("rank", "node", "process")
+INTERVAL_S = 0.3  # between calls of a collector: a call costs the rank as much as 20 written steps
+MANY = 8  # ranks on a node, which share a collector by default
 
 
 @check()
-def refuse_unconnected(collectors: str) -> None:
+def check_collectors(collectors: str | None) -> str | None:
+    """`collectors`; raises InvalidValueError if it, or DISTSUMMARY_COLLECTORS, is no choice."""
+    if collectors is not None:
+        check_choice("collectors", collectors, COLLECTORS)
+    if wanted := topologies.wanted_collectors():
+        check_choice(f"the environment variable {topologies.COLLECTORS}", wanted, COLLECTORS)
+    return collectors
+
+
+@check()
+def refuse_unconnected(collectors: str | None) -> None:
     """Raise InvalidValueError for a collector on Ray in a process that is not connected to it."""
-    if collectors == "rank" and not topologies.in_ray():
+    if collectors in (RANK, NODE) and not topologies.in_ray():
         raise InvalidValueError(
-            'collectors must be "auto" or "process" here, got "rank": this process is not connected to Ray'
+            f"collectors={collectors!r} needs Ray, but this process is not connected to it; start the ranks "
+            "by ds.launch, call ray.init() first, or leave collectors out"
         )
+
+
+def chosen_collectors(collectors: str | None, ranks: int) -> str:
+    """Which of COLLECTORS serves a process that is connected to Ray and one of so many ranks on its node."""
+    return collectors or topologies.wanted_collectors() or PROCESS
 
 
 def open_writer(
     spec: WriterSpec,
-    collectors: str,
+    collectors: str | None,
     listener: Listener | None = None,
     on_written: Callable[[Batch], None] | None = None,
-) -> AsyncWriter:
+    *,
+    ranks: int = 1,
+) -> tuple[AsyncWriter, Callable[[str], Path]]:
     """Opens the writer that a rank's training thread uses.
 
-    collectors: one of COLLECTORS. "rank": a Ray actor of this rank, on the same node, writes the files;
-        "process": this process does; "auto": this process does until that takes much of a processor, then,
-        if this process is connected to Ray, the actor.
-    listener: hears what has been written; not with "process", nor without Ray.
+    collectors: who writes the files under Ray: "rank": an actor of this process, on the same node; "node":
+        one actor for all ranks of the node; "process": this process does. None: the environment variable
+        DISTSUMMARY_COLLECTORS has one of these values, or "process" does. Without Ray, this process does.
+    listener: hears what has been written; not if this process writes.
     on_written: takes each batch that was written, or passed to the actor; must not raise.
+    ranks: how many ranks this node has.
 
-    Raises RunDirError if the directory cannot be made or written, InvalidValueError for "rank" without Ray.
+    Returns the writer, and a function that returns the newest file of a dialect, see `RankWriter.path`.
+
+    Raises RunDirError if the directory cannot be made or written, InvalidValueError for "rank" or "node"
+    without Ray.
     """
     refuse_unconnected(collectors)
-    is_in_ray = topologies.in_ray()
-    if collectors == "process" or not is_in_ray:
-        writer: Writer = RankWriter(spec)
-    else:
-        from distsummary.collect.actor_writer import RemoteWriter  # import Ray only where it is used
+    place = chosen_collectors(collectors, ranks) if topologies.in_ray() else PROCESS
+    if place != PROCESS:
+        from distsummary.collect.actor import missing_room  # import Ray only where it is used
 
-        writer = RemoteWriter(spec, listener, is_lazy=collectors == "auto")
-    return AsyncWriter(writer if on_written is None else PassingOn(writer, on_written), spec)
+        if reason := missing_room():
+            logger.warning("rank=%d writes its files in its own process: %s", spec.rank, reason)
+            place = PROCESS
+    if place == PROCESS:
+        own = RankWriter(spec)
+        return AsyncWriter(_passing(own, on_written), spec), own.path
+    from distsummary.collect.actor_writer import RemoteWriter
+
+    check_writable(Path(spec.directory))
+    spec = replace(spec, interval_s=INTERVAL_S)
+    remote = RemoteWriter(spec, listener, scope=place)
+    writer = AsyncWriter(_passing(remote, on_written), spec)
+    remote.waiting_bytes = writer.waiting_bytes
+    return writer, remote.path
+
+
+def _passing(writer: Writer, on_written: Callable[[Batch], None] | None) -> Writer:
+    return writer if on_written is None else PassingOn(writer, on_written)
 
 
 class PassingOn:

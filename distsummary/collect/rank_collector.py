@@ -1,20 +1,28 @@
-"""The collector of one rank: receives batches, writes them to files and acknowledges them."""
+"""The collectors of ranks: each receives the batches of one writer, writes and acknowledges them."""
 
+import contextlib
+import threading
+import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from distsummary.collect.teller import Teller, write_and_tell
 from distsummary.coordination import Listener
 from distsummary.errors import StaleAttemptError
 from distsummary.format.records import Batch, Health
-from distsummary.topology import own_process
+from distsummary.guard import Guard
+from distsummary.topology import is_alive, own_process
 from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter
 
+LOOK_S = 1.0  # how often an actor looks whether its ranks live
+LINGER_S = 3.0  # how long an actor waits for its first or next rank
+
 
 class Greeting(NamedTuple):
-    """What a collector tells its sender: session, process (see `is_alive`), and the counters of its files."""
+    """A collector's answer to its sender: session, process (see `is_alive`), the counters of its files."""
 
     session: str
     process: Mapping[str, Any]
@@ -22,7 +30,7 @@ class Greeting(NamedTuple):
 
 
 class RankCollector:
-    """Writes one rank's batches; `actor.py` runs it as a Ray actor.
+    """Writes one rank's batches.
 
     A session ends at a restart or a failed write. A batch that names an ended session is refused, so that
     batches stay in order. An acknowledged batch is in the files: it survives the death of any process.
@@ -36,9 +44,6 @@ class RankCollector:
         self._writer: RankWriter | None = None
         self.session = ""
 
-    def ready(self) -> None:
-        """Return at once: the process has started."""
-
     def hello(self) -> Greeting:
         """The collector's session and process, and the counters of its files, such as the last seq.
 
@@ -49,7 +54,6 @@ class RankCollector:
         return Greeting(self.session, own_process(), health)
 
     def _opened(self) -> RankWriter:
-        # not opened by the constructor: if a constructor raises, Ray starts a new process
         if self._writer is None:
             self._writer = RankWriter(self._spec)
             self.session = uuid.uuid4().hex
@@ -69,6 +73,10 @@ class RankCollector:
             raise
         return writer.health()
 
+    def path(self, dialect: str) -> Path:
+        """The newest file of a dialect; see `RankWriter.path`."""
+        return self._opened().path(dialect)
+
     def flush(self) -> None:
         """Return when all acknowledged events are as safe as the spec's `delivery` asks; raises OSError."""
         self._opened().flush()
@@ -79,3 +87,89 @@ class RankCollector:
         if self._teller is not None:
             self._teller.close()
         return self._opened().health()
+
+
+class Collectors:
+    """The collectors in one process, of all writers that chose it; `actor.py` runs it as a Ray actor.
+
+    A rank whose process has ended without closing is closed by `look`. When there has been no rank for
+    LINGER_S, the thread of `keep_looking` calls `on_end`.
+
+    Args:
+        clock: the time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._ranks: dict[str, RankCollector] = {}  # key of a writer -> its collector
+        self._owners: dict[str, Mapping[str, Any]] = {}  # key of a writer -> its process
+        self._changing = threading.Lock()
+        self._used_at = clock()
+
+    def keep_looking(self, on_end: Callable[[], object]) -> None:
+        """Start the thread that looks after the ranks."""
+
+        def run() -> None:
+            while not self.look():
+                time.sleep(LOOK_S)
+            on_end()
+
+        threading.Thread(target=Guard().wrap("the look at ranks", run), daemon=True).start()
+
+    def look(self) -> bool:
+        """Close what dead processes left open; returns whether no one needs this process any more."""
+        with self._changing:
+            dead = [key for key, owner in self._owners.items() if is_alive(owner) is False]
+        for key in dead:
+            self.leave(key)
+        if self._owners:
+            self._used_at = self._clock()
+        return self._clock() - self._used_at > LINGER_S
+
+    def ready(self, key: str, owner: Mapping[str, Any]) -> Mapping[str, Any]:
+        """This process, which has started, and waits for `hello` of a writer of the process `owner`."""
+        with self._changing:
+            self._owners[key] = owner
+        return own_process()
+
+    def hello(
+        self, key: str, spec: WriterSpec, listener: Listener | None, owner: Mapping[str, Any]
+    ) -> Greeting:
+        """Open the files of a writer of the process `owner`, or its next session; see `RankCollector`."""
+        self.look()  # an earlier process of the rank must not keep its files open
+        with self._changing:
+            if key not in self._ranks:
+                self._ranks[key], self._owners[key] = RankCollector(spec, listener), owner
+        return self._ranks[key].hello()
+
+    def leave(self, key: str) -> None:
+        """A writer does not come, or has closed its files."""
+        with self._changing:
+            self._owners.pop(key, None)
+            rank = self._ranks.pop(key, None)
+        if rank is not None:
+            with contextlib.suppress(OSError):  # no one waits for the answer
+                rank.close()
+
+    def write(self, key: str, session: str, batch: Batch) -> Health:
+        """See `RankCollector.write`."""
+        return self._rank(key).write(session, batch)
+
+    def path(self, key: str, dialect: str) -> Path:
+        """See `RankCollector.path`."""
+        return self._rank(key).path(dialect)
+
+    def flush(self, key: str) -> None:
+        """See `RankCollector.flush`."""
+        self._rank(key).flush()
+
+    def close(self, key: str) -> Health:
+        """See `RankCollector.close`."""
+        health = self._rank(key).close()
+        self.leave(key)
+        return health
+
+    def _rank(self, key: str) -> RankCollector:
+        if key not in self._ranks:
+            raise StaleAttemptError("this collector knows no such writer; say hello again")
+        return self._ranks[key]

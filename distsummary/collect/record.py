@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from distsummary import topology as topologies
 from distsummary.checks import check_choice, check_int, check_type
 from distsummary.collect import operators
 from distsummary.collect.background import Background
@@ -17,6 +18,7 @@ from distsummary.collect.checked_values import checked_value
 from distsummary.collect.export import Exports, write_values
 from distsummary.collect.graph import TREE, ModelGraph
 from distsummary.collect.older_order import check_network, is_older_record, without_num_process
+from distsummary.collect.open_writer import check_collectors, open_writer
 from distsummary.collect.options import (
     check_delivery,
     check_export_options,
@@ -34,10 +36,9 @@ from distsummary.guard import call_user, check, door, passes
 from distsummary.interrupts import interrupts_after
 from distsummary.training.values import resolve
 from distsummary.training.values import scalars as values_of
-from distsummary.writing.async_writer import AsyncWriter
 from distsummary.writing.health import Failures
 from distsummary.writing.spec import DROP, WAIT, WriterSpec
-from distsummary.writing.writer import EventWriter, RankWriter
+from distsummary.writing.writer import EventWriter
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ class SummaryRecord:
         overload: what happens when more is recorded than the disk takes; see `ds.Record`.
         mindspore_compat: compute histograms and scale images as MindSpore does, bit for bit; images must then
             have its shape, (N, C, H, W) with one or three channels.
+        collectors: who writes the files under Ray; see SummaryCollector.
         writer: internal, an `EventWriter` that receives the events instead of files in `log_dir`; closed with
             the record.
 
@@ -99,6 +101,7 @@ class SummaryRecord:
         delivery: str = WRITTEN,
         overload: str = WAIT,
         mindspore_compat: bool = False,
+        collectors: str | None = None,
         writer: Any = None,
     ) -> None:
         check_network("network", network)
@@ -138,9 +141,9 @@ class SummaryRecord:
                 mindspore_compat=mindspore_compat,
                 raise_exception=raise_exception,
             )
-            files = RankWriter(spec)
-            self._event_file = partial(files.path, chosen[0])
-            writer = AsyncWriter(files, spec)
+            ranks = topologies.ranks_on_node()
+            writer, path = open_writer(spec, check_collectors(collectors), ranks=ranks)
+            self._event_file = partial(path, chosen[0])
         self._writer: EventWriter = writer
         self._failures = failures = Failures(self._own_health, logger)
         self._own_guard = Failures(self._own_health, logger, raise_exception=raise_exception).guard
@@ -163,7 +166,7 @@ class SummaryRecord:
 
         If both formats are written, it is the file in the MindSpore format; after a rotation, the newest
         file. Until the file exists, the path may still change, if another writer takes that name first. If
-        the argument `writer` was given, this is the directory instead.
+        the argument `writer` was given, or until a collector of Ray is up, this is the directory instead.
         """
         return str(self._directory if self._event_file is None else self._event_file())
 

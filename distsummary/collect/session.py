@@ -123,7 +123,7 @@ class Session:
         topology: Topology,
         spec: WriterSpec,
         *,
-        collectors: str,
+        collectors: str | None,
         exports_npy: bool,
         config: Mapping[str, Any],
         diagnose: Diagnose,
@@ -158,7 +158,8 @@ class Session:
         )
         listener = None if self._is_past else self._coordinator.listener()
         on_written = None if self._is_past else self._coordinator.on_written
-        self._writer = open_writer(spec, collectors, listener, on_written)
+        ranks = topology.local_world_size
+        self._writer, _ = open_writer(spec, collectors, listener, on_written, ranks=ranks)
         self._packers: dict[tuple[str, ...], tuple[tuple[str, ...], Callable[..., bytes]]] = {}
         self._files = Background(failures.health, raise_exception=spec.raise_exception)
         # a second thread: git and the coordinator may be slow, and checkpoints must not wait for them

@@ -395,6 +395,10 @@ class AsyncWriter:
                 self._drop_queue(self._stop_reason)
         return self._counted()
 
+    def waiting_bytes(self) -> int:
+        """The bytes that wait for the thread; any thread may call it."""
+        return self._put - self._got
+
     def _counted(self) -> Health:
         # What the inner writer accepted, it has written unless it says otherwise. Other threads go on: what
         # was given is read last, so that it is never less than the rest.

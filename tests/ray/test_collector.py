@@ -17,7 +17,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from distsummary.aggregate.actor_listener import DigestListener
 from distsummary.collect import patience
 from distsummary.collect.actor_writer import RemoteWriter
-from distsummary.collect.rank_collector import RankCollector
+from distsummary.collect.rank_collector import Collectors
 from distsummary.format.frames import read_frames
 from distsummary.format.records import DIALECTS, NORMS, Batch, Event, Value
 from distsummary.format.wire import read_identity
@@ -32,9 +32,11 @@ from tests.unit.format import samples
 RUN_ID = "00000000000000ab"
 
 
-def open_remote(path) -> tuple[RemoteWriter, AsyncWriter]:
+def open_remote(path, *, is_up: bool = True) -> tuple[RemoteWriter, AsyncWriter]:
     spec = WriterSpec(directory=str(path), run_id=RUN_ID, interval_s=0.01)
     remote = RemoteWriter(spec)
+    if is_up:
+        remote.start()
     return remote, AsyncWriter(remote, spec)
 
 
@@ -150,7 +152,7 @@ def test_a_value_that_cannot_be_sent_is_counted_not_raised(tmp_path):
 @pytest.fixture(autouse=True)
 def _patient(ray_cluster, monkeypatch):
     """Every test here needs the cluster; what is slow on a busy machine does not hang."""
-    for name in ("AWAITED_S", "AWAITED_START_S", "OUTAGE_S"):
+    for name in ("AWAITED_S", "OUTAGE_S"):
         monkeypatch.setattr(patience, name, 60.0)
 
 
@@ -244,16 +246,16 @@ def test_a_collector_that_dies_again_and_again_is_started_a_few_times_then_done_
     monkeypatch.setattr(patience, "STARTS", 3)
     started = []
 
-    class Dying(RankCollector):
-        def hello(self):
+    class Dying(Collectors):
+        def hello(self, *args):
             os._exit(1)
 
-    def start(spec, listener):
-        started.append(spec)
-        return ray.remote(Dying).options(num_cpus=0).remote(spec)
+    def start(scope):
+        started.append(scope)
+        return ray.remote(Dying).options(num_cpus=0).remote()
 
     monkeypatch.setattr("distsummary.collect.actor_writer.start_collector", start)
-    _, writer = open_remote(tmp_path)
+    _, writer = open_remote(tmp_path, is_up=False)
     for step in range(50):
         writer.write(Event(step, 0.0, [Value("scalar", "loss", float(step))]))
     while not any("itself" in reason for reason in writer.health().errors):
@@ -263,6 +265,7 @@ def test_a_collector_that_dies_again_and_again_is_started_a_few_times_then_done_
     assert steps(tmp_path, "mindspore") == list(range(50))
     writer.close()
     gave_up, died = writer.health().errors
+    assert started == ["rank"] * 3
     assert died.startswith("CollectorError: the collector has died: ActorDiedError: The actor died")
     assert "pid:" not in died
     assert gave_up == "the rank writes its files itself: the collector has died 3 times in a row"
@@ -273,7 +276,7 @@ def test_a_rank_whose_directory_cannot_be_opened_counts_everything_and_says_why(
     monkeypatch.setattr("distsummary.writing.async_writer.CLOSE_S", 0.1)
     monkeypatch.setattr("distsummary.writing.async_writer.LATE_S", 0.1)
     (tmp_path / "rank").touch()
-    _, writer = open_remote(tmp_path / "rank")
+    _, writer = open_remote(tmp_path / "rank", is_up=False)
     for step in range(100):
         writer.write(Event(step, 0.0, [Value("scalar", "loss", float(step))]))
     assert not writer.flush()
@@ -285,7 +288,7 @@ def test_a_rank_whose_directory_cannot_be_opened_counts_everything_and_says_why(
 def test_what_the_collector_cannot_open_the_rank_writes_itself_when_it_can(tmp_path, monkeypatch):
     monkeypatch.setattr(patience, "OUTAGE_S", 0.0)
     (tmp_path / "rank").touch()
-    _, writer = open_remote(tmp_path / "rank")
+    _, writer = open_remote(tmp_path / "rank", is_up=False)
     for step in range(100):
         writer.write(Event(step, 0.0, [Value("scalar", "loss", float(step))]))
     assert not writer.flush()
@@ -320,7 +323,9 @@ def test_what_a_killed_collector_wrote_without_acknowledging_is_counted_once(tmp
         time.sleep(0.01)
     os.kill(collector_pid(remote), signal.SIGKILL)
     [(batch, _)] = remote._sent
-    remote._sent = deque([(batch, remote._actor.ready.remote())])  # an answer that does not come
+    remote._sent = deque(
+        [(batch, remote._actor.ready.remote(remote._key, {}))]
+    )  # an answer that does not come
     assert remote.close() == ""
     assert remote.health().events == 2
     assert seqs(tmp_path, "mindspore") == [1, 2]
@@ -350,29 +355,26 @@ def test_no_other_process_is_killed_that_has_the_pid_now(tmp_path):
             other.kill()
 
 
-def test_a_rank_writes_itself_until_that_is_much_work(tmp_path, monkeypatch):
-    monkeypatch.setattr("distsummary.collect.load.WINDOW_S", 3600.0)
+def test_what_a_starting_collector_would_keep_too_long_the_rank_writes_until_it_is_up(tmp_path, monkeypatch):
+    monkeypatch.setattr("distsummary.collect.actor_writer.KEPT_BYTES", 1000)
+    starting = held_back(monkeypatch)
     hearing = start_hearing()
     spec = WriterSpec(directory=str(tmp_path), run_id=RUN_ID, interval_s=0.01)
-    remote = RemoteWriter(spec, DigestListener(NAME, NAMESPACE, GROUP), is_lazy=True)
+    remote = RemoteWriter(spec, DigestListener(NAME, NAMESPACE, GROUP))
     writer = AsyncWriter(remote, spec)
+    remote.waiting_bytes = writer.waiting_bytes
     written = 0
 
-    def write(condition) -> None:
+    def write(is_over) -> None:
         nonlocal written
-        while not condition():
+        while not is_over():
             writer.write(Event(written, 0.0, [Value("scalar", "loss", float(written))]))
             written += 1
             time.sleep(0.001)
 
-    write(lambda: written == 50)
-    assert writer.flush()
-    assert remote._actor is None
-    assert own_files(tmp_path) == 1
-    monkeypatch.setattr("distsummary.collect.load.WINDOW_S", 0.0)
-    monkeypatch.setattr("distsummary.collect.load.BUSY", -1.0)
+    write(lambda: own_files(tmp_path))
+    starting.set()
     write(lambda: remote._session is not None)
-    monkeypatch.setattr("distsummary.collect.load.WINDOW_S", 3600.0)
     write(lambda last=written + 50: written == last)
     writer.close()
     for dialect in DIALECTS:
@@ -383,6 +385,90 @@ def test_a_rank_writes_itself_until_that_is_much_work(tmp_path, monkeypatch):
     digests = ray.get(hearing.heard.remote())
     assert sum(scalars.size for digest in digests for scalars in digest.scalars) == written
     ray.kill(hearing)
+
+
+@pytest.mark.parametrize("how", ["flush", "close"])
+def test_who_flushes_or_closes_does_not_wait_for_a_collector_that_starts(tmp_path, monkeypatch, how):
+    held_back(monkeypatch)
+    _, writer = open_remote(tmp_path, is_up=False)
+    writer.write(Event(1, 0.0, [Value("scalar", "loss", 1.0)]))
+    getattr(writer, how)()
+    assert steps(tmp_path, "mindspore") == [1]
+    writer.close()
+    assert not writer.health().errors
+
+
+def test_a_node_without_a_place_for_the_collector_is_named_once_and_the_rank_writes(
+    tmp_path, monkeypatch, caplog
+):
+    held_back(monkeypatch)
+    monkeypatch.setattr(patience, "OUTAGE_S", 0.0)
+    _, writer = open_remote(tmp_path, is_up=False)
+    for step in range(3):
+        writer.write(Event(step, 0.0, [Value("scalar", "loss", 1.0)]))
+    writer.close()
+    assert steps(tmp_path, "mindspore") == [0, 1, 2]
+    assert [r.message for r in caplog.records if "is not up after 20 s" in r.message] == [
+        "rank=0 the collector is not up after 20 s (is there memory and a process for it? see ray status); "
+        "this process writes the files until it is"
+    ]
+
+
+def held_back(monkeypatch) -> threading.Event:
+    """Actors that do not seem to be up until the event is set."""
+    is_up, look = threading.Event(), RemoteWriter._has_started
+
+    def has_started(remote, timeout_s=0.0) -> bool:
+        return look(remote, timeout_s) if is_up.is_set() else is_up.wait(timeout_s)
+
+    monkeypatch.setattr(RemoteWriter, "_has_started", has_started)
+    return is_up
+
+
+def test_writers_of_one_process_share_an_actor_which_ends_with_the_last(tmp_path):
+    opened = [open_remote(tmp_path / name) for name in ("a", "b")]
+    pids = {collector_pid(remote) for remote, _ in opened}
+    assert len(pids) == 1
+    for step in range(10):
+        for _, writer in opened:
+            writer.write(Event(step, 0.0, [Value("scalar", "loss", 1.0)]))
+    opened[0][1].close()
+    opened[1][1].write(Event(10, 0.0, [Value("scalar", "loss", 1.0)]))
+    opened[1][1].close()
+    assert [steps(tmp_path / name, "mindspore") for name in ("a", "b")] == [[*range(10)], [*range(11)]]
+    assert not any(writer.health().errors for _, writer in opened)
+
+
+def test_the_ranks_of_a_node_share_an_actor_that_outlives_the_one_that_started_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("distsummary.collect.rank_collector.LINGER_S", 0.0)
+
+    @ray.remote(num_cpus=0)
+    class Trainer:
+        def open(self, path: str) -> int:
+            spec = WriterSpec(directory=path, run_id=RUN_ID, interval_s=0.01)
+            self.remote = RemoteWriter(spec, scope="node")
+            self.remote.start()
+            self.writer = AsyncWriter(self.remote, spec)
+            return collector_pid(self.remote)
+
+        def record(self, step: int) -> bool:
+            self.writer.write(Event(step, 0.0, [Value("scalar", "loss", 1.0)]))
+            return self.writer.flush()
+
+        def close(self) -> dict:
+            self.writer.close()
+            return self.writer.health().errors
+
+    trainers = [Trainer.remote() for _ in range(2)]
+    pids = [ray.get(one.open.remote(str(tmp_path / f"{n}"))) for n, one in enumerate(trainers)]
+    assert pids[0] == pids[1]
+    assert all(ray.get([one.record.remote(1) for one in trainers]))
+    ray.kill(trainers[0], no_restart=True)
+    assert all(ray.get([trainers[1].record.remote(step) for step in range(2, 50)]))
+    assert ray.get(trainers[1].close.remote()) == {}
+    assert steps(tmp_path / "0", "mindspore") == [1]
+    assert steps(tmp_path / "1", "mindspore") == [*range(1, 50)]
+    # that the actor ends is checked by the fixture that fails a test which leaves actors behind
 
 
 def own_files(path) -> int:

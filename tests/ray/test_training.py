@@ -43,7 +43,7 @@ def collectors() -> list[psutil.Process]:
     found = []
     for process in psutil.Process().children(recursive=True):
         try:
-            if process.cmdline()[0].startswith("ray::RankCollector"):
+            if process.cmdline()[0].startswith("ray::CollectorActor"):
                 found.append(process)
         except (psutil.NoSuchProcess, IndexError):
             continue

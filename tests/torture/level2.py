@@ -303,7 +303,7 @@ class Round:
                 filler.write(bytes(512))
 
     def _some_collectors(self) -> list[int]:
-        found = [process.pid for process in self._fresh() if title(process).startswith("ray::RankCollector")]
+        found = [process.pid for process in self._fresh() if title(process).startswith("ray::CollectorActor")]
         return self.generator.sample(found, self.generator.randint(1, len(found))) if found else []
 
     def _aggregator(self) -> int:
@@ -475,7 +475,7 @@ def title(process: psutil.Process) -> str:
 def is_ours(process: psutil.Process) -> bool:
     """Whether a process is the run's: a collector, an aggregator, a trainer."""
     words = title(process)
-    return words.startswith(("ray::RankCollector", "ray::_Aggregator", "ray::_Rank")) or (
+    return words.startswith(("ray::CollectorActor", "ray::_Aggregator", "ray::_Rank")) or (
         "tests.torture.rank" in words or "distsummary.aggregate.follow" in words
     )
 

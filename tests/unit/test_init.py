@@ -148,7 +148,7 @@ def test_a_choice_of_histograms_without_a_model_is_refused_naming_watch(tmp_path
         ({"graph": "ops"}, "graph looks into a torch.nn.Module, got a network of type Model"),
         ({"graph": "ops", "watch": None}, "graph looks into the watched model, got watch=None"),
         ({"checksums": 5, "watch": None}, "checksums=5 sums up the parameters of the watched model, got"),
-        ({"collectors": "rank"}, 'collectors must be "auto" or "process" here, got "rank"'),
+        ({"collectors": "rank"}, "collectors='rank' needs Ray, .* start the ranks by ds.launch"),
         ({"collect_landscape": {"sketch": True}, "watch": None}, "collect_landscape looks into the watched"),
     ],
 )

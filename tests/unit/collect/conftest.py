@@ -9,10 +9,10 @@ def writers(monkeypatch):
     """What the collectors of a test wrote, in place of the files, by rank."""
     opened = {}
 
-    def open_writer(spec, collectors, listener, on_written):
+    def open_writer(spec, collectors, listener, on_written, *, ranks):
         opened[spec.rank] = ListWriter()
         opened[spec.rank].spec = spec
-        return opened[spec.rank]
+        return opened[spec.rank], None
 
     monkeypatch.setattr(session, "open_writer", open_writer)
     return opened

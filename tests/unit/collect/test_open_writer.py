@@ -1,0 +1,29 @@
+"""Who writes the files of a rank."""
+
+import pytest
+
+from distsummary.collect.open_writer import check_collectors, open_writer, refuse_unconnected
+from distsummary.errors import InvalidValueError
+from distsummary.topology import COLLECTORS
+from distsummary.writing.spec import WriterSpec
+
+
+def test_a_choice_of_the_environment_is_checked_as_one_of_the_argument(monkeypatch):
+    assert check_collectors(None) is None
+    monkeypatch.setenv(COLLECTORS, "threads")
+    with pytest.raises(InvalidValueError, match=r"DISTSUMMARY_COLLECTORS must be one of .*'threads'"):
+        check_collectors("process")
+    with pytest.raises(InvalidValueError, match="collectors must be one of"):
+        check_collectors("auto")
+
+
+@pytest.mark.parametrize("collectors", ["rank", "node"])
+def test_a_collector_is_refused_without_ray_unless_only_the_environment_asks_for_it(
+    tmp_path, monkeypatch, collectors
+):
+    with pytest.raises(InvalidValueError, match=r"needs Ray, .* call ray.init\(\) first"):
+        refuse_unconnected(collectors)
+    monkeypatch.setenv(COLLECTORS, collectors)
+    writer, path = open_writer(WriterSpec(directory=tmp_path), None)
+    writer.close()
+    assert path("mindspore").parent == tmp_path
