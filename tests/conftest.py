@@ -32,7 +32,7 @@ import psutil
 import pytest
 from hypothesis import settings
 
-from tests import leftovers, parallel
+from tests import forked, leftovers, parallel
 
 settings.register_profile("untimed", deadline=None)  # a busy machine fails no test
 settings.load_profile("untimed")
@@ -104,6 +104,14 @@ def own_places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             yield work
         os.chdir(former)
         tempfile.tempdir = before
+
+
+@pytest.fixture(scope="session")
+def fork_server(own_places: Path) -> None:
+    """The process from which `forked.ranks` forks, which lives longer than a test and than `own_places`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(own_places.parents[1]))
+        forked.ensure_server()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Trains until one of three ranks does another collective: `tests.processes.mismatched_ranks RUN MODE ODD`.
+"""A rank of a training in which one of three does another collective.
 
 In step AT the odd rank, instead of an `all_reduce` of the loss:
 
@@ -8,8 +8,8 @@ In step AT the odd rank, instead of an `all_reduce` of the loss:
 - uneven: its loop ends, and it waits in a barrier after its run.
 """
 
+import os
 import queue
-import sys
 import time
 from collections.abc import Iterator
 
@@ -45,11 +45,11 @@ def batches(count: int) -> Iterator[Tensor]:
         yield torch.randn(4, 64)
 
 
-def main() -> None:
-    run_dir, mode, odd = sys.argv[1], sys.argv[2], int(sys.argv[3])
+def main(run_dir: str, mode: str, odd: int) -> None:
+    """Train in the mode until that rank is odd."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
+    rank, store = int(os.environ["RANK"]), f"file://{run_dir}.store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(64, 64))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -65,7 +65,3 @@ def main() -> None:
                 share(rank, mode, odd, loss.detach().clone().reshape(1))
             run.log(loss=loss)
     dist.barrier()  # HERE: uneven
-
-
-if __name__ == "__main__":
-    main()

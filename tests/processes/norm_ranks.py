@@ -1,7 +1,7 @@
 """A rank that trains a small network in several distributions with norms, and tells what they should be.
 
-`RANK=... python -m tests.processes.norm_ranks DIR STORE RUN...`: four ranks; a RUN, such as ddp_float32, is
-recorded in DIR/RUN. Each rank prints one line of JSON, which has for each RUN
+There are four ranks; a run, such as ddp_float32, is recorded in the directory of this name. Each rank prints
+one line of JSON, which has for each run
 
 - "steps" (of rank 0 only): for each step, by parameter, the sums of squares of weight, gradient and update
   and the largest change, in float64 from `full_tensor`;
@@ -12,7 +12,6 @@ recorded in DIR/RUN. Each rank prints one line of JSON, which has for each RUN
 import json
 import os
 import pickle
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -140,14 +139,11 @@ def train(kind: str, precision: str, place: Path, rank: int) -> dict[str, Any]:
     }
 
 
-def main(directory: str, store: str, *runs: str) -> None:
+def main(directory: str, *runs: str) -> None:
+    """Train each run."""
     rank = int(os.environ["RANK"])
     torch.set_num_threads(1)
-    init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
+    init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=RANKS)
     told = {run: train(*run.split("_"), Path(directory, run), rank) for run in runs}
     destroy_process_group()
     print(json.dumps(told))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

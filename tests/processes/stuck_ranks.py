@@ -1,4 +1,4 @@
-"""A rank that trains and hangs: `RANK=... python -m tests.processes.stuck_ranks RUN`.
+"""A rank that trains and hangs.
 
 Rank 1 sleeps in step 30 until the file RUN.go exists, and in step 60 native code holds its interpreter lock
 for an hour.
@@ -6,7 +6,6 @@ for an hour.
 
 import ctypes
 import os
-import sys
 import time
 from pathlib import Path
 
@@ -20,8 +19,8 @@ import distsummary as ds
 RANKS, CULPRIT, SLEEPS, HOLDS = 3, 1, 30, 60
 
 
-def main() -> None:
-    run_dir = sys.argv[1]
+def main(run_dir: str) -> None:
+    """Train and hang."""
     init_process_group(
         "gloo", init_method=f"file://{run_dir}.store", rank=int(os.environ["RANK"]), world_size=RANKS
     )
@@ -36,7 +35,3 @@ def main() -> None:
                 ctypes.PyDLL(None).sleep(3600)
             model(batch).sum().backward()
             run.log(loss=0.0)
-
-
-if __name__ == "__main__":
-    main()

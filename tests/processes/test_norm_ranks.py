@@ -1,10 +1,8 @@
 """The norms of four ranks, put together, are those of the whole parameters, and need no collective."""
 
 import json
-import os
-import subprocess
-import sys
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +10,8 @@ import pytest
 import distsummary as ds
 from distsummary.format import mindspore_graph
 from distsummary.reading.reader import read_directory
+from tests import forked
+from tests.processes import norm_ranks
 from tests.processes.norm_ranks import RANKS, STEPS
 
 pytestmark = pytest.mark.long
@@ -23,28 +23,13 @@ TOLERANCE = {"float32": 5e-6, "float64": 1e-12}  # of norms
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory):
+def told(fork_server, tmp_path_factory: pytest.TempPathFactory):
     """What each rank tells, and where the runs are."""
     directory = tmp_path_factory.mktemp("norms")
-    arguments = ["-m", "tests.processes.norm_ranks", str(directory), str(directory / "store"), *RUNS]
-    place = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "x", "MASTER_PORT": "1"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, *arguments],
-            env={**os.environ, **place, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(RANKS)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=150)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert [rank.returncode for rank in ranks] == [0] * RANKS
-    return directory, [json.loads(output.splitlines()[-1]) for output in outputs]
+    place, output = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "x", "MASTER_PORT": "1"}, directory / "output"
+    with forked.ranks(RANKS, norm_ranks.main, str(directory), *RUNS, output=output, **place) as ranks:
+        forked.wait(ranks)
+    return directory, [json.loads(Path(f"{output}.{rank}").read_text()) for rank in range(RANKS)]
 
 
 @pytest.mark.parametrize("run", RUNS)

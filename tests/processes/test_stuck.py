@@ -1,11 +1,9 @@
 """Which of several ranks is stuck, told while it lasts by alerts, `why` and `status`, from files alone."""
 
 import json
-import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,27 +11,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from distsummary.cli import main
 from distsummary.topology import _pid_start, are_busy, own_process
+from tests import forked
 from tests.patience import PATIENCE_S
+from tests.processes import stuck_ranks
 from tests.processes.stuck_ranks import CULPRIT, HOLDS, RANKS, SLEEPS
-
-
-@pytest.fixture
-def training(tmp_path: Path) -> Iterator[tuple[Path, list[subprocess.Popen[bytes]]]]:
-    """A run, and its ranks, which train."""
-    path = tmp_path / "run"
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.processes.stuck_ranks", str(path)],
-            env={**os.environ, "RANK": str(rank)},
-        )
-        for rank in range(RANKS)
-    ]
-    try:
-        yield path, ranks
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
 
 
 def alerts(run_dir: Path, count: int) -> list[dict[str, object]]:
@@ -81,33 +62,32 @@ def shown(run_dir: Path, count: int) -> list[tuple[int, float, str]]:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("fork_server")
 def test_a_rank_that_sleeps_goes_on_and_then_holds_the_interpreter_lock(
-    training: tuple[Path, list[subprocess.Popen[bytes]]], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_dir, ranks = training
-    [told] = alerts(run_dir, 1)
-    assert (told["rank"], told["since_step"], told["until_step"]) == (CULPRIT, SLEEPS, None)
-    assert "it has not begun all_reduce of 10" in told["evidence"]
-    assert "time.sleep(0.1)  # HERE" in told["evidence"]
+    run_dir = tmp_path / "run"
+    with forked.ranks(RANKS, stuck_ranks.main, str(run_dir)):
+        [told] = alerts(run_dir, 1)
+        assert (told["rank"], told["since_step"], told["until_step"]) == (CULPRIT, SLEEPS, None)
+        assert "it has not begun all_reduce of 10" in told["evidence"]
+        assert "time.sleep(0.1)  # HERE" in told["evidence"]
 
-    assert said_by_why(run_dir, capsys) == [told_of(told)]
-    [(step, rank, text)] = shown(run_dir, 1)  # while no rank ends that step
-    assert (step, rank, "has not begun all_reduce of 10" in text) == (SLEEPS, CULPRIT, True)
-    assert main(["status", str(run_dir)]) == 1
-    text = capsys.readouterr().out
-    assert f"The run is stuck at step {SLEEPS}: look at rank {CULPRIT}." in text
-    assert [line.split()[3] for line in text.splitlines() if line.startswith("1 ")] == ["stuck"]
+        assert said_by_why(run_dir, capsys) == [told_of(told)]
+        [(step, rank, text)] = shown(run_dir, 1)  # while no rank ends that step
+        assert (step, rank, "has not begun all_reduce of 10" in text) == (SLEEPS, CULPRIT, True)
+        assert main(["status", str(run_dir)]) == 1
+        text = capsys.readouterr().out
+        assert f"The run is stuck at step {SLEEPS}: look at rank {CULPRIT}." in text
+        assert [line.split()[3] for line in text.splitlines() if line.startswith("1 ")] == ["stuck"]
 
-    run_dir.with_name("run.go").touch()
-    _, over, again = alerts(run_dir, 3)
-    assert (over["rank"], over["since_step"], over["until_step"]) == (CULPRIT, SLEEPS, SLEEPS)
-    assert (again["rank"], again["since_step"], again["until_step"]) == (CULPRIT, HOLDS, None)
-    assert "native code in it holds the interpreter lock" in again["evidence"]
+        run_dir.with_name("run.go").touch()
+        _, over, again = alerts(run_dir, 3)
+        assert (over["rank"], over["since_step"], over["until_step"]) == (CULPRIT, SLEEPS, SLEEPS)
+        assert (again["rank"], again["since_step"], again["until_step"]) == (CULPRIT, HOLDS, None)
+        assert "native code in it holds the interpreter lock" in again["evidence"]
 
-    assert said_by_why(run_dir, capsys) == [told_of(over), told_of(again)]
-    for process in ranks:
-        process.kill()
-        process.wait()
+        assert said_by_why(run_dir, capsys) == [told_of(over), told_of(again)]
     assert said_by_why(run_dir, capsys) == [told_of(over), told_of(again)]
     assert [(step, rank) for step, rank, _ in shown(run_dir, 2)] == [(SLEEPS, CULPRIT), (HOLDS, CULPRIT)]
 

@@ -1,14 +1,13 @@
 """Ranks that wait for each other inside of phases: only what blocks a rank alone is its own."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import distsummary as ds
+from tests import forked
+from tests.processes import waiting_ranks
 from tests.processes.waiting_ranks import KINDS, LATE, LATE_S, RANKS, SLEEPY, SLEEPY_S
 
 pytestmark = pytest.mark.long
@@ -17,19 +16,11 @@ PHASES = ("data", "forward", "backward", "optimizer", "rest")
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def directory(fork_server, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("waiting")
-    place = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "x", "MASTER_PORT": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.processes.waiting_ranks", str(directory), *KINDS]
-    ranks = [
-        subprocess.Popen(command, env={**os.environ, **place, "RANK": str(rank)}) for rank in range(RANKS)
-    ]
-    try:
-        assert [rank.wait(timeout=170) for rank in ranks] == [0] * RANKS
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    place = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "x", "MASTER_PORT": "1"}
+    with forked.ranks(RANKS, waiting_ranks.main, str(directory), **place) as ranks:
+        forked.wait(ranks)
     return directory
 
 

@@ -1,11 +1,10 @@
 """A rank of ordinary trainings in which the ranks wait for each other inside of phases.
 
-`RANK=... python -m tests.processes.waiting_ranks DIR KIND...`: each kind of `KINDS` is recorded in DIR/KIND.
+Each kind of `KINDS` is recorded in a directory of its name.
 In all of them rank LATE sleeps in data, and rank SLEEPY in forward, which comes between two collectives.
 """
 
 import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,12 +79,12 @@ def batches() -> Iterator[Tensor]:
         yield torch.randn(8, 16)
 
 
-def main(directory: str, *kinds: str) -> None:
+def main(directory: str) -> None:
     """Train each kind."""
     torch.set_num_threads(1)
     store = dist.FileStore(f"{directory}/store", RANKS)
     dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=RANKS, store=store)
-    for kind in kinds:
+    for kind in KINDS:
         torch.manual_seed(0)
         model: Any = KINDS[kind]()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -102,7 +101,3 @@ def main(directory: str, *kinds: str) -> None:
                 dist.all_gather_object(counts, {"samples": len(x)})
                 run.log(loss=float(loss))
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
