@@ -25,7 +25,14 @@ SHORT_RUNS = 40  # trainings in a process of these
 TIMEOUT_S = 1800
 
 
-def torture_guard(state: Path, faults: int, kinds: Sequence[str] = (*TRAININGS, *SHORT)) -> Verdict:
+def torture_guard(
+    state: Path,
+    faults: int,
+    kinds: Sequence[str] = (*TRAININGS, *SHORT),
+    *,
+    steps: int = STEPS,
+    short_runs: int = SHORT_RUNS,
+) -> Verdict:
     """Inject at least `faults` exceptions in all, in turn in trainings of all kinds."""
     state.mkdir(parents=True, exist_ok=True)
     results = state / "results.jsonl"
@@ -33,7 +40,7 @@ def torture_guard(state: Path, faults: int, kinds: Sequence[str] = (*TRAININGS, 
     while sum(one["injected"] for one in known) < faults:
         done = [one["variant"] for one in known]
         kind = min(kinds, key=lambda name: (done.count(name), kinds.index(name)))
-        for one in _train(kind, state, done.count(kind)):
+        for one in _train(kind, state, done.count(kind), short_runs if kind in SHORT else steps):
             known.append(one)
             with results.open("a") as file:
                 file.write(json.dumps(one) + "\n")
@@ -50,7 +57,7 @@ def torture_guard(state: Path, faults: int, kinds: Sequence[str] = (*TRAININGS, 
     return verdict
 
 
-def _train(kind: str, state: Path, number: int) -> list[dict[str, Any]]:
+def _train(kind: str, state: Path, number: int, steps: int) -> list[dict[str, Any]]:
     """The results of one training; those of its ranks count as one each."""
     place, ranks = state / f"{kind}-{number}", 2 if kind == "ddp" else 1
     with socket.socket() as free:
@@ -59,7 +66,6 @@ def _train(kind: str, state: Path, number: int) -> list[dict[str, Any]]:
     running = []
     for rank in range(ranks):
         seen = state / f"{kind}-{rank}.json"
-        steps = SHORT_RUNS if kind in SHORT else STEPS
         command = [
             sys.executable, "-m", "tests.torture.guard_rank", kind, str(place), "--seen", str(seen),
             "--steps", str(steps), "--phase", str(number % 5),
