@@ -4,8 +4,10 @@ import atexit
 import logging
 import math
 import os
+import sys
 import threading
 import time
+import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +23,7 @@ logger = logging.getLogger(__name__)
 BUDGET_BYTES = 64 << 20
 ALWAYS_WAITING = 2
 CLOSE_TIMEOUT_S = 60.0
+SHOWN_CALLS = 4
 
 
 class _Job(NamedTuple):
@@ -51,6 +54,7 @@ class Background:
         self._accepted = self._done = 0
         self._room = BoundedWait(self._changed, lambda: self._done)
         self._is_closed = False
+        self._job: _Job | None = None  # the one that runs
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
         atexit.register(_close_at_exit, weakref.ref(self))
@@ -123,7 +127,8 @@ class Background:
                 waited_s = time.monotonic() - begun
             if self._thread.is_alive():
                 left = self._accepted - self._done
-                self._failures.count(f"files: {left} jobs were not done {most_s:.2g} s after the end")
+                late = f"{left} jobs were not done {most_s:.2g} s after the end{self._place()}"
+                self._failures.count(f"files: {late}")
                 for job in [*self._jobs]:
                     job.on_failure(f"{job.name}: not done {most_s:.2g} s after the end")
         self._failures.raise_last()
@@ -137,6 +142,17 @@ class Background:
             raise ClosedError("the thread for files is closed; open a new record or collector")
         self._failures.raise_last()
 
+    def _place(self) -> str:
+        """The job that runs, and the innermost lines at which it is."""
+        job, thread = self._job, self._thread
+        frame = sys._current_frames().get(thread.ident or 0) if thread is not None else None
+        if job is None or frame is None:
+            return ""
+        calls = reversed(traceback.extract_stack(frame, SHOWN_CALLS))
+        return f"; {job.name} is at " + " < ".join(
+            f"{os.path.basename(c.filename)}:{c.lineno}" for c in calls
+        )
+
     def _run(self) -> None:
         job = None
         while True:
@@ -145,11 +161,11 @@ class Background:
                     self._held_bytes -= job.nbytes
                     self._done += 1
                     self._changed.notify_all()
-                job = None  # frees the job's memory before the next wait
+                job = self._job = None  # frees the job's memory before the next wait
                 self._changed.wait_for(lambda: self._jobs or self._is_closed)
                 if not self._jobs:
                     return
-                job = self._jobs.popleft()
+                job = self._job = self._jobs.popleft()
             try:
                 job.function()
             except Exception as error:  # shown in health(), raised on the next call if requested
