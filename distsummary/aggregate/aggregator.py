@@ -346,16 +346,23 @@ class Aggregator:
             rank: Heartbeat(**{k: v for k, v in one["heartbeat"].items() if k in Heartbeat._fields})
             for rank, one in ranks.items()
         }
+        if all(beat.step == 0 and beat.total is None for beat in beats.values()):
+            return  # no rank has begun its loop
         meshes = {rank: one.get("mesh", {}) for rank, one in ranks.items()}
         deals = deals_in(entry) or (self._first_deal(entry, ranks),)
         deal = next_deal(deals[-1], meshes, beats)
-        self._note_deals(entry, deals if deal is None else (*deals, deal), is_over=False)
+        noted = entry.get("deals", [])
+        if deal is not None or not noted or not {*map(str, self._running)} <= noted[-1]["ranks"].keys():
+            self._note_deals(entry, deals if deal is None else (*deals, deal), is_over=False)
 
     def _first_deal(self, entry: Manifest, ranks: Mapping[int, Manifest]) -> Deal:
         """The deal that the ranks followed without asking; `ranks` are their entries."""
         meshes = {rank: one.get("mesh", {}) for rank, one in ranks.items()}
         parts = parts_of(self._run_dir.rank_dirs(entry["role"]), entry["attempt"])
-        return first_deal(entry["world_size"], meshes, [of[0].total for of in parts.values()])
+        beats = [one["heartbeat"] for rank, one in ranks.items() if rank not in parts and "heartbeat" in one]
+        begun = [beat for beat in beats if "total" in beat and (beat["step"] or beat["total"] is not None)]
+        totals = [*(of[0].total for of in parts.values()), *(beat["total"] for beat in begun)]
+        return first_deal(entry["world_size"], meshes, totals)
 
     def _note_deals(self, entry: Manifest, deals: Sequence[Deal], *, is_over: bool) -> None:
         """Write the deals into run.json, with what each rank recorded of them, unless it has them."""

@@ -13,11 +13,12 @@ from distsummary.aggregate.aggregator import Aggregator
 from distsummary.aggregate.rank_files import first_free_attempt
 from distsummary.attempts import Registration, rank_states, with_ranks
 from distsummary.coordination import LocalCoordinator
-from distsummary.deal import Deal, Heartbeat
+from distsummary.deal import Deal, Heartbeat, Part, Share, Steps
 from distsummary.errors import RunDirError, StaleAttemptError
 from distsummary.format.frames import frame
 from distsummary.format.records import Batch, Event, Value
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
+from distsummary.rank_parts import write_parts
 from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.run_dir import RunDir
 from distsummary.writing.spec import WriterSpec
@@ -180,6 +181,26 @@ def test_the_ranks_that_live_divide_the_work(life: Life) -> None:
     LocalCoordinator(life.run_dir).finish(RANKS[1], 0, {})
     living.pop()
     wait_for(lambda: deals()[2:] == (Deal(version=3, total=100, groups=((0,),), since=4),))
+
+
+def test_a_rank_that_has_not_begun_its_loop_changes_no_deal(life: Life) -> None:
+    join(life)
+    coordinator = LocalCoordinator(life.run_dir)
+
+    def beat(*beats: Heartbeat) -> tuple[Deal, ...]:
+        deals = [coordinator.beat(rank, 0, one) for rank, one in zip(RANKS, beats, strict=True)]
+        return deals[0]
+
+    life.start()
+    beat(Heartbeat(), Heartbeat())
+    whole = Deal(version=1, total=100, groups=((0, 1),), since=1)
+    wait_for(lambda: beat(Heartbeat(step=3, total=100), Heartbeat()) == (whole,))
+    parts = [Part(1, 1, 100, (Share("tensor", (name,), Steps(every=5)),)) for name in "ab"]
+    for rank, part in enumerate(parts):
+        write_parts(life.run_dir.writer_dir("train", rank, 2), 0, [part])
+    stored = life.run_dir.read_manifest
+    wait_for(lambda: {*stored()["attempts"][0]["deals"][0]["ranks"]} == {"0", "1"})
+    assert beat(Heartbeat(step=4, total=100), Heartbeat(step=1, total=100)) == (whole,)
 
 
 def test_ranks_that_never_begin_are_named_once(life: Life, caplog: pytest.LogCaptureFixture) -> None:
