@@ -12,12 +12,15 @@ from numpy.typing import NDArray
 
 from distsummary.aggregate.judging import Judging
 from distsummary.aggregate.norms import Meshes
+from distsummary.aggregate.statistics import Rows
 from distsummary.aggregate.stuck import StuckRanks
 from distsummary.aggregate.waiting import Row, rows_of
 from distsummary.attempts import Registration
 from distsummary.coordination import Coordinator, Listener
 from distsummary.deal import Deal, Heartbeat
 from distsummary.diagnosis.ends import attempt_verdicts
+from distsummary.diagnosis.growth import GROWING_TAGS
+from distsummary.diagnosis.loader import DATA_TAG, STEP_TAG
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.sick import LOSSES
 from distsummary.format.check_tags import LAG, NONFINITE_TAGS
@@ -31,6 +34,7 @@ from distsummary.writing.health import told
 
 logger = logging.getLogger(__name__)
 
+Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 ROUND_S = 0.5  # between two rounds of the thread
@@ -38,7 +42,9 @@ LOOK_S = 5.0  # between two looks at the state of the rank, which costs a third 
 STOP_S = 5.0  # the end waits so long for a round that hangs, as on a disk that does
 MOST_ROWS = 1 << 14  # that wait for a round; the oldest are left out of judging, which a full run never is
 MOST_SETS = 1 << 10  # of tags, that are remembered
-JUDGED = frozenset((*NONFINITE_TAGS.values(), *(tag + LAG for tag in NONFINITE_TAGS.values())))
+JUDGED = frozenset((*NONFINITE_TAGS.values(), *(tag + LAG for tag in NONFINITE_TAGS.values()), *GROWING_TAGS))
+TIMES = DATA_TAG, STEP_TAG  # judged at every step
+MOST_TABLES = 1 << 8  # of them that wait for a round, as of rows
 
 
 class LoneRank:
@@ -57,6 +63,7 @@ class LoneRank:
         self._judging = Judging(Meshes({0: run_dir.base}), self._alerts.tell)
         self._sieves: dict[tuple[str, ...], _Sieve] = {}
         self._rows: deque[Row] = deque(maxlen=MOST_ROWS)
+        self._times: deque[tuple[Ints, Floats]] = deque(maxlen=MOST_TABLES)  # steps (N,), and (2, N) of TIMES
         self._attempt = -1
         self._state: AttemptState | None = None
         self._look_at_s = 0.0
@@ -128,6 +135,8 @@ class LoneRank:
             if len(self._sieves) > MOST_SETS:
                 del self._sieves[next(iter(self._sieves))]
         size = table.itemsize
+        if sieve.times:
+            self._times.append((table["step"].astype(np.int64), table["numbers"][:, sieve.times].T))
         wanted = sieve.rows(table["numbers"])
         rows = [Row(0, tags, scalars.rows[at * size : (at + 1) * size]) for at in wanted]
         if sieve.judged:
@@ -156,6 +165,12 @@ class LoneRank:
         rows = [self._rows.popleft() for _ in range(len(self._rows))]
         if rows:
             self._judging.add(rows_of(rows), self._attempt)
+        if times := [self._times.popleft() for _ in range(len(self._times))]:
+            steps, values = (np.concatenate(parts, axis=-1) for parts in zip(*times, strict=True))
+            which, ranks = np.repeat(np.arange(len(TIMES)), len(steps)), np.zeros(values.size, np.int64)
+            self._judging.add(
+                Rows(TIMES, which, ranks, np.tile(steps, len(TIMES)), values.ravel()), self._attempt
+            )
         if self._state is not None:
             self._stuck.look(self._state)
 
@@ -190,6 +205,7 @@ class _Sieve:
 
     def __init__(self, tags: Sequence[str]) -> None:
         self.judged = [place for place, tag in enumerate(tags) if tag in JUDGED]
+        self.times = [tags.index(tag) for tag in TIMES] if {*TIMES} <= {*tags} else []
         self._is_known = np.array(
             [tag in LOSSES for tag in tags], np.bool_
         )  # it has been finite, or need not

@@ -3,6 +3,8 @@
 from distsummary.aggregate.norms import Meshes
 from distsummary.aggregate.statistics import Rows
 from distsummary.diagnosis.drift import Drift
+from distsummary.diagnosis.growth import Growth
+from distsummary.diagnosis.loader import LoaderShare
 from distsummary.diagnosis.memory import MemoryImbalance
 from distsummary.diagnosis.settings import different_settings
 from distsummary.diagnosis.shard import SameBatches
@@ -30,7 +32,8 @@ class SickRanks:
         self._non_finite = FirstNonFinite(self._name)
         self._drift = Drift(self._coordinates, self._names)
         self._batches = SameBatches(self._coordinates)
-        self._memory = MemoryImbalance()
+        self._loader = LoaderShare()
+        self._memory, self._growth = MemoryImbalance(), Growth()
 
     def add(self, rows: Rows) -> list[Verdict]:
         """Judge all scalars of some steps, larger than those before; returns what is new or ends."""
@@ -42,12 +45,13 @@ class SickRanks:
             *self._non_finite.add(*rows),
             *self._drift.add(*rows),
             *self._batches.add(*rows),
-            *self._memory.add(*rows),
+            *self._loader.add(*rows),
+            *self.add_samples(rows),
         ]
 
     def add_samples(self, rows: Rows) -> list[Verdict]:
         """Judge samples of the system, of any steps."""
-        return self._memory.add(*rows)
+        return [*self._memory.add(*rows), *self._growth.add(*rows)]
 
     def _coordinates(self, rank: int) -> dict[str, int]:
         return dict(self._meshes.place(self._attempt, rank).coordinates)

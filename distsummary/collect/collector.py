@@ -417,6 +417,7 @@ class SummaryCollector(Callback):
             leaves_out=() if self._collected.metric else (*STEP_TIMES, *STEP_PHASES),
             refuse_finished=refuse_finished,
             past=past,
+            overhead=self.recorder.overhead,
         )
 
     def _compare(self, session: Session, network: Any) -> None:
@@ -473,7 +474,8 @@ class SummaryCollector(Callback):
             self._recorded = logged = params.get("logged", {})
             self.recorder.record(params["cur_step_num"], logged, params.get("values", ()))
         elif not is_sink(params):
-            self._record_step(params, int(params["cur_step_num"]))
+            with self.recorder.overhead.measured():
+                self._record_step(params, int(params["cur_step_num"]))
         elif params.get("logged") or params.get("values"):  # the rest is recorded when the epoch ends
             self._open_session().record(
                 int(params["cur_step_num"]), params.get("logged", {}), params.get("values", ())

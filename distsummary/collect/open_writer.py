@@ -55,6 +55,7 @@ def open_writer(
     on_written: Callable[[Batch], None] | None = None,
     *,
     ranks: int = 1,
+    is_timed: bool = False,
 ) -> tuple[AsyncWriter, Callable[[str], Path]]:
     """Opens the writer that a rank's training thread uses.
 
@@ -63,7 +64,7 @@ def open_writer(
         DISTSUMMARY_COLLECTORS has one of these values, or "process" does. Without Ray, this process does.
     listener: hears what has been written; not if this process writes.
     on_written: takes each batch that was written, or passed to the actor; must not raise.
-    ranks: how many ranks this node has.
+    ranks: how many ranks this node has. is_timed: see AsyncWriter.
 
     Returns the writer, and a function that returns the newest file of a dialect, see `RankWriter.path`.
 
@@ -80,13 +81,13 @@ def open_writer(
             place = PROCESS
     if place == PROCESS:
         own = RankWriter(spec)
-        return AsyncWriter(_passing(own, on_written), spec), own.path
+        return AsyncWriter(_passing(own, on_written), spec, is_timed=is_timed), own.path
     from distsummary.collect.actor_writer import RemoteWriter
 
     check_writable(Path(spec.directory))
     spec = replace(spec, interval_s=INTERVAL_S)
     remote = RemoteWriter(spec, listener, scope=place)
-    writer = AsyncWriter(_passing(remote, on_written), spec)
+    writer = AsyncWriter(_passing(remote, on_written), spec, is_timed=is_timed)
     remote.waiting_bytes = writer.waiting_bytes
     return writer, remote.path
 

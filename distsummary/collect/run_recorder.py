@@ -8,6 +8,7 @@ from distsummary.collect.checked_values import checked_value
 from distsummary.errors import InvalidValueError
 from distsummary.format.records import MINDSPORE, Health, Value
 from distsummary.writing.health import Failures
+from distsummary.writing.overhead import Overhead
 
 ONLY_MINDSPORE = ("tensor", "landscape")  # TensorBoard's files have no place for these plugins
 
@@ -25,6 +26,9 @@ class RunRecorder:
         record: takes values while no session is open.
         alert: reports a cause at a step with its evidence and level.
         failures: counts the values that the Run drops.
+
+    Attributes:
+        overhead: what recording costs.
     """
 
     def __init__(
@@ -43,6 +47,7 @@ class RunRecorder:
         self.record, self.health, self.failures = record, health, failures
         self.gather: Callable[[], None] = lambda: None
         self.alert = alert
+        self.overhead = Overhead()
         self._formats, self._exports = formats, exports
 
     def snapshot(self, plugin: str, name: str | None, value: object) -> Value:
@@ -56,4 +61,5 @@ class RunRecorder:
                 f"the {plugin} {name!r} has no place in the files of TensorBoard; add {MINDSPORE!r} to "
                 f"formats=, got {list(self._formats)}"
             )
-        return checked_value(plugin, name, value, exports=self._exports)
+        with self.overhead.measured():
+            return checked_value(plugin, name, value, exports=self._exports)

@@ -35,7 +35,7 @@ from distsummary.coordination import Coordinator, LocalCoordinator
 from distsummary.deal import Deal, Group, Heartbeat, Part
 from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.diagnosis.reporting import Alerts
-from distsummary.diagnosis.verdict import ERROR, MESSAGE, UNSAVED, Verdict
+from distsummary.diagnosis.verdict import ERROR, MESSAGE, OVERHEAD, UNSAVED, WARNING, Verdict
 from distsummary.errors import ClosedError, WriteError
 from distsummary.format.records import DIALECTS, LINEAGE_PLUGINS, Event, Health, Value
 from distsummary.format.scalar_rows import MAX_PACKERS, row_struct
@@ -54,6 +54,7 @@ from distsummary.termination import END_S, Terminated, tell_termination
 from distsummary.topology import Topology, is_alive
 from distsummary.training.phases import EVERY, OWN_MS, WAIT_MS
 from distsummary.writing.health import Failures, one_line
+from distsummary.writing.overhead import Overhead
 from distsummary.writing.spec import WriterSpec
 
 logger = logging.getLogger(__name__)
@@ -113,6 +114,7 @@ class Session:
         leaves_out: names of numbers that are not recorded.
         refuse_finished: see `Coordinator.register`.
         past: the attempt to which evaluations are added, instead of registering a new one.
+        overhead: what recording costs the loop.
 
     Raises the errors of the coordinator's `register` and of opening the files.
     """
@@ -132,8 +134,10 @@ class Session:
         leaves_out: Collection[str] = (),
         refuse_finished: bool = False,
         past: "Past | None" = None,
+        overhead: Overhead | None = None,
     ) -> None:
         self.topology = topology
+        self.overhead = overhead or Overhead()
         self._run_dir = run_dir
         self._coordinator = LocalCoordinator(run_dir) if coordinator is None else coordinator
         self.failures, self._own_guard = failures, failures.guard
@@ -159,7 +163,7 @@ class Session:
         listener = None if self._is_past else self._coordinator.listener()
         on_written = None if self._is_past else self._coordinator.on_written
         ranks = topology.local_world_size
-        self._writer, _ = open_writer(spec, collectors, listener, on_written, ranks=ranks)
+        self._writer, _ = open_writer(spec, collectors, listener, on_written, ranks=ranks, is_timed=True)
         self._packers: dict[tuple[str, ...], tuple[tuple[str, ...], Callable[..., bytes]]] = {}
         self._files = Background(failures.health, raise_exception=spec.raise_exception)
         # a second thread: git and the coordinator may be slow, and checkpoints must not wait for them
@@ -262,7 +266,12 @@ class Session:
             )
 
     def _place(self) -> Heartbeat:
-        dropped = sum(self.health().dropped.values())
+        health = self.health()
+        dropped = sum(health.dropped.values())
+        found = self.overhead.look(self._step, sum(health.given.values()))
+        if found is not None and self.topology.role == "train" and not self._is_past:
+            with suppress(ClosedError):  # the run is being closed
+                self.report_alert(OVERHEAD, found.step, found.evidence, WARNING, lost_s=found.lost_s)
         own_ms, wait_ms = self._own_ms, None if self._own_ms is None else self._wait_ms
         return Heartbeat(
             step=self._step,
@@ -293,6 +302,7 @@ class Session:
 
         Numbers alone take the quick way, without an object for each of them.
         """
+        begun_s = self.overhead.clock()
         self._step = step
         if OWN_MS in numbers:
             self._add_own(numbers)
@@ -323,6 +333,8 @@ class Session:
         except ClosedError:
             if not self._is_terminated:  # by a signal, while the loop goes on
                 raise
+        finally:
+            self.overhead.spent_s += self.overhead.clock() - begun_s
 
     def _add_own(self, numbers: Mapping[str, object]) -> None:
         """Add what a step took this rank, for its heartbeats; a marked step stands for those around it."""
@@ -361,7 +373,7 @@ class Session:
         if values:
             self._writer.write(Event(step, time.time(), values))
 
-    def report_alert(self, cause: str, step: int, evidence: str, level: str) -> None:
+    def report_alert(self, cause: str, step: int, evidence: str, level: str, *, lost_s: float = 0.0) -> None:
         """Report what the user or a callback says of a step, in the background."""
         verdict = Verdict(
             rank=self.topology.rank,
@@ -370,6 +382,7 @@ class Session:
             until_step=step if cause == MESSAGE else None,
             evidence=evidence,
             first_told_step=step,
+            lost_s=lost_s,
             level=level,
         )
         self._messages.submit("the alert", partial(self._alerts.tell, self._registration.attempt, verdict))

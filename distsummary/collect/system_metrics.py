@@ -65,9 +65,14 @@ def levels_only(read: Callable[[], Mapping[str, float]]) -> Reading:
 
 
 def process_reading(process: psutil.Process) -> Reading:
-    """Processor time (100: one processor is busy) and memory of this process."""
+    """Processor time (100: one processor is busy) and memory of this process.
+
+    Private memory is without mapped files, such as a data set's, and without what it shares with workers.
+    """
+    memory = process.memory_info()
+    private = memory.rss - getattr(memory, "shared", 0)
     return Reading(
-        {"system/process/memory_gib": process.memory_info().rss / GIB},
+        {"system/process/memory_gib": memory.rss / GIB, "system/process/private_gib": private / GIB},
         {"system/process/cpu_percent": 100 * time.process_time()},
     )
 

@@ -15,8 +15,8 @@ Levels = dict[str, float]
 def gpu_sources(network: object) -> dict[str, Callable[[], Levels]]:
     """Functions that sample the rank's GPU (tag -> percent or GiB), by name; empty if the rank uses none.
 
-    The percentage of memory is that of the whole GPU, whoever uses it; reserved is what this process has. The
-    utilization needs the package nvidia-ml-py.
+    The percentage of memory is that of the whole GPU, whoever uses it; reserved is what this process has,
+    allocated the part of it that tensors take. The utilization needs the package nvidia-ml-py.
     """
     device = gpu_of(network)
     if device is None:
@@ -24,10 +24,10 @@ def gpu_sources(network: object) -> dict[str, Callable[[], Levels]]:
 
     def memory() -> Levels:
         free, total = torch.cuda.mem_get_info(device)
-        reserved_gib = torch.cuda.memory_reserved(device) / 2**30
         return {
             "system/gpu/memory_percent": 100 * (1 - free / total),
-            "system/gpu/reserved_gib": reserved_gib,
+            "system/gpu/reserved_gib": torch.cuda.memory_reserved(device) / 2**30,
+            "system/gpu/allocated_gib": torch.cuda.memory_allocated(device) / 2**30,
         }
 
     def utilization() -> Levels:

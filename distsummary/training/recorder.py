@@ -6,6 +6,7 @@ from typing import Protocol
 
 from distsummary.format.records import Health, Value
 from distsummary.writing.health import Failures
+from distsummary.writing.overhead import Overhead
 
 NOT_RECORDED = (
     "no callback records values, so they are dropped; use ds.init or callbacks=[ds.SummaryCollector(...)]"
@@ -22,6 +23,10 @@ class Recorder(Protocol):
     """
 
     plain_before: float
+
+    @property
+    def overhead(self) -> Overhead:
+        """What recording costs the loop."""
 
     @property
     def failures(self) -> Failures:

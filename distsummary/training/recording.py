@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import get_ident
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ SHOWN_BY_TAG = ("scalar", "histogram", "image", "text")  # plugins that TensorBo
 SEVERAL = "several"
 MAX_SHOWN = 40  # characters of a name in a message
 MAX_TITLE, MAX_TEXT = 200, 10_000  # characters of an alert
+MANY = 100  # values of one call of `log` whose time counts as that of recording
 MAX_NESTING = 8  # levels of nested dicts in `log`
 NAMELESS = ("graph", *LINEAGE_PLUGINS)
 MAX_STEP = 2**63 - 1  # int64 in the files
@@ -173,6 +175,7 @@ class Recording(abc.ABC):
         given: dict[str, Any] = named
         if values is not None:
             given = {**check_named("run.log", values), **named}
+        begun_s = perf_counter() if len(given) >= MANY else 0.0
         if is_elsewhere and self._is_forked:
             self._drop_forked({"scalar": len(given)})
             return
@@ -212,6 +215,9 @@ class Recording(abc.ABC):
             held.numbers |= new
         else:
             held.numbers = new
+        if begun_s:
+            for recorder in self._recorders():
+                recorder.overhead.spent_s += perf_counter() - begun_s
 
     @door(lambda self, *args, **named: self._drop_call({"histogram": 1}))
     def histogram(self, name: str, value: object, step: int | None = None) -> None:

@@ -57,11 +57,17 @@ class AsyncWriter:
     Args:
         writer: receives the batches; its `start()` returns the highest seq that it has already written.
         spec: the run, attempt and rank of the batches, and the settings of the queue.
+        is_timed: whether the caller finds out itself that it waits too long; else that is logged once.
         clock: the time in seconds.
     """
 
     def __init__(
-        self, writer: Writer, spec: WriterSpec, *, clock: Callable[[], float] = time.monotonic
+        self,
+        writer: Writer,
+        spec: WriterSpec,
+        *,
+        is_timed: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._writer, self._spec, self._clock = writer, spec, clock
         self._most_bytes = spec.budget_bytes - spec.budget_bytes // RESERVE  # that an event counts with
@@ -89,7 +95,7 @@ class AsyncWriter:
         self._dropping = DroppedSteps(self._failures, logger, prefix, clock)
         self._room = BoundedWait(self._changed, self._progress, clock)
         self._slowdown = Slowdown(clock)
-        self._is_warned = False
+        self._is_warned = is_timed
         self._cpu_clock: int | None = None  # that of the thread
         self._work = 0, 0.0, clock()  # times that it was seen at work; its CPU time, and when that was read
         self._stop_reason = "the writer thread has ended"

@@ -1,13 +1,16 @@
 """A run of one rank: what its writer has written is judged in its own process; each fact is an alert."""
 
 import math
+import time
 
+import numpy as np
 import pytest
 
 import distsummary as ds
 from distsummary.aggregate.alone import LoneRank
 from distsummary.aggregate.judging import judge_files
 from distsummary.cli import main
+from distsummary.collect import heartbeat
 from distsummary.coordination import LocalCoordinator
 from distsummary.diagnosis.alerts import read_alerts
 from distsummary.errors import RunDirError
@@ -15,6 +18,7 @@ from distsummary.format.records import Batch, Event, Scalars, Value
 from distsummary.format.scalar_rows import row_struct
 from distsummary.run_dir import RunDir
 from distsummary.topology import Topology
+from distsummary.writing.overhead import Finding, Overhead
 from tests.unit.collect.doubles import Model
 
 ALONE = Topology(rank=0, world_size=1)
@@ -87,6 +91,51 @@ def test_a_tag_that_became_finite_and_then_nan_is_found_within_one_batch(lone):
 def test_a_number_that_is_infinite_in_the_files_is_found(lone):
     lone.write(rows(1, loss=[1.0, 1e300]))
     assert lone.causes() == [STARTED, ("nan", 2), ("finished", 0)]
+
+
+def test_a_loader_that_takes_most_of_the_time_and_memory_that_grows_are_warnings(lone, tmp_path, capsys):
+    for first in range(1, 2501, 100):  # batches as they are written
+        lone.write(
+            rows(
+                first,
+                **{"perf/step_ms": [40.0] * 100, "perf/data_wait_ms": [30.0] * 100, "loss": [1.0] * 100},
+            ),
+            Event(first, 0.0, [Value("scalar", "system/process/private_gib", 1.0 + first / 500)]),
+        )
+    assert sorted(lone.causes()) == [("finished", 0), ("growth", 301), ("loader", 21), STARTED]
+    lines = capsys.readouterr().err
+    assert "Rank 0 has waited for data most of the time since step 21: 75% of the time, 30 of 40 ms" in lines
+    assert "Rank 0 has taken more and more memory since step 301: its memory grew from 1.6 to 5 GiB" in lines
+    assert main(["status", str(tmp_path / "run")]) == 0
+    assert "with 2 findings" in capsys.readouterr().out
+
+
+def test_recording_that_slows_the_loop_down_is_a_warning(tmp_path, monkeypatch):
+    found = [Finding(7, "16% of the time", 3.0)]
+    monkeypatch.setattr(heartbeat, "FIRST_S", 0.001)
+    monkeypatch.setattr(Overhead, "look", lambda *arguments: found.pop() if found else None)
+    run_dir = RunDir(tmp_path / "run")
+    with ds.init(run_dir.base, quiet=True) as run:
+        for _ in run.steps(range(1000)):
+            run.log(loss=1.0)
+            if not found:
+                break
+            time.sleep(0.01)
+    [alert] = [one for one in read_alerts(run_dir) if one["cause"] == "overhead"]
+    assert (alert["level"], alert["since_step"], alert["lost_s"]) == ("warning", 7, 3.0)
+    assert main(["status", str(run_dir.base)]) == 0
+
+
+def test_the_time_of_what_is_recorded_is_counted(tmp_path):
+    with ds.init(tmp_path / "run", quiet=True, watch=Model(), collect_freq=1) as run:
+        overhead, spent = run._recorders()[0].overhead, []
+        for step in run.steps(range(4)):
+            if step == 1:
+                run.log({f"tag{number}": 1.0 for number in range(200)})
+            if step == 2:
+                run.tensor("array", np.zeros(10))
+            spent.append(overhead.spent_s)
+    assert spent == sorted({*spent})
 
 
 def test_a_million_numbers_that_are_finite_leave_two_rows_to_judge(lone, monkeypatch):

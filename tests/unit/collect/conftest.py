@@ -9,7 +9,7 @@ def writers(monkeypatch):
     """What the collectors of a test wrote, in place of the files, by rank."""
     opened = {}
 
-    def open_writer(spec, collectors, listener, on_written, *, ranks):
+    def open_writer(spec, collectors, listener, on_written, *, ranks, is_timed):
         opened[spec.rank] = ListWriter()
         opened[spec.rank].spec = spec
         return opened[spec.rank], None

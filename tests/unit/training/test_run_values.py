@@ -13,6 +13,7 @@ from distsummary.format.records import Health, Value
 from distsummary.training.callbacks import Callback, LossMonitor
 from distsummary.training.run import Run
 from distsummary.writing.health import MAX_REASONS, Failures
+from distsummary.writing.overhead import Overhead
 
 HUGE = 1e39  # beyond float32
 BEYOND = "files hold float32, in which it is infinite; log its logarithm"
@@ -25,7 +26,7 @@ class Keeper(Callback):
 
     def __init__(self, plain_before=math.inf):
         self.plain_before, self.recorder = plain_before, self
-        self.failures = Failures(Health(), logging.getLogger("test"))
+        self.failures, self.overhead = Failures(Health(), logging.getLogger("test")), Overhead()
         self.recorded, self.seen = [], []
 
     def snapshot(self, plugin, name, value):
