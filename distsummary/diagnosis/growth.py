@@ -14,7 +14,8 @@ Floats = NDArray[np.float64]
 
 GROWING_TAGS = {"system/process/private_gib": "memory", "system/gpu/allocated_gib": "memory on its GPU"}
 WARM_UP = 3  # of the first samples, which are left out
-HALF = 18  # samples of the shortest window, and between two looks; a full one has twice as many
+SHORTEST, LONGEST = 18, 36  # samples of a window
+LOOK = 6  # samples between two looks
 COARSER = 4  # every fourth sample of a scale is one of the next
 LEAST_GIB, MUCH_GIB, LEAST_SHARE = 0.5, 4.0, 0.5  # it must grow by this share, or by MUCH_GIB
 EARLY, LATE = 0.3, 0.4  # of the growth: the least from the first third to the second, and to the last
@@ -72,9 +73,10 @@ class _Memory:
                 self._peaks.append(0.0)
             window = self._scales[scale]
             window.append((step, gib))
-            if len(window) > 2 * HALF:
+            if len(window) > LONGEST:
                 self._peaks[scale] = max(self._peaks[scale], window.popleft()[1])
-            if count % HALF == 0 and grows([gib for _, gib in window], self._peaks[scale]):
+            is_due = len(window) >= SHORTEST and count % LOOK == 0
+            if is_due and grows([gib for _, gib in window], self._peaks[scale]):
                 return [*window]
             if count % COARSER:
                 break
