@@ -16,6 +16,7 @@ from distsummary import launcher
 from tests.patience import PATIENCE_S
 
 NAMESPACE = "test"
+NO_WORK = ("ray::IDLE", "ray::SPILL", "ray::RESTORE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
 
 @pytest.fixture(scope="session")
@@ -83,13 +84,16 @@ def no_actors_left_behind(ray_cluster: None, leak_grace_s: float) -> Iterator[No
 
 
 def busy_workers() -> set[str]:
-    """Title and pid of the workers that are not idle; Ray titles them ray::IDLE or after their class."""
+    """Title and pid of the workers that are not idle; Ray titles them ray::IDLE or after their class.
+
+    The agents of a node that a test started have such titles too.
+    """
     found = set()
     for process in psutil.Process().children(recursive=True):
         try:
             title = " ".join(process.cmdline()).strip()
         except psutil.NoSuchProcess:
             continue
-        if title.startswith("ray::") and not title.startswith(("ray::IDLE", "ray::SPILL", "ray::RESTORE")):
+        if title.startswith("ray::") and not title.startswith(NO_WORK):
             found.add(f"{title} (pid {process.pid})")
     return found

@@ -7,8 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -18,16 +17,24 @@ from distsummary.launcher import MAX_HOSTS, Place, describe_places
 from tests.conftest import ROOT
 from tests.patience import PATIENCE_S
 
-SCRIPT = """
-import sys, os, ray
-if "old" in sys.argv[2:]:
-    ray.__version__ = "2.59.0"
+JOINING = """
+import ray
 from distsummary import launch
+from distsummary.launcher import connected
 
 def node():
     return ray.get_runtime_context().gcs_address
 
-print(launch(node, ranks=int(sys.argv[1]), backend=None, address="local" if "local" in sys.argv else None))
+print(*launch(node, ranks=2, backend=None))
+init = ray.init
+ray.init = lambda address, **how: print(address) if address == "local" else init(address=address, **how)
+with connected(4, {"CPU": 1.0}):
+    pass
+with connected(1, {"CPU": 1.0}, "local"):
+    pass
+ray.__version__ = "2.59.0"
+with connected(1, {"CPU": 1.0}):
+    pass
 """
 
 LANDSCAPE = """
@@ -55,65 +62,80 @@ def draw(workers, address=None):
     grid = ds.landscape(model, batches=batches, batch_loss=loss_fn, **how)
     return grid, time.monotonic() - began
 
-if len(sys.argv) > 3:
-    grid, took = draw("auto", sys.argv[3])
-elif len(sys.argv) > 2:  # from within an actor that holds the only CPU
+class Holder:
+    def begin(self):
+        pass
+
+if sys.argv[2:] == ["held"]:  # from within a task that holds the last CPU
     ray.init()
-    [(grid, took)] = ray.get([ray.remote(num_cpus=int(sys.argv[2]))(draw).remote("auto")])
+    others = [ray.remote(num_cpus=1)(Holder).remote() for _ in range(2)]
+    ray.get([other.begin.remote() for other in others])
+    grid, took = ray.get(ray.remote(num_cpus=1)(draw).remote("auto"))
 else:
-    grid, took = draw("auto")
+    grid, took = draw("auto", *sys.argv[2:])
 alone, took_alone = draw(0)
 assert grid.z.tobytes() == alone.z.tobytes()
 print(len(grid.worker_seconds), f"{took:.1f} s on the cluster, {took_alone:.1f} s alone")
 """
 
 
-@contextmanager
-def started(place: Path, nodes: Sequence[int]) -> Iterator[dict[str, str]]:
-    """A cluster by `ray start`, a node for each number of CPUs; yields the environment of its user."""
-    environment = {
-        **os.environ,
-        "RAY_TMPDIR": str(place),
-        "RAY_AUTH_MODE": "disabled",
-        "PYTHONPATH": str(ROOT),
-    }
-    environment.pop("RAY_ADDRESS", None)
-    address = place / "ray" / "ray_current_cluster"
-    address.unlink(missing_ok=True)
-    processes: list[psutil.Popen] = []
-    try:
-        for cpus in nodes:
-            role = [f"--address={address.read_text()}"] if processes else ["--head", "--port=0"]
-            options = [*role, f"--num-cpus={cpus}", "--num-gpus=0", "--block", "--disable-usage-stats"]
-            processes.append(
-                psutil.Popen(
-                    [str(Path(sys.executable).parent / "ray"), "start", *options],
-                    env=environment,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                )
-            )
-            deadline = time.monotonic() + PATIENCE_S
-            while not address.exists() and time.monotonic() < deadline:
-                time.sleep(0.1)
-        yield environment
-    finally:
-        children = [child for one in processes for child in one.children(recursive=True)]
-        for process in reversed(processes):
-            process.send_signal(signal.SIGTERM)
-        for left in psutil.wait_procs([*processes, *children], timeout=30)[1]:
+class Cluster:
+    """A cluster by `ray start`, whose files are in a short path, since Ray puts sockets under it."""
+
+    def __init__(self, place: Path) -> None:
+        self.environment = {
+            **os.environ,
+            "RAY_TMPDIR": str(place),
+            "RAY_AUTH_MODE": "disabled",
+            "PYTHONPATH": str(ROOT),
+        }
+        self.environment.pop("RAY_ADDRESS", None)
+        self._address = place / "ray" / "ray_current_cluster"
+        self._nodes: list[psutil.Popen] = []
+
+    @property
+    def address(self) -> str:
+        """As Ray wrote it."""
+        return self._address.read_text().strip()
+
+    def add_node(self, cpus: int) -> None:
+        """Start a node; the first is the head."""
+        role = [f"--address={self.address}"] if self._nodes else ["--head", "--port=0"]
+        options = [*role, f"--num-cpus={cpus}", "--num-gpus=0", "--block", "--disable-usage-stats"]
+        ray = str(Path(sys.executable).parent / "ray")
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self._nodes.append(psutil.Popen([ray, "start", *options], env=self.environment, **quiet))
+        deadline = time.monotonic() + PATIENCE_S
+        while not self._address.exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        """End all nodes."""
+        alive = [node for node in self._nodes if node.poll() is None]
+        children = [child for node in alive for child in node.children(recursive=True)]
+        for node in reversed(alive):
+            node.send_signal(signal.SIGTERM)
+        for left in psutil.wait_procs([*self._nodes, *children], timeout=30)[1]:
             left.kill()
+        self._nodes = []
 
 
 @pytest.fixture(scope="module")
-def place() -> Iterator[Path]:
-    """A short path, since Ray puts sockets under it."""
-    found = Path(tempfile.mkdtemp(prefix="dsjoin", dir="/tmp"))
-    yield found
-    shutil.rmtree(found, ignore_errors=True)
+def cluster() -> Iterator[Cluster]:
+    """A node of two CPUs, in which a launch fits, and one of one CPU, which may join a little later."""
+    place = Path(tempfile.mkdtemp(prefix="dsjoin", dir="/tmp"))
+    found = Cluster(place)
+    try:
+        found.add_node(2)
+        found.add_node(1)
+        yield found
+    finally:
+        found.stop()
+        shutil.rmtree(place, ignore_errors=True)
 
 
-def launched(environment: dict[str, str], *arguments: str, script: str = SCRIPT) -> tuple[str, str]:
+def output_of(script: str, environment: dict[str, str], *arguments: str) -> tuple[str, str]:
+    """What the script prints, and its standard error."""
     done = subprocess.run(
         [sys.executable, "-c", script, *arguments],
         env=environment,
@@ -126,30 +148,17 @@ def launched(environment: dict[str, str], *arguments: str, script: str = SCRIPT)
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
-def test_a_launch_joins_the_cluster_of_this_machine_or_gives_the_reason(place: Path) -> None:
-    with started(place, [2]) as environment:
-        address = (place / "ray" / "ray_current_cluster").read_text().strip()
-        stdout, stderr = launched(environment, "2")
-        assert stdout.count(address) == 2
-        assert f"distsummary: joins the Ray cluster at {address}" in stderr
-        assert "distsummary: ranks 0-1 on " in stderr
-
-        stdout, stderr = launched(environment, "3")
-        assert address not in stdout
-        assert f"the Ray cluster at {address} is not used, a local one is started: 3 ranks of" in stderr
-        assert "RAY_ADDRESS=auto" in stderr
-
-        stdout, stderr = launched(environment, "1", "old")
-        assert address not in stdout
-        assert "is not used, a local one is started" in stderr
-        assert "2.59.0" in stderr
-
-        stdout, stderr = launched(environment, "1", "local")
-        assert address not in stdout
-        assert "Ray cluster" not in stderr
-    stdout, stderr = launched(environment, "1")  # it has ended, and its address is still in the file
-    assert "does not answer" in stderr
+def test_a_launch_joins_the_cluster_of_this_machine_or_gives_the_reason(cluster: Cluster) -> None:
+    stdout, stderr = output_of(JOINING, cluster.environment)
+    address = cluster.address
+    printed = [line for line in stdout.splitlines() if not line.startswith("(rank ")]
+    assert printed == [f"{address} {address}", "local", "local", "local"]
+    assert stderr.count(f"distsummary: joins the Ray cluster at {address}") == 1
+    assert "distsummary: ranks 0-1 on " in stderr
+    too_many, old = [line for line in stderr.splitlines() if "is not used" in line]
+    assert f"the Ray cluster at {address} is not used, a local one is started: 4 ranks of" in too_many
+    assert "RAY_ADDRESS=auto" in too_many
+    assert "2.59.0" in old
 
 
 def test_ranks_are_listed_by_host() -> None:
@@ -164,23 +173,24 @@ def test_ranks_are_listed_by_host() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
-def test_a_landscape_in_a_job_uses_every_node_of_the_cluster(place: Path, tmp_path: Path) -> None:
-    with started(place, [1, 1]) as environment:
-        in_job = environment | {"RAY_ADDRESS": (place / "ray" / "ray_current_cluster").read_text().strip()}
-        used = tmp_path / "nodes"
-        used.mkdir()
-        stdout, _ = launched(in_job, str(used), script=LANDSCAPE)
-        assert stdout.startswith("2 "), stdout
-        assert len([*used.iterdir()]) == 2
-        stdout, _ = launched(environment, str(used), "", in_job["RAY_ADDRESS"], script=LANDSCAPE)
-        assert stdout.startswith("2 "), stdout
+def test_a_landscape_in_a_task_that_holds_the_last_cpu_is_drawn(cluster: Cluster, tmp_path: Path) -> None:
+    in_job = cluster.environment | {"RAY_ADDRESS": cluster.address}
+    stdout, _ = output_of(LANDSCAPE, in_job, str(tmp_path), "held")
+    assert "on the cluster" in stdout
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
-def test_a_landscape_in_a_task_that_holds_the_only_cpu_is_drawn(place: Path, tmp_path: Path) -> None:
-    with started(place, [1]) as environment:
-        in_job = environment | {"RAY_ADDRESS": (place / "ray" / "ray_current_cluster").read_text().strip()}
-        stdout, _ = launched(in_job, str(tmp_path), "1", script=LANDSCAPE)
-        assert "on the cluster" in stdout
+def test_a_landscape_in_a_job_uses_every_node_of_the_cluster(cluster: Cluster, tmp_path: Path) -> None:
+    stdout, _ = output_of(LANDSCAPE, cluster.environment | {"RAY_ADDRESS": cluster.address}, str(tmp_path))
+    assert stdout.startswith("3 "), stdout
+    assert len([*tmp_path.iterdir()]) == 2
+    stdout, _ = output_of(LANDSCAPE, cluster.environment, str(tmp_path), cluster.address)
+    assert stdout.startswith("3 "), stdout
+
+
+@pytest.mark.long
+def test_the_address_of_a_cluster_that_has_ended_is_not_used(cluster: Cluster) -> None:
+    cluster.stop()  # its address is still in the file
+    stdout, stderr = output_of(JOINING.replace("ranks=2", "ranks=1"), cluster.environment)
+    assert cluster.address not in stdout
+    assert "does not answer" in stderr
