@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from distsummary.reading.reader import read_values
+from tests.patience import PATIENCE_S
 
 TRAIN = """
 import json, math, os, sys
@@ -61,7 +62,7 @@ def test_two_ranks_train_evaluate_unequal_data_and_drop_the_same_step(tmp_path: 
         for rank in range(2)
     ]
     try:
-        outputs = [rank.communicate(timeout=150)[0] for rank in ranks]
+        outputs = [rank.communicate(timeout=PATIENCE_S)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
