@@ -37,7 +37,7 @@ TEST = 297
 CHECKPOINT_EVERY = 6  # steps between the checkpoints of the training path
 LANDSCAPE_SIZE = 31
 MOST_WRONG = 8  # pictures of misread digits after each epoch
-WIDTH = 110  # of lines that are printed
+WIDTH = 120  # of lines that are printed
 LINEAGE = ("network", "optimizer", "loss function", "learning rate", "batch size", "data.size", "final loss")
 ABOUT = """# Handwritten digits
 A CNN of two convolutions learns the 8 x 8 **digits** of scikit-learn.
