@@ -501,12 +501,18 @@ def test_what_a_stuck_thread_holds_is_counted_once_when_close_gives_up(
     assert writer.health().errors == {missing: 1}
 
 
-def test_close_waits_as_long_as_the_writer_gets_on(ticking: Ticking):
+def start_permitted(batches: int, steps: int, ticking: Ticking):
+    """A sink that may write so many batches, and its writer, which has some steps, each a batch."""
     sink = Sink()
-    sink.permits = threading.Semaphore(0)
+    sink.permits = threading.Semaphore(batches)
     writer = start(sink, batch_bytes=1, clock=ticking)
-    for step in range(50):
+    for step in range(steps):
         writer.write_row(LOSS, row(step, 0.5))
+    return sink, writer
+
+
+def test_close_waits_as_long_as_the_writer_gets_on(ticking: Ticking):
+    sink, writer = start_permitted(0, 50, ticking)
     is_over = threading.Event()
 
     def permit() -> None:
@@ -523,11 +529,7 @@ def test_close_waits_as_long_as_the_writer_gets_on(ticking: Ticking):
 
 
 def test_what_is_left_at_the_deadline_is_dropped_and_counted(ticking: Ticking):
-    sink = Sink()
-    sink.permits = threading.Semaphore(3)
-    writer = start(sink, batch_bytes=1, clock=ticking)
-    for step in range(10):
-        writer.write_row(LOSS, row(step, 0.5))
+    sink, writer = start_permitted(3, 10, ticking)
     while len(sink.batches) < 3:
         threading.Event().wait(0.001)
     writer.end_within(2.0, "the process has to end")
