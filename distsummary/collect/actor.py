@@ -49,7 +49,7 @@ def start_collector(scope: str) -> Any:
     return (
         ray.remote(CollectorActor)
         .options(
-            name=f"collector-{context.get_job_id()}-{node}" + ("" if is_shared else f"-{os.getpid()}"),
+            name=f"collector-{context.get_job_id()}-{node[:12]}" + ("" if is_shared else f"-{os.getpid()}"),
             namespace=NAMESPACE,
             get_if_exists=True,
             lifetime="detached" if is_shared else None,

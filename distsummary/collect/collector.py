@@ -115,8 +115,8 @@ class SummaryCollector(Callback):
         exists: if the run has finished, "attempt" adds an attempt; "refuse" raises unless the loop resumes.
         collectors: who writes the files under Ray: "rank": an actor of each rank, on its node; "node": one
             actor for all ranks of a node; "process": the rank's own process. None: what the environment
-            variable DISTSUMMARY_COLLECTORS names, else "process". Without Ray, a rank's own process writes
-            them. See docs/reliability.md.
+            variable DISTSUMMARY_COLLECTORS names, else "rank", and "node" from 8 ranks a node on. Without
+            Ray, a rank's own process writes them. See docs/reliability.md.
         rotate_bytes, rotate_s: begin new event files before the current files would exceed `rotate_bytes`, or
             when they are `rotate_s` seconds old.
         delivery: "written": an acknowledged event survives the death of any process; "synced": within a

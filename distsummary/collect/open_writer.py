@@ -45,7 +45,7 @@ def refuse_unconnected(collectors: str | None) -> None:
 
 def chosen_collectors(collectors: str | None, ranks: int) -> str:
     """Which of COLLECTORS serves a process that is connected to Ray and one of so many ranks on its node."""
-    return collectors or topologies.wanted_collectors() or PROCESS
+    return collectors or topologies.wanted_collectors() or (RANK if ranks < MANY else NODE)
 
 
 def open_writer(
@@ -61,7 +61,8 @@ def open_writer(
 
     collectors: who writes the files under Ray: "rank": an actor of this process, on the same node; "node":
         one actor for all ranks of the node; "process": this process does. None: the environment variable
-        DISTSUMMARY_COLLECTORS has one of these values, or "process" does. Without Ray, this process does.
+        DISTSUMMARY_COLLECTORS has one of these values, or it is "rank", and "node" with MANY ranks or more.
+        Without Ray, this process does.
     listener: hears what has been written; not if this process writes.
     on_written: takes each batch that was written, or passed to the actor; must not raise.
     ranks: how many ranks this node has. is_timed: see AsyncWriter.

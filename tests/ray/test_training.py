@@ -19,6 +19,7 @@ from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.reading.segments import segments
 from distsummary.run_dir import RunDir
 from distsummary.states import read_run
+from distsummary.topology import COLLECTORS
 from tests.manifests import whole_manifest
 
 
@@ -75,6 +76,38 @@ def test_four_ranks_make_one_run(tmp_path):
     assert {rank["state"] for rank in manifest["attempts"][0]["ranks"].values()} == {"finished"}
 
 
+def test_by_default_each_rank_has_an_actor_which_takes_all_it_gives_and_ends_with_it(tmp_path):
+    def train():
+        del os.environ[COLLECTORS]
+        with ds.init(tmp_path / "run", histograms=False) as run, ds.SummaryRecord(tmp_path / "own") as record:
+            for _ in run.steps(range(20)):
+                run.log(**{f"n/{number}": 1.0 for number in range(1200)})
+                if run.rank == 0:
+                    record.scalars(run.step, {"a": 1.0})
+                if run.step == 10:
+                    while not (actors := names_of_collectors()):
+                        time.sleep(0.1)
+            found = run.health()
+        return actors, os.getpid(), found.errors, found.dropped
+
+    results = ds.launch(train, ranks=2, backend=None)
+    actors = {name for names, *_ in results for name in names}
+    assert {int(name.rpartition("-")[2]) for name in actors} <= {pid for _, pid, *_ in results}
+    assert [(errors, dropped) for *_, errors, dropped in results] == [({}, {})] * 2
+    run_dir = RunDir(tmp_path / "run")
+    for path in run_dir.rank_dirs().values():
+        assert len(seqs(path, "mindspore")) >= 20
+        assert scalars(path, "n/1199") == dict.fromkeys(range(1, 21), 1.0)
+    assert scalars(tmp_path / "own", "a") == dict.fromkeys(range(1, 21), 1.0)
+
+
+def names_of_collectors() -> list[str]:
+    import ray
+
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    return [actor["name"] for actor in actors if actor["name"].startswith("collector-")]
+
+
 def test_a_collector_of_several_ranks_has_an_aggregator_as_ds_init_has(tmp_path):
     def train():
         with ds.Run(callbacks=ds.SummaryCollector(tmp_path / "run")) as run:
@@ -94,6 +127,8 @@ def test_collectors_killed_during_a_training_cost_no_acknowledged_event_and_doub
         with ds.init(tmp_path / "run", collectors="rank") as run:
             for _ in run.steps(range(steps)):
                 time.sleep(0.02)  # a step of a real training: long enough to be killed in
+                while run.step == 10 and not (tmp_path / "killed").exists():
+                    time.sleep(0.02)  # on a busy machine, collectors come up late
                 run.log(loss=float(run.step))
 
     def kill_now_and_then():
@@ -102,6 +137,7 @@ def test_collectors_killed_during_a_training_cost_no_acknowledged_event_and_doub
             for process in collectors()[:1]:
                 os.kill(process.pid, signal.SIGKILL)
                 killed.append(process.pid)
+                (tmp_path / "killed").touch()
 
     killer = threading.Thread(target=kill_now_and_then)
     killer.start()

@@ -2,7 +2,12 @@
 
 import pytest
 
-from distsummary.collect.open_writer import check_collectors, open_writer, refuse_unconnected
+from distsummary.collect.open_writer import (
+    check_collectors,
+    chosen_collectors,
+    open_writer,
+    refuse_unconnected,
+)
 from distsummary.errors import InvalidValueError
 from distsummary.topology import COLLECTORS
 from distsummary.writing.spec import WriterSpec
@@ -15,6 +20,14 @@ def test_a_choice_of_the_environment_is_checked_as_one_of_the_argument(monkeypat
         check_collectors("process")
     with pytest.raises(InvalidValueError, match="collectors must be one of"):
         check_collectors("auto")
+
+
+def test_under_ray_a_rank_has_an_actor_and_from_eight_on_a_node_has_one(monkeypatch):
+    monkeypatch.delenv(COLLECTORS, raising=False)
+    assert [chosen_collectors(None, ranks) for ranks in (1, 7, 8, 64)] == ["rank", "rank", "node", "node"]
+    monkeypatch.setenv(COLLECTORS, "process")
+    assert chosen_collectors(None, 8) == "process"
+    assert chosen_collectors("rank", 8) == "rank"
 
 
 @pytest.mark.parametrize("collectors", ["rank", "node"])
