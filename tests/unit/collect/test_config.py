@@ -220,7 +220,7 @@ def test_secrets_are_replaced_wherever_they_stand(caplog: pytest.LogCaptureFixtu
         "hf_abcdefghijklmnop1234": 1, "max_tokens": 512,
     }  # fmt: skip
     config = read_config(source)
-    text = json.dumps([config.nested, config.flat]) + caplog.text
+    text = json.dumps([config.nested, config.flat]) + " ".join(caplog.messages)
     assert not [secret for secret in ("k3y", "42", "pw@", "abcdefghijklmnop") if secret in text]
     assert config.nested["db"] == {
         "hf_token": "***",
