@@ -100,7 +100,8 @@ def _judge(kind: str, rank: int, process: "subprocess.Popen[str]", state: Path, 
         wrong.append(f"other losses, {found.get('missing', 0)} missing")
     if found["counted"] < found["injected"]:
         wrong.append(f"faults that are not in health(): {found['uncounted']}")
-    least = steps // 50 if kind == "model" else steps // 2  # Model records the loss at every tenth step
+    # Model records the loss at every tenth step, and "kinds" makes a step of two batches
+    least = steps // {"model": 50, "kinds": 4}.get(kind, 2)
     if kind not in SHORT and rank == 0 and found.get("steps", 0) < least:
         wrong.append(f"only {found.get('steps')} steps can be read")
     if found["injected"] < (1 if kind in SHORT else steps // 10):  # nearly every place had its fault
