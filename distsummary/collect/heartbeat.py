@@ -22,7 +22,7 @@ class Pulse:
 
     Args:
         place: returns a heartbeat without the time of a step; `own_ms` and `wait_ms` are sums of all steps.
-        tell: tells a heartbeat; returns the deals of the run so far.
+        tell: sends a heartbeat; returns the deals of the run so far.
         follow: called with each deal that is new.
         failures: counts what raises.
         step: the newest step when the training begins; a resumed one has some behind it.

@@ -63,7 +63,7 @@ def open_writer(
         one actor for all ranks of the node; "process": this process does. None: the environment variable
         DISTSUMMARY_COLLECTORS has one of these values, or it is "rank", and "node" with MANY ranks or more.
         Without Ray, this process does.
-    listener: hears what has been written; not if this process writes.
+    listener: receives what has been written; not if this process writes.
     on_written: takes each batch that was written, or passed to the actor; must not raise.
     ranks: how many ranks this node has. is_timed: see AsyncWriter.
 

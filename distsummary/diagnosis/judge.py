@@ -29,7 +29,7 @@ BLOCKED_STEPS = 10
 # on two cores wait about as long as they compute.
 BUSY, BUSY_STEPS = 10.0, 20
 _COMPUTING = [place for place, phase in enumerate(PHASES) if phase not in ("data", "checkpoint")]
-_EVERY, _QUEUED = len(PHASES), len(PHASES) + 1  # what is told besides times
+_EVERY, _QUEUED = len(PHASES), len(PHASES) + 1  # what is reported with the times
 _WHAT = {  # what a phase does, where its name does not say it
     "data": "loading data",
     "optimizer": "the optimizer",

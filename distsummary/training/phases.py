@@ -94,7 +94,7 @@ class Phases:
     """Measures the phases of one thread's steps; calls from other threads are ignored.
 
     Marks of a step take about 150 us. Of short steps only the multiples of `every`, a power of two, are
-    marked, so that marks take SHARE of the time. At other steps `current` goes on to be told, as far
+    marked, so that marks take SHARE of the time. At other steps `current` is still reported, as far
     as it costs nothing.
 
     What fails here is counted; the step in which it fails is not measured, the next one is.
@@ -126,7 +126,7 @@ class Phases:
         self.is_in_loop = False  # whether a loop over steps runs; outside of one, no step is late
         self._wall_s, self._cpu_s, self._queue_s = self._wall(), self._cpu(), self._clocks.queue()
         self._spent: dict[str, list[float]] = {}
-        # Whether the thread may wait for other ranks, or for the device, while it computes, and nothing tells
+        # Whether the thread may wait for other ranks, or for the device, while it computes, and nothing shows
         # when: then blocked time of these phases is waiting.
         self.is_computing_shared = False
         self._waits = 0  # calls that go on, each within the other, which may wait for other ranks

@@ -159,7 +159,7 @@ class Run(Recording):
         self._in_epochs = self._is_evaluating = self._is_guarded = False
         self._pid = os.getpid()
         self._phases: Phases | None = None  # measured from two ranks on, to find the one that is slow
-        self._measured: list[Any] = []  # what tells them of torch
+        self._measured: list[Any] = []  # what reports to them from torch
         self._body = REST  # the phase with which the body of a step begins
 
     @property

@@ -25,7 +25,7 @@ LEARNING = 3  # backward passes until the hooks of all parameters but the last o
 class TorchPhases:
     """Tells `phases` what a model does, by hooks that are removed by `close`; raises if the model takes none.
 
-    That a backward pass begins and ends is told by `TorchWaits`, of any model. On a CUDA device, events of
+    `TorchWaits` reports when a backward pass begins and ends, of any model. On a CUDA device, events of
     its stream divide the phases, too. There DDP has the stream wait for the other ranks after the last
     gradient, which is that of the parameter that fired last in the first passes; a thread of torch calls
     those hooks. The stream of a model that is split over ranks also waits for their parameters, which its

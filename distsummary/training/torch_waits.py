@@ -58,7 +58,7 @@ _replaced: list[tuple[Any, str, Any, Any]] = []  # owner, name, what it was, wha
 
 
 class TorchWaits:
-    """Tells the phases of the calling thread's steps when it waits for other ranks, until `close`.
+    """Reports to the phases of the calling thread's steps when it waits for other ranks, until `close`.
 
     The calls are replaced while there is such an object; other threads' are not measured.
     """
@@ -162,7 +162,7 @@ class _Call:
 
 
 class _Engine(_ImperativeEngine):
-    """Torch's engine of backward passes, which tells of them."""
+    """Torch's engine of backward passes, which reports their begin and end."""
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         if is_compiling() or not kwargs.get("accumulate_grad"):  # otherwise gradients are returned
