@@ -20,7 +20,7 @@ README = (ROOT / "README.md").read_text()
 RECORDING = (ROOT / "docs/recording.md").read_text()
 READING = (ROOT / "docs/reading.md").read_text()
 MINDSPORE = (ROOT / "docs/mindspore.md").read_text()
-PAGES = (README, RECORDING, MINDSPORE)
+PAGES = (README, (ROOT / "docs/start.md").read_text(), RECORDING, MINDSPORE)
 SNIPPETS = [block for text in PAGES for block in blocks(text) if block.language == "python"]
 
 

@@ -89,7 +89,7 @@ def test_a_url_is_refused_with_the_remedy(path: Any) -> None:
     RunDir(f"./{path}")  # a directory that is really called so
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/reliability.md"])
+@pytest.mark.parametrize("name", ["docs/features.md", "docs/reliability.md"])
 def test_the_documents_say_the_same_of_object_stores(name: str) -> None:
     assert run_dir_module.STORES in " ".join((ROOT / name).read_text().split())
 
