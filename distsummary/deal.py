@@ -127,9 +127,12 @@ class Share(NamedTuple):
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
         """What `as_json` returned; raises as `Deal.from_json`."""
-        turn = Group(**stored["turn"]) if "turn" in stored else None
+        turn, steps = stored.get("turn"), stored["steps"]
         return cls(
-            str(stored["values"]), tuple(map(str, stored["parameters"])), Steps(**stored["steps"]), turn
+            str(stored["values"]),
+            tuple(map(str, stored["parameters"])),
+            Steps(every=steps["every"], stop=steps.get("stop"), doubling=steps.get("doubling", False)),
+            None if turn is None else Group(index=turn["index"], size=turn["size"]),
         )
 
 

@@ -12,7 +12,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from distsummary.errors import DamagedFileError
+from distsummary.json_door import check_kind, read_json
 from distsummary.publish import ensure_directory, replacing
+from distsummary.run_records import AttemptKey, FactsRecord
 
 FACTS = "facts.json"
 FORMAT = 1
@@ -45,15 +48,8 @@ def write_facts(directory: Path, attempt: int, facts: RankFacts) -> None:
 
 def read_facts(directory: Path, attempt: int) -> RankFacts | None:
     """The facts of an attempt; None if there are none that can be read."""
-    stored = read_attempts(directory / FACTS).get(str(attempt), {})
-    try:
-        return RankFacts(
-            {str(name): None if value is None else str(value) for name, value in stored["settings"].items()},
-            [str(name) for name in stored["names"]],
-            {str(group): [int(index) for index in indices] for group, indices in stored["groups"].items()},
-        )
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return None
+    stored = read_attempts(directory / FACTS, FactsRecord).get(str(attempt))
+    return None if stored is None else RankFacts(stored["settings"], stored["names"], stored["groups"])
 
 
 def write_attempt(path: Path, attempt: int, data: Any) -> None:
@@ -63,18 +59,18 @@ def write_attempt(path: Path, attempt: int, data: Any) -> None:
     """
     ensure_directory(path.parent)
     attempts = read_attempts(path) | {str(attempt): data}
-    newest = sorted(attempts, key=lambda number: int(number) if number.isdecimal() else -1)[-KEPT:]
+    newest = sorted(attempts, key=int)[-KEPT:]
     kept = {number: attempts[number] for number in newest}
     encoded = json.dumps({"format": FORMAT, "attempts": kept}).encode()
     with replacing(path, is_durable=False) as temporary, open(temporary, "xb") as file:
         file.write(encoded)
 
 
-def read_attempts(path: Path) -> dict[str, Any]:
-    """Attempt -> what the file holds of it; empty if there is no file that can be read."""
+def read_attempts(path: Path, kind: Any = Any) -> dict[str, Any]:
+    """Attempt -> what the file holds of it, of the type `kind`; empty if no file can be read."""
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        found = read_json(path, dict[str, Any])
+        attempts = found.get("attempts") if found.get("format") == FORMAT else {}
+        return dict(check_kind(attempts, dict[AttemptKey, kind], name=str(path)))
+    except (OSError, DamagedFileError):
         return {}
-    attempts = found.get("attempts") if isinstance(found, dict) and found.get("format") == FORMAT else None
-    return attempts if isinstance(attempts, dict) else {}

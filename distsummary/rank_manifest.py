@@ -15,25 +15,24 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
 from distsummary.deal import Heartbeat
-from distsummary.errors import DamagedFileError, DistSummaryError, InvalidValueError, RunDirError
+from distsummary.errors import DistSummaryError, InvalidValueError, RunDirError
+from distsummary.json_door import MOST_BYTES, damaged, parse_json
 from distsummary.many_files import read_each
 from distsummary.publish import ensure_directory, replacing
 from distsummary.run_dir import Manifest, RunDir
+from distsummary.run_records import RankRecord
 from distsummary.topology import Topology
 
 RANK_MANIFEST = "manifest.json"
 FORMAT = 1
 SILENT_S = 30.0  # six heartbeats: a rank that was not heard for so long is taken for dead
 CLAIM_S = 60.0  # how long a rank waits for another process that claims the same rank
-_FIELDS = {
-    "attempt": int, "role": str, "rank": int, "world_size": int, "incarnation": str, "state": str,
-    "host": str, "pid": int, "pid_space": str, "pid_start": str, "health": dict, "heartbeat": dict,
-}  # fmt: skip
+_REMEDY = "rebuild it with: distsummary fsck --repair"
 _BLOCK = 512  # bytes, the unit of st_blocks
 
 _locks: dict[Path, threading.Lock] = {}  # a rank's threads change its file in turn
@@ -191,29 +190,17 @@ def read_told(directory: Path) -> Told | None:
     """
     path = directory / RANK_MANIFEST
     try:
-        with open(path, "rb", buffering=0) as file:
+        with open(path, "rb") as file:
             stat = os.fstat(file.fileno())
-            found = json.loads(file.read())
+            data = file.read(MOST_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise RunDirError(f"{path} cannot be read: {error.strerror}; fix its permissions") from error
-    except ValueError as error:
-        raise DamagedFileError(
-            f"{path} is not JSON ({error}); rebuild it with: distsummary fsck --repair"
-        ) from error
-    attempts = found.get("attempts") if isinstance(found, dict) and found.get("format") == FORMAT else None
-    if not isinstance(attempts, list) or not all(map(is_entry, attempts)):
-        raise DamagedFileError(
-            f"{path} is not the manifest of a rank in format {FORMAT}; rebuild it with: "
-            "distsummary fsck --repair"
-        )
-    return Told(stat.st_mtime, attempts, shown_ns=stat.st_ctime_ns)  # a rename changes the ctime
-
-
-def is_entry(entry: Any) -> bool:  # Any: what JSON holds
-    """Whether it is an entry of an attempt, by the fields that all other code relies on."""
-    return isinstance(entry, dict) and all(isinstance(entry.get(key), kind) for key, kind in _FIELDS.items())
+    found = parse_json(data, RankRecord, name=str(path), remedy=_REMEDY)
+    if found["format"] != FORMAT:
+        raise damaged(str(path), f"is not the manifest of a rank in format {FORMAT}", _REMEDY)
+    return Told(stat.st_mtime, found["attempts"], shown_ns=stat.st_ctime_ns)  # a rename changes the ctime
 
 
 def read_ranks(

@@ -12,6 +12,7 @@ from pathlib import Path
 from distsummary.deal import Part
 from distsummary.many_files import read_each
 from distsummary.rank_facts import read_attempts, write_attempt
+from distsummary.run_records import PartRecord
 
 PARTS = "parts.json"
 
@@ -23,13 +24,10 @@ def write_parts(directory: Path, attempt: int, parts: Sequence[Part]) -> None:
 
 def read_parts(directory: Path) -> dict[int, list[Part]]:
     """Attempt -> the rank's parts in it, in their order; empty if there are none that can be read."""
-    try:
-        return {
-            int(attempt): [Part.from_json(one) for one in stored]
-            for attempt, stored in read_attempts(directory / PARTS).items()
-        }
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return {}
+    return {
+        int(attempt): [Part.from_json(one) for one in stored]
+        for attempt, stored in read_attempts(directory / PARTS, list[PartRecord]).items()
+    }
 
 
 def parts_of(directories: Mapping[int, Path], attempt: int) -> dict[int, list[Part]]:

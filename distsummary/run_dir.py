@@ -17,7 +17,9 @@ from filelock import FileLock, Timeout
 
 from distsummary.checks import check_type
 from distsummary.errors import DamagedFileError, DistSummaryError, InvalidValueError, RunDirError
+from distsummary.json_door import check_kind, read_json
 from distsummary.publish import ensure_directory, publish, remove_leftovers, temporary_name
+from distsummary.run_records import MOST_RANKS, RunRecord
 
 MANIFEST = "run.json"
 STUCK = "stuck.json"  # in the directory of a rank: where it stands, while a step is late
@@ -28,7 +30,7 @@ LOCK_TIMEOUT_S = 60.0
 _LOOK_AGAIN_S = (0.02, 0.1)  # while another process makes a change that may be the one wanted
 PROBE_BYTES = 4096  # written and removed by `create`
 LANDSCAPE_JOURNAL = re.compile(r"journal-[0-9a-f]{16}\.bin")
-_RANK_DIR = re.compile(r"(?:(?P<role>[a-z]+)_)?rank_(?P<rank>\d{5,})")
+_RANK_DIR = re.compile(r"(?:(?P<role>[a-z]+)_)?rank_(?P<rank>\d{5,7})", re.ASCII)
 _NUMBERED = re.compile(r"(?P<prefix>.*?)(?P<number>0|[1-9]\d{0,5})")
 # What the documents say, too.
 STORES = (
@@ -120,8 +122,9 @@ class RunDir:
             with os.scandir(self.base) as entries:
                 for entry in entries:
                     match = _RANK_DIR.fullmatch(entry.name)
-                    is_of_role = match and (match["role"] or "train") == role
-                    if match and is_of_role and entry.is_dir(follow_symlinks=False):
+                    if match is None or (match["role"] or "train") != role:
+                        continue
+                    if int(match["rank"]) < MOST_RANKS and entry.is_dir(follow_symlinks=False):
                         found[int(match["rank"])] = self.base / entry.name
         except (FileNotFoundError, NotADirectoryError):
             return {}
@@ -168,37 +171,25 @@ class RunDir:
         return self
 
     def read_manifest(self) -> Manifest:
-        """The manifest, or an empty one if the directory has none; raises DamagedFileError."""
+        """The manifest, or an empty one if the directory has none.
+
+        Raises DamagedFileError, or RunDirError if the operating system cannot read it.
+        """
+        path = self.manifest_path
         try:
-            manifest = json.loads(self.manifest_path.read_bytes())
+            manifest = read_json(path, dict[str, Any], remedy=_REMEDY)
         except FileNotFoundError:
             return {"format": FORMAT, "run_id": "", "created": 0.0, "state": "unknown", "attempts": []}
         except OSError as error:
-            raise RunDirError(
-                f"{self.manifest_path} cannot be read: {error.strerror}; fix its permissions"
-            ) from error
-        except ValueError as error:
-            raise DamagedFileError(f"{self.manifest_path} is not JSON ({error}); {_REMEDY}") from error
-        # the fields that all other code relies on are checked here, once
-        fields = {"role": str, "attempt": int, "incarnation": str, "world_size": int}
-        attempts = manifest.get("attempts") if isinstance(manifest, dict) else None
-        if isinstance(attempts, list) and manifest.get("format") != FORMAT:
+            raise RunDirError(f"{path} cannot be read: {error.strerror}; fix its permissions") from error
+        if isinstance(manifest.get("attempts"), list) and manifest.get("format") != FORMAT:
             raise DamagedFileError(
-                f"{self.manifest_path} has format {manifest.get('format')!r}, this version of distsummary "
+                f"{path} has format {manifest.get('format')!r}, this version of distsummary "
                 f"reads and writes format {FORMAT}; for a run of an older version, {_REMEDY}; a run of a "
                 "newer version needs that version"
             )
-        if (
-            not isinstance(attempts, list)
-            or not isinstance(manifest.get("run_id"), str)
-            or not all(isinstance(entry, dict) for entry in attempts)
-            or not all(isinstance(entry.get(key), kind) for entry in attempts for key, kind in fields.items())
-            or not isinstance(manifest.get("aggregator", {}), dict)
-            or not isinstance(manifest.get("key_tags", []), list)
-            or not all(isinstance(tag, str) for tag in manifest.get("key_tags", []))
-        ):
-            raise DamagedFileError(f"{self.manifest_path} is not a manifest of a run; {_REMEDY}")
-        return manifest  # type: ignore[no-any-return]  # json.loads returns Any; just checked
+        found: Manifest = check_kind(manifest, RunRecord, name=str(path), remedy=_REMEDY)
+        return {"created": 0.0, "state": "unknown"} | found
 
     def update_manifest(
         self, change: Callable[[Manifest], None], *, is_done: Callable[[Manifest], bool] | None = None

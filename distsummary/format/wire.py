@@ -113,7 +113,7 @@ def _owner(run_id: str, attempt: int) -> bytes:
 def read_identity(payload: bytes) -> EventIds:
     """The identity in an event of any dialect; EventIds("", 0, 0) if another program wrote the event.
 
-    Raises ValueError if the payload is not a protobuf message.
+    Raises ValueError if the payload is not a protobuf message, or for an attempt or seq of more than 63 bits.
     """
     found = {1000: 0, 1001: 0, 1002: 0}
     position = 0
@@ -135,6 +135,8 @@ def read_identity(payload: bytes) -> EventIds:
             found[field] = number
     if position > len(payload):
         raise ValueError("a field goes beyond the end of its event")
+    if max(found[1001], found[1002]) >= 1 << 63:
+        raise ValueError(f"the attempt {found[1001]} or the seq {found[1002]} has more than 63 bits")
     return EventIds(f"{found[1000]:016x}" if found[1000] else "", found[1001], found[1002])
 
 

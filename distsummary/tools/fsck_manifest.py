@@ -1,25 +1,19 @@
 """Checks the manifests of a run, run.json and those of the ranks, against the event files; rebuilds them."""
 
-import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from distsummary.attempts import decides
-from distsummary.errors import DistSummaryError, RunDirError
+from distsummary.errors import DamagedFileError, DistSummaryError, RunDirError
 from distsummary.identity import KEY
+from distsummary.json_door import check_kind, read_json
 from distsummary.publish import publish
-from distsummary.rank_manifest import (
-    RANK_MANIFEST,
-    encoded,
-    is_entry,
-    new_entry,
-    read_ranks,
-    read_told,
-)
+from distsummary.rank_manifest import RANK_MANIFEST, encoded, new_entry, read_ranks, read_told
 from distsummary.run_dir import Manifest, RunDir
+from distsummary.run_records import MOST_S, AttemptRecord, RankEntry
 from distsummary.states import read_run
 from distsummary.tools.findings import Finding, finding
 from distsummary.tools.fsck_files import DirectoryFacts
@@ -29,6 +23,15 @@ _ROLES = ("train", "eval")
 _NAMED = 5  # attempts or ranks in a message
 _OLD_FORMAT = 1
 _OF_RUN = ("started", "provenance", "config", "evaluated")  # what an old manifest says of an attempt itself
+
+
+class _OldAttempt(AttemptRecord):
+    ranks: dict[str, dict[str, Any]]
+
+
+class _OldRun(TypedDict):
+    run_id: str
+    attempts: list[_OldAttempt]
 
 
 class _Attempt(NamedTuple):
@@ -114,7 +117,8 @@ def repair_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> 
                 incarnation=f"fsck {one.run_id} {one.role} {one.number}", pid_space="", pid_start="",
             )  # fmt: skip
             ranks = added.setdefault((one.role, one.number), {})
-            ranks.setdefault(rank, new_entry(place, one.number, "unknown", started=time))
+            started = time if 0 <= time <= MOST_S else 0.0
+            ranks.setdefault(rank, new_entry(place, one.number, "unknown", started=started))
     for key, ranks in added.items():
         known_ranks = by_attempt.setdefault(key, {})
         known_ranks |= {rank: entry for rank, entry in ranks.items() if rank not in known_ranks}
@@ -214,20 +218,19 @@ def _is_readable(run: RunDir) -> bool:
 def _old_manifest(path: Path) -> Manifest | None:
     """A run.json of format 1, in which each attempt has the states of its ranks; None if it is another."""
     try:
-        found: Any = json.loads(path.read_bytes())
-        if found["format"] != _OLD_FORMAT or not isinstance(found["run_id"], str):
+        found = read_json(path, dict[str, Any])
+        if found.get("format") != _OLD_FORMAT:
             return None
+        check_kind(found, _OldRun, name=str(path))
         for entry in found["attempts"]:
-            is_known = entry["role"] in _ROLES and type(entry["world_size"]) is int
             ranks = [
                 {"health": {}, "heartbeat": {}, **known, "attempt": entry["attempt"]}
                 for rank, known in entry["ranks"].items()
-                if int(rank) == known["rank"]
+                if rank == str(known.get("rank"))
             ]
-            if not (is_known and isinstance(entry["incarnation"], str) and all(map(is_entry, ranks))):
-                return None
+            check_kind(ranks, list[RankEntry], name=str(path))
             entry["ranks"] = {str(rank["rank"]): rank for rank in ranks}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, DamagedFileError):
         return None
     return dict(found)
 

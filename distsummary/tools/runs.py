@@ -5,7 +5,7 @@ import os
 import textwrap
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from distsummary.reading.newest import newest_events, newest_scalars, scalars_of
 from distsummary.reading.reader import ReadEvent
 from distsummary.reading.segments import all_event_files, stamp_of
 from distsummary.run_dir import MANIFEST, RunDir
+from distsummary.run_records import MOST_S
 from distsummary.tools.columns import aligned, lasting, numbered, printable, shortened
 from distsummary.tools.status import read_status
 from distsummary.tools.status_text import causes, findings_of, slow_ranks, stuck_in_short
@@ -72,10 +73,7 @@ def find_runs(directory: str | os.PathLike[str]) -> list[RunRow]:
     base = Path(directory)
     if not base.is_dir():
         raise MissingFileError(f"{base} is {'a file' if base.exists() else 'missing'}; name a directory")
-    rows = [
-        _run(base, place) if (place / MANIFEST).exists() else _records(base, place)
-        for place in _places(base, DEPTH)
-    ]
+    rows = [_row(base, place) for place in _places(base, DEPTH)]
     if not rows:
         raise MissingFileError(
             f"{base} holds no runs: no directory with a {MANIFEST} or with event files in it or {DEPTH} "
@@ -145,15 +143,28 @@ def _places(directory: Path, depth: int) -> Iterator[Path]:
             yield from _places(child, depth - 1)
 
 
-def _run(base: Path, place: Path) -> RunRow:
-    name = str(place.relative_to(base))
+def _row(base: Path, place: Path) -> RunRow:
+    """One run; whatever is wrong with its files hides no other run."""
+    name, is_run = str(place.relative_to(base)), (place / MANIFEST).exists()
     try:
-        status = read_status(place)
-        first = RunDir(place).rank_dirs().get(0, place)
-        events = newest_events(place) or newest_events(first)
-        loss = _loss(events, place, first)
-    except (DistSummaryError, OSError) as error:
-        return RunRow(name=name, state="unreadable", is_healthy=False, note=str(error))
+        row = _run(name, place) if is_run else _records(name, place)
+        return replace(row, started=_seconds(row.started), lasted_s=_seconds(row.lasted_s))
+    except Exception as error:
+        is_known = isinstance(error, (DistSummaryError, OSError))
+        note = str(error) if is_known else f"{type(error).__name__}: {error}"
+        return RunRow(name=name, state="unreadable", is_healthy=False if is_run else None, note=note)
+
+
+def _seconds(found: float | None) -> float | None:
+    """None for a number that is no time."""
+    return found if found is not None and 0 <= found <= MOST_S else None
+
+
+def _run(name: str, place: Path) -> RunRow:
+    status = read_status(place)
+    first = RunDir(place).rank_dirs().get(0, place)
+    events = newest_events(place) or newest_events(first)
+    loss = _loss(events, place, first)
     newest = status.run.newest
     if newest is None:
         return RunRow(name=name, state=status.run.state, is_healthy=False, note="no rank has registered")
@@ -186,18 +197,14 @@ def _run(base: Path, place: Path) -> RunRow:
     )
 
 
-def _records(base: Path, place: Path) -> RunRow:
+def _records(name: str, place: Path) -> RunRow:
     """Event files without a run.json, as a SummaryRecord writes them."""
-    name = str(place.relative_to(base))
-    try:
-        files = all_event_files(place)
-        events = newest_events(place)
-        loss = _loss(events, place)
-        started = float(min(stamp_of(file.name) or 0 for file in files))
-        ends = [event.wall_time for event in events] or [file.stat().st_mtime for file in files]
-        lasted_s = max(0.0, max(ends) - started)
-    except (DistSummaryError, OSError, ValueError) as error:
-        return RunRow(name=name, state="unreadable", note=str(error))
+    files = all_event_files(place)
+    events = newest_events(place)
+    loss = _loss(events, place)
+    started = float(min(stamp_of(file.name) or 0 for file in files))
+    ends = [event.wall_time for event in events] or [file.stat().st_mtime for file in files]
+    lasted_s = max(0.0, max(ends) - started)
     return RunRow(
         name=name,
         state=f"no {MANIFEST}",

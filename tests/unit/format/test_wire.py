@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from distsummary.errors import DamagedFileError, InvalidValueError
 from distsummary.format import wire
+from distsummary.format.mindspore_format import decode_event
 from distsummary.format.records import EventIds
 from distsummary.pb import mindspore_lineage_pb2, mindspore_summary_pb2, tensorboard_pb2
 
@@ -15,7 +16,7 @@ IDS = st.builds(
     EventIds,
     st.integers(1, 2**64 - 1).map(lambda number: f"{number:016x}"),
     st.integers(0, 2**32 - 1),
-    st.integers(1, 2**64 - 1),
+    st.integers(1, 2**63 - 1),
 )
 
 
@@ -47,6 +48,16 @@ def test_garbage_is_refused_or_read_but_never_breaks(payload: bytes):
 def test_a_run_id_that_is_not_16_hex_digits_is_refused(run_id: str):
     with pytest.raises(InvalidValueError, match="16 hex digits"):
         wire.identity(EventIds(run_id, 0, 1))
+
+
+@pytest.mark.parametrize("field", [1001, 1002], ids=["attempt", "seq"])
+def test_an_attempt_or_seq_of_more_than_63_bits_is_damage(field):
+    event = mindspore_summary_pb2.Event(wall_time=1.0, run_id=1, attempt=0, seq=1, step=1)
+    event.summary.value.add(tag="loss", scalar_value=1.0)
+    whole = event.SerializeToString()
+    assert decode_event(whole + wire.integer(field, 2**63 - 1)) is not None
+    with pytest.raises(DamagedFileError, match="more than 63 bits"):
+        decode_event(whole + wire.integer(field, 2**63))
 
 
 @given(st.integers(-(2**63), 2**64 - 1))

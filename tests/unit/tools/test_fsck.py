@@ -424,6 +424,34 @@ def test_a_damaged_manifest_is_made_anew_and_the_old_one_kept(nasty_tmp_path: Pa
     assert manifest["state"] == "unknown"
 
 
+@pytest.mark.parametrize("field", ["deep", "world_size", "started", "heartbeat"])
+def test_manifests_with_fields_beyond_their_bounds_are_rebuilt(tmp_path: Path, field: str):
+    run = a_run(tmp_path / "run", ranks=2)
+    good = read_run(run)
+    values = {"world_size": 10**12, "started": "noon", "heartbeat": {"time": 1e300}}
+    for path in (run.manifest_path, *run.base.glob("*/manifest.json")):
+        found = json.loads(path.read_text())
+        for attempt in found["attempts"]:
+            attempt[field] = values.get(field)
+        path.write_text("[" * 100_000 if field == "deep" else json.dumps(found))
+    if field == "heartbeat":
+        run.manifest_path.write_text("{")
+    assert set(kinds(fsck(run.base))) == {"manifest_damaged"}
+    assert kinds(fsck(run.base, repair=True)) == []
+    again = read_run(run)
+    assert (again.run_id, again.state, again.newest.world_size) == (good.run_id, "unknown", 2)
+    assert [rank.rank for rank in again.newest.ranks] == [0, 1]
+
+
+def test_a_rank_directory_beyond_all_worlds_is_no_rank(tmp_path: Path):
+    run = a_run(tmp_path / "run", ranks=2)
+    (run.base / "rank_99999999999").mkdir()
+    (run.base / "rank_2000000").mkdir()
+    run.manifest_path.unlink()
+    fsck(run.base, repair=True)
+    assert read_run(run).newest.world_size == 2
+
+
 def test_a_missing_manifest_of_several_ranks_is_made(nasty_tmp_path: Path):
     run = a_run(nasty_tmp_path, ranks=2)
     run.manifest_path.unlink()

@@ -91,6 +91,25 @@ def test_failures_and_damage_are_noted(tmp_path):
     assert "is not JSON" in rows["torn"].note
 
 
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("run.json", "[" * 100_000), ("run.json", None), (RANK_MANIFEST, None), ("alerts.jsonl", "[" * 100_000)],
+    ids=["deep", "world", "heartbeat", "alerts"],
+)
+def test_a_run_with_a_damaged_file_is_one_row_beside_the_others(tmp_path, file, text):
+    for name in "abc":
+        record(tmp_path / name)
+    path = tmp_path / "b" / file
+    damaged = json.loads(path.read_text()) if text is None else {}
+    for attempt in damaged.get("attempts", ()):
+        attempt |= {"world_size": 10**12, "heartbeat": {"time": "noon"}}
+    path.write_text(text or json.dumps(damaged))
+    rows = {row.name: row for row in find_runs(tmp_path)}
+    assert [rows[name].state for name in "ac"] == ["finished"] * 2
+    assert (rows["b"].state, rows["b"].is_healthy) in (("unreadable", False), ("unknown", False))
+    assert text_of([*rows.values()]).count("finished") == 2
+
+
 def record_that_raises(path):
     with ds.init(path, quiet=True) as run:
         for _ in run.steps(range(3)):

@@ -1,0 +1,73 @@
+"""The door for JSON from files: what comes in is bounded and has its declared type; all else is damage."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from distsummary.errors import DamagedFileError
+
+MOST_BYTES = 32 << 20  # of a file; as objects of Python it takes up to twenty times as much
+
+
+def read_json(path: Path, kind: Any = Any, *, most_bytes: int = MOST_BYTES, remedy: str = "") -> Any:
+    """What a file holds, of the type `kind`; see `parse_json`.
+
+    Raises DamagedFileError, with the path and the `remedy`, and as `open` if the file cannot be read.
+    """
+    with open(path, "rb") as file:
+        data = file.read(most_bytes + 1)
+    return parse_json(data, kind, name=str(path), most_bytes=most_bytes, remedy=remedy)
+
+
+def parse_json(
+    data: bytes | str,
+    kind: Any = Any,  # Any: a type form, such as a TypedDict or dict[str, int]
+    *,
+    name: str,
+    most_bytes: int = MOST_BYTES,
+    is_finite: bool = True,
+    remedy: str = "",
+) -> Any:
+    """What JSON text holds, of the type `kind`: dicts keep the keys that a TypedDict does not name.
+
+    Raises DamagedFileError for anything else. If `is_finite`, NaN and infinite numbers are damage, too.
+    `name`: what holds the text, as in "its header".
+    """
+    if len(data) > most_bytes:
+        raise damaged(name, f"has more than {most_bytes} bytes", remedy)
+    try:
+        if is_finite:
+            found = json.loads(data, parse_constant=_not_finite, parse_float=_finite)
+        else:
+            found = json.loads(data)
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise damaged(name, f"is not JSON ({error})", remedy) from error
+    return check_kind(found, kind, name=name, remedy=remedy)
+
+
+def check_kind(value: Any, kind: Any, *, name: str, remedy: str = "") -> Any:
+    """The value itself, if it has the type `kind`; raises DamagedFileError otherwise."""
+    try:
+        msgspec.convert(value, kind)
+    except (msgspec.ValidationError, RecursionError, MemoryError) as error:
+        raise damaged(name, f"is not what it should be ({error})", remedy) from error
+    return value
+
+
+def damaged(name: str, reason: str, remedy: str = "") -> DamagedFileError:
+    """The error that says what is wrong, and the remedy."""
+    return DamagedFileError(f"{name} {reason[:500]}{'; ' * bool(remedy)}{remedy}")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"the number {text[:20]} is too large")
+    return number
+
+
+def _not_finite(text: str) -> float:
+    raise ValueError(f"{text} is no number of JSON")

@@ -1,0 +1,196 @@
+"""The records in the small files of a run, with the bounds of their fields: only these pass `json_door`.
+
+A reader of a file can rely on every field of its record. Keys that a record does not name are kept: a newer
+version may have written them.
+"""
+
+from typing import Annotated, Any, NotRequired, TypedDict
+
+from msgspec import Meta
+
+MOST_RANKS = 1 << 20
+MOST_WHOLE = (1 << 63) - 1
+MOST_S = 253_402_300_799  # seconds since the epoch: the end of the year 9999
+
+Whole = Annotated[int, Meta(ge=0, le=MOST_WHOLE)]
+Positive = Annotated[int, Meta(ge=1, le=MOST_WHOLE)]
+Rank = Annotated[int, Meta(ge=0, lt=MOST_RANKS)]
+WorldSize = Annotated[int, Meta(ge=1, le=MOST_RANKS)]
+Time = Annotated[float, Meta(ge=0, le=MOST_S)]  # in seconds since the epoch
+Span = Annotated[float, Meta(ge=0, le=MOST_S)]  # in seconds or milliseconds
+Role = Annotated[str, Meta(pattern="^[a-z_]{1,32}$")]  # a part of paths
+AttemptKey = Annotated[str, Meta(pattern="^[0-9]{1,18}$")]  # of a dict by attempts
+Counter = int | float | str | bool | None
+
+
+class ProcessRecord(TypedDict):
+    """A process, for `topology.is_alive`."""
+
+    pid: Whole
+    pid_space: str
+    pid_start: str
+
+
+class FirstRecord(ProcessRecord):
+    """The rank that began an attempt."""
+
+    rank: Rank
+    host: NotRequired[str]
+    session: NotRequired[str]
+    source: NotRequired[str]
+
+
+class AggregatorRecord(ProcessRecord):
+    """The process that merges the run."""
+
+    host: NotRequired[str]
+
+
+class DeathRecord(TypedDict):
+    """Why a rank died, as its launcher saw it."""
+
+    reason: str
+    time: Time
+    state: NotRequired[str]
+
+
+class FailureRecord(TypedDict):
+    """A failure that the launcher saw."""
+
+    rank: Rank
+    error: str
+    time: NotRequired[Time]
+
+
+class ProvenanceRecord(TypedDict, total=False):
+    """Where the code of an attempt came from."""
+
+    git: dict[str, Any] | None
+    argv: list[str] | None
+    versions: dict[str, Any] | None
+    python: str | None
+    platform: str | None
+
+
+class DealRecord(TypedDict):
+    """See `deal.Deal`."""
+
+    version: Whole
+    total: Whole | None
+    groups: list[list[Rank]]
+    since: Whole
+
+
+class AttemptRecord(TypedDict):
+    """An attempt in run.json."""
+
+    role: Role
+    attempt: Whole
+    incarnation: str
+    world_size: WorldSize
+    started: NotRequired[Time]
+    first: NotRequired[FirstRecord]
+    deaths: NotRequired[dict[str, DeathRecord]]
+    failure: NotRequired[FailureRecord | None]
+    evaluated: NotRequired[list[Rank]]
+    deals: NotRequired[list[DealRecord]]
+    merged: NotRequired[dict[str, Any]]
+    provenance: NotRequired[ProvenanceRecord | None]
+    config: NotRequired[dict[str, Any] | None]
+
+
+class RunRecord(TypedDict):
+    """run.json."""
+
+    format: int
+    run_id: str
+    attempts: list[AttemptRecord]
+    created: NotRequired[Time]
+    state: NotRequired[str]
+    nonce: NotRequired[str]
+    identity: NotRequired[bool]
+    claimed_by: NotRequired[str]
+    key_tags: NotRequired[list[str]]
+    aggregator: NotRequired[AggregatorRecord]
+    merged: NotRequired[dict[str, Any]]
+
+
+class HeartbeatRecord(TypedDict, total=False):
+    """See `deal.Heartbeat`; `time` is that of the file system."""
+
+    time: Time
+    step: Whole | None
+    phase: str
+    step_s: Span
+    total: Whole | None
+    dropped: Whole
+    own_ms: Span | None
+    wait_ms: Span | None
+
+
+class RankEntry(ProcessRecord):
+    """A rank's entry of an attempt in its manifest.json; with the fields of a Topology."""
+
+    attempt: Whole
+    role: Role
+    rank: Rank
+    world_size: WorldSize
+    incarnation: str
+    state: str
+    host: str
+    health: dict[str, Counter]
+    heartbeat: HeartbeatRecord
+    started: NotRequired[Time | None]
+    ended: NotRequired[Time | None]
+    error: NotRequired[str | None]
+    session: NotRequired[str]
+    source: NotRequired[str]
+    mesh: NotRequired[dict[str, tuple[Whole, Positive]]]
+
+
+class RankRecord(TypedDict):
+    """The manifest.json of a rank."""
+
+    format: int
+    attempts: list[RankEntry]
+
+
+class FactsRecord(TypedDict):
+    """What facts.json holds of an attempt; see `rank_facts.RankFacts`."""
+
+    settings: dict[str, str | None]
+    names: list[str]
+    groups: dict[str, list[Whole]]
+
+
+class StepsRecord(TypedDict):
+    """See `deal.Steps`."""
+
+    every: Positive
+    stop: NotRequired[Whole | None]
+    doubling: NotRequired[bool]
+
+
+class TurnRecord(TypedDict):
+    """See `deal.Group`."""
+
+    index: Whole
+    size: Positive
+
+
+class ShareRecord(TypedDict):
+    """See `deal.Share`."""
+
+    values: str
+    parameters: list[str]
+    steps: StepsRecord
+    turn: NotRequired[TurnRecord]
+
+
+class PartRecord(TypedDict):
+    """What parts.json holds of a deal; see `deal.Part`."""
+
+    deal: Whole
+    since: Whole
+    total: Whole | None
+    shares: list[ShareRecord]
