@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from distsummary.collect.provenance import REDACTED, is_secret, redact, redact_repr, redact_text
 from distsummary.errors import InvalidTypeError
+from distsummary.redaction import redacted
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ def read_config(source: object, what: str = "config", *, is_quiet: bool = False)
             f"{what} must have named values, got {_text_of(source)[:80]} of type {type(source).__name__}; "
             "pass a dict, a dataclass or an argparse.Namespace"
         )
-    nested = reader.mapping(entries, ())
+    nested = redacted(reader.mapping(entries, ()))
     flat = dict(reader.flattened(nested))
     if not is_quiet:
         reader.report(what)
@@ -107,22 +107,20 @@ class _Reader:
         self._shortened: list[str] = []
         self._left_out: list[str] = []
 
-    def mapping(
-        self, entries: Mapping[Any, Any], names: Names, *, is_hidden: bool = False
-    ) -> dict[str, Json]:
-        """The entries as JSON, by name; `names`: the path to this mapping; `is_hidden` hides all values."""
+    def mapping(self, entries: Mapping[Any, Any], names: Names) -> dict[str, Json]:
+        """The entries as JSON, by name; `names`: the path to this mapping."""
         found: dict[str, Json] = {}
         for index, (key, value) in enumerate(entries.items()):
             if self._left <= 0:
                 where = SEPARATOR.join(names)
                 self._left_out.append(f"{len(entries) - index} entries" + (f" of {where}" if where else ""))
                 break
-            name = self._bounded(redact_text(key if isinstance(key, str) else _text_of(key)), names)
+            name = self._bounded(key if isinstance(key, str) else _text_of(key), names)
             self._left -= 1
-            found[name] = self._value(value, (*names, name), is_hidden=is_hidden or is_secret(name))
+            found[name] = self._value(value, (*names, name))
         return found
 
-    def _value(self, value: object, names: Names, *, is_hidden: bool) -> Json:
+    def _value(self, value: object, names: Names) -> Json:
         """The value as JSON; never raises, whatever the value does."""
         try:
             if not _is_plain(value) and id(value) not in self._path and len(self._path) < MAX_DEPTH:
@@ -130,23 +128,21 @@ class _Reader:
                 try:
                     entries = _entries(value)
                     if entries is not None:
-                        return self.mapping(entries, names, is_hidden=is_hidden)
+                        return self.mapping(entries, names)
                     value = _elements(value)
                     if isinstance(value, list):
-                        return self._list(value, names, is_hidden=is_hidden)
+                        return self._list(value, names)
                 finally:
                     self._path.pop()
-            return self._leaf(value, names, is_hidden=is_hidden)
+            return self._leaf(value, names)
         except Exception:  # raised by the user's own code or, in deep structures, by Python
-            return self._as_repr(value, names, is_hidden=is_hidden)
+            return self._as_repr(value, names)
 
-    def _leaf(self, value: object, names: Names, *, is_hidden: bool) -> Json:
+    def _leaf(self, value: object, names: Names) -> Json:
         if isinstance(value, enum.Enum):
             value = value.value if isinstance(value.value, (str, int, float)) else value.name
         if value is None or isinstance(value, bool):
-            return value  # not a secret, whatever its name
-        if is_hidden:
-            return REDACTED
+            return value
         if isinstance(value, int) and value.bit_length() <= _MAX_BITS:
             return int(value)
         if isinstance(value, float):
@@ -154,19 +150,17 @@ class _Reader:
         if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
             return _qualified(value)
         if isinstance(value, (str, PurePath, np.dtype)) or _is_name_of_torch(value):
-            return self._bounded(redact_text(str(value)), names)
-        return self._as_repr(value, names, is_hidden=is_hidden)
+            return self._bounded(str(value), names)
+        return self._as_repr(value, names)
 
-    def _as_repr(self, value: object, names: Names, *, is_hidden: bool) -> str:
+    def _as_repr(self, value: object, names: Names) -> str:
         self._as_text.append(SEPARATOR.join(names))
-        return REDACTED if is_hidden else self._bounded(_text_of(value), names)
+        return self._bounded(_text_of(value), names)
 
-    def _list(self, items: list[object], names: Names, *, is_hidden: bool) -> list[Json]:
+    def _list(self, items: list[object], names: Names) -> list[Json]:
         kept = items[: min(MAX_ITEMS, max(0, self._left))]
         self._left -= len(kept)
-        if all(isinstance(item, str) for item in kept):  # perhaps a command line
-            kept = [*redact(list(map(str, kept)))]
-        found = [self._value(item, (*names, str(i)), is_hidden=is_hidden) for i, item in enumerate(kept)]
+        found = [self._value(item, (*names, str(i))) for i, item in enumerate(kept)]
         if len(kept) < len(items):
             self._shortened.append(SEPARATOR.join(names))
             found.append(f"... {len(items) - len(kept)} more")
@@ -327,6 +321,6 @@ def _qualified(value: Any) -> str:
 def _text_of(value: object) -> str:
     """The repr of an object without its address, which differs between ranks; never raises."""
     try:
-        return redact_repr(_ADDRESS.sub("", _repr.repr(value)))
+        return _ADDRESS.sub("", _repr.repr(value))
     except Exception:
         return f"<{type(value).__name__}>"

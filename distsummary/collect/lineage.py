@@ -15,6 +15,7 @@ from distsummary.frameworks.base import framework_of
 from distsummary.guard import passes
 from distsummary.identity import without_places
 from distsummary.pb import mindspore_lineage_pb2 as pb
+from distsummary.redaction import redacted
 from distsummary.topology import Topology
 from distsummary.training.callbacks import CallbackParams
 from distsummary.training.values import resolve, scalar
@@ -111,7 +112,7 @@ def custom_lineage(values: Mapping[str, Any], hyper_config: str = "") -> pb.User
             unless `values` has an entry of the same name.
     """
     message = pb.UserDefinedInfo()
-    for given, value in {**_parse_hyper_config(hyper_config), **values}.items():
+    for given, value in {**redacted(_parse_hyper_config(hyper_config)), **values}.items():
         key = _text(given)
         entry = message.user_info.add()
         if isinstance(value, int) and abs(value) <= INT32:
@@ -209,7 +210,9 @@ def _describe_transform(operation: pb.Operation, transform: object) -> None:
         if name.startswith("_") or name == "training":
             continue
         if isinstance(value, (list, tuple)) and all(isinstance(one, (int, float, str)) for one in value):
-            parameters.mapStrList[name].strValue.extend(json.dumps(one) for one in value[:MAX_TRANSFORMS])
+            parameters.mapStrList[name].strValue.extend(
+                map(json.dumps, redacted(value[:MAX_TRANSFORMS], name))
+            )
         else:
             _put_parameter(parameters, name, value.value if isinstance(value, Enum) else value)
 
@@ -222,14 +225,15 @@ def _describe(graph: pb.DatasetGraph, source: object, names: tuple[str, ...]) ->
 
 
 def _put_parameter(parameters: pb.OperationParameter, name: str, value: object) -> None:
+    value = redacted(str(value) if isinstance(value, Path) else value, name)
     if isinstance(value, bool):
         parameters.mapBool[name] = value
     elif isinstance(value, int) and abs(value) <= INT32:
         parameters.mapInt[name] = value
     elif isinstance(value, (int, float)):
         parameters.mapDouble[name] = float(value)
-    elif isinstance(value, (str, Path)):
-        parameters.mapStr[name] = _text(str(value))
+    elif isinstance(value, str):
+        parameters.mapStr[name] = _text(value)
 
 
 def class_name(thing: object) -> str | None:
@@ -278,7 +282,7 @@ def dataset_path(loader: object) -> str | None:
         for name in ("root", "path"):
             path = getattr(source, name, None)
             if isinstance(path, (str, Path)) and str(path):
-                return os.path.abspath(path)
+                return os.path.abspath(str(redacted(str(path))))
     return None
 
 

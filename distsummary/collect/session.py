@@ -47,6 +47,7 @@ from distsummary.rank_facts import RankFacts, write_facts
 from distsummary.rank_manifest import ranks_of
 from distsummary.rank_parts import write_parts
 from distsummary.reading.segments import segments
+from distsummary.redaction import redacted
 from distsummary.run_dir import Manifest, RunDir
 from distsummary.run_text import TAG, run_text
 from distsummary.states import read_run
@@ -380,7 +381,7 @@ class Session:
             cause=cause,
             since_step=step,
             until_step=step if cause == MESSAGE else None,
-            evidence=evidence,
+            evidence=redacted(evidence),
             first_told_step=step,
             lost_s=lost_s,
             level=level,

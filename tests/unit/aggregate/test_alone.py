@@ -207,7 +207,7 @@ def test_a_collector_alone_has_alerts_too(tmp_path):
 def test_what_the_user_reports_is_recorded_with_its_level(tmp_path, capsys):
     got = []
     with ds.init(tmp_path, quiet=True, on_alert=got.append) as run:
-        run.alert("before the first step")
+        run.alert("before the first step: token=needle")
         for step in run.steps(range(3)):
             run.log(loss=1.0)
             if step == 1:
@@ -220,7 +220,7 @@ def test_what_the_user_reports_is_recorded_with_its_level(tmp_path, capsys):
         if one["cause"] == "message"
     ]
     assert found == [
-        (0, "info", "before the first step"),
+        (0, "info", "before the first step: token=***"),
         (2, "warning", "low accuracy: 0.1 after an epoch"),
         (3, "error", "diverged"),
     ]

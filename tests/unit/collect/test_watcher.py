@@ -1,6 +1,14 @@
-"""When a step is late."""
+"""When a step is late, and what is written of it."""
 
-from distsummary.collect.watcher import OUTSIDE, UNKNOWN_S, Pace, Place
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from distsummary.collect.watcher import OUTSIDE, UNKNOWN_S, Pace, Place, Watcher
+from distsummary.format.records import Health
+from distsummary.writing.health import Failures
 
 
 def paced(*seconds: float) -> tuple[Pace, float]:
@@ -81,3 +89,21 @@ def test_an_evaluation_has_a_limit_of_its_own_and_is_no_part_of_a_step() -> None
     assert pace.limit_s("evaluation") == 150.0
     assert pace.limit_s("forward") == 1.0
     assert pace.limit_s(OUTSIDE) == UNKNOWN_S
+
+
+def test_no_secret_of_a_source_line_is_written(tmp_path: Path) -> None:
+    watcher = Watcher(
+        tmp_path, attempt=0, rank=1, place=lambda: Place(3, "forward"), groups=lambda is_broken: ("", ()),
+        failures=Failures(Health(), logging.getLogger(__name__)),
+    )  # fmt: skip
+    with pytest.raises(ZeroDivisionError) as caught:
+        _call("https://api.example/x?access_token=needle1", password="needle2", at=1 / 0)
+    watcher.stop(caught.value)
+    text = (tmp_path / "stuck.json").read_text()
+    assert "needle" not in text
+    line = next(line for line in json.loads(text)["stack"] if "_call" in line)
+    assert line.endswith('_call("***", password="***", at=1 / 0)')
+
+
+def _call(url: str, *, password: str, at: float) -> None:
+    raise AssertionError((url, password, at))
