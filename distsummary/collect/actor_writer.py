@@ -84,7 +84,6 @@ class RemoteWriter:
         self._teller: Teller | None = None  # beside it
         self._gave_up = ""  # why there is no collector any more
         self._refusal = ""  # why the last write failed
-        self._missing = ""  # why batches are missing from the files
         self._taken = 0  # rises while collectors write; the bytes that earlier writers of this process wrote
         self._size = 0  # of the files when they were looked at last
         self._past = Health()  # of the collectors before this one
@@ -168,11 +167,8 @@ class RemoteWriter:
         if self._own is not None:
             self._own.flush()
 
-    def close(self) -> str:
-        """Close the files and end the actor; batches without an acknowledgement are counted as dropped.
-
-        Returns why batches are missing from the files; empty if none is.
-        """
+    def close(self) -> None:
+        """Close the files and end the actor; batches without an acknowledgement are counted as dropped."""
         self._patience.hurry(is_closing=True)
         try:
             with contextlib.suppress(OSError):  # the last attempt: what it leaves is counted below
@@ -188,7 +184,6 @@ class RemoteWriter:
         finally:
             self._drop_sent(self._refusal or "the collector did not acknowledge it in time")
             self._leave_collector()
-        return self._missing
 
     def _leave_collector(self) -> None:
         """End the actor, if it serves no other writer; that of a node ends itself."""
@@ -533,9 +528,8 @@ class RemoteWriter:
 
     def _count_lost(self, batch: Batch, reason: str) -> None:
         for plugin, count in batch.plugins().items():
-            self._failed.drop(plugin, count)
+            self._failed.drop(plugin, count, reason)
         self._failed.fail(reason)
-        self._missing = self._missing or reason
         logger.warning("rank=%d %d event(s) were not written: %s", self._spec.rank, batch.size, reason)
 
 

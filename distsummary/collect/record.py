@@ -124,6 +124,7 @@ class SummaryRecord:
         self._mode, self._compat = "train", mindspore_compat
         self._is_closed = self._is_over = False
         self._own_health = Health()
+        self._dropped = 0  # values that it had dropped itself at the last `flush`
         self._files = Background(self._own_health, raise_exception=raise_exception) if exports else None
         self._exports = (
             None if self._files is None else Exports(self._directory, int(time.time()), self._files)
@@ -323,21 +324,24 @@ class SummaryRecord:
 
     @door(lambda self: False)
     def flush(self) -> bool:
-        """Wait until everything recorded so far is in the files, as `delivery` promises.
+        """Wait until everything recorded since the last call is in the files, as `delivery` promises.
 
-        Returns False if the disk takes nothing now (a full disk) or needs more than 30 s. The rest is then
-        not safe: it is kept in memory and written as soon as possible. The reason is logged and counted in
-        `health`; with `raise_exception` it is raised as WriteError instead. After close, it logs an error and
-        returns False.
+        Returns False if something is not: the disk takes nothing now (a full disk) or needs more than 30 s
+        (the rest is then not safe: it is kept in memory and written as soon as possible), or values were
+        dropped. The reason is logged and counted in `health`; with `raise_exception` it is raised as
+        WriteError instead. After close, it logs an error and returns False.
         """
         if self._is_closed:
             logger.error("the record of %s is closed; there is nothing to flush", self._directory)
             return False
         self._write_late(self._tapped.take_late(waits=True))
-        is_written = self._writer.flush()
-        if self._files is not None:
-            self._files.flush()
-        return is_written
+        try:
+            is_written = self._writer.flush()
+        finally:
+            if self._files is not None:
+                self._files.flush()
+        before, self._dropped = self._dropped, sum(self._own_health.dropped.values())
+        return is_written and self._dropped == before
 
     @door(lambda self: self._own_health)
     def health(self) -> Health:

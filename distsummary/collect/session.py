@@ -519,12 +519,10 @@ class Session:
         missing = ""
         self.phase = "closing"
 
-        def close_writer() -> None:
-            nonlocal missing
-            missing = self._writer.close()
-
         def count() -> None:
+            nonlocal missing
             self._final = self.health()
+            missing = self._writer.health().missing
 
         def leave() -> None:
             if self._is_past:
@@ -548,7 +546,7 @@ class Session:
             ("closing the files", partial(self._files.close, lambda: self._deadline_s)),
             ("recording the provenance", partial(self._messages.close, lambda: self._deadline_s)),
             ("the alerts", self._alerts.write),
-            ("closing the event files", close_writer),
+            ("closing the event files", self._writer.close),
             ("counting what was written", count),
             ("the heartbeat", self._pulse.stop if self._pulse else lambda: None),  # closing may take long
             ("leaving the run", leave),

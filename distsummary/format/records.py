@@ -232,7 +232,8 @@ class Health:
     `given`, `written` and `dropped` count values per plugin. What was given is written, dropped or still
     waits: once a run is closed, `given` is the sum of `written` and `dropped`. Without a queue in front of
     it, a writer counts what it dropped, and not what it was given. `errors` counts refused values and failed
-    writes per reason.
+    writes per reason. `missing`: the first reason for which values are missing from the files; empty if none
+    are.
     """
 
     events: int = 0
@@ -242,11 +243,13 @@ class Health:
     written: dict[str, int] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     errors: dict[str, int] = field(default_factory=dict)
+    missing: str = ""
 
-    def drop(self, plugin: str, times: int = 1) -> None:
+    def drop(self, plugin: str, times: int = 1, reason: str = "") -> None:
         """Count values that were given and dropped."""
         self.given[plugin] = self.given.get(plugin, 0) + times
         self.dropped[plugin] = self.dropped.get(plugin, 0) + times
+        self.missing = self.missing or reason
 
     def fail(self, reason: str, times: int = 1) -> None:
         """Count failures that have this reason."""
@@ -254,7 +257,7 @@ class Health:
 
     def plus(self, other: "Health") -> "Health":
         """A copy with the values and errors of `other` added, to combine a writer with its wrapper."""
-        total = Health(self.events, self.bytes, self.last_seq)
+        total = Health(self.events, self.bytes, self.last_seq, missing=self.missing or other.missing)
         for name in ("given", "written", "dropped", "errors"):
             mine: dict[str, int] = dict(getattr(self, name))
             for key, count in dict(getattr(other, name)).items():  # another thread may be counting

@@ -88,7 +88,7 @@ class AsyncWriter:
         self._refusal = ""  # why the disk takes nothing now; empty: it does
         self._refused_since = self._accepted_at = 0.0
         self._flushes = 0
-        self._missing = ""  # why events are missing from the files
+        self._dropped = 0  # values, when `flush` returned last
         self._final: Health | None = None  # the counters when `close` gave up
         prefix = f"rank={spec.rank} "
         self._failures = Failures(Health(), logger, raise_exception=spec.raise_exception, prefix=prefix)
@@ -225,7 +225,6 @@ class AsyncWriter:
         else:
             cause = self._refusal or "check that its disk works"
             reason = f"nothing was written to {self._spec.directory} for {STALL_S:g} s: {cause}"
-        self._missing = self._missing or f"steps were dropped: {reason}"
         self._dropping.add(reason, plugins)
 
     @property
@@ -269,13 +268,21 @@ class AsyncWriter:
 
     @check()
     def flush(self, timeout_s: float = FLUSH_S) -> bool:
-        """Wait until everything queued so far has been passed to the inner writer and flushed there.
+        """Wait until everything given so far has been passed to the inner writer and flushed there.
 
-        Returns False, or raises WriteError if `raise_exception` is set, if that failed: the disk took
-        nothing for half a second (a full disk), `timeout_s` seconds have passed, or the thread has stopped.
-        What has not been written then stays queued, without a guarantee.
+        Returns False, or raises WriteError if `raise_exception` is set, if something that was given since the
+        last call is not in the files: the disk took nothing for half a second (a full disk), `timeout_s`
+        seconds have passed, the thread has stopped, or values were dropped or refused. What still waits stays
+        queued, without a guarantee.
         """
-        self._check()
+        try:
+            self._check()
+            return self._flush(timeout_s)
+        finally:
+            self._dropped = sum(self._counted().dropped.values())
+
+    @check()
+    def _flush(self, timeout_s: float) -> bool:
         with self._changed:
             self._queue.append((FLUSH, 0))
             target = self._done + self._in_progress + len(self._queue)
@@ -289,13 +296,16 @@ class AsyncWriter:
 
             self._changed.wait_for(is_over, min(timeout_s, REFUSED_S))
             self._changed.wait_for(lambda: is_over() or self._is_refused(), max(0.0, timeout_s - REFUSED_S))
-            if self._done >= target:
-                return True
-            reason = self._stop_reason if self._is_stopped else self._refusal or "the writer is slow"
-            if self._spec.raise_exception:
-                raise WriteError(f"{target - self._done} event(s) could not be flushed: {reason}")
-            self._count(f"flush returned before everything was written: {reason}")
-            return False
+            found = self._counted()
+            dropped = sum(found.dropped.values()) - self._dropped
+            if self._done < target:
+                reason = self._stop_reason if self._is_stopped else self._refusal or "the writer is slow"
+                if self._spec.raise_exception:
+                    raise WriteError(f"{target - self._done} event(s) could not be flushed: {reason}")
+                self._count(f"flush returned before everything was written: {reason}")
+            elif dropped and self._spec.raise_exception:
+                raise WriteError(f"{dropped:,} value(s) were dropped since the last flush: {found.missing}")
+            return self._done >= target and not dropped
 
     def _is_refused(self) -> bool:
         """Whether the disk has taken nothing for a while."""
@@ -312,17 +322,15 @@ class AsyncWriter:
                 self._deadline, self._deadline_reason = deadline, reason
             self._changed.notify_all()
 
-    def close(self) -> str:
+    def close(self) -> None:
         """Write the queued events, end the thread and close the inner writer; a second call does nothing.
 
         Waits as long as the writer gets something done, and shows in a terminal how much is left. Events are
         dropped and counted if it has got nothing done for 20 s, or at the time set by `end_within`. A signal
         handler may call `close`.
-
-        Returns why events are missing from the files; empty if all were written.
         """
         if self._is_closed or os.getpid() != self._pid:
-            return self._missing
+            return
         with self._changed:
             self._is_closed = self._hurry = True
             self._fast_until = 0
@@ -340,7 +348,6 @@ class AsyncWriter:
                 self._log_dropped()
         if self._is_stopped:
             self._thread.join(CUT_S)
-        return self._missing
 
     def _wait_for_end(self) -> None:
         line = ClosingLine(self._spec.rank, self._clock)
@@ -374,11 +381,12 @@ class AsyncWriter:
         found = self._counted()
         lost = Counter(found.given) - Counter(found.written) - Counter(found.dropped)
         if lost:
-            self._lose(_not_written(lost, reason), lost)
+            self._count(_not_written(lost, reason), lost)
             found.dropped = dict(Counter(found.dropped) + lost)
         else:
             self._count(f"the files were not closed: {reason}")
-        found.errors = self._writer.health().plus(self._failures.health).errors
+        newest = self._writer.health().plus(self._failures.health)
+        found.errors, found.missing = newest.errors, newest.missing
         self._queue.clear()
         self._final = found
 
@@ -389,7 +397,7 @@ class AsyncWriter:
             kinds = ", ".join(f"{plugin} {count:,}" for plugin, count in sorted(found.dropped.items()))
             logger.warning(
                 "rank=%d dropped %s of %s values (%s): %s", self._spec.rank, f"{lost:,}",
-                f"{sum(found.given.values()):,}", kinds, self._missing or "health() counts the reasons",
+                f"{sum(found.given.values()):,}", kinds, found.missing or "health() counts the reasons",
             )  # fmt: skip
 
     def health(self) -> Health:
@@ -465,11 +473,10 @@ class AsyncWriter:
             self._persist(self._writer.flush)
         except Exception as error:  # shown by health(): no caller waits for this thread
             self._stop_reason = f"the writer thread stopped: {told(error)}"
-            self._lose(self._stop_reason)
+            self._count(self._stop_reason)
         finally:
             try:
-                missing = self._writer.close()
-                self._missing = self._missing or missing
+                self._writer.close()
             except Exception as error:  # as above: no caller is left to raise to
                 self._count(f"closing: {told(error)}")
             finally:  # in any case: `close` waits for this
@@ -510,7 +517,7 @@ class AsyncWriter:
                     self._persist(self._writer.write, batch)
                 self._accepted += batch.plugins()
             except Exception as error:  # shown by health(), raised on the next call if requested
-                self._lose(f"events were dropped: {told(error)}", batch.plugins())
+                self._count(f"events were dropped: {told(error)}", batch.plugins())
                 if isinstance(error, OSError) and self._is_overdue(LATE_S):
                     raise  # do not try each of the remaining batches
             self._next_seq = batch.last_seq + 1  # even if the batch was dropped: a file may contain it
@@ -586,11 +593,6 @@ class AsyncWriter:
         if self._spec.raise_exception:
             self._fast_until = 0  # so that the next `write_row` raises the failure
 
-    def _lose(self, reason: str, dropped: Mapping[str, int] = NONE) -> None:
-        """Count a failure after which events are missing from the files."""
-        self._missing = self._missing or reason
-        self._count(reason, dropped)
-
     def _drop_queue(self, reason: str) -> None:
         """Count as dropped what still waits; the lock must be held."""
         lost: Counter[str] = Counter()
@@ -601,13 +603,13 @@ class AsyncWriter:
             else:
                 lost["scalar"] += len(head)
         if lost:
-            self._lose(_not_written(lost, reason), lost)
+            self._count(_not_written(lost, reason), lost)
 
     def _drop_missing(self) -> None:
         """Count as dropped what the thread took and has neither written nor counted, since it failed."""
         found = self._counted()
         if lost := Counter(found.given) - Counter(found.written) - Counter(found.dropped):
-            self._lose(_not_written(lost, self._stop_reason), lost)
+            self._count(_not_written(lost, self._stop_reason), lost)
 
 
 def _not_written(lost: Mapping[str, int], reason: str) -> str:

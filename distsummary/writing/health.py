@@ -75,14 +75,14 @@ class Failures:
         if logs and reason not in errors:
             self._logger.warning("%s%s (logged once; counted in health())", self._prefix, reason)
         self.health.fail(reason, times)
-        self.drop(dropped)
+        self.drop(dropped, reason)
         self.last = reason
 
-    def drop(self, values: Mapping[str, int]) -> None:
+    def drop(self, values: Mapping[str, int], reason: str = "") -> None:
         """Count lost values by plugin, of a failure that was counted."""
         for plugin, times in values.items():
             if times:
-                self.health.drop(plugin, times)
+                self.health.drop(plugin, times, reason)
 
     @deliberate
     def raise_last(self, cause: Exception | None = None) -> None:

@@ -55,8 +55,8 @@ class Writer(Protocol):
     def flush(self) -> None:
         """Return when everything accepted is in the files."""
 
-    def close(self) -> str:
-        """Flush and end; a second call does nothing. Returns why accepted batches are missing, or ""."""
+    def close(self) -> None:
+        """Flush and end; a second call does nothing."""
 
     def health(self) -> Health:
         """Counters so far."""
@@ -87,10 +87,10 @@ class EventWriter(Protocol):
         """Accept an event of scalars only, packed by `scalar_rows.row_struct`."""
 
     def flush(self) -> bool:
-        """Wait until every event accepted so far is in the files; False: the disk does not take them now."""
+        """Wait until every event accepted since the last call is in the files; False: some are not."""
 
-    def close(self) -> str:
-        """Flush and end; returns why events are missing from the files, empty if none is."""
+    def close(self) -> None:
+        """Flush and end."""
 
     def end_within(self, seconds: float, reason: str) -> None:
         """Let `close` take so many seconds at most; see `AsyncWriter.end_within`."""
@@ -192,7 +192,7 @@ class RankWriter:
             last_seq = self._count_refused(batch, appended.refused_from, counted, others)
         health.events += last_seq - max(counted, batch.first_seq - 1)
         for plugin, tag, reason in encoded.refused:
-            health.drop(plugin)
+            health.drop(plugin, reason=f"the {plugin} {tag!r} was not recorded: {reason}")
             health.fail(reason)
             logger.warning("the %s %r was not recorded: %s", plugin, tag, reason)
         self._count_spared(spared)
@@ -306,12 +306,11 @@ class RankWriter:
         """With the delivery "synced", wait until everything is durable; otherwise there is nothing to do."""
         self._event_files.sync()
 
-    def close(self) -> str:
+    def close(self) -> None:
         """Make the files durable and close them; a second call does nothing."""
         if not self._is_closed:
             self._is_closed = True
             self._event_files.close()
-        return ""
 
     def hurry(self, *, is_closing: bool = False) -> None:
         """There is no helper process."""

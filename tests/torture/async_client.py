@@ -95,7 +95,6 @@ class AsyncClient:
             raise Crash
         dropped = self._writer.health().dropped
         if dropped:
-            self._ledger.enter_dropped(sum(dropped.values()))
             raise StuckError(f"dropped {dropped} though every fault passes: {self._writer.health().errors}")
 
     def _close(self) -> None:

@@ -1,10 +1,10 @@
-"""The account kept outside the system: what was sent, acknowledged, made durable and dropped."""
+"""The account kept outside the system: what was sent, acknowledged and made durable."""
 
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-SENT, ACKED, SYNCED, BLOCKED, DROPPED, POWER_CUT = "S", "A", "Y", "B", "D", "P"
+SENT, ACKED, SYNCED, BLOCKED, POWER_CUT = "S", "A", "Y", "B", "P"
 
 
 class Ledger:
@@ -28,10 +28,6 @@ class Ledger:
         """Enter that the power was cut: what was acknowledged and not durable may be gone."""
         os.write(self._descriptor, f"{POWER_CUT}\n".encode())
 
-    def enter_dropped(self, count: int) -> None:
-        """Enter that the system said of `count` values that it dropped them."""
-        os.write(self._descriptor, f"{DROPPED} {count}\n".encode())
-
     def close(self) -> None:
         """Close the file."""
         os.close(self._descriptor)
@@ -39,12 +35,11 @@ class Ledger:
 
 @dataclass(slots=True)
 class Account:
-    """A ledger read back: sets of event numbers, the dropped values, and the longest block in seconds."""
+    """A ledger read back: sets of event numbers, and the longest block in seconds."""
 
     sent: set[int] = field(default_factory=set)
     acked: set[int] = field(default_factory=set)
     synced: set[int] = field(default_factory=set)
-    dropped: int = 0
     longest_block_s: float = 0.0
 
     @property
@@ -64,10 +59,8 @@ def read_account(path: Path) -> Account:
             sets[kind].update(range(int(numbers[0]), int(numbers[1]) + 1))
         elif kind == POWER_CUT:
             account.acked &= account.synced
-        elif kind == BLOCKED:
-            account.longest_block_s = max(account.longest_block_s, float(numbers[0]))
         else:
-            account.dropped += int(numbers[0])
+            account.longest_block_s = max(account.longest_block_s, float(numbers[0]))
     return account
 
 

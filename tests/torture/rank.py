@@ -84,22 +84,15 @@ class Steps:
 
     def _ask(self) -> None:
         [writer] = async_writer._living
-        before = 0  # dropped when the last question was asked: what it asked for had all been given by then
         while not self._is_over.wait(0.02):
-            dropped, number = sum(writer.health().dropped.values()), self.number
-            if number == self._asked:
+            if (number := self.number) == self._asked:
                 continue
             try:
-                is_acked = writer.flush(FLUSH_S)
+                if writer.flush(FLUSH_S):
+                    self._ledger.enter(ACKED, self._asked + 1, number)
             except ds.DistSummaryError:  # closed
                 return
-            if not is_acked:
-                continue
-            if now := sum(writer.health().dropped.values()) - before:  # said, so not promised
-                self._ledger.enter_dropped(now)
-            else:
-                self._ledger.enter(ACKED, self._asked + 1, number)
-            before, self._asked = dropped, number
+            self._asked = number  # without an acknowledgement, nothing was promised
 
 
 def give(run: Any, value: ValueSpec) -> None:

@@ -50,9 +50,8 @@ class Sink:
     def progress(self) -> int:
         return len(self.batches)
 
-    def close(self) -> str:
+    def close(self) -> None:
         self.closed += 1
-        return ""
 
     def health(self) -> Health:
         return self._health
@@ -222,7 +221,8 @@ def test_what_the_writer_cannot_take_now_is_kept_and_written_later_with_the_same
     writer.write(event(2))
     sink.error = None
     assert writer.flush()
-    assert writer.close() == ""
+    writer.close()
+    assert writer.health().missing == ""
     assert sink.steps == [1, 2]
     assert sink.batches[0].first_seq == 1
     assert writer.health().dropped == {}
@@ -252,12 +252,14 @@ def test_a_disk_that_stays_full_ends_the_writer_in_time_and_is_counted(monkeypat
     for step in range(3):
         writer.write(event(step))
     missing = "events were dropped: OSError: [Errno 28] No space left on device; free some space"
-    assert missing.endswith(writer.close())
+    writer.close()
+    assert writer.health().missing == missing
     assert missing in writer.health().errors
     assert writer.health().dropped == {"scalar": 3}
     adds_up(writer, scalar=3)
     assert sink.closed == 1
-    assert writer.close() == missing
+    writer.close()
+    assert writer.health().missing == missing
 
 
 def test_flush_gives_a_full_disk_half_a_second_and_raises_if_asked_for(monkeypatch):
@@ -340,7 +342,7 @@ def test_a_stalled_writer_holds_the_training_up_once_not_at_every_step(
     writer.close()
     assert len(sink.steps) == 3
     assert "17 step(s) with 17 values were dropped" in caplog.text
-    assert "rank=0 dropped 17 of 20 values (scalar 17): steps were dropped: nothing was" in caplog.text
+    assert "rank=0 dropped 17 of 20 values (scalar 17): nothing was" in caplog.text
     adds_up(writer, scalar=20)
 
 
@@ -360,7 +362,8 @@ def test_a_writer_that_makes_progress_holds_the_training_up_and_loses_nothing(ti
         writer.write_row(LOSS, row(step, 0.5))
         if step % 10 == 0:
             writer.write(event(step, Value("train_lineage", "", None)))
-    assert writer.close() == ""
+    writer.close()
+    assert writer.health().missing == ""
     is_over.set()
     thread.join()
     assert writer.health().dropped == {}
@@ -450,9 +453,9 @@ def test_a_background_failure_is_raised_on_the_next_call_if_asked_for():
     sink.error = ValueError("refused")
     writer = start(sink, raise_exception=True)
     writer.write(event(1))
-    writer.flush()
-    with pytest.raises(WriteError, match="refused"):
-        writer.write(event(2))
+    for call in (writer.flush, lambda: writer.write(event(2))):
+        with pytest.raises(WriteError, match="refused"):
+            call()
     writer.close()
 
 
@@ -466,7 +469,10 @@ def test_a_writer_that_cannot_start_hangs_nobody_and_counts_what_it_loses():
     writer._thread.join()
     writer.write(event(1))
     assert not writer.flush()
-    assert writer.close() == "the writer thread stopped: RuntimeError: the collector did not come up"
+    writer.close()
+    assert writer.health().missing.endswith(
+        "the writer thread stopped: RuntimeError: the collector did not come up"
+    )
     assert writer.health().dropped == {"scalar": 1}
     assert sink.closed == 1
 
@@ -492,7 +498,8 @@ def test_what_a_stuck_thread_holds_is_counted_once_when_close_gives_up(
     for step in (2, 3):
         writer.write_row(LOSS, row(step, 0.5))
     missing = "4 value(s) are not in the files: the disk of place took nothing for 20 s; check that it works"
-    assert writer.close() == missing
+    writer.close()
+    assert writer.health().missing == missing
     assert writer.health().dropped == {"scalar": 4}
     adds_up(writer, scalar=4)
     sink.gate.set()
@@ -521,7 +528,8 @@ def test_close_waits_as_long_as_the_writer_gets_on(ticking: Ticking):
 
     thread = threading.Thread(target=permit)
     thread.start()
-    assert writer.close() == ""
+    writer.close()
+    assert writer.health().missing == ""
     is_over.set()
     thread.join()
     assert sink.steps == list(range(50))
@@ -535,19 +543,39 @@ def test_what_is_left_at_the_deadline_is_dropped_and_counted(ticking: Ticking):
     writer.end_within(2.0, "the process has to end")
     writer.end_within(10.0, "this one is later")
     threading.Timer(0.1, sink.permits.release, [1]).start()  # the batch that is being written then
-    assert writer.close() == "6 value(s) are not in the files: the process has to end"
+    writer.close()
+    assert writer.health().missing == "6 value(s) are not in the files: the process has to end"
     assert sink.steps == [0, 1, 2, 3]
     assert sink.closed == 1
     assert writer.health().dropped == {"scalar": 6}
     adds_up(writer, scalar=10)
 
 
-def test_a_writer_that_lost_batches_says_so_when_it_closes():
-    class Losing(Sink):
-        def close(self) -> str:
-            return "the collector did not acknowledge it in time"
+def test_flush_is_true_only_if_everything_since_the_last_flush_is_in_the_files():
+    class Sparing(Sink):
+        spares = False
 
-    assert start(Losing()).close() == "the collector did not acknowledge it in time"
+        def write(self, batch: Batch) -> None:
+            super().write(batch)
+            if self.spares:
+                self._health.drop("scalar", reason="the disk is nearly full")
+
+    sink = Sparing()
+    writer = start(sink)
+    for step, sink.spares in ((1, True), (2, False)):
+        writer.write(event(step))
+        assert writer.flush() is not sink.spares
+    writer.close()
+    sink = Sparing()
+    sink.spares = True
+    strict = start(sink, raise_exception=True)
+    strict.write(event(3))
+    with pytest.raises(WriteError, match=r"1 value\(s\) were dropped since the last flush: the disk is near"):
+        strict.flush()
+    assert strict.flush()
+    strict.close()
+    for each in (writer, strict):
+        assert each.health().missing == "the disk is nearly full"
 
 
 def test_the_inner_writer_learns_that_a_caller_waits():
@@ -664,9 +692,9 @@ def test_rows_meet_the_same_refusals_as_events():
     sink.error = ValueError("refused")
     writer = start(sink, raise_exception=True)
     writer.write_row(LOSS, row(1, 0.5))
-    writer.flush()
-    with pytest.raises(WriteError, match="refused"):
-        writer.write_row(LOSS, row(2, 0.5))
+    for call in (writer.flush, lambda: writer.write_row(LOSS, row(2, 0.5))):
+        with pytest.raises(WriteError, match="refused"):
+            call()
     sink.error = None
     writer.write_row(LOSS, row(3, 0.5))
     writer.close()
