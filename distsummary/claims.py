@@ -80,7 +80,7 @@ def refuse_open(run_dir: RunDir, topology: Topology) -> None:
         raise RunDirError(
             f"the run {run_dir.base} is open in this process (by the run made at {place}); close it first: "
             'run.close(), or use "with ds.init(...) as run:", which closes it; or pass exists="new" to '
-            "record beside it"
+            "record next to it"
         )
 
 
@@ -218,7 +218,7 @@ def refuse_taken(
     if refuse_finished and is_finished:
         raise RunDirError(
             f"the run {run_dir.base} holds a finished training (attempt {number}), and this training starts "
-            'from step 0; pass exists="new" to record it beside that run, exists="attempt" to show it in '
+            'from step 0; pass exists="new" to record it next to that run, exists="attempt" to show it in '
             "place of that training, or resume= or initial_step= if it resumes that training"
         )
 
@@ -228,7 +228,7 @@ def _in_use(run_dir: RunDir, rank: str, known: Mapping[str, Any], topology: Topo
         f"the run {run_dir.base} is in use: rank {rank} of attempt {attempt} runs as process {known['pid']} "
         f"on {known['host']}, and another job starts rank {topology.rank} as process {topology.pid} on "
         f"{topology.host}; {_as_ranks(topology)}wait for its end, or name another directory; to evaluate "
-        'beside a training use ds.init(..., role="eval")'
+        'during a training use ds.init(..., role="eval")'
     )
 
 

@@ -660,7 +660,7 @@ def fsck(options: argparse.Namespace) -> int:
         default="tensorboard",
         help="the dialect to write (tensorboard)",
     ),
-    argument("--out", metavar="DIR", help="where to write (beside the files)"),
+    argument("--out", metavar="DIR", help="where to write (next to the files)"),
     example="convert runs/digits --to tensorboard",
 )
 def convert(options: argparse.Namespace) -> None:

@@ -27,7 +27,7 @@ from distsummary.run_dir import Manifest, RunDir
 from distsummary.topology import is_alive
 
 LOST_S = SILENT_S
-NO_END = "it told no end"
+NO_END = "it recorded no end"
 TERMINATED = "Terminated: "  # the error of a rank that SIGTERM or SIGHUP ended
 GONE, SILENT = "its process is gone from", "its heartbeats stopped"  # why a rank is lost, if nobody told
 STATES = ("failed", "interrupted", "running", "lost", "superseded", "unknown")  # of an attempt, first first

@@ -146,7 +146,7 @@ class AggregatorClient:
                     if method == "register" and not ray.wait([reference], timeout=min(NAMED_S, timeout_s))[0]:
                         logger.warning(
                             "%s: the aggregator has not answered for %g s; the cluster may be full or slow "
-                            "(ray status); the rank waits %g s, then goes on without it",
+                            "(ray status); the rank waits %g s, then continues without it",
                             self._run_dir, min(NAMED_S, timeout_s), timeout_s,
                         )  # fmt: skip
                     return ray.get(reference, timeout=max(RETRY_S, deadline - time.monotonic()))
@@ -163,7 +163,7 @@ class AggregatorClient:
         except RayError as error:
             reason = f"no answer from the aggregator ({type(error).__name__}: {error})"
         logger.warning(
-            "%s: %s; %s() goes on without the aggregator. If the merged run is missing later, run: "
+            "%s: %s; %s() continues without the aggregator. If the merged run is missing later, run: "
             "distsummary merge %s",
             self._run_dir, reason, method, self._run_dir.base,
         )  # fmt: skip

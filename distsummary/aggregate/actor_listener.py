@@ -89,4 +89,4 @@ class DigestListener:
     def _note(self, error: Exception) -> None:
         """Log a failure for those who debug: nothing is lost by it."""
         self._trouble = told(error)
-        logger.debug("%s: a digest was not heard: %s", self._name, self._trouble)
+        logger.debug("%s: a digest was not received: %s", self._name, self._trouble)

@@ -396,10 +396,10 @@ class Aggregator:
                 if self._live is not None and self._live_of == (attempt.role, attempt.attempt):
                     self._live.show(new)
             except OSError as error:  # such as a full disk; the next round tries again
-                self._warn(f"it cannot be told which rank is stuck: {told(error)}")
+                self._warn(f"which rank is stuck cannot be determined: {told(error)}")
             except Exception:  # the merge goes on
                 if not self._is_blind:
-                    logger.exception("%s: it cannot be told which rank is stuck", self._run_dir.base)
+                    logger.exception("%s: which rank is stuck cannot be determined", self._run_dir.base)
                 self._is_blind = True
 
     def _describe(self, entry: Manifest) -> Description:
@@ -418,7 +418,7 @@ class Aggregator:
             report = live.close(about)
             return report if report.is_exact else None
         except Exception as error:
-            self._warn(f"the merged run could not be completed, and is merged anew: {error!r}")
+            self._warn(f"the merged run could not be completed, and is merged again: {error!r}")
             return None
 
     def _settle(self, entry: Manifest) -> bool:

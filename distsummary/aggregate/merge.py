@@ -310,7 +310,7 @@ def refuse_aggregated(run_dir: RunDir) -> None:
     if place := awaited_aggregator(run_dir):
         raise RunDirError(
             f"{run_dir.base} has an aggregator (process {place['pid']} on {place['host']}), which writes the "
-            "merged run itself when the last rank has ended, or 60 s after a rank was last heard: wait for "
+            "merged run itself when the last rank has ended, or 60 s after a rank was last seen: wait for "
             "that. If it hangs, end that process: Ray or rank 0, if they still run, then start another one"
         )
 

@@ -169,7 +169,7 @@ def map_file(path: Path) -> mmap.mmap:
         found = next((other.name for other in beside if other.is_file()), "")
         raise MissingFileError(
             f"the checkpoint {path} does not exist; "
-            + (f"beside it is {found}" if found else "choose the checkpoint of another step or epoch")
+            + (f"next to it is {found}" if found else "choose the checkpoint of another step or epoch")
         )
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_size == 0:

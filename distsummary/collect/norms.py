@@ -43,7 +43,7 @@ def refuse_unmeasured(model: Any) -> None:
 
     if has_fsdp1(model):
         raise InvalidValueError(
-            "norms=... cannot tell which parameter a rank's part of FullyShardedDataParallel (FSDP1) "
+            "norms=... cannot find which parameter a rank's part of FullyShardedDataParallel (FSDP1) "
             "belongs to; shard the model by torch.distributed.fsdp.fully_shard (FSDP2), or leave norms out"
         )
 

@@ -38,7 +38,7 @@ EARLIER = 3  # attempts before the newest that have a line
 FINDINGS = 3  # in a sentence
 MESSAGE_WIDTH = 60  # characters of a message of the user
 
-_HEAD = ("rank", "state", "step", "phase", "ms/step", "own", "waiting", "heard", "dropped", "process", "")
+_HEAD = ("rank", "state", "step", "phase", "ms/step", "own", "waiting", "seen", "dropped", "process", "")
 _RIGHT = (2, 4, 5, 6, 7, 8)
 # A command is one word where lines are broken, so that it can be copied.
 _COMMAND = re.compile(r"(distsummary \w+|tensorboard --logdir) (?=\S)")
@@ -133,10 +133,13 @@ def hints(status: Status) -> list[str]:
         said += _stuck(status)
     if lost and newest.failure is None and was_stuck:
         said.append(
-            "Nobody told what ended the ranks then, perhaps a person or a time limit; the job's log may say."
+            "What ended the ranks then was not reported: perhaps a person or a time limit; "
+            "the job's log may say."
         )
     elif lost and newest.failure is None:
-        said.append("Nobody told why: look at the job's log and at the kernel's (dmesg: out of memory?).")
+        said.append(
+            "No reason was reported: look at the job's log and at the kernel's (dmesg: out of memory?)."
+        )
     if status.others_elsewhere:
         said.append(printable(status.others_elsewhere))
     elif newest.missing and bad + living:
@@ -226,10 +229,10 @@ def _verdict(
             return f"The run is stuck {_stuck_at(status)}."
         if slow := status.behind:
             are = "is" if len(slow) == 1 else "are"
-            return f"The run goes on: {runs}, but {named(slow, 'rank')} {are} behind."
+            return f"The run continues: {runs}, but {named(slow, 'rank')} {are} behind."
         return f"The run is fine: {runs}."
     if living:
-        return f"The run goes on without {lacking}: {others} {'runs' if len(living) == 1 else 'run'}."
+        return f"The run continues without {lacking}: {others} {'runs' if len(living) == 1 else 'run'}."
     if not newest.ranks:
         return "No rank has registered in this attempt."
     if not bad:
@@ -254,7 +257,7 @@ def _with_findings(said: str, status: Status) -> str:
     said = said.replace("The run is fine: it has", "The run has").replace(
         "This rank is fine: it", "This rank"
     )
-    said = said.replace("The run is fine: ", "The run goes on: ").removesuffix(".")
+    said = said.replace("The run is fine: ", "The run continues: ").removesuffix(".")
     return f"{said}, with {found}."
 
 

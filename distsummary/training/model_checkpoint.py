@@ -375,12 +375,12 @@ class ModelCheckpoint(Callback):
             if passes(error, is_door=False):
                 raise
             self._fail(f"{what}: {error}")
-            logger.error("%s, and the training goes on: %s", what, error)
+            logger.error("%s, and the training continues: %s", what, error)
         except Exception as error:
             if passes(error, is_door=False):
                 raise
             self._fail(f"{what}: {type(error).__name__}: {error}")
-            logger.exception("%s, and the training goes on", what)
+            logger.exception("%s, and the training continues", what)
 
     def _fail(self, reason: str) -> None:
         """Count a failure, and report it if a callback records the run."""

@@ -133,8 +133,8 @@ def resume(
             int(parameters[name]) if name in parameters else 0 for name in ("step_num", "epoch_num")
         )
         logger.warning(
-            "%s does not say where in its epoch the training stood: it goes on with epoch %d, and with other "
-            "random numbers",
+            "%s does not say where in its epoch the training stood: it continues with epoch %d, and with "
+            "other random numbers",
             path,
             epoch + 1,
         )
@@ -142,7 +142,7 @@ def resume(
     if own is not None and own["step"] != first["step"]:
         own = None  # of a rank that saved at another step
     if own is None:
-        logger.warning("%s holds no random numbers of rank %d: it goes on with others", path, rank)
+        logger.warning("%s holds no random numbers of rank %d: it continues with others", path, rank)
     resumed = Resumed(
         epoch=first["epoch"],
         step=first["step"],

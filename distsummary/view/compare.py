@@ -38,7 +38,7 @@ def comparison(
     if not others:
         return None
     if len(others) > MOST:
-        raise InvalidValueError(f"a run can be shown beside up to {MOST} others, got {len(others)}")
+        raise InvalidValueError(f"a run can be shown with up to {MOST} others, got {len(others)}")
     runs = [run, *others]
     paths = [one.path.resolve() for one in runs]
     for path in paths:

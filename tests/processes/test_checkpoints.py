@@ -155,7 +155,7 @@ print(run.step, checkpoint.failures)
 def test_a_full_disk_is_said_and_the_training_goes_on(tmp_path, format):
     done = run([sys.executable, "-c", FULL, str(tmp_path), format])
     assert done.stdout.split() == ["8", "2"]
-    assert done.stderr.count("and the training goes on") == 2
+    assert done.stderr.count("and the training continues") == 2
     assert done.stderr.count("free space or fix the directory's permissions") == 2, done.stderr
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == [f"a-1_6.{format}", f"a-1_8.{format}"]  # nothing is left of what failed

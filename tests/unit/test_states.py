@@ -219,7 +219,7 @@ def test_a_later_start_supersedes_those_that_told_no_end(run: RunDir, gone: dict
     found = read_run(run)
     old, new = found.attempts
     assert [one.state for one in old.ranks] == ["failed", "finished", "superseded", "superseded"]
-    assert [one.reason for one in old.ranks] == ["", "", "node n2 died", "it told no end"]
+    assert [one.reason for one in old.ranks] == ["", "", "node n2 died", "it recorded no end"]
     assert (old.state, new.state, found.state) == ("failed", "running", "running")
     assert found.newest is new
 

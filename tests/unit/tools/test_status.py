@@ -37,11 +37,11 @@ def test_a_run_of_four_ranks_is_a_line_for_each():
         "/runs/mine: running, attempt 0, 4 ranks, step 120, began 2027-01-15 08:00:00 (52 min ago)",
         "  merged up to step 118, the newest on 4 ranks",
         "",
-        "rank  state    step  phase       ms/step  heard  dropped  process",
-        "0     running   120  training       12.3    2 s        -  node-0:1000",
-        "1     running   120  training       12.3    2 s        -  node-0:1001",
-        "2     running   120  training       12.3    2 s        -  node-0:1002",
-        "3     running   118  evaluating    200.0    2 s        2  node-0:1003",
+        "rank  state    step  phase       ms/step  seen  dropped  process",
+        "0     running   120  training       12.3   2 s        -  node-0:1000",
+        "1     running   120  training       12.3   2 s        -  node-0:1001",
+        "2     running   120  training       12.3   2 s        -  node-0:1002",
+        "3     running   118  evaluating    200.0   2 s        2  node-0:1003",
         "",
         "The run is fine: all 4 ranks run.",
         "Rank 3 dropped 2 values; the log names each reason once.",
@@ -53,10 +53,10 @@ def test_own_and_waiting_time_of_ranks_that_measure_them_have_columns():
     ranks = [rank_state(0, own_ms=5.04, wait_ms=7.0), rank_state(1, own_ms=11.9, wait_ms=0.2), lost(2)]
     status = status_of(attempt_state(ranks))
     assert text_of(status, width=120).splitlines()[2:6] == [
-        "rank  state    step  phase     ms/step   own  waiting  heard  dropped  process",
-        "0     running   120  training     12.3   5.0      7.0    2 s        -  node-0:1000",
-        "1     running   120  training     12.3  11.9      0.2    2 s        -  node-0:1001",
-        "2     lost      120  -               -     -        -   95 s        -  node-0:1002  its process is "
+        "rank  state    step  phase     ms/step   own  waiting  seen  dropped  process",
+        "0     running   120  training     12.3   5.0      7.0   2 s        -  node-0:1000",
+        "1     running   120  training     12.3  11.9      0.2   2 s        -  node-0:1001",
+        "2     lost      120  -               -     -        -  95 s        -  node-0:1002  its process is "
         "gone from node-0",
     ]
     first, second = as_json(status)["attempts"][0]["ranks"][:2]
@@ -70,14 +70,13 @@ def test_a_run_that_lost_a_rank_names_it_and_why():
         "/runs/mine: running, attempt 0, 4 ranks, step 120, began 2027-01-15 08:00:00 (52 min ago)",
         "  first failure: rank 2, killed by signal 9",
         "",
-        "rank  state    step  phase     ms/step  heard  dropped  process",
-        "0     running   120  training     12.3    2 s        -  node-0:1000",
-        "1     running   120  training     12.3    2 s        -  node-0:1001",
-        "2     lost       31  -               -   95 s        -  node-0:1002  "
-        "its process is gone from node-0",
-        "3     missing     -  -               -      -        -  -            never registered",
+        "rank  state    step  phase     ms/step  seen  dropped  process",
+        "0     running   120  training     12.3   2 s        -  node-0:1000",
+        "1     running   120  training     12.3   2 s        -  node-0:1001",
+        "2     lost       31  -               -  95 s        -  node-0:1002  its process is gone from node-0",
+        "3     missing     -  -               -     -        -  -            never registered",
         "",
-        "The run goes on without rank 2: 2 ranks run.",
+        "The run continues without rank 2: 2 ranks run.",
         "  Rank 2 lost since 08:50:25 (95 s ago): its process is gone from node-0",
         "Rank 3 never registered; a training may record on some ranks only.",
         "To have rank 2 again, end the job and resume a checkpoint of your own by resume= or initial_step=",
@@ -93,7 +92,7 @@ def test_a_dead_run_says_where_it_ended_and_what_to_do():
     assert hints(status) == [
         "The run is dead at step 120.",
         "  Ranks 0-1 lost between 08:50:25 and 08:50:29 (91 s ago): their processes are gone from node-0",
-        "Nobody told why: look at the job's log and at the kernel's (dmesg: out of memory?).",
+        "No reason was reported: look at the job's log and at the kernel's (dmesg: out of memory?).",
         "The merged run ends at step 100, the ranks came to 120: distsummary merge /runs/mine",
         "next: mend the cause, then resume a checkpoint of your own by resume= or initial_step= (attempt 1); "
         "the run dir has none",
@@ -165,7 +164,7 @@ def test_fine_is_never_said_above_a_finding_and_only_errors_that_last_change_the
     findings, code, going_on, over
 ):
     running = status_of(attempt_state([rank_state(rank) for rank in range(4)]), findings=findings)
-    assert hints(running)[0] == f"The run goes on: all 4 ranks run, with {going_on}."
+    assert hints(running)[0] == f"The run continues: all 4 ranks run, with {going_on}."
     assert running.exit_code == code
     finished = status_of(attempt_state([rank_state(0, "finished")], "finished"), findings=findings)
     assert hints(finished)[:2] == [
@@ -229,7 +228,7 @@ def test_a_run_that_is_stuck_says_so_first_also_when_it_is_dead():
         told[0] == f"The run is dead; it was stuck at step 120: look at rank 2, with 1 more finding: {BAD}."
     )
     assert told[2] == sentence(HANG, is_over=True)
-    assert told[3].startswith("Nobody told what ended the ranks then")
+    assert told[3].startswith("What ended the ranks then was not reported")
     assert "evidence and 2 findings of earlier attempts: distsummary why /runs/mine" in told
     assert max(map(len, text_of(dead).splitlines())) <= 100
 
@@ -288,7 +287,7 @@ def test_a_rank_that_is_behind_is_named_in_a_run_of_any_size():
     ranks[3] = rank_state(3, step=522, step_s=1.5)
     status = status_of(attempt_state(ranks), merged=Merged(689, 3, 61))
     assert hints(status) == [
-        "The run goes on: all 4 ranks run, but rank 3 is behind.",
+        "The run continues: all 4 ranks run, but rank 3 is behind.",
         "Rank 3 is 195 steps, 3 min, behind the others (1.5 s a step against 1.0 s).",
         "The merged run stands on 3 of the 4 ranks that run since step 61 or so: rank 3 tells steps 30 s "
         "after the first; the merge at the end completes it.",
@@ -384,7 +383,7 @@ def test_of_many_ranks_the_odd_ones_stand_alone_and_the_others_together():
         ["9", "running", "2000"],
         ["0-6,8,10,12-512,514-1023", "running", "2000-2002"],
     ]
-    assert "2000-2002  training       12.3    2 s        -  128 hosts" in lines[7]
+    assert "2000-2002  training       12.3   2 s        -  128 hosts" in lines[7]
 
 
 @pytest.mark.parametrize("why", ["process {} on node-{} is gone", "no heartbeat for {} s, {}"])

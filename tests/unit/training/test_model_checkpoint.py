@@ -414,6 +414,6 @@ def test_names_that_regular_expressions_would_misread(tmp_path):
 def test_a_checkpoint_under_the_name_that_mindspore_gives_it_is_named_as_it_is_called_here(tmp_path):
     (tmp_path / "lenet-3_20.safetensors").write_bytes(b"")
     with pytest.raises(
-        MissingFileError, match=r"lenet-3_20\.ckpt does not exist; beside it is lenet-3_20\.safetensors"
+        MissingFileError, match=r"lenet-3_20\.ckpt does not exist; next to it is lenet-3_20\.safetensors"
     ):
         ds.load_checkpoint(tmp_path / "lenet-3_20.ckpt")

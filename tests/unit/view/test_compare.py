@@ -76,5 +76,5 @@ def test_what_cannot_be_compared_is_refused_and_without_others_there_is_nothing(
     assert page(ds.open_run(tmp_path / "a"))["compare"] is None
     with pytest.raises(InvalidValueError, match=r"must be different ones, got .*a twice"):
         beside(tmp_path / "a", tmp_path / "a")
-    with pytest.raises(InvalidValueError, match="beside up to 8 others, got 9"):
+    with pytest.raises(InvalidValueError, match="with up to 8 others, got 9"):
         beside(*[tmp_path / "a"] * 10)
