@@ -25,7 +25,8 @@ from distsummary.checkpoints.mapped import Array
 from distsummary.checkpoints.safetensors import open_safetensors
 from distsummary.checkpoints.shard_file import ShardHeader, first_name, sibling_name, write_shards
 from distsummary.checkpoints.sharded import ShardedState, open_shards
-from distsummary.errors import DamagedFileError, MissingFileError, RunDirError
+from distsummary.errors import MissingFileError, RunDirError
+from distsummary.json_door import parse_json
 from distsummary.publish import sync, temporary_name
 
 SUFFIX = ".dcp"
@@ -125,10 +126,8 @@ def read_dcp(path: Path) -> ShardedState:
     names: dict[str, str] = {}
     for file in files:
         _, _, metadata = open_safetensors(file.version.path)
-        try:
-            names |= dict(json.loads(metadata.get(NAMES, "{}")))
-        except (TypeError, ValueError) as error:
-            raise DamagedFileError(f"{file.version.path} is damaged: {error}; train again") from error
+        where = f"{file.version.path}, its names,"
+        names |= parse_json(metadata.get(NAMES, "{}"), dict[str, str], name=where, remedy="train again")
     return state.selected({names.get(name, name): name for name in state})
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from distsummary.checkpoints.encryption import GCM, check_key
-from distsummary.checkpoints.mapped import Array, StoredState
+from distsummary.checkpoints.mapped import Array, StoredState, text_in
 from distsummary.checkpoints.model_file import TEXT, TRAINING, read_model
 from distsummary.checkpoints.sharded import ShardedState
 from distsummary.checks import check_type
@@ -167,7 +167,7 @@ def _owned(stored: StoredState) -> dict[str, Any]:
     parameters: dict[str, Any] = {}
     for name, value in stored.own().items():
         if name.startswith(TEXT):
-            parameters[name.removeprefix(TEXT)] = value.tobytes().decode()
+            parameters[name.removeprefix(TEXT)] = text_in(value)
         else:
             parameters[name] = str(value) if value.dtype.kind == "U" else value
     return parameters

@@ -134,12 +134,20 @@ def decode(data: mmap.mmap | bytes | Array, array: StoredArray) -> Array:
     ]
     flat = pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, stored), *pieces])
     if array.dtype == "text":
-        return np.array(flat.tobytes().decode("utf-32-le"))
+        return np.array(text_in(flat, "utf-32-le"))
     if array.dtype == "bfloat16":
         flat = (flat.astype(np.uint32) << 16).view(np.float32)
     elif array.dtype == "bool":
         flat = flat != 0
     return flat.reshape(array.shape)
+
+
+def text_in(octets: Array, encoding: str = "utf-8") -> str:
+    """The text that an array holds as bytes; raises DamagedFileError."""
+    try:
+        return str(octets.tobytes(), encoding)
+    except ValueError as error:
+        raise DamagedFileError(f"a text in the checkpoint is damaged: {error}") from error
 
 
 def check_stored(name: str, array: StoredArray) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from distsummary.checkpoints.landscape_spec import LandscapeSpec, check_collect_landscape
 from distsummary.checks import check_int, check_type
 from distsummary.errors import DamagedFileError, InvalidTypeError, InvalidValueError, MissingFileError
+from distsummary.json_door import parse_json
 
 METADATA = "train_metadata.json"
 MAX_BYTES = 16 << 20
@@ -73,16 +74,14 @@ def parse_metadata(data: bytes) -> TrainMetadata:
 
     Size, nesting depth and integers are limited. The paths are not checked and must not be trusted.
     """
-    if len(data) > MAX_BYTES:
-        raise DamagedFileError(f"it has more than {MAX_BYTES} bytes")
+    content = parse_json(data, dict[str, Any], name="it", most_bytes=MAX_BYTES)
     try:
-        return _parse(json.loads(data))
-    except (InvalidTypeError, InvalidValueError, ValueError, RecursionError) as error:
+        return _parse(content)
+    except (InvalidTypeError, InvalidValueError, ValueError) as error:
         raise DamagedFileError(str(error)[:500]) from error  # the message may quote 16 MiB
 
 
-def _parse(content: Any) -> TrainMetadata:
-    check_type("the file", content, dict)
+def _parse(content: dict[str, Any]) -> TrainMetadata:
     for key in ("epoch_group", "model_params_file_map", "step_per_epoch"):
         if key not in content:
             raise InvalidValueError(f"the key {key!r} is missing")

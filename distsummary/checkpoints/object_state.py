@@ -10,6 +10,7 @@ import numpy as np
 from distsummary.checkpoints.mapped import Array
 from distsummary.errors import DamagedFileError, InvalidTypeError
 from distsummary.frameworks.base import framework_of, load
+from distsummary.json_door import parse_json
 
 KIND = "$"  # the key of a dict that stands for something that JSON lacks
 
@@ -74,6 +75,6 @@ def state_of(name: str, text: str, entries: Mapping[str, Array]) -> Any:
         return np.array(array, np.dtype(value["dtype"]))
 
     try:
-        return decoded(json.loads(text))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return decoded(parse_json(text, name="its text", is_finite=False))
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise DamagedFileError(f"the state {name!r} of the checkpoint is damaged: {error!r}") from error

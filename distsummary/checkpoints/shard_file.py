@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -29,12 +29,19 @@ from distsummary.checkpoints.safetensors import open_safetensors, writable, writ
 from distsummary.checks import check_int, check_type
 from distsummary.errors import DamagedFileError, InvalidTypeError, InvalidValueError
 from distsummary.format.records import Shard
+from distsummary.json_door import check_kind, parse_json
+from distsummary.run_records import Whole
 
 FORMAT = 1
 ENTRY = "distsummary.shards"
 SUFFIX = ".safetensors"
 
 _FIRST = re.compile(rf"_rank_0{{5}}_of_(\d{{5,8}}){re.escape(SUFFIX)}$")
+
+
+class _Slice(TypedDict):
+    global_shape: list[Whole]
+    offset: list[Whole]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,16 +166,12 @@ def read_shards(path: Path) -> ShardFile:
     stamp = _stamp(os.stat(path)) if path.is_file() else (0, 0, 0)  # open_safetensors refuses it below
     _, arrays, metadata = open_safetensors(path)
     try:
-        fields = json.loads(metadata.get(ENTRY, ""))
-        check_type("the header", fields, dict)
+        fields = parse_json(metadata.get(ENTRY, ""), dict[str, Any], name="its header")
         if fields.pop("format", None) != FORMAT:
             raise DamagedFileError("it was written by another version")
-        entries, slices = fields.pop("slices"), {}
-        check_type("slices", entries, dict)
+        entries, slices = check_kind(fields.pop("slices"), dict[str, _Slice], name="its header"), {}
         for name, entry in entries.items():
             shape, offset = entry["global_shape"], entry["offset"]
-            for number in (*shape, *offset):
-                check_int(f"the slice of {name!r}", number, low=0)
             slices[name] = Shard(global_shape=tuple(shape), offset=tuple(offset))
         header = ShardHeader(slices=slices, **fields)
         for name in ("run_id", "unit", "sha256"):

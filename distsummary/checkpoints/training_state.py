@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from distsummary.checkpoints.mapped import StoredState
+from distsummary.checkpoints.mapped import StoredState, text_in
 from distsummary.checkpoints.model_file import (
     SUFFIXES,
     TEXT,
@@ -82,7 +82,7 @@ def saved_states(stored: StoredState) -> list[str]:
 
 def named_state(name: str, stored: StoredState) -> Any:
     """The state with this name in a checkpoint, which has it."""
-    text = stored[TEXT + name].tobytes().decode() if TEXT + name in stored else str(stored[name])
+    text = text_in(stored[TEXT + name]) if TEXT + name in stored else str(stored[name])
     return state_of(name, text, stored)
 
 

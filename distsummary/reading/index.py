@@ -15,21 +15,33 @@ import json
 import logging
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import google_crc32c
 import numpy as np
 
-from distsummary.errors import RunDirError
+from distsummary.errors import DamagedFileError, RunDirError
 from distsummary.format.records import Shard
+from distsummary.json_door import check_kind, parse_json
 from distsummary.publish import replacing
-from distsummary.reading.contents import EVENT_COLUMNS, Array, Column, Part, Places, Progression, Series, scan
+from distsummary.reading.contents import (
+    EVENT_COLUMNS,
+    Array,
+    Column,
+    Part,
+    Places,
+    Progression,
+    Series,
+    difference,
+    scan,
+)
 from distsummary.reading.reader import Damage
 from distsummary.reading.segments import all_event_files
+from distsummary.run_records import Whole
 
 MAGIC = b"dsindex\n"
 VERSION = 1
@@ -41,9 +53,26 @@ MAX_RESERVE = (
     256 << 20
 )  # bytes that an index leaves free, as bulk values do; 1/50 of the disk if that is less
 _HEAD = struct.Struct("<8sII")
-_DTYPES = ("<f4", "<f8", "<i4", "<i8")
+LEAST_EVENT, LEAST_SCALAR, LEAST_VALUE = 16, 7, 2  # bytes in an event file, whatever they hold
+_STORED = tuple[Literal["a"], Literal["<f4", "<f8", "<i4", "<i8"], Whole, Whole, Whole]
 
 logger = logging.getLogger(__name__)
+
+
+class _Header(TypedDict):
+    version: int
+    file: str
+    end: Whole
+    size: int
+    mtime_ns: int
+    crc: Whole
+    owners: list[tuple[str, Whole]]
+    lows: list[float | None]
+    shards: list[tuple[list[Whole], list[Whole]]]
+    events: dict[str, list[Any]]
+    scalars: list[tuple[str, list[Any], list[Any]]]
+    others: list[tuple[str, str, list[Any], list[Any], list[Any], list[Any]]]
+    damage: list[tuple[Whole, str]]
 
 
 class DamagedIndexError(Exception):
@@ -66,6 +95,7 @@ class Stored(NamedTuple):
     place: int
     length: int
     crc: int
+    span: tuple[int, int] | None = None  # the numbers are between these, the second excluded; None: any
 
     @property
     def size(self) -> int:
@@ -83,7 +113,11 @@ class Stored(NamedTuple):
             raise DamagedIndexError(self.path, str(error), self) from error
         if len(data) != size or google_crc32c.value(data) != self.crc:
             raise DamagedIndexError(self.path, f"the column at byte {self.place} is damaged", self)
-        return np.frombuffer(data, self.dtype)
+        array = np.frombuffer(data, self.dtype)
+        low, high = self.span or (0, 0)
+        if self.span and array.size and not low <= int(array.min()) <= int(array.max()) < high:
+            raise DamagedIndexError(self.path, f"the column at byte {self.place} is out of its range", self)
+        return array
 
 
 class Beginning(NamedTuple):
@@ -160,7 +194,7 @@ def check_index(path: Path) -> str:
         header, at = _header(path)
         if header["version"] != VERSION:
             return f"it is of version {header['version']!r}, this version of distsummary reads {VERSION}"
-        segment = path.parent / str(header["file"])
+        segment = path.parent / header["file"]
         part = _part(path, segment, header, at)
         for column in _columns(part):
             column.load()
@@ -169,6 +203,13 @@ def check_index(path: Path) -> str:
         return f"it cannot be read: {error.strerror}"
     except DamagedIndexError as error:
         return f"it is damaged ({error})"
+
+
+def compare_index(path: Path) -> str:
+    """What an intact index says other than its event file; empty if nothing, or if no reader uses it."""
+    segment = path.parent / _header(path)[0]["file"]
+    part = read_index(segment) if index_path(segment) == path else None
+    return "" if part is None else difference(part, scan(segment))
 
 
 def write_index(segment: Path, part: Part) -> bool:
@@ -250,42 +291,67 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
     if google_crc32c.value(text) != crc:
         raise DamagedIndexError(path, "its header is damaged")
     try:
-        header = json.loads(text)
-        return {"version": header["version"], "file": header["file"], **header}, _HEAD.size + length
-    except (ValueError, KeyError, TypeError) as error:
-        raise DamagedIndexError(path, f"its header is no header ({error})") from error
+        return parse_json(text, _Header, name="its header", most_bytes=_MAX_HEADER), _HEAD.size + length
+    except DamagedFileError as error:
+        raise DamagedIndexError(path, str(error)) from error
 
 
 def _part(path: Path, segment: Path, header: dict[str, Any], at: int) -> Part:
-    size = path.stat().st_size
+    """What the header says; no more is believed than an event file of `end` bytes can hold."""
+    size, end = path.stat().st_size, header["end"]
+    room = end
 
-    def column(found: list[Any]) -> Column:
-        if found[0] == "p":
-            return Progression(*map(int, found[1:]))
-        _, dtype, place, count, crc = found
-        stored = Stored(path, dtype, at + int(place), int(count), int(crc))
-        end = stored.place + stored.length * np.dtype(stored.dtype).itemsize
-        if dtype not in _DTYPES or not at <= stored.place <= end <= size:
+    def column(found: list[Any], kind: str, low: int = -(1 << 63), high: int = 1 << 63) -> Column:
+        if found[0] == "p" and kind == "i":
+            _, first, stride, length = check_kind(found, tuple[str, int, int, Whole], name="a column")
+            last = first + stride * max(0, length - 1)
+            if not low <= min(first, last) <= max(first, last) < high:
+                raise ValueError(f"a column goes from {first} to {last}")
+            return Progression(first, stride, length)
+        _, dtype, place, length, crc = check_kind(found, _STORED, name="a column")
+        end = at + place + length * np.dtype(dtype).itemsize
+        if end > size or dtype[1] != kind:
             raise ValueError(f"a column of {dtype} ends at byte {end} of {size}")
-        return stored
+        return Stored(path, dtype, at + place, length, crc, (low, high) if kind == "i" else None)
+
+    def columns(found: Sequence[list[Any]], least: int, *kinds: tuple[Any, ...]) -> list[Column]:
+        """Columns of one table; each of its rows takes at least so many bytes of the event file."""
+        nonlocal room
+        made = [column(one, *kind) for one, kind in zip(found, kinds, strict=True)]
+        room -= made[0].size * least
+        if room < 0 or len({one.size for one in made}) > 1:
+            raise ValueError(f"columns of {[one.size for one in made]} elements for {end} bytes of events")
+        return made
 
     try:
-        part = Part(
-            end=int(header["end"]),
-            owners=tuple((str(run_id), int(attempt)) for run_id, attempt in header["owners"]),
-            lows=tuple(np.inf if low is None else float(low) for low in header["lows"]),
+        if len(header["owners"]) != len(header["lows"]):
+            raise ValueError("not every attempt has its lowest step")
+        if header["events"] and header["events"].keys() != EVENT_COLUMNS.keys():
+            raise ValueError(f"the columns are {', '.join(header['events'])}")
+        kinds = (("i", 0, len(header["owners"])), ("i",), ("i",), ("f",))
+        found = [header["events"][name] for name in EVENT_COLUMNS] if header["events"] else ()
+        events = dict(zip(EVENT_COLUMNS, columns(found, LEAST_EVENT, *kinds), strict=True)) if found else {}
+        at_event = ("i", 0, events["step"].size if events else 0)
+        at_byte, of_shard = ("i", 0, end + 1), ("i", -1, len(header["shards"]))
+        return Part(
+            end=end,
+            owners=tuple((run_id, attempt) for run_id, attempt in header["owners"]),
+            lows=tuple(np.inf if low is None else low for low in header["lows"]),
             shards=tuple(
                 Shard(global_shape=tuple(shape), offset=tuple(offset)) for shape, offset in header["shards"]
             ),
-            events={name: column(found) for name, found in header["events"].items()},
-            scalars={tag: Series(*map(column, found)) for tag, *found in header["scalars"]},
-            others={(plugin, tag): Places(*map(column, found)) for plugin, tag, *found in header["others"]},
-            damage=tuple(Damage(segment, int(offset), str(why)) for offset, why in header["damage"]),
+            events=events,
+            scalars={
+                tag: Series(*columns(found, LEAST_SCALAR, at_event, ("f",)))
+                for tag, *found in header["scalars"]
+            },
+            others={
+                (plugin, tag): Places(*columns(found, LEAST_VALUE, at_event, at_byte, at_byte, of_shard))
+                for plugin, tag, *found in header["others"]
+            },
+            damage=tuple(Damage(segment, offset, why) for offset, why in header["damage"]),
         )
-        if part.events and part.events.keys() != EVENT_COLUMNS.keys():
-            raise ValueError(f"the columns are {', '.join(part.events)}")
-        return part
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, IndexError) as error:  # one of them is DamagedFileError
         raise DamagedIndexError(path, f"its header is no header ({error})") from error
 
 

@@ -1,5 +1,6 @@
 """Values of a run that are no scalars as tables; the shards of a value are put together."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -62,6 +63,9 @@ def readable(place: Place, told: dict[str, None]) -> Iterator[Any]:
         told[said(error)] = None
 
 
+MOST_CLAIMED = 1 << 12  # a whole tensor is at most so many times as large as its shards that are there
+
+
 def added(places: list[Place]) -> Callable[[], Any] | None:
     """The histogram of a parameter from those of its shards; None if shards are missing."""
     shards = AddedShards()
@@ -84,6 +88,12 @@ def _assemble(places: list[Place]) -> Any:
         assert value.shard is not None
         part = np.asarray(value.data)
         if whole is None:
+            claimed = math.prod(value.shard.global_shape) * part.dtype.itemsize
+            if claimed > MOST_CLAIMED * len(places) * max(1, part.nbytes):
+                raise DamagedFileError(
+                    f"a shard of {place.tag!r} at step {place.step} has {part.shape} of a tensor of "
+                    f"{value.shard.global_shape}, which is not believed; read it with rank="
+                )
             whole = np.zeros(value.shard.global_shape, part.dtype)
             missing = np.ones(whole.shape, np.bool_)
         box = tuple(slice(at, at + size) for at, size in zip(value.shard.offset, part.shape, strict=True))

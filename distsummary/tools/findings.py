@@ -57,8 +57,11 @@ KINDS = {
     "landscape_alone": Kind(WARNING, "add the loss curve as the scalar 'loss/auto' to the same directory"),
     "lineage_custom_only": Kind(WARNING, "write the lineage of the training into the same file"),
     "lineage_wiped": Kind(WARNING, "keep only one lineage file in a directory, and replace it as a whole"),
+    # the loss grids of landscapes
+    "grid_damaged": Kind(ERROR, "draw the landscape again, or remove the file"),
     # indexes, which are made from event files: nothing is lost with one
     "index": Kind(NOTE, "whoever reads the run next makes it again; or remove it"),
+    "index_false": Kind(ERROR, REPAIR, True),
     # journals: the losses evaluated so far, from which an unfinished landscape resumes
     "journal_torn": Kind(WARNING, REPAIR, True),
     "journal_damaged": Kind(WARNING, "resume the landscape: the lost points are evaluated again"),

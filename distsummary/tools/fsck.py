@@ -7,15 +7,23 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from distsummary.errors import DistSummaryError, MissingFileError, NotADirectoryPathError, RunDirError
-from distsummary.reading.index import check_index, is_index
+from distsummary.errors import (
+    DamagedFileError,
+    DistSummaryError,
+    MissingFileError,
+    NotADirectoryPathError,
+    RunDirError,
+)
+from distsummary.format.npz import read_npz
+from distsummary.json_door import parse_json
+from distsummary.reading.index import check_index, compare_index, is_index
 from distsummary.run_dir import MANIFEST, RunDir
 from distsummary.sibling_run import SiblingRun, sibling_run
 from distsummary.telling import doing
 from distsummary.tools.findings import Finding, finding
 from distsummary.tools.fsck_files import DirectoryFacts, check_files
 from distsummary.tools.fsck_journals import check_journals, journals
-from distsummary.tools.fsck_manifest import check_manifest, repair_manifest
+from distsummary.tools.fsck_manifest import check_manifest, repair_manifest, set_aside
 from distsummary.tools.fsck_names import check_names
 from distsummary.writing.files import Files
 from distsummary.writing.segment import cut_torn_tail, cut_torn_tails
@@ -94,6 +102,9 @@ def fsck(path: str | os.PathLike[str], *, repair: bool = False, files: Files | N
         repairable = [one for one in before if one.repairable]
         _cut({one.file.parent for one in repairable if one.kind == "torn"}, cut_torn_tails, system)
         _cut({one.file for one in repairable if one.kind == "journal_torn"}, cut_torn_tail, system)
+        for one in repairable:
+            if one.kind == "index_false":
+                set_aside(one.file, keep=False)
         damaged = {one.file for one in before if one.kind.startswith("manifest_")}
         for run in tree.runs:
             if any(run.base in (path.parent, path.parent.parent) for path in damaged):
@@ -141,7 +152,8 @@ def _check(base: Path) -> _Tree:
         facts, of_files = check_files(event_files)
         found_journals = journals(directory)
         tree.journals += found_journals
-        tree.findings += [*of_names, *of_files, *check_journals(found_journals), *_indexes(directory)]
+        tree.findings += [*of_names, *of_files, *check_journals(found_journals)]
+        tree.findings += [*_indexes(directory), *_grids(directory)]
         if event_files:
             tree.facts[directory] = facts
             # A viewer started on `base`, or on a run in it, looks into the direct children, but no deeper.
@@ -177,6 +189,24 @@ def _indexes(directory: Path) -> Iterator[Finding]:
     for path in sorted(path for path in directory.iterdir() if is_index(path) and path.is_file()):
         if reason := check_index(path):
             yield finding(path, "index", reason)
+        elif reason := compare_index(path):
+            yield finding(path, "index_false", reason)
+
+
+def _grids(directory: Path) -> Iterator[Finding]:
+    """Yield the loss grids of a run that cannot be read; `LossGrid.load` looks at more of their fields."""
+    paths = sorted(directory.glob("*.npz")) if directory == RunDir(directory.parent).landscape_dir else ()
+    for path in paths:
+        try:
+            arrays = read_npz(path.read_bytes())
+            parse_json(str(arrays["meta"]), dict[str, Any], name="its meta", is_finite=False)
+            expected = (arrays["y"].size, arrays["x"].size)
+            if arrays["z"].shape != expected or arrays["z"].dtype.kind not in "iuf":
+                raise DamagedFileError(
+                    f"z is {arrays['z'].dtype} of {arrays['z'].shape} instead of {expected}"
+                )
+        except (DamagedFileError, KeyError, OSError) as error:
+            yield finding(path, "grid_damaged", str(error))
 
 
 def _cut(places: set[Path], cut: Callable[[Path, Files], object], files: Files) -> None:

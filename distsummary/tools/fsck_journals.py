@@ -1,14 +1,23 @@
 """Checks the frames and headers of landscape journals, from which unfinished landscapes resume."""
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypedDict
 
+from distsummary.errors import DamagedFileError
 from distsummary.format.frames import read_frames, whole_length
+from distsummary.json_door import parse_json
 from distsummary.run_dir import LANDSCAPE_JOURNAL, RunDir
 from distsummary.tools.findings import Finding, finding
 from distsummary.tools.fsck_files import is_live, limited
+
+
+class JournalHeader(TypedDict):
+    """The first entry of a journal: the plan is what identifies the landscape."""
+
+    format: int
+    plan: dict[str, str]
 
 
 def journals(directory: Path) -> list[Path]:
@@ -44,9 +53,10 @@ def _check_journal(path: Path) -> Iterator[Finding]:
             yield finding(path, "journal_foreign", f"its header is damaged: {frame.damage}", offset=0)
             continue
         try:
-            plan = dict(json.loads(frame.payload)["plan"])
-        except (ValueError, KeyError, TypeError, RecursionError):
-            yield finding(path, "journal_foreign", "its first frame is not the header of a journal", offset=0)
+            plan = parse_json(frame.payload, JournalHeader, name="its first frame")["plan"]
+        except DamagedFileError as error:
+            text = f"its first frame is not the header of a journal ({error})"
+            yield finding(path, "journal_foreign", text, offset=0)
             continue
         named = RunDir(path.parent).landscape_journal(plan).name
         if named != path.name:

@@ -96,7 +96,7 @@ def repair_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> 
                     f"{known['pid']} on {known['host']}; repair it when that process has ended"
                 )
     try:
-        _set_aside(run.manifest_path, keep=_is_readable(run))
+        set_aside(run.manifest_path, keep=_is_readable(run))
         by_attempt = _of_ranks(run)
     except OSError as error:
         raise RunDirError(
@@ -187,14 +187,14 @@ def _of_ranks(run: RunDir) -> dict[tuple[str, int], dict[int, Manifest]]:
         for world_size in (1, 2):
             for rank, told in read_ranks(run, role, world_size).items():
                 if told.error:
-                    _set_aside(run.writer_dir(role, rank, world_size) / RANK_MANIFEST, keep=False)
+                    set_aside(run.writer_dir(role, rank, world_size) / RANK_MANIFEST, keep=False)
                 for entry in told.attempts:
                     if (entry["world_size"] == 1) == (world_size == 1):
                         found.setdefault((role, entry["attempt"]), {})[rank] = entry
     return found
 
 
-def _set_aside(path: Path, *, keep: bool) -> None:
+def set_aside(path: Path, *, keep: bool) -> None:
     """Keep a copy of a file as `<name>.<n>.bak`; without `keep`, the file is moved there."""
     if not os.path.lexists(path):
         return

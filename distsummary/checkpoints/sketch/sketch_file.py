@@ -28,10 +28,11 @@ from numpy.typing import NDArray
 from distsummary.checkpoints.mapped import map_file
 from distsummary.checkpoints.metadata import refuse_absent_run
 from distsummary.checkpoints.sketch.count_sketch import BUCKETS, SKETCH
-from distsummary.checks import check_int
-from distsummary.errors import DamagedFileError, InvalidValueError, MissingFileError, RunDirError
+from distsummary.checks import check_int, check_type
+from distsummary.errors import DamagedFileError, MissingFileError, RunDirError
 from distsummary.format.frames import HEADER_BYTES, frame, read_frames
 from distsummary.frameworks.base import Pending
+from distsummary.json_door import parse_json
 from distsummary.publish import ensure_directory
 
 Array = NDArray[Any]
@@ -229,17 +230,19 @@ def _read_file(path: Path) -> _SketchFile | None:
         if head is None or head.damage is not None:
             raise DamagedFileError("its first frame is damaged or missing")
         (length,) = _LENGTH.unpack_from(head.payload)
-        fields = json.loads(head.payload[_LENGTH.size : _LENGTH.size + length])
+        text = head.payload[_LENGTH.size : _LENGTH.size + length]
+        fields = parse_json(text, dict[str, str | int], name="its header")
         known = (fields.pop("format"), fields.pop("sketch"), fields.pop("buckets"))
         if known != (FORMAT, SKETCH, BUCKETS):
             raise DamagedFileError(f"it was written by another version: {known}")
         header = SketchHeader(**fields)
-        check_int("attempt", header.attempt, low=0)
-        check_int("rank", header.rank, low=0)
-        check_int("parts", header.parts, low=1)
+        for name, low in (("attempt", 0), ("rank", 0), ("parts", 1), ("seed", -(1 << 63))):
+            check_int(name, getattr(header, name), low=low, high=(1 << 63) - 1)
+        for name in ("run_id", "parameters"):
+            check_type(name, getattr(header, name), str)
         first = np.frombuffer(head.payload, "<f8", count=BUCKETS, offset=_LENGTH.size + length)
         data = map_file(path)
-    except (DamagedFileError, InvalidValueError, ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, struct.error) as error:
         _log.warning("%s holds no sketches: %s", path, error)
         return None
     rows: dict[int, _Row] = {}

@@ -9,13 +9,15 @@ replaced NaN and Inf, because Landscaper sorts all points by loss.
 import io
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Self
-from zipfile import BadZipFile
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Self, get_type_hints
 
+import msgspec
 import numpy as np
 
 from distsummary.errors import DamagedFileError, InvalidValueError, LandscapeError
+from distsummary.format.npz import read_npz
+from distsummary.json_door import check_kind, parse_json
 from distsummary.landscapes.directions.interpolate import barrier
 from distsummary.landscapes.directions.normalization import FilterAxis
 from distsummary.landscapes.directions.recipe import Array
@@ -34,6 +36,7 @@ ARRAYS = (
 )
 LATER = ("step_path", "computed")  # older files do not have these
 NAMED_KINDS = ("joint", "triangle", "line", "hessian")  # these kinds are part of a grid's tag
+_DIMENSIONS = {"x": 1, "y": 1, "path_loss": 1, "true_loss": 1, "residuals": 1, "explained_variance": 1}
 FORMAT = 1  # version of the archives
 ZIP = b"PK"  # the first bytes of an archive
 QUANTITY = "quantity:"  # prefix of the name of a quantity in an archive
@@ -181,18 +184,36 @@ class Grid:
                 "compute it again"
             )
         try:
-            with np.load(io.BytesIO(data), allow_pickle=False) as saved:
-                meta: dict[str, Any] = json.loads(str(saved["meta"]))
-                arrays = {n: saved[n] for n in ARRAYS if n in saved or n not in LATER}
-                measured = {n.removeprefix(QUANTITY): saved[n] for n in saved if n.startswith(QUANTITY)}
-            if meta.pop("format") != FORMAT:
-                raise ValueError("it was written by a newer version")
+            saved = read_npz(data)
+            if missing := {"meta", *ARRAYS} - {*LATER} - saved.keys():
+                raise DamagedFileError(f"without {', '.join(sorted(missing))}")
+            meta = parse_json(str(saved["meta"]), dict[str, Any], name="its meta", is_finite=False)
+            if meta.pop("format", None) != FORMAT:
+                raise DamagedFileError("it was written by a newer version")
             if "centring" in meta:  # the field's former name
                 meta["centering"] = meta.pop("centring")
+            check_kind(meta, _META, name="its meta")
             meta |= {name: tuple(value) for name, value in meta.items() if isinstance(value, list)}
-            return cls(**meta, **arrays, quantities=measured)
-        except (ValueError, KeyError, TypeError, AttributeError, EOFError, OSError, BadZipFile) as error:
+            arrays: dict[str, Any] = {name: saved[name] for name in ARRAYS if name in saved}
+            measured = {n.removeprefix(QUANTITY): one for n, one in saved.items() if n.startswith(QUANTITY)}
+            for name, array in (*arrays.items(), *measured.items()):
+                ndim, kinds = _DIMENSIONS.get(name, 2), "b" if name == "computed" else "iuf"
+                if array.dtype.kind not in kinds or array.ndim != ndim:
+                    raise DamagedFileError(f"{name} is {array.dtype} of the shape {array.shape}")
+            return cls(**(meta | arrays), quantities=measured)
+        except (DamagedFileError, InvalidValueError, TypeError) as error:
             raise DamagedFileError(f"not a saved loss grid ({error}); compute it again") from error
+
+
+_META = msgspec.defstruct(
+    "Meta",
+    [
+        (one.name, kind) if one.default is one.default_factory is MISSING else (one.name, kind, None)
+        for one, kind in zip(fields(Grid), get_type_hints(Grid).values(), strict=True)
+        if one.name not in {*ARRAYS, "quantities"}
+    ],
+    kw_only=True,
+)  # the fields of a grid that are no arrays, with their types; those of newer versions are refused by Grid
 
 
 def finite_bounds(*arrays: Array) -> tuple[float, float]:

@@ -25,21 +25,38 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 import numpy as np
 
 from distsummary.errors import DamagedFileError, LandscapeError, RunDirError
 from distsummary.format.frames import frame, read_frames, whole_length
+from distsummary.json_door import parse_json
 from distsummary.landscapes.directions.recipe import Array
 from distsummary.landscapes.engines.chunks import Chunk
 from distsummary.publish import refuse_unlike_files
 from distsummary.tools.fsck_files import is_live
-from distsummary.tools.fsck_journals import journals
+from distsummary.tools.fsck_journals import JournalHeader, journals
 
 FORMAT = 3
 LOCK_TRIES, LOCK_WAIT_S = 3, 0.005  # a process that only tests the lock holds it for microseconds
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class _Chunk(TypedDict):
+    plane: int
+    kind: str
+    row: int
+    columns: list[int]
+
+
+class _Entry(TypedDict, total=False):
+    choice: dict[str, Any]
+    of: str
+    chunk: _Chunk
+    worker: str
+    seconds: float
+    on: str
 
 
 class Journal:
@@ -125,12 +142,12 @@ class Journal:
             return
         try:
             if header.damage:
-                raise ValueError(f"its header is damaged: {header.damage}")
-            known = json.loads(header.payload)
+                raise DamagedFileError(f"its header is damaged: {header.damage}")
+            known = parse_json(header.payload, JournalHeader, name="its header")
             if known["format"] != FORMAT:
-                raise ValueError(f"its format is {known['format']}")
-            found = dict(known["plan"])
-        except (ValueError, KeyError, TypeError) as error:
+                raise DamagedFileError(f"its format is {known['format']}")
+            found = known["plan"]
+        except DamagedFileError as error:
             raise DamagedFileError(
                 f"{self.path} is not a landscape's journal ({error}); remove it, or use resume=False"
             ) from error
@@ -142,9 +159,9 @@ class Journal:
         for payload in (framed.payload for framed in frames if framed.damage is None):
             line, _, data = payload.partition(b"\n")
             try:
-                entry = json.loads(line)
+                entry = parse_json(line, _Entry, name="it", is_finite=False)
                 if "choice" in entry:
-                    self._begin_with(dict(entry["choice"]))
+                    self._begin_with(entry["choice"])
                 elif entry["of"] == _choice_hash(self.choice):
                     fields = entry["chunk"]
                     chunk = Chunk(**{**fields, "columns": tuple(fields["columns"])})
@@ -249,8 +266,10 @@ def leftover_journals(own: Path, identity: Mapping[str, str]) -> str:
             continue
         try:
             header = next(read_frames(path), None)
-            known = dict(json.loads(header.payload)["plan"]) if header and not header.damage else {}
-        except (OSError, ValueError, KeyError, TypeError):
+            known = {}
+            if header is not None and not header.damage:
+                known = parse_json(header.payload, JournalHeader, name=path.name)["plan"]
+        except (OSError, DamagedFileError):
             known = {}
         is_like = known.keys() == identity.keys()
         differing = [name for name in identity if known[name] != identity[name]] if is_like else []

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from distsummary.checkpoints.load import load_checkpoint
 from distsummary.checkpoints.safetensors import map_safetensors, write_safetensors
 from distsummary.errors import DamagedFileError, InvalidTypeError, InvalidValueError, MissingExtraError
 
@@ -130,3 +131,9 @@ def test_a_missing_library_is_told_with_its_pip_line(tmp_path, monkeypatch):
         write_safetensors(tmp_path / "a.safetensors", ARRAYS)
     with pytest.raises(MissingExtraError, match="pip install safetensors"):
         map_safetensors(tmp_path / "a.safetensors")
+
+
+def test_a_text_that_is_not_utf8_is_damage(tmp_path):
+    write_safetensors(tmp_path / "a.safetensors", {"text/note": np.array([0xFF, 0xFE], np.uint8)})
+    with pytest.raises(DamagedFileError, match="a text in the checkpoint is damaged"):
+        load_checkpoint(str(tmp_path / "a.safetensors"))

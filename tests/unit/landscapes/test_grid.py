@@ -1,6 +1,10 @@
+import io
 import json
+import math
 import os
 import sys
+import tracemalloc
+import zipfile
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -8,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import distsummary as ds
 from distsummary import LossGrid
 from distsummary.errors import (
     DamagedFileError,
@@ -17,9 +22,12 @@ from distsummary.errors import (
     MissingFileError,
     RunDirError,
 )
+from distsummary.format import npz
 from distsummary.landscapes.directions.planes import path_axes
 from distsummary.landscapes.output.grid import finite_bounds
 from distsummary.landscapes.output.write import landscape_record
+from distsummary.run_dir import RunDir
+from distsummary.tools.fsck import fsck
 
 
 def make_grid(**changes: Any) -> LossGrid:
@@ -175,6 +183,63 @@ def test_all_points_count_as_computed_where_nothing_else_is_said() -> None:
 def test_what_does_not_fit_the_grid_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidValueError, match=message):
         make_grid(**changes)
+
+
+def _zeros(shape: tuple[int, ...], header_shape: tuple[int, ...] | None = None) -> bytes:
+    """An array of zeros as .npy, whose header may say another shape."""
+    header = io.BytesIO()
+    described = {"descr": "<f8", "fortran_order": False, "shape": header_shape or shape}
+    np.lib.format.write_array_header_1_0(header, described)
+    return header.getvalue() + bytes(8 * math.prod(shape))
+
+
+def _npy(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=True)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "member"),
+    [
+        ("z", _zeros((6000, 6000))),  # which is deflated to kilobytes
+        ("x", _zeros((4,), (10**12,))),
+        ("z", _zeros((4,), (-1, 4))),
+        ("z", _npy(np.array([os.system], object))),
+        ("z", _npy(np.full((3, 4), "a"))),
+        ("z", _npy(np.float64(1.0))),
+        ("path", _npy(np.zeros(4))),
+        ("meta", _npy("[" * 100_000)),
+        ("meta", _npy('{"format": 1, "numbers": 1e999}')),
+        ("x", b"\x93NUMPY\x01\x00\x10\x00" + b"(" * 16),
+        ("x", b""),
+    ],
+    ids=lambda found: found if isinstance(found, str) else "",
+)
+def test_an_archive_that_is_no_grid_is_refused_before_it_is_inflated(
+    tmp_path: Path, name: str, member: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(npz, "MOST_INFLATED", 1 << 20)
+    path = RunDir(tmp_path).landscape_dir / "grid.npz"
+    path.parent.mkdir()
+    make_grid().save(path)
+    with zipfile.ZipFile(path) as archive:
+        members = {one: archive.read(one) for one in archive.namelist()} | {f"{name}.npy": member}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for one, data in members.items():
+            archive.writestr(one, data)
+    tracemalloc.start()
+    with pytest.raises(DamagedFileError, match="compute it again"):
+        LossGrid.load(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8 << 20
+    (tmp_path / "run.json").write_text(json.dumps({"format": 2, "run_id": "", "attempts": []}))
+    kinds = [one.kind for one in fsck(tmp_path).findings]
+    if name != "path" and not member.endswith(_npy('{"format": 1, "numbers": 1e999}')[-40:]):
+        assert kinds == ["grid_damaged"]  # of these two the landscapes' own reader alone knows the types
+    run = ds.open_run(tmp_path)
+    assert (run.landscapes, len(run.problems)) == ({}, 1)
 
 
 def test_what_is_no_saved_grid_is_refused_with_its_path(tmp_path: Path) -> None:
