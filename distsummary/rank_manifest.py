@@ -142,26 +142,30 @@ class RankManifest:
         is_durable: bool = False,
     ) -> None:
         """Change the entry of an attempt, which is made if the file has none, and replace the file."""
-        data = b""
+
+        def changed(now: float) -> bytes:
+            known = attempts
+            entry = next((entry for entry in known if entry["attempt"] == attempt), None)
+            if entry is None:
+                entry = new_entry(self._topology, attempt, "running", started=now)
+                known = sorted([*known, entry], key=lambda entry: int(entry["attempt"]))
+            change(entry, now)
+            return encoded(self._topology.role, self._topology.rank, known)
+
         try:
             with replacing(self.path, is_durable=is_durable) as temporary, open(temporary, "xb") as file:
-                now = os.fstat(file.fileno()).st_mtime
-                entry = next((entry for entry in attempts if entry["attempt"] == attempt), None)
-                if entry is None:
-                    entry = new_entry(self._topology, attempt, "running", started=now)
-                    attempts = sorted([*attempts, entry], key=lambda entry: int(entry["attempt"]))
-                change(entry, now)
-                data = encoded(self._topology.role, self._topology.rank, attempts)
-                file.write(data)
+                file.write(changed(os.fstat(file.fileno()).st_mtime))
         except RunDirError:
-            if not (data and self._overwrite(data, is_durable=is_durable)):
+            if not self._overwrite(changed, is_durable=is_durable):
                 raise
 
-    def _overwrite(self, data: bytes, *, is_durable: bool) -> bool:
-        """Write into the old file if its blocks have room: on a full disk there is none for a second file."""
+    def _overwrite(self, changed: Callable[[float], bytes], *, is_durable: bool) -> bool:
+        """Write into the old file if its blocks have room: a full disk may have none for a second file."""
         try:
             with open(self.path, "r+b", buffering=0) as file:
+                os.utime(file.fileno())
                 old = os.fstat(file.fileno())
+                data = changed(old.st_mtime)
                 if len(data) > old.st_blocks * _BLOCK:
                     return False
                 file.write(data.ljust(old.st_size))  # one call; JSON may end with spaces

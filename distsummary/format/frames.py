@@ -271,9 +271,9 @@ def _length_crc(length: int) -> int:
 
 
 def whole_length(path: str | os.PathLike[str]) -> int:
-    """The length of a file in bytes, without its last frame if that is torn.
+    """The length of a file in bytes, without what follows its last whole frame: a torn one, or foreign bytes.
 
-    If the file is damaged before its end, its size is returned, since cutting its end would not repair it.
+    If frames follow a damage, its size is returned, since cutting its end would not repair it.
     """
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
@@ -286,11 +286,20 @@ def whole_length(path: str | os.PathLike[str]) -> int:
                     return offset  # truncated in the meantime
             length, crc = _HEADER.unpack_from(block, offset - base)
             if crc != _length_crc(length):
-                return size
+                follow = read_frames(file, start=offset, resync=True)
+                return offset if all(frame.damage for frame in follow) else size
             if offset + OVERHEAD + length > size:
                 return offset if length <= MAX_PAYLOAD else size
             offset += OVERHEAD + length
         return offset
+
+
+def begins_frame(data: bytes) -> bool:
+    """Whether bytes may be the beginning of a frame: the CRC of its length is right, or missing."""
+    if len(data) < _HEADER.size:
+        return True
+    length, crc = _HEADER.unpack_from(data)
+    return bool(crc == _length_crc(length))
 
 
 def opened(source: str | os.PathLike[str] | BinaryIO) -> AbstractContextManager[BinaryIO]:

@@ -233,7 +233,8 @@ class Health:
     waits: once a run is closed, `given` is the sum of `written` and `dropped`. Without a queue in front of
     it, a writer counts what it dropped, and not what it was given. `errors` counts refused values and failed
     writes per reason. `missing`: the first reason for which values are missing from the files; empty if none
-    are.
+    are. `waiting` counts values that were accepted and are not in the files yet: lineage that cannot be
+    published.
     """
 
     events: int = 0
@@ -244,6 +245,7 @@ class Health:
     dropped: dict[str, int] = field(default_factory=dict)
     errors: dict[str, int] = field(default_factory=dict)
     missing: str = ""
+    waiting: dict[str, int] = field(default_factory=dict)
 
     def drop(self, plugin: str, times: int = 1, reason: str = "") -> None:
         """Count values that were given and dropped."""
@@ -258,7 +260,7 @@ class Health:
     def plus(self, other: "Health") -> "Health":
         """A copy with the values and errors of `other` added, to combine a writer with its wrapper."""
         total = Health(self.events, self.bytes, self.last_seq, missing=self.missing or other.missing)
-        for name in ("given", "written", "dropped", "errors"):
+        for name in ("given", "written", "dropped", "errors", "waiting"):
             mine: dict[str, int] = dict(getattr(self, name))
             for key, count in dict(getattr(other, name)).items():  # another thread may be counting
                 mine[key] = mine.get(key, 0) + count

@@ -74,6 +74,8 @@ def _check_file(file: EventFile, facts: DirectoryFacts, steps: StepOrder | None)
     kinds: set[str] = set()
     end = 0
     for frame in read_frames(path, resync=True):
+        if frame.damage is not None and frame.end >= path.stat().st_size and whole_length(path) == end:
+            break  # its end can be cut
         end = frame.end
         if not frame.payload and frame.damage is None:
             text = "an event of 0 bytes: MindInsight stops there"
@@ -115,7 +117,7 @@ def _check_file(file: EventFile, facts: DirectoryFacts, steps: StepOrder | None)
         text = "a writer is at work: the last frame is not complete yet"
         yield finding(path, "live", text, offset=end)
     elif size > end:
-        # `cut_torn_tails` cuts only files whose name has a stamp, and no file with a damaged frame length.
+        # `cut_torn_tails` cuts only files whose name has a stamp
         can_be_cut = stamp_of(path.name) is not None and whole_length(path) == end
         text = f"its last frame is torn ({size - end} bytes): MindInsight tries to read it again, forever"
         yield finding(path, "torn", text, offset=end, repairable=can_be_cut)

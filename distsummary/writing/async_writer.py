@@ -297,14 +297,15 @@ class AsyncWriter:
             self._changed.wait_for(is_over, min(timeout_s, REFUSED_S))
             self._changed.wait_for(lambda: is_over() or self._is_refused(), max(0.0, timeout_s - REFUSED_S))
             found = self._counted()
-            dropped = sum(found.dropped.values()) - self._dropped
+            dropped = sum(found.dropped.values()) - self._dropped + sum(found.waiting.values())
             if self._done < target:
                 reason = self._stop_reason if self._is_stopped else self._refusal or "the writer is slow"
                 if self._spec.raise_exception:
                     raise WriteError(f"{target - self._done} event(s) could not be flushed: {reason}")
                 self._count(f"flush returned before everything was written: {reason}")
             elif dropped and self._spec.raise_exception:
-                raise WriteError(f"{dropped:,} value(s) were dropped since the last flush: {found.missing}")
+                reason = found.missing or "lineage cannot be written now"
+                raise WriteError(f"{dropped:,} value(s) are not in the files: {reason}")
             return self._done >= target and not dropped
 
     def _is_refused(self) -> bool:
@@ -420,7 +421,7 @@ class AsyncWriter:
         inner = self._writer.health()
         accepted = Counter(dict(self._accepted))
         total = inner.plus(self._failures.health)
-        total.written = dict(accepted - Counter(inner.dropped) - pending)
+        total.written = dict(accepted - Counter(inner.dropped) - Counter(inner.waiting) - pending)
         total.given = dict(Counter(dict(self._given)) + Counter(scalar=self._given_rows))
         return total
 

@@ -1,6 +1,7 @@
 """The open event files of a directory, one for each dialect (format); opened, rotated and synced together."""
 
 import contextlib
+import errno
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,12 +15,14 @@ from distsummary.reading.index import index_closed
 from distsummary.reading.reader import files_of_attempt, read_last_seq
 from distsummary.reading.segments import SegmentName, next_stamp
 from distsummary.writing.files import Files
+from distsummary.writing.health import told
 from distsummary.writing.segment import Segment, cut_torn_tails, discard, open_segments
 from distsummary.writing.spec import WriterSpec
 
 INTERVAL_S = 1.0
 GROUP_BYTES = 8 << 20
 MAX_BYTES = 64 << 20
+TRY_AGAIN_S = 5.0  # after new files could not be made; the writer continues in the old ones
 
 
 class Appended(NamedTuple):
@@ -76,6 +79,7 @@ class EventFiles:
         self._full: set[str] = set()
         self._doubtful: list[Segment] = []  # closed segments with a failed sync
         self._needs_repair = False
+        self._tried_at = 0.0  # when new files could not be made
         self._not_durable: OSError | None = None
         self._syncing = threading.Lock()  # held while segments are synced or replaced
         self._group = GroupSync(self._sync_group) if spec.delivery == SYNCED else None
@@ -111,8 +115,9 @@ class EventFiles:
         now = self._files.now()
         for dialect, segment in self._segments.items() if self._rotates else ():
             incoming = sum([frames.nbytes for frames in framed[dialect]])
-            if not segment.is_empty and self._limits.is_due(segment.length, now - segment.opened, incoming):
-                self._retire()  # all dialects, as their files share a stamp; new files are opened below
+            is_due = self._limits.is_due(segment.length, now - segment.opened, incoming)
+            if is_due and not segment.is_empty and abs(now - self._tried_at) > TRY_AGAIN_S:
+                self._rotate(first_step, now)
                 break
         for dialect in self._formats:
             new = self._lacking(dialect, framed[dialect])
@@ -125,7 +130,7 @@ class EventFiles:
                 segment = self._segments[dialect]
                 fitting = new if self._limits.max_file_size is None else self._fitting(segment, new)
                 if fitting:
-                    segment.extend(fitting)
+                    self._extend(dialect, fitting, first_step)
                     nbytes += sum([frames.nbytes for frames in fitting])
             if fitting is not new:
                 first = fitting[-1].last_seq + 1 if fitting else new[0].first_seq
@@ -164,12 +169,36 @@ class EventFiles:
             room -= frames.nbytes
         return fitting
 
+    def _extend(self, dialect: str, frames: Sequence[Framed], first_step: int) -> None:
+        """Append frames to the segment of a dialect, or to a new one if that may not grow any more."""
+        segment = self._segments[dialect]
+        try:
+            segment.extend(frames)
+        except OSError as error:
+            if error.errno != errno.EFBIG or segment.is_empty or segment.is_dead:
+                raise
+            self._retire(self._begin(first_step))
+            self._segments[dialect].extend(frames)
+
+    def _rotate(self, first_step: int, now: float) -> None:
+        """Begin new files of all dialects, which share a stamp; if none can be made, keep to the old ones."""
+        if any([segment.is_dead for segment in self._segments.values()]):
+            return  # `_open` replaces them
+        try:
+            self._retire(self._begin(first_step))
+        except OSError as error:
+            self._tried_at = now
+            self._fail(f"the files are not rotated now: {told(error)}")
+
     def _open(self, first_step: int) -> None:
-        """Make sure that each dialect has a live segment; a new segment gets the first frames of a file."""
+        """Make sure that each dialect has a live segment."""
         if any([segment.is_dead for segment in self._segments.values()]):
             self._retire()
-        if self._segments:
-            return
+        if not self._segments:
+            self._segments = self._begin(first_step)
+
+    def _begin(self, first_step: int) -> dict[str, Segment]:
+        """Open a segment for each dialect, with the first frames of a file."""
         ensure_directory(self._directory)
         if self._needs_repair:  # a file was abandoned: cut off its torn frame and find its last seq
             self._rescue()  # first: it rewrites files without the remains of failed appends
@@ -201,8 +230,9 @@ class EventFiles:
             self._needs_repair = True
             discard(opened)  # a segment without its first frames would not show whose events it holds
             raise
-        self._segments, self._named_at = opened, None
+        self._named_at = None
         self.paths = {dialect: segment.path for dialect, segment in opened.items()}
+        return opened
 
     # --- durability
 
@@ -232,10 +262,10 @@ class EventFiles:
         with self._syncing:
             return [error for segment in self._segments.values() if (error := _try_sync(segment))]
 
-    def _retire(self) -> None:
+    def _retire(self, following: Mapping[str, Segment] | None = None) -> None:
         """Make the files durable, close and index them; one with a failed sync is left to `_rescue`."""
         with self._syncing:
-            segments, self._segments = self._segments, {}
+            segments, self._segments = self._segments, dict(following or {})
         for segment in segments.values():
             self._needs_repair |= segment.is_dead
             error = _try_sync(segment)

@@ -38,9 +38,9 @@ class Files:
         """Cut the open file to `length` bytes."""
         os.ftruncate(descriptor, length)
 
-    def is_removed(self, descriptor: int) -> bool:
-        """Whether the open file has been deleted; if so, its data are lost when it is closed."""
-        return os.fstat(descriptor).st_nlink == 0
+    def status(self, descriptor: int) -> os.stat_result:
+        """How many names and bytes the open file has."""
+        return os.fstat(descriptor)
 
     def sync(self, descriptor: int) -> None:
         """Make the written bytes durable."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from distsummary.errors import RunDirError
-from distsummary.format.frames import Framed, Part, joined, whole_length
+from distsummary.format.frames import Framed, Part, begins_frame, joined, whole_length
 from distsummary.publish import temporary_name
 from distsummary.reading.segments import SegmentName, all_event_files, next_stamp, source_of
 from distsummary.writing.files import MAX_BYTES, MAX_PARTS, Files
@@ -47,6 +47,9 @@ def cut_torn_tail(path: Path, files: Files) -> bool:
             finally:
                 files.close(kept)
         except OSError as error:  # a full disk does not prevent the cut itself, which needs no space
+            if not begins_frame(tail):
+                logger.warning("%d foreign bytes stay in %s: %s", len(tail), path, error)
+                return False
             logger.warning("%d bytes of a torn frame in %s are not kept: %s", len(tail), directory, error)
         files.truncate(descriptor, length)
         return True
@@ -106,9 +109,12 @@ class Segment:
             self._unsynced += framed
 
     def _write(self, parts: list[Part]) -> None:
-        if self._files.is_removed(self._descriptor):
+        found = self._files.status(self._descriptor)
+        if not found.st_nlink or found.st_size != self.length:
             self.is_dead = True
-            raise OSError(errno.ENOENT, "the event file was removed", str(self.path))
+            if not found.st_nlink:
+                raise OSError(errno.ENOENT, "the event file was removed", str(self.path))
+            raise OSError(errno.EIO, "another process changed the event file", str(self.path))
         try:
             self._write_all(self._descriptor, parts)
         except OSError as error:

@@ -30,7 +30,7 @@ from distsummary.reading.reader import read_lineage
 from distsummary.reading.segments import lineage_files, next_stamp
 from distsummary.writing.event_files import EventFiles
 from distsummary.writing.files import Files
-from distsummary.writing.health import Failures
+from distsummary.writing.health import Failures, told
 from distsummary.writing.spec import WriterSpec
 
 logger = logging.getLogger(__name__)
@@ -127,6 +127,7 @@ class RankWriter:
         self._shown: tuple[int, dict[int, list[Value]]] = 0, {}  # last seq of a batch; place in it -> scalars
         self._health = Health()
         self._failures = Failures(self._health, logger)
+        self._lineage: list[Value] = []  # not published yet
         self._event_files = EventFiles(spec, self._files, self._failures.count)
         self._health.last_seq = max(self._event_files.last_seq.values(), default=0)
 
@@ -174,8 +175,8 @@ class RankWriter:
             refused = Counter((one.plugin, one.tag) for one in encoded.refused)
             left_out = Counter((value.plugin, value.tag) for value in self._left_out[1]) - refused
             spared = [Value(plugin, tag, None) for plugin, tag in left_out.elements()]
-        if encoded.lineage:
-            self._publish_lineage(encoded.lineage)
+        self._lineage += encoded.lineage
+        self._publish_lineage()
 
         health = self._health
         health.bytes += appended.nbytes
@@ -277,13 +278,23 @@ class RankWriter:
         incoming = sum(nbytes_of(value.data) for value in bulk)
         return bulk if free - incoming < min(MAX_RESERVE, size // 50) else []
 
-    def _publish_lineage(self, values: Sequence[Value]) -> None:
-        """Replace the lineage file of the directory with a new one that also contains `values`.
+    def _publish_lineage(self) -> None:
+        """Replace the lineage file of the directory with a new one that also contains what waits.
 
-        The lineage of an earlier attempt goes: of several files, MindInsight shows the newest.
+        What cannot be published waits for the next call, and nothing else does. The lineage of an earlier
+        attempt goes: of several files, MindInsight shows the newest.
         """
+        try:
+            if self._lineage:
+                self._replace_lineage()
+                self._lineage.clear()
+        except OSError as error:
+            self._failures.count(told(error))
+        self._health.waiting = dict(Counter(value.plugin for value in self._lineage))
+
+    def _replace_lineage(self) -> None:
         lineage = read_lineage(self.directory, attempt=self.spec.attempt)
-        for value in values:
+        for value in self._lineage:
             lineage = updated_lineage(lineage, value)
         older, now = lineage_files(self.directory), self._files.now()
         stamp = next_stamp(self.directory, now)
@@ -303,14 +314,25 @@ class RankWriter:
             path.unlink(missing_ok=True)
 
     def flush(self) -> None:
-        """With the delivery "synced", wait until everything is durable; otherwise there is nothing to do."""
+        """Publish lineage that waits; with the delivery "synced", wait until everything is durable."""
         self._event_files.sync()
+        self._publish_lineage()
 
     def close(self) -> None:
         """Make the files durable and close them; a second call does nothing."""
         if not self._is_closed:
             self._is_closed = True
+            self._publish_lineage()
+            self._count_lineage()
             self._event_files.close()
+
+    def _count_lineage(self) -> None:
+        """Count as dropped the lineage that still waits."""
+        if waiting := self._health.waiting:
+            self._health.waiting = {}
+            self._failures.count(
+                f"the lineage in {self.directory} could not be written until the end", dropped=waiting
+            )
 
     def hurry(self, *, is_closing: bool = False) -> None:
         """There is no helper process."""

@@ -645,3 +645,21 @@ def test_a_heartbeat_and_a_registration_return_the_deals(run: RunDir) -> None:
 def test_an_attempt_that_is_unknown_has_no_deaths(run: RunDir) -> None:
     with pytest.raises(StaleAttemptError, match="attempt 3 of role train is not in the manifest"):
         note_deaths(run, "train", 3, {0: "signal 9"})
+
+
+def test_a_rank_tells_its_end_in_the_old_file_where_no_new_one_can_be_made(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = LocalCoordinator(run)
+    coordinator.register(rank(0, 1))
+    coordinator.beat(rank(0, 1), 0, Heartbeat(step=7, phase="training"))
+
+    @contextmanager
+    def refuse(path: Path, *, is_durable: bool = True) -> Iterator[Path]:
+        raise RunDirError(f"{path} cannot be written: No space left on device")
+        yield path
+
+    monkeypatch.setattr(rank_manifest, "replacing", refuse)
+    coordinator.finish(rank(0, 1), 0, {"step": 9})
+    found = told(run)["0"]
+    assert (found["state"], found["heartbeat"]["step"], found["ended"] > 0) == ("finished", 9, True)

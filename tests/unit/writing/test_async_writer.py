@@ -570,7 +570,7 @@ def test_flush_is_true_only_if_everything_since_the_last_flush_is_in_the_files()
     sink.spares = True
     strict = start(sink, raise_exception=True)
     strict.write(event(3))
-    with pytest.raises(WriteError, match=r"1 value\(s\) were dropped since the last flush: the disk is near"):
+    with pytest.raises(WriteError, match=r"1 value\(s\) are not in the files: the disk is nearly full"):
         strict.flush()
     assert strict.flush()
     strict.close()

@@ -11,9 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from distsummary import writing
+from distsummary.errors import RunDirError
 from distsummary.format.frames import Part, read_frames
 from distsummary.format.records import DIALECTS, MINDSPORE, SYNCED, TENSORBOARD, WRITTEN, Batch, Event, Value
-from distsummary.reading.reader import read_directory
+from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
+from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.reading.segments import segments, stamp_of
 from distsummary.writing.event_files import GROUP_BYTES, GroupSync
 from distsummary.writing.files import Files
@@ -31,7 +34,8 @@ class Clock(Files):
         self.time = 1_700_000_000.0
         self.failing_syncs = self.failing_cuts = self.short_write = 0
         self.syncs = 0
-        self.is_full = False
+        self.is_full = self.has_no_inodes = False
+        self.most_bytes = 1 << 40  # of a file
         self.free = (1 << 40, 1 << 41)
 
     def now(self) -> float:
@@ -50,7 +54,14 @@ class Clock(Files):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         super().truncate(descriptor, length)
 
+    def create(self, path: Path) -> int:
+        if self.has_no_inodes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().create(path)
+
     def write(self, descriptor: int, parts: Sequence[Part]) -> int:
+        if os.fstat(descriptor).st_size + sum(map(len, parts)) > self.most_bytes:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
         if self.is_full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if self.short_write < 0:
@@ -106,6 +117,81 @@ def test_every_file_begins_at_the_time_that_the_spec_gives(tmp_path):
     assert len(files) > 2
     heads = [next(read_frames(path)).payload for path in files]
     assert {struct.unpack("<d", head[1:9]) for head in heads} == {(5.0,)}  # field 1 of both dialects
+
+
+def test_where_no_new_file_can_be_made_the_old_ones_go_on(tmp_path):
+    clock = Clock()
+    rank_writer = writer(tmp_path, clock, limits=Limits(rotate_bytes=300))
+    for first in range(1, 41, 10):
+        rank_writer.write(batch(first, 10))
+        clock.has_no_inodes = first < 21
+        clock.time += 10
+    rank_writer.close()
+    assert len(segments(tmp_path, MINDSPORE)) == 2
+    assert seqs(tmp_path) == seqs(tmp_path, TENSORBOARD) == list(range(1, 41))
+    assert ["not rotated now" in reason for reason in rank_writer.health().errors] == [True]
+
+
+def test_a_file_that_may_not_grow_any_more_is_followed_by_another(tmp_path):
+    clock = Clock()
+    rank_writer = writer(tmp_path, clock)
+    rank_writer.write(batch(1, 10))
+    clock.most_bytes = 1000
+    for first in range(11, 101, 10):
+        rank_writer.write(batch(first, 10))
+    rank_writer.close()
+    assert len(segments(tmp_path, MINDSPORE)) > 2
+    assert seqs(tmp_path) == seqs(tmp_path, TENSORBOARD) == list(range(1, 101))
+    assert not rank_writer.health().errors
+
+
+@pytest.mark.parametrize("length", [30, 1 << 14])
+def test_a_file_that_another_process_changes_is_left_as_it_is_and_followed_by_another(tmp_path, length):
+    rank_writer = writer(tmp_path, Clock())
+    rank_writer.write(batch(1, 10))
+    [path] = segments(tmp_path, MINDSPORE)
+    kept = path.stat().st_size
+    os.truncate(path, length)
+    with pytest.raises(OSError, match="another process changed the event file"):
+        rank_writer.write(batch(11, 10))
+    rank_writer.write(batch(11, 10))
+    rank_writer.close()
+    assert len(segments(tmp_path, MINDSPORE)) == 2
+    assert [event.seq for event in read_directory(tmp_path, MINDSPORE)][-10:] == list(range(11, 21))
+    assert seqs(tmp_path, TENSORBOARD) == list(range(1, 21))
+    torn = sum(path.stat().st_size for path in tmp_path.glob("torn-*.bin"))
+    assert length == torn + path.stat().st_size
+    assert length < kept or path.stat().st_size == kept
+
+
+def test_lineage_that_cannot_be_published_holds_up_no_scalar(tmp_path, monkeypatch):
+    rank_writer = writer(tmp_path, Clock())
+    is_full, publish = True, writing.writer.publish
+
+    def fail(path: Path, data: bytes) -> None:
+        if is_full:
+            raise RunDirError(f"{path} cannot be written") from OSError(
+                errno.ENOSPC, "No space left on device"
+            )
+        publish(path, data)
+
+    monkeypatch.setattr(writing.writer, "publish", fail)
+    custom = lineage_pb2.UserDefinedInfo(map_str={"note": "x"})
+    lineage = Event(1, 101.0, [Value("custom_lineage_data", "", custom)])
+    for seq in (1, 3):
+        rank_writer.write(Batch(run_id=RUN_ID, attempt=0, rank=0, first_seq=seq, events=[lineage]))
+        rank_writer.write(batch(seq + 1, 1))
+        assert rank_writer.health().waiting == {"custom_lineage_data": 1 + seq // 3}
+    assert seqs(tmp_path) == [2, 4]
+    is_full = False
+    rank_writer.flush()
+    assert read_lineage(tmp_path).custom is not None
+    is_full = True
+    rank_writer.write(Batch(run_id=RUN_ID, attempt=0, rank=0, first_seq=5, events=[lineage]))
+    rank_writer.close()
+    health = rank_writer.health()
+    assert (health.waiting, health.dropped) == ({}, {"custom_lineage_data": 1})
+    assert "could not be written until the end" in health.missing
 
 
 def test_a_batch_larger_than_rotate_bytes_has_a_file_of_its_own(tmp_path):
