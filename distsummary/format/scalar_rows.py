@@ -61,10 +61,10 @@ def size_of(event: Event) -> int:
     return SCALAR_BYTES * len(event.values) + sum(map(nbytes_of, sized))
 
 
-def joined(items: Iterable[Item], resolved: Callable[[Event], Event]) -> list[Event | Scalars]:
+def joined(items: Iterable[Item], finished: Callable[[Event], Event]) -> list[Event | Scalars]:
     """The items of a queue as the events and Scalars of a Batch, in the same order.
 
-    `resolved` waits for an event's device copies; the event is then split into events of one frame each.
+    `finished` waits for an event's device copies; the event is then split into events of one frame each.
     Adjacent rows with the same tags become one Scalars.
     """
     found: list[Event | Scalars] = []
@@ -78,7 +78,7 @@ def joined(items: Iterable[Item], resolved: Callable[[Event], Event]) -> list[Ev
         if isinstance(body, bytes):
             parts = [(head, body)]
         else:
-            parts = [row_of(part) or part for part in split_event(resolved(head)) if part.values]
+            parts = [row_of(part) or part for part in split_event(finished(head)) if part.values]
         for part in parts:
             if tags is not None and (isinstance(part, Event) or part[0] != tags):
                 found.append(Scalars(tags, b"".join(rows)))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import ParamSpec, TypeVar
 
 from distsummary.errors import ClosedError, WriteError
+from distsummary.format.encode import finish_value
 from distsummary.format.records import BULK_PLUGINS, QUEUED, Batch, Event, Health, Scalars, Value
 from distsummary.format.scalar_rows import (
     FLUSH,
@@ -502,7 +503,7 @@ class AsyncWriter:
                 if size >= most:
                     break
             self._in_progress = len(taken)
-        events = joined(taken, self._resolved)
+        events = joined(taken, self._finished)
         if events:
             batch = Batch(
                 run_id=self._spec.run_id,
@@ -569,16 +570,22 @@ class AsyncWriter:
             self._is_closed and self._clock() > self._accepted_at + CLOSE_S - 2 * LATE_S + more_s
         )
 
-    def _resolved(self, event: Event) -> Event:
-        """Return the event with its device copies finished; drop and count a value whose copy failed."""
+    def _finished(self, event: Event) -> Event:
+        """Return the event with its device copies finished and its histograms counted.
+
+        Bins, unlike the numbers that they count, cost little to pass on to another process. A value of which
+        that fails is dropped and counted.
+        """
         values = []
         for value in event.values:
-            if hasattr(value.data, "result"):
-                try:
+            try:
+                if hasattr(value.data, "result"):
                     value = value._replace(data=value.data.result())
-                except Exception as error:  # one bad value must not affect the others
-                    self._count(f"{value.tag}: {told(error)}", {value.plugin: 1})
-                    continue
+                if value.plugin == "histogram":
+                    value = finish_value(value, mindspore_compat=self._spec.mindspore_compat)
+            except Exception as error:  # one bad value must not affect the others
+                self._count(f"{value.tag}: {told(error)}", {value.plugin: 1})
+                continue
             values.append(value)
         return event._replace(values=values)
 

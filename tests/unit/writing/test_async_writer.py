@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from distsummary.errors import ClosedError, WriteError
-from distsummary.format.records import QUEUED, Batch, Event, Health, Scalars, Value
+from distsummary.format.records import QUEUED, Batch, Event, Health, Histogram, Scalars, Value
 from distsummary.format.scalar_rows import ITEM_BYTES, NUMBER_BYTES, ROW_BYTES, events_of, row_struct
 from distsummary.writing import async_writer, health
 from distsummary.writing.async_writer import AT_ONCE, AsyncWriter
@@ -210,6 +210,21 @@ def test_a_failed_device_copy_costs_its_value():
     assert [(v.tag, v.data) for e in sink.events for v in e.values] == [("good", 2.0)]
     assert writer.health().dropped == {"scalar": 1}
     adds_up(writer, scalar=2)
+
+
+def test_histograms_are_counted_before_they_are_passed_on():
+    sink = Sink()
+    writer = start(sink)
+    values = np.linspace(0.0, 1.0, 100_000, dtype=np.float32)
+    writer.write(event(1, Value("histogram", "h", values), Value("histogram", "bad", np.array(["a"]))))
+    writer.close()
+    [batch] = sink.batches
+    [[passed]] = [one.values for one in sink.events]
+    assert isinstance(passed.data, Histogram)
+    assert (passed.data.counts.sum(), passed.data.max) == (100_000, 1.0)
+    assert batch.nbytes < 10_000
+    assert writer.health().dropped == {"histogram": 1}
+    adds_up(writer, histogram=2)
 
 
 def test_what_the_writer_cannot_take_now_is_kept_and_written_later_with_the_same_number():
