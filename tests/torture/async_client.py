@@ -2,6 +2,7 @@
 
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ class AsyncClient:
     """Sends the events up to `total` through an AsyncWriter; a later life goes on with events never sent.
 
     What a flush returned for is acknowledged: nothing may have been dropped, since every fault passes.
-    `writer` stands behind the AsyncWriter, a RankWriter if it is not given.
+    `opened` opens the writer behind the AsyncWriter; None: it is a RankWriter.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class AsyncClient:
         largest_batch: int = 4,
         pause_s: float = 0.0,
         resume_from_files: bool = False,
-        writer: Writer | None = None,
+        opened: Callable[[WriterSpec], Writer] | None = None,
     ) -> None:
         self.seed, self.total, self.bulk, self.tags = seed, total, bulk, tags
         self._files, self._largest_batch, self._pause_s = files, largest_batch, pause_s
@@ -51,7 +52,8 @@ class AsyncClient:
             directory=place / "events", run_id=RUN_ID, interval_s=0.002, retry_s=0.001, batch_bytes=4096,
             budget_bytes=32 << 20, **options or {},
         )  # fmt: skip
-        self._writer = AsyncWriter(writer or insist(lambda: RankWriter(spec, files)), spec)
+        inner = opened(spec) if opened else insist(lambda: RankWriter(spec, files))
+        self._writer = AsyncWriter(inner, spec)
 
     def run(self) -> None:
         """Send everything, then close."""

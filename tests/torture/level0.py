@@ -130,6 +130,7 @@ def options_of(seed: int, rotate_bytes: int = 2500) -> dict[str, Any]:
 
 def open_case(place: Path, seed: int, **more: Any) -> None:
     """Make the directory of a case, with what the judge has to know."""
+    shutil.rmtree(place, ignore_errors=True)  # of a call that was interrupted
     place.mkdir(parents=True)
     (place / "events").mkdir()
     dialects = options_of(seed)["formats"]

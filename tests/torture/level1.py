@@ -14,6 +14,7 @@ from tests.torture.client import Client
 from tests.torture.judge import Verdict, run_judge
 from tests.torture.ledger import read_account
 from tests.torture.level0 import client_of, open_case, options_of
+from tests.torture.rounds import Rounds
 
 KILLS_PER_RUN = 25
 BULK = 500_000  # elements of the rare large tensors: SIGKILL tears a write(2) of 2 MB
@@ -33,18 +34,19 @@ def kill_loop(root: Path, kills: int, seed: int, tags: int = 0) -> Verdict:
 
     `tags`: how many more scalars an event of scalars has.
     """
-    total = Verdict()
-    generator = random.Random(seed)
-    while total.kills < kills:
-        number = total.kills // KILLS_PER_RUN
-        place = root / f"run-{number:03d}"
-        case = seed + number
+    rounds = Rounds(root)
+    for number in range(-(-kills // KILLS_PER_RUN)):
+        if number in rounds:
+            continue
+        place, case, verdict = root / f"run-{number:03d}", seed + number, Verdict()
+        generator = random.Random(f"{seed}/{number}")
         open_case(place, case, bulk=BULK, tags=tags)
-        for _ in range(min(KILLS_PER_RUN, kills - total.kills)):
-            kill_one(place, case, _delay_s(generator) * (WIDE if tags else 1), total, tags)
-        _end_cleanly(place, case, total, tags)
-        total.add(run_judge(root, tensorboard=True))
-    return total
+        for _ in range(min(KILLS_PER_RUN, kills - number * KILLS_PER_RUN)):
+            kill_one(place, case, _delay_s(generator) * (WIDE if tags else 1), verdict, tags)
+        _end_cleanly(place, case, verdict, tags)
+        verdict.add(run_judge(place, tensorboard=True))
+        rounds.add(number, verdict)
+    return rounds.total()
 
 
 def _delay_s(generator: random.Random) -> float:

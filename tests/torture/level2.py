@@ -11,25 +11,37 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import psutil
 
+from tests.torture.cluster import (
+    RANKS,
+    RayCluster,
+    collectors,
+    is_alive,
+    own_processes,
+    prepare_environment,
+    ray_cluster,
+    title,
+)
 from tests.torture.judge import ROOT, Verdict, run_judge
 from tests.torture.ledger import ACKED
+from tests.torture.rounds import Rounds
 
-RANKS = 4
 ACKED_EACH = 100  # acknowledged steps, of all ranks, after each fault
 UP_S = 120.0  # a job is up within this
 ALIVE_S = 60.0  # a job acknowledges again within this after a fault
 END_S = 60.0  # a job ends within this
 GONE_S = 100.0  # the last process of a run ends within this: an aggregator waits a minute for silent ranks
+IN_A_ROW, ROW_S = (
+    5,
+    20.0,
+)  # deaths of a rank's collector, within this time, after which it is not started again
 DISK_BYTES = 96 << 20
 CULPRIT_ENDS = ("exception", "sys.exit", "os._exit", "handler", "SIGKILL", "SIGSEGV", "SIGTERM")
 
@@ -71,46 +83,43 @@ ENDINGS = {
 }
 
 
-def torture_runs(root: Path, kills: int, seed: int, mode: str, endings: str = "") -> Verdict:
-    """Rounds until `kills` faults are done; every way to end comes as often as another."""
-    os.environ |= {
-        "RAY_AUTH_MODE": "disabled",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_BACKEND_LOG_LEVEL": "error",
-        "RAY_health_check_period_ms": "1000",
-        "RAY_health_check_failure_threshold": "3",
-        "OMP_NUM_THREADS": "1",
-        "RAY_TMPDIR": tempfile.mkdtemp(prefix="dsl2-", dir="/tmp"),  # short: sockets lie below it
-        "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
-    }
+def torture_runs(
+    root: Path, kills: int, seed: int, *, mode: str, endings: str = "", only: str = ""
+) -> Verdict:
+    """Rounds until `kills` faults are done; every way to end comes as often as another.
+
+    `endings`, `only`: the endings and the faults before them, divided by commas; empty: all.
+    """
+    prepare_environment()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # else jobs of `make torture &` ignore Ctrl-C
-    verdict, generator = Verdict(), random.Random(seed)
-    clusters = [RayCluster()] if mode != "torchrun" else []
-    waiting: list[Round] = []
-    try:
-        for number, (place, ending) in enumerate(
-            _plan(mode, endings.split(",") if endings else list(ENDINGS), generator)
-        ):
-            if verdict.kills >= kills:
-                break
-            made = Round(
-                root / f"run-{number:03d}", seed + number, place, ending, random.Random(f"{seed}/{number}")
-            )
-            made.play(clusters)
-            verdict.kills += made.faults
-            waiting.append(made)
-            waiting = [one for one in waiting if not one.settle(wait_s=0.0)]
-            print(made.line(), flush=True)
-        for one in waiting:
-            one.settle(wait_s=GONE_S)
-    finally:
-        for one in waiting:
-            one.leave_the_disk()
-        for cluster in clusters:
-            cluster.end()
-        shutil.rmtree(os.environ["RAY_TMPDIR"], ignore_errors=True)
-    verdict.add(run_judge(root, tensorboard=True))
-    return verdict
+    rounds, waiting = Rounds(root), list[Round]()
+
+    def settle(wait_s: float) -> None:
+        for one in [*waiting]:
+            if one.settle(wait_s=wait_s):
+                waiting.remove(one)
+                if one.told:
+                    verdict = run_judge(one.place, tensorboard=True)
+                    verdict.kills = one.faults
+                    rounds.add(one.number, verdict)
+
+    with ray_cluster() if mode != "torchrun" else nullcontext() as cluster:
+        try:
+            plan = _plan(mode, endings.split(",") if endings else list(ENDINGS), random.Random(seed))
+            for number, (place, ending) in enumerate(plan):
+                if rounds.total().kills + sum(one.faults for one in waiting) >= kills:
+                    break
+                if number not in rounds:
+                    made = Round(root / f"run-{number:03d}", number, seed, place, ending, only)
+                    made.play(cluster)
+                    waiting.append(made)
+                    settle(0.0)
+                    print(made.line(), flush=True)
+            settle(GONE_S)
+        finally:
+            for one in waiting:
+                one.leave_the_disk()
+    return rounds.total()
 
 
 def _plan(mode: str, names: list[str], generator: random.Random) -> Iterator[tuple[str, Ending]]:
@@ -127,58 +136,16 @@ def _plan(mode: str, names: list[str], generator: random.Random) -> Iterator[tup
         yield from deck
 
 
-class RayCluster:
-    """A cluster whose nodes are processes of this machine; jobs connect to it by its address."""
-
-    def __init__(self) -> None:
-        from ray.cluster_utils import Cluster
-
-        self._cluster = Cluster(
-            initialize_head=True,
-            head_node_args={
-                "num_cpus": 4,
-                "num_gpus": 0,
-                "resources": {"whole": RANKS, "half": RANKS // 2},
-                "include_dashboard": False,
-                "object_store_memory": 100 << 20,
-            },
-        )
-        self.address = self._cluster.address
-        self._doomed: Any = None
-
-    def add_doomed(self) -> None:
-        """A second node, for half of the ranks."""
-        self._doomed = self._cluster.add_node(
-            num_cpus=2, num_gpus=0, resources={"half": RANKS // 2}, object_store_memory=100 << 20
-        )
-
-    def kill_raylet(self) -> None:
-        """The end of the second node: of its raylet and of what runs on it, which Ray would leave alive."""
-        [raylet] = [psutil.Process(info.process.pid) for info in self._doomed.all_processes["raylet"]]
-        for process in [raylet, *raylet.children(recursive=True)]:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-
-    def remove_doomed(self) -> None:
-        """What is left of it."""
-        if self._doomed is not None:
-            self._cluster.remove_node(self._doomed, allow_graceful=False)
-            self._doomed = None
-
-    def end(self) -> None:
-        """Stop all."""
-        self._cluster.shutdown()
-
-
 @dataclass
 class Round:
     """One job and what is done to it."""
 
     place: Path
-    seed: int
+    number: int
+    level_seed: int
     mode: str
     ending: Ending
-    generator: random.Random
+    only: str = ""  # the faults before the end, divided by commas; empty: all
     faults: int = 0
     orphans: int = 0
     complaints: list[str] = field(default_factory=list)
@@ -186,10 +153,14 @@ class Round:
     known: dict[int, psutil.Process] = field(default_factory=dict)  # processes of the run that were seen
     looked_s: float = 0.0
     log: Path = field(init=False)
+    seed: int = field(init=False)
+    generator: random.Random = field(init=False)
     culprit: int = field(init=False)
     is_collective: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        self.seed = self.level_seed + self.number
+        self.generator = random.Random(f"{self.level_seed}/{self.number}")
         self.culprit = self.generator.randrange(RANKS)
         # Ranks that wait for each other fail with the culprit: then only the culprit's state and name count.
         self.is_collective = self.generator.random() < 0.3
@@ -198,15 +169,19 @@ class Round:
 
     # --- the job
 
-    def play(self, clusters: list[RayCluster]) -> None:
+    def play(self, ray: RayCluster | None) -> None:
         """Start the job, disturb it, end it."""
         self.started_s = time.monotonic()
+        if self.place.exists():  # of a call that was interrupted
+            if (self.place / "disk").is_mount():
+                _unmount(self.place / "disk")
+            shutil.rmtree(self.place)
         (self.place / "disk").mkdir(parents=True)
         self.is_mounted = _mount(self.place / "disk")
         if not self.is_mounted and self.ending.how == "full disk":
             return  # only root may mount
         self.before = {process.pid for process in own_processes()}
-        cluster = clusters[0] if self.mode == "ray" else None
+        cluster = ray if self.mode == "ray" else None
         if cluster is not None and self.ending.how == "raylet":
             cluster.add_doomed()
         self.job = self._start(cluster)
@@ -266,14 +241,24 @@ class Round:
 
     def _disturb(self) -> None:
         time.sleep(self.generator.uniform(0.0, 0.7))
-        kinds = [self._kill_aggregator, self._stop_aggregator, self._kill_collectors, self._stop_collectors]
-        kinds += [self._fill_for_a_while] * self.is_mounted
-        self.generator.shuffle(kinds)
-        for fault in kinds:
-            if fault():  # not every job has collectors, and the aggregator may be coming back just now
+        kinds = {
+            "kill aggregator": self._kill_aggregator,
+            "stop aggregator": self._stop_aggregator,
+            "kill collectors": self._kill_collectors,
+            "kill collectors in a row": self._kill_collectors_in_a_row,
+            "stop collectors": self._stop_collectors,
+        }
+        if self.is_mounted:
+            kinds["full disk for a while"] = self._fill_for_a_while
+        names = self.only.split(",") if self.only else list(kinds)
+        self.generator.shuffle(names)
+        for name in names:
+            if kinds[
+                name
+            ]():  # jobs of torchrun have no collectors; the aggregator may be coming back just now
                 self.faults += 1
-                self.told.append(fault.__name__.removeprefix("_").replace("_", " "))
-                self._await_acked(ACKED_EACH, ALIVE_S, self.told[-1])
+                self.told.append(name)
+                self._await_acked(ACKED_EACH, ALIVE_S, name)
                 break
 
     def _kill_aggregator(self) -> bool:
@@ -284,6 +269,16 @@ class Round:
 
     def _kill_collectors(self) -> bool:
         return self._signal(self._some_collectors(), signal.SIGKILL)
+
+    def _kill_collectors_in_a_row(self) -> bool:
+        """Kill each collector as soon as it is seen, so often that the ranks write their files themselves."""
+        deadline, killed = time.monotonic() + ROW_S, 0
+        most = IN_A_ROW * len(collectors(self._fresh()))
+        while killed < most and time.monotonic() < deadline:
+            found = collectors(self._fresh())
+            killed += len(found) if self._signal(found, signal.SIGKILL) else 0
+            time.sleep(0.05)
+        return killed > 0
 
     def _stop_collectors(self) -> bool:
         return self._pause(self._some_collectors(), self.generator.uniform(0.5, 4.0))
@@ -303,7 +298,7 @@ class Round:
                 filler.write(bytes(512))
 
     def _some_collectors(self) -> list[int]:
-        found = [process.pid for process in self._fresh() if title(process).startswith("ray::CollectorActor")]
+        found = collectors(self._fresh())
         return self.generator.sample(found, self.generator.randint(1, len(found))) if found else []
 
     def _aggregator(self) -> int:
@@ -459,33 +454,12 @@ class Round:
         return f"{name}: {', '.join(self.told)} ({time.monotonic() - self.started_s:.0f} s)"
 
 
-def own_processes() -> list[psutil.Process]:
-    """The processes below this one."""
-    return psutil.Process().children(recursive=True)
-
-
-def title(process: psutil.Process) -> str:
-    """Its command line; empty if it has ended."""
-    try:
-        return " ".join(process.cmdline()).strip()
-    except psutil.Error:
-        return ""
-
-
 def is_ours(process: psutil.Process) -> bool:
     """Whether a process is the run's: a collector, an aggregator, a trainer."""
     words = title(process)
     return words.startswith(("ray::CollectorActor", "ray::_Aggregator", "ray::_Rank")) or (
         "tests.torture.rank" in words or "distsummary.aggregate.follow" in words
     )
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process runs: a zombie does not, whoever should have waited for it."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def _mount(place: Path) -> bool:

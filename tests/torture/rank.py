@@ -30,7 +30,7 @@ ERROR = "no data"
 
 def train(place: Path, seed: int, collective: bool) -> None:
     """Train until the order comes."""
-    collectors = ("process", "rank", "node")[seed % 3] if topology.in_ray() else None
+    collectors = ("rank", "node")[seed % 2] if topology.in_ray() else None
     run = ds.init(place / "disk" / "run", histograms=False, on_nan="ignore", collectors=collectors)
     (place / f"pid_{run.rank}").write_text(str(os.getpid()))
     faulthandler.register(signal.SIGUSR1, (place / f"stack_{run.rank}").open("w"))
