@@ -8,14 +8,14 @@ import threading
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
 
-from distsummary.collect.actor import NODE, reason_of, start_collector
+from distsummary.collect.actor import NODE, await_disconnected, reason_of, start_collector
 from distsummary.collect.patience import OUTAGE_S, Patience
 from distsummary.collect.teller import Teller, write_and_tell
 from distsummary.coordination import Listener
@@ -71,6 +71,7 @@ class RemoteWriter:
         self.waiting_bytes: Callable[[], int] = lambda: 0
         self._patience = Patience()
         self._cluster = ray.get_runtime_context().gcs_address
+        self._is_cut_off = False  # whether Ray was seen to be shut down
         self._actor: Any = None
         self._starting: Any = None  # the answer of an actor that is not up yet
         self._is_late = False  # whether it was logged that the actor is not up
@@ -191,13 +192,14 @@ class RemoteWriter:
             _users[self._scope] -= 1
             is_last = not _users[self._scope] and self._scope != NODE
         if self._actor is not None and self._is_connected():
-            if is_last:
-                ray.kill(self._actor, no_restart=True)
-            else:
-                self._actor.leave.remote(self._key)
+            with contextlib.suppress(CollectorError), self._while_connected():
+                if is_last:
+                    ray.kill(self._actor, no_restart=True)
+                else:
+                    self._actor.leave.remote(self._key)
 
     def _leave_ray_if_gone(self) -> None:
-        """Without a connection a call would start a cluster; `_connect` then lets this process write."""
+        """Without a connection `_connect` lets this process write."""
         if self._session is not None and not self._is_connected():
             self._session = None
 
@@ -207,7 +209,8 @@ class RemoteWriter:
     # --- calls of the collector
 
     def _send(self, batch: Batch) -> Any:
-        return self._actor.write.remote(self._key, self._session, batch)
+        with self._while_connected():
+            return self._actor.write.remote(self._key, self._session, batch)
 
     def _settle_oldest(self) -> None:
         """Await the oldest batch's acknowledgement; after an OSError, all batches are kept unless QUEUED."""
@@ -306,8 +309,9 @@ class RemoteWriter:
     def _start(self) -> None:
         """Start the collector without waiting for it; raises CollectorError."""
         try:
-            self._actor = start_collector(self._scope)
-            self._starting = self._actor.ready.remote(self._key, own_process())
+            with self._while_connected():
+                self._actor = start_collector(self._scope)
+                self._starting = self._actor.ready.remote(self._key, own_process())
         except (RayError, ValueError, RuntimeError) as error:  # of a cluster that is just ending, too
             raise CollectorError("the collector cannot be started", told(error), is_dead=True) from None
 
@@ -334,13 +338,15 @@ class RemoteWriter:
         self._take_over(RAY_IS_GONE)
 
     def _has_started(self, timeout_s: float = 0.0) -> bool:
-        return bool(ray.wait([self._starting], timeout=timeout_s)[0])
+        with self._while_connected():
+            return bool(ray.wait([self._starting], timeout=timeout_s)[0])
 
     def _take_note(self) -> None:
         """Take note of the collector's process; raises CollectorError if it has died."""
         starting, self._starting = self._starting, None
         try:
-            self._up = ray.get(starting, timeout=0)
+            with self._while_connected():
+                self._up = ray.get(starting, timeout=0)
         except RayError as error:
             raise CollectorError("the collector does not start", reason_of(error), is_dead=True) from None
         self._effort = Effort(self._up["pid"]) if is_alive(self._up) else None
@@ -367,11 +373,12 @@ class RemoteWriter:
         Raises CollectorError if there is none, otherwise what the collector has raised.
         """
         begun = time.monotonic()
-        while self._is_connected():  # ray.get would start a cluster
+        while self._is_connected():
             # it changes when a caller begins to wait, and while the collector is at work
             left_s = self._patience.answer_until(begun, nbytes) - time.monotonic()
             try:
-                return ray.get(reference, timeout=max(0.0, min(left_s, SLICE_S)))
+                with self._while_connected():
+                    return ray.get(reference, timeout=max(0.0, min(left_s, SLICE_S)))
             except GetTimeoutError:
                 self._look()
                 if left_s <= SLICE_S:
@@ -384,9 +391,6 @@ class RemoteWriter:
                 ) from None
             except RayError as error:
                 raise CollectorError("the collector has died", reason_of(error), is_dead=True) from None
-            except Exception:
-                if self._is_connected():  # otherwise Ray was shut down during the call
-                    raise
         raise CollectorError(RAY_IS_GONE)
 
     def _fail(self, error: "CollectorError") -> None:
@@ -401,8 +405,24 @@ class RemoteWriter:
             self._take_over(error.what + (f" {deaths} times in a row" if deaths > 1 else ""))
 
     def _is_connected(self) -> bool:
-        # Without a connection, a Ray call would start a cluster; in another cluster the handle is not valid.
-        return bool(ray.is_initialized() and ray.get_runtime_context().gcs_address == self._cluster)
+        # In another cluster the handle is not valid.
+        return (
+            not self._is_cut_off
+            and ray.is_initialized()
+            and ray.get_runtime_context().gcs_address == self._cluster
+        )
+
+    @contextlib.contextmanager
+    def _while_connected(self) -> Iterator[None]:
+        """Raise CollectorError if Ray is shut down meanwhile: calls that wait then end with SystemExit."""
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            if isinstance(error, Exception) and self._is_connected():
+                raise
+            self._is_cut_off = True
+            await_disconnected()
+            raise CollectorError(RAY_IS_GONE) from None
 
     # --- without the collector
 
@@ -412,6 +432,7 @@ class RemoteWriter:
             self._gave_up = reason
             self._failed.fail(f"the rank writes its files itself: {reason}")
             logger.warning("rank=%d writes its files itself from now on: %s", self._spec.rank, reason)
+        await_disconnected()
         try:
             self._end_collector()
             self._open_own()
@@ -478,7 +499,8 @@ class RemoteWriter:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process["pid"], signal.SIGKILL)
         if self._actor is not None and self._is_connected():
-            ray.kill(self._actor, no_restart=True)
+            with contextlib.suppress(CollectorError), self._while_connected():
+                ray.kill(self._actor, no_restart=True)
         deadline = time.monotonic() + END_S
         while self._process and self._may_write():
             if time.monotonic() > deadline:

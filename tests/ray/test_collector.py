@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -14,6 +15,7 @@ import pytest
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
+from distsummary import SummaryRecord
 from distsummary.aggregate.actor_listener import DigestListener
 from distsummary.collect import patience
 from distsummary.collect.actor_writer import RemoteWriter
@@ -25,6 +27,7 @@ from distsummary.reading.reader import read_directory
 from distsummary.reading.segments import segments
 from distsummary.writing.async_writer import AsyncWriter
 from distsummary.writing.spec import WriterSpec
+from tests.conftest import ROOT
 from tests.patience import PATIENCE_S
 from tests.ray.hearing import GROUP, NAME, NAMESPACE, start_hearing
 from tests.unit.format import samples
@@ -478,3 +481,58 @@ def test_the_ranks_of_a_node_share_an_actor_that_outlives_the_one_that_started_i
 
 def own_files(path) -> int:
     return sum(f".{os.getpid()}." in file.name for file in segments(path, "tensorboard"))
+
+
+def test_without_memory_for_a_collector_a_line_gives_the_reason_and_the_rank_writes(
+    tmp_path, monkeypatch, caplog
+):
+    size = 10 << 30
+    monkeypatch.setattr(ray._private.utils, "get_system_memory", lambda: size)
+    monkeypatch.setattr(ray._private.utils, "get_used_memory", lambda: int(0.95 * size) - (100 << 20))
+    monkeypatch.setattr("distsummary.collect.actor_writer.start_collector", None)  # no actor is asked for
+    with SummaryRecord(tmp_path, collectors="rank") as record:
+        record.scalars(1, {"loss": 1.0})
+    assert steps(tmp_path, "mindspore") == [1]
+    assert not record.health().errors
+    assert [r.message for r in caplog.records if r.name.startswith("distsummary")] == [
+        "rank=0 writes its files in its own process: 100 MiB of memory are free until Ray begins to kill "
+        "processes, and a collector needs 128"
+    ]
+
+
+SHUT_DOWN = """
+import os, sys, time
+from pathlib import Path
+import ray
+from ray.util import list_named_actors
+import distsummary as ds
+
+ray.init(address=sys.argv[1], log_to_driver=False)
+place, when = sys.argv[2:]
+
+def is_there():
+    if when == "it starts":
+        return any(one["name"].startswith("collector-") for one in list_named_actors(all_namespaces=True))
+    return any(f".{os.getpid()}." not in path.name for path in Path(place).glob("*tfevents*"))
+
+with ds.init(place, system_metrics=False, collectors="rank") as run:
+    for _ in run.steps(range(40)):
+        run.log(loss=float(run.step))
+        if run.step == 20:
+            while not is_there():
+                time.sleep(0.05)
+            ray.shutdown()
+print(run.health().dropped, ray.is_initialized())
+"""
+
+
+@pytest.mark.parametrize("when", ["it starts", "it is up"])
+def test_ray_may_be_shut_down_before_the_run_is_closed(tmp_path, when):
+    address = ray.get_runtime_context().gcs_address
+    command = [sys.executable, "-c", SHUT_DOWN, address, str(tmp_path / "run"), when]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT)
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["{} False"]), done.stderr
+    reason = "writes its files itself from now on: Ray was shut down before the run was closed"
+    assert done.stderr.count(reason) == 1
+    found = {e.step: v.data for e, v in values(tmp_path / "run") if v.tag == "loss"}
+    assert found == {step: float(step) for step in range(1, 41)}

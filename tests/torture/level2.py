@@ -186,7 +186,9 @@ class Round:
             cluster.add_doomed()
         self.job = self._start(cluster)
         try:
-            if self._await_acked(ACKED_EACH, UP_S, "to begin"):
+            if self._await_acked(ACKED_EACH, UP_S, "to begin") and (
+                cluster is None or self._await_collectors()
+            ):
                 for _ in range(self.generator.randrange(2, 5)):
                     self._disturb()
                 self._end(cluster)
@@ -227,6 +229,14 @@ class Round:
                 return False
             time.sleep(0.05)
         return True
+
+    def _await_collectors(self) -> bool:
+        """The ranks begin without their collectors."""
+        deadline = time.monotonic() + UP_S
+        while not collectors(self._fresh()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self.complaints += [] if collectors(self._fresh()) else [f"no collector after {UP_S:g} s"]
+        return not self.complaints
 
     def acked(self) -> int:
         """The steps that the ranks have acknowledged."""

@@ -44,5 +44,21 @@ def test_killed_writers_of_many_tags_lose_nothing_acknowledged(tmp_path: Path) -
     assert int(str(line["acked"])) > 0
 
 
+def test_a_level_continues_where_it_stopped(tmp_path: Path) -> None:
+    (place := tmp_path / "place").mkdir()
+    words = ("--level", "L1", "--kills", "2", "--state", str(tmp_path / "state"))
+    first = torture(place, *words)
+    rounds = tmp_path / "state" / "L1" / "rounds.jsonl"
+    rounds.write_text(rounds.read_text().replace('"kills": 2', '"kills": 1002'))
+    assert torture(place, *words) == {**first, "kills": 1002}
+
+
+@pytest.mark.long
+def test_killed_and_stopped_collectors_lose_nothing_acknowledged(tmp_path: Path) -> None:
+    line = torture(tmp_path, "--level", "actors", "--kills", "3")
+    assert line["kills"] == 3
+    assert int(str(line["acked"])) > 0
+
+
 def test_hostile_files_are_refused_in_time_and_memory(tmp_path: Path) -> None:
     assert torture(tmp_path, "--level", "fuzz", "--mutants", "50")["faults"] == 50
