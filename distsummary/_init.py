@@ -187,6 +187,8 @@ def init(
     options = record or Record()
     topology = as_recorded(directory, topology)
     refuse_reuse(directory, topology, refuse_finished=False)
+    if options.private:
+        directory.create().make_private()
     if not options.identity:
         topology = without_identity(directory, topology)
     specified = collector_options.get("collect_specified_data")

@@ -21,7 +21,8 @@ _TEMPORARY = re.compile(r"\.tmp-(?P<space>[0-9a-f]{16})-(?P<pid>\d{1,10})-(?P<st
 def ensure_directory(path: Path) -> None:
     """Make a directory and its parents; raises RunDirError or NotADirectoryPathError."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        parent = next((parent for parent in path.parents if parent.exists()), Path())
+        path.mkdir(rights_in(parent), parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise NotADirectoryPathError(
             f"{path} must be a directory, but it or a parent is a file; choose another path"
@@ -30,6 +31,11 @@ def ensure_directory(path: Path) -> None:
         raise RunDirError(
             f"the directory {path} cannot be made: {error.strerror}; choose another path"
         ) from error
+
+
+def rights_in(directory: Path) -> int:
+    """The rights of what is made in a directory: its owner's alone if the directory is, else the umask's."""
+    return 0o777 if os.stat(directory).st_mode & 0o077 else 0o700
 
 
 def check_writable(path: Path) -> None:
@@ -108,17 +114,19 @@ def file_system_time(directory: Path) -> float:
 
 
 @contextmanager
-def replacing(path: Path, *, is_durable: bool = True) -> Iterator[Path]:
+def replacing(path: Path, *, is_durable: bool = True, is_private: bool = False) -> Iterator[Path]:
     """Give the block a temporary path; on success, sync the file and rename it to `path`; else remove it.
 
     If not `is_durable`, it is not synced: after the machine loses power, the file may be the old one or be
-    damaged.
+    damaged. If `is_private`, or in a directory of its owner alone, only the owner may read it.
 
     Raises RunDirError, with the path, if the operating system cannot write or rename the file.
     """
     temporary = temporary_name(path.parent)
     try:
         yield temporary
+        if is_private or rights_in(path.parent) == 0o700:
+            os.chmod(temporary, 0o600)
         if is_durable:
             sync(temporary)
         os.replace(temporary, path)

@@ -4,6 +4,8 @@ It lies in the rank's directory and has the newest attempts:
 
     {"format": 1, "attempts": {"0": {"settings": {"seed torch": "42"}, "names": ["0.weight", "0.bias"],
      "groups": {"whole": [0, 1]}}}}
+
+The command.json of rank 0 has the command line of each attempt, for the eyes of its owner alone.
 """
 
 import json
@@ -18,6 +20,7 @@ from distsummary.publish import ensure_directory, replacing
 from distsummary.run_records import AttemptKey, FactsRecord
 
 FACTS = "facts.json"
+COMMAND = "command.json"  # in the directory of rank 0
 FORMAT = 1
 KEPT = 16  # attempts
 
@@ -52,7 +55,17 @@ def read_facts(directory: Path, attempt: int) -> RankFacts | None:
     return None if stored is None else RankFacts(stored["settings"], stored["names"], stored["groups"])
 
 
-def write_attempt(path: Path, attempt: int, data: Any) -> None:
+def write_command(directory: Path, attempt: int, argv: Sequence[str]) -> None:
+    """Write the command line of an attempt where only the owner can read it; raises RunDirError."""
+    write_attempt(directory / COMMAND, attempt, [*argv], is_private=True)
+
+
+def read_command(directory: Path, attempt: int) -> list[str]:
+    """The command line of an attempt; empty if there is none that can be read."""
+    return [*read_attempts(directory / COMMAND, list[str]).get(str(attempt), ())]
+
+
+def write_attempt(path: Path, attempt: int, data: Any, *, is_private: bool = False) -> None:
     """Write what the file of a rank says of an attempt, as JSON; of others, the newest stay.
 
     Raises RunDirError if the file cannot be written.
@@ -62,7 +75,7 @@ def write_attempt(path: Path, attempt: int, data: Any) -> None:
     newest = sorted(attempts, key=int)[-KEPT:]
     kept = {number: attempts[number] for number in newest}
     encoded = json.dumps({"format": FORMAT, "attempts": kept}).encode()
-    with replacing(path, is_durable=False) as temporary, open(temporary, "xb") as file:
+    with replacing(path, is_durable=False, is_private=is_private) as temporary, open(temporary, "xb") as file:
         file.write(encoded)
 
 

@@ -66,7 +66,6 @@ class ProvenanceRecord(TypedDict, total=False):
     """Where the code of an attempt came from."""
 
     git: dict[str, Any] | None
-    argv: list[str] | None
     versions: dict[str, Any] | None
     python: str | None
     platform: str | None

@@ -1,7 +1,6 @@
 """What the manifest says about a run, as a table in Markdown for TensorBoard's page TEXT."""
 
 import re
-import shlex
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -15,7 +14,7 @@ _MARKDOWN = re.compile(r"[&<>|*_`\[\]\\~#]")
 
 
 def run_text(manifest: Manifest, run: RunState, role: str = "train") -> str:
-    """The run, the ranks, hosts, command, commit and versions of the newest attempt, and all attempts."""
+    """The run, the ranks, hosts, commit and versions of the newest attempt, and all attempts."""
     attempts = [attempt for attempt in run.attempts if attempt.role == role]
     entries = [entry for entry in manifest["attempts"] if entry["role"] == role]
     rows = {"run": str(manifest["run_id"])}
@@ -23,8 +22,6 @@ def run_text(manifest: Manifest, run: RunState, role: str = "train") -> str:
         provenance = entry.get("provenance") or {}
         git, versions = provenance.get("git") or {}, provenance.get("versions") or {}
         rows["ranks"] = f"{entry['world_size']}, {_hosts(attempt.ranks)}"
-        if argv := provenance.get("argv"):
-            rows["command"] = shlex.join(argv)
         if provenance:
             found = [provenance[name] for name in ("python", "platform") if name in provenance]
             rows["python"] = " on ".join(found)

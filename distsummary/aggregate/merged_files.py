@@ -15,7 +15,7 @@ from distsummary.format.frames import frame
 from distsummary.format.lineage import Lineage, encode_lineage
 from distsummary.format.norms import TableTurns
 from distsummary.format.records import DIALECTS, HPARAMS, MINDSPORE, TENSORBOARD, Event, EventIds
-from distsummary.publish import TEMPORARY, sync, temporary_name
+from distsummary.publish import TEMPORARY, rights_in, sync, temporary_name
 from distsummary.reading.index import index_closed
 from distsummary.reading.reader import read_file
 from distsummary.reading.segments import SegmentName, lineage_files, next_stamp, segments
@@ -88,7 +88,7 @@ class MergedFiles:
                 shutil.rmtree(path)  # left by a merge that was killed
         self._staging = temporary_name(directory)
         try:
-            self._staging.mkdir()
+            self._staging.mkdir(rights_in(directory))
         except OSError as error:
             raise RunDirError(
                 f"{directory} cannot be written: {error.strerror}; fix its permissions"

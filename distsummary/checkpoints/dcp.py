@@ -27,7 +27,7 @@ from distsummary.checkpoints.shard_file import ShardHeader, first_name, sibling_
 from distsummary.checkpoints.sharded import ShardedState, open_shards
 from distsummary.errors import MissingFileError, RunDirError
 from distsummary.json_door import parse_json
-from distsummary.publish import sync, temporary_name
+from distsummary.publish import rights_in, sync, temporary_name
 
 SUFFIX = ".dcp"
 STEM = "model"  # of the files in the directory
@@ -79,7 +79,7 @@ def write_dcp(
     offsets = {name: {"saved_offsets": list(shard.offset)} for name, shard in slices.items()}
     ours = {names[name]: name for name in arrays if name in names}
     try:
-        temporary.mkdir(exist_ok=True)
+        temporary.mkdir(rights_in(temporary.parent), exist_ok=True)
         if failure is not None:
             raise failure
         file = temporary / sibling_name(first_name(STEM, header.ranks), header.rank)

@@ -390,6 +390,8 @@ class SummaryCollector(Callback):
         if not topology.mesh and network is not None:
             mesh = self._failures.call("the mesh", framework_of(network).mesh, network)
             topology = dataclasses.replace(topology, mesh=mesh or {})
+        if self._record.private:
+            self.run_dir.make_private()
         hide = as_recorded if self._record.identity else without_identity
         topology = hide(self.run_dir, topology)
         self._schedule.begin(topology)

@@ -15,7 +15,7 @@ from distsummary.collect.checked_values import OnlyExported
 from distsummary.errors import RunDirError
 from distsummary.format.records import Event, Value
 from distsummary.guard import check
-from distsummary.publish import ensure_directory, replacing
+from distsummary.publish import ensure_directory, replacing, rights_in
 from distsummary.run_dir import export_dir
 from distsummary.writing.writer import EventWriter
 
@@ -49,7 +49,7 @@ class Exports:
             path = export_dir(self._directory, stamp)
             ensure_directory(path.parent)
             try:
-                path.mkdir()
+                path.mkdir(rights_in(path.parent))
             except FileExistsError:
                 stamp += 1
             except OSError as error:

@@ -16,7 +16,7 @@ PACKAGES = ("distsummary", "numpy", "protobuf", "ray", "torch", "mindspore")
 
 
 def provenance(directory: Path | None = None, *, has_identity: bool = True) -> dict[str, Any]:
-    """The commit of `directory` (default: the current one), the command line and the installed versions.
+    """The commit of `directory` (default: the current one) and the installed versions.
 
     All values have JSON types. `git` is empty outside a repository or without git. Without `has_identity`,
     there are only the versions.
@@ -25,7 +25,6 @@ def provenance(directory: Path | None = None, *, has_identity: bool = True) -> d
         return {"python": platform.python_version(), "versions": versions()}
     return {
         "git": git_state(directory or Path.cwd()),
-        "argv": redacted(command_line()),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": versions(),

@@ -21,6 +21,8 @@ class Record:
             the directories of paths are absent, and hashes with the random id of this run as key replace
             host, boot id and the launcher's name of the job. It holds for the whole run and whatever is
             written into it later. See docs/privacy.md.
+        private: only the owner may read the run: its directory gets the rights 0700, and what is made in it
+            0600. It holds for the whole run, from the first attempt that asks for it.
 
     Raises InvalidTypeError or InvalidValueError for bad arguments.
     """
@@ -28,8 +30,10 @@ class Record:
     overload: str = WAIT
     images: bool | None = None
     identity: bool = True
+    private: bool = False
 
     def __post_init__(self) -> None:
         check_choice("overload", self.overload, (WAIT, DROP))
         check_type("images", self.images, bool, optional=True)
         check_type("identity", self.identity, bool)
+        check_type("private", self.private, bool)

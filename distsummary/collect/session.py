@@ -27,7 +27,7 @@ from distsummary.collect.export import Exports, write_values
 from distsummary.collect.heartbeat import Pulse
 from distsummary.collect.lineage import strip_directories
 from distsummary.collect.open_writer import open_writer
-from distsummary.collect.provenance import error_text, provenance
+from distsummary.collect.provenance import command_line, error_text, provenance
 from distsummary.collect.system_metrics import Sampler, SystemMonitor, sources_of
 from distsummary.collect.trajectory_keeper import KeptTrajectory, keep_trajectory
 from distsummary.collect.watcher import Place, Watcher, groups_of_torch
@@ -43,7 +43,7 @@ from distsummary.frameworks.base import framework_of
 from distsummary.guard import door
 from distsummary.identity import without_places_in
 from distsummary.interrupts import AGAIN_S, interrupts_after, is_interruption, is_of_signal
-from distsummary.rank_facts import RankFacts, write_facts
+from distsummary.rank_facts import RankFacts, write_command, write_facts
 from distsummary.rank_manifest import ranks_of
 from distsummary.rank_parts import write_parts
 from distsummary.reading.segments import segments
@@ -207,6 +207,8 @@ class Session:
         """Put provenance and config into the manifest, if it has this attempt; warn of a changed config."""
         role, attempt = self.topology.role, self._registration.attempt
         found = provenance(has_identity=self.topology.has_identity)
+        if self.topology.has_identity:
+            write_command(self._rank_dir, attempt, redacted(command_line()))
 
         def change(manifest: Manifest) -> None:
             entry = find_attempt(manifest, role, attempt)

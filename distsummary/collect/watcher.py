@@ -303,7 +303,7 @@ class Watcher:
     def _write(self, content: dict[str, object]) -> None:
         content = content if self._names_places else without_places_in(content)
         data = json.dumps({"format": FORMAT, "attempt": self._attempt, "rank": self._rank, **content})
-        with replacing(self._path, is_durable=False) as temporary:
+        with replacing(self._path, is_durable=False, is_private=True) as temporary:
             temporary.write_bytes(data.encode())
 
     def _is_moving(self) -> bool:

@@ -31,6 +31,7 @@ from distsummary.format.lineage import Lineage, custom_values, lineage_values
 from distsummary.format.records import NORMS
 from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.pb.mindspore_anf_ir_pb2 import GraphProto
+from distsummary.rank_facts import read_command
 from distsummary.rank_parts import parts_of
 from distsummary.reading.index import is_index
 from distsummary.reading.reader import Damage, read_file, read_lineage
@@ -206,8 +207,14 @@ class RecordedRun:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """The commit, command line and versions of the newest attempt, from run.json; {} if unknown."""
-        return dict(self._entry().get("provenance") or {})
+        """The commit, command line and versions of the newest attempt, as far as they can be read."""
+        entry = self._entry()
+        found = dict(entry.get("provenance") or {})
+        if entry:
+            place = self._run_dir.writer_dir(entry["role"], 0, entry["world_size"])
+            if argv := read_command(place, entry["attempt"]):
+                found["argv"] = argv
+        return found
 
     @property
     def lineage(self) -> dict[str, Any]:

@@ -25,8 +25,10 @@ class Files:
     written_bytes = 0
 
     def create(self, path: Path) -> int:
-        """Create a file for appending, locked to show that it has a live writer; the umask sets its mode."""
-        descriptor = os.open(path, _CREATE, 0o666)
+        """Create a file for appending, locked to show that it has a live writer; its directory or the umask
+        sets its rights.
+        """
+        descriptor = os.open(path, _CREATE, 0o666 & publish.rights_in(path.parent))
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return descriptor
 

@@ -11,7 +11,6 @@ import ray
 import distsummary as ds
 from distsummary.collect.actor import split_command
 from distsummary.collect.provenance import command_line
-from distsummary.run_dir import RunDir
 
 
 def train(path: Path) -> None:
@@ -22,8 +21,7 @@ def train(path: Path) -> None:
 
 def test_ranks_record_the_command_of_the_driver_without_its_secrets(nasty_tmp_path: Path) -> None:
     ray.get(ray.remote(num_cpus=1)(train).remote(nasty_tmp_path))
-    [entry] = RunDir(nasty_tmp_path).read_manifest()["attempts"]
-    argv = entry["provenance"]["argv"]
+    argv = ds.open_run(nasty_tmp_path).provenance["argv"]
     assert argv[1:] == psutil.Process().cmdline()[1:]
 
 

@@ -36,7 +36,7 @@ def rows(text: str) -> dict[str, str]:
 
 def test_the_newest_attempt_is_described_and_all_are_listed() -> None:
     provenance = {
-        "argv": ["train.py", "--name", "a b"], "git": {"commit": "abc", "dirty": True},
+        "git": {"commit": "abc", "dirty": True},
         "python": "3.11.7", "platform": "Linux", "versions": {"torch": "2.13.0"},
     }  # fmt: skip
     failure = Failure(0, "ValueError: no", 1.0)
@@ -45,7 +45,6 @@ def test_the_newest_attempt_is_described_and_all_are_listed() -> None:
     assert rows(text) == {
         "run": "00ff",
         "ranks": "4, on 2 hosts (n0: 0-1, 3; n1: 2)",
-        "command": "train.py --name 'a b'",
         "python": "3.11.7 on Linux",
         "commit": "abc with changes",
         "torch": "2.13.0",
@@ -59,10 +58,9 @@ def test_a_run_that_was_rebuilt_without_provenance_is_described_as_far_as_it_is_
 
 
 def test_nothing_in_it_is_taken_for_formatting() -> None:
-    provenance = {"argv": ["--a|b", "***", "<script>", "[x](y)\nz"]}
+    provenance = {"versions": {"torch": "--a|b *** <script> [x](y)\nz"}}
     text = text_of(attempt(0, ["a_b"], "finished"), provenance=provenance)
-    command = rows(text)["command"]
-    assert not set(command) & set("*<>|[]\n_`")
+    assert not set(rows(text)["torch"]) & set("*<>|[]\n_`")
 
 
 def test_of_many_hosts_some_are_named() -> None:

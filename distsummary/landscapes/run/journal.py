@@ -34,7 +34,7 @@ from distsummary.format.frames import frame, read_frames, whole_length
 from distsummary.json_door import parse_json
 from distsummary.landscapes.directions.recipe import Array
 from distsummary.landscapes.engines.chunks import Chunk
-from distsummary.publish import refuse_unlike_files
+from distsummary.publish import refuse_unlike_files, rights_in
 from distsummary.tools.fsck_files import is_live
 from distsummary.tools.fsck_journals import JournalHeader, journals
 
@@ -109,7 +109,7 @@ class Journal:
     def _lock(self) -> bool:
         """Open and lock the file; False if another process removed it before the lock was taken."""
         try:
-            self._descriptor = os.open(self.path, _FLAGS, 0o666)
+            self._descriptor = os.open(self.path, _FLAGS, 0o666 & rights_in(self.path.parent))
         except OSError as error:
             raise RunDirError(
                 f"{self.path} cannot be opened: {error.strerror}; fix that, or write to another run_dir"

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import stat
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,7 @@ def test_no_secret_of_a_source_line_is_written(tmp_path: Path) -> None:
         _call("https://api.example/x?access_token=needle1", password="needle2", at=1 / 0)
     watcher.stop(caught.value)
     text = (tmp_path / "stuck.json").read_text()
+    assert stat.S_IMODE((tmp_path / "stuck.json").stat().st_mode) == 0o600
     assert "needle" not in text
     line = next(line for line in json.loads(text)["stack"] if "_call" in line)
     assert line.endswith('_call("***", password="***", at=1 / 0)')
