@@ -40,7 +40,7 @@ from distsummary.launching.failures import (
 )
 from distsummary.launching.stages import Stages, say
 from distsummary.tools.columns import named
-from distsummary.topology import LAUNCH_ID, LAUNCHED, cluster_address
+from distsummary.topology import LAUNCH_ID, LAUNCHED, cluster_address, note_driver, own_process
 
 logger = logging.getLogger(__name__)
 
@@ -139,17 +139,19 @@ def _run(
         for line in describe_places(places):
             say(line)
         stages.begin("importing torch and connecting the ranks" if backend else "connecting the ranks")
+        driver = own_process()
         running[:] = [
-            actor.join.remote(environment, backend)
+            actor.join.remote(environment, backend, driver)
             for actor, environment in zip(actors, plan_environments(places, launch_id), strict=True)
         ]
         _wait(running, places)
         stages.done("the training begins")
         running[:] = [actor.run.remote(train_fn, backend is not None) for actor in actors]
         return _wait(running, places, deaths)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as error:  # Ray's handler of SIGTERM raises the latter
         state = "interrupted"
-        deaths |= dict.fromkeys(range(ranks), "interrupted: Ctrl-C in the process that called ds.launch")
+        what = "Ctrl-C" if isinstance(error, KeyboardInterrupt) else f"SIGTERM or sys.exit({error.code})"
+        deaths |= dict.fromkeys(range(ranks), f"interrupted: {what} in the process that called ds.launch")
         _interrupt(running, places)
         raise
     finally:
@@ -205,9 +207,13 @@ class _Rank:
                 os.getpid(),
             )
 
-    def join(self, environment: dict[str, str], backend: str | None) -> None:
-        """Set the variables of this rank and connect it to the others by torch.distributed."""
+    def join(self, environment: dict[str, str], backend: str | None, driver: Mapping[str, Any]) -> None:
+        """Set the variables of this rank and connect it to the others by torch.distributed.
+
+        `driver`: the process that awaits it, as of `own_process`.
+        """
         os.environ.update(environment)
+        note_driver(driver)
         if backend is None:
             return
         require(f"backend={backend!r}", "torch")  # a node of the cluster may be without it

@@ -82,6 +82,8 @@ _COMPARED = (
     ),
 )
 
+_launch: dict[str, Any] = {}  # what `note_driver` noted
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
@@ -273,6 +275,22 @@ def _busy_s(pid: int) -> float:
         return 1e-9 * (int(cpu) + int(queue))
     except (OSError, ValueError):
         return 0.0
+
+
+def note_driver(driver: Mapping[str, Any]) -> None:
+    """Note which process awaits this one, a rank of a launch; given as for `is_alive`."""
+    _launch.update(driver=driver, pid=os.getpid(), parent=os.getppid())
+
+
+def lost_driver() -> str:
+    """Why no one awaits this rank of a launch any more; empty if it is awaited, or was not launched."""
+    if _launch.get("pid") != os.getpid():
+        return ""
+    if _launch["parent"] != os.getppid():
+        return "driver lost: Ray's process of this node is gone, so ds.launch took this rank for dead"
+    if is_alive(_launch["driver"]) is False:
+        return "driver lost: the process that called ds.launch is gone"
+    return ""
 
 
 def own_process(salt: str = "") -> dict[str, Any]:

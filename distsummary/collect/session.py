@@ -52,7 +52,7 @@ from distsummary.run_dir import Manifest, RunDir
 from distsummary.run_text import TAG, run_text
 from distsummary.states import read_run
 from distsummary.termination import END_S, Terminated, tell_termination
-from distsummary.topology import Topology, is_alive
+from distsummary.topology import Topology, is_alive, lost_driver
 from distsummary.training.phases import EVERY, OWN_MS, WAIT_MS
 from distsummary.writing.health import Failures, one_line
 from distsummary.writing.overhead import Overhead
@@ -535,6 +535,8 @@ class Session:
             if error is not None:
                 counters["interrupted" if is_interruption(error) else "failed"] = 1
                 counters["error"] = error_text(error)
+            elif lost := lost_driver():
+                counters |= {"failed": 1, "error": lost}
             if missing:
                 counters["missing"] = missing
             if not self.topology.has_identity:

@@ -3,6 +3,7 @@
 import functools
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -56,17 +57,25 @@ def test_the_run_says_how_each_rank_of_a_launch_ended(tmp_path: Path) -> None:
     assert found.state == "failed"
 
 
-def test_ctrl_c_interrupts_the_ranks_which_close_their_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
+)
+def test_a_signal_interrupts_the_ranks_which_close_their_files(
+    tmp_path: Path, number: int, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupt() -> None:
         while len(list(tmp_path.glob("up *"))) < RANKS:
             time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
 
     thread = threading.Thread(target=interrupt)
     thread.start()
     how = ("time.sleep(60)",) * RANKS
-    with sigint(signal.default_int_handler), pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(launcher, "INTERRUPT_S", PATIENCE_S)
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))  # as Ray's in a driver
+    with sigint(signal.default_int_handler), pytest.raises(error):
         ds.launch(functools.partial(train, tmp_path, how), ranks=RANKS, backend=None)
+    signal.signal(signal.SIGTERM, before)
     thread.join()
     found = read_run(tmp_path / "run")
     assert [rank.state for rank in found.attempts[0].ranks] == ["interrupted"] * RANKS

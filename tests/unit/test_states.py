@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from distsummary import publish
+import distsummary as ds
+from distsummary import publish, topology
 from distsummary.attempts import note_deaths
 from distsummary.coordination import LocalCoordinator
 from distsummary.deal import Heartbeat
@@ -313,3 +314,18 @@ def test_a_world_of_another_size_has_files_of_its_own(run: RunDir) -> None:
     assert [one.state for one in found.attempts] == ["finished", "superseded", "running"]
     assert [len(one.ranks) for one in found.attempts] == [1, 4, 2]
     assert newest(found).missing == ()
+
+
+@pytest.mark.parametrize("gone", [{"driver": {"pid_start": "1"}}, {"parent": -1}])
+def test_a_rank_that_no_launch_awaits_any_more_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: dict[str, Any]
+) -> None:
+    launch: dict[str, Any] = {}
+    monkeypatch.setattr(topology, "_launch", launch)
+    topology.note_driver(topology.own_process() | gone.pop("driver", {}))
+    launch.update(gone)
+    with ds.init(tmp_path / "run", quiet=True) as run:
+        run.log(loss=1.0)
+    found = read_run(tmp_path / "run")
+    assert found.state == "failed"
+    assert found.attempts[0].ranks[0].error.startswith("driver lost: ")
