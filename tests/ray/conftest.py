@@ -13,7 +13,6 @@ import pytest
 import ray
 
 from distsummary import launcher
-from distsummary.topology import COLLECTORS
 from tests.patience import PATIENCE_S
 
 NAMESPACE = "test"
@@ -27,8 +26,6 @@ def ray_cluster() -> Iterator[None]:
     place = tempfile.mkdtemp(prefix="dsray", dir="/tmp")
     try:
         with pytest.MonkeyPatch.context() as patch:
-            # An actor for each rank takes a second of a processor: the tests that need one ask for it.
-            patch.setenv(COLLECTORS, "process")
             patch.setattr(
                 ray._private.services, "get_node", partial(found_late, ray._private.services.get_node)
             )

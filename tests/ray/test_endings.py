@@ -28,7 +28,7 @@ def _connected(ray_cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def train(place: Path, how: tuple[str, ...]) -> None:
     """Three steps in step with the other ranks, then the rank's own end."""
-    with ds.init(place / "run", system_metrics=False, quiet=True, collectors="process") as run:
+    with ds.init(place / "run", system_metrics=False, quiet=True) as run:
         for step in run.steps(range(4)):
             run.log(loss=0.5)
             if step == 2:

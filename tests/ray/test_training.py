@@ -19,7 +19,6 @@ from distsummary.reading.reader import read_directory, read_lineage
 from distsummary.reading.segments import segments
 from distsummary.run_dir import RunDir
 from distsummary.states import read_run
-from distsummary.topology import COLLECTORS
 from tests.manifests import whole_manifest
 
 
@@ -78,7 +77,6 @@ def test_four_ranks_make_one_run(tmp_path):
 
 def test_by_default_each_rank_has_an_actor_which_takes_all_it_gives_and_ends_with_it(tmp_path):
     def train():
-        del os.environ[COLLECTORS]
         with ds.init(tmp_path / "run", histograms=False) as run, ds.SummaryRecord(tmp_path / "own") as record:
             for _ in run.steps(range(20)):
                 run.log(**{f"n/{number}": 1.0 for number in range(1200)})
