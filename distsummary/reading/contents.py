@@ -30,6 +30,9 @@ class Column(Protocol):
     def load(self) -> Array:
         """The array; raises `index.DamagedIndexError` if it is in an index file that is damaged."""
 
+    def take(self, at: Array) -> Array:
+        """The elements with the indices `at`; raises as `load`."""
+
 
 class Given(NamedTuple):
     """A column in memory."""
@@ -44,6 +47,10 @@ class Given(NamedTuple):
     def load(self) -> Array:
         """The array itself."""
         return self.array
+
+    def take(self, at: Array) -> Array:
+        """See Column."""
+        return np.asarray(self.array[at])
 
 
 class Progression(NamedTuple):
@@ -63,6 +70,10 @@ class Progression(NamedTuple):
         if not self.stride:
             return np.full(self.length, self.first, np.int64)
         return np.arange(self.length, dtype=np.int64) * self.stride + self.first
+
+    def take(self, at: Array) -> Array:
+        """See Column."""
+        return at.astype(np.int64) * self.stride + self.first
 
 
 class Series(NamedTuple):

@@ -48,6 +48,7 @@ VERSION = 1
 LEAST_BYTES = 1 << 16  # of an event file; less is read as fast as its index
 MOST_BYTES = 64 << 20  # of an event file that its writer indexes; the first reader takes the memory for more
 _MAX_HEADER = 64 << 20
+_TAG_BYTES = 100  # of a tag in a header
 _BLOCK = 8 << 20
 MAX_RESERVE = (
     256 << 20
@@ -119,6 +120,10 @@ class Stored(NamedTuple):
             raise DamagedIndexError(self.path, f"the column at byte {self.place} is out of its range", self)
         return array
 
+    def take(self, at: Array) -> Array:
+        """See Column."""
+        return self.load()[at]
+
 
 class Beginning(NamedTuple):
     """The first `length` elements of a column of an index that covers more of its file."""
@@ -134,6 +139,10 @@ class Beginning(NamedTuple):
     def load(self) -> Array:
         """Read the array; raises DamagedIndexError."""
         return self.column.load()[: self.length]
+
+    def take(self, at: Array) -> Array:
+        """See Column."""
+        return self.column.take(at)
 
 
 def index_path(segment: Path) -> Path:
@@ -216,14 +225,16 @@ def write_index(segment: Path, part: Part) -> bool:
     """Write the index of the first `part.end` bytes of an event file, replacing an older one.
 
     False if that is not possible: the directory cannot be written, the disk is nearly full, or there are too
-    many tags for a header. Indexes in the directory whose event files are gone, such as those of an earlier
-    merge, are removed.
+    many tags for their values. Indexes in the directory whose event files are gone, such as those of an
+    earlier merge, are removed.
     """
     path = index_path(segment)
     data: list[bytes] = []
     try:
         stat = segment.stat()
         if not os.access(path.parent, os.W_OK | os.X_OK):
+            return False
+        if not _has_room(len(part.scalars) + len(part.others), part.end):
             return False
         header = _described(part, data) | {
             "version": VERSION,
@@ -233,8 +244,6 @@ def write_index(segment: Path, part: Part) -> bool:
             "crc": crc_of(segment, part.end),
         }
         head = json.dumps(header).encode()
-        if len(head) > _MAX_HEADER:
-            return False
         disk = os.statvfs(path.parent)
         reserved = min(MAX_RESERVE, disk.f_blocks * disk.f_frsize // 50)
         if disk.f_bavail * disk.f_frsize < reserved + len(head) + sum(map(len, data)):
@@ -324,6 +333,8 @@ def _part(path: Path, segment: Path, header: dict[str, Any], at: int) -> Part:
         return made
 
     try:
+        if not _has_room(len(header["scalars"]) + len(header["others"]), end):
+            raise ValueError("it has more tags than an index is made for")
         if len(header["owners"]) != len(header["lows"]):
             raise ValueError("not every attempt has its lowest step")
         if header["events"] and header["events"].keys() != EVENT_COLUMNS.keys():
@@ -353,6 +364,11 @@ def _part(path: Path, segment: Path, header: dict[str, Any], at: int) -> Part:
         )
     except (ValueError, IndexError) as error:  # one of them is DamagedFileError
         raise DamagedIndexError(path, f"its header is no header ({error})") from error
+
+
+def _has_room(tags: int, end: int) -> bool:
+    """Whether a header with so many tags is read faster than the first `end` bytes of the event file."""
+    return tags * _TAG_BYTES <= min(max(end, LEAST_BYTES), _MAX_HEADER)
 
 
 def _described(part: Part, data: list[bytes]) -> dict[str, Any]:

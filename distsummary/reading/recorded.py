@@ -345,9 +345,9 @@ class Recorded:
             names = ["step", "wall_time"] if has_times else ["step"]
             is_each = series.events.size == part.size
             at = series.events.load()
-            steps, *times = (part.events[name].load() for name in names)
-            if not is_each:
-                steps, *times = (column[at] for column in (steps, *times))
+            steps, *times = (
+                part.events[name].load() if is_each else part.events[name].take(at) for name in names
+            )
             columns = (_attempts(part, at), steps, series.values.load(), *times)
             counts = _counting(part, columns[0], steps, ends)
             if is_new is not None:
@@ -375,12 +375,12 @@ class Recorded:
                 if kind != plugin or tag not in (None, name):
                     continue
                 at = places.events.load()
-                attempts, steps = _attempts(part, at), part.events["step"].load()[at]
+                attempts, steps = _attempts(part, at), part.events["step"].take(at)
                 counts = None if plugin == "graph" else _counting(part, attempts, steps, ends)
                 if is_new is not None:
                     counts = is_new[at] if counts is None else counts & is_new[at]
                 columns: tuple[Array, ...] = (
-                    at, attempts, part.events["seq"].load()[at], steps, part.events["wall_time"].load()[at],
+                    at, attempts, part.events["seq"].take(at), steps, part.events["wall_time"].take(at),
                     places.offsets.load(), places.ends.load(), places.shards.load(),
                 )  # fmt: skip
                 if counts is not None:
@@ -416,7 +416,7 @@ def _attempts(part: Part, at: Array) -> Array:
     """The attempt of each of the events with the indices `at`."""
     if len({attempt for _, attempt in part.owners}) == 1:
         return np.broadcast_to(np.int64(part.owners[0][1]), at.shape)  # takes no memory
-    return np.array([attempt for _, attempt in part.owners])[part.events["owner"].load()[at]]
+    return np.array([attempt for _, attempt in part.owners])[part.events["owner"].take(at)]
 
 
 def _counting(part: Part, attempts: Array, steps: Array, ends: Mapping[int, float]) -> Array | None:

@@ -400,7 +400,7 @@ class RecordedRun:
 
         def read() -> ScalarTable:
             chosen, until = self._files.chosen(rank)
-            of_rank = {number: recorded.tags() for number, recorded in chosen.items()}
+            of_rank = {number: dict.fromkeys(recorded.tags()) for number, recorded in chosen.items()}
             known = [*dict.fromkeys(name for names in of_rank.values() for name in names)]
             asked = [
                 (number, name)

@@ -9,6 +9,7 @@ import pytest
 import distsummary as ds
 from distsummary.format.records import MINDSPORE, Value
 from distsummary.reading import recorded
+from distsummary.reading.contents import Given, Progression
 from distsummary.reading.index import index_path, read_index
 from distsummary.reading.segments import segments
 from distsummary.tools.fsck import fsck
@@ -102,3 +103,39 @@ def test_an_index_of_a_file_that_has_grown_is_compared_as_far_as_it_goes(tmp_pat
     data = file.read_bytes()
     file.write_bytes(data + data[-40:])  # damage behind what was indexed
     assert [one.kind for one in fsck(tmp_path).findings if one.kind == "index_false"] == []
+
+
+def test_many_tags_of_few_values_have_no_index_and_are_read_in_one_pass(tmp_path, monkeypatch):
+    names = [f"t{number}" for number in range(3000)]
+
+    def values(step, rank):
+        return [Value("scalar", name, 1.0) for name in names]
+
+    record(tmp_path, steps=[1], values=values, formats=(MINDSPORE,))
+    loads = []
+    load = Progression.load
+    monkeypatch.setattr(Progression, "load", lambda column: loads.append(column) or load(column))
+    run = ds.open_run(tmp_path)
+    table = run.scalars()
+    assert (table["tag"].tolist(), [*tmp_path.rglob("seg-*.idx")]) == (names, [])
+    assert len(loads) < 3 * len(names)
+    assert [one for one in fsck(tmp_path).findings if one.severity == "error"] == []
+
+
+def test_one_tag_an_event_takes_no_column_of_all_events_for_each_tag(tmp_path, monkeypatch):
+    record(
+        tmp_path,
+        steps=[*range(1, 301)],
+        values=lambda step, rank: [Value("scalar", f"t{step}", 1.0)],
+        formats=(MINDSPORE,),
+    )
+    run = ds.open_run(tmp_path, index=False)
+    run.scalars("t1")
+    loaded = []
+    for kind in (Progression, Given):
+        load = kind.load
+        monkeypatch.setattr(
+            kind, "load", lambda column, load=load: loaded.append(column.size) or load(column)
+        )
+    assert run.scalars()["step"].tolist() == [*range(1, 301)]
+    assert sum(loaded) < 300 * 10
