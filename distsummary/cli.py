@@ -24,7 +24,7 @@ from distsummary.errors import DistSummaryError, InvalidValueError, WorldMismatc
 from distsummary.extras import require
 from distsummary.interrupts import heeds_interrupts
 from distsummary.landscapes.directions import CENTERINGS, DIRECTIONS
-from distsummary.telling import clear, printed, telling
+from distsummary.telling import cleaned, clear, printed, telling
 
 if TYPE_CHECKING:
     from distsummary.landscapes.output.loss_grid import LossGrid
@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         DistSummaryError,
         OSError,
     ) as error:  # the operating system refuses a path
-        print(f"distsummary {options.verb}: {_in_options(str(error))}", file=sys.stderr)
+        printed(f"distsummary {options.verb}: {_in_options(str(error))}", file=sys.stderr)
         is_wrong = isinstance(error, FileNotFoundError | NotADirectoryError | InvalidValueError)
         is_wrong &= not isinstance(error, WorldMismatchError)  # it is the files that disagree
         return 2 if is_wrong or options.verb in ("fsck", "status", "watch") else 1
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # An interrupted landscape (LandscapeCancelled) keeps its finished points in the journal.
         if any(grid.computed.any() for grid in getattr(stop, "grids", {}).values()):
             kept += f", and the same command{' without --anew' if options.anew else ''} goes on from there"
-        print(f"distsummary {options.verb}: {str(stop) or 'interrupted'}; {kept}", file=sys.stderr)
+        printed(f"distsummary {options.verb}: {str(stop) or 'interrupted'}; {kept}", file=sys.stderr)
         return 130
 
 
@@ -160,7 +160,7 @@ class _Formatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
-        return level + _in_options(record.message)
+        return level + cleaned(_in_options(record.message))
 
 
 def argument(*names: str, **settings: Any) -> Argument:
@@ -209,19 +209,19 @@ def merge(options: argparse.Namespace) -> None:
 
         report = merge_run(options.run_dir, key_tags=tuple(options.tag))
     if options.json:
-        print(json.dumps(asdict(report), default=str))
+        printed(json.dumps(asdict(report), default=str))
     elif not report.files:
-        print(f"{report.path}: {report.note or 'nothing to merge'}")
+        printed(f"{report.path}: {report.note or 'nothing to merge'}")
     else:
-        print(f"{report.path}: {report.steps} steps of {len(report.ranks)} ranks")
+        printed(f"{report.path}: {report.steps} steps of {len(report.ranks)} ranks")
         if report.completed:
-            print(
+            printed(
                 f"  steps that the merged run lacked or had of fewer ranks: {report.completed}, now completed"
             )
         if report.short_norms:
-            print(f"  norms of parameters that are NaN, as parts are missing: {report.short_norms}")
+            printed(f"  norms of parameters that are NaN, as parts are missing: {report.short_norms}")
         for path in report.files:
-            print(f"  {path.name}")
+            printed(f"  {path.name}")
         # The merge has logged those of the configuration.
         conflicts = [one.as_text() for one in report.conflicts if not one.is_setting]
         for name, found in (
@@ -231,7 +231,7 @@ def merge(options: argparse.Namespace) -> None:
             ("refused", report.refused),
         ):
             if found:
-                print(f"  {name}: {', '.join(map(str, found))}")
+                printed(f"  {name}: {', '.join(map(str, found))}")
 
 
 def _workers(text: str) -> int | str:
@@ -342,11 +342,11 @@ def landscape(options: argparse.Namespace) -> None:
             progress=progress,
         )
     if options.json:
-        print(json.dumps({"run_dir": options.run_dir, "landscapes": sorted(grids)}))
+        printed(json.dumps({"run_dir": options.run_dir, "landscapes": sorted(grids)}))
     else:
         for name, grid in sorted(grids.items()):
-            print(grid_line(name, grid))
-        print(f"pictures and grids: {RunDir(options.run_dir).landscape_dir}")
+            printed(grid_line(name, grid))
+        printed(f"pictures and grids: {RunDir(options.run_dir).landscape_dir}")
 
 
 def grid_line(name: str, grid: "LossGrid") -> str:
@@ -379,7 +379,7 @@ def status(options: argparse.Namespace) -> int:
         from distsummary.tools.status_text import as_json, text_of
 
         found = read_status(options.run_dir)
-    print(json.dumps(as_json(found)) if options.json else text_of(found, width=width_of(sys.stdout)))
+    printed(json.dumps(as_json(found)) if options.json else text_of(found, width=width_of(sys.stdout)))
     return found.exit_code
 
 
@@ -405,7 +405,7 @@ def why(options: argparse.Namespace) -> int:
     width = width_of(sys.stdout, WIDTH)
     text = text_of(told, ranks, max(took_s, default=0), is_over=ended, lasted_s=took_s, width=width)
     steps = judged.steps, judged.abstained
-    print(json.dumps(as_json(told, *steps)) if options.json else "\n".join([text, *abstaining(*steps)]))
+    printed(json.dumps(as_json(told, *steps)) if options.json else "\n".join([text, *abstaining(*steps)]))
     return int(bool(told))
 
 
@@ -450,7 +450,7 @@ def runs(options: argparse.Namespace) -> None:
 
         found = find_runs(options.directory)
     text = {"runs": [row.as_json() for row in found]}
-    print(json.dumps(text) if options.json else text_of(found, width=width_of(sys.stdout, WIDTH)))
+    printed(json.dumps(text) if options.json else text_of(found, width=width_of(sys.stdout, WIDTH)))
 
 
 @verb(
@@ -500,7 +500,7 @@ def show(options: argparse.Namespace) -> None:
         from distsummary.tools.columns import width_of
 
         found = overview(open_run(options.run_dir))
-    print(
+    printed(
         json.dumps(found.as_json(), default=str)
         if options.json
         else text_of(found, width=width_of(sys.stdout))
@@ -520,7 +520,7 @@ def compare(options: argparse.Namespace) -> None:
         from distsummary.tools.columns import width_of
 
         found = compare(open_run(options.run_dir), open_run(options.other))
-    print(
+    printed(
         json.dumps(found.as_json(), default=str)
         if options.json
         else text_of(found, width=width_of(sys.stdout, 120))
@@ -552,7 +552,7 @@ def export(options: argparse.Namespace) -> None:
         from distsummary.runs.export import export
 
         path, rows = export(options.run_dir, options.to, out=options.out, tag=options.tag, rank=options.rank)
-    print(json.dumps({"file": str(path), "rows": rows}) if options.json else f"{path}: {rows:,} rows")
+    printed(json.dumps({"file": str(path), "rows": rows}) if options.json else f"{path}: {rows:,} rows")
 
 
 @verb(
@@ -587,7 +587,9 @@ def report(options: argparse.Namespace) -> None:
             others=options.others or (),
         )
     size = path.stat().st_size
-    print(json.dumps({"file": str(path), "bytes": size}) if options.json else f"{path}: {size / 1e6:.1f} MB")
+    printed(
+        json.dumps({"file": str(path), "bytes": size}) if options.json else f"{path}: {size / 1e6:.1f} MB"
+    )
 
 
 def _port(text: str) -> int:
@@ -612,14 +614,14 @@ def serve(options: argparse.Namespace) -> None:
 
     with serve(options.directory, host=options.host or HOST, port=options.port) as server:
         if not server.is_local:
-            print(
+            printed(
                 f"distsummary serve: --host {options.host}: who knows the URL can read these runs from other "
                 "machines, and nothing is encrypted; safer: leave --host out and tunnel, "
                 f"ssh -L {server.server_port}:127.0.0.1:{server.server_port} MACHINE",
                 file=sys.stderr,
             )
         text = json.dumps({"url": server.url, "directory": str(server.served.path)})
-        print(text if options.json else server.url, flush=True)
+        printed(text if options.json else server.url, file=sys.stdout)
         before = signal.signal(signal.SIGTERM, end)
         try:
             server.serve_forever()
@@ -639,14 +641,14 @@ def fsck(options: argparse.Namespace) -> int:
 
         report = fsck(options.directory, repair=options.repair)
     if options.json:
-        print(json.dumps(report.as_json()))
+        printed(json.dumps(report.as_json()))
         return report.exit_code
     for one in report.repaired:
-        print(f"repaired: {one.as_line()}")
+        printed(f"repaired: {one.as_line()}")
     for one in report.findings:
-        print(one.as_line())
+        printed(one.as_line())
     problems = sum(one.is_problem for one in report.findings)
-    print(
+    printed(
         f"{report.directories} directories, {report.files} files, {report.events} events: {problems} problems"
     )
     return report.exit_code
@@ -669,4 +671,4 @@ def convert(options: argparse.Namespace) -> None:
         from distsummary.tools.convert import convert
 
         report = convert(options.directory, to=options.to, out=options.out)
-    print(json.dumps(report.as_json()) if options.json else "\n".join(report.as_lines()))
+    printed(json.dumps(report.as_json()) if options.json else "\n".join(report.as_lines()))

@@ -6,6 +6,7 @@ Code that works for long calls `doing`, which costs next to nothing and says not
 
 import math
 import os
+import re
 import sys
 import threading
 import time
@@ -27,6 +28,7 @@ SETTLED_S = 3.0  # without an estimate at the beginning, when the speed says lit
 LEAST_SHARE, LATEST_S = 0.05, 30.0  # nor before this share is done, but after this time in any case
 STEADY_S = 3.0  # a change of the speed enters the estimate within about this time
 _MINUTE, _HOUR = 60, 3600
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
 class Estimate:
@@ -155,16 +157,21 @@ def clear() -> None:
             _teller.line.clear()
 
 
-def printed(text: str) -> None:
-    """Print a line on stdout while `telling` is open; nothing is told while `less` keeps it waiting."""
+def cleaned(text: str) -> str:
+    """Text of others without characters that control a terminal; they become "?"."""
+    return _CONTROL.sub("?", text)
+
+
+def printed(text: str, *, file: TextIO | None = None) -> None:
+    """Print cleaned lines on stdout or `file`; no progress is shown while `less` keeps it waiting."""
     teller = _teller
     if teller is None:
-        print(text)
+        print(cleaned(text), file=file, flush=file is not None)
         return
     with teller.lock:
         if teller.line is not None:
             teller.line.clear()
-        print(text)
+        print(cleaned(text), file=file)
 
 
 def announced(text: str) -> None:

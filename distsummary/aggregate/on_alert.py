@@ -4,6 +4,7 @@ It follows alerts.jsonl in a thread of its own: a function that does not return 
 nor the heartbeats of its rank.
 """
 
+import base64
 import json
 import re
 import threading
@@ -12,13 +13,14 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from distsummary.diagnosis.alerts import Key, key_of, level_in, parsed
 from distsummary.diagnosis.reporting import RATE, held_back
 from distsummary.diagnosis.sentence import sentence
 from distsummary.diagnosis.verdict import ERROR, INFO, MESSAGE, WARNING, Verdict
 from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.redaction import redacted
 from distsummary.run_dir import RunDir
 from distsummary.training.callbacks import Callback, RunContext, guarded
 
@@ -27,7 +29,7 @@ Alert = Mapping[str, Any]
 LOOK_S = 1.0  # between two looks at alerts.jsonl
 POST_S = 5.0  # a server that does not answer within it is tried again
 TRIES = 3
-CLOSE_S = 6.0  # at the end of the training, the last alerts have so long to be passed on
+CLOSE_S = 5.0  # at the end of the training, the last alerts have so long to be passed on
 # What servers take, by the names of their hosts, which may have more labels before them.
 _SLACK = ("hooks.slack.com", "hooks.slack-gov.com")
 _DISCORD = ("discord.com", "discordapp.com")
@@ -49,7 +51,8 @@ def check_on_alert(on_alert: object, *, aggregate: bool) -> None:
             raise InvalidTypeError(f"on_alert must be a function or a URL, got {on_alert!r}")
         if not on_alert.startswith(("http://", "https://")):
             raise InvalidValueError(
-                f"on_alert must be a function or a URL that begins with http:// or https://, got {on_alert!r}"
+                "on_alert must be a function or a URL that begins with http:// or https://, "
+                f"got {redacted(on_alert)!r}"
             )
     if not aggregate:
         raise InvalidValueError(
@@ -67,7 +70,8 @@ class OnAlert(Callback):
 
     Args:
         run_dir: the run.
-        on_alert: a function of an alert, or a URL to which it is posted as `payload` makes it. An alert has
+        on_alert: a function of an alert, or a URL to which it is posted as `payload` makes it; a login in
+            it is sent as Basic authentication, and redirects are not followed. An alert has
             the fields of a line of alerts.jsonl, `run_dir`, and `text`, which says it in a sentence.
         fail: called with the reason if the function raises, or the server did not take it in three tries.
     """
@@ -113,7 +117,7 @@ class OnAlert(Callback):
                 self._count(error)
 
     def _count(self, error: Exception) -> None:
-        self._fail(f"on_alert: {type(error).__name__}: {error}")
+        self._fail(redacted(f"on_alert: {type(error).__name__}: {error}"))
 
     def _new(self) -> list[Alert]:
         """The alerts in the lines that were appended; raises OSError."""
@@ -162,13 +166,22 @@ class OnAlert(Callback):
         if not isinstance(self._on_alert, str):
             self._on_alert(alert)
             return
-        request = urllib.request.Request(
-            self._on_alert,
-            data=json.dumps(payload(self._on_alert, alert)).encode(),
-            headers={"Content-Type": "application/json", "User-Agent": "distsummary"},
-        )
-        with urllib.request.urlopen(request, timeout=POST_S):
+        url = urlsplit(self._on_alert)
+        login, _, host = url.netloc.rpartition("@")
+        headers = {"Content-Type": "application/json", "User-Agent": "distsummary"}
+        if login:
+            headers["Authorization"] = f"Basic {base64.b64encode(unquote(login).encode()).decode()}"
+        data = json.dumps(payload(self._on_alert, alert)).encode()
+        request = urllib.request.Request(url._replace(netloc=host).geturl(), data, headers)
+        with urllib.request.build_opener(_NoRedirects).open(request, timeout=POST_S):
             pass
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A server that sends the alert elsewhere has not taken it: no other host gets it, nor its login."""
+
+    def redirect_request(self, *_: Any) -> None:  # Any: six arguments that do not matter
+        """None: the response is an error."""
 
 
 def payload(url: str, alert: Alert) -> dict[str, Any]:

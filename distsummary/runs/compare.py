@@ -170,7 +170,7 @@ def text_of(found: Comparison, *, width: int) -> str:
     """Two tables, in lines of at most `width` characters."""
     names = [printable(path) for path in found.paths]
     lines = []
-    rows = [(name, *map(fact_text, pair)) for name, pair in found.differing.items()]
+    rows = [(printable(name), *map(fact_text, pair)) for name, pair in found.differing.items()]
     verdicts = [("verdicts", *map(_verdicts, found.verdicts))] if any(found.verdicts) else []
     if rows or verdicts:
         lines += [*wrapped_rows([("", *names), *rows[:_SHOWN], *verdicts], width=width), *_more(len(rows))]

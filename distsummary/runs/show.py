@@ -222,7 +222,7 @@ def _facts(known: dict[str, Fact]) -> list[tuple[str, str]]:
             lines.setdefault(line, []).append(f"{name.removeprefix('data.')} {text}" if is_named else text)
     settings = [name for name in known if name.startswith("config.")]
     if settings:
-        told = [f"{name.removeprefix('config.')}={fact_text(known[name])}" for name in settings]
+        told = [printable(f"{name.removeprefix('config.')}={fact_text(known[name])}") for name in settings]
         lines["config"] = told[:_SETTINGS]
         if len(told) > _SETTINGS:
             lines["config"].append(f"and {len(told) - _SETTINGS} more")

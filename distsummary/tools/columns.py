@@ -8,10 +8,10 @@ from collections.abc import Collection, Sequence
 from typing import TextIO
 
 from distsummary.run_text import as_ranges
+from distsummary.telling import cleaned
 
 WIDTH = 100
 MIN_WIDTH = 60  # in narrower terminals, lines are broken
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
 def aligned(rows: Sequence[Sequence[str]], *, right: Collection[int] = (), width: int = WIDTH) -> list[str]:
@@ -86,8 +86,8 @@ def clock(moment: float, now: float) -> str:
 
 
 def printable(text: str) -> str:
-    """Text of others on one line, without characters that control a terminal; they become "?"."""
-    return _CONTROL.sub("?", text.replace("\n", " "))
+    """Text of others on one line, see `cleaned`."""
+    return cleaned(text.replace("\n", " "))
 
 
 def lasting(seconds: float) -> str:

@@ -321,3 +321,32 @@ def test_ctrl_c_ends_watch_quietly(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("distsummary.tools.watch.watch", interrupt)
     assert main(["watch", str(tmp_path)]) == 130
     assert capsys.readouterr() == ("", "")
+
+
+def fail_in_colours(path, value):
+    """A run in which all names and texts have escapes, and which fails."""
+    config = {"k\x1b[31mRED": value, "text": f"\x9b31m\u202e{value}"}
+    with ds.init(path, quiet=True, config=config, system_metrics=False) as run:
+        for _ in run.steps(range(2)):
+            run.log(**{"tag\x1b[2J": 1.0})
+        run.alert("ring\x07")
+        raise RuntimeError("no \x1b]0;title\x07")
+
+
+def test_no_verb_prints_what_controls_a_terminal(tmp_path, capsys):
+    place, other = tmp_path / "a\x1b[31m", tmp_path / "b"
+    for path, value in ((place, 1), (other, 2)):
+        with pytest.raises(RuntimeError):
+            fail_in_colours(path, value)
+    capsys.readouterr()
+    verbs = [
+        ["show", place], ["compare", place, other], ["status", place], ["why", place], ["runs", tmp_path],
+        ["fsck", place], ["merge", place], ["merge", tmp_path / "\x1b[1mno"], ["watch", place],
+        ["dump", place], ["export", place, "--to", "csv", "--out", tmp_path / "out\x1b.csv"],
+        ["report", place, "--out", tmp_path / "out\x1b.html"], ["report", place, "--tag", "no\x1b[1m"],
+    ]  # fmt: skip
+    for verb in verbs:
+        main([str(one) for one in verb])
+        printed = "".join(capsys.readouterr())
+        assert len(printed) > 5, verb
+        assert not {one for one in printed if one in "\x07\x1b\x9b\u202e"}, verb

@@ -1,5 +1,6 @@
 """What rank 0 does with an alert: a function is called, a server gets JSON, and what fails is counted."""
 
+import base64
 import json
 import threading
 import urllib.request
@@ -35,20 +36,31 @@ def server():
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
-            body = self.rfile.read(int(self.headers["Content-Length"]))
+            body = self.rfile.read(int(self.headers["Content-Length"] or 0))
             self.server.asked += 1
             if self.server.asked <= self.server.refusals:
                 self.send_error(503)
                 return
+            if self.path == "/moved":
+                self.send_response(302)
+                self.send_header("Location", self.server.url)
+                self.end_headers()
+                return
+            self.server.logins.append(self.headers["Authorization"])
+            self.server.released.wait()
             self.server.taken.append((self.headers["Content-Type"], json.loads(body)))
             self.send_response(200)
             self.end_headers()
+
+        do_GET = do_POST
 
         def log_message(self, *arguments):
             pass
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         server.taken, server.asked, server.refusals = [], 0, 0
+        server.logins, server.released = [], threading.Event()
+        server.released.set()
         server.url = f"http://127.0.0.1:{server.server_port}/alerts"
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
@@ -123,6 +135,44 @@ def test_a_server_that_never_takes_it_is_counted(tmp_path, server):
             waiting.wait(0.01)
     assert failures == ["on_alert: HTTPError: HTTP Error 503: Service Unavailable"]
     assert (server.asked, server.taken) == (3, [])
+
+
+def test_a_redirect_is_not_followed(tmp_path, server):
+    run_dir, failures, waiting = RunDir(tmp_path).create(), [], threading.Event()
+    with (callback := OnAlert(run_dir, server.url.replace("/alerts", "/moved"), failures.append)):
+        callback.on_train_begin(RunContext(CallbackParams()))
+        Alerts(run_dir).tell(0, verdict(2))
+        while not failures:
+            waiting.wait(0.01)
+    assert failures == ["on_alert: HTTPError: HTTP Error 302: Found"]
+    assert (server.asked, server.taken) == (3, [])
+
+
+def test_a_login_in_the_url_is_sent_and_never_written(tmp_path, server):
+    run_dir, failures, waiting = RunDir(tmp_path).create(), [], threading.Event()
+    url = server.url.replace("//", "//me:p%40ss@")
+    server.refusals = 3
+    with (callback := OnAlert(run_dir, url, failures.append)):
+        callback.on_train_begin(RunContext(CallbackParams()))
+        Alerts(run_dir).tell(0, verdict(1))
+        while not failures:
+            waiting.wait(0.01)
+        Alerts(run_dir).tell(0, verdict(2))
+    assert server.logins == ["Basic " + base64.b64encode(b"me:p@ss").decode()]
+    assert failures == ["on_alert: HTTPError: HTTP Error 503: Service Unavailable"]
+    with pytest.raises(InvalidValueError) as caught:
+        check_on_alert("ftp://me:p%40ss@host/", aggregate=True)
+    assert "p%40ss" not in str(caught.value)
+
+
+def test_a_server_that_does_not_answer_holds_the_end_for_five_seconds_at_most(tmp_path, server, monkeypatch):
+    run_dir, failures = RunDir(tmp_path).create(), []
+    assert on_alert.CLOSE_S <= 5.0
+    monkeypatch.setattr(on_alert, "CLOSE_S", 0.02)
+    server.released.clear()
+    told_to(OnAlert(run_dir, server.url, failures.append), run_dir, verdict(1))
+    assert server.taken == []
+    server.released.set()
 
 
 def test_alerts_that_are_held_back_are_not_passed_on_and_of_too_many_the_count_is(tmp_path):
