@@ -144,6 +144,7 @@ def refuse_reuse(run_dir: RunDir, topology: Topology, *, refuse_finished: bool) 
         rank: known
         for rank, known in newest["ranks"].items()
         if known["state"] == "running"
+        and rank not in newest.get("deaths", {})  # its launcher saw it die; it may not know on a cut-off host
         and is_alive(known) is None
         and now - known.get("heard", 0.0) < SILENT_S
         if not known.get("source") == topology.source == "ray.train"

@@ -12,6 +12,7 @@ from distsummary.aggregate.live import LiveMerge, LiveReport
 from distsummary.aggregate.merge import merge_facts, merge_run
 from distsummary.aggregate.registrar import Registrar
 from distsummary.aggregate.stuck import StuckRanks
+from distsummary.aggregate.visible import hidden_ranks
 from distsummary.attempts import (
     Registration,
     end_of,
@@ -28,6 +29,7 @@ from distsummary.attempts import (
 from distsummary.deal import WORLD_S, Deal, Heartbeat, deals_in, first_deal, next_deal, with_parts
 from distsummary.diagnosis.ends import attempt_verdicts
 from distsummary.diagnosis.reporting import Alerts
+from distsummary.diagnosis.sentence import named_ranks
 from distsummary.errors import DistSummaryError, RunDirError
 from distsummary.format.digest import Digest
 from distsummary.rank_manifest import read_ranks
@@ -44,6 +46,7 @@ LOOK_S = 2.0  # seconds between two looks at the files in which the ranks tell t
 LOOK_SHARE = 20  # a look that takes long, on a slow disk, is repeated after this many times as long
 JOIN_S = 30.0  # how long after the start of an attempt further ranks may join it; then the missing are named
 EVALUATED_S = 30.0  # how long after one rank the others may tell of their evaluations
+HIDDEN_S = 75.0  # how long a merge waits for files that do not show all yet; NFS caches sizes for up to 60 s
 GIVE_UP_S = 5.0  # how long a merge that fails is tried again
 TELL_S = 10.0  # how long it stays to tell a launch that ends that a merge failed
 UNREADABLE_S = 60.0  # how long the aggregator stays although it cannot read how the ranks are
@@ -95,6 +98,7 @@ class Aggregator:
         # What follows is the thread's own, but for the digests.
         self._since_s: dict[Key, float] = {}  # when an attempt was seen first
         self._evaluated: dict[Key, tuple[int, float]] = {}  # how many ranks evaluated, and when
+        self._hidden_s: dict[Key, float] = {}  # since when files do not show all that was recorded
         self._failing_s: dict[Key, float] = {}  # since when an attempt cannot be merged
         self._given_up: dict[Key, tuple[Manifest, str]] = {}  # the attempts that could not be merged, and why
         self._warned: set[str] = set()
@@ -306,6 +310,18 @@ class Aggregator:
         self._is_busy |= is_awaited
         return is_awaited
 
+    def _awaits_files(self, entry: Manifest) -> bool:
+        """Whether the files of some ranks do not show here yet what these recorded, and may still."""
+        if entry["world_size"] == 1 or not (hidden := hidden_ranks(self._run_dir, entry)):
+            return False
+        since_s = self._hidden_s.setdefault(_key(entry), time.monotonic())
+        if is_awaited := time.monotonic() - since_s < HIDDEN_S:
+            self._warn(
+                f"the files of {named_ranks(hidden)} do not show here yet all that was recorded; a network "
+                f"file system shows it within a minute. The merge waits {HIDDEN_S:g} s for it"
+            )
+        return is_awaited
+
     def _follow(self, entry: Manifest, attempt: AttemptState, age_s: float) -> None:
         """Begin to merge a training of several ranks that runs, and deal among its living ranks."""
         if attempt.role != "train" or attempt.world_size == 1 or not attempt.ranks:
@@ -424,6 +440,8 @@ class Aggregator:
     def _settle(self, entry: Manifest) -> bool:
         """Complete the merged run of an attempt that is over; False: to be tried again in the next round."""
         key, states = _key(entry), merged_states(entry)
+        if self._awaits_files(entry):
+            return False
         try:
             note_state(self._run_dir, *key, end_of(states))
             if entry["world_size"] > 1:

@@ -27,6 +27,23 @@ def newest_events(
     return []
 
 
+def newest_seq(directory: Path, *, attempt: int) -> int | None:
+    """The number of an attempt's newest event; 0 without one, None if its file's end does not show it.
+
+    Raises DamagedFileError, OSError.
+    """
+    for file in _newest_files(directory):
+        for size in (TAIL_BYTES, LONG_TAIL_BYTES):
+            events = _tail(file, size)
+            if found := [event.seq for event in events if event.attempt == attempt]:
+                return max(found)
+            if events or file.stat().st_size <= size:
+                break
+        else:
+            return None
+    return 0
+
+
 def newest_scalars(directory: Path, tags: Collection[str]) -> dict[str, float]:
     """The newest scalars with any of these tags, by tag; those of the newest file that has some in its tail.
 

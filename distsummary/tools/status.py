@@ -2,8 +2,8 @@
 
 import os
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -44,6 +44,7 @@ class Status:
     the run has one rank or nothing is merged. `stuck`: the ranks for which others wait, or that stand still.
     `findings`: what is wrong with the newest attempt, see `open_findings`. `earlier`: how many findings there
     are of other attempts; `distsummary why` has them.
+    `unmerged`: ranks that have recorded more than the merged run has of them -> their last merged step.
     `others_elsewhere`: for a rank's own directory, where the other ranks are, and what merges them.
     """
 
@@ -53,6 +54,7 @@ class Status:
     stuck: tuple[Verdict, ...] = ()
     findings: tuple[Verdict, ...] = ()
     earlier: int = 0
+    unmerged: Mapping[int, int] = field(default_factory=dict)
     others_elsewhere: str = ""
 
     @property
@@ -117,10 +119,14 @@ def read_status(path: str | os.PathLike[str]) -> Status:
         _check_is_run(place, os.fspath(path))
     now = file_system_time(place)
     run = read_run(run_dir, now=now)
-    attempts = [
-        _with_recorded_steps(run_dir, attempt, EACH_RANK if attempt is run.newest else 1)
-        for attempt in run.attempts
-    ]
+    unmerged: dict[int, int] = {}
+    attempts = []
+    for attempt in run.attempts:
+        is_newest = attempt is run.newest
+        recorded = _recorded_steps(run_dir, attempt, EACH_RANK if is_newest else 1)
+        if is_newest:
+            unmerged = _unmerged(run_dir, attempt, recorded)
+        attempts.append(_with_steps(attempt, recorded))
     if run.newest is not None:
         run = replace(run, attempts=(*attempts,), newest=attempts[run.attempts.index(run.newest)])
     merged = _merged(run_dir.base, run.newest) if run.newest and run.newest.world_size > 1 else None
@@ -140,6 +146,7 @@ def read_status(path: str | os.PathLike[str]) -> Status:
         stuck=tuple(stuck),
         findings=tuple(findings),
         earlier=earlier,
+        unmerged=unmerged,
         others_elsewhere=elsewhere,
     )
 
@@ -173,20 +180,34 @@ def _check_is_run(base: Path, given: str) -> None:
     raise MissingFileError(f"{given} is not a run, for it has no {MANIFEST}; {remedy}")
 
 
-def _with_recorded_steps(run_dir: RunDir, attempt: AttemptState, most: int) -> AttemptState:
-    """The attempt with the newest recorded steps of ranks that have ended, whose last heartbeat was earlier.
+def _recorded_steps(run_dir: RunDir, attempt: AttemptState, most: int) -> dict[int, int]:
+    """Rank -> the newest step in its files, of the first `most` ranks that have ended.
 
-    Of the first `most` such ranks: each costs the reading of an event file's end.
+    Each costs the reading of an event file's end.
     """
-    steps: dict[int, int | None] = {}
+    found = {}
     for rank in [rank for rank in attempt.ranks if rank.state != "running"][:most]:
         place = run_dir.writer_dir(attempt.role, rank.rank, attempt.world_size)
-        steps[rank.rank] = _recorded_step(place, attempt.attempt)
+        found[rank.rank] = _recorded_step(place, attempt.attempt)
+    return {rank: step for rank, step in found.items() if step is not None}
+
+
+def _with_steps(attempt: AttemptState, recorded: Mapping[int, int]) -> AttemptState:
+    """The attempt with the recorded steps of ranks whose last heartbeat was earlier."""
     ranks = [
-        replace(rank, step=max(rank.step or 0, step)) if (step := steps.get(rank.rank)) else rank
+        replace(rank, step=max(rank.step or 0, recorded[rank.rank])) if rank.rank in recorded else rank
         for rank in attempt.ranks
     ]
     return replace(attempt, ranks=tuple(ranks))
+
+
+def _unmerged(run_dir: RunDir, attempt: AttemptState, recorded: Mapping[int, int]) -> dict[int, int]:
+    """See `Status.unmerged`; empty before the first merge."""
+    merged = run_dir.read_manifest().get("merged", {}).get(attempt.role)
+    if merged is None or attempt.world_size == 1:
+        return {}
+    last = {rank: merged.get("last_steps", {}).get(str(rank), 0) for rank in recorded}
+    return {rank: last[rank] for rank, step in recorded.items() if step > last[rank]}
 
 
 def _recorded_step(directory: Path, attempt: int | None = None) -> int | None:

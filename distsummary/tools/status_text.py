@@ -36,6 +36,7 @@ MAX_ROWS = 18  # of more ranks; with all else, 40 lines
 STUCK = "stuck"  # the phase of a rank for which others wait, or that stands still
 EARLIER = 3  # attempts before the newest that have a line
 FINDINGS = 3  # in a sentence
+MOST_HOSTS = 4  # whose names stand in a line
 MESSAGE_WIDTH = 60  # characters of a message of the user
 
 _HEAD = ("rank", "state", "step", "phase", "ms/step", "own", "waiting", "seen", "dropped", "process", "")
@@ -142,7 +143,7 @@ def hints(status: Status) -> list[str]:
         )
     if status.others_elsewhere:
         said.append(printable(status.others_elsewhere))
-    elif newest.missing and bad + living:
+    elif newest.missing:
         said.append(f"{named(newest.missing)} never registered; a training may record on some ranks only.")
     if not was_stuck:
         said += _stuck(status) or _standing_still(newest, living) or slow_ranks(status)
@@ -159,6 +160,12 @@ def hints(status: Status) -> list[str]:
     if is_whole and not living and step and (status.merged_step or 0) < step:
         at = f"ends at step {status.merged_step:,}" if status.merged_step is not None else "is missing"
         said.append(f"The merged run {at}, the ranks came to {step:,}: distsummary merge {path}")
+    elif status.unmerged:
+        first = min(status.unmerged.values())
+        said.append(
+            f"The merged run is missing steps of {named(status.unmerged, 'rank')} from {first + 1:,} on: "
+            f"distsummary merge {path}"
+        )
     has_checkpoints = _has_checkpoints(run.path)
     which = "its newest checkpoint" if has_checkpoints else "a checkpoint of your own"
     again = f"resume {which} by resume= or initial_step= (attempt {newest.attempt + 1})"
@@ -218,25 +225,32 @@ def _verdict(
     status: Status, newest: AttemptState, bad: Sequence[RankState], living: Sequence[RankState]
 ) -> str:
     others = numbered(len(living), "rank")
+    runs_or_run = "runs" if len(living) == 1 else "run"
     lacking = named([rank.rank for rank in bad], "rank")
-    goes_on = f"{others} {'goes' if len(living) == 1 else 'go'} on"
+    absent = "" if status.others_elsewhere or not newest.missing else named(newest.missing, "rank")
     if living and not bad:
         is_all = len(living) == newest.world_size > 1
         ended = len(newest.ranks) - len(living)
         finished = f", {ended:,} {'has' if ended == 1 else 'have'} finished" if ended else ""
-        runs = f"{f'all {others} run' if is_all else goes_on}{finished}"
+        runs = f"{f'all {others} run' if is_all else f'{others} {runs_or_run}'}{finished}"
         if status.stuck:
             return f"The run is stuck {_stuck_at(status)}."
         if slow := status.behind:
             are = "is" if len(slow) == 1 else "are"
             return f"The run continues: {runs}, but {named(slow, 'rank')} {are} behind."
+        if absent:
+            return f"The run continues without {absent}: {runs}."
         return f"The run is fine: {runs}."
     if living:
-        return f"The run continues without {lacking}: {others} {'runs' if len(living) == 1 else 'run'}."
+        return f"The run continues without {lacking}: {others} {runs_or_run}."
     if not newest.ranks:
         return "No rank has registered in this attempt."
     if not bad:
         of_run = "This rank" if status.others_elsewhere else "The run"
+        if absent:
+            return f"The run has finished without {absent}."
+        if status.unmerged:
+            return "The run has finished, but steps are missing in its merged run."
         return f"{of_run} is fine: it has finished."
     if newest.state == "finished":
         return "The run has finished, but events are missing from the files."
@@ -311,12 +325,22 @@ def causes(status: Status) -> list[str]:
     said = []
     for ranks in bad[:3]:
         why = _why(ranks)
-        numbers = named([rank.rank for rank in ranks])
+        numbers = _of_hosts(ranks, newest) or named([rank.rank for rank in ranks])
         since = _since([one.lost_since for one in ranks if one.lost_since is not None], status.now)
         said.append(f"  {numbers} {ranks[0].state}{since}" + (f": {why}" if why else ""))
     if len(bad) > 3:
         said.append(f"  and {numbered(sum(map(len, bad[3:])), 'more rank')}: see --json")
     return said
+
+
+def _of_hosts(ranks: Sequence[RankState], attempt: AttemptState) -> str:
+    """Such as Host h1 (ranks 2-3), if the ranks are all of it, and others run elsewhere; else empty."""
+    numbers, hosts = {rank.rank for rank in ranks}, {rank.host for rank in ranks}
+    there = {rank.rank for rank in attempt.ranks if rank.host in hosts}
+    if there != numbers or len(numbers) == len(attempt.ranks) or len(hosts) > MOST_HOSTS:
+        return ""
+    shown = printable(", ".join(sorted(hosts)))
+    return f"{'Host' if len(hosts) == 1 else 'Hosts'} {shown} ({named(numbers, 'rank')})"
 
 
 def _since(moments: Sequence[float], now: float) -> str:

@@ -597,6 +597,8 @@ def test_a_job_on_another_machine_is_refused_if_its_heart_beats(
         refuse_reuse(run, other, refuse_finished=False)
     assert len(beats) == 3
     refuse_reuse(run, unique(0, 1), refuse_finished=False)  # the same job
+    note_deaths(run, "train", 0, {0: "its node does not answer"})
+    refuse_reuse(run, other, refuse_finished=False)  # its launcher saw it die
 
 
 def test_a_full_disk_keeps_no_rank_from_telling_its_heartbeat_and_its_end(

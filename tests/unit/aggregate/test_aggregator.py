@@ -136,6 +136,38 @@ def count_merges(monkeypatch: pytest.MonkeyPatch, failures: int = 0) -> list[Run
     return merges
 
 
+def test_a_merge_waits_for_files_that_do_not_show_all_that_was_recorded(
+    life: Life, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    aggregator = life.start()
+    for topology in RANKS:
+        register(life, aggregator, topology)
+        record(life.run_dir, topology, range(1, 10))
+    [*_, file] = sorted(life.run_dir.writer_dir("train", 1, 2).glob("*_MS"))
+    whole = file.read_bytes()
+    last = list(read_directory(file.parent))[-1]
+    file.write_bytes(whole[: last.offset])  # as another host sees it that has cached its size
+    for topology in RANKS:
+        LocalCoordinator(life.run_dir).leave(topology, 0, {"last_seq": last.seq})
+    wait_for(lambda: "the files of rank 1 do not show here yet" in caplog.text)
+    with file.open("ab") as growing:
+        growing.write(whole[last.offset :])
+    life.end()
+    facts = life.run_dir.read_manifest()["merged"]["train"]
+    assert facts["last_steps"] == {"0": 9, "1": 9}
+
+
+def test_a_merge_does_not_wait_for_ever_for_files(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aggregator_module, "HIDDEN_S", 0.2)
+    aggregator = life.start()
+    for topology in RANKS:
+        register(life, aggregator, topology)
+        record(life.run_dir, topology, range(1, 10))
+        finish(life, aggregator, topology, 0, {"last_seq": 1000})
+    life.end()
+    assert life.run_dir.read_manifest()["merged"]["train"]["last_steps"] == {"0": 9, "1": 9}
+
+
 def test_the_last_rank_to_finish_has_the_run_merged_once(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     merges = count_merges(monkeypatch)
     aggregator = life.start()

@@ -63,6 +63,47 @@ def test_own_and_waiting_time_of_ranks_that_measure_them_have_columns():
     assert (first["own_ms"], second["wait_ms"]) == (5.04, 0.2)
 
 
+def test_ranks_that_are_all_of_a_host_are_named_by_it():
+    ranks = [rank_state(0, host="h0"), rank_state(1, host="h0"), lost(2, host="h1"), lost(3, host="h1")]
+    since = "since 08:50:25 (95 s ago): their processes are gone from"
+    assert hints(status_of(attempt_state(ranks)))[1] == f"  Host h1 (ranks 2-3) lost {since} h1"
+    ranks[1] = rank_state(1, host="h1")
+    assert hints(status_of(attempt_state(ranks)))[1] == f"  Ranks 2-3 lost {since} h1"
+    everywhere = [lost(rank, host=f"h{rank}") for rank in range(2)]
+    assert hints(status_of(attempt_state(everywhere, "lost")))[1].startswith("  Ranks 0-1 lost")
+
+
+def test_a_run_without_all_of_its_ranks_or_steps_is_not_called_fine(tmp_path):
+    finished = [rank_state(rank, "finished") for rank in range(2)]
+    assert hints(status_of(attempt_state(finished, "finished", missing=(2, 3))))[:2] == [
+        "The run has finished without ranks 2-3.",
+        "Ranks 2-3 never registered; a training may record on some ranks only.",
+    ]
+    assert hints(status_of(attempt_state([rank_state(0)], missing=(1,))))[0] == (
+        "The run continues without rank 1: 1 rank runs."
+    )
+    short = status_of(attempt_state(finished, "finished"), merged=Merged(120, 2), unmerged={1: 64})
+    assert hints(short)[:2] == [
+        "The run has finished, but steps are missing in its merged run.",
+        "The merged run is missing steps of rank 1 from 65 on: distsummary merge /runs/mine",
+    ]
+
+
+def test_the_steps_that_a_merge_did_not_see_are_found_in_the_files(tmp_path):
+    for rank in range(2):
+        with ds.init(tmp_path / "run", rank=rank, world_size=2, aggregate=False, quiet=True) as run:
+            for _ in run.steps(range(9)):
+                run.log(loss=1.0)
+    merge_run(tmp_path / "run")
+    assert read_status(tmp_path / "run").unmerged == {}
+
+    def forget(manifest):
+        manifest["merged"]["train"]["last_steps"]["1"] = 4
+
+    RunDir(tmp_path / "run").update_manifest(forget)
+    assert read_status(tmp_path / "run").unmerged == {1: 4}
+
+
 def test_a_run_that_lost_a_rank_names_it_and_why():
     ranks = [rank_state(0), rank_state(1), lost(2, step=31)]
     status = status_of(attempt_state(ranks, failure=failure(2, "killed by signal 9"), missing=(3,)))
