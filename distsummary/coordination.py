@@ -165,6 +165,12 @@ class LocalCoordinator:
         Writes nothing once the job was started again. Raises StaleAttemptError if the run dir was replaced.
         """
         manifest = self.run_dir.read_manifest()
+        if not manifest["run_id"]:
+            self.run_dir.refuse_missing()
+            RankManifest(self.run_dir, topology).beat(attempt, heartbeat)
+            if topology.rank == 0:
+                self.run_dir.refuse_removed_manifest()
+            return ()
         entry = find_attempt(manifest, topology.role, attempt)
         if is_superseded(manifest, entry):
             return ()
@@ -181,12 +187,15 @@ class LocalCoordinator:
         started again, RunDirError if the file cannot be written.
         """
         manifest = self.run_dir.read_manifest()
-        refuse_stale(manifest, topology.role, attempt)
-        entry = find_attempt(manifest, topology.role, attempt)
+        self.run_dir.refuse_missing()
+        if manifest["run_id"]:
+            refuse_stale(manifest, topology.role, attempt)
+            find_attempt(manifest, topology.role, attempt)
         RankManifest(self.run_dir, topology).leave(
             attempt, end_of_rank(health), error=str(health.get("error", "")), health=health
         )
-        return entry
+        self.run_dir.refuse_removed_manifest()
+        return find_attempt(manifest, topology.role, attempt)
 
     def finish(self, topology: Topology, attempt: int, health: Mapping[str, int | str]) -> None:
         """Write the rank's end into its file, and the run's into the manifest if this rank decides it."""

@@ -67,6 +67,10 @@ class MissingFileError(DistSummaryError, FileNotFoundError):
     """A file that the run should have does not exist."""
 
 
+class MissingRunDirError(RunDirError):
+    """The run dir was removed or renamed while the run was recorded."""
+
+
 class DamagedFileError(DistSummaryError, ValueError):
     """Bytes on disk do not follow their format."""
 

@@ -24,11 +24,11 @@ from distsummary.errors import DistSummaryError, InvalidValueError, RunDirError
 from distsummary.json_door import MOST_BYTES, damaged, parse_json
 from distsummary.many_files import read_each
 from distsummary.publish import ensure_directory, replacing
+from distsummary.run_dir import RANK_MANIFEST as RANK_MANIFEST
 from distsummary.run_dir import Manifest, RunDir
 from distsummary.run_records import RankRecord
 from distsummary.topology import Topology
 
-RANK_MANIFEST = "manifest.json"
 FORMAT = 1
 SILENT_S = 30.0  # six heartbeats: a rank that was not heard for so long is taken for dead
 CLAIM_S = 60.0  # how long a rank waits for another process that claims the same rank

@@ -7,6 +7,7 @@ import os
 import random
 import re
 import secrets
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -16,7 +17,13 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from distsummary.checks import check_type
-from distsummary.errors import DamagedFileError, DistSummaryError, InvalidValueError, RunDirError
+from distsummary.errors import (
+    DamagedFileError,
+    DistSummaryError,
+    InvalidValueError,
+    MissingRunDirError,
+    RunDirError,
+)
 from distsummary.json_door import check_kind, read_json
 from distsummary.publish import ensure_directory, publish, remove_leftovers, temporary_name
 from distsummary.run_records import MOST_RANKS, RunRecord
@@ -25,6 +32,7 @@ MANIFEST = "run.json"
 STUCK = "stuck.json"  # in the directory of a rank: where it stands, while a step is late
 CRASH = "crash.txt"  # in the directory of a rank: its stacks, if native code ended its process
 FORMAT = 2  # of the manifest; in format 1 it also held the states of all ranks
+RANK_MANIFEST = "manifest.json"  # in the directory of a rank: see rank_manifest.py
 TIME = "{time}"  # placeholder in the path given to `ds.init`
 LOCK_TIMEOUT_S = 60.0
 _LOOK_AGAIN_S = (0.02, 0.1)  # while another process makes a change that may be the one wanted
@@ -213,7 +221,7 @@ class RunDir:
         Raises RunDirError if the lock cannot be taken or the file cannot be written, and whatever `change`
         and `is_done` raise; in all these cases the manifest stays unchanged.
         """
-        lock = FileLock(self.base / ".lock")
+        lock = self.lock(".lock")
         until = time.monotonic() + LOCK_TIMEOUT_S
         try:
             while True:
@@ -230,10 +238,13 @@ class RunDir:
                 manifest = self.read_manifest()
                 if is_done is not None and is_done(manifest):
                     return manifest
-                if not manifest["run_id"]:
+                is_new = not manifest["run_id"]
+                if is_new:
                     manifest |= {"run_id": secrets.token_hex(8), "created": time.time(), "state": "running"}
                 manifest.setdefault("nonce", secrets.token_hex(8))
                 change(manifest)
+                if is_new and not manifest["attempts"]:
+                    self.refuse_removed_manifest()
                 publish(self.manifest_path, json.dumps(manifest, indent=1).encode())
                 return manifest
             finally:
@@ -250,11 +261,30 @@ class RunDir:
                 f"{self.manifest_path} cannot be written: {error.strerror}; free space or fix permissions"
             ) from error
 
+    def lock(self, name: str) -> FileLock:
+        """A lock file in the run dir; raises MissingRunDirError if that is gone."""
+        self.refuse_missing()
+        return FileLock(self.base / name)
+
+    def refuse_missing(self) -> None:
+        """Raise MissingRunDirError if the run dir was removed or renamed."""
+        if not self.base.is_dir():
+            raise MissingRunDirError(f"the run dir {self.base} was removed or renamed")
+
+    def refuse_removed_manifest(self) -> None:
+        """Raise RunDirError if ranks have registered in this run dir, and run.json is not there."""
+        directories = (self.base, *self.rank_dirs().values(), *self.rank_dirs("eval").values())
+        if not self.manifest_path.exists() and any((one / RANK_MANIFEST).exists() for one in directories):
+            raise RunDirError(
+                f"{self.manifest_path} was removed; ranks keep recording, but nothing is merged. Rebuild it "
+                f"with: distsummary fsck --repair {shlex.quote(str(self.base))}"
+            )
+
     @contextmanager
     def locked(self, purpose: str, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
         """Hold the run's lock named `purpose` for the block; raises RunDirError if it cannot be taken."""
+        lock = self.lock(f".{purpose}.lock")
         path = self.base / f".{purpose}.lock"
-        lock = FileLock(path)
         try:
             lock.acquire(timeout=timeout_s)
         except Timeout as error:

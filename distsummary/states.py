@@ -140,6 +140,8 @@ def read_run(run_dir: RunDir | str | os.PathLike[str], *, now: float | None = No
     """
     run = run_dir if isinstance(run_dir, RunDir) else RunDir(run_dir)
     manifest = run.read_manifest()
+    if not manifest["run_id"]:
+        run.refuse_removed_manifest()
     entries: list[Manifest] = manifest["attempts"]
     told: dict[tuple[str, bool], dict[int, Told]] = {}
     for role, is_alone in {(entry["role"], entry["world_size"] == 1) for entry in entries}:

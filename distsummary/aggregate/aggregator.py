@@ -231,6 +231,8 @@ class Aggregator:
             self._answered = asked
             self._changed.notify_all()
             silent_s = time.monotonic() - self._last_contact_s
+            if not self._run_dir.base.is_dir():
+                return False
             return self._is_busy or bool(self._over) or silent_s < self._grace_s
 
     def _manifest_time(self) -> int:

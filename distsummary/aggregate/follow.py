@@ -11,7 +11,7 @@ import threading
 import time
 from types import FrameType
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from distsummary.aggregate.aggregator import Aggregator
 from distsummary.attempts import open_attempts
@@ -45,7 +45,7 @@ class Follower:
 
     def follow(self) -> bool:
         """Return when the run is over and merged; False if ranks still record."""
-        lock = FileLock(self._run_dir.base / LOCK)
+        lock = self._run_dir.lock(LOCK)
         while True:
             try:
                 lock.acquire(timeout=0)

@@ -36,7 +36,7 @@ from distsummary.deal import Deal, Group, Heartbeat, Part
 from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.verdict import ERROR, MESSAGE, OVERHEAD, UNSAVED, WARNING, Verdict
-from distsummary.errors import ClosedError, WriteError
+from distsummary.errors import ClosedError, MissingRunDirError, WriteError
 from distsummary.format.records import DIALECTS, LINEAGE_PLUGINS, Event, Health, Value
 from distsummary.format.scalar_rows import MAX_PACKERS, row_struct
 from distsummary.frameworks.base import framework_of
@@ -188,7 +188,7 @@ class Session:
             threading.RLock()
         )  # a signal may close it from a thread, a user's handler within `close`
         self._final: Health | None = None
-        self._is_terminated = False
+        self._is_terminated = self._is_missing = False  # the process ends; the run dir is gone
         self._deadline_s = math.inf  # when the parts of `close` that wait have to end
         self._stop_telling = tell_termination(self._terminate)
         if topology.rank == 0 and not self._is_past:
@@ -248,8 +248,16 @@ class Session:
         if self._pulse is not None:
             return
         self._step = step
-        tell = partial(self._coordinator.beat, self.topology, self._registration.attempt)
-        self._pulse = Pulse(self._place, tell, follow, self.failures, step, self._registration.deals)
+        self._pulse = Pulse(self._place, self._beat, follow, self.failures, step, self._registration.deals)
+
+    def _beat(self, heartbeat: Heartbeat) -> tuple[Deal, ...]:
+        try:
+            return self._coordinator.beat(self.topology, self._registration.attempt, heartbeat)
+        except MissingRunDirError as error:  # no file of the run is made again; the training goes on
+            logger.warning("rank=%d %s: nothing is recorded any more", self.topology.rank, error)
+            self._is_missing = self._is_terminated = True
+            threading.Thread(target=self.close, name="distsummary-end", daemon=True).start()
+            return ()
 
     def watch_steps(self, place: Callable[[], Place]) -> None:
         """From now on, tell in stuck.json when a step of this thread is late; `place` says where it is."""
@@ -374,7 +382,8 @@ class Session:
                 if value.plugin != "custom_lineage_data":  # which is the user's own
                     strip_directories(value.data)
         if values:
-            self._writer.write(Event(step, time.time(), values))
+            with suppress(*[ClosedError] * self._is_terminated):  # while the loop goes on
+                self._writer.write(Event(step, time.time(), values))
 
     def report_alert(self, cause: str, step: int, evidence: str, level: str, *, lost_s: float = 0.0) -> None:
         """Report what the user or a callback says of a step, in the background."""
@@ -557,6 +566,8 @@ class Session:
             ("counting a failure to leave", count),
         ]
         for what, part in parts:
+            if self._is_missing and part in (self._alerts.write, leave):
+                continue
             try:
                 self.failures.call(what, part)
             except WriteError as failure:

@@ -16,6 +16,7 @@ from distsummary.errors import (
 )
 from distsummary.format.npz import read_npz
 from distsummary.json_door import parse_json
+from distsummary.rank_manifest import read_ranks
 from distsummary.reading.index import check_index, compare_index, is_index
 from distsummary.run_dir import MANIFEST, RunDir
 from distsummary.sibling_run import SiblingRun, sibling_run
@@ -145,7 +146,10 @@ def _check(base: Path) -> _Tree:
         names.sort()
         directory = Path(root)
         run = RunDir(directory)
-        if (directory / MANIFEST).exists() or any(run.rank_dirs(role) for role in ("train", "eval")):
+        has_ranks = any(run.rank_dirs(role) for role in ("train", "eval")) or 0 in read_ranks(run, "train", 1)
+        if (directory / MANIFEST).exists() or (
+            has_ranks and not RunDir(directory.parent).is_rank_dir(directory)
+        ):
             tree.runs.append(_sibling_run(directory) or run)
         doing("checking directory", count)
         event_files, of_names = check_names(directory)

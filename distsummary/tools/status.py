@@ -166,7 +166,7 @@ def ranks_behind(ranks: Sequence[RankState]) -> dict[int, int]:
 
 
 def _check_is_run(base: Path, given: str) -> None:
-    """Raise MissingFileError unless the directory has a run.json."""
+    """Raise MissingFileError unless the directory has a run.json, RunDirError if that was removed."""
     if (base / MANIFEST).exists():
         return
     if not base.is_dir():
@@ -177,6 +177,8 @@ def _check_is_run(base: Path, given: str) -> None:
         remedy = f"it belongs to the run {base.parent}"
     elif any((child / MANIFEST).exists() for child in base.iterdir()):
         remedy = f"it holds runs: distsummary runs {given}"
+    else:
+        RunDir(base).refuse_removed_manifest()
     raise MissingFileError(f"{given} is not a run, for it has no {MANIFEST}; {remedy}")
 
 

@@ -199,7 +199,6 @@ class EventFiles:
 
     def _begin(self, first_step: int) -> dict[str, Segment]:
         """Open a segment for each dialect, with the first frames of a file."""
-        ensure_directory(self._directory)
         if self._needs_repair:  # a file was abandoned: cut off its torn frame and find its last seq
             self._rescue()  # first: it rewrites files without the remains of failed appends
             cut_torn_tails(self._directory, self._files)

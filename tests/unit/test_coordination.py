@@ -27,9 +27,16 @@ from distsummary.attempts import (
 from distsummary.claims import next_run_dir, refuse_reuse, refuse_taken
 from distsummary.coordination import LocalCoordinator, states_of_all_that_left
 from distsummary.deal import Deal, Heartbeat
-from distsummary.errors import InvalidValueError, RunDirError, StaleAttemptError, WorldMismatchError
+from distsummary.errors import (
+    InvalidValueError,
+    MissingRunDirError,
+    RunDirError,
+    StaleAttemptError,
+    WorldMismatchError,
+)
 from distsummary.rank_manifest import Told
 from distsummary.run_dir import RunDir
+from distsummary.tools.fsck import fsck
 from distsummary.topology import Topology
 
 
@@ -647,6 +654,40 @@ def test_a_heartbeat_and_a_registration_return_the_deals(run: RunDir) -> None:
 def test_an_attempt_that_is_unknown_has_no_deaths(run: RunDir) -> None:
     with pytest.raises(StaleAttemptError, match="attempt 3 of role train is not in the manifest"):
         note_deaths(run, "train", 3, {0: "signal 9"})
+
+
+def test_a_run_json_that_was_removed_is_rebuilt_by_fsck_and_by_nothing_else(run: RunDir) -> None:
+    coordinator = LocalCoordinator(run)
+    coordinator.register(rank(0, 1))
+    known = run.read_manifest()["attempts"]
+    run.manifest_path.unlink()
+    removed = pytest.raises(RunDirError, match=r"was removed.*distsummary fsck --repair")
+    with removed:
+        coordinator.beat(rank(0, 1), 0, Heartbeat(step=7, phase="training"))
+    for change in (lambda manifest: None, lambda manifest: manifest.update(key_tags=["a"])):
+        with removed:
+            run.update_manifest(change)
+    with removed:
+        coordinator.finish(rank(0, 1), 0, {"step": 9})
+    assert not run.manifest_path.exists()
+    fsck(run.base, repair=True)
+    [entry] = run.read_manifest()["attempts"]
+    assert entry["incarnation"] == known[0]["incarnation"]
+    assert told(run)["0"]["state"] == "finished"
+
+
+def test_a_run_dir_that_was_renamed_is_never_made_again(run: RunDir) -> None:
+    coordinator = LocalCoordinator(run)
+    coordinator.register(rank())
+    run.base.rename(run.base.with_name("moved"))
+    missing = pytest.raises(MissingRunDirError, match="was removed or renamed")
+    with missing:
+        coordinator.beat(rank(), 0, Heartbeat(step=7, phase="training"))
+    with missing:
+        run.update_manifest(lambda manifest: None)
+    with missing:
+        coordinator.finish(rank(), 0, {})
+    assert not run.base.exists()
 
 
 def test_a_rank_tells_its_end_in_the_old_file_where_no_new_one_can_be_made(

@@ -127,6 +127,8 @@ def test_ranks_without_digests_are_read_from_files_that_may_come_late(tmp_path):
         shutil.rmtree(writer.directory)
     live = ranks.live()
     live.poll()
+    for writer in ranks.writers:
+        writer.directory.mkdir()
     ranks.write(0, [scalar(1, loss=1.0), scalar(2, loss=1.0)])
     live.poll()
     assert live.advance({0, 1}, 0.0) == 0

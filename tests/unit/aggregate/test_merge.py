@@ -645,6 +645,10 @@ def test_evaluating_ranks_are_merged_into_a_directory_of_their_own(run):
 def test_a_run_without_a_manifest_is_merged_and_gets_one(run):
     run.write(0, [scalar(1, loss=1.0)])
     run.run_dir.manifest_path.unlink()
+    with pytest.raises(RunDirError, match="fsck --repair"):  # it was removed
+        run.merge()
+    for path in run.run_dir.base.glob("rank_*/manifest.json"):
+        path.unlink()
     run.merge()
     assert run.run_dir.read_manifest()["run_id"] == run.run_id
     records = run.decoded()
