@@ -52,7 +52,7 @@ def check_kind(value: Any, kind: Any, *, name: str, remedy: str = "") -> Any:
     """The value itself, if it has the type `kind`; raises DamagedFileError otherwise."""
     try:
         msgspec.convert(value, kind)
-    except (msgspec.ValidationError, RecursionError, MemoryError) as error:
+    except (msgspec.ValidationError, ValueError, RecursionError, MemoryError) as error:
         raise damaged(name, f"is not what it should be ({error})", remedy) from error
     return value
 

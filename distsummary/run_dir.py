@@ -202,7 +202,7 @@ class RunDir:
             raise RunDirError(f"{path} cannot be read: {error.strerror}; fix its permissions") from error
         if isinstance(manifest.get("attempts"), list) and manifest.get("format") != FORMAT:
             raise DamagedFileError(
-                f"{path} has format {manifest.get('format')!r}, this version of distsummary "
+                f"{path} has format {repr(manifest.get('format'))[:60]}, this version of distsummary "
                 f"reads and writes format {FORMAT}; for a run of an older version, {_REMEDY}; a run of a "
                 "newer version needs that version"
             )

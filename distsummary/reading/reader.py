@@ -225,9 +225,9 @@ def _decode(frame: Frame, dialect: str, file: Path) -> tuple[EventIds, Event] | 
 def newer_version(path: Path) -> str:
     """Which newer format a file is in, by its first record, in words; "" if it is in none."""
     dialect = dialect_of(path)
-    known = {MINDSPORE: mindspore_format.VERSION, TENSORBOARD: tensorboard_format.VERSION}[dialect]
+    known = {MINDSPORE: mindspore_format.VERSION, TENSORBOARD: tensorboard_format.VERSION}.get(dialect)
     first = next(read_frames(path), None)
-    if first is None or first.damage is not None:
+    if known is None or first is None or first.damage is not None:  # None: of lineage
         return ""
     try:
         if dialect == TENSORBOARD:

@@ -49,7 +49,8 @@ def wrapped(text: str, width: int) -> list[str]:
     """Text in lines of at most `width` characters, of which those after the first are indented. If it is too
     long for one line, paths in it are shortened in their middle first, to no less than a third of the line.
     """
-    for path in sorted(re.findall(r"[^\s:;,]*/[^\s:;,]*", text), key=len, reverse=True):
+    paths = [word for word in re.split(r"[\s:;,]+", text) if "/" in word]
+    for path in sorted(paths, key=len, reverse=True):
         excess = len(text) - width
         if excess > 0:
             text = text.replace(path, shortened(path, max(width // 3, len(path) - excess)), 1)

@@ -5,7 +5,7 @@ L1    a writing process is killed with SIGKILL at random times and restarted
 actors  L1 under Ray: a process sends to a collector's actor; both are killed or stopped (not part of `all`)
 L2    four ranks train under Ray and torchrun; collectors, trainers, aggregator, driver and raylet are killed
       or stopped, the disk is full, and the run ends in one of many ways (not part of `all`)
-fuzz  mutated event files for the readers and for fsck
+fuzz  mutated event files, sidecars, indexes, .npz and checkpoints for the readers and for fsck
 guard exceptions are raised in distsummary while it records trainings of many kinds (not part of `all`)
 peers the judge of L1 on other writers (not part of `all`)
 
@@ -57,7 +57,7 @@ def run_level(level: str, root: Path, options: argparse.Namespace) -> Verdict:
 
             return torture_guard(root, options.faults)
         case "fuzz":
-            return fuzz(root, options.seed, options.seconds, options.mutants)
+            return fuzz(root, options.seed, options.seconds, options.mutants, options.files)
     from tests.torture.peers import kill_peer
 
     verdict = Verdict()
@@ -112,8 +112,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--events", type=int, default=EVENTS, help="L0: events of a run")
     parser.add_argument("--faults", type=int, default=10_000, help="guard: how many in all")
     parser.add_argument("--state", default="", help="the directory in which a later call continues")
-    parser.add_argument("--seconds", type=float, default=120.0, help="fuzz: for how long")
-    parser.add_argument("--mutants", type=int, default=None, help="fuzz: how many at most")
+    parser.add_argument("--seconds", type=float, default=120.0, help="fuzz: for how long, each kind of files")
+    parser.add_argument("--mutants", type=int, default=None, help="fuzz: how many at most of each kind")
+    parser.add_argument("--files", default="", help="fuzz: only these kinds of files, divided by commas")
     parser.add_argument(
         "--peers", default="torch", help="name[=python],... of torch, tensorboardX, mindspore"
     )

@@ -1,8 +1,9 @@
-"""Hostile event files, read by a child of bounded memory: in time, refused with DamagedFileError or read.
+"""Hostile files, read by a child of bounded memory: in time, refused with an error of ours, or read.
 
-    python -m tests.torture.fuzz CORPUS KEEP --seed 7 --first 0 --count 1000
+    python -m tests.torture.fuzz CORPUS KEEP --kind events --seed 7 --first 0 --count 1000 --seconds 60
 
-reads the mutants `first` to `first + count` and prints what is wrong with each as a line of JSON.
+reads the mutants `first` to `first + count` and prints what is wrong with each as a line of JSON, then how
+many it read. The kinds: event files, and those of `small_files`.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -27,7 +29,10 @@ from typing import Any
 
 from tests.torture.judge import ROOT, Verdict
 from tests.torture.mutate import mutate
+from tests.torture.small_files import CHANGING, KINDS, lay_out, write_base
+from tests.torture.small_files import mutant as small_mutant
 
+EVENTS = "events"
 LARGEST = 60_000  # bytes of a file of the corpus; longer ones are cut
 MEMORY = 128 << 20  # bytes that reading may take beside what the interpreter has: the files are small
 VERBS = (
@@ -44,22 +49,26 @@ class HangError(BaseException):
     """Reading took too long; no Exception, so that no reader swallows it."""
 
 
-def fuzz(root: Path, seed: int, seconds: float, count: int | None = None) -> Verdict:
-    """Mutants for `seconds`, or `count` of them; what was found is kept in `root`/found."""
-    corpus, found = root / "corpus", root / "found"
-    corpus.mkdir(parents=True, exist_ok=True)
-    found.mkdir(exist_ok=True)
-    collect_corpus(corpus, seed)
+def fuzz(root: Path, seed: int, seconds: float, count: int | None = None, only: str = "") -> Verdict:
+    """Mutants of each kind for `seconds`, or `count` of each; what was found is kept in `root`/found."""
     verdict = Verdict()
-    kinds: dict[str, list[str]] = defaultdict(list)
-    deadline = time.monotonic() + seconds
-    while verdict.faults < (count or sys.maxsize) and time.monotonic() < deadline:
-        portion = min(AT_A_TIME, (count or sys.maxsize) - verdict.faults)
-        for complaint in _child(corpus, found, seed, verdict.faults, portion):
-            kinds[complaint.partition(": ")[2]].append(complaint)
-        verdict.faults += portion
-    for same in kinds.values():  # one is as good as many
-        verdict.violations.append(same[0] + f" (and {len(same) - 1} more)" * (len(same) > 1))
+    for kind in only.split(",") if only else (EVENTS, *KINDS):
+        corpus, found = root / kind / "corpus", root / kind / "found"
+        corpus.mkdir(parents=True, exist_ok=True)
+        found.mkdir(exist_ok=True)
+        (collect_corpus if kind == EVENTS else write_base)(corpus, seed)
+        same: dict[str, list[str]] = defaultdict(list)
+        done, most, deadline = 0, count or sys.maxsize, time.monotonic() + seconds
+        while done < most and (left := deadline - time.monotonic()) > 0:
+            portion = min(AT_A_TIME, most - done)
+            number, complaints = _child(corpus, found, kind, seed, done, portion, left)
+            done += number
+            for complaint in complaints:
+                same[complaint.partition(": ")[2]].append(f"{kind}: {complaint}")
+        print(f"fuzz of {kind}: {done} files of seed {seed}, {len(same)} kinds of complaints", flush=True)
+        verdict.faults += done
+        for first, *others in same.values():  # one is as good as many
+            verdict.violations.append(first + f" (and {len(others)} more)" * bool(others))
     return verdict
 
 
@@ -98,18 +107,20 @@ def _write_scalars(directory: Path, seed: int) -> None:
     writer.close()
 
 
-def _child(corpus: Path, found: Path, seed: int, first: int, count: int) -> list[str]:
-    """The complaints of one child; that it died is one, too."""
-    command = [sys.executable, "-m", "tests.torture.fuzz", str(corpus), str(found)]
-    numbers = ["--seed", str(seed), "--first", str(first), "--count", str(count)]
+def _child(
+    corpus: Path, found: Path, kind: str, seed: int, first: int, count: int, seconds: float
+) -> tuple[int, list[str]]:
+    """How many mutants a child read, and its complaints; that it died is one, too."""
+    command = [sys.executable, "-m", "tests.torture.fuzz", str(corpus), str(found), "--kind", kind]
+    numbers = ["--seed", str(seed), "--first", str(first), "--count", str(count), "--seconds", str(seconds)]
     done = subprocess.run([*command, *numbers], cwd=ROOT, capture_output=True, text=True, check=False)
-    complaints = [json.loads(line)["complaint"] for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode != 0:
-        current = (found / "current").read_text() if (found / "current").exists() else "at its start"
-        complaints.append(
-            f"the reader died with {done.returncode} at {current}: {done.stderr.strip()[-300:]}"
-        )
-    return complaints
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    complaints = [line["complaint"] for line in lines if "complaint" in line]
+    if done.returncode == 0:
+        return lines[-1]["read"], complaints
+    current = (found / "current").read_text() if (found / "current").exists() else "mutant ? at its start"
+    text = f"{current}: the reader died with {done.returncode}: {done.stderr.strip()[-300:]}"
+    return count, [*complaints, text]
 
 
 def read_everything(directory: Path, name: str) -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -175,19 +186,25 @@ def _follow(path: Path) -> None:
         raise AssertionError("following gives what the whole file does not")
 
 
-def complaint_of(call: Callable[[], Any]) -> str | None:
-    """What is wrong with a way of reading hostile bytes: all but an end or a DamagedFileError, in time."""
+def complaint_of(call: Callable[[], Any], *refusals: type[Exception]) -> str | None:
+    """What is wrong with a way of reading hostile bytes: all but an end or a refusal, in time."""
     from distsummary.errors import DamagedFileError
 
     try:
-        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        with (
+            open(os.devnull, "w") as nowhere,
+            contextlib.redirect_stdout(nowhere),
+            contextlib.redirect_stderr(nowhere),
+        ):
             call()
-    except DamagedFileError:
+    except (DamagedFileError, *refusals):
         return None
     except HangError:
-        return f"takes more than {SECONDS:g} s"
+        return "takes too long"
     except BaseException as error:  # a finding like any other
-        return f"raises {type(error).__name__}: {str(error)[:200]}"
+        at = [one for one in traceback.extract_tb(error.__traceback__) if "/distsummary/" in one.filename]
+        place = f" at {Path(at[-1].filename).name}:{at[-1].lineno}" if at else ""
+        return f"raises {type(error).__name__}{place}: {str(error)[:200]}"
     return None
 
 
@@ -195,9 +212,9 @@ def _hang(signum: int, frame: FrameType | None) -> None:
     raise HangError
 
 
-def _bound_memory() -> None:
+def _bound_memory(most: int) -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * resource.getpagesize() + MEMORY
+    limit = pages * resource.getpagesize() + most
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
@@ -209,30 +226,59 @@ def mutant(corpus: list[Path], seed: int, number: int) -> tuple[str, bytes]:
     return name, mutate(source.read_bytes()[:LARGEST], other.read_bytes()[:LARGEST], generator)
 
 
-def read_mutants(corpus: Path, found: Path, seed: int, first: int, count: int) -> None:
-    """Read the mutants in every way; a complaint is printed, and its file kept."""
+def read_mutants(corpus: Path, found: Path, options: argparse.Namespace) -> int:
+    """Read the mutants in every way; complaints are printed, and their files kept. Returns their number."""
+    from distsummary.errors import DistSummaryError
+
     logging.getLogger("distsummary").setLevel(logging.CRITICAL)
     signal.signal(signal.SIGALRM, _hang)
-    sources = sorted(corpus.iterdir())
+    deadline = time.monotonic() + options.seconds
+    kind, sources = KINDS.get(options.kind), sorted(corpus.iterdir())
+    ways = read_everything if kind is None else kind.ways
+    refusals = () if kind is None else (DistSummaryError,)
+    most_s = SECONDS if kind is None else 3 * SECONDS
     with tempfile.TemporaryDirectory(prefix="torture-fuzz") as place:
         directory = Path(place) / "run"
-        directory.mkdir()
-        list(read_everything(directory, "warm"))  # imports, before memory is bounded
-        _bound_memory()
-        for number in range(first, first + count):
-            name, data = mutant(sources, seed, number)
-            for way in range(len(list(read_everything(directory, name)))):
-                shutil.rmtree(directory)  # the one before may have repaired it
-                directory.mkdir()
+
+        def lay_out_again() -> None:  # the way before may have repaired it
+            shutil.rmtree(directory, ignore_errors=True)
+            directory.mkdir() if kind is None else lay_out(corpus, directory)
+
+        def read(name: str, data: bytes, number: int) -> None:
+            is_changed = True
+            for way in range(len(list(ways(directory, name)))):
+                if is_changed:
+                    lay_out_again()
                 (directory / name).write_bytes(data)
-                what, call = list(read_everything(directory, name))[way]
-                (found / "current").write_text(f"mutant {number} of seed {seed}, {what}")
-                signal.setitimer(signal.ITIMER_REAL, SECONDS)
-                complaint = complaint_of(call)
+                what, call = list(ways(directory, name))[way]
+                is_changed = kind is None or what in CHANGING
+                (found / "current").write_text(f"mutant {number} of seed {options.seed}, {what}")
+                signal.setitimer(signal.ITIMER_REAL, most_s)
+                complaint = complaint_of(call, *refusals)
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 if complaint is not None:
-                    (found / f"{seed}-{number}-{name}").write_bytes(data)
-                    print(json.dumps({"complaint": f"mutant {number} of seed {seed}: {what} {complaint}"}))
+                    kept = f"{options.seed}-{number}-{name.replace('/', '_')}"
+                    (found / kept).write_bytes(data)
+                    text = f"mutant {number} of seed {options.seed}: {what} {complaint}"
+                    print(json.dumps({"complaint": text}))
+
+        lay_out_again()
+        if kind is None:
+            list(ways(directory, "warm"))  # imports, before memory is bounded
+        else:
+            for path in sorted({*kind.patterns}):
+                for file in sorted((corpus / "base").glob(path)):  # they can be read as they are
+                    read(str(file.relative_to(corpus / "base")), file.read_bytes(), -1)
+        _bound_memory(MEMORY if kind is None else 8 * MEMORY)
+        for number in range(options.first, options.first + options.count):
+            if time.monotonic() > deadline:
+                return number - options.first
+            if kind is None:
+                name, data = mutant(sources, options.seed, number)
+            else:
+                name, data = small_mutant(corpus, kind, random.Random(options.seed * 1_000_003 + number))
+            read(name, data, number)
+    return int(options.count)
 
 
 def main() -> int:
@@ -240,10 +286,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("corpus", type=Path)
     parser.add_argument("found", type=Path)
+    parser.add_argument("--kind", default=EVENTS, choices=(EVENTS, *KINDS))
     for name in ("seed", "first", "count"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--seconds", type=float, default=float("inf"))
     options = parser.parse_args()
-    read_mutants(options.corpus, options.found, options.seed, options.first, options.count)
+    print(json.dumps({"read": read_mutants(options.corpus, options.found, options)}))
     return 0
 
 

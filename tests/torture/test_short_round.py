@@ -61,4 +61,4 @@ def test_killed_and_stopped_collectors_lose_nothing_acknowledged(tmp_path: Path)
 
 
 def test_hostile_files_are_refused_in_time_and_memory(tmp_path: Path) -> None:
-    assert torture(tmp_path, "--level", "fuzz", "--mutants", "50")["faults"] == 50
+    assert torture(tmp_path, "--level", "fuzz", "--mutants", "10", "--seconds", "100")["faults"] == 50

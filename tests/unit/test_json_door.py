@@ -33,6 +33,20 @@ def test_a_record_keeps_what_a_newer_version_wrote(tmp_path):
     assert read_json(tmp_path / "run.json", RunRecord) == RUN
 
 
+def test_a_command_that_is_no_unicode_is_read(tmp_path):
+    run = RUN | {
+        "attempts": [ATTEMPT | {"provenance": {"argv": ["train.py", "a\udcff"]}, "config": {"a": 10**40}}]
+    }
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    assert read_json(tmp_path / "run.json", RunRecord) == run
+
+
+def test_names_that_are_no_unicode_are_damage():
+    for attempt in ({"role": "\ud800"}, {"\ud800": 1}):
+        with pytest.raises(DamagedFileError):
+            parse_json(json.dumps(RUN | {"attempts": [ATTEMPT | attempt]}), RunRecord, name="it")
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [("world_size", 10**12), ("world_size", 0), ("world_size", True), ("attempt", -1), ("attempt", 1 << 63),
