@@ -168,7 +168,7 @@ class Background:
                 job = self._job = self._jobs.popleft()
             try:
                 job.function()
-            except Exception as error:  # shown in health(), raised on the next call if requested
+            except (Exception, SystemExit) as error:  # Ray ends calls so when it is shut down meanwhile
                 reason = f"{job.name}: {type(error).__name__}: {error}"
                 self._failures.count(reason)
                 job.on_failure(reason)

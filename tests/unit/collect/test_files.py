@@ -1,6 +1,7 @@
 """Files beside the events: exported tensors, and the thread that writes them."""
 
 import logging
+import sys
 import threading
 
 import numpy as np
@@ -48,6 +49,17 @@ def test_jobs_run_in_order_and_a_failure_costs_itself_alone(caplog):
     assert health.errors == {"two: ZeroDivisionError: division by zero": 2}
     assert len([r for r in caplog.records if r.levelno == logging.WARNING]) == 1
     background.close()
+    background.close()
+
+
+def test_a_job_that_ends_its_thread_costs_itself_alone():
+    health, done = Health(), []
+    background = Background(health)
+    background.submit("one", lambda: sys.exit(1))  # as a call of Ray while that is shut down
+    background.submit("two", lambda: done.append(2))
+    background.flush()
+    assert done == [2]
+    assert health.errors == {"one: SystemExit: 1": 1}
     background.close()
 
 
