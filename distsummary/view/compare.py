@@ -19,6 +19,16 @@ _FIRST_TAGS = 10  # share half of the points
 _NAMED = 500  # tags that not all runs have
 
 
+def refuse_others(run: Path, others: Sequence[Path]) -> None:
+    """Raise InvalidValueError if there are more than `MOST` others, or the same run twice; opens none."""
+    if len(others) > MOST:
+        raise InvalidValueError(f"a run can be shown with up to {MOST} others, got {len(others)}")
+    paths = [path.resolve() for path in (run, *others)]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise InvalidValueError(f"runs to compare must be different ones, got {os.fspath(path)} twice")
+
+
 def comparison(
     run: RecordedRun, others: Sequence[RecordedRun], tags: Sequence[str], *, width: int
 ) -> dict[str, Any] | None:
@@ -30,20 +40,14 @@ def comparison(
     parts from the first, see `distsummary.runs.compare.Parting`.
 
     Args:
-        run: the first one. others: up to `MOST`. tags: those whose curves are wanted, by interest.
+        run: the first one. others: see `refuse_others`. tags: those whose curves are wanted, by interest.
         width: columns of a drawing.
-
-    Raises InvalidValueError if there are more, or the same run twice.
     """
     if not others:
         return None
-    if len(others) > MOST:
-        raise InvalidValueError(f"a run can be shown with up to {MOST} others, got {len(others)}")
+    refuse_others(run.path, [one.path for one in others])
     runs = [run, *others]
     paths = [one.path.resolve() for one in runs]
-    for path in paths:
-        if paths.count(path) > 1:
-            raise InvalidValueError(f"runs to compare must be different ones, got {os.fspath(path)} twice")
     known = [{name: plain(value) for name, value in facts(one).items()} for one in runs]
     names = [*dict.fromkeys(name for of_run in known for name in of_run)]
     differing = [name for name in names if any(of_run.get(name) != known[0].get(name) for of_run in known)]

@@ -10,6 +10,7 @@ from pathlib import Path
 from distsummary.errors import MissingExtraError
 from distsummary.publish import check_writable, refuse_unlike_files, replacing
 from distsummary.runs.recorded_run import open_run
+from distsummary.view.compare import refuse_others
 from distsummary.view.packing import embedded
 from distsummary.view.page import page
 
@@ -59,6 +60,7 @@ def report(
     errors of `open_run` and `page`.
     """
     script, style = (built(name) for name in ("page.js", "page.css"))
+    refuse_others(Path(run), [Path(other) for other in others])
     opened = open_run(run)
     path = Path(out if out is not None else f"{opened.path.resolve().name}.html")
     refuse_unlike_files(path)

@@ -21,6 +21,7 @@ from distsummary.errors import MissingFileError
 from distsummary.run_dir import RunDir
 from distsummary.runs.recorded_run import RecordedRun, open_run
 from distsummary.tools.runs import RunRow, find_runs
+from distsummary.view.compare import refuse_others
 from distsummary.view.packing import sent
 from distsummary.view.page import page, rank_curve
 
@@ -106,6 +107,7 @@ class Served:
                 self.runs()
                 if name not in self._names:
                     raise UnknownRunError(name)
+        refuse_others(self.path / names[0], [self.path / name for name in names[1:]])
         with self._lock:
             run = self._opened.pop(names, None) or _Run([self.path / name for name in names], self._every_s)
             self._opened[names] = run

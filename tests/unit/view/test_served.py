@@ -172,6 +172,18 @@ def test_a_directory_may_fill_later_but_must_be_there(tmp_path):
         Served(tmp_path / "none")
 
 
+def test_too_many_or_equal_runs_are_refused_before_one_is_opened(tmp_path, monkeypatch):
+    for number in range(10):
+        record(tmp_path / str(number))
+    served = Served(tmp_path)
+    assert len(names(served)) == 10
+    monkeypatch.setattr(module, "open_run", None)
+    with pytest.raises(InvalidValueError, match="with up to 8 others, got 1500"):
+        served.page("0", [str(1 + number % 9) for number in range(1500)])
+    with pytest.raises(InvalidValueError, match=r"must be different ones, got .*1 twice"):
+        served.page("0", ["1", "1"])
+
+
 def test_runs_are_beside_each_other_and_the_page_follows_each_of_them(tmp_path):
     for name in "ab":
         record(tmp_path / name)
