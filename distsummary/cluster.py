@@ -1,13 +1,15 @@
-"""Which Ray cluster this process was started for, and whether it answers: Ray takes minutes to tell."""
+"""The Ray cluster that this process was started for, if it answers soon, and one for this process alone."""
 
 import re
 import socket
 import time
+from typing import Any
 
 from distsummary.errors import ClusterError
 from distsummary.topology import cluster_address
 
 CONNECT_S = 5.0
+LOOPBACK = "127.0.0.1"
 _PAUSE_S = 0.5
 _HOST_PORT = re.compile(r"(?:ray://)?\[?(?P<host>[^/\[\]]+?)\]?:(?P<port>\d{1,5})")
 
@@ -24,6 +26,26 @@ def reachable_cluster() -> str | None:
             address, "RAY_ADDRESS", "correct RAY_ADDRESS, or unset it to join the cluster of this machine"
         )
     return address
+
+
+def start_local(ray: Any, **options: Any) -> None:  # Any: the module, which this one does not import
+    """Start a Ray cluster on this machine for this process; it listens on loopback alone.
+
+    Ray has the same on Windows and macOS; elsewhere it replaces loopback by an address of the machine.
+    `options`: of `ray.init`.
+    """
+    constants = ray._private.ray_constants
+    before, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
+    try:
+        ray.init(
+            address="local",
+            _node_ip_address=LOOPBACK,
+            include_dashboard=False,
+            logging_level="warning",
+            **options,
+        )
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before
 
 
 def check_reachable(address: str, source: str, remedy: str) -> None:

@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from distsummary.aggregate.actor import settle
 from distsummary.checks import check_choice, check_int, check_type
-from distsummary.cluster import check_reachable, reachable_cluster
+from distsummary.cluster import check_reachable, reachable_cluster, start_local
 from distsummary.errors import InvalidTypeError, InvalidValueError, RanksFailedError
 from distsummary.extras import require
 from distsummary.interrupts import heeds_interrupts
@@ -301,7 +301,7 @@ def connected(ranks: int, resources: Mapping[str, float], address: str | None = 
         ray.init(address=chosen, logging_level="warning")
     elif chosen == "local" or not _join_current(ranks, resources):
         cpus = max(os.cpu_count() or 1, int(ranks * resources.get("CPU", 0)))
-        ray.init(address="local", num_cpus=cpus, include_dashboard=False, logging_level="warning")
+        start_local(ray, num_cpus=cpus)
     try:
         yield
     finally:

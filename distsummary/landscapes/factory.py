@@ -21,7 +21,8 @@ def load_factory(name: str) -> dict[str, Any]:
     The factory returns (model, loss_fn, batches), optionally with an `Evaluation` as the fourth value, or a
     dict of these with their names as keys, where `batch_loss` may take the place of `loss_fn`.
 
-    The module is also searched for in the current directory. Raises InvalidValueError if there is no such
+    The module is also searched for in the current directory, after the installed ones: no file there takes
+    the place of a module of Python or of a library. Raises InvalidValueError if there is no such
     function, InvalidTypeError if it returns anything else, LandscapeError if it raises an error.
     """
     check_type("factory", name, str)
@@ -29,7 +30,7 @@ def load_factory(name: str) -> dict[str, Any]:
     if not attribute or not all(part.isidentifier() for part in module_name.split(".")):
         raise InvalidValueError(f"factory must be module:function, such as train:parts, got {name!r}")
     if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())
+        sys.path.append(os.getcwd())
     with _raises_landscape_error(name):
         try:
             factory = getattr(importlib.import_module(module_name), attribute)

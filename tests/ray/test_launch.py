@@ -298,3 +298,25 @@ def test_sys_exit_is_told_and_zero_is_success():
 def test_resources_that_ray_cannot_reserve_are_refused_by_name(resources):
     with pytest.raises((InvalidTypeError, InvalidValueError), match="resources_per_rank"):
         launch(print, ranks=1, resources_per_rank=resources)
+
+
+LISTENING = """
+import psutil
+from distsummary import launch
+
+def addresses():
+    driver = psutil.Process().parent().parent()
+    found = [(one.name(), one.net_connections("inet")) for one in driver.children(recursive=True)]
+    return {name: {one.laddr.ip for one in all if one.status == "LISTEN"} for name, all in found}
+
+[found] = launch(addresses, ranks=1, backend=None, address="local")
+print(*sorted(ip.removeprefix("::ffff:") for ips in found.values() for ip in ips))
+print("raylet" in found, "gcs_server" in found)
+"""
+
+
+def test_a_cluster_of_its_own_listens_on_loopback_alone() -> None:
+    done = subprocess.run([sys.executable, "-c", LISTENING], capture_output=True, text=True, check=True)
+    listening, found = done.stdout.splitlines()[-2:]
+    assert {*listening.split()} == {"127.0.0.1"}
+    assert found == "True True"

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import ray
 
-from distsummary.cluster import check_reachable, reachable_cluster
+from distsummary.cluster import check_reachable, reachable_cluster, start_local
 from distsummary.errors import ClusterError, LandscapeError
 from distsummary.landscapes.directions.hessian import GROUPS
 from distsummary.landscapes.directions.recipe import Array
@@ -194,7 +194,7 @@ def cluster(address: str | None = None) -> Iterator[None]:
     elif address is None and reachable_cluster() is not None:
         ray.init(log_to_driver=False, logging_level="warning")
     else:  # "local" makes Ray ignore traces of an older cluster
-        ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="warning")
+        start_local(ray, log_to_driver=False)
     try:
         yield
     finally:

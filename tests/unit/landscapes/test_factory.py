@@ -42,6 +42,18 @@ def make_nothing() -> None:
     return None
 
 
+def test_a_file_in_the_working_directory_hides_no_module_of_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "colorsys.py").write_text("raise SystemExit('hidden')")
+    (tmp_path / "own_parts.py").write_text("import colorsys\ndef parts(): return None\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    with pytest.raises(InvalidTypeError):  # it was imported, and returns no parts
+        load_factory("own_parts:parts")
+    assert str(tmp_path) not in str(sys.modules["colorsys"].__file__)
+
+
 @pytest.mark.parametrize(
     ("text", "match"),
     [
