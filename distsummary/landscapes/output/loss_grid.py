@@ -1,29 +1,29 @@
 """LossGrid: a loss landscape with its files and pictures."""
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from distsummary.checks import check_choice
-from distsummary.errors import DamagedFileError, MissingExtraError, MissingFileError, RunDirError
+from distsummary.errors import (
+    DamagedFileError,
+    InvalidValueError,
+    MissingExtraError,
+    MissingFileError,
+    RunDirError,
+)
+from distsummary.landscapes.output.dataset import to_dataset
 from distsummary.landscapes.output.describe import in_a_line
 from distsummary.landscapes.output.draw import DPI, FORMATS, KINDS, draw, figure_of
 from distsummary.landscapes.output.grid import Grid
-from distsummary.landscapes.output.h5 import to_h5
-from distsummary.landscapes.output.vtp import to_vtp
 from distsummary.publish import publish, refuse_unlike_files
 
 if TYPE_CHECKING:
+    import xarray
     from matplotlib.figure import Figure
 
-ENCODERS: dict[str, Callable[[Grid], bytes]] = {
-    ".npz": Grid.to_npz,
-    ".vtp": to_vtp,
-    ".h5": to_h5,
-    ".hdf5": to_h5,
-}
+NPZ = ".npz"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -92,20 +92,21 @@ class LossGrid(Grid):
             return None
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the grid in the format that the suffix of `path` names.
+        """Write everything as .npz, for `load` and for Landscaper (see `output.grid`).
 
-        .npz: everything, for `load` and for Landscaper (see `output.grid`).
-        .vtp: surface and path for ParaView (see `output.vtp`).
-        .h5 or .hdf5: the layout of Li et al.'s repository (see `output.h5`); needs h5py.
-
-        Raises InvalidValueError for another suffix, MissingExtraError without h5py, RunDirError when the file
-        cannot be written.
+        Raises InvalidValueError for another suffix, RunDirError when the file cannot be written.
         """
         file = Path(path)
-        suffix = file.suffix.lower()
-        check_choice(f"the suffix of {file.name!r}", suffix, ENCODERS)
+        if file.suffix.lower() != NPZ:
+            raise InvalidValueError(
+                f"{file.name} must end with {NPZ}; other formats: grid.to_xarray().to_netcdf(...)"
+            )
         check_place(file)
-        publish(file, ENCODERS[suffix](self))
+        publish(file, self.to_npz())
+
+    def to_xarray(self) -> "xarray.Dataset":
+        """The arrays with names and axes, see `output.dataset`; raises MissingExtraError without xarray."""
+        return to_dataset(self)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xarray
 
 import distsummary as ds
 from distsummary import LossGrid
@@ -261,7 +262,7 @@ def test_what_is_no_saved_grid_is_refused_with_its_path(tmp_path: Path) -> None:
 
 def test_what_cannot_be_saved_or_drawn_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     for name in ("grid", "grid.csv", "grid.npz.gz"):
-        with pytest.raises(InvalidValueError, match=r"the suffix of 'grid.*\.npz.*\.vtp"):
+        with pytest.raises(InvalidValueError, match=r"grid.* must end with \.npz; .*to_xarray"):
             make_grid().save(tmp_path / name)
     with pytest.raises(InvalidValueError, match=r"the suffix of 'grid\.gif'.*\.pdf.*\.png.*\.svg"):
         make_grid().plot(tmp_path / "grid.gif")
@@ -317,11 +318,27 @@ def test_a_grid_that_is_not_square_has_no_place_in_landscapers_names(tmp_path: P
         assert not {"loss", "coordinates"} & set(saved.files)
 
 
-def test_hdf5_without_h5py_names_the_pip_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(MissingExtraError, match="pip install h5py"):
-        make_grid().save(tmp_path / "grid.h5")
-    assert list(tmp_path.iterdir()) == []
+def test_a_dataset_has_the_arrays_by_name_and_writes_other_formats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KMP_DUPLICATE_LIB_OK", "True")  # as sklearn sets it, which a reader of xarray imports
+    grid = make_grid(quantities={"train/accuracy": np.arange(12.0).reshape(3, 4)})
+    data = grid.to_xarray()
+    assert data["loss"].dims == ("y", "x")
+    assert data["loss"].values.tobytes() == grid.z.tobytes()
+    assert data["train/accuracy"].sel(x=grid.x[1], y=grid.y[2]) == 9.0
+    assert data["path_x"].sel(checkpoint=grid.numbers[-1]) == grid.path[-1, 0]
+    assert json.loads(data.attrs["distsummary"])["kind"] == grid.kind
+    assert data.sizes == {"y": 3, "x": 4, "checkpoint": len(grid.numbers), "step": len(grid.steps)}
+    data.to_netcdf(tmp_path / "grid.nc")
+    with xarray.open_dataset(tmp_path / "grid.nc") as read:
+        assert read.equals(data)
+
+
+def test_a_dataset_without_xarray_names_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "xarray", None)
+    with pytest.raises(MissingExtraError, match="pip install xarray"):
+        make_grid().to_xarray()
 
 
 def test_a_grid_whose_z_does_not_fit_its_axes_is_refused() -> None:
