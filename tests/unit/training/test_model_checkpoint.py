@@ -195,7 +195,7 @@ def test_an_exception_saves_the_step_that_it_ended(tmp_path):
     assert ds.load_checkpoint(checkpoint.latest_ckpt_file_name)["w"][0] == 7
 
 
-@pytest.mark.parametrize("mode", ["AES-GCM", "AES-CBC"])
+@pytest.mark.parametrize("mode", ["AES-GCM", "AES-CBC", "AES-GCM-STREAM"])
 @pytest.mark.parametrize("format", ["safetensors", "ckpt"])
 def test_encrypted_files_need_the_key(tmp_path, mode, format):
     checkpoint = ds.ModelCheckpoint(
@@ -212,7 +212,7 @@ def test_encrypted_files_need_the_key(tmp_path, mode, format):
     with pytest.raises(DamagedFileError, match="cannot be"):
         ds.load_checkpoint(path, dec_key=KEY[::-1], dec_mode=mode)
     with pytest.raises(DamagedFileError, match="dec_mode"):
-        ds.load_checkpoint(path, dec_key=KEY, dec_mode="AES-CBC" if mode == "AES-GCM" else "AES-GCM")
+        ds.load_checkpoint(path, dec_key=KEY, dec_mode="AES-GCM" if mode == "AES-CBC" else "AES-CBC")
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(DamagedFileError, match="cannot be used"):
         ds.load_checkpoint(path, dec_key=KEY, dec_mode=mode)
