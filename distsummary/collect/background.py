@@ -11,6 +11,7 @@ import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 from distsummary.errors import ClosedError
@@ -22,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 BUDGET_BYTES = 64 << 20
 ALWAYS_WAITING = 2
-CLOSE_TIMEOUT_S = 60.0
+CLOSE_S = 20.0  # `close` waits while the jobs get something written within this time
 SHOWN_CALLS = 4
 
 
@@ -106,10 +107,10 @@ class Background:
         self._failures.raise_last()
 
     def close(self, deadline_s: Callable[[], float] = lambda: math.inf) -> None:
-        """Wait at most a minute for the jobs to end; does nothing on a second call or after a fork.
+        """Wait for the jobs to end; does nothing on a second call or after a fork.
 
-        `deadline_s` returns when it must end at the latest, as `time.monotonic` counts; it may become earlier
-        during the wait.
+        Gives up when no job has ended and no byte was written for CLOSE_S. `deadline_s` returns when it must
+        end at the latest, as `time.monotonic` counts; it may become earlier during the wait.
 
         Raises WriteError for an earlier failure if `raise_exception` is set.
         """
@@ -119,19 +120,20 @@ class Background:
         with self._changed:
             self._changed.notify_all()
         if self._thread is not None:
-            begun, waited_s = time.monotonic(), 0.0
-            while self._thread.is_alive() and waited_s < (
-                most_s := max(0.0, min(CLOSE_TIMEOUT_S, deadline_s() - begun))
-            ):
-                self._thread.join(min(LOOK_S, most_s - waited_s))
-                waited_s = time.monotonic() - begun
-            if self._thread.is_alive():
-                left = self._accepted - self._done
-                late = f"{left} jobs were not done {most_s:.2g} s after the end{self._place()}"
-                self._failures.count(f"files: {late}")
+            begun = time.monotonic()
+            if not joined_in_time(self._thread, self.progress, CLOSE_S, deadline_s):
+                left, took_s = self._accepted - self._done, time.monotonic() - begun
+                self._failures.count(
+                    f"files: {left} jobs were not done {took_s:.2g} s after the end{self._place()}"
+                )
                 for job in [*self._jobs]:
-                    job.on_failure(f"{job.name}: not done {most_s:.2g} s after the end")
+                    job.on_failure(f"{job.name}: not done {took_s:.2g} s after the end")
         self._failures.raise_last()
+
+    def progress(self) -> tuple[int, int]:
+        """How many jobs have ended, and bytes that they wrote; any thread may call it."""
+        thread = self._thread
+        return self._done, 0 if thread is None else written_by(thread.native_id)
 
     def _check(self) -> None:
         if os.getpid() != self._pid:
@@ -145,13 +147,8 @@ class Background:
     def _place(self) -> str:
         """The job that runs, and the innermost lines at which it is."""
         job, thread = self._job, self._thread
-        frame = sys._current_frames().get(thread.ident or 0) if thread is not None else None
-        if job is None or frame is None:
-            return ""
-        calls = reversed(traceback.extract_stack(frame, SHOWN_CALLS))
-        return f"; {job.name} is at " + " < ".join(
-            f"{os.path.basename(c.filename)}:{c.lineno}" for c in calls
-        )
+        place = place_of(thread) if thread is not None else ""
+        return f"; {job.name} is at {place}" if job is not None and place else ""
 
     def _run(self) -> None:
         job = None
@@ -172,6 +169,44 @@ class Background:
                 reason = f"{job.name}: {type(error).__name__}: {error}"
                 self._failures.count(reason)
                 job.on_failure(reason)
+
+
+def joined_in_time(
+    thread: threading.Thread,
+    progress: Callable[[], object],
+    patience_s: float,
+    deadline_s: Callable[[], float] = lambda: math.inf,
+) -> bool:
+    """Wait for a thread as long as its progress changes within `patience_s`; returns whether it has ended.
+
+    `deadline_s` returns when the wait has to end at the latest, as `time.monotonic` counts.
+    """
+    mark, since = progress(), time.monotonic()
+    while thread.is_alive():
+        now, reached = time.monotonic(), progress()
+        if reached != mark:
+            mark, since = reached, now
+        left_s = min(since + patience_s, deadline_s()) - now
+        if left_s <= 0:
+            return False
+        thread.join(min(LOOK_S, left_s))
+    return True
+
+
+def place_of(thread: threading.Thread) -> str:
+    """The innermost lines at which a thread is, such as `writer.py:7 < session.py:9`; empty if unknown."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    calls = reversed(traceback.extract_stack(frame, SHOWN_CALLS)) if frame is not None else ()
+    return " < ".join(f"{os.path.basename(call.filename)}:{call.lineno}" for call in calls)
+
+
+def written_by(native_id: int | None) -> int:
+    """The bytes that a thread of this process has passed to write calls; 0 if that is unknown."""
+    try:
+        fields = Path(f"/proc/self/task/{native_id}/io").read_text().split()
+        return int(fields[fields.index("wchar:") + 1])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _close_at_exit(reference: "weakref.ref[Background]") -> None:

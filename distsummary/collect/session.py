@@ -21,7 +21,7 @@ from distsummary.checkpoints.sketch.keeper import SketchKeeper
 from distsummary.checkpoints.sketch.parts import ModelParts
 from distsummary.checkpoints.sketch.sketch_file import SketchHeader, SketchWriter
 from distsummary.checkpoints.sketch.sketching import open_sketching
-from distsummary.collect.background import Background
+from distsummary.collect.background import Background, joined_in_time, place_of
 from distsummary.collect.config import differing, listed
 from distsummary.collect.export import Exports, write_values
 from distsummary.collect.heartbeat import Pulse
@@ -64,6 +64,7 @@ NOTHING: Mapping[str, object] = MappingProxyType({})
 # A checkpoint cannot be recorded later, so the training waits up to this long for a slow disk; but it waits
 # only once for a disk that does not respond.
 CHECKPOINT_WAIT_S = 5.0
+GIVE_UP_S = 4.0  # more for the end of the run, after it was told to drop what it waits for
 LEAVE_S = 2.0  # of the time that a signal leaves, for the rank's manifest
 ENDED_LATE = (
     "the end of a step was noticed only at a later call on the run, so nothing was read from the model; "
@@ -187,6 +188,9 @@ class Session:
         self._closing = (
             threading.RLock()
         )  # a signal may close it from a thread, a user's handler within `close`
+        self._end: threading.Thread | None = None  # closes the run
+        self._end_error: BaseException | None = None
+        self._ending = ""  # which part of the end it does
         self._final: Health | None = None
         self._is_terminated = self._is_missing = False  # the process ends; the run dir is gone
         self._deadline_s = math.inf  # when the parts of `close` that wait have to end
@@ -509,8 +513,7 @@ class Session:
         stop_waiting = partial(self._end_within, 0.0, "Ctrl-C ended the wait")
         try:
             with interrupts_after(stop_waiting, ignores_s=AGAIN_S if is_asked else 0.0), self._closing:
-                if self._final is None:
-                    self._close(error)
+                self._close_in_time(error)
         finally:
             self._stop_telling()
         return self.failures.health if self._final is None else self._final
@@ -524,6 +527,44 @@ class Session:
         """Close in a thread of its own, while the training goes on, before a signal ends the process."""
         self._is_terminated = True
         self.close(error)
+
+    def _close_in_time(self, error: BaseException | None) -> None:
+        """Close in a thread, and leave it alone if nothing is written for END_S: a disk may hang for ever."""
+
+        def close() -> None:
+            try:
+                self._close(error)
+            except BaseException as failure:
+                self._end_error = failure
+
+        def progress() -> object:
+            with suppress(Exception):
+                return self._writer.health().bytes, self._files.progress(), self._messages.progress()
+            return None
+
+        if self._end is None or self._end_error is not None:
+            self._end_error = None
+            self._end = threading.Thread(target=close, name="distsummary-end", daemon=True)
+            try:
+                self._end.start()
+            except RuntimeError:  # the interpreter is ending
+                close()
+                self._end = None
+        end = self._end
+        if end is not None and not joined_in_time(end, progress, END_S, lambda: self._deadline_s):
+            until = time.monotonic() + GIVE_UP_S
+            place = f"{self._ending} is at {place_of(end)}"
+            self._writer.end_within(0.0, f"the end of the run was not done: {place}")
+            self._writer.close()  # unless that is what hangs
+            end.join(max(0.0, until - time.monotonic()))
+            if end.is_alive():
+                self.failures.count(
+                    f"the end of the run is not done: {place}; check that the disk of {self._rank_dir} works "
+                    "(a process that the kernel holds there ends only with its disk)"
+                )
+                self._final = self.health()
+        if self._end_error is not None:
+            raise self._end_error
 
     def _close(self, error: BaseException | None) -> None:
         errors: list[WriteError] = []
@@ -568,6 +609,7 @@ class Session:
         for what, part in parts:
             if self._is_missing and part in (self._alerts.write, leave):
                 continue
+            self._ending = what
             try:
                 self.failures.call(what, part)
             except WriteError as failure:

@@ -20,8 +20,8 @@ from distsummary.aggregate.merge import merge_run
 from distsummary.coordination import LocalCoordinator
 from distsummary.reading.reader import read_directory
 from distsummary.run_dir import RunDir
-from distsummary.topology import Topology
-from tests.patience import PATIENCE_S
+from distsummary.topology import Topology, is_alive
+from tests.patience import PATIENCE_S, wait_for
 
 # Logs a step for each line that it reads.
 RANK = """
@@ -267,3 +267,24 @@ def test_under_torchrun_the_merged_run_of_four_ranks_is_read_while_they_train(tm
     assert early.items() <= late.items()
     assert max(late) > max(early)
     await_(lambda: gone(child), "the aggregator's end")
+
+
+@pytest.mark.long
+def test_an_aggregator_that_was_stopped_ends_when_rank_0_is_gone(tmp_path: Path) -> None:
+    program = (
+        "import sys, time, distsummary as ds\n"
+        "run = ds.init(sys.argv[1], rank=0, world_size=2, quiet=True)\n"
+        "for step in run.steps(): run.log(loss=1.0); time.sleep(0.1)\n"
+    )
+    run_dir = RunDir(tmp_path / "run")
+    rank_0 = subprocess.Popen(
+        [sys.executable, "-c", program, str(run_dir.base)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    wait_for(lambda: bool(run_dir.read_manifest().get("aggregator")))
+    wait_for(lambda: bool(run_dir.rank_dirs()))
+    aggregator = run_dir.read_manifest()["aggregator"]
+    os.kill(aggregator["pid"], signal.SIGSTOP)
+    rank_0.kill()
+    rank_0.wait()
+    wait_for(lambda: is_alive(aggregator) is False)

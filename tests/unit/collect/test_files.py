@@ -133,7 +133,7 @@ def test_a_caller_waits_once_for_a_job_that_hangs(go):
 
 
 def test_closing_does_not_wait_longer_than_said_for_a_job_that_hangs(go, monkeypatch):
-    monkeypatch.setattr(background_module, "CLOSE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(background_module, "CLOSE_S", 0.01)
     health = Health()
     background = occupied(go, health)
     for _ in range(2):
