@@ -38,8 +38,8 @@ _ABOUT = _words(
 )
 _FORM = _words("str string value val json text txt data raw hex pem b base bytes header url uri")
 _SECRET = re.compile(
-    r".*(?:password|passwd|passphrase|passcode|secret)s?|pwd|pswd|pw|psk|creds?|credentials?|bearer|cookies?|"
-    r"jwt|dsn|t?otp|sas|webhooks?|auth|authorization|o?auth(?:token|key)"
+    r".*(?:password|passwd|passphrase|passcode|secret)s?|(?:db|user|ftp|smtp|admin|root|my)pass|pword|pwd|pswd|pw|psk|creds?|credentials?|bearer|cookies?|"
+    r"jwt|dsn|t?otp|sas|(?:php)?sess(?:ion)?id|webhooks?|auth|authorization|o?auth(?:token|key)"
 )
 _LAST = {"pin": _ANY, "pat": _ANY, "salt": _TEXT, "sig": _MACHINE_MADE, "signature": _MACHINE_MADE}
 _PAIRS = frozenset(
@@ -47,7 +47,7 @@ _PAIRS = frozenset(
 )
 _KEY = re.compile(r"(.*?)keys?")
 _KEY_OF = _words(
-    "api access private secret signing encryption decryption encrypt enc dec account storage shared ssh "
+    "api pass access private secret signing encryption decryption encrypt enc dec account storage shared ssh "
     "gpg pgp master deploy auth service subscription license app consumer client aws gcp azure openai "
     "anthropic wandb kaggle hf stripe rsa host root admin crypto hmac cipher"
 )
@@ -83,13 +83,16 @@ _SHAPES = re.compile(
     re.DOTALL,
 )
 _LOGIN = re.compile(r"(?<=\w:/)(/{0,2})[^/\s\"'<>]+@")
-_COOKIES = re.compile(r"(?i)(?<![\w-])((?:set-)?cookie:\s*)[^\n\"'}]+")
+_AFTER = re.compile(
+    r"(?i)(?<![\w-])((?:set-)?cookie:\s*)[^\n\"'}]+|\b(login\s+\S+\s+password\s+)\S+"
+)  # of .netrc
 _NAME = re.compile(
     r"(?<![\w.-])(?P<dashes>--?)?(?P<name>[A-Za-z_][\w.-]*)"
     r"(?:\\*[\"']?\]?\s*(?::=|[:=]{1,2})\s*|(?(dashes)\s+(?!--)|(?!)))"
 )
 _QUOTED = (
-    r"[rbfu]{0,2}(?P<quote>\\*(?:\"\"\"|'''|[\"']))(?P<quoted>(?:(?!(?P=quote))(?:\\.|.))*)(?:(?P=quote)|\Z)"
+    r"[rbfu]{0,2}(?<!\\)(?P<quote>\\*(?:\"\"\"|'''|[\"']))"
+    r"(?P<quoted>(?:(?!(?P=quote))(?:\\.|.))*)(?:(?P=quote)|\Z)"
 )
 _LITERAL = re.compile(rf"{_QUOTED}|\#.*", re.DOTALL | re.IGNORECASE)
 _VALUE = re.compile(
@@ -183,7 +186,7 @@ def _command_line(arguments: Sequence[str]) -> Iterator[str]:
 
 def _text(text: str) -> str:
     """The text without what looks like a secret, and without the values of names that are secret."""
-    text, parts, place = _COOKIES.sub(rf"\1{REDACTED}", _shapes(text)), [], 0
+    text, parts, place = _AFTER.sub(rf"\1\2{REDACTED}", _shapes(text)), [], 0
     while match := _NAME.search(text, place):
         parts.append(text[place : match.end()])
         place = match.end()

@@ -19,6 +19,7 @@ key keys license_key app_key account_key storage_account_key token.value token2 
 token api_token --hf-token token_2 valid_token launchpad_token token_identity
 DB_PASS smtpPassword gitlab_pat XSRF-TOKEN kubeconfigToken SLACK_SIGNING_SECRET ftp.passwd oauth2ClientSecret
 ANTHROPIC_AUTH_TOKEN masterKey
+SENTRY_DSN GH_PAT dbpass passkey PHPSESSID REDIS_AUTH SECRET_KEY_BASE KEYSTORE_PASS csrftoken OPENAIKEY
 """
 AB = "aBcD"
 A1 = "a1B2"
@@ -75,6 +76,11 @@ VALUES = [  # a text, and the part that must go
     (r'{\"password\": \"needle\"}', "needle"),
     ("auth=('user', 'needle')", "needle"),
     ("Cookie: session=Tr0ub4dor; theme=dark", "Tr0ub4dor"),
+    ("machine api.wandb.ai login user password Tr0ub4dor", "Tr0ub4dor"),
+    ("HTTPSConnectionPool(host='x'): Max retries exceeded with url: /v1?api_key=Tr0ub4dor (Caused by x)",
+     "Tr0ub4dor"),
+    ("environ({'HOME': '/root', 'HF_TOKEN': 'Tr0ub4dor'})", "Tr0ub4dor"),
+    ('token = "Tr0ub4dor"', "Tr0ub4dor"),
     ("run --db-password Tr0ub4dor --lr 1", "Tr0ub4dor"),
     ("s3:/AKIAIOSFODNN7EXAMPLE:Tr0ub4dor@bucket/x", "Tr0ub4dor"),  # what pathlib makes of a URL
     ("Incorrect API key provided: sk-Tr0ub4dorAbCdEfGhIjKlMnOpQrStUvWxYz. You can find", "Tr0ub4dor"),
@@ -94,6 +100,7 @@ CODE = [
     'os.environ["HF_TOKEN"] = "X"', "client = Client(api_key='X', timeout=3)", "session.login(user, pw='X')",
     'parser.add_argument("--password", default="X")', "wait(1)  # password: X", 'login(password, "X")',
     'f(token=f"X{i}")', 'connect("postgres://u:X@h/db")', 'f(key="X"',
+    'headers = {"x-goog-api-key": "X"}', 'openai.api_key = "X"', 'wandb.login(key="X")',
 ]  # fmt: skip
 ORDINARY = """
 author authors keyboard monkey tokenizer tokenizer_name passenger passengers key_dim num_keys key_size
