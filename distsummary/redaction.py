@@ -134,6 +134,8 @@ def _redacted(value: Any, level: int) -> Any:
 
 def _level(name: str) -> int:
     """How secret the values of a name are."""
+    if name == "p":  # the option -p of many programs, and often a probability
+        return _MACHINE_MADE
     words = [word.lower() for word in _WORD.findall(name)]
     if any(pair in _PAIRS for pair in itertools.pairwise(words)):
         return _ANY
@@ -169,7 +171,7 @@ def _command_line(arguments: Sequence[str]) -> Iterator[str]:
         match = re.match(r"(?:--?|\+{1,2}|/)?([A-Za-z_][\w.-]*)(?:([:=])|\Z)", argument)
         name, separator = (match[1], match[2]) if match else ("", "")
         is_option = argument.startswith("--") or (argument.startswith("-") and len(argument) == 2)
-        level = _MACHINE_MADE if argument == "-p" else _level(name)
+        level = _level(name)
         if hides and not is_option and not (is_later and separator):
             yield argument if _KEPT[hides].fullmatch(argument) else REDACTED
             hides, is_later = hides if hides_all else _NO, True
@@ -218,7 +220,7 @@ def _code(line: str) -> str:
 
     Where it has the name of a secret, only names and plain words stay: f("--password", default="***").
     """
-    level = max(map(_level, re.findall(r"[A-Za-z_]\w*", line)), default=_NO)
+    level = max(map(_level, re.findall(r"[A-Za-z_]\w+", line)), default=_NO)
 
     def clean(match: re.Match[str]) -> str:
         if match["quote"] is None:

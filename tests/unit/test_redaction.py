@@ -16,7 +16,7 @@ authorization Authorization auth auth_header private_key privateKey ssh_key sign
 enc_key dsn connection_string sas_url webhook slack_webhook cookie session_id jwt tokens secretkey secret_key
 credentials creds pin otp salt ssh_passphrase mytoken token_str gcp_key_json service_account_json kaggle_key
 key keys license_key app_key account_key storage_account_key token.value token2 mypassword
-token api_token --hf-token token_2 valid_token launchpad_token token_identity
+p token api_token --hf-token token_2 valid_token launchpad_token token_identity
 DB_PASS smtpPassword gitlab_pat XSRF-TOKEN kubeconfigToken SLACK_SIGNING_SECRET ftp.passwd oauth2ClientSecret
 ANTHROPIC_AUTH_TOKEN masterKey
 SENTRY_DSN GH_PAT dbpass passkey PHPSESSID REDIS_AUTH SECRET_KEY_BASE KEYSTORE_PASS csrftoken OPENAIKEY
@@ -203,6 +203,7 @@ def test_40_hexadecimal_digits_are_a_secret_only_under_its_name() -> None:
 
 def test_numbers_are_hidden_where_they_may_be_a_password_and_bools_stay() -> None:
     source = {
+        "p": 0.5,
         "pin": 1234,
         "password": 1,
         "auth": True,
@@ -210,7 +211,7 @@ def test_numbers_are_hidden_where_they_may_be_a_password_and_bools_stay() -> Non
         "creds": {"user": "a", "codes": [1, "b"]},
     }
     assert redacted(source) == {
-        "pin": REDACTED, "password": REDACTED, "auth": True, "token": None,
+        "p": 0.5, "pin": REDACTED, "password": REDACTED, "auth": True, "token": None,
         "creds": {"user": REDACTED, "codes": [REDACTED, REDACTED]},
     }  # fmt: skip
 
