@@ -14,6 +14,7 @@ from distsummary.errors import StaleAttemptError
 from distsummary.identity import own_place, salt_of, without_places
 from distsummary.publish import file_system_time
 from distsummary.rank_manifest import entries_of, ranks_of, read_ranks
+from distsummary.redaction import redacted
 from distsummary.run_dir import Manifest, RunDir
 from distsummary.topology import Topology, is_alive
 
@@ -96,7 +97,7 @@ def note_deaths(
         return found
 
     def note(manifest: Manifest) -> None:
-        found = {str(rank): {"reason": told(manifest, why), **died} for rank, why in deaths.items()}
+        found = {str(rank): {"reason": redacted(told(manifest, why)), **died} for rank, why in deaths.items()}
         noted(manifest).update(found | noted(manifest))
 
     run_dir.update_manifest(

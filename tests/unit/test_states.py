@@ -168,15 +168,15 @@ def test_ranks_that_were_ended_because_another_had_died_were_not_interrupted(
 
 def test_a_noted_death_is_kept_with_its_first_reason(run: RunDir) -> None:
     join(run, *range(WORLD))
-    note_deaths(run, "train", 0, {2: "signal 9 (SIGKILL), out of memory"})
+    note_deaths(run, "train", 0, {2: "signal 9 (SIGKILL), out of memory; token=abc"})
     note_deaths(run, "train", 0, {2: "exit code 1"})
     assert states(run) == ["running", "running", "running", "lost", "running"]
-    assert newest(run).ranks[2].reason == "signal 9 (SIGKILL), out of memory"
+    assert newest(run).ranks[2].reason == "signal 9 (SIGKILL), out of memory; token=***"
     leave(run, 0, failed=1, error="RuntimeError: connection closed by peer")
     found = newest(run)
     assert found.state == "failed"
     assert found.failure is not None
-    assert found.failure[:2] == (2, "signal 9 (SIGKILL), out of memory")
+    assert found.failure[:2] == (2, "signal 9 (SIGKILL), out of memory; token=***")
 
 
 def test_the_word_of_a_rank_holds_against_a_noted_death(run: RunDir) -> None:
