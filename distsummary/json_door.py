@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import msgspec
 from distsummary.errors import DamagedFileError
 
 MOST_BYTES = 32 << 20  # of a file; as objects of Python it takes up to twenty times as much
+MOST_DEPTH = 64  # of lists and dicts in each other: the code behind may call itself for each
 
 
 def read_json(path: Path, kind: Any = Any, *, most_bytes: int = MOST_BYTES, remedy: str = "") -> Any:
@@ -45,6 +47,11 @@ def parse_json(
             found = json.loads(data)
     except (ValueError, RecursionError, MemoryError) as error:
         raise damaged(name, f"is not JSON ({error})", remedy) from error
+    level = [found]
+    for _ in range(MOST_DEPTH):
+        level = [inner for one in level for inner in _inside(one) if isinstance(inner, (dict, list))]
+    if level:
+        raise damaged(name, f"is nested deeper than {MOST_DEPTH} levels", remedy)
     return check_kind(found, kind, name=name, remedy=remedy)
 
 
@@ -60,6 +67,10 @@ def check_kind(value: Any, kind: Any, *, name: str, remedy: str = "") -> Any:
 def damaged(name: str, reason: str, remedy: str = "") -> DamagedFileError:
     """The error that says what is wrong, and the remedy."""
     return DamagedFileError(f"{name} {reason[:500]}{'; ' * bool(remedy)}{remedy}")
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def _finite(text: str) -> float:

@@ -5,7 +5,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from distsummary.errors import DamagedFileError
 from distsummary.format.lineage import Lineage, merge_custom
+from distsummary.json_door import parse_json
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 
 Json: TypeAlias = str | int | float | bool | None
@@ -178,14 +180,12 @@ def _merge_evaluation(
     texts = {rank: message.metric for rank, message in messages.items() if message.HasField("metric")}
     for rank, text in texts.items():
         try:
-            metrics = json.loads(text)
-        except ValueError:
-            metrics = None
-        if isinstance(metrics, dict):
-            for name, metric in metrics.items():
-                by_metric.setdefault(name, {})[rank] = metric
-        else:
+            metrics = parse_json(text, dict[str, Any], name="it", is_finite=False)
+        except DamagedFileError:
             unreadable[rank] = text
+            continue
+        for name, metric in metrics.items():
+            by_metric.setdefault(name, {})[rank] = metric
     if unreadable:
         conflicts.append(Conflict("metric", unreadable))
     written = {}

@@ -14,13 +14,14 @@ RUN = {"format": 2, "run_id": "0" * 16, "attempts": [ATTEMPT], "of a newer versi
 
 @pytest.mark.parametrize(
     "text",
-    ["[" * 100_000, '{"a": 1e999}', '{"a": NaN}', '{"a": -Infinity}', '{"a": ' + "9" * 5000 + "}", "", "{",
+    ["[" * 100_000, "[" * 200 + "]" * 200,
+     '{"a": 1e999}', '{"a": NaN}', '{"a": -Infinity}', '{"a": ' + "9" * 5000 + "}", "", "{",
      b"\xff\xfe\x00", "\ufeff{}", '"' + "x" * 2000 + '"'],
-    ids=["deep", "large", "nan", "infinite", "digits", "empty", "cut", "bytes", "bom", "size"],
+    ids=["deep", "nested", "large", "nan", "infinite", "digits", "empty", "cut", "bytes", "bom", "size"],
 )  # fmt: skip
 def test_whatever_is_no_finite_json_of_that_size_is_damage(text):
     limit = 10_000_000 if len(text) > 3000 else 1000
-    with pytest.raises(DamagedFileError, match=r"^it (is not JSON|has more than)"):
+    with pytest.raises(DamagedFileError, match=r"^it (is not JSON|is nested|has more than)"):
         parse_json(text, name="it", most_bytes=limit)
 
 

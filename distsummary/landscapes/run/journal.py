@@ -30,7 +30,7 @@ from typing import Any, Self, TypedDict
 import numpy as np
 
 from distsummary.errors import DamagedFileError, LandscapeError, RunDirError
-from distsummary.format.frames import frame, read_frames, whole_length
+from distsummary.format.frames import HEADER_BYTES, begins_frame, frame, read_frames, whole_length
 from distsummary.json_door import parse_json
 from distsummary.landscapes.directions.recipe import Array
 from distsummary.landscapes.engines.chunks import Chunk
@@ -94,7 +94,10 @@ class Journal:
                 self.close()
             if not resume:
                 os.ftruncate(self._descriptor, 0)
-            os.ftruncate(self._descriptor, whole_length(self.path))
+            with open(self.path, "rb") as file:
+                is_journal = begins_frame(file.read(HEADER_BYTES))
+            if is_journal:  # any other file stays as it is
+                os.ftruncate(self._descriptor, whole_length(self.path))
             self._read(identity)
             if not os.fstat(self._descriptor).st_size:
                 try:
