@@ -348,7 +348,8 @@ class RemoteWriter:
             with self._while_connected():
                 self._up = ray.get(starting, timeout=0)
         except RayError as error:
-            raise CollectorError("the collector does not start", reason_of(error), is_dead=True) from None
+            reason = f"the collector does not start: {reason_of(error)}"
+            raise CollectorError(reason, is_dead=True) from None
         self._effort = Effort(self._up["pid"]) if is_alive(self._up) else None
         self._patience.begins()
 

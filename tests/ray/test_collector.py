@@ -406,20 +406,35 @@ def test_who_flushes_or_closes_does_not_wait_for_a_collector_that_starts(tmp_pat
     assert not writer.health().errors
 
 
+@pytest.mark.parametrize(
+    ("place", "line"),
+    [
+        (
+            {"resources": {"nowhere": 1}},
+            "the collector is not up after 20 s (is there memory and a process for it? see ray status); "
+            "this process writes the files until it is",
+        ),
+        (
+            {"label_selector": {"ray.io/node-id": "0" * 56}},
+            "writes its files itself from now on: the collector does not start: ActorUnschedulableError: ",
+        ),
+    ],
+)
 def test_a_node_without_a_place_for_the_collector_is_named_once_and_the_rank_writes(
-    tmp_path, monkeypatch, caplog
+    tmp_path, monkeypatch, caplog, place, line
 ):
-    held_back(monkeypatch)
+    def start(scope):
+        return ray.remote(Collectors).options(num_cpus=0, **place).remote()
+
+    monkeypatch.setattr("distsummary.collect.actor_writer.start_collector", start)
     monkeypatch.setattr(patience, "OUTAGE_S", 0.0)
     _, writer = open_remote(tmp_path, is_up=False)
     for step in range(3):
         writer.write(Event(step, 0.0, [Value("scalar", "loss", 1.0)]))
     writer.close()
     assert steps(tmp_path, "mindspore") == [0, 1, 2]
-    assert [r.message for r in caplog.records if "is not up after 20 s" in r.message] == [
-        "rank=0 the collector is not up after 20 s (is there memory and a process for it? see ray status); "
-        "this process writes the files until it is"
-    ]
+    [found] = [r.message for r in caplog.records if r.name.startswith("distsummary")]
+    assert found.startswith(f"rank=0 {line}")
 
 
 def held_back(monkeypatch) -> threading.Event:
