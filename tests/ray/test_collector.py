@@ -172,6 +172,7 @@ def test_a_collector_that_cannot_write_gets_the_same_batches_again(tmp_path):
     assert flushed == f"flush returned before everything was written: {reasons[-1]}"
     assert "\n" not in "".join(reasons)  # no stack of the collector
     (tmp_path / "run").unlink()
+    (tmp_path / "run").mkdir()  # the writers make no directory again that is gone
     writer.close()
     for dialect in DIALECTS:
         assert steps(tmp_path / "run", dialect) == list(range(1, 50))
