@@ -33,7 +33,7 @@ from distsummary.errors import DamagedFileError, MissingFileError, RunDirError
 from distsummary.format.frames import HEADER_BYTES, frame, read_frames
 from distsummary.frameworks.base import Pending
 from distsummary.json_door import parse_json
-from distsummary.publish import ensure_directory
+from distsummary.publish import ensure_directory, rights_in
 
 Array = NDArray[Any]
 
@@ -69,6 +69,10 @@ class SketchHeader:
         return ckpt_dir / f"sketch_{self.attempt:05d}_rank_{self.rank:05d}.frames"
 
 
+def _opened(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o666 & rights_in(Path(path).parent))
+
+
 class SketchWriter:
     """Appends sketches to a rank's file, which the first `write` creates or replaces. Not thread-safe.
 
@@ -99,7 +103,8 @@ class SketchWriter:
             ensure_directory(self._path.parent)
         data = b"".join((*frames, *(_row_frame(step, sketch - first) for step, sketch in sketches)))
         try:
-            with open(self._path, "wb" if self._first is None else "r+b", buffering=0) as file:
+            mode = "wb" if self._first is None else "r+b"
+            with open(self._path, mode, buffering=0, opener=_opened) as file:
                 file.seek(self._end)
                 rest = memoryview(data)
                 try:

@@ -209,3 +209,9 @@ def test_a_write_that_fails_leaves_no_trace_and_the_next_one_goes_on(tmp_path, f
     writer.write([])
     writer.write([(3, Taken(sketch_at(3)))])
     assert read_sketches(tmp_path).steps == ((3,) if first else (1, 3))
+
+
+def test_in_a_private_directory_only_the_owner_reads_it(tmp_path):
+    tmp_path.chmod(0o700)
+    write(tmp_path / "ckpt_dir", [1, 2])
+    assert [path.stat().st_mode & 0o777 for path in (tmp_path / "ckpt_dir").iterdir()] == [0o600]
