@@ -1,6 +1,5 @@
 """A thread for checkpoints, exports and messages to the coordinator, so that the training need not wait."""
 
-import atexit
 import logging
 import math
 import os
@@ -8,12 +7,12 @@ import sys
 import threading
 import time
 import traceback
-import weakref
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from distsummary.at_exit import close_at_exit, is_closed
 from distsummary.errors import ClosedError
 from distsummary.format.records import Health
 from distsummary.guard import check
@@ -58,7 +57,7 @@ class Background:
         self._job: _Job | None = None  # the one that runs
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
-        atexit.register(_close_at_exit, weakref.ref(self))
+        close_at_exit(self.close)
 
     def submit(
         self,
@@ -117,6 +116,7 @@ class Background:
         if self._is_closed or os.getpid() != self._pid:
             return
         self._is_closed = True
+        is_closed(self.close)
         with self._changed:
             self._changed.notify_all()
         if self._thread is not None:
@@ -207,9 +207,3 @@ def written_by(native_id: int | None) -> int:
         return int(fields[fields.index("wchar:") + 1])
     except (OSError, ValueError, IndexError):
         return 0
-
-
-def _close_at_exit(reference: "weakref.ref[Background]") -> None:
-    background = reference()
-    if background is not None:
-        background.close()

@@ -610,6 +610,10 @@ class SummaryCollector(Callback):
             finally:
                 self._session = None
 
+    def discard(self) -> None:
+        """Close, without having recorded anything."""
+        self.close()
+
     def _close_evaluations(self, evaluations: Evaluations) -> None:
         health = evaluations.close(self.run_dir, self._config.nested, self._open, self._failures)
         self._health = health or self._health

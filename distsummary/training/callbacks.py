@@ -124,6 +124,9 @@ class Callback:
     ) -> None:
         return None
 
+    def discard(self) -> None:
+        """Called if the run is closed before its first hook: free what the constructor holds."""
+
     def begin(self, run_context: RunContext) -> None:
         """Called before the first epoch."""
 

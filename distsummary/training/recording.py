@@ -3,12 +3,13 @@
 import abc
 import logging
 import math
+import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import get_ident
 from time import perf_counter
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -26,6 +27,9 @@ from distsummary.training.values import Scalar, check_named, check_tag, scalar
 from distsummary.writing.health import Failures
 
 logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 WHOLE_ARRAY = "log its mean, or record the whole array by run.image, run.histogram or run.tensor"
 IN_THE_PAST = "run.log(..., step=n): values of steps before run.step are dropped"
@@ -71,10 +75,15 @@ class Recording(abc.ABC):
         self._known_names: set[str] = set()  # names of numbers that have been checked
         self._kinds: dict[str, str] = {}  # name -> plugin, or SEVERAL
         self._own_failures = Failures(Health(), logger)  # while no recorder is there to count
-        self._own_guard = Guard(self._failures)
-        self._finite = FiniteCheck(on_nan, rank, self._failures)
+        own = self._own_failures
+        # What others hold of the run, threads among them, keeps no reference to it.
+        self._counted: Callable[[], Failures] = weakly(self._failures, lambda: own)
+        self._own_guard = Guard(self._counted)
+        self._finite = FiniteCheck(on_nan, rank, self._counted)
         params["finite_check"] = self._finite  # for callbacks that find numbers which are not finite
-        params["report_finding"] = self._report_finding  # for callbacks that find something else
+        params["report_finding"] = weakly(
+            self._report_finding, lambda *finding: None
+        )  # for callbacks that find something else
         self._is_closed = self._is_stepped = self._is_forked = False
         self._inherited_dir: Path | None = None  # set in a forked child
         self._forks = Forks()
@@ -531,6 +540,16 @@ class Recording(abc.ABC):
         except BaseException as error:
             self._leave_after(error)
             raise
+
+
+def weakly(method: Callable[P, R], otherwise: Callable[P, R]) -> Callable[P, R]:
+    """A function that calls a bound method without keeping its object; once that is gone, `otherwise`."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: P.args, **named: P.kwargs) -> R:
+        return (reference() or otherwise)(*args, **named)
+
+    return call
 
 
 def _flat(given: Mapping[Any, object], prefix: str = "", level: int = 1) -> Iterator[tuple[str, object]]:

@@ -7,11 +7,13 @@ import logging
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from distsummary.at_exit import close_at_exit, is_closed
 from distsummary.checks import check_int, check_type
 from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError, NonFiniteError
 from distsummary.format.records import Value
@@ -493,8 +495,9 @@ class Run(Recording):
     @door()
     def _measure_phases(self) -> None:
         """From now on, measure the phases of each step; those of a torch model, too."""
-        self._params["phases"] = phases = self._phases = Phases(failures=self._failures)
-        phases.on_failure = lambda reason: self._failures().count(reason)
+        self._params["phases"] = phases = self._phases = Phases(failures=self._counted)
+        failures = self._counted
+        phases.on_failure = lambda reason: failures().count(reason)
         phases.is_computing_shared = True  # until it is known when ranks wait for each other
         if (torch := sys.modules.get("torch")) is None:
             return
@@ -698,10 +701,9 @@ class Run(Recording):
             self._leave(error)
             raise
         if not self._is_guarded:
-            # Registered only now, because atexit calls the newest handler first: the first hook of the
-            # callbacks has opened writers, and their atexit handlers must run after this one.
+            # only now: the first hook of the callbacks has opened writers, which are closed after this run
             self._is_guarded = True
-            atexit.register(self._close_at_exit)
+            close_at_exit(self._close_at_exit)
 
     def _enter(self) -> None:
         if not self._callbacks.is_entered:
@@ -722,11 +724,14 @@ class Run(Recording):
             self._callbacks.__exit__(
                 type(error) if error else None, error, error.__traceback__ if error else None
             )
+        elif not self._is_training:
+            for callback in self._callbacks.callbacks:
+                self._own_guard.call("closing", callback.discard)
 
     @door(Recording._drop_ended)
     def _end_last_step(self, error: BaseException | None) -> None:
         """Give the callbacks the values of a step that an error ended."""
-        atexit.unregister(self._close_at_exit)
+        is_closed(self._close_at_exit)
         self._ended = logged, values = self._given.take()
         has_values = bool(logged or values)
         if self._opener is not None and not has_values:
@@ -742,6 +747,12 @@ class Run(Recording):
                 for recorder in self._recorders():
                     recorder.record(self.step, logged, values)
         self._ended = None
+
+    def __del__(self) -> None:
+        """Close, in a thread, a run that nothing refers to any more, such as one that an exception left."""
+        if getattr(self, "_is_guarded", False) and not self._is_closed and os.getpid() == self._pid:
+            with contextlib.suppress(RuntimeError):  # the interpreter is ending
+                threading.Thread(target=self._close_at_exit, name="distsummary-end", daemon=True).start()
 
     @door()
     def _close_at_exit(self) -> None:

@@ -1,6 +1,5 @@
 """AsyncWriter: the training thread queues events, and a background thread passes them to another writer."""
 
-import atexit
 import logging
 import math
 import os
@@ -11,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import ParamSpec, TypeVar
 
+from distsummary.at_exit import close_at_exit, is_closed
 from distsummary.errors import ClosedError, WriteError
 from distsummary.format.encode import finish_value
 from distsummary.format.records import BULK_PLUGINS, QUEUED, Batch, Event, Health, Scalars, Value
@@ -106,7 +106,7 @@ class AsyncWriter:
         _living.add(self)
         self._thread = threading.Thread(target=self._run, name="distsummary-writer", daemon=True)
         self._thread.start()
-        atexit.register(_close_at_exit, weakref.ref(self))
+        close_at_exit(self.close)
 
     # --- for the training thread
 
@@ -333,6 +333,7 @@ class AsyncWriter:
         """
         if self._is_closed or os.getpid() != self._pid:
             return
+        is_closed(self.close)
         with self._changed:
             self._is_closed = self._hurry = True
             self._fast_until = 0
@@ -634,9 +635,3 @@ def _check_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_check_in_child)
-
-
-def _close_at_exit(reference: "weakref.ref[AsyncWriter]") -> None:
-    writer = reference()
-    if writer is not None:
-        writer.close()

@@ -20,6 +20,7 @@ def test_clean(tmp_path):
 
 def test_leaves_an_open_run(tmp_path):
     run = ds.init(tmp_path / "run", rank=0, world_size=2, aggregate=False, system_metrics=False)
+    test_leaves_an_open_run.run = run  # else it is closed as garbage
     for _ in run.steps(range(2)):
         run.log(loss=1.0)
 

@@ -1,14 +1,18 @@
 """A collector's part in its run: lineage, evaluations, failures, trajectory, files."""
 
+import atexit
+import gc
 import json
+import os
 import threading
+import time
 
 import numpy as np
 import pytest
 
 import distsummary as ds
 from distsummary.aggregate.merge import merge_run
-from distsummary.collect import export
+from distsummary.collect import export, operators
 from distsummary.collect.collector import SummaryCollector
 from distsummary.errors import InvalidValueError, StaleAttemptError, WriteError
 from distsummary.reading.reader import read_directory, read_lineage
@@ -186,6 +190,39 @@ def test_leaving_tells_the_coordinator_even_if_nobody_knows_what_was_written(tmp
     train(SummaryCollector(tmp_path, coordinator=coordinator))
     [(_, _, health)] = coordinator.finished
     assert (health["events"], health["errors"]) == (0, 1)
+
+
+def test_a_run_without_a_step_listens_to_operators_no_more_once_it_is_closed(tmp_path, writers):
+    before = len(operators.listeners())
+    collector = SummaryCollector(tmp_path, coordinator=ListCoordinator())
+    run = Run(callbacks=collector)
+    assert len(operators.listeners()) == before + 1
+    run.close()
+    assert len(operators.listeners()) == before
+    train(collector, steps=2)
+    assert writers[0].steps("histogram") == [1]
+
+
+def test_a_run_that_an_exception_leaves_frees_its_threads_files_and_handlers(tmp_path):
+    def fail(number):
+        run = ds.init(tmp_path / str(number), watch=Model(), quiet=True)
+        for _ in run.steps(range(3)):
+            run.log(loss=1.0)
+            raise ValueError("out of memory")
+
+    threads, left = threading.active_count(), []
+    for number in range(5):
+        with pytest.raises(ValueError, match="out of memory"):
+            fail(number)
+        gc.collect()
+        deadline = time.monotonic() + PATIENCE_S
+        while threading.active_count() > threads and time.monotonic() < deadline:
+            threading.Event().wait(0.01)
+        left.append((threading.active_count(), len(os.listdir("/proc/self/fd")), atexit._ncallbacks()))
+    assert left[1:] == left[:1] * 4
+    assert left[0][0] == threads
+    with ds.init(tmp_path / "last", quiet=True) as run:  # the main thread alone can put signal handlers back
+        run.log(loss=1.0)
 
 
 def test_a_collector_serves_one_training_after_another(tmp_path, writers):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from distsummary import at_exit
 from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError, WriteError
 from distsummary.format.records import Health, Value
 from distsummary.topology import Topology
@@ -678,26 +679,34 @@ def test_a_strict_run_raises_for_a_bad_value_and_logs_nothing_of_its_call():
 
 
 def test_a_run_that_nobody_closed_is_closed_at_exit_and_aborted_after_a_crash(monkeypatch):
-    from distsummary.training import run as module
-
-    registered = []
-    monkeypatch.setattr(
-        module.atexit, "register", lambda function, *args: registered.append((function, args))
-    )
     finished, crashed = Recorder(), Recorder()
     for recorder, error in ((finished, None), (crashed, OSError("crash"))):
         run = Run(callbacks=recorder)
         for _ in run.steps([1]):
             pass
-        function, args = registered.pop()
-        monkeypatch.setattr(module.sys, "last_value", error, raising=False)
-        function(*args)
+        monkeypatch.setattr(sys, "last_value", error, raising=False)
+        at_exit._close_all()
     assert (finished.hooks[-1], finished.exits) == ("on_train_end", [None])
     assert (crashed.hooks[-1], crashed.exits) == ("on_train_epoch_end", [OSError])
-    del run
-    gc.collect()
-    function(*args)  # one that is gone is nobody's business
-    assert not registered
+
+
+def test_at_the_exit_the_newest_run_is_closed_first_and_one_that_raises_stops_no_other():
+    closed = []
+
+    class Closing(Callback):
+        def __init__(self, name):
+            self.name = name
+
+        def end(self, run_context):
+            closed.append(self.name)
+            raise ValueError(self.name)
+
+    runs = [Run(callbacks=Closing(name)) for name in "ab"]
+    for run in runs:
+        list(run.steps([1]))
+    with pytest.raises(ValueError, match="b"):
+        at_exit._close_all()
+    assert closed == ["b", "a"]
 
 
 def test_a_forked_process_neither_closes_nor_leaves_the_run(monkeypatch):
@@ -757,7 +766,7 @@ def test_a_value_without_any_step_is_recorded():
     assert recorder.logged[0] == ("on_train_epoch_end", 0, {"parameters": 17})
 
 
-def test_a_run_that_nobody_refers_to_stays_until_the_exit():
+def test_a_run_that_no_one_refers_to_is_closed_as_at_the_exit():
     recorder = Recorder()
 
     def main():
@@ -770,8 +779,12 @@ def test_a_run_that_nobody_refers_to_stays_until_the_exit():
 
     reference = main()
     gc.collect()
-    assert recorder.exits == []
-    reference()._close_at_exit()
+    for thread in threading.enumerate():
+        if thread.name == "distsummary-end":
+            thread.join()
+    assert len(recorder.exits) == 1
+    gc.collect()
+    assert reference() is None
     assert recorder.logged[1] == ("on_train_step_end", 2, {"loss": 2})
 
 
