@@ -58,7 +58,8 @@ class Pulse:
             wait_s = BEAT_S
             try:
                 self._beat()
-            except Exception as error:  # raised by the disk or the aggregator, and perhaps not the next time
+            # raised by the disk, the aggregator, or Ray that is just shut down, and perhaps not the next time
+            except (Exception, SystemExit) as error:
                 self._failures.count(f"heartbeat: {type(error).__name__}: {error}")
 
     def _beat(self) -> None:

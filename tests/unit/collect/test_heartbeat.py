@@ -57,3 +57,21 @@ def test_heartbeats_of_the_last_half_minute_make_the_pace(monkeypatch):
     pulse.stop()
     assert told[:4] == [0.0, 0.0, 5.0, 10.0]
     assert told[8:11] == [0.0, 30 / 50, 30 / 100]
+
+
+def test_a_heartbeat_that_fails_is_counted_and_the_next_one_follows(monkeypatch):
+    monkeypatch.setattr(heartbeat, "FIRST_S", 0.0)
+    monkeypatch.setattr(heartbeat, "BEAT_S", 0.001)
+    failures, is_done = [OSError("full"), SystemExit(0)], threading.Event()
+
+    def tell(beat):
+        if failures:
+            raise failures.pop()
+        is_done.set()
+        return ()
+
+    health = Health()
+    pulse = Pulse(Heartbeat, tell, lambda deal: None, Failures(health, logging.getLogger()))
+    assert is_done.wait(PATIENCE_S)
+    pulse.stop()
+    assert list(health.errors) == ["heartbeat: SystemExit: 0", "heartbeat: OSError: full"]
