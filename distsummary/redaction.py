@@ -84,11 +84,13 @@ _SHAPES = re.compile(
 )
 _LOGIN = re.compile(r"(?<=\w:/)(/{0,2})[^/\s\"'<>]+@")
 _AFTER = re.compile(
-    r"(?i)(?<![\w-])((?:set-)?cookie:\s*)[^\n\"'}]+|\b(login\s+\S+\s+password\s+)\S+"
-)  # of .netrc
+    r"(?i)(?<![\w-])((?:set-)?cookie:\s*)[^\n\"'}]+"
+    r"|\b(login\s+\S+\s+password\s+|(?:key|token|password|secret)\s(?:provided|given|received|used):\s)\S+"
+)
 _NAME = re.compile(
     r"(?<![\w.-])(?P<dashes>--?)?(?P<name>[A-Za-z_][\w.-]*)"
-    r"(?:\\*[\"']?\]?\s*(?::=|[:=]{1,2})\s*|(?(dashes)\s+(?!--)|(?!)))"
+    r"(?:\\*[\"']?\]?\s*(?::=|[:=]{1,2})\s*|>(?=[^<>\n]+</)|\s(?=[\"'][^\s\"']+[\"'])"
+    r"|(?(dashes)\s+(?!--)|(?!)))"
 )
 _QUOTED = (
     r"[rbfu]{0,2}(?<!\\)(?P<quote>\\*(?:\"\"\"|'''|[\"']))"
@@ -116,6 +118,8 @@ def redacted(value: Any, name: str = "", *, is_code: bool = False) -> Any:  # An
 
 def _redacted(value: Any, level: int) -> Any:
     if isinstance(value, Mapping):
+        if isinstance(name := value.get("name"), str) and "value" in value:  # as Kubernetes has variables
+            value = {**value, "value": _redacted(value["value"], _level(name))}
         return {
             _text(name) if isinstance(name, str) else name: _redacted(one, max(level, _level(str(name))))
             for name, one in value.items()

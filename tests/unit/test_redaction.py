@@ -81,6 +81,12 @@ VALUES = [  # a text, and the part that must go
      "Tr0ub4dor"),
     ("environ({'HOME': '/root', 'HF_TOKEN': 'Tr0ub4dor'})", "Tr0ub4dor"),
     ('token = "Tr0ub4dor"', "Tr0ub4dor"),
+    ("<password>Tr0ub4dor</password>", "Tr0ub4dor"),
+    ("invalid literal: token 'Tr0ub4dor' rejected", "Tr0ub4dor"),
+    ("AuthenticationError: Incorrect API key provided: Tr0ub4dor", "Tr0ub4dor"),
+    ("connection failed; dsn=host=h user=u password=Tr0ub4dor", "Tr0ub4dor"),
+    ("http://corp\\user:Tr0ub4dor@proxy:8080", "Tr0ub4dor"),
+    ("403 for url: https://h/d?X-Amz-Security-Token=Tr0ub4dor&a=1", "Tr0ub4dor"),
     ("run --db-password Tr0ub4dor --lr 1", "Tr0ub4dor"),
     ("s3:/AKIAIOSFODNN7EXAMPLE:Tr0ub4dor@bucket/x", "Tr0ub4dor"),  # what pathlib makes of a URL
     ("Incorrect API key provided: sk-Tr0ub4dorAbCdEfGhIjKlMnOpQrStUvWxYz. You can find", "Tr0ub4dor"),
@@ -125,6 +131,7 @@ TEXTS = [
     "loss=0.25, lr=1e-3, tokens=5",
     "tcp://127.0.0.1:29500", "python -m torch.distributed.run --nproc-per-node 4 train.py",
     "key=lambda", "[CLS]",
+    "unexpected keyword argument 'token'", "no key 'layer1.weight'", "x <b>bold</b>",
     "Basic training of a network", "meta-llama/Llama-3.1-8B-Instruct", "550e8400-e29b-41d4-a716-446655440000",
     "Config(password=None, token=None, use_auth=True)", "InvalidTokenError: no more tokens",
 ]  # fmt: skip
@@ -223,3 +230,8 @@ def test_an_option_without_a_value_hides_no_other_option() -> None:
 
 def test_a_secret_is_no_part_of_a_name() -> None:
     assert redacted({"ghp_" + A1 * 9: 1}) == {REDACTED: 1}
+
+
+def test_a_variable_with_the_name_of_a_secret_is_hidden() -> None:
+    source = [{"name": "HF_TOKEN", "value": "needle"}, {"name": "HOME", "value": "/root"}]
+    assert redacted(source) == [{"name": "HF_TOKEN", "value": REDACTED}, {"name": "HOME", "value": "/root"}]
