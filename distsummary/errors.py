@@ -7,6 +7,7 @@ DistSummaryError
 │   └── WorldMismatchError                          ranks or sources disagree on the world size
 ├── NotADirectoryPathError    (NotADirectoryError)  the path of a run dir is a file
 ├── RunDirError               (OSError)             a run dir cannot be read or written
+│   └── MissingRunDirError                          it was removed or renamed while the run was recorded
 ├── MissingExtraError         (ImportError)         an optional dependency is not installed
 ├── MissingFileError          (FileNotFoundError)   a file of a run does not exist
 ├── DamagedFileError          (ValueError)          bytes on disk do not follow their format

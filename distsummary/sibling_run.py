@@ -91,6 +91,9 @@ class SiblingRun(RunDir):
             own[KEY] = False
         return own
 
+    def refuse_removed_manifest(self) -> None:
+        """See `RunDir.refuse_removed_manifest`; that of siblings comes with their first merge."""
+
     def update_manifest(
         self, change: Callable[[Manifest], None], *, is_done: Callable[[Manifest], bool] | None = None
     ) -> Manifest:

@@ -60,11 +60,11 @@ def test_any_mutation_is_checked_and_repaired_without_a_crash(nasty_tmp_path: Pa
         path = directory / original.name
         path.write_bytes(mutated(original.read_bytes(), random))
         before = path.read_bytes()
-        whole = list(read_frames(path))
+        whole = [one for one in read_frames(path) if one.damage is None]
         report = fsck(directory, repair=True)
         after = path.read_bytes()
         assert before.startswith(after), f"seed {seed}"
-        assert list(read_frames(path)) == whole, f"seed {seed}"
+        assert [one for one in read_frames(path) if one.damage is None] == whole, f"seed {seed}"
         assert not any(one.kind == "torn" and one.repairable for one in report.findings), f"seed {seed}"
         json.dumps(report.as_json(), allow_nan=False)
         if before != original.read_bytes() and path.name.endswith("_MS") and report.exit_code == 0:

@@ -205,7 +205,7 @@ def test_a_manifest_that_cannot_be_read_is_named(run: RunDir) -> None:
 def test_a_run_dir_that_became_a_file_is_named(run: RunDir) -> None:
     run.base.rmdir()
     run.base.touch()
-    with pytest.raises(RunDirError, match=re.escape(f"{run.manifest_path} cannot be")):
+    with pytest.raises(RunDirError, match=re.escape(f"{run.base} was removed or renamed")):
         touch(run)
 
 
