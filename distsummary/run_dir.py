@@ -268,7 +268,7 @@ class RunDir:
 
     def refuse_missing(self) -> None:
         """Raise MissingRunDirError if the run dir was removed or renamed."""
-        if not self.base.is_dir():
+        if not self.base.exists():
             raise MissingRunDirError(f"the run dir {self.base} was removed or renamed")
 
     def refuse_removed_manifest(self) -> None:
