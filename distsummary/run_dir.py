@@ -182,7 +182,6 @@ class RunDir:
         """Let its owner alone read the run and what is made in it from now on; raises RunDirError."""
         try:
             os.chmod(self.base, 0o700)
-            os.close(os.open(self.alerts_path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
         except OSError as error:
             raise RunDirError(
                 f"the run dir {self.base} cannot be made private: {error.strerror}; let its owner do it"

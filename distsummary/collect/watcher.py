@@ -28,7 +28,6 @@ from distsummary.diagnosis.stuck import AFTER_RUN, Group, Telling
 from distsummary.diagnosis.stuck_files import FORMAT
 from distsummary.identity import without_places_in
 from distsummary.publish import replacing
-from distsummary.redaction import redacted
 from distsummary.run_dir import STUCK
 from distsummary.training.phases import BACKWARD, CHECKPOINT, DATA, EVALUATION, UNKNOWN, WAIT
 from distsummary.writing.health import Failures
@@ -410,12 +409,7 @@ def _line_of(frame: FrameType) -> SourceLine:
 
 
 def _text(line: SourceLine | None) -> str:
-    """A line with its code, without the secrets in that."""
-    if line is None:
-        return ""
-    text = line.text()
-    place, separator, code = text.partition(f" in {line.function}: ")
-    return place + separator + redacted(code, is_code=True) if separator else text
+    return "" if line is None else line.text()
 
 
 def _root_of(frame: FrameType) -> tuple[int] | None:

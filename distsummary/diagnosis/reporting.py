@@ -28,6 +28,7 @@ from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.diagnosis.sentence import sentence
 from distsummary.diagnosis.verdict import HANG, LEVELS, SLOW, Interval, Verdict
 from distsummary.errors import DistSummaryError
+from distsummary.publish import rights_in
 from distsummary.run_dir import RunDir
 
 HOUR_S = 3600.0
@@ -252,7 +253,7 @@ def _overlap(one: Interval, other: Interval) -> bool:
 
 def _append(path: Path, lines: bytes) -> None:
     """Append lines to a file, all of them or nothing; raises OSError."""
-    place = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    place = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666 & rights_in(path.parent))
     try:
         size = os.fstat(place).st_size
         if size and os.pread(place, 1, size - 1) != b"\n":  # a line that a process which died had begun

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from distsummary.redaction import redacted
+
 _HELPERS = ("torch", "ray", "distsummary")  # installed packages whose lines say little to their user
 
 
@@ -18,11 +20,11 @@ class SourceLine(NamedTuple):
     function: str
 
     def text(self, names: dict[str, Any] | None = None) -> str:
-        """Such as `train.py:12 in step: y = model(x)`, with the whole path.
+        """Such as `train.py:12 in step: y = model(x)`, with the whole path and without secrets.
 
         `names`: the global names of its module, which may be needed to find the source.
         """
-        code = linecache.getline(self.file, self.number, names).strip()
+        code = redacted(linecache.getline(self.file, self.number, names).strip(), is_code=True)
         return f"{self.file}:{self.number} in {self.function}" + (f": {code}" if code else "")
 
 

@@ -54,6 +54,7 @@ SHARE = 0.01  # of the time, what marks may cost on average
 AROUND_S = 90e-6  # what marks cost besides what is measured of them: torch's hooks, and to set them
 IDLE_S = 6e-6  # what each step costs once not all are marked; mostly rows of other tags, see `Phases.take`
 MAX_EVERY = 64
+READINGS = 3  # of clocks that were not read together, at most
 STARVED_KEPT = 0.9  # of what workers waited, after each step: batches are loaded ahead
 STEADY = 1.25  # a step must be so many times longer than needed before more steps are marked again
 
@@ -344,15 +345,21 @@ class Phases:
     def _account(self) -> None:
         """Add the time since the last call to the current phase."""
         wall, cpu = self._wall(), self._cpu()
-        took, ran = wall - self._wall_s, cpu - self._cpu_s
-        self._wall_s, self._cpu_s = wall, cpu
-        queued = 0.0
-        if took - ran > SHORT_S:  # otherwise it was not in the run queue for long, and a look takes time
+        begun_s = cpu
+        queue = self._queue_s
+        if wall - self._wall_s - (cpu - self._cpu_s) > SHORT_S:  # else it was not in the run queue for long
             queue = self._clocks.queue()
-            queued, self._queue_s = queue - self._queue_s, queue
+            # Reading takes system calls, after which the thread may wait for a processor: clocks that were
+            # not read together would count that as blocked time of the next phase.
+            for _ in range(READINGS):
+                if (again := self._wall()) - wall <= SHORT_S:
+                    break
+                wall, cpu, queue = again, self._cpu(), self._clocks.queue()
+        took, ran, queued = wall - self._wall_s, cpu - self._cpu_s, queue - self._queue_s
+        self._wall_s, self._cpu_s, self._queue_s = wall, cpu, queue
         self._add(took, ran, queued)
         if self._is_weighed:
-            self._cost_s += self._cpu() - cpu
+            self._cost_s += self._cpu() - begun_s
 
     def _add(self, took: float, ran: float, queued: float) -> None:
         """Add some time to the current phase, or to WAIT."""

@@ -18,7 +18,7 @@ NOT_CONSTRUCTED = (
 # Of libraries that type checkers alone import.
 OF_OTHERS = {
     "Figure": Any, "pandas": SimpleNamespace(DataFrame=Any), "polars": SimpleNamespace(DataFrame=Any),
-    "pyarrow": SimpleNamespace(Table=Any),
+    "pyarrow": SimpleNamespace(Table=Any), "xarray": SimpleNamespace(Dataset=Any),
 }  # fmt: skip
 
 

@@ -295,6 +295,28 @@ def test_arrays_are_copied_in_the_phase_of_recording() -> None:
     assert keeps.phases == [RECORDING, REST] * 2
 
 
+def test_a_thread_that_is_interrupted_while_clocks_are_read_was_not_blocked(clocks: Turned) -> None:
+    read_cpu = clocks.cpu
+    late_ms = [0.0]
+
+    def cpu() -> float:  # a system call, at whose end the thread may have to wait for a processor
+        found = read_cpu()
+        clocks.turn(queue=late_ms.pop() if late_ms else 0.0)
+        return found
+
+    clocks.cpu = cpu
+    phases = Phases(clocks)
+    phases.enter(BACKWARD)
+    clocks.turn(cpu=20, blocked=2)
+    late_ms.append(7.0)
+    phases.enter(REST)
+    clocks.turn(cpu=1)
+    found = phases.take(RECORDING)
+    phases.close()
+    assert of(found, BACKWARD) == (20, 2, 7)
+    assert of(found, REST) == (1, 0, 0)
+
+
 def test_what_blocks_a_rank_while_it_computes_is_waiting_if_peers_or_a_device_may(
     clocks: Turned, phases: Phases
 ) -> None:
