@@ -267,7 +267,7 @@ class RunDir:
 
     def refuse_missing(self) -> None:
         """Raise MissingRunDirError if the run dir was removed or renamed."""
-        if not self.base.exists():
+        if not self.base.is_dir():
             raise MissingRunDirError(f"the run dir {self.base} was removed or renamed")
 
     def refuse_removed_manifest(self) -> None:
