@@ -148,7 +148,7 @@ def _check(base: Path) -> _Tree:
         run = RunDir(directory)
         has_ranks = any(run.rank_dirs(role) for role in ("train", "eval")) or 0 in read_ranks(run, "train", 1)
         if (directory / MANIFEST).exists() or (
-            has_ranks and not RunDir(directory.parent).is_rank_dir(directory)
+            has_ranks and not RunDir(run.base.parent).is_rank_dir(run.base)
         ):
             tree.runs.append(_sibling_run(directory) or run)
         doing("checking directory", count)
