@@ -4,7 +4,7 @@ A reader of a file can rely on every field of its record. Keys that a record doe
 version may have written them.
 """
 
-from typing import Annotated, Any, NotRequired, TypedDict
+from typing import Annotated, Any, NamedTuple, NotRequired, TypedDict
 
 from msgspec import Meta
 
@@ -193,3 +193,49 @@ class PartRecord(TypedDict):
     since: Whole
     total: Whole | None
     shares: list[ShareRecord]
+
+
+class AlertRecord(TypedDict):
+    """A line of alerts.jsonl; see `diagnosis.verdict.Verdict`."""
+
+    rank: Rank
+    cause: str
+    since_step: Whole
+    until_step: Whole | None
+    evidence: NotRequired[str]
+    first_told_step: NotRequired[Whole]
+    attempt: NotRequired[Whole]
+    time: NotRequired[Time]
+    lost_s: NotRequired[Span]
+    ranks: NotRequired[list[Rank]]
+    intervals: NotRequired[list[tuple[Whole, Whole | None]]]
+    level: NotRequired[str]
+    held: NotRequired[str | None]
+
+
+class CollectiveRecord(NamedTuple):
+    """See `diagnosis.stuck.Collective`."""
+
+    number: Whole
+    what: str
+    sizes: list[list[Whole]]
+    is_pending: bool
+
+
+class StuckRecord(TypedDict):
+    """The stuck.json of a rank; see `diagnosis.stuck.Telling`."""
+
+    format: int
+    is_over: bool
+    attempt: NotRequired[Whole]
+    step: NotRequired[Whole]
+    phase: NotRequired[str]
+    late_s: NotRequired[Span | None]
+    limit_s: NotRequired[Span | None]
+    groups: NotRequired[list[tuple[str, list[Rank], list[CollectiveRecord]]]]
+    line: NotRequired[str]
+    stack: NotRequired[list[str]]
+    recorder: NotRequired[str]
+    root: NotRequired[Rank | None]
+    is_moving: NotRequired[bool]
+    is_cut_off: NotRequired[bool]

@@ -4,7 +4,6 @@ A line is JSON: `time` (seconds since the epoch), `attempt`, the fields of a `Ve
 was neither printed nor passed on, `held`: "mute", "level" or "rate".
 """
 
-import json
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -29,7 +28,10 @@ from distsummary.diagnosis.verdict import (
     Verdict,
     level_of,
 )
+from distsummary.errors import DamagedFileError
+from distsummary.json_door import parse_json
 from distsummary.run_dir import RunDir
+from distsummary.run_records import AlertRecord
 from distsummary.states import AttemptState
 
 Key = tuple[int, int, str, int]
@@ -64,11 +66,9 @@ def parsed(data: bytes) -> Iterator[tuple[int, Alert | Exception]]:
     """The lines of alerts.jsonl with their numbers from 1: an alert, or why a line is none."""
     for number, line in enumerate(data.splitlines(), 1):
         try:
-            alert = json.loads(line)
-            if alert["until_step"] is not None:
-                int(alert["until_step"])
-            key_of(alert)
-        except (ValueError, KeyError, TypeError) as error:
+            alert = parse_json(line, AlertRecord, name="the line")
+            key_of(alert)  # a message needs its evidence
+        except (DamagedFileError, KeyError) as error:
             yield number, error
         else:
             yield number, alert

@@ -1,6 +1,5 @@
 """Reads what is known of the ranks of an attempt that may be stuck, from stuck.json and their states."""
 
-import json
 import math
 import os
 from dataclasses import replace
@@ -9,9 +8,12 @@ from pathlib import Path
 from distsummary.diagnosis.crash import read_crash
 from distsummary.diagnosis.stuck import Telling, hung
 from distsummary.diagnosis.verdict import Verdict
+from distsummary.errors import DamagedFileError
+from distsummary.json_door import MOST_BYTES, parse_json
 from distsummary.many_files import read_each
 from distsummary.publish import file_system_time
 from distsummary.run_dir import STUCK, RunDir
+from distsummary.run_records import StuckRecord
 from distsummary.states import AttemptState, RankState
 from distsummary.topology import are_busy, is_stopped
 
@@ -110,13 +112,11 @@ def _telling(
 def _read(directory: Path) -> tuple[float, dict[str, object]] | None:
     """When a rank's stuck.json was written, and what it holds; None if there is none that can be read."""
     try:
-        with open(directory / STUCK, "rb", buffering=0) as file:
+        with open(directory / STUCK, "rb") as file:
             written = os.fstat(file.fileno()).st_mtime
-            found = json.loads(file.read())
-    except (
-        OSError,
-        ValueError,
-    ):  # none, or of a disk that fails: what is known of the rank then is its state
-        return None
-    is_known = isinstance(found, dict) and found.get("format") == FORMAT and "is_over" in found
-    return (written, found) if is_known else None
+            data = file.read(MOST_BYTES + 1)
+        # ended_s of a rank that runs is infinite
+        found = parse_json(data, StuckRecord, name=STUCK, is_finite=False)
+    except (OSError, DamagedFileError):
+        return None  # none, or of a disk that fails: what is known of the rank then is its state
+    return (written, found) if found["format"] == FORMAT else None

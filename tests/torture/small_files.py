@@ -55,6 +55,8 @@ def write_base(corpus: Path, seed: int) -> None:
     from distsummary.checkpoints.shard_file import ShardHeader, write_shards
     from distsummary.checkpoints.sketch.count_sketch import BUCKETS
     from distsummary.checkpoints.sketch.sketch_file import SketchHeader, SketchWriter
+    from distsummary.diagnosis.stuck import Collective, Group, Telling
+    from distsummary.diagnosis.verdict import Verdict
     from distsummary.format.records import MINDSPORE, Shard
     from distsummary.landscapes.engines.chunks import Chunk
     from distsummary.landscapes.run.journal import Journal
@@ -77,6 +79,15 @@ def write_base(corpus: Path, seed: int) -> None:
                     run.log(loss=1 / (step + 1), lr=0.1)
                     if not step % 10:
                         run.text("note", f"step {step}")
+    told = Verdict(
+        rank=1, cause="data", since_step=3, until_step=None, evidence="20 ms", first_told_step=9, ranks=(0, 1)
+    )
+    (base / "alerts.jsonl").write_text(json.dumps({"time": 1.7e9, "attempt": 0, **told.as_json()}))
+    telling = Telling(
+        rank=1, step=4, phase="data", late_s=3.0, groups=(Group("0", (0, 1), (Collective(1, "a"),)),)
+    )
+    stuck = {"format": 1, "attempt": 0, "rank": 1, "time": 1.7e9, "is_over": False, **telling.as_json()}
+    (base / "rank_00001" / "stuck.json").write_text(json.dumps(stuck))
     for directory in (base / "rank_00000", base / "rank_00001"):
         write_facts(directory, 0, RankFacts({"seed": "1"}, ["a", "b"], {"whole": [0, 1]}))
         for file in segments(directory, MINDSPORE):
@@ -342,8 +353,9 @@ def _checkpoint_ways(directory: Path, name: str) -> Iterator[tuple[str, Call]]:
 
 
 KINDS = {
-    # alerts.jsonl and stuck.json are read by the diagnosis
-    "sidecars": SmallFiles(("run.json", "*/manifest.json", "*/facts.json", "*/parts.json"), _json, _run_ways),
+    "sidecars": SmallFiles(
+        ("*.json", "alerts.jsonl", "*/manifest.json", "*/facts.json", "*/stuck.json"), _json, _run_ways
+    ),
     "indexes": SmallFiles(("*/seg-*.idx",), _index, _index_ways),
     "npz": SmallFiles(("landscape/*.npz",), _npz, _npz_ways),
     "checkpoints": SmallFiles(("ckpt_dir/*", "landscape/journal-*.bin"), _checkpoint, _checkpoint_ways),

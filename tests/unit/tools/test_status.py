@@ -242,7 +242,7 @@ def test_muted_findings_and_those_of_earlier_attempts_do_not_count(tmp_path):
     with ds.init(tmp_path, quiet=True, diagnose=ds.Diagnose(mute=["data"])) as run:
         run.log(loss=1.0)
     Alerts(RunDir(tmp_path)).tell(0, slow(0, 1))
-    Alerts(RunDir(tmp_path)).tell(-1, NAN)
+    Alerts(RunDir(tmp_path)).tell(1, NAN)
     status = read_status(tmp_path)
     assert (status.findings, status.earlier, status.exit_code) == ((), 1, 0)
     assert hints(status)[1] == f"1 finding of earlier attempts: distsummary why {tmp_path}"
