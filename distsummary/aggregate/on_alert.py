@@ -18,10 +18,21 @@ from urllib.parse import unquote, urlsplit
 from distsummary.diagnosis.alerts import Key, key_of, level_in, parsed
 from distsummary.diagnosis.reporting import RATE, held_back
 from distsummary.diagnosis.sentence import sentence
-from distsummary.diagnosis.verdict import ERROR, INFO, MESSAGE, WARNING, Verdict
+from distsummary.diagnosis.verdict import (
+    ERROR,
+    FAILED,
+    FINISHED,
+    INFO,
+    INTERRUPTED,
+    LOST,
+    MESSAGE,
+    WARNING,
+    Verdict,
+)
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.redaction import redacted
 from distsummary.run_dir import RunDir
+from distsummary.termination import Terminated, tell_termination
 from distsummary.training.callbacks import Callback, RunContext, guarded
 
 Alert = Mapping[str, Any]
@@ -29,6 +40,7 @@ Alert = Mapping[str, Any]
 LOOK_S = 1.0  # between two looks at alerts.jsonl
 POST_S = 5.0  # a server that does not answer within it is tried again
 TRIES = 3
+ENDED = (FINISHED, INTERRUPTED, FAILED, LOST)  # causes of the last alert of a training
 CLOSE_S = 5.0  # at the end of the training, the last alerts have so long to be passed on
 # What servers take, by the names of their hosts, which may have more labels before them.
 _SLACK = ("hooks.slack.com", "hooks.slack-gov.com")
@@ -87,8 +99,9 @@ class OnAlert(Callback):
         self._waiting: list[
             tuple[Alert, int]
         ] = []  # what the server has not taken, and how often it was tried
-        self._is_stopped = threading.Event()
+        self._is_stopped, self._has_ended = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
+        self._stop_telling: Callable[[], None] = lambda: None
 
     def on_train_begin(self, run_context: RunContext) -> None:
         """Begin to follow the file; alerts of earlier attempts are not passed on, if they can be read."""
@@ -99,10 +112,20 @@ class OnAlert(Callback):
                 self._count(error)
             self._thread = threading.Thread(target=self._follow, name="distsummary-on-alert", daemon=True)
             self._thread.start()
+            self._stop_telling = tell_termination(self._terminate)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._stop_telling()
+        self._close()
+
+    def _terminate(self, error: Terminated) -> None:
+        """Pass on how the run has ended, before a signal ends the process."""
+        self._has_ended.wait(min(CLOSE_S, error.left_s))
+        self._close()
+
+    def _close(self) -> None:
         self._is_stopped.set()
         if self._thread is not None:
             self._thread.join(CLOSE_S)
@@ -136,6 +159,8 @@ class OnAlert(Callback):
             if key_of(alert) in self._known:
                 continue
             self._known.add(key_of(alert))
+            if alert.get("cause") in ENDED:
+                self._has_ended.set()
             if alert.get("held") is None:
                 self._put(alert, sentence(Verdict.from_json(alert)))
             elif alert["held"] == RATE:

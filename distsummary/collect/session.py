@@ -317,6 +317,8 @@ class Session:
 
         Numbers alone take the quick way, without an object for each of them.
         """
+        if self._is_terminated:  # by a signal, while the loop goes on: the run has ended
+            return
         begun_s = time.perf_counter()
         self._step = step
         if OWN_MS in numbers:

@@ -249,11 +249,14 @@ class AsyncWriter:
         self._fast_until = min(self._got + self._most_bytes, next_look) if is_open else 0
 
     def _check(self, plugins: Mapping[str, int] = NONE) -> None:
-        """Raise what forbids to record values (plugin -> values), which are then counted as dropped."""
+        """Raise what forbids to record values (plugin -> values), which are then counted as dropped.
+
+        What comes after `close` is refused, and not counted: the run, and its health, have ended.
+        """
         try:
             self._raise_refusal()
         except (ClosedError, WriteError):
-            for plugin, count in plugins.items():
+            for plugin, count in () if self._is_closed else plugins.items():
                 self._given[plugin] += count
                 self._failures.health.drop(plugin, count)
             raise
