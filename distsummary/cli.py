@@ -389,6 +389,7 @@ def why(options: argparse.Namespace) -> int:
     with telling("why"):
         from distsummary.aggregate.judging import judged_files
         from distsummary.diagnosis.alerts import all_hangs, with_told
+        from distsummary.diagnosis.ends import unreported_end
         from distsummary.run_dir import RunDir
         from distsummary.states import is_over
         from distsummary.tools.columns import WIDTH, width_of
@@ -399,6 +400,7 @@ def why(options: argparse.Namespace) -> int:
         newest, run_dir = found.run.newest, RunDir(found.run.path)
         judged = judged_files(run_dir)
         told = with_told(judged.told, run_dir) + all_hangs(run_dir, newest, found.stuck)
+        told += unreported_end(told, newest)
     took_s = {one.attempt: lasted_s(one, found.now) for one in found.run.attempts if one.role == "train"}
     ranks = 0 if newest is None else newest.world_size
     ended = newest is not None and is_over(newest)

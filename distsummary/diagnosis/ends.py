@@ -1,9 +1,11 @@
 """attempt_verdicts: how an attempt began and ended, and what its ranks lost, as verdicts to report."""
 
+from collections.abc import Collection
+
 from distsummary.consequences import follows_from_another
 from distsummary.diagnosis.alerts import values_dropped
 from distsummary.diagnosis.verdict import FAILED, FINISHED, INTERRUPTED, LOST, STARTED, Verdict
-from distsummary.states import AttemptState
+from distsummary.states import AttemptState, is_over
 
 
 def attempt_verdicts(attempt: AttemptState, *, is_over: bool) -> list[Verdict]:
@@ -32,6 +34,21 @@ def attempt_verdicts(attempt: AttemptState, *, is_over: bool) -> list[Verdict]:
     elif is_over and attempt.state == "finished":
         found.append(_of(FINISHED, 0, step, _ranks(attempt.world_size)))
     return found
+
+
+def unreported_end(
+    found: Collection[tuple[int, Verdict]], attempt: AttemptState | None
+) -> list[tuple[int, Verdict]]:
+    """How the newest attempt failed, with its number, if none reported it: of a rank alone that was killed.
+
+    `found`: the verdicts so far, with their attempts.
+    """
+    if attempt is None or attempt.role != "train" or not is_over(attempt):
+        return []
+    if any(number == attempt.attempt and verdict.cause in (FAILED, LOST) for number, verdict in found):
+        return []
+    ends = attempt_verdicts(attempt, is_over=True)
+    return [(attempt.attempt, verdict) for verdict in ends if verdict.cause in (FAILED, LOST)]
 
 
 def _of(cause: str, rank: int, step: int, evidence: str, ranks: tuple[int, ...] = ()) -> Verdict:

@@ -2,8 +2,10 @@
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import distsummary
 from distsummary.diagnosis.sentence import sentence, weight
 from distsummary.diagnosis.verdict import NOTICES, Verdict
 from distsummary.states import AttemptState
@@ -73,8 +75,10 @@ def text_of(
 
 
 def page_of(cause: str) -> str:
-    """The page about a cause, in the project's documents."""
-    return f"docs/verdicts/{cause}.md"
+    """The path of the page about a cause: a wheel has these pages beside this package, a checkout in docs."""
+    package = Path(distsummary.__file__).parent
+    installed = package / "verdicts" / f"{cause}.md"
+    return str(installed if installed.exists() else package.parent / "docs/verdicts" / installed.name)
 
 
 def lasted_s(attempt: AttemptState, now: float) -> float:

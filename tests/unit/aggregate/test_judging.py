@@ -18,6 +18,7 @@ from distsummary.diagnosis.verdict import Verdict
 from distsummary.format.records import MINDSPORE, TENSORBOARD
 from distsummary.rank_facts import RankFacts, write_facts
 from distsummary.run_dir import RunDir
+from distsummary.tools.why import page_of
 from tests.unit.aggregate.live_ranks import Ranks, scalar, series
 
 STEPS, SLOW = 120, range(40, 90)
@@ -104,7 +105,7 @@ def test_why_names_them_in_words_and_as_json_and_exits_with_1(four, capsys):
     text = capsys.readouterr().out
     assert text.splitlines() == [
         "Rank 1 had the first number that is not finite, at step 100: loss is nan, finite on 3 other ranks.",
-        "  What it means, and what to do: docs/verdicts/nan.md",
+        f"  What it means, and what to do: {page_of('nan')}",
         "",
         "- Rank 2 held up the run in steps 40 to 89: forward took 9.95 ms a step, on its peers 5 ms.",
         "All of them, in full: --json",

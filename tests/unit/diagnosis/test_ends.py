@@ -2,7 +2,7 @@
 
 import pytest
 
-from distsummary.diagnosis.ends import attempt_verdicts
+from distsummary.diagnosis.ends import attempt_verdicts, unreported_end
 from tests.unit.tools.states import attempt_state, failure, lost, rank_state
 
 STARTED = ("started", 0, "3 ranks, attempt 0")
@@ -69,3 +69,12 @@ def test_an_end_is_reported_when_no_rank_runs_any_more(state, evidence):
 
 def test_an_attempt_that_a_later_one_replaced_has_no_end():
     assert said(ranks_of(*["superseded"] * 3), "superseded", is_over=True) == [STARTED]
+
+
+def test_a_rank_alone_that_was_killed_is_lost_although_nothing_reported_it():
+    killed = attempt_state([lost(0)], "lost")
+    [(attempt, verdict)] = unreported_end([], killed)
+    assert (attempt, verdict.cause, verdict.since_step) == (0, "lost", 120)
+    assert unreported_end([(0, verdict)], killed) == []
+    assert unreported_end([], attempt_state([rank_state(0)])) == []
+    assert unreported_end([], None) == []
