@@ -173,7 +173,7 @@ class StepsRecord(TypedDict):
 class TurnRecord(TypedDict):
     """See `deal.Group`."""
 
-    index: Whole
+    index: Annotated[int, Meta(ge=-1, lt=MOST_RANKS)]  # -1: a rank that the deal leaves out
     size: Positive
 
 
