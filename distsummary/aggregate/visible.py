@@ -2,18 +2,18 @@
 
 A network file system caches the sizes of files: for up to a minute, a host may read less of a file than
 its writer has written on another host (NFS: acregmax). The manifest of a rank that has ended has the
-number of its last event, so that a merge can wait for it.
+newest step that it recorded, so that a merge can wait for it.
 """
 
 from distsummary.errors import DistSummaryError
-from distsummary.reading.newest import newest_seq
+from distsummary.reading.newest import newest_step
 from distsummary.run_dir import Manifest, RunDir
 
 
 def hidden_ranks(run_dir: RunDir, entry: Manifest) -> list[int]:
-    """The ranks of an attempt whose last event their files do not show; `entry`: with its ranks.
+    """The ranks of an attempt whose newest step their files do not show; `entry`: with its ranks.
 
-    A rank that died or dropped values is none of them: how many events it has in its files is not known.
+    A rank that died or dropped values is none of them: what is in its files is not known.
     """
     return [
         int(rank)
@@ -23,12 +23,12 @@ def hidden_ranks(run_dir: RunDir, entry: Manifest) -> list[int]:
 
 
 def _is_hidden(run_dir: RunDir, entry: Manifest, rank: int, health: Manifest) -> bool:
-    last = health.get("last_seq", 0)
-    if not last or health.get("dropped"):
+    last = health.get("recorded_step")
+    if last is None or health.get("dropped"):
         return False
     directory = run_dir.writer_dir(entry["role"], rank, entry["world_size"])
     try:
-        seen = newest_seq(directory, attempt=entry["attempt"])
+        seen = newest_step(directory, attempt=entry["attempt"])
     except (DistSummaryError, OSError):  # the merge names what cannot be read
         return False
     return seen is not None and seen < last

@@ -584,6 +584,8 @@ class Session:
                 return
             counters: dict[str, int | str] = {**counters_of(self._final or self.failures.health)}
             counters["step"] = self._step
+            if self._last_step is not None:
+                counters["recorded_step"] = self._last_step
             if error is not None:
                 counters["interrupted" if is_interruption(error) else "failed"] = 1
                 counters["error"] = error_text(error)

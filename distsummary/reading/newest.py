@@ -27,21 +27,21 @@ def newest_events(
     return []
 
 
-def newest_seq(directory: Path, *, attempt: int) -> int | None:
-    """The number of an attempt's newest event; 0 without one, None if its file's end does not show it.
+def newest_step(directory: Path, *, attempt: int) -> int | None:
+    """The step of an attempt's newest event; -1 without one, None if its file's end does not show it.
 
     Raises DamagedFileError, OSError.
     """
     for file in _newest_files(directory):
         for size in (TAIL_BYTES, LONG_TAIL_BYTES):
             events = _tail(file, size)
-            if found := [event.seq for event in events if event.attempt == attempt]:
+            if found := [event.step for event in events if event.attempt == attempt]:
                 return max(found)
             if events or file.stat().st_size <= size:
                 break
         else:
             return None
-    return 0
+    return -1
 
 
 def newest_scalars(directory: Path, tags: Collection[str]) -> dict[str, float]:

@@ -148,7 +148,7 @@ def test_a_merge_waits_for_files_that_do_not_show_all_that_was_recorded(
     last = list(read_directory(file.parent))[-1]
     file.write_bytes(whole[: last.offset])  # as another host sees it that has cached its size
     for topology in RANKS:
-        LocalCoordinator(life.run_dir).leave(topology, 0, {"last_seq": last.seq})
+        LocalCoordinator(life.run_dir).leave(topology, 0, {"recorded_step": last.step})
     wait_for(lambda: "the files of rank 1 do not show here yet" in caplog.text)
     with file.open("ab") as growing:
         growing.write(whole[last.offset :])
@@ -163,7 +163,7 @@ def test_a_merge_does_not_wait_for_ever_for_files(life: Life, monkeypatch: pytes
     for topology in RANKS:
         register(life, aggregator, topology)
         record(life.run_dir, topology, range(1, 10))
-        finish(life, aggregator, topology, 0, {"last_seq": 1000})
+        finish(life, aggregator, topology, 0, {"recorded_step": 1000})
     life.end()
     assert life.run_dir.read_manifest()["merged"]["train"]["last_steps"] == {"0": 9, "1": 9}
 
