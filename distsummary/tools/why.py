@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import distsummary
 from distsummary.diagnosis.sentence import sentence, weight
 from distsummary.diagnosis.verdict import NOTICES, Verdict
 from distsummary.states import AttemptState
@@ -76,7 +75,7 @@ def text_of(
 
 def page_of(cause: str) -> str:
     """The path of the page about a cause: a wheel has these pages beside this package, a checkout in docs."""
-    package = Path(distsummary.__file__).parent
+    package = Path(__file__).parents[1]
     installed = package / "verdicts" / f"{cause}.md"
     return str(installed if installed.exists() else package.parent / "docs/verdicts" / installed.name)
 
