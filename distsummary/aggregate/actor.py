@@ -11,6 +11,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
+from distsummary.actor_calls import RayConnection, RayGoneError
 from distsummary.aggregate.actor_listener import DigestListener
 from distsummary.aggregate.actor_metrics import RankGauges
 from distsummary.aggregate.aggregator import Aggregator
@@ -80,8 +81,8 @@ class AggregatorClient:
     def __init__(self, run_dir: RunDir) -> None:
         self._run_dir = run_dir
         self._local = LocalCoordinator(run_dir, partial(first_free_attempt, run_dir))
+        self._ray = RayConnection()
         self._handle = _get_or_start(run_dir)
-        self._cluster = ray.get_runtime_context().gcs_address
         self._renewal: Any = None  # the last call of `renew`
         self._gauges: RankGauges | None = None
         self._has_gauges = True
@@ -105,7 +106,7 @@ class AggregatorClient:
 
         An aggregator that has ended, because it was killed or took all ranks for dead, is started again.
         """
-        if self._is_connected():
+        with contextlib.suppress(RayGoneError), self._ray.call():
             try:
                 if self._renewal is None or ray.wait([self._renewal], timeout=0)[0]:
                     if self._renewal is not None:
@@ -114,11 +115,12 @@ class AggregatorClient:
             except RayActorError:
                 self._handle, self._renewal = _get_or_start(self._run_dir), None
         deals = self._local.beat(topology, attempt, heartbeat)
-        if self._has_gauges and topology.role == "train" and self._is_connected():
+        if self._has_gauges and topology.role == "train":
             try:
-                if self._gauges is None:
-                    self._gauges = RankGauges(self._run_dir, topology.rank)
-                self._gauges.set(heartbeat)
+                with contextlib.suppress(RayGoneError), self._ray.call():
+                    if self._gauges is None:
+                        self._gauges = RankGauges(self._run_dir, topology.rank)
+                    self._gauges.set(heartbeat)
             except Exception as error:  # of Ray's; the run does not need them
                 self._has_gauges = False
                 logger.warning("%s: no metrics of Ray are set any more: %s", self._run_dir, told(error))
@@ -138,18 +140,18 @@ class AggregatorClient:
     def _ask(self, method: str, timeout_s: float, *args: object, **options: object) -> Any:
         """Call the aggregator, or the LocalCoordinator if there is no answer; raises what the call raised."""
         deadline = time.monotonic() + timeout_s
-        reason = "Ray was shut down before the run was closed"
         try:
-            for left in reversed(range(_TRIES if self._is_connected() else 0)):
+            for left in reversed(range(_TRIES)):
                 try:
-                    reference = getattr(self._handle, method).remote(*args, **options)
-                    if method == "register" and not ray.wait([reference], timeout=min(NAMED_S, timeout_s))[0]:
+                    with self._ray.call():
+                        reference = getattr(self._handle, method).remote(*args, **options)
+                    if method == "register" and self._ray.ready([reference], min(NAMED_S, timeout_s))[1]:
                         logger.warning(
                             "%s: the aggregator has not answered for %g s; the cluster may be full or slow "
                             "(ray status); the rank waits %g s, then continues without it",
                             self._run_dir, min(NAMED_S, timeout_s), timeout_s,
                         )  # fmt: skip
-                    return ray.get(reference, timeout=max(RETRY_S, deadline - time.monotonic()))
+                    return self._ray.result(reference, max(RETRY_S, deadline - time.monotonic()))
                 except RayTaskError:  # raised by the aggregator's code; it may wrap a RayActorError
                     raise
                 except RayActorError:
@@ -157,9 +159,12 @@ class AggregatorClient:
                         raise
                     logger.warning("%s: the aggregator ended; calling a new one", self._run_dir)
                     time.sleep(RETRY_S)
-                    self._handle = _get_or_start(self._run_dir)
+                    with self._ray.call():
+                        self._handle = _get_or_start(self._run_dir)
         except RayTaskError as error:
             raise (error.cause if isinstance(error.cause, Exception) else error) from None
+        except RayGoneError as error:
+            reason = str(error)
         except RayError as error:
             reason = f"no answer from the aggregator ({type(error).__name__}: {error})"
         logger.warning(
@@ -174,10 +179,6 @@ class AggregatorClient:
         return DigestListener(actor_name(self._run_dir), NAMESPACE, ASIDE)
 
     on_written = None  # the aggregator reads the files
-
-    def _is_connected(self) -> bool:
-        # Without a connection, a Ray call would start a cluster; in another cluster the handle is not valid.
-        return bool(ray.is_initialized() and ray.get_runtime_context().gcs_address == self._cluster)
 
 
 def settle(launch_id: str, deaths: Mapping[int, str] | None = None, state: str = "lost") -> None:

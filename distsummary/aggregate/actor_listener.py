@@ -8,6 +8,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
+from distsummary.actor_calls import RayConnection
 from distsummary.format.digest import Digest
 from distsummary.writing.health import told
 
@@ -30,6 +31,7 @@ class DigestListener:
 
     def __init__(self, name: str, namespace: str, group: str) -> None:
         self._name, self._namespace, self._group = name, namespace, group
+        self._ray: RayConnection | None = None
         self._actor: Any = None
         self._looked_at = float("-inf")
         self._on_way: list[Any] = []  # references to the answers
@@ -42,15 +44,15 @@ class DigestListener:
     def tell(self, digest: Digest) -> None:
         """Send a digest, or count it as dropped; see `Listener`."""
         try:
-            if not ray.is_initialized():  # a call would start a cluster
-                self.dropped += 1
-                return
-            self._hear_answers(0.0)
-            actor = self._found()
-            if actor is None or len(self._on_way) >= ON_WAY:
-                self.dropped += 1
-                return
-            self._on_way.append(actor.digest.options(concurrency_group=self._group).remote(digest))
+            if self._ray is None:
+                self._ray = RayConnection()
+            with self._ray.call():
+                self._hear_answers()
+                actor = self._found()
+                if actor is None or len(self._on_way) >= ON_WAY:
+                    self.dropped += 1
+                    return
+                self._on_way.append(actor.digest.options(concurrency_group=self._group).remote(digest))
         except Exception as error:
             self.dropped += 1
             self._note(error)
@@ -58,7 +60,10 @@ class DigestListener:
     def settle(self, timeout_s: float) -> None:
         """Wait until what was sent has arrived; see `Listener`."""
         try:
-            self._hear_answers(timeout_s)
+            if self._ray is not None and self._on_way:
+                self._ray.ready(self._on_way, timeout_s)
+                with self._ray.call():
+                    self._hear_answers()
         except Exception as error:
             self._note(error)
         if self.dropped:
@@ -73,11 +78,11 @@ class DigestListener:
                 self._actor = ray.get_actor(self._name, namespace=self._namespace)
         return self._actor
 
-    def _hear_answers(self, timeout_s: float) -> None:
+    def _hear_answers(self) -> None:
         """Fetch the answers that have come, because Ray prints each error that nobody fetches."""
-        if not self._on_way or not ray.is_initialized():
+        if not self._on_way:
             return
-        come, self._on_way = ray.wait(self._on_way, num_returns=len(self._on_way), timeout=timeout_s)
+        come, self._on_way = ray.wait(self._on_way, num_returns=len(self._on_way), timeout=0)
         for reference in come:
             try:
                 ray.get(reference, timeout=0)

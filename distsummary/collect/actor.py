@@ -4,13 +4,9 @@ import logging
 import os
 import re
 import shlex
-import threading
-import time
-from contextlib import suppress
 from typing import Any
 
 import ray
-from ray._private import auto_init_hook
 from ray.exceptions import RayError
 
 from distsummary.collect.rank_collector import Collectors
@@ -21,26 +17,11 @@ logger = logging.getLogger(__name__)
 NAMESPACE = "distsummary"
 NODE = "node"
 COLLECTOR_BYTES = 128 << 20  # of a collector's process, with what it holds while it writes
-SHUT_DOWN_S = 5.0  # more than it takes without a fault
 FULL = 0.95  # of the memory: where Ray begins to kill
 
 # What differs each time in Ray's description of the same failure.
 _FIELDS = re.compile(r"\b(?:actor_id|namespace|pid|ip|name): \S+ ?")
 _IDS = re.compile(r"\b(?:0x[0-9a-f]+|[0-9a-f]{16,}|\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?)\b|(?<=pid=)\d+")
-
-
-class _OutsideOwnThreads:
-    """Whether a call of Ray may start a cluster if there is none: not in threads of this package.
-
-    A thread that calls Ray while another one shuts it down would start a second cluster otherwise.
-    """
-
-    def __bool__(self) -> bool:
-        return not threading.current_thread().name.startswith("distsummary-")
-
-
-if getattr(auto_init_hook, "enable_auto_connect", False) is True:  # private, seen in Ray 2.60
-    auto_init_hook.enable_auto_connect = _OutsideOwnThreads()
 
 
 class CollectorActor(Collectors):
@@ -80,18 +61,6 @@ def start_collector(scope: str) -> Any:
         )
         .remote()
     )
-
-
-def await_disconnected() -> None:
-    """Wait until another thread's `ray.shutdown()` is over.
-
-    Ray ends the process in which a reference is released before that.
-    """
-    deadline = time.monotonic() + SHUT_DOWN_S
-    with suppress(AttributeError):  # private: the worker of this process
-        worker = ray._private.worker.global_worker
-        while hasattr(worker, "core_worker") and not worker.connected and time.monotonic() < deadline:
-            time.sleep(0.01)
 
 
 def missing_room() -> str:

@@ -15,7 +15,14 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
 
-from distsummary.collect.actor import NODE, await_disconnected, reason_of, start_collector
+from distsummary.actor_calls import (
+    RAY_IS_GONE,
+    SLICE_S,
+    RayConnection,
+    RayGoneError,
+    await_disconnected,
+)
+from distsummary.collect.actor import NODE, reason_of, start_collector
 from distsummary.collect.patience import OUTAGE_S, Patience
 from distsummary.collect.teller import Teller, write_and_tell
 from distsummary.coordination import Listener
@@ -30,11 +37,9 @@ from distsummary.writing.writer import RankWriter
 logger = logging.getLogger(__name__)
 
 WINDOW = 4  # batches sent and not yet acknowledged
-SLICE_S = 0.2  # how often a wait looks whether it has become shorter
 END_S = 2.0  # how long to wait for the end of a killed collector
 KEPT_BYTES = 16 << 20  # wait in memory for a collector that starts; then this process writes until it is up
 ANSWER_PATH_S = 5.0  # how long `path` waits for the collector
-RAY_IS_GONE = "Ray was shut down before the run was closed"
 
 
 _users: Counter[str] = Counter()  # scope -> RemoteWriters of this process that are open
@@ -70,8 +75,7 @@ class RemoteWriter:
         self._key = uuid.uuid4().hex  # names this writer to the collector
         self.waiting_bytes: Callable[[], int] = lambda: 0
         self._patience = Patience()
-        self._cluster = ray.get_runtime_context().gcs_address
-        self._is_cut_off = False  # whether Ray was seen to be shut down
+        self._ray = RayConnection()
         self._actor: Any = None
         self._starting: Any = None  # the answer of an actor that is not up yet
         self._is_late = False  # whether it was logged that the actor is not up
@@ -121,8 +125,10 @@ class RemoteWriter:
         if own is not None:
             return own.path(dialect)
         with contextlib.suppress(Exception):  # of Ray and of the collector; asked for by people alone
-            if self._session is not None and self._is_connected():
-                path: Path = ray.get(actor.path.remote(self._key, dialect), timeout=ANSWER_PATH_S)
+            if self._session is not None:
+                with self._ray.call():
+                    asked = actor.path.remote(self._key, dialect)
+                path: Path = self._ray.result(asked, ANSWER_PATH_S)
                 return path
         return Path(self._spec.directory)
 
@@ -191,8 +197,8 @@ class RemoteWriter:
         with _counting:
             _users[self._scope] -= 1
             is_last = not _users[self._scope] and self._scope != NODE
-        if self._actor is not None and self._is_connected():
-            with contextlib.suppress(CollectorError), self._while_connected():
+        if self._actor is not None and self._ray.is_open():
+            with contextlib.suppress(CollectorError), self._call():
                 if is_last:
                     ray.kill(self._actor, no_restart=True)
                 else:
@@ -200,7 +206,7 @@ class RemoteWriter:
 
     def _leave_ray_if_gone(self) -> None:
         """Without a connection `_connect` lets this process write."""
-        if self._session is not None and not self._is_connected():
+        if self._session is not None and not self._ray.is_open():
             self._session = None
 
     def _exceeds_budget(self, batch: Batch) -> bool:
@@ -209,7 +215,7 @@ class RemoteWriter:
     # --- calls of the collector
 
     def _send(self, batch: Batch) -> Any:
-        with self._while_connected():
+        with self._call():
             return self._actor.write.remote(self._key, self._session, batch)
 
     def _settle_oldest(self) -> None:
@@ -264,7 +270,7 @@ class RemoteWriter:
         """
         if self._own is not None:
             return
-        if self._gave_up or not self._is_connected():
+        if self._gave_up or not self._ray.is_open():
             self._take_over(self._gave_up or RAY_IS_GONE)
             return
         try:
@@ -274,9 +280,9 @@ class RemoteWriter:
                 self._await_start()
             if self._own is not None:
                 return
-            greeting = self._answer(
-                self._actor.hello.remote(self._key, self._spec, self._listener, own_process())
-            )
+            with self._call():
+                asked = self._actor.hello.remote(self._key, self._spec, self._listener, own_process())
+            greeting = self._answer(asked)
         except CollectorError as error:
             self._fail(error)
             if self._own is None:
@@ -309,7 +315,7 @@ class RemoteWriter:
     def _start(self) -> None:
         """Start the collector without waiting for it; raises CollectorError."""
         try:
-            with self._while_connected():
+            with self._call():
                 self._actor = start_collector(self._scope)
                 self._starting = self._actor.ready.remote(self._key, own_process())
         except (RayError, ValueError, RuntimeError) as error:  # of a cluster that is just ending, too
@@ -320,7 +326,7 @@ class RemoteWriter:
 
         Raises CollectorError if it has died.
         """
-        while self._is_connected():
+        while self._ray.is_open():
             if self._has_started(SLICE_S):
                 self._take_note()
                 return
@@ -338,14 +344,14 @@ class RemoteWriter:
         self._take_over(RAY_IS_GONE)
 
     def _has_started(self, timeout_s: float = 0.0) -> bool:
-        with self._while_connected():
+        with self._call():
             return bool(ray.wait([self._starting], timeout=timeout_s)[0])
 
     def _take_note(self) -> None:
         """Take note of the collector's process; raises CollectorError if it has died."""
         starting, self._starting = self._starting, None
         try:
-            with self._while_connected():
+            with self._call():
                 self._up = ray.get(starting, timeout=0)
         except RayError as error:
             reason = f"the collector does not start: {reason_of(error)}"
@@ -361,7 +367,9 @@ class RemoteWriter:
         if self._own is not None:
             return None
         try:
-            return self._answer(getattr(self._actor, method).remote(self._key))
+            with self._call():
+                asked = getattr(self._actor, method).remote(self._key)
+            return self._answer(asked)
         except CollectorError as error:
             self._fail(error)
             if self._own is None:
@@ -374,11 +382,11 @@ class RemoteWriter:
         Raises CollectorError if there is none, otherwise what the collector has raised.
         """
         begun = time.monotonic()
-        while self._is_connected():
+        while self._ray.is_open():
             # it changes when a caller begins to wait, and while the collector is at work
             left_s = self._patience.answer_until(begun, nbytes) - time.monotonic()
             try:
-                with self._while_connected():
+                with self._call():
                     return ray.get(reference, timeout=max(0.0, min(left_s, SLICE_S)))
             except GetTimeoutError:
                 self._look()
@@ -405,24 +413,13 @@ class RemoteWriter:
             deaths = self._patience.deaths
             self._take_over(error.what + (f" {deaths} times in a row" if deaths > 1 else ""))
 
-    def _is_connected(self) -> bool:
-        # In another cluster the handle is not valid.
-        return (
-            not self._is_cut_off
-            and ray.is_initialized()
-            and ray.get_runtime_context().gcs_address == self._cluster
-        )
-
     @contextlib.contextmanager
-    def _while_connected(self) -> Iterator[None]:
-        """Raise CollectorError if Ray is shut down meanwhile: calls that wait then end with SystemExit."""
+    def _call(self) -> Iterator[None]:
+        """Call Ray in the block; raises CollectorError if Ray is shut down."""
         try:
-            yield
-        except (Exception, SystemExit) as error:
-            if isinstance(error, Exception) and self._is_connected():
-                raise
-            self._is_cut_off = True
-            await_disconnected()
+            with self._ray.call():
+                yield
+        except RayGoneError:
             raise CollectorError(RAY_IS_GONE) from None
 
     # --- without the collector
@@ -465,7 +462,7 @@ class RemoteWriter:
     def _write_own(self, own: RankWriter, batch: Batch) -> None:
         """Write a batch in this process; if the collector has come up, leave the next ones to it."""
         write_and_tell(own, batch, self._teller)
-        if self._starting is None or self._patience.is_closing or not self._is_connected():
+        if self._starting is None or self._patience.is_closing or not self._ray.is_open():
             return
         if self._has_started():
             self._hand_over(own)
@@ -499,8 +496,8 @@ class RemoteWriter:
             if is_alive(process):  # a stopped process would not react to Ray's kill
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process["pid"], signal.SIGKILL)
-        if self._actor is not None and self._is_connected():
-            with contextlib.suppress(CollectorError), self._while_connected():
+        if self._actor is not None and self._ray.is_open():
+            with contextlib.suppress(CollectorError), self._call():
                 ray.kill(self._actor, no_restart=True)
         deadline = time.monotonic() + END_S
         while self._process and self._may_write():
@@ -535,9 +532,9 @@ class RemoteWriter:
     def _ignore_answers(self) -> None:
         """Fetch the answers that no longer count, because Ray prints each error that nobody fetches."""
         for _, reference in self._sent:
-            if reference is not None and self._is_connected():
+            if reference is not None:
                 with contextlib.suppress(Exception):
-                    ray.get(reference, timeout=0)
+                    self._ray.result(reference, 0)
 
     def _drop_if_queued(self, error: OSError) -> None:
         if self._spec.delivery == QUEUED:

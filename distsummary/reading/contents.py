@@ -287,7 +287,8 @@ class _Builder:
             else:
                 places = zip(*(np.split(found, np.cumsum(counts)) for found in (events, values)), strict=True)
                 for tag, (of_tag, numbers) in zip(self._tags, places, strict=False):
-                    scalars[tag] = Series(column_of(of_tag), Given(numbers))
+                    if numbers.size:  # columns may name tags of frames that did not fit them
+                        scalars[tag] = Series(column_of(of_tag), Given(numbers))
         return Part(
             end=self._end,
             owners=tuple(self._owners),

@@ -311,7 +311,7 @@ def test_what_is_on_its_way_when_ray_ends_is_written_by_the_rank(tmp_path, monke
         if step == 20:
             writer.flush()
             pid = collector_pid(remote)
-            monkeypatch.setattr(remote, "_is_connected", lambda: False)
+            monkeypatch.setattr(remote._ray, "is_open", lambda: False)
             monkeypatch.setattr(remote, "_send", None)  # a call would start a cluster
     writer.close()
     assert writer.health().missing == ""

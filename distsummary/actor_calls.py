@@ -1,0 +1,170 @@
+"""The connection to Ray of this process, which `ray.shutdown()` ends only between two calls of our threads.
+
+Ray does not expect a thread inside one of its calls while another thread shuts it down: the process crashes
+(SIGSEGV), starts a second cluster, or is ended by Ray. `ray.shutdown()` therefore waits until no thread is
+inside `RayConnection.call`, at most LEAVE_S; calls that come later raise RayGoneError.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ray
+from ray._private import auto_init_hook
+from ray.exceptions import GetTimeoutError
+
+from distsummary.errors import DistSummaryError
+
+RAY_IS_GONE = "Ray was shut down before the run was closed"
+SLICE_S = 0.2  # the longest wait inside one call
+LEAVE_S = 5.0  # how long `ray.shutdown()` waits for the calls of other threads
+SHUT_DOWN_S = 5.0  # more than Ray's own shutdown takes without a fault
+
+
+class RayGoneError(DistSummaryError, ConnectionError):
+    """Internal: Ray was shut down, or this process is connected to another cluster."""
+
+
+class _Calls:
+    """How many calls each thread is inside of; `ending` lets a shutdown wait for those of other threads."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Start anew: the threads of a parent process do not exist in its fork."""
+        self._inside: Counter[int] = Counter()
+        self._ending: int | None = None  # the thread that shuts Ray down
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """Be in a call of Ray; waits for a shutdown that has begun in another thread."""
+        own = threading.get_ident()
+        with self._changed:
+            self._changed.wait_for(lambda: self._ending in (None, own) or own in self._inside, SHUT_DOWN_S)
+            self._inside[own] += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside[own] -= 1
+                if not self._inside[own]:
+                    del self._inside[own]
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def ending(self) -> Iterator[None]:
+        """Shut Ray down in the block, once the calls of other threads have ended or LEAVE_S is over."""
+        own = threading.get_ident()
+        with self._changed:
+            self._ending = own
+            self._changed.wait_for(lambda: not self._inside.keys() - {own}, LEAVE_S)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._ending = None
+                self._changed.notify_all()
+
+
+_calls = _Calls()
+os.register_at_fork(after_in_child=_calls.forget)
+
+
+class RayConnection:
+    """The cluster that this process is connected to now; calls of Ray from any thread go through it."""
+
+    def __init__(self) -> None:
+        self._cluster = ray.get_runtime_context().gcs_address
+        self._is_cut_off = False  # whether Ray was seen to be shut down
+
+    def is_open(self) -> bool:
+        """Whether the process is still connected to that cluster: in another one, handles are not valid."""
+        if self._is_cut_off:
+            return False
+        with _calls.inside():
+            return bool(ray.is_initialized() and ray.get_runtime_context().gcs_address == self._cluster)
+
+    @contextlib.contextmanager
+    def call(self) -> Iterator[None]:
+        """Call Ray in the block, for at most about SLICE_S.
+
+        Raises RayGoneError if Ray is or will be shut down: calls that wait then end with SystemExit.
+        """
+        try:
+            with _calls.inside():
+                if not self.is_open():
+                    raise RayGoneError(RAY_IS_GONE)
+                yield
+        except (Exception, SystemExit) as error:
+            is_of_user = (
+                isinstance(error, SystemExit) and threading.current_thread() is threading.main_thread()
+            )
+            if is_of_user or (isinstance(error, Exception) and self.is_open()):
+                raise
+            self._is_cut_off = True
+            await_disconnected()
+            raise RayGoneError(RAY_IS_GONE) from None
+
+    def result(self, reference: Any, timeout_s: float) -> Any:
+        """The value of a reference; raises GetTimeoutError after `timeout_s`, RayGoneError as `call`."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left_s = deadline - time.monotonic()
+            try:
+                with self.call():
+                    return ray.get(reference, timeout=max(0.0, min(left_s, SLICE_S)))
+            except GetTimeoutError:
+                if left_s <= SLICE_S:
+                    raise
+
+    def ready(self, references: list[Any], timeout_s: float) -> tuple[list[Any], list[Any]]:
+        """The references whose values are there within `timeout_s`, and the others; raises RayGoneError."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left_s = deadline - time.monotonic()
+            with self.call():
+                come, late = ray.wait(
+                    references, num_returns=len(references), timeout=max(0.0, min(left_s, SLICE_S))
+                )
+            if not late or left_s <= SLICE_S:
+                return come, late
+
+
+def await_disconnected() -> None:
+    """Wait until another thread's `ray.shutdown()` is over.
+
+    Ray ends the process in which a reference is released before that.
+    """
+    deadline = time.monotonic() + SHUT_DOWN_S
+    with contextlib.suppress(AttributeError):  # private: the worker of this process
+        worker = ray._private.worker.global_worker
+        while hasattr(worker, "core_worker") and not worker.connected and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+
+def _between_calls(disconnect: Callable[..., None]) -> Callable[..., None]:
+    def disconnect_between_calls(*args: Any, **options: Any) -> None:
+        with _calls.ending():
+            disconnect(*args, **options)
+
+    return disconnect_between_calls
+
+
+class _OutsideOwnThreads:
+    """Whether a call of Ray may start a cluster if there is none: not in threads of this package."""
+
+    def __bool__(self) -> bool:
+        return not threading.current_thread().name.startswith("distsummary-")
+
+
+# Both are private, and seen in Ray 2.60. `ray.shutdown` calls `disconnect` before it ends what calls need.
+if callable(getattr(ray._private.worker, "disconnect", None)):
+    ray._private.worker.disconnect = _between_calls(ray._private.worker.disconnect)
+if getattr(auto_init_hook, "enable_auto_connect", False) is True:
+    auto_init_hook.enable_auto_connect = _OutsideOwnThreads()
