@@ -26,8 +26,10 @@ OVER = 0.03  # an excess is over only below this, so that one that becomes small
 # Other processes also slow what the thread computes, since caches and cores are shared: seen were factors of
 # up to 1.5 in forward and backward alike, for tens of steps, with hardly any in the optimizer. So what a rank
 # computes in a phase counts as far as its factor is above the largest one of its other phases, of those that
-# take at least SIZEABLE of the step.
+# take at least SIZEABLE of the step, but above 1 + SHARED always: longer batches make forward and backward
+# longer alike.
 COMPUTE = ("forward", "backward", "optimizer", "rest", "data", "recording")
+SHARED = 0.5
 SIZEABLE = 0.1
 CLIP = 0.35  # a single step counts no more than this, so that one long step is no alarm
 SIGMAS = 6.0  # an excess is reported only if it is so many standard errors above its history
@@ -194,7 +196,7 @@ class SlowRanks:
         more = np.where(is_sizeable, computed / np.where(is_sizeable, peers, 1.0) - 1.0, 0.0)
         second, largest = np.moveaxis(np.sort(more, axis=2)[:, :, -2:, None], 2, 0)
         others = np.where(more == largest, second, largest)
-        means[:, :, _COMPUTE] -= np.maximum(others, 0.0) * peers / self._scale
+        means[:, :, _COMPUTE] -= np.clip(others, 0.0, SHARED) * peers / self._scale
         means[(sums[:, 1] - reference[:, None, 0]) < LEAST_MS] = 0.0
         means[len(self._steps) < _SIZES] = 0.0
         return means
