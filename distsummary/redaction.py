@@ -85,6 +85,7 @@ _SHAPES = re.compile(
 _LOGIN = re.compile(r"(?<=\w:/)(/{0,2})[^/\s\"'<>]+@")
 _AFTER = re.compile(
     r"(?i)(?<![\w-])((?:set-)?cookie:\s*)[^\n\"'}]+"
+    r"|(\bcurl\b[^\n|;]*?\s(?:-u|-U|--user|--proxy-user)[\s=]*[\"']?[^\s:\"']+:)[^\s\"']+"
     r"|\b(login\s+\S+\s+password\s+|(?:key|token|password|secret)\s(?:provided|given|received|used):\s)\S+"
 )
 _NAME = re.compile(
@@ -192,7 +193,7 @@ def _command_line(arguments: Sequence[str]) -> Iterator[str]:
 
 def _text(text: str) -> str:
     """The text without what looks like a secret, and without the values of names that are secret."""
-    text, parts, place = _AFTER.sub(rf"\1\2{REDACTED}", _shapes(text)), [], 0
+    text, parts, place = _AFTER.sub(rf"\1\2\3{REDACTED}", _shapes(text)), [], 0
     while match := _NAME.search(text, place):
         parts.append(text[place : match.end()])
         place = match.end()

@@ -77,6 +77,7 @@ VALUES = [  # a text, and the part that must go
     ("auth=('user', 'needle')", "needle"),
     ("Cookie: session=Tr0ub4dor; theme=dark", "Tr0ub4dor"),
     ("machine api.wandb.ai login user password Tr0ub4dor", "Tr0ub4dor"),
+    ("curl -sS -u bob:Tr0ub4dor https://files.example.com/a.tar | tar x", "Tr0ub4dor"),
     ("HTTPSConnectionPool(host='x'): Max retries exceeded with url: /v1?api_key=Tr0ub4dor (Caused by x)",
      "Tr0ub4dor"),
     ("environ({'HOME': '/root', 'HF_TOKEN': 'Tr0ub4dor'})", "Tr0ub4dor"),
