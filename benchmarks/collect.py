@@ -89,8 +89,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = ["| CPU (caller), one call | " + " | ".join(peers) + " |", "|---" * (len(peers) + 1) + "|"]
     for unit in dict.fromkeys(row["unit"] for row in rows):
         cells = [found.get((peer, unit)) for peer in peers]
-        told = [_cell(cell) if cell else "-" for cell in cells]
-        lines.append(f"| {unit} | " + " | ".join(told) + " |")
+        reported = [_cell(cell) if cell else "-" for cell in cells]
+        lines.append(f"| {unit} | " + " | ".join(reported) + " |")
     return "\n".join(lines)
 
 

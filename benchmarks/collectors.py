@@ -179,7 +179,7 @@ def idle_costs(seconds: float) -> dict[str, tuple[float, float]]:
     }
 
 
-def tell(**figures: Any) -> None:
+def report(**figures: Any) -> None:
     """Print a line."""
     print(json.dumps(figures), flush=True)
 
@@ -198,7 +198,7 @@ def compare(given: argparse.Namespace) -> None:
             own = [row for row in rows if row["kind"] == kind]
             costs = sorted(1e6 * cost for row in own for cost in row["costs"])
             medians[kind] = statistics.median(costs)
-            tell(
+            report(
                 figure="step", kind=kind, ranks=given.ranks, p50_us=round(medians[kind], 1),
                 p99_us=round(costs[len(costs) * 99 // 100], 1),
                 process_us=round(statistics.median(row["process_us"] for row in own), 1),
@@ -206,20 +206,20 @@ def compare(given: argparse.Namespace) -> None:
                 start_s=round(statistics.median(row["start_s"] for row in own), 3),
                 dropped=sum(row["dropped"] for row in own),
             )  # fmt: skip
-        tell(figure="step", actor_over_in_process=round(medians["actor"] / medians["in process"], 3))
+        report(figure="step", actor_over_in_process=round(medians["actor"] / medians["in process"], 3))
         [rows] = ds.launch(
             partial(bulk_steps, root, given.bulk_rounds, given.bulk_steps), ranks=1, backend=None
         )
         for kind in ("bare", *KINDS):
             own = [row for row in rows if row["kind"] == kind]
             spans = sorted(span for row in own for span in row["ms"])
-            tell(
+            report(
                 figure="bulk", kind=kind, p50_ms=round(statistics.median(spans), 2),
                 p90_ms=round(spans[len(spans) * 9 // 10], 2),
                 process_ms=round(statistics.median(row["cpu_ms"] for row in own), 2), steps=len(spans),
                 dropped=sum(row["dropped"] for row in own),
             )  # fmt: skip
-    tell(figure="idle", seconds=given.idle_s, **idle_costs(given.idle_s))
+    report(figure="idle", seconds=given.idle_s, **idle_costs(given.idle_s))
     ray.shutdown()
 
 

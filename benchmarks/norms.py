@@ -227,7 +227,7 @@ def rank_of_cost(place: Path) -> dict[str, Any]:
 
 def rank_of_exact(place: Path, rank: int) -> dict[str, Any]:
     """One rank of the command `exact`: the expected norms of each step, by run."""
-    told: dict[str, Any] = {}
+    reported: dict[str, Any] = {}
     for kind in KINDS:
         for precision in ("float32", "float64"):
             training = Training(distributed(kind))
@@ -246,8 +246,8 @@ def rank_of_exact(place: Path, rank: int) -> dict[str, Any]:
                         pair = [getattr(t, "full_tensor", lambda t=t: t)() for t in (one.detach(), one.grad)]
                         norms.append([float(whole.double().norm()) for whole in pair])
                     expected.append(norms)
-            told[f"{kind}_{precision}"] = expected
-    return told if rank == 0 else {}
+            reported[f"{kind}_{precision}"] = expected
+    return reported if rank == 0 else {}
 
 
 def on_ranks(command: str, place: Path) -> list[dict[str, Any]]:
@@ -264,17 +264,17 @@ def on_ranks(command: str, place: Path) -> list[dict[str, Any]]:
 def ranks() -> dict[str, Any]:
     """The command `ranks`."""
     with tempfile.TemporaryDirectory() as place:
-        told = on_ranks("ranks", Path(place))
-    totals = {name: round(sum(one["ms"][name] for one in told), 2) for name in told[0]["ms"]}
-    return {"ms_all_ranks": totals, "collectives_in_3_steps": told[0]["collectives"]}
+        reported = on_ranks("ranks", Path(place))
+    totals = {name: round(sum(one["ms"][name] for one in reported), 2) for name in reported[0]["ms"]}
+    return {"ms_all_ranks": totals, "collectives_in_3_steps": reported[0]["collectives"]}
 
 
 def exact() -> dict[str, Any]:
     """The command `exact`."""
     worst: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as place:
-        told = on_ranks("exact", Path(place))[0]
-        for name, expected in told.items():
+        reported = on_ranks("exact", Path(place))[0]
+        for name, expected in reported.items():
             ds.merge_run(f"{place}/{name}")
             events = read_directory(Path(place, name))
             merged = [v.data for event in events for v in event.values if v.plugin == "norms"]
@@ -337,13 +337,13 @@ def main() -> None:
         rank = int(os.environ["RANK"])
         store = f"file://{given.place}/store"
         torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
-        told = rank_of_cost(given.place) if given.command == "ranks" else rank_of_exact(given.place, rank)
+        reported = rank_of_cost(given.place) if given.command == "ranks" else rank_of_exact(given.place, rank)
         torch.distributed.destroy_process_group()
     elif given.command == "memory":
-        told = memory(given.steps)
+        reported = memory(given.steps)
     else:
-        told = {"cost": cost, "ranks": ranks, "exact": exact, "large": large}[given.command]()
-    print(json.dumps(told))
+        reported = {"cost": cost, "ranks": ranks, "exact": exact, "large": large}[given.command]()
+    print(json.dumps(reported))
 
 
 if __name__ == "__main__":

@@ -76,8 +76,8 @@ def memory(n: int, size: int, directory: str) -> dict[str, Any]:
         weights += 0.001 * rng.standard_normal(size, dtype=np.float32)
         write_ckpt(Path(directory) / f"{k}.ckpt", {"w": weights.reshape(-1, 1000)})
     child = [sys.executable, "-m", "benchmarks.pca", "--child", directory, "--n", str(n)]
-    told = json.loads(subprocess.run(child, check=True, capture_output=True, text=True).stdout)
-    return {"task": "memory", "n": n, "parameters": size, **told}
+    reported = json.loads(subprocess.run(child, check=True, capture_output=True, text=True).stdout)
+    return {"task": "memory", "n": n, "parameters": size, **reported}
 
 
 def child(directory: str, n: int) -> dict[str, Any]:

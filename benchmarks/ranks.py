@@ -111,7 +111,7 @@ def status(ranks: int, calls: int) -> dict[str, float]:
         topologies[1] = replace(topologies[1], pid_start="0")  # no process that runs
         attempt = LocalCoordinator(run_dir).register(topologies[0]).attempt
         for topology in topologies:
-            RankManifest(run_dir, topology).claim(attempt, lambda told: None)
+            RankManifest(run_dir, topology).claim(attempt, lambda reported: None)
             RankManifest(run_dir, topology).beat(attempt, Heartbeat(120, "training", 0.1, None))
         times = []
         for _ in range(calls):

@@ -50,18 +50,18 @@ class Watch:
     """A `progress` callback that keeps what it was told and when."""
 
     def __init__(self, then: Callable[[Progress], None] = lambda progress: None) -> None:
-        self.told: list[tuple[float, Progress]] = []
+        self.reported: list[tuple[float, Progress]] = []
         self._then = then
 
     def __call__(self, progress: Progress) -> None:
         """Note it."""
-        self.told.append((time.monotonic(), progress))
+        self.reported.append((time.monotonic(), progress))
         self._then(progress)
 
     @property
     def seconds(self) -> float:
         """From the first chunk's end to the last's."""
-        return self.told[-1][0] - self.told[0][0]
+        return self.reported[-1][0] - self.reported[0][0]
 
     def points_per_s(self, workers: int) -> float:
         """Between a tenth and nine tenths of the points, when so many workers were at it.
@@ -71,7 +71,7 @@ class Watch:
         """
         known = [
             (now, at)
-            for (now, at), (then, _) in itertools.pairwise(self.told)
+            for (now, at), (then, _) in itertools.pairwise(self.reported)
             if then - now > BURST_S and len(at.by_worker) == workers and 0.1 <= at.done / at.total <= 0.9
         ]
         (start, first), (end, last) = known[0], known[-1]
@@ -127,8 +127,8 @@ def worker_pids() -> list[int]:
 
 def kill_workers(watch: Watch, stop: threading.Event, killed: list[int]) -> None:
     """From the first finished chunk on, until `stop`."""
-    while not stop.wait(KILL_EVERY_S if watch.told else 0.05):
-        if watch.told and (pids := worker_pids()):
+    while not stop.wait(KILL_EVERY_S if watch.reported else 0.05):
+        if watch.reported and (pids := worker_pids()):
             pid = random.choice(pids)
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -183,7 +183,7 @@ def resume_driver(path: Path, size: int) -> dict[str, Any]:
     resumed = Watch()
     grid = draw(path, size, 2, resumed, output)
     expected = draw(path, size, 0, Watch())
-    finished, last = int(killed.stdout), resumed.told[-1][1]
+    finished, last = int(killed.stdout), resumed.reported[-1][1]
     return {
         "points": last.total,
         "finished": finished,

@@ -146,15 +146,15 @@ class Counting(operators.Listener):
         super().__init__(checked_value, lambda: failures)
         self.times: Counter[str] = Counter()
 
-    def hear_number(self, name: str, number: float) -> None:
+    def receive_number(self, name: str, number: float) -> None:
         """A number of eager code."""
         self.times[name] += 1
-        super().hear_number(name, number)
+        super().receive_number(name, number)
 
-    def hear(self, plugin: str, name: str, value: object, *, is_parameter: bool) -> None:
+    def receive(self, plugin: str, name: str, value: object, *, is_parameter: bool) -> None:
         """Another value."""
         self.times[name] += 1
-        super().hear(plugin, name, value, is_parameter=is_parameter)
+        super().receive(plugin, name, value, is_parameter=is_parameter)
 
     def add_read(self, numbers: Any, late: Any) -> None:
         """The numbers of compiled code."""
@@ -338,12 +338,12 @@ def print_costs(rounds: int, backend: str) -> None:
             if mode == "compiled":
                 nets = [torch.compile(net, backend=backend, fullgraph=True) for net in nets]
             costs = []
-            for is_heard in (True, False):
+            for is_listening in (True, False):
                 with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
                     freq = 10**9  # histograms are not due
                     run = stack.enter_context(
                         ds.init(folder, quiet=True, system_metrics=False, collect_freq=freq)
-                        if is_heard
+                        if is_listening
                         else ds.Run()
                     )
                     for net in nets * 2:

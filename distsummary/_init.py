@@ -29,7 +29,7 @@ from distsummary.frameworks.base import framework_of
 from distsummary.identity import as_recorded, without_identity
 from distsummary.joining import coordinator
 from distsummary.run_dir import TIME, RunDir, dated_run_dir, refuse_temporary
-from distsummary.telling import announced
+from distsummary.terminal import announced
 from distsummary.topology import Topology
 from distsummary.training.callbacks import Callback, RunContext, guarded
 from distsummary.training.finite import IGNORE, WARN
@@ -217,7 +217,7 @@ def init(
     if on_alert is not None and role == "train" and topology.rank == 0:
         alerted.append(OnAlert(directory, on_alert, collector.count_failure))
     formats = collector_options.get("formats")
-    told = (
+    reported = (
         []
         if quiet or topology.rank
         else [Announcement(announcement(directory, topology, formats, is_merged=aggregate))]
@@ -226,7 +226,7 @@ def init(
     place = f"{caller.f_code.co_filename}:{caller.f_lineno}"
     own = OpenTraining(directory, topology, place, resumes=initial_step > 0)
     return Run(
-        callbacks=[Claim(own), *others, *alerted, collector, *told],
+        callbacks=[Claim(own), *others, *alerted, collector, *reported],
         network=watch,
         optimizer=optimizer,
         loss_fn=loss_fn,

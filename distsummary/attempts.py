@@ -89,7 +89,7 @@ def note_deaths(
     if state != "lost":
         died["state"] = state
 
-    def told(manifest: Manifest, reason: str) -> str:
+    def shown(manifest: Manifest, reason: str) -> str:
         return without_places(reason) if salt_of(manifest) else reason
 
     def noted(manifest: Manifest) -> dict[str, Manifest]:
@@ -97,7 +97,9 @@ def note_deaths(
         return found
 
     def note(manifest: Manifest) -> None:
-        found = {str(rank): {"reason": redacted(told(manifest, why)), **died} for rank, why in deaths.items()}
+        found = {
+            str(rank): {"reason": redacted(shown(manifest, why)), **died} for rank, why in deaths.items()
+        }
         noted(manifest).update(found | noted(manifest))
 
     run_dir.update_manifest(
@@ -113,12 +115,12 @@ def attempts_seen(run_dir: RunDir, manifest: Manifest, topology: Topology) -> li
     and over the newest of the same start.
     """
     attempts = [entry | {"ranks": {}} for entry in manifest["attempts"] if entry["role"] == topology.role]
-    told = {
+    shown = {
         is_alone: read_ranks(run_dir, topology.role, 1 if is_alone else 2, [topology.rank])
         for is_alone in {entry["world_size"] == 1 for entry in attempts}
     }
     for entry in attempts:
-        entry["ranks"] = entries_of(entry, told[entry["world_size"] == 1])
+        entry["ranks"] = entries_of(entry, shown[entry["world_size"] == 1])
     same_start = [entry for entry in attempts if entry["incarnation"] == topology.incarnation]
     own = str(topology.rank)
     if topology.is_incarnation_unique and any(own not in entry["ranks"] for entry in same_start):
@@ -230,8 +232,8 @@ def choose_attempt(
 
 def end_of_rank(health: Mapping[str, int | str]) -> str:
     """How a rank ended, by its health: failed, interrupted, incomplete or finished."""
-    told = (state for state, key in _STATE_KEYS.items() if health.get(key))
-    return next(told, "finished")
+    shown = (state for state, key in _STATE_KEYS.items() if health.get(key))
+    return next(shown, "finished")
 
 
 def end_of(states: Collection[str]) -> str:

@@ -7,7 +7,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from distsummary.errors import InvalidArgumentError, InvalidTypeError, InvalidValueError
 
-_TOLD = 10  # tags named in a message
+_NAMED = 10  # tags named in a message
 _ALIKE = 0.75  # least difflib ratio at which a name is taken for another one, mistyped
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -69,8 +69,8 @@ def check_recorded(tag: str, known: Collection[str], what: str) -> None:
     """Raise InvalidValueError, which names the nearest, unless `tag` is in `known`, the tags of `what`."""
     if tag not in known:
         near = get_close_matches(tag, known, 3) or sorted(known)
-        more = f" and {len(near) - _TOLD} more" if len(near) > _TOLD else ""
-        names = f"the nearest are {', '.join(near[:_TOLD])}{more}" if near else f"there are no {what}"
+        more = f" and {len(near) - _NAMED} more" if len(near) > _NAMED else ""
+        names = f"the nearest are {', '.join(near[:_NAMED])}{more}" if near else f"there are no {what}"
         raise InvalidValueError(f"tag must be one that was recorded, got {tag!r}; {names}")
 
 

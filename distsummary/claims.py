@@ -146,14 +146,14 @@ def refuse_reuse(run_dir: RunDir, topology: Topology, *, refuse_finished: bool) 
         if known["state"] == "running"
         and rank not in newest.get("deaths", {})  # its launcher saw it die; it may not know on a cut-off host
         and is_alive(known) is None
-        and now - known.get("heard", 0.0) < SILENT_S
+        and now - known.get("last_seen", 0.0) < SILENT_S
         if not known.get("source") == topology.source == "ray.train"
     }
     until = time.monotonic() + FAR_S
     while far and time.monotonic() < until:
         time.sleep(FAR_POLL_S)
         for rank, known in ranks_of(run_dir, newest, [int(rank) for rank in far]).items():
-            if known["state"] == "running" and known["heard"] > far[rank].get("heard", 0.0):
+            if known["state"] == "running" and known["last_seen"] > far[rank].get("last_seen", 0.0):
                 raise RunDirError(_in_use(run_dir, rank, known, topology, newest["attempt"]))
 
 

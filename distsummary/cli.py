@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from distsummary import __version__
 from distsummary.errors import DistSummaryError, InvalidValueError, WorldMismatchError
 from distsummary.extras import require
-from distsummary.interrupts import heeds_interrupts
+from distsummary.interrupts import handles_interrupts
 from distsummary.landscapes.directions import CENTERINGS, DIRECTIONS
-from distsummary.telling import cleaned, clear, printed, telling
+from distsummary.terminal import cleaned, clear, printed, showing_progress
 
 if TYPE_CHECKING:
     from distsummary.landscapes.output.loss_grid import LossGrid
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     options = build_parser().parse_args(arguments)
     try:
-        with heeds_interrupts():
+        with handles_interrupts():
             code = VERBS[options.verb].run(options) or 0
             sys.stdout.flush()
             return code
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         kept = "what was written so far is readable"
         # An interrupted landscape (LandscapeCancelled) keeps its finished points in the journal.
         if any(grid.computed.any() for grid in getattr(stop, "grids", {}).values()):
-            kept += f", and the same command{' without --anew' if options.anew else ''} goes on from there"
+            kept += f", and the same command{' without --fresh' if options.fresh else ''} goes on from there"
         printed(f"distsummary {options.verb}: {str(stop) or 'interrupted'}; {kept}", file=sys.stderr)
         return 130
 
@@ -204,7 +204,7 @@ def demo(options: argparse.Namespace) -> None:
 )
 def merge(options: argparse.Namespace) -> None:
     """Merge the rank directories of a run dir into one run, without Ray."""
-    with telling("merge"):
+    with showing_progress("merge"):
         from distsummary.aggregate.merge import merge_run
 
         report = merge_run(options.run_dir, key_tags=tuple(options.tag))
@@ -302,25 +302,25 @@ def refuse_centring(value: str) -> None:
 def landscape(options: argparse.Namespace) -> None:
     """Draw loss landscapes around the trajectory of a run."""
     with ExitStack() as before_and_after:  # of the points, which tell of themselves
-        before_and_after.enter_context(telling("landscape"))
+        before_and_after.enter_context(showing_progress("landscape"))
         import distsummary as ds
         from distsummary.landscapes.directions.sources import is_single
         from distsummary.landscapes.factory import load_factory
-        from distsummary.landscapes.run.progress import open_teller
+        from distsummary.landscapes.run.progress import progress_callback
         from distsummary.run_dir import RunDir
 
         around = options.run_dir if options.around is None and options.runs is None else options.around
         usual = "pca" if options.runs is not None else "random" if is_single(around) else "pca,random"
         directions = usual if options.directions is None else options.directions
         parts = load_factory(options.factory)
-        tell = open_teller(True, plain=partial(print, file=sys.stderr, flush=True))
+        show = progress_callback(True, plain=partial(print, file=sys.stderr, flush=True))
 
         def progress(now: ds.Progress) -> None:
             before_and_after.close()
-            if tell is not None:
-                tell(now)
+            if show is not None:
+                show(now)
             if now.is_done:
-                before_and_after.enter_context(telling("landscape"))
+                before_and_after.enter_context(showing_progress("landscape"))
 
         grids = ds.landscape_set(
             **parts,
@@ -338,7 +338,7 @@ def landscape(options: argparse.Namespace) -> None:
             gpus_per_worker=options.gpus_per_worker,
             engine=options.engine,
             memory=options.memory,
-            resume=not options.anew,
+            resume=not options.fresh,
             progress=progress,
         )
     if options.json:
@@ -373,7 +373,7 @@ def grid_line(name: str, grid: "LossGrid") -> str:
 @verb(argument("run_dir", metavar="RUN", help="the run dir"), example="status runs/digits")
 def status(options: argparse.Namespace) -> int:
     """Say which rank is in which state, from the run's files; exits with 1 if something is wrong."""
-    with telling("status"):
+    with showing_progress("status"):
         from distsummary.tools.columns import width_of
         from distsummary.tools.status import read_status
         from distsummary.tools.status_text import as_json, text_of
@@ -386,9 +386,9 @@ def status(options: argparse.Namespace) -> int:
 @verb(argument("run_dir", metavar="RUN", help="the run dir"), example="why runs/digits")
 def why(options: argparse.Namespace) -> int:
     """Name the ranks that are slow, stuck or sick, with cause, steps and evidence; exits with 1 if any is."""
-    with telling("why"):
+    with showing_progress("why"):
         from distsummary.aggregate.judging import judged_files
-        from distsummary.diagnosis.alerts import all_hangs, with_told
+        from distsummary.diagnosis.alerts import all_hangs, with_reported
         from distsummary.diagnosis.ends import unreported_end
         from distsummary.run_dir import RunDir
         from distsummary.states import is_over
@@ -399,16 +399,16 @@ def why(options: argparse.Namespace) -> int:
         found = read_status(options.run_dir)  # raises if it is no run
         newest, run_dir = found.run.newest, RunDir(found.run.path)
         judged = judged_files(run_dir)
-        told = with_told(judged.told, run_dir) + all_hangs(run_dir, newest, found.stuck)
-        told += unreported_end(told, newest)
+        reported = with_reported(judged.reported, run_dir) + all_hangs(run_dir, newest, found.stuck)
+        reported += unreported_end(reported, newest)
     took_s = {one.attempt: lasted_s(one, found.now) for one in found.run.attempts if one.role == "train"}
     ranks = 0 if newest is None else newest.world_size
     ended = newest is not None and is_over(newest)
     width = width_of(sys.stdout, WIDTH)
-    text = text_of(told, ranks, max(took_s, default=0), is_over=ended, lasted_s=took_s, width=width)
+    text = text_of(reported, ranks, max(took_s, default=0), is_over=ended, lasted_s=took_s, width=width)
     steps = judged.steps, judged.abstained
-    printed(json.dumps(as_json(told, *steps)) if options.json else "\n".join([text, *abstaining(*steps)]))
-    return int(bool(told))
+    printed(json.dumps(as_json(reported, *steps)) if options.json else "\n".join([text, *abstaining(*steps)]))
+    return int(bool(reported))
 
 
 def _seconds(text: str) -> float:
@@ -446,7 +446,7 @@ def watch(options: argparse.Namespace) -> int:
 )
 def runs(options: argparse.Namespace) -> None:
     """List the runs below a directory, the newest first."""
-    with telling("runs"):
+    with showing_progress("runs"):
         from distsummary.tools.columns import width_of
         from distsummary.tools.runs import WIDTH, find_runs, text_of
 
@@ -472,7 +472,7 @@ def runs(options: argparse.Namespace) -> None:
 )
 def dump(options: argparse.Namespace) -> None:
     """Print every value in event files, one JSON object per line."""
-    with telling("dump"):
+    with showing_progress("dump"):
         from distsummary.tools.dump import dump, to_line
         from distsummary.tools.model_graph import model_graph
 
@@ -496,7 +496,7 @@ def dump(options: argparse.Namespace) -> None:
 )
 def show(options: argparse.Namespace) -> None:
     """Show a run on one screen: state, config, code, data, curves, and what is missing."""
-    with telling("show"):
+    with showing_progress("show"):
         from distsummary.runs.recorded_run import open_run
         from distsummary.runs.show import overview, text_of
         from distsummary.tools.columns import width_of
@@ -516,7 +516,7 @@ def show(options: argparse.Namespace) -> None:
 )
 def compare(options: argparse.Namespace) -> None:
     """Say what differs between two runs in config, code and data, and where their curves part."""
-    with telling("compare"):
+    with showing_progress("compare"):
         from distsummary.runs.compare import compare, text_of
         from distsummary.runs.recorded_run import open_run
         from distsummary.tools.columns import width_of
@@ -550,7 +550,7 @@ def _rank(text: str) -> int | str:
 )
 def export(options: argparse.Namespace) -> None:
     """Write the scalars of a run as a table: rank, attempt, step, wall_time, tag, value."""
-    with telling("export"):
+    with showing_progress("export"):
         from distsummary.runs.export import export
 
         path, rows = export(options.run_dir, options.to, out=options.out, tag=options.tag, rank=options.rank)
@@ -578,7 +578,7 @@ def export(options: argparse.Namespace) -> None:
 )
 def report(options: argparse.Namespace) -> None:
     """Write the page of a run as one HTML file: verdicts, curves, heat maps of ranks and steps, timeline."""
-    with telling("report"):
+    with showing_progress("report"):
         from distsummary.view.report import report
 
         path = report(
@@ -638,7 +638,7 @@ def serve(options: argparse.Namespace) -> None:
 )
 def fsck(options: argparse.Namespace) -> int:
     """Report every file that is damaged or would break a viewer; exits with 0 if there is none."""
-    with telling("fsck"):
+    with showing_progress("fsck"):
         from distsummary.tools.fsck import fsck
 
         report = fsck(options.directory, repair=options.repair)
@@ -669,7 +669,7 @@ def fsck(options: argparse.Namespace) -> int:
 )
 def convert(options: argparse.Namespace) -> None:
     """Write event files in the other dialect, for directories that have only one."""
-    with telling("convert"):
+    with showing_progress("convert"):
         from distsummary.tools.convert import convert
 
         report = convert(options.directory, to=options.to, out=options.out)

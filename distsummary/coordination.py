@@ -46,7 +46,7 @@ from distsummary.claims import claimed_twice, refuse_other_world, refuse_reuse_o
 from distsummary.deal import Deal, Heartbeat, deals_in
 from distsummary.errors import RunDirError
 from distsummary.publish import file_system_time
-from distsummary.rank_manifest import RankManifest, Told, ranks_of
+from distsummary.rank_manifest import RankEntries, RankManifest, ranks_of
 from distsummary.run_dir import Manifest, RunDir
 from distsummary.topology import Topology
 
@@ -57,7 +57,7 @@ CLAIMS = 3  # a rank that another process takes at the same moment chooses its a
 class Listener(Protocol):
     """Hears, while the ranks train, what a collector has written; can be pickled."""
 
-    def tell(self, digest: Any) -> None:
+    def report(self, digest: Any) -> None:
         """Hear a `Digest`. Never waits and never raises: what is not heard is in the files."""
 
     def settle(self, timeout_s: float) -> None:
@@ -152,8 +152,8 @@ class LocalCoordinator:
         Raises RunDirError if the file cannot be written, or names another process as the rank.
         """
 
-        def check(told: Told) -> None:
-            known = told.entry(attempt)
+        def check(record: RankEntries) -> None:
+            known = record.entry(attempt)
             if known is not None and known.get("session") != topology.session:
                 raise _RankTakenError(claimed_twice(self.run_dir, known, topology, attempt))
 

@@ -28,7 +28,7 @@ from distsummary.runs.deals import deal_lines
 from distsummary.runs.facts import facts
 from distsummary.runs.show import fact_text
 from distsummary.states import read_run
-from distsummary.telling import Estimate
+from distsummary.terminal import Estimate
 from distsummary.view.report import report as write_report
 
 BATCH = 16

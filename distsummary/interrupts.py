@@ -130,9 +130,9 @@ class StepInterrupts:
         self.let_go()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self._guard.call("Ctrl-C", self._heed, number, frame)
+        self._guard.call("Ctrl-C", self._act_on, number, frame)
 
-    def _heed(self, number: int, frame: FrameType | None) -> None:
+    def _act_on(self, number: int, frame: FrameType | None) -> None:
         now_s = time.monotonic()
         is_held = self._is_held and os.getpid() == self._pid
         if not is_held or (self._first_s is not None and now_s - self._first_s >= AGAIN_S):
@@ -146,7 +146,7 @@ class StepInterrupts:
 
 
 @contextmanager
-def heeds_interrupts() -> Iterator[None]:
+def handles_interrupts() -> Iterator[None]:
     """Context manager or decorator for long work: no KeyboardInterrupt gets lost in the block.
 
     Python raises KeyboardInterrupt wherever the main thread happens to be. In a `__del__` or in the callback

@@ -23,7 +23,7 @@ from distsummary.checks import check_choice, check_int, check_type
 from distsummary.cluster import check_reachable, reachable_cluster, start_local
 from distsummary.errors import InvalidTypeError, InvalidValueError, RanksFailedError
 from distsummary.extras import require
-from distsummary.interrupts import heeds_interrupts
+from distsummary.interrupts import handles_interrupts
 from distsummary.launching.actor_output import RankOutput, plain_prefixes, say_last
 from distsummary.launching.failures import (
     STOPPED,
@@ -31,12 +31,12 @@ from distsummary.launching.failures import (
     Trace,
     death,
     ended_by,
-    exits_are_told,
+    error_lines,
     memory_kills,
     raised,
     read_trace,
+    reporting_exits,
     stderr_path,
-    told,
 )
 from distsummary.launching.stages import Stages, say
 from distsummary.tools.columns import named
@@ -54,7 +54,7 @@ MAX_HOSTS = 16  # that are listed at the start
 LEAVE_S = 60.0  # how long a rank's exit handlers may take
 
 
-@heeds_interrupts()
+@handles_interrupts()
 def launch(
     train_fn: Callable[[], Result],
     *,
@@ -224,7 +224,7 @@ class _Rank:
     def run(self, train_fn: Callable[[], Any], is_connected: bool) -> Any:
         """Call the training function as this rank, and leave torch.distributed."""
         try:
-            with exits_are_told():
+            with reporting_exits():
                 try:
                     return train_fn()
                 finally:
@@ -242,11 +242,11 @@ class _Rank:
             sys.last_value = error  # tells exit handlers that the process failed, as the interpreter would do
             raise
 
-    def leave(self, is_heard: bool) -> None:
+    def leave(self, is_received: bool) -> None:
         """Run the exit handlers before Ray ends this actor, while they can still reach other actors."""
         atexit.unregister(ray.shutdown)  # the answer to this call still needs Ray
         atexit._run_exitfuncs()
-        if is_heard:
+        if is_received:
             say_last()
 
 
@@ -388,7 +388,7 @@ def _wait(
     ]
     if deaths is not None:
         deaths |= {one.rank: one.text for one in failures if one.rank in dead or one.kind == STOPPED}
-    raise RanksFailedError(told(failures))
+    raise RanksFailedError(error_lines(failures))
 
 
 def _interrupt(running: list[Any], places: Sequence[Place]) -> None:

@@ -39,14 +39,14 @@ _locks: dict[Path, threading.Lock] = {}  # a rank's threads change its file in t
 os.register_at_fork(after_in_child=_locks.clear)  # a thread of the parent may have held one
 
 
-class Told(NamedTuple):
+class RankEntries(NamedTuple):
     """What a rank's file says: the entries of its attempts.
 
     `heard`: when it was last written, in seconds since the epoch by the file system's clock. `shown_ns`: when
     it got its name, and so could be seen, in nanoseconds. `error`: why it cannot be read; empty if it was.
     """
 
-    heard: float
+    last_seen: float
     attempts: list[Manifest]
     error: str = ""
     shown_ns: int = 0
@@ -67,7 +67,7 @@ class RankManifest:
         self._directory = run_dir.writer_dir(topology.role, topology.rank, topology.world_size)
         self.path = self._directory / RANK_MANIFEST
 
-    def claim(self, attempt: int, check: Callable[[Told], None]) -> None:
+    def claim(self, attempt: int, check: Callable[[RankEntries], None]) -> None:
         """Enter this process as the rank of an attempt, in state running.
 
         `check` is called with what the file says, and raises if another living process is the rank. Of two
@@ -88,16 +88,16 @@ class RankManifest:
             ) from error
         try:
             with self._turn():
-                told = self._read()
-                check(told)
-                self._write(told.attempts, attempt, lambda entry, now: None)
+                record = self._read()
+                check(record)
+                self._write(record.attempts, attempt, lambda entry, now: None)
         finally:
             lock.release()
 
     def beat(self, attempt: int, heartbeat: Heartbeat) -> None:
         """Tell a heartbeat, unless the rank has told its end or a later attempt of the rank has begun."""
 
-        def tell(entry: Manifest, now: float) -> None:
+        def report(entry: Manifest, now: float) -> None:
             entry["heartbeat"] = {"time": now, **heartbeat._asdict()}
 
         with self._turn():
@@ -105,7 +105,7 @@ class RankManifest:
             if attempts and attempts[-1]["attempt"] > attempt:
                 return
             if all(entry["attempt"] != attempt or entry["state"] == "running" for entry in attempts):
-                self._write(attempts, attempt, tell)
+                self._write(attempts, attempt, report)
 
     def leave(self, attempt: int, state: str, *, error: str, health: Mapping[str, int | str]) -> None:
         """Tell how the rank ended, and as `step` in its health the newest step, which ends the heartbeats.
@@ -113,7 +113,7 @@ class RankManifest:
         Raises InvalidValueError if the rank never claimed its place in the attempt.
         """
 
-        def tell(entry: Manifest, now: float) -> None:
+        def report(entry: Manifest, now: float) -> None:
             entry.update(state=state, ended=now, error=error, health=dict(health))
             if "step" in health:
                 entry["heartbeat"] |= {"time": now, "step": health["step"]}
@@ -125,13 +125,13 @@ class RankManifest:
                     f"rank {self._topology.rank} never joined attempt {attempt} of role "
                     f"{self._topology.role}; register it first"
                 )
-            self._write(attempts, attempt, tell, is_durable=True)
+            self._write(attempts, attempt, report, is_durable=True)
 
     def _turn(self) -> threading.Lock:
         return _locks.setdefault(self.path, threading.Lock())
 
-    def _read(self) -> Told:
-        return read_told(self._directory) or Told(0.0, [])
+    def _read(self) -> RankEntries:
+        return read_entries(self._directory) or RankEntries(0.0, [])
 
     def _write(
         self,
@@ -187,7 +187,7 @@ def encoded(role: str, rank: int, attempts: Iterable[Manifest]) -> bytes:
     return json.dumps({"format": FORMAT, "role": role, "rank": rank, "attempts": [*attempts]}).encode()
 
 
-def read_told(directory: Path) -> Told | None:
+def read_entries(directory: Path) -> RankEntries | None:
     """What the file of the rank in a directory says; None if there is none.
 
     Raises DamagedFileError, or RunDirError if the operating system cannot read it.
@@ -204,12 +204,14 @@ def read_told(directory: Path) -> Told | None:
     found = parse_json(data, RankRecord, name=str(path), remedy=_REMEDY)
     if found["format"] != FORMAT:
         raise damaged(str(path), f"is not the manifest of a rank in format {FORMAT}", _REMEDY)
-    return Told(stat.st_mtime, found["attempts"], shown_ns=stat.st_ctime_ns)  # a rename changes the ctime
+    return RankEntries(
+        stat.st_mtime, found["attempts"], shown_ns=stat.st_ctime_ns
+    )  # a rename changes the ctime
 
 
 def read_ranks(
     run_dir: RunDir, role: str, world_size: int, ranks: Collection[int] | None = None
-) -> dict[int, Told]:
+) -> dict[int, RankEntries]:
     """Rank -> what its file says, for those that have one.
 
     Args:
@@ -223,7 +225,7 @@ def read_ranks(
     else:
         places = {rank: run_dir.writer_dir(role, rank, world_size) for rank in ranks}
     found = zip(places, read_each(_read_one, [*places.values()]), strict=True)
-    return {rank: told for rank, told in found if told is not None}
+    return {rank: record for rank, record in found if record is not None}
 
 
 def ranks_of(run_dir: RunDir, attempt: Manifest, ranks: Collection[int] | None = None) -> dict[str, Manifest]:
@@ -234,22 +236,22 @@ def ranks_of(run_dir: RunDir, attempt: Manifest, ranks: Collection[int] | None =
     return entries_of(attempt, read_ranks(run_dir, attempt["role"], attempt["world_size"], ranks))
 
 
-def entries_of(attempt: Manifest, told: Mapping[int, Told]) -> dict[str, Manifest]:
+def entries_of(attempt: Manifest, record: Mapping[int, RankEntries]) -> dict[str, Manifest]:
     """See `ranks_of`; `told` is what `read_ranks` returned for the attempt's role and world size."""
     found: dict[str, Manifest] = {}
-    for rank, one in told.items():
+    for rank, one in record.items():
         entry = one.entry(attempt["attempt"])
         if rank >= attempt["world_size"]:
             continue
         if entry is not None:
-            found[str(rank)] = entry | {"heard": one.heard, "shown_ns": one.shown_ns}
+            found[str(rank)] = entry | {"last_seen": one.last_seen, "shown_ns": one.shown_ns}
         elif one.error:
-            found[str(rank)] = {"state": "unknown", "error": one.error, "heard": 0.0, "shown_ns": 0}
+            found[str(rank)] = {"state": "unknown", "error": one.error, "last_seen": 0.0, "shown_ns": 0}
     return found
 
 
-def _read_one(directory: Path) -> Told | None:
+def _read_one(directory: Path) -> RankEntries | None:
     try:
-        return read_told(directory)
+        return read_entries(directory)
     except DistSummaryError as error:
-        return Told(0.0, [], str(error))
+        return RankEntries(0.0, [], str(error))

@@ -203,7 +203,7 @@ class AlertRecord(TypedDict):
     since_step: Whole
     until_step: Whole | None
     evidence: NotRequired[str]
-    first_told_step: NotRequired[Whole]
+    reported_step: NotRequired[Whole]
     attempt: NotRequired[Whole]
     time: NotRequired[Time]
     lost_s: NotRequired[Span]

@@ -74,20 +74,20 @@ class SiblingRun(RunDir):
     def read_manifest(self) -> Manifest:
         """The manifest of PREFIX, with the attempts that the ranks know."""
         own = super().read_manifest()
-        told = [RunDir(path).read_manifest() for path in self.siblings.values()]
+        reported = [RunDir(path).read_manifest() for path in self.siblings.values()]
         attempts: dict[tuple[str, int], Manifest] = {}
-        for entry in (entry for manifest in told for entry in manifest["attempts"]):
+        for entry in (entry for manifest in reported for entry in manifest["attempts"]):
             own_facts = {key: fact for key, fact in entry.items() if key not in _OF_ITS_MERGE}
             known = attempts.setdefault((entry["role"], entry["attempt"]), own_facts)
             known["started"] = min(known.get("started", 0.0), entry.get("started", 0.0))
             if deaths := {**entry.get("deaths", {}), **known.get("deaths", {})}:
                 known["deaths"] = deaths
-        created = [manifest["created"] for manifest in told if manifest.get("created")]
+        created = [manifest["created"] for manifest in reported if manifest.get("created")]
         if not self._is_nested:
             created = [begun for path in self.siblings.values() if (begun := _begun(path))]
         own["attempts"] = [attempts[key] for key in sorted(attempts)] or own["attempts"]
         own["created"] = min(created, default=own["created"])
-        if any(map(salt_of, told)):
+        if any(map(salt_of, reported)):
             own[KEY] = False
         return own
 
@@ -189,10 +189,10 @@ def _mixed(run: RunDir, texts: list[str]) -> RunDirError:
 
 def _differences(ranks: Mapping[int, _Sibling]) -> list[str]:
     """What the manifests of nested siblings tell differently of the same attempt."""
-    told: dict[tuple[str, int], tuple[Path, Manifest]] = {}
+    reported: dict[tuple[str, int], tuple[Path, Manifest]] = {}
     for one in ranks.values():
         for entry in one.manifest["attempts"]:
-            first, known = told.setdefault((entry["role"], entry["attempt"]), (one.path, entry))
+            first, known = reported.setdefault((entry["role"], entry["attempt"]), (one.path, entry))
             is_masked = any(salt_of(found.manifest) for found in ranks.values())  # each with a key of its own
             for key in ("world_size",) if is_masked else ("world_size", "incarnation"):
                 if entry[key] != known[key]:
@@ -219,8 +219,8 @@ def _plain_differences(ranks: Mapping[int, _Sibling]) -> list[str]:
     )
     lineages = {path: read_lineage(path) for path in places}
     for name, field in fields:
-        told = {path: value for path in places if (value := field(lineages[path]))}
-        values = [*told.items()]
+        reported = {path: value for path in places if (value := field(lineages[path]))}
+        values = [*reported.items()]
         for path, value in values[1:]:
             if value != values[0][1]:
                 return [f"{values[0][0]} has the {name} {values[0][1]!r} and {path} {value!r}"]

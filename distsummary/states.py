@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from distsummary.attempts import TRAINED, newest_attempt
 from distsummary.consequences import follows_from_another
 from distsummary.publish import file_system_time
-from distsummary.rank_manifest import SILENT_S, Told, read_ranks
+from distsummary.rank_manifest import SILENT_S, RankEntries, read_ranks
 from distsummary.run_dir import Manifest, RunDir
 from distsummary.topology import is_alive
 
@@ -73,7 +73,7 @@ class RankState:
     step_s: float = 0.0
     own_ms: float | None = None
     wait_ms: float | None = None
-    heard_s: float = 0.0
+    last_seen_s: float = 0.0
     lost_since: float | None = None
     error: str = ""
     reason: str = ""
@@ -143,12 +143,12 @@ def read_run(run_dir: RunDir | str | os.PathLike[str], *, now: float | None = No
     if not manifest["run_id"]:
         run.refuse_removed_manifest()
     entries: list[Manifest] = manifest["attempts"]
-    told: dict[tuple[str, bool], dict[int, Told]] = {}
+    record: dict[tuple[str, bool], dict[int, RankEntries]] = {}
     for role, is_alone in {(entry["role"], entry["world_size"] == 1) for entry in entries}:
-        told[role, is_alone] = read_ranks(run, role, 1 if is_alone else 2)
+        record[role, is_alone] = read_ranks(run, role, 1 if is_alone else 2)
     now = file_system_time(run.base) if now is None else now
     attempts = tuple(
-        _attempt(entry, entries, told[entry["role"], entry["world_size"] == 1], now) for entry in entries
+        _attempt(entry, entries, record[entry["role"], entry["world_size"] == 1], now) for entry in entries
     )
     deciding = newest_attempt(manifest) or newest_attempt(manifest, "eval")
     newest = attempts[entries.index(deciding)] if deciding else None
@@ -174,14 +174,16 @@ def is_over(attempt: AttemptState) -> bool:
     return bool(attempt.ranks) and all(rank.state != "running" for rank in attempt.ranks)
 
 
-def _attempt(entry: Manifest, entries: list[Manifest], told: Mapping[int, Told], now: float) -> AttemptState:
+def _attempt(
+    entry: Manifest, entries: list[Manifest], record: Mapping[int, RankEntries], now: float
+) -> AttemptState:
     later = [
         other for other in entries if other["role"] == entry["role"] and other["attempt"] > entry["attempt"]
     ]
     is_replaced = any(other["incarnation"] != entry["incarnation"] for other in later)
     deaths: Mapping[str, Any] = entry.get("deaths") or {}
     ranks, failures = [], []
-    for rank, one in sorted(told.items()):
+    for rank, one in sorted(record.items()):
         found = one.entry(entry["attempt"])
         if rank >= entry["world_size"] or (found is None and not one.error):
             continue
@@ -202,7 +204,7 @@ def _attempt(entry: Manifest, entries: list[Manifest], told: Mapping[int, Told],
     unseen = {one.rank for one in ranks if is_silent(one) and str(one.rank) not in deaths}
     if failures or any(one.state == "interrupted" for one in ranks):  # which may follow from the death
         silent = [one for one in ranks if one.rank in unseen]
-        failures += [Failure(one.rank, one.reason, now - one.heard_s) for one in silent]
+        failures += [Failure(one.rank, one.reason, now - one.last_seen_s) for one in silent]
 
     def precedence(failure: Failure) -> tuple[bool, bool, float]:
         """What follows from the end of another rank comes last, also if it was told before that end was seen.
@@ -241,20 +243,27 @@ def _state_of(entry: Manifest, ranks: Collection[RankState], *, is_replaced: boo
     ):
         states.discard("failed")  # these ranks only lost the connection to one that was interrupted
     stopped = [one for one in ranks if one.state == "interrupted"]
-    silent_s = max((one.heard_s for one in ranks if is_silent(one)), default=0.0)
-    if all(one.error.startswith(TERMINATED) and one.heard_s < silent_s for one in stopped):
+    silent_s = max((one.last_seen_s for one in ranks if is_silent(one)), default=0.0)
+    if all(one.error.startswith(TERMINATED) and one.last_seen_s < silent_s for one in stopped):
         states.discard("interrupted")  # their launcher ended these ranks because another one had died
     return next((state for state in STATES if state in states), "finished")
 
 
 def _rank(
-    entry: Manifest, found: Manifest, told: Told, death: Mapping[str, Any], is_replaced: bool, now: float
+    entry: Manifest,
+    found: Manifest,
+    record: RankEntries,
+    death: Mapping[str, Any],
+    is_replaced: bool,
+    now: float,
 ) -> RankState:
     beat: Mapping[str, Any] = found["heartbeat"]
-    is_newest = found is told.attempts[-1]
+    is_newest = found is record.attempts[-1]
     recorded = float(found.get("ended") or beat.get("time") or found.get("started") or 0.0)
-    heard = told.heard if is_newest else recorded  # the file has been written since, for a later attempt
-    heard_s = max(0.0, now - heard)
+    last_seen = (
+        record.last_seen if is_newest else recorded
+    )  # the file has been written since, for a later attempt
+    last_seen_s = max(0.0, now - last_seen)
     state, reason = found["state"], str(death.get("reason", ""))
     if state == "running":
         if is_replaced or not is_newest:
@@ -264,12 +273,12 @@ def _rank(
             state = str(death.get("state", "lost"))
         elif is_alive(found) is False:
             state, reason = "lost", _gone(found)
-        elif heard_s > LOST_S:
+        elif last_seen_s > LOST_S:
             state, reason = "lost", SILENT
     elif state in TRAINED:
         reason = str(found["health"].get("missing", ""))
-    if state != "running" and 0 < recorded < heard:  # a copy of the run has files that are newer than it
-        heard, heard_s = recorded, max(0.0, now - recorded)
+    if state != "running" and 0 < recorded < last_seen:  # a copy of the run has files that are newer than it
+        last_seen, last_seen_s = recorded, max(0.0, now - recorded)
     return RankState(
         role=entry["role"],
         rank=found["rank"],
@@ -280,8 +289,8 @@ def _rank(
         step_s=float(beat.get("step_s") or 0.0),
         own_ms=beat.get("own_ms"),
         wait_ms=beat.get("wait_ms"),
-        heard_s=heard_s,
-        lost_since=heard if state == "lost" else None,
+        last_seen_s=last_seen_s,
+        lost_since=last_seen if state == "lost" else None,
         error=str(found.get("error") or ""),
         reason=reason,
         host=found["host"],

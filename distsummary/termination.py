@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 NUMBERS = (signal.SIGTERM, signal.SIGHUP)
 # Launchers send SIGKILL after 30 s (torchrun, Slurm, Kubernetes) or 10 s (docker, by default).
 END_S = 20.0  # after this the process dies of the signal
-TELL_S = 5.0  # how long those have of it that wait for the end of the step
+REPORT_S = 5.0  # how long those have of it that wait for the end of the step
 STEP_S = 4.5  # how long they wait
 _CALLED = 0x80  # marks a number that the handler wrote; other numbers come from Python's wakeup descriptor
 _STOP = b"\0"
@@ -39,7 +39,7 @@ class Terminated(KeyboardInterrupt):
         return self._begun + END_S - time.monotonic()
 
 
-def tell_termination(tell: Callable[[Terminated], None], *, at_step_end: bool = False) -> Callable[[], None]:
+def on_termination(report: Callable[[Terminated], None], *, at_step_end: bool = False) -> Callable[[], None]:
     """Call `tell` in a thread of its own when SIGTERM or SIGHUP ends this process; returns how to stop that.
 
     The training is not disturbed: nothing is raised in it, it goes on until `tell` has returned (or 20 s have
@@ -55,15 +55,15 @@ def tell_termination(tell: Callable[[Terminated], None], *, at_step_end: bool = 
     """
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and os.getpid() != 1:
-        _listener.add(tell, at_step_end)
-    return lambda: _listener.remove(tell)
+        _listener.add(report, at_step_end)
+    return lambda: _listener.remove(report)
 
 
 class _Listener:
     """The handlers, and the thread that acts for them: the main thread may hang or hold any lock."""
 
     def __init__(self) -> None:
-        self._tells: list[tuple[Callable[[Terminated], None], bool]] = []
+        self._callbacks: list[tuple[Callable[[Terminated], None], bool]] = []
         self._handled: list[signal.Signals] = []
         self._reader = self._writer = -1
         self._thread: threading.Thread | None = None
@@ -72,7 +72,7 @@ class _Listener:
         self._masks = threading.local()
         self._handler = self._handle  # one object, to be recognised
 
-    def add(self, tell: Callable[[Terminated], None], at_step_end: bool) -> None:
+    def add(self, report: Callable[[Terminated], None], at_step_end: bool) -> None:
         """In the main thread: listen, if there is a signal whose default action would end the process."""
         free = [number for number in NUMBERS if signal.getsignal(number) is signal.SIG_DFL]
         if free and self._writer < 0:
@@ -89,16 +89,16 @@ class _Listener:
             known = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
             if known not in (-1, self._writer):  # an event loop's
                 signal.set_wakeup_fd(known)
-        self._tells.append((tell, at_step_end))
+        self._callbacks.append((report, at_step_end))
 
-    def remove(self, tell: Callable[[Terminated], None]) -> None:
+    def remove(self, report: Callable[[Terminated], None]) -> None:
         """Stop listening if nobody else listens; outside of the main thread the handlers have to stay."""
-        found = [each for each in self._tells if each[0] == tell]
+        found = [each for each in self._callbacks if each[0] == report]
         if not found:
             return
-        self._tells.remove(found[0])
+        self._callbacks.remove(found[0])
         is_main = threading.current_thread() is threading.main_thread()
-        if self._tells or self._thread is None or (self._is_ending and not is_main):
+        if self._callbacks or self._thread is None or (self._is_ending and not is_main):
             return
         os.write(self._writer, _STOP)
         self._thread.join(END_S)  # for ever, if a signal is ending the process
@@ -119,9 +119,9 @@ class _Listener:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         """The handler; also called by a later handler of the user's that passes the signal on."""
-        self.guard.call("the handler of signals", self._heed, number)
+        self.guard.call("the handler of signals", self._act_on, number)
 
-    def _heed(self, number: int) -> None:
+    def _act_on(self, number: int) -> None:
         if self._thread is None:
             die(number)
         with suppress(BlockingIOError):  # the pipe is full of signals
@@ -138,9 +138,9 @@ class _Listener:
     def _end(self, number: int) -> None:
         self._is_ending = True
         error = Terminated(signal.Signals(number).name)
-        first = [tell for tell, at_step_end in self._tells if at_step_end]
-        _call_each(first, error, TELL_S)
-        last = [tell for tell, at_step_end in self._tells if not at_step_end]
+        first = [report for report, at_step_end in self._callbacks if at_step_end]
+        _call_each(first, error, REPORT_S)
+        last = [report for report, at_step_end in self._callbacks if not at_step_end]
         _call_each(last, error, error.left_s)
         die(number)
 
@@ -158,7 +158,7 @@ class _Listener:
 
     def after_fork_in_child(self) -> None:
         """The child is not the run: it dies of a signal at once."""
-        self._tells, self._thread = [], None
+        self._callbacks, self._thread = [], None
         if self._writer >= 0:
             self._restore()
         self.after_fork_in_parent()
@@ -170,16 +170,16 @@ def die(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-def _call_each(tells: list[Callable[[Terminated], None]], error: Terminated, wait_s: float) -> None:
+def _call_each(callbacks: list[Callable[[Terminated], None]], error: Terminated, wait_s: float) -> None:
     """Call functions, each in a thread, and wait for them; if they hang, no longer than `wait_s`."""
     threads = [
         threading.Thread(
-            target=_listener.guard.wrap(f"recording the end by {error}", tell),
+            target=_listener.guard.wrap(f"recording the end by {error}", report),
             args=(error,),
             name="distsummary-end",
             daemon=True,
         )
-        for tell in tells
+        for report in callbacks
     ]
     deadline = time.monotonic() + wait_s
     for thread in threads:

@@ -142,9 +142,9 @@ def train(given: argparse.Namespace) -> int:
     }
     launch.run(cells.RANK, plan, given.launcher)
     for rank in range(given.ranks):
-        told = json.loads(Path(f"{given.run_dir}-rank{rank}.json").read_text())
-        print(f"rank {rank}: own {told['own_ms']:.1f} ms, wall {told['wall_ms']:.1f} ms a step")
-        for episode in told["done"]:
+        measured = json.loads(Path(f"{given.run_dir}-rank{rank}.json").read_text())
+        print(f"rank {rank}: own {measured['own_ms']:.1f} ms, wall {measured['wall_ms']:.1f} ms a step")
+        for episode in measured["done"]:
             print(f"  {episode}")
     for alert in reported(str(given.run_dir)):
         print(json.dumps(alert))

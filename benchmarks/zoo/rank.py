@@ -29,12 +29,12 @@ def train(plan: dict[str, Any]) -> None:
     faults = Faults(plan["episodes"], rank)
     job = Job(plan["run_dir"], plan["size"], plan["steps"], faults)
     TRAININGS[plan["training"]](job)
-    told = {
+    reported = {
         "own_ms": statistics.median(faults.own_ms),
         "wall_ms": statistics.median(faults.wall_ms),
         "done": faults.done,
     }
-    Path(f"{plan['run_dir']}-rank{rank}.json").write_text(json.dumps(told))
+    Path(f"{plan['run_dir']}-rank{rank}.json").write_text(json.dumps(reported))
     torch.distributed.barrier()
 
 

@@ -24,14 +24,14 @@ def line(row: Row) -> str:
         return f"batches of {row['size']}"
     if family == "hang":
         names = ("rank_right", "collective_right", "line_right", "why_right")
-        told = ", ".join(f"{name} {row[name]}" for name in names)
-        return f"{told}; {row['delay_s']} s, {len(row['others'])} others"
+        reported = ", ".join(f"{name} {row[name]}" for name in names)
+        return f"{reported}; {row['delay_s']} s, {len(row['others'])} others"
     if family == "cost":
         return f"{row['thread_us']} + {row['others_us']} us of {row['step_us']} us: {row['share']:.2%}"
     if "right" in row:
         return f"{row['right']} of {row['count']}"
-    told = Counter(episode["outcome"] for episode in row["episodes"])
-    found = ", ".join(f"{count} {outcome}" for outcome, count in sorted(told.items())) or "no episodes"
+    reported = Counter(episode["outcome"] for episode in row["episodes"])
+    found = ", ".join(f"{count} {outcome}" for outcome, count in sorted(reported.items())) or "no episodes"
     return (
         f"{found}; {row['false_intervals']} false in {row['clean_steps']} clean steps; "
         f"own {min(row['own_ms']):.1f} to {max(row['own_ms']):.1f} ms of {row['wall_ms']:.0f} ms"
@@ -139,10 +139,15 @@ def _false(row: Row | None, total: Counter[str], which: str) -> list[object]:
 def _outcomes(row: Row | None, total: Counter[str]) -> list[object]:
     if row is None:
         return [MISSING] * 4
-    told = Counter(episode["outcome"] for episode in row["episodes"])
-    total.update(told)
+    reported = Counter(episode["outcome"] for episode in row["episodes"])
+    total.update(reported)
     total["episodes"] += len(row["episodes"])
-    return [f"{told['right']} of {len(row['episodes'])}", told["late"], told["missed"], told["wrong"]]
+    return [
+        f"{reported['right']} of {len(row['episodes'])}",
+        reported["late"],
+        reported["missed"],
+        reported["wrong"],
+    ]
 
 
 def _busy(row: Row | None, total: Counter[str]) -> str:
@@ -163,11 +168,13 @@ def _causes(rows: Rows) -> str:
     for cause in causes:
         found = [one for name in TRAININGS if (row := rows.get(f"slow/{name}")) for one in _of(row, cause)]
         if found:
-            told = Counter(one["outcome"] for one in found)
+            reported = Counter(one["outcome"] for one in found)
             delays = [one["delay"] for one in found if one["delay"] is not None]
             times = f"{statistics.median(delays):g}, {max(delays)}" if delays else MISSING
-            right = f"{told['right']} of {len(found)}"
-            lines.append([", ".join(cause), right, told["late"], told["missed"], told["wrong"], times])
+            right = f"{reported['right']} of {len(found)}"
+            lines.append(
+                [", ".join(cause), right, reported["late"], reported["missed"], reported["wrong"], times]
+            )
     for name in TRAININGS:
         if (row := rows.get(f"slow/{name}")) is not None:
             mine.append([name, *(_cause(row, cause) for cause in causes)])
@@ -198,15 +205,15 @@ def _small(rows: Rows) -> str:
     lines = []
     for cell, row in rows.items():
         if cell.startswith("slow-10/"):
-            told = Counter(one["outcome"] for one in row["episodes"])
-            right = f"{told['right']} of {len(row['episodes'])}"
+            reported = Counter(one["outcome"] for one in row["episodes"])
+            right = f"{reported['right']} of {len(row['episodes'])}"
             lines.append(
                 [
                     cell.partition("/")[2],
                     right,
-                    told["late"],
-                    told["missed"],
-                    told["wrong"],
+                    reported["late"],
+                    reported["missed"],
+                    reported["wrong"],
                     row["false_intervals"],
                 ]
             )

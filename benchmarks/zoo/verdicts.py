@@ -69,16 +69,16 @@ def judged(run_dir: str, training: str, done: Sequence[Episode], limit: int) -> 
         done: the episodes as they were injected, by `Faults.done`.
     """
     alerts = reported(run_dir)
-    told = [episode | _outcome(run_dir, episode, alerts, limit) for episode in done]
+    outcomes = [episode | _outcome(run_dir, episode, alerts, limit) for episode in done]
     false = [
         alert
         for alert in alerts
-        if not any(_explains(episode, alert) for episode in told)
+        if not any(_explains(episode, alert) for episode in outcomes)
         and not (training == "validation" and _is_validation(alert))
     ]
     listed = {(alert["rank"], alert["cause"], alert["since_step"]) for alert in alerts}
     return {
-        "episodes": told,
+        "episodes": outcomes,
         "false": false,
         "false_intervals": sum(len(intervals(alert)) for alert in false),
         "not_in_open_run": sorted(listed.difference(shown(run_dir))),
@@ -95,14 +95,14 @@ def _outcome(run_dir: str, episode: Episode, alerts: Sequence[Alert], limit: int
     mine = [
         alert
         for alert in alerts
-        if episode["start"] <= alert["first_told_step"] <= last + GRACE
+        if episode["start"] <= alert["reported_step"] <= last + GRACE
         and overlaps(alert, episode["start"], last)
     ]
     right = [
         alert for alert in mine if (alert["rank"], alert["cause"]) == (episode["rank"], episode["place"])
     ]
-    best = min(right, key=lambda alert: alert["first_told_step"], default=None)
-    delay = None if best is None else best["first_told_step"] - onset + 1
+    best = min(right, key=lambda alert: alert["reported_step"], default=None)
+    delay = None if best is None else best["reported_step"] - onset + 1
     outcome = "wrong" if mine else "missed"
     if delay is not None:
         outcome = "right" if delay <= limit else "late"
@@ -113,7 +113,7 @@ def _outcome(run_dir: str, episode: Episode, alerts: Sequence[Alert], limit: int
         "delay": delay,
         "lost_s": None if best is None else best.get("lost_s"),
         "said": [
-            {name: alert[name] for name in ("rank", "cause", "since_step", "first_told_step", "evidence")}
+            {name: alert[name] for name in ("rank", "cause", "since_step", "reported_step", "evidence")}
             for alert in mine
         ],
     }
@@ -138,11 +138,11 @@ def _explains(episode: Episode, alert: Alert) -> bool:
     return (
         alert["rank"] == episode["rank"]
         and overlaps(alert, episode["start"], last)
-        and episode["start"] <= alert["first_told_step"] <= last + GRACE
+        and episode["start"] <= alert["reported_step"] <= last + GRACE
     )
 
 
 def _is_validation(alert: Alert) -> bool:
     """Whether it names rank 0 at a step at which it validates and saves."""
     due = math.ceil(alert["since_step"] / VALIDATED) * VALIDATED
-    return alert["rank"] == 0 and alert["cause"] in VALIDATING and due <= alert["first_told_step"]
+    return alert["rank"] == 0 and alert["cause"] in VALIDATING and due <= alert["reported_step"]

@@ -22,7 +22,7 @@ from distsummary.coordination import LocalCoordinator
 from distsummary.deal import Deal, Heartbeat
 from distsummary.run_dir import RunDir
 from distsummary.topology import Topology
-from distsummary.writing.health import told
+from distsummary.writing.health import error_line
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class AggregatorClient:
                     self._gauges.set(heartbeat)
             except Exception as error:  # of Ray's; the run does not need them
                 self._has_gauges = False
-                logger.warning("%s: no metrics of Ray are set any more: %s", self._run_dir, told(error))
+                logger.warning("%s: no metrics of Ray are set any more: %s", self._run_dir, error_line(error))
         return deals
 
     def finish(self, topology: Topology, attempt: int, health: Mapping[str, int | str]) -> None:

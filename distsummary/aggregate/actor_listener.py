@@ -10,7 +10,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
 from distsummary.actor_calls import RayConnection
 from distsummary.format.digest import Digest
-from distsummary.writing.health import told
+from distsummary.writing.health import error_line
 
 logger = logging.getLogger(__name__)
 
@@ -41,13 +41,13 @@ class DigestListener:
     def __reduce__(self) -> tuple[Any, ...]:
         return DigestListener, (self._name, self._namespace, self._group)
 
-    def tell(self, digest: Digest) -> None:
+    def report(self, digest: Digest) -> None:
         """Send a digest, or count it as dropped; see `Listener`."""
         try:
             if self._ray is None:
                 self._ray = RayConnection()
             with self._ray.call():
-                self._hear_answers()
+                self._receive_answers()
                 actor = self._found()
                 if actor is None or len(self._on_way) >= ON_WAY:
                     self.dropped += 1
@@ -63,7 +63,7 @@ class DigestListener:
             if self._ray is not None and self._on_way:
                 self._ray.ready(self._on_way, timeout_s)
                 with self._ray.call():
-                    self._hear_answers()
+                    self._receive_answers()
         except Exception as error:
             self._note(error)
         if self.dropped:
@@ -78,7 +78,7 @@ class DigestListener:
                 self._actor = ray.get_actor(self._name, namespace=self._namespace)
         return self._actor
 
-    def _hear_answers(self) -> None:
+    def _receive_answers(self) -> None:
         """Fetch the answers that have come, because Ray prints each error that nobody fetches."""
         if not self._on_way:
             return
@@ -93,5 +93,5 @@ class DigestListener:
 
     def _note(self, error: Exception) -> None:
         """Log a failure for those who debug: nothing is lost by it."""
-        self._trouble = told(error)
+        self._trouble = error_line(error)
         logger.debug("%s: a digest was not received: %s", self._name, self._trouble)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 
-from distsummary.aggregate.description import Description, describe, tell_settings
+from distsummary.aggregate.description import Description, describe, log_conflicts
 from distsummary.aggregate.live import LiveMerge, LiveReport
 from distsummary.aggregate.merge import merge_facts, merge_run
 from distsummary.aggregate.registrar import Registrar
@@ -37,7 +37,7 @@ from distsummary.rank_parts import parts_of
 from distsummary.run_dir import Manifest, RunDir
 from distsummary.states import AttemptState, is_over, read_run
 from distsummary.topology import LAUNCHED, Topology
-from distsummary.writing.health import told
+from distsummary.writing.health import error_line
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ JOIN_S = 30.0  # how long after the start of an attempt further ranks may join i
 EVALUATED_S = 30.0  # how long after one rank the others may tell of their evaluations
 HIDDEN_S = 75.0  # how long a merge waits for files that do not show all yet; NFS caches sizes for up to 60 s
 GIVE_UP_S = 5.0  # how long a merge that fails is tried again
-TELL_S = 10.0  # how long it stays to tell a launch that ends that a merge failed
+REPORT_S = 10.0  # how long it stays to tell a launch that ends that a merge failed
 UNREADABLE_S = 60.0  # how long the aggregator stays although it cannot read how the ranks are
 GRACE_S = 2.0
 LAUNCHER_S = 90.0  # how long after the end of a rank its launcher may report why it died
@@ -225,7 +225,7 @@ class Aggregator:
             took_s = time.monotonic() - began_s
             self._look_at_s = began_s + took_s + max(LOOK_S, LOOK_SHARE * took_s)
         self._write_live()
-        self._tell_stuck()
+        self._report_stuck()
         self._over = [entry for entry in self._over if not self._settle(entry)]
         with self._changed:
             self._answered = asked
@@ -284,7 +284,7 @@ class Aggregator:
     def _report(self, attempt: AttemptState, *, is_over: bool = False) -> None:
         """Report how a training began and ended, and what its ranks have dropped."""
         for verdict in attempt_verdicts(attempt, is_over=is_over) if attempt.role == "train" else ():
-            self._alerts.tell(attempt.attempt, verdict)
+            self._alerts.report(attempt.attempt, verdict)
 
     def _name_missing(self, entry: Manifest, missing: Collection[int]) -> None:
         """Say once which ranks have not begun to record."""
@@ -301,13 +301,13 @@ class Aggregator:
 
     def _awaits_evaluations(self, entry: Manifest) -> bool:
         """Whether some ranks have told of an evaluation, and others may still."""
-        told = len(entry.get("evaluated", []))
-        if not told or told >= len(entry["ranks"]):
+        reported = len(entry.get("evaluated", []))
+        if not reported or reported >= len(entry["ranks"]):
             return False
         known, since_s = self._evaluated.get(_key(entry), (0, 0.0))
-        if told > known:
+        if reported > known:
             since_s = time.monotonic()
-            self._evaluated[_key(entry)] = told, since_s
+            self._evaluated[_key(entry)] = reported, since_s
         is_awaited = time.monotonic() - since_s < EVALUATED_S
         self._is_busy |= is_awaited
         return is_awaited
@@ -343,7 +343,7 @@ class Aggregator:
                     alerts=self._alerts,
                 )
             except OSError as error:  # the next look tries again
-                self._warn(f"nothing is merged while the ranks train: {told(error)}")
+                self._warn(f"nothing is merged while the ranks train: {error_line(error)}")
         self._running = {rank.rank for rank in attempt.ranks if rank.state == "running"}
         if self._live is not None and not self._is_described:
             about = self._describe(entry)
@@ -401,12 +401,12 @@ class Aggregator:
             self._live.poll()
             self._live.advance(self._running, time.monotonic())
         except OSError as error:  # such as a full disk; the next round tries again
-            self._warn(f"the merged run cannot be written now: {told(error)}")
+            self._warn(f"the merged run cannot be written now: {error_line(error)}")
         except Exception:
             logger.exception("%s: nothing more is merged before the ranks have ended", self._run_dir.base)
             self._live, self._can_merge_live = None, False
 
-    def _tell_stuck(self) -> None:
+    def _report_stuck(self) -> None:
         """Tell which ranks of the trainings that run are stuck."""
         for attempt in self._watched:
             try:
@@ -414,7 +414,7 @@ class Aggregator:
                 if self._live is not None and self._live_of == (attempt.role, attempt.attempt):
                     self._live.show(new)
             except OSError as error:  # such as a full disk; the next round tries again
-                self._warn(f"which rank is stuck cannot be determined: {told(error)}")
+                self._warn(f"which rank is stuck cannot be determined: {error_line(error)}")
             except Exception:  # the merge goes on
                 if not self._is_blind:
                     logger.exception("%s: which rank is stuck cannot be determined", self._run_dir.base)
@@ -457,7 +457,7 @@ class Aggregator:
                 if report is None or entry.get("evaluated") or entry["attempt"] > 0:
                     merge_run(self._run_dir)
                 else:
-                    tell_settings(about.conflicts, self._run_dir.base)
+                    log_conflicts(about.conflicts, self._run_dir.base)
                     missing = about.attempt.missing if about.attempt else ()
                     facts = merge_facts(report.last_steps, missing, about.conflicts, report.damage)
                     self._run_dir.update_manifest(
@@ -472,7 +472,7 @@ class Aggregator:
             reason = f"{base}: the ranks could not be merged: {error}; then run: distsummary merge {base}"
             self._given_up[key] = entry, reason
             with self._changed:
-                self._last_contact_s = time.monotonic() + TELL_S
+                self._last_contact_s = time.monotonic() + REPORT_S
             logger.warning("%s", reason)
         return True
 
@@ -493,7 +493,7 @@ def _awaits_launcher(entry: Manifest, attempt: AttemptState) -> bool:
     """Whether `ds.launch` started a rank that died lately, and has yet to report how: exit code or signal."""
     deaths = entry.get("deaths", {})
     return entry["incarnation"].startswith(LAUNCHED) and any(
-        rank.state == "lost" and rank.heard_s < LAUNCHER_S and str(rank.rank) not in deaths
+        rank.state == "lost" and rank.last_seen_s < LAUNCHER_S and str(rank.rank) not in deaths
         for rank in attempt.ranks
     )
 

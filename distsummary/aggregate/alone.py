@@ -30,7 +30,7 @@ from distsummary.format.scalar_rows import row_dtype, row_struct
 from distsummary.run_dir import RunDir
 from distsummary.states import AttemptState, read_run
 from distsummary.topology import Topology
-from distsummary.writing.health import told
+from distsummary.writing.health import error_line
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class LoneRank:
         self._inner, self._run_dir = inner, run_dir
         self._alerts = Alerts(run_dir)
         self._stuck = StuckRanks(run_dir, self._alerts)
-        self._judging = Judging(Meshes({0: run_dir.base}), self._alerts.tell)
+        self._judging = Judging(Meshes({0: run_dir.base}), self._alerts.report)
         self._sieves: dict[tuple[str, ...], _Sieve] = {}
         self._rows: deque[Row] = deque(maxlen=MOST_ROWS)
         self._times: deque[tuple[Ints, Floats]] = deque(maxlen=MOST_TABLES)  # steps (N,), and (2, N) of TIMES
@@ -110,7 +110,7 @@ class LoneRank:
     @property
     def on_written(self) -> Callable[[Batch], None]:
         """Takes each batch that was written, in the thread of the writer."""
-        return self._hear
+        return self._receive
 
     def _begin(self) -> None:
         """Start the thread, once."""
@@ -119,7 +119,7 @@ class LoneRank:
                 self._thread = threading.Thread(target=self._run, name="distsummary-judge", daemon=True)
                 self._thread.start()
 
-    def _hear(self, batch: Batch) -> None:
+    def _receive(self, batch: Batch) -> None:
         with self._guarded():
             self._begin()
             for scalars in digest_of(batch, "train").scalars:
@@ -182,7 +182,7 @@ class LoneRank:
         attempts = [one for one in read_run(self._run_dir).attempts if one.role == "train"]
         self._state = next((one for one in attempts if one.attempt == self._attempt), None)
         for verdict in attempt_verdicts(self._state, is_over=is_over) if self._state else ():
-            self._alerts.tell(self._attempt, verdict)
+            self._alerts.report(self._attempt, verdict)
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -190,7 +190,7 @@ class LoneRank:
         try:
             yield
         except Exception as error:  # of the disk, mostly
-            reason = told(error)
+            reason = error_line(error)
             if reason not in self._warned:
                 self._warned.add(reason)
                 logger.warning("%s: not judged now: %s", self._run_dir.base, reason)

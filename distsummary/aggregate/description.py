@@ -16,7 +16,7 @@ from distsummary.run_dir import Manifest, RunDir
 from distsummary.run_text import TAG, run_text
 from distsummary.states import AttemptState, read_run
 
-_TOLD = 10  # settings named in a message
+_NAMED = 10  # settings named in a message
 
 logger = logging.getLogger(__name__)
 
@@ -86,16 +86,16 @@ def _lineages(places: Mapping[int, Path], attempt: int) -> dict[int, Lineage]:
     return dict(zip(places, read_each(read, [*places.values()]), strict=True))
 
 
-def tell_settings(conflicts: Sequence[Conflict], target: Path) -> None:
+def log_conflicts(conflicts: Sequence[Conflict], target: Path) -> None:
     """Say on which settings the ranks disagree."""
     found = [conflict for conflict in conflicts if conflict.is_setting]
     if found:
-        more = f" and {len(found) - _TOLD} more" if len(found) > _TOLD else ""
+        more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
         logger.warning(
             "%s: the config of the ranks differs: %s%s; the merged run has of each entry the value of the "
             "lowest rank that has it",
             target,
-            ", ".join(conflict.as_text() for conflict in found[:_TOLD]),
+            ", ".join(conflict.as_text() for conflict in found[:_NAMED]),
             more,
         )
 

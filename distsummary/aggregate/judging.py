@@ -27,8 +27,8 @@ class Judging:
             slow rank, with all times at which it was so for that cause.
     """
 
-    def __init__(self, meshes: Meshes, tell: Callable[[int, Verdict], object] | None = None) -> None:
-        self._meshes, self._tell = meshes, tell
+    def __init__(self, meshes: Meshes, on_verdict: Callable[[int, Verdict], object] | None = None) -> None:
+        self._meshes, self._on_verdict = meshes, on_verdict
         self._verdicts: dict[tuple[int, int, str, int], Verdict] = {}
         self._steps = self._abstained = 0  # of the attempts before
         self._begin(-1)
@@ -50,10 +50,10 @@ class Judging:
             rows = rows._replace(values=rows.values.astype(np.float32).astype(np.float64))
         changed = self._sick.add(rows)
         costs = {times.step: times for times in step_times(*rows)}
-        for told in own_times(*rows):
-            if told.step in costs:
-                self._costs.add(costs[told.step])
-            changed += map(self._costs.note, self._judge.add(told))
+        for reported in own_times(*rows):
+            if reported.step in costs:
+                self._costs.add(costs[reported.step])
+            changed += map(self._costs.note, self._judge.add(reported))
         self._report(changed, attempt)
         lasting = [
             one for key, one in self._verdicts.items() if key[0] == attempt and self._costs.has_grown(one)
@@ -72,12 +72,12 @@ class Judging:
     def _report(self, changed: Iterable[Verdict], attempt: int) -> None:
         for verdict in changed:
             self._verdicts[attempt, verdict.rank, verdict.cause, verdict.since_step] = verdict
-            if self._tell is None:
+            if self._on_verdict is None:
                 continue
             if verdict.cause in SLOW:  # with the times before
                 key = attempt, verdict.rank, verdict.cause
                 [verdict] = joined(one for other, one in self._verdicts.items() if other[:3] == key)
-            self._tell(attempt, verdict)
+            self._on_verdict(attempt, verdict)
 
     def _settle(self) -> None:
         """Note what the verdicts of the attempt cost that last."""
@@ -96,18 +96,18 @@ class Judging:
         return self._abstained + self._judge.abstained
 
     @property
-    def told(self) -> list[tuple[int, Verdict]]:
+    def reported(self) -> list[tuple[int, Verdict]]:
         """All so far, each with its attempt, with what they cost so far; of each rank, one for a cause."""
         self._settle()
         found: dict[int, list[Verdict]] = {}
-        for key in sorted(self._verdicts, key=lambda key: (key[0], self._verdicts[key].first_told_step)):
+        for key in sorted(self._verdicts, key=lambda key: (key[0], self._verdicts[key].reported_step)):
             found.setdefault(key[0], []).append(self._verdicts[key])
         return [(attempt, one) for attempt, verdicts in found.items() for one in joined(verdicts)]
 
 
 def judge_files(run_dir: RunDir, role: str = "train") -> list[Verdict]:
     """The verdicts on a run from the files of its ranks, as `judged_files` without the attempts."""
-    return [verdict for _, verdict in judged_files(run_dir, role).told]
+    return [verdict for _, verdict in judged_files(run_dir, role).reported]
 
 
 def judged_files(run_dir: RunDir, role: str = "train") -> Judging:
@@ -145,14 +145,14 @@ def alert_values(changed: Iterable[Verdict], least: int = 0) -> Mapping[int, lis
 
     `least`: a verdict that was told before this step is shown here.
     """
-    told: dict[int, list[Verdict]] = {}
+    reported: dict[int, list[Verdict]] = {}
     for verdict in changed:
         if verdict.until_step is None:
-            told.setdefault(max(least, verdict.first_told_step), []).append(verdict)
+            reported.setdefault(max(least, verdict.reported_step), []).append(verdict)
     return {
         step: [
             Value("text", TEXT_TAG, "\n\n".join(sentence(verdict) for verdict in verdicts)),
             Value("scalar", RANK_TAG, float(verdicts[0].rank)),
         ]
-        for step, verdicts in told.items()
+        for step, verdicts in reported.items()
     }

@@ -12,14 +12,14 @@ import numpy as np
 
 from distsummary.aggregate.charts import LAYOUT_TAG, charts
 from distsummary.aggregate.description import Description
-from distsummary.aggregate.hearing import POLL_S, WAIT_S, Hearing
 from distsummary.aggregate.judging import Judging, alert_values
 from distsummary.aggregate.live_bulk import BulkReader, Wanted
 from distsummary.aggregate.live_files import LiveFiles
 from distsummary.aggregate.merge import refuse_foreign_files
 from distsummary.aggregate.norms import AddedNorms, Meshes
+from distsummary.aggregate.receiver import POLL_S, WAIT_S, Receiver
 from distsummary.aggregate.statistics import Rows, StatisticsRule
-from distsummary.aggregate.waiting import GRAPH, BulkKey, Due, Told, Waiting, rows_of
+from distsummary.aggregate.waiting import GRAPH, BulkKey, Due, PendingStep, Waiting, rows_of
 from distsummary.diagnosis.judge import BUSY_STEPS
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.verdict import Verdict
@@ -125,7 +125,9 @@ class LiveMerge:
         self._files = LiveFiles(target, run_id, attempt, begun=manifest["created"] or None, files=files)
         self._waiting = Waiting()
         directories = {rank: run.writer_dir(role, rank, world_size) for rank in range(world_size)}
-        self._hearing = Hearing(directories, role=role, run_id=run_id, attempt=attempt, waiting=self._waiting)
+        self._receiver = Receiver(
+            directories, role=role, run_id=run_id, attempt=attempt, waiting=self._waiting
+        )
         self._rule = StatisticsRule(key_tags)
         self._merged_to: dict[str, int] = {}  # scalar tag -> the last step that the rule was given with it
         self._bulk_to: dict[BulkKey, int] = {}
@@ -135,7 +137,7 @@ class LiveMerge:
         self._troubles: set[str] = set()  # that were logged
         meshes = Meshes(directories)
         self._alerts = Alerts(run) if alerts is None else alerts
-        self._judging = Judging(meshes, self._alerts.tell)
+        self._judging = Judging(meshes, self._alerts.report)
         self._attempt = attempt
         self._norms = AddedNorms(meshes)
         for norms in self._files.held_norms():
@@ -145,11 +147,11 @@ class LiveMerge:
 
     def add(self, digest: Digest) -> None:
         """Hear a rank's digest; it is taken by the next `poll` or `advance`."""
-        self._hearing.add(digest)
+        self._receiver.add(digest)
 
     def poll(self, budget_s: float = POLL_S) -> None:
         """Read what the files of the ranks hold that no digest told; may leave ranks to the next call."""
-        self._hearing.poll(budget_s)
+        self._receiver.poll(budget_s)
 
     def advance(self, living: Collection[int], now: float) -> int:
         """Append the steps that are complete; returns how many.
@@ -161,16 +163,16 @@ class LiveMerge:
         A disk that takes nothing raises nothing: what is due stays in memory, as do alerts, and the next call
         tries again.
         """
-        floor, strict_floor = self._hearing.floors(living, now)
+        floor, strict_floor = self._receiver.floors(living, now)
         written = self._merge(floor, strict_floor, now)
         try:
             self._alerts.write()
         except OSError as error:
-            self._tell(f"alerts.jsonl cannot be written now: {error}")
+            self._report(f"alerts.jsonl cannot be written now: {error}")
         try:
             self._files.flush()
         except OSError as error:
-            self._tell(f"the merged run cannot be written now: {error}; free some space")
+            self._report(f"the merged run cannot be written now: {error}; free some space")
             return 0
         return written
 
@@ -178,32 +180,32 @@ class LiveMerge:
         """Give the files what is due; returns how many steps."""
         if self._waiting.is_empty:
             return 0
-        wait_s = WAIT_S if self._hearing.is_caught_up else math.inf
+        wait_s = WAIT_S if self._receiver.is_caught_up else math.inf
         due = self._waiting.due(floor, strict_floor, now, wait_s)
         self._short += due.short
         if not is_last and not (due.steps or due.late or due.sampled):
             return 0
         merged: dict[int, list[Value]] = {}
-        for told in _chunks(due.steps):
-            rows = self._new_rows(told)
+        for pending in _chunks(due.steps):
+            rows = self._new_rows(pending)
             for step, values in self._rule.add(rows):
-                merged[step] = self._counted(step, values, told[step], due.sampled.get(step))
+                merged[step] = self._counted(step, values, pending[step], due.sampled.get(step))
             for step, values in self._unwritten(self._judging.add(rows, self._attempt)).items():
                 merged.setdefault(step, []).extend(values)  # a verdict may be about a step before these
         if self._judging.abstained >= BUSY_STEPS:  # fewer show little, and cost nothing
-            self._tell(BUSY)
-        for told in (due.late, due.sampled):
-            rows = self._new_rows(told)
+            self._report(BUSY)
+        for pending in (due.late, due.sampled):
+            rows = self._new_rows(pending)
             for step, values in self._rule.add_late(rows):
                 merged.setdefault(step, []).extend(values)
-            if told is due.sampled:
+            if pending is due.sampled:
                 changed = self._judging.add_samples(rows, self._attempt)
                 for step, values in self._unwritten(changed).items():
                     merged.setdefault(step, []).extend(values)
         bulk: dict[int, Wanted] = {}
-        for told in (due.steps, due.late):
-            for step in sorted(told):
-                new, known = self._new_bulk(step, told[step]), bulk.get(step, Wanted())
+        for pending in (due.steps, due.late):
+            for step in sorted(pending):
+                new, known = self._new_bulk(step, pending[step]), bulk.get(step, Wanted())
                 if new:
                     bulk[step] = Wanted(known.whole | new.whole, known.shards | new.shards)
         self._put(merged, bulk, due)
@@ -236,7 +238,7 @@ class LiveMerge:
             self._files.put(first, wall_s, (), partial(self._bulk.values, first, Wanted({GRAPH: graph})))
         last_s = self._files.last_s
         for step in steps:
-            wall_s = max((told[step].wall_s for told in due[:3] if step in told), default=last_s)
+            wall_s = max((pending[step].wall_s for pending in due[:3] if step in pending), default=last_s)
             last_s = max(last_s, wall_s)
             values = merged.get(step, [])
             read = partial(self._bulk.values, step, bulk[step]) if step in bulk else None
@@ -246,14 +248,16 @@ class LiveMerge:
             self._is_layout_new = False
             self._files.put(last, last_s, [layout])
 
-    def _counted(self, step: int, values: list[Value], told: Told, sampled: Told | None) -> list[Value]:
+    def _counted(
+        self, step: int, values: list[Value], pending: PendingStep, sampled: PendingStep | None
+    ) -> list[Value]:
         """The merged scalars of a step, with the ranks counted that have told only samples of the system."""
         last = values[-1]
         if last.tag != RANKS_TAG or RANKS_TAG in self._recorded:
             return values
         ranks = int(last.data)
         if sampled is not None or (sampled := self._waiting.sampled_at(step)) is not None:
-            ranks = len({row.rank for row in (*told.rows, *sampled.rows)})
+            ranks = len({row.rank for row in (*pending.rows, *sampled.rows)})
         return [*values[:-1], last._replace(data=float(ranks))]
 
     def _note_statistics(self, step: int, values: list[Value]) -> None:
@@ -263,9 +267,9 @@ class LiveMerge:
                 self._made.add(tag)
                 self._is_layout_new |= not self._files.has((CUSTOM_SCALARS, LAYOUT_TAG), step)
 
-    def _new_rows(self, told: Mapping[int, Told]) -> Rows:
+    def _new_rows(self, pending: Mapping[int, PendingStep]) -> Rows:
         """The scalars of some steps, without those whose tag has gone to the rule at their step or later."""
-        rows = rows_of(row for step in sorted(told) for row in told[step].rows)
+        rows = rows_of(row for step in sorted(pending) for row in pending[step].rows)
         if not rows.tags:
             return rows
         self._recorded.update(rows.tags)
@@ -285,13 +289,13 @@ class LiveMerge:
         )
         return rows
 
-    def _new_bulk(self, step: int, told: Told) -> Wanted:
+    def _new_bulk(self, step: int, pending: PendingStep) -> Wanted:
         """The bulk values of a step, without those that have been written at this step or later."""
         wanted = Wanted()
-        for key, bulk in told.bulk.items():
+        for key, bulk in pending.bulk.items():
             if self._is_new(key, step, 1):
                 wanted.whole[key] = bulk
-        for key, places in told.shards.items():
+        for key, places in pending.shards.items():
             if self._is_new(key, step, len(places)):
                 wanted.shards[key] = places
         return wanted
@@ -303,7 +307,7 @@ class LiveMerge:
         self._bulk_to[key] = step
         return not self._files.holds(key, step)
 
-    def _tell(self, trouble: str) -> None:
+    def _report(self, trouble: str) -> None:
         """Log a failure, once."""
         if trouble not in self._troubles:
             self._troubles.add(trouble)
@@ -321,10 +325,10 @@ class LiveMerge:
         Args:
             about: what the run says about itself at its end.
         """
-        self._hearing.read_to_the_end()
+        self._receiver.read_to_the_end()
         self._merge(math.inf, math.inf, 0.0, is_last=True)
-        for attempt, verdict in self._judging.told:  # with what they cost in all
-            self._alerts.tell(attempt, verdict)
+        for attempt, verdict in self._judging.reported:  # with what they cost in all
+            self._alerts.report(attempt, verdict)
         self._alerts.write()
         self._files.flush()
         if about is not None:
@@ -335,12 +339,12 @@ class LiveMerge:
             steps=self._steps,
             short=self._short,
             late=self._late + self._bulk.missing + files.left_out + files.differing + files.spared,
-            sharded=self._bulk.sharded + self._hearing.sharded,
+            sharded=self._bulk.sharded + self._receiver.sharded,
             short_norms=self._norms.short,
             last_step=self._files.last_step,
             last_s=self._files.last_s,
             last_steps=dict(sorted(self._waiting.reached.items())),
-            damage=self._hearing.damage,
+            damage=self._receiver.damage,
         )
 
     def abandon(self) -> None:
@@ -348,13 +352,13 @@ class LiveMerge:
         self._files.abandon()
 
 
-def _chunks(told: Mapping[int, Told]) -> Iterator[dict[int, Told]]:
+def _chunks(pending: Mapping[int, PendingStep]) -> Iterator[dict[int, PendingStep]]:
     """The steps in rising order, divided so that not all scalars of many steps are merged at once."""
-    chunk: dict[int, Told] = {}
+    chunk: dict[int, PendingStep] = {}
     nbytes = 0
-    for step in sorted(told):
-        chunk[step] = told[step]
-        nbytes += sum(len(row.packed) for row in told[step].rows)
+    for step in sorted(pending):
+        chunk[step] = pending[step]
+        nbytes += sum(len(row.packed) for row in pending[step].rows)
         if nbytes > _CHUNK_BYTES:
             yield chunk
             chunk, nbytes = {}, 0

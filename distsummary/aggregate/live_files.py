@@ -126,8 +126,8 @@ class LiveFiles:
                         number = value.data if value.plugin == "scalar" else 0.0
                         self._points[value.plugin, value.tag].add(event.step, number)
                 if dialect == MINDSPORE and event.seq > last_seq:
-                    lacking = Event(event.step, event.wall_time, event.values)
-                    self._writer.write(self._batch_of([lacking], event.seq))
+                    missing = Event(event.step, event.wall_time, event.values)
+                    self._writer.write(self._batch_of([missing], event.seq))
 
     def held_norms(self) -> Iterator[ParameterNorms]:
         """The norms that the files held when they were opened, by rising steps."""

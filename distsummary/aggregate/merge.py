@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from distsummary.aggregate.charts import charts
-from distsummary.aggregate.description import describe, tell_settings
+from distsummary.aggregate.description import describe, log_conflicts
 from distsummary.aggregate.earlier_merge import EarlierMerge
 from distsummary.aggregate.judging import (
     TEXT_TAG,
@@ -30,7 +30,7 @@ from distsummary.aggregate.statistics import StatisticsRule
 from distsummary.aggregate.step_events import recorded_by, step_events
 from distsummary.attempts import awaited_aggregator, newest_attempt
 from distsummary.checks import check_type
-from distsummary.diagnosis.alerts import Told, told_hangs
+from distsummary.diagnosis.alerts import Reported, reported_hangs
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import InvalidValueError, MissingFileError, NotADirectoryPathError, RunDirError
@@ -46,7 +46,7 @@ from distsummary.sibling_run import sibling_hint, sibling_run
 from distsummary.writing.files import Files
 
 _ROLES = ("eval", "train")
-_TOLD = 10  # settings or tags named in a message
+_NAMED = 10  # settings or tags named in a message
 
 logger = logging.getLogger(__name__)
 
@@ -196,7 +196,7 @@ def _merge_role(
     ensure_directory(target)
     refuse_foreign_files(target)
     about = describe(run_dir, role, manifest, directories)
-    tell_settings(about.conflicts, target)
+    log_conflicts(about.conflicts, target)
     newest = newest_attempt(manifest, role)
     world_size = int(newest["world_size"]) if newest else max(directories) + 1
     steps, tags = 0, set[str]()
@@ -216,8 +216,8 @@ def _merge_role(
         judging = Judging(meshes) if role == "train" else None
         hangs = [
             hang._replace(verdict=replace(hang.verdict, until_step=None))  # each is shown where it was told
-            for hang in (told_hangs(run_dir) if role == "train" and ranks.attempts else ())
-            if ranks.attempt_of(hang.verdict.first_told_step) == hang.attempt  # and not repeated
+            for hang in (reported_hangs(run_dir) if role == "train" and ranks.attempts else ())
+            if ranks.attempt_of(hang.verdict.reported_step) == hang.attempt  # and not repeated
         ]
         for event in merged_events(ranks, key_tags, norms, judging, hangs):
             merged.write(event)
@@ -239,8 +239,8 @@ def _merge_role(
         merged.write_lineage(about.lineage)
         if judging is not None:
             alerts = Alerts(run_dir)
-            for attempt, verdict in judging.told:
-                alerts.tell(attempt, verdict)
+            for attempt, verdict in judging.reported:
+                alerts.report(attempt, verdict)
             alerts.close()
             alerts.write()
         published = merged.publish()
@@ -343,8 +343,8 @@ def refuse_unknown(key_tags: Collection[str], known: Collection[str]) -> None:
     """Raise InvalidValueError if one of `key_tags` is not in `known`, the tags of the recorded scalars."""
     for tag in sorted(set(key_tags) - set(known)):
         near = get_close_matches(tag, known, 3) or sorted(known)
-        more = f" and {len(near) - _TOLD} more" if len(near) > _TOLD else ""
-        names = f"the nearest names are {', '.join(near[:_TOLD])}{more}" if near else "there are no scalars"
+        more = f" and {len(near) - _NAMED} more" if len(near) > _NAMED else ""
+        names = f"the nearest names are {', '.join(near[:_NAMED])}{more}" if near else "there are no scalars"
         raise InvalidValueError(f"no rank recorded a scalar named {tag!r}; {names}; nothing was merged")
 
 
@@ -353,7 +353,7 @@ def merged_events(
     key_tags: Collection[str] = (),
     norms: AddedNorms | None = None,
     judging: Judging | None = None,
-    hangs: Iterable[Told] = (),
+    hangs: Iterable[Reported] = (),
 ) -> Iterator[Event]:
     """The events of the merged run in rising step order: the graph at step 0, then one event for each step.
 
@@ -364,21 +364,21 @@ def merged_events(
     if ranks.graph is not None:
         yield Event(0, ranks.graph.wall_time, [ranks.graph.value])
     rule = StatisticsRule(key_tags)
-    left = deque(sorted(hangs, key=lambda hang: hang.verdict.first_told_step))
+    left = deque(sorted(hangs, key=lambda hang: hang.verdict.reported_step))
     begun = 0  # no step of a window lies before it
     for window in ranks.windows():
         scalars = dict(rule.add(window.scalars))
         bulk = {step: [*found] for step, found in groupby(window.bulk, key=attrgetter("step"))}
         times = dict(zip(window.steps.tolist(), window.times.tolist(), strict=True))
-        told: list[Verdict] = []
+        reported: list[Verdict] = []
         if judging is not None:
             for rows, attempt in by_attempt(ranks, window.scalars):
-                told += judging.add(rows, attempt)
-        while left and left[0].verdict.first_told_step <= max(times):
+                reported += judging.add(rows, attempt)
+        while left and left[0].verdict.reported_step <= max(times):
             hang = left.popleft()
-            times.setdefault(hang.verdict.first_told_step, hang.time_s)
-            told.append(hang.verdict)
-        alerts = alert_values(told, begun)
+            times.setdefault(hang.verdict.reported_step, hang.time_s)
+            reported.append(hang.verdict)
+        alerts = alert_values(reported, begun)
         for step in alerts:
             times.setdefault(step, min(times.values()))
         begun = max(times)

@@ -15,7 +15,7 @@ from distsummary.errors import DistSummaryError
 from distsummary.format.norm_scalars import NormScalars
 from distsummary.format.norms import NORMS_TAG, ParameterNorms, ParameterTable
 from distsummary.format.records import NORMS, Value
-from distsummary.rank_manifest import read_told
+from distsummary.rank_manifest import read_entries
 
 _MAX_PLANS = 4  # each needs 25 bytes for each rank and parameter
 _UNKNOWN = "unknown"
@@ -50,8 +50,8 @@ class Meshes:
         if known is None:
             entry = None
             with suppress(DistSummaryError):  # fsck tells of it; axes that are not known are told below
-                told = read_told(self.directories[rank])
-                entry = told and told.entry(attempt)
+                record = read_entries(self.directories[rank])
+                entry = record and record.entry(attempt)
             if not entry:
                 return _NOWHERE
             mesh = entry.get("mesh") or {}

@@ -32,7 +32,7 @@ from distsummary.diagnosis.verdict import (
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.redaction import redacted
 from distsummary.run_dir import RunDir
-from distsummary.termination import Terminated, tell_termination
+from distsummary.termination import Terminated, on_termination
 from distsummary.training.callbacks import Callback, RunContext, guarded
 
 Alert = Mapping[str, Any]
@@ -101,7 +101,7 @@ class OnAlert(Callback):
         ] = []  # what the server has not taken, and how often it was tried
         self._is_stopped, self._has_ended = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
-        self._stop_telling: Callable[[], None] = lambda: None
+        self._unsubscribe: Callable[[], None] = lambda: None
 
     def on_train_begin(self, run_context: RunContext) -> None:
         """Begin to follow the file; alerts of earlier attempts are not passed on, if they can be read."""
@@ -112,12 +112,12 @@ class OnAlert(Callback):
                 self._count(error)
             self._thread = threading.Thread(target=self._follow, name="distsummary-on-alert", daemon=True)
             self._thread.start()
-            self._stop_telling = tell_termination(self._terminate)
+            self._unsubscribe = on_termination(self._terminate)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop_telling()
+        self._unsubscribe()
         self._close()
 
     def _terminate(self, error: Terminated) -> None:

@@ -33,7 +33,7 @@ from distsummary.reading.reader import Damage, Piece, ReadEvent, decode_frame, r
 from distsummary.reading.scalar_columns import ScalarColumns, read_pieces
 from distsummary.reading.segments import dialect_of, segments
 from distsummary.run_dir import RunDir
-from distsummary.telling import doing
+from distsummary.terminal import doing
 
 WINDOW = 1 << 18  # scalars that are merged at a time, unless the ranks' chunks overlap more
 _MIN_CHUNK, _MAX_CHUNK = 1 << 11, 1 << 13  # values, unless those of _FEW events are more

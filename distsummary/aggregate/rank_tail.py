@@ -54,7 +54,7 @@ class RankTail:
         self._known: Path | None = None  # the files before this one are known to their ends
         self._changed_ns, self._changed_s = -1, 0.0  # the directory's time of change, and when it was noticed
 
-    def told(self, name: str, end: int) -> Place | None:
+    def reported(self, name: str, end: int) -> Place | None:
         """Note that everything up to byte `end` of the file `name`, and in older files, has been told.
 
         Returns the place of what was told last: the part that was not known before.

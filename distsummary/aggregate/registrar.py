@@ -71,10 +71,10 @@ class Registrar:
             refuse_stale(manifest, topology.role, attempt)
             [entry] = self._with_ranks([find_attempt(manifest, topology.role, attempt)])
             state = end_of_rank(health)
-            told = entry["ranks"].setdefault(
+            reported = entry["ranks"].setdefault(
                 str(topology.rank), new_entry(topology, attempt, state, started=time.time())
             )
-            told |= {"state": state, "error": str(health.get("error", "")), "health": dict(health)}
+            reported |= {"state": state, "error": str(health.get("error", "")), "health": dict(health)}
             if state in ("failed", "interrupted"):
                 note_state(self._run_dir, topology.role, attempt, state)
             states = rank_states(entry).values()

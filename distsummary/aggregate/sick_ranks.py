@@ -26,7 +26,7 @@ class SickRanks:
     def __init__(self, meshes: Meshes, attempt: int) -> None:
         self._meshes, self._attempt = meshes, attempt
         self._facts: dict[int, RankFacts] = {}
-        self._heard: set[int] = set()
+        self._seen: set[int] = set()
         self._first_step: int | None = None
         self._is_compared = False
         self._non_finite = FirstNonFinite(self._name)
@@ -60,13 +60,13 @@ class SickRanks:
         """Compare the settings of the ranks, once: when all have told theirs, or after PATIENCE steps."""
         if self._first_step is None:
             self._first_step = int(rows.steps.min())
-        self._heard.update(rows.ranks.tolist())
-        size = max(self._meshes.place(self._attempt, rank).world_size for rank in self._heard)
-        told = [rank for rank in sorted(self._heard) if self._of(rank) is not None]
-        if len(told) < size and int(rows.steps.max()) < self._first_step + PATIENCE:
+        self._seen.update(rows.ranks.tolist())
+        size = max(self._meshes.place(self._attempt, rank).world_size for rank in self._seen)
+        reported = [rank for rank in sorted(self._seen) if self._of(rank) is not None]
+        if len(reported) < size and int(rows.steps.max()) < self._first_step + PATIENCE:
             return []
         self._is_compared = True
-        return different_settings({rank: self._facts[rank] for rank in told}, self._first_step)
+        return different_settings({rank: self._facts[rank] for rank in reported}, self._first_step)
 
     def _of(self, rank: int) -> RankFacts | None:
         """The facts of a rank, None as long as it has not told them."""

@@ -28,8 +28,10 @@ def step_events(step: int, wall_time: float, given: Iterable[Value]) -> Iterator
 
 def recorded_by(value: Value, step: int, rank: int) -> Value:
     """The value of a rank for the merged run, where TensorBoard says whose it is; it shows a tag's first."""
-    told = f"Step {step} was recorded by rank {rank}; so were later steps, unless ranks take turns or end."
-    return value._replace(description=told)
+    description = (
+        f"Step {step} was recorded by rank {rank}; so were later steps, unless ranks take turns or end."
+    )
+    return value._replace(description=description)
 
 
 def _size(value: Value) -> int:

@@ -54,12 +54,12 @@ class StuckRanks:
         }
         new = []
         if lasting or has_ended or time.monotonic() < self._active_until_s:
-            new = self._tell(attempt, lasting, has_ended=has_ended)
+            new = self._report(attempt, lasting, has_ended=has_ended)
         if not new:
             self._alerts.write()
         return new
 
-    def _tell(
+    def _report(
         self, attempt: AttemptState, lasting: Mapping[int, Verdict], *, has_ended: bool
     ) -> list[Verdict]:
         """Tell what began and what ended, of hangs that were told and last, by rank; returns what is new."""
@@ -67,19 +67,19 @@ class StuckRanks:
         found = {verdict.rank: verdict for verdict in hung_ranks(self._run_dir, attempt)}
         new = []
         for rank, verdict in found.items():
-            told = lasting.get(rank)
-            if told is not None:
-                if verdict.since_step <= told.since_step + 1:  # steps of ranks that wait differ by one
+            reported = lasting.get(rank)
+            if reported is not None:
+                if verdict.since_step <= reported.since_step + 1:  # steps of ranks that wait differ by one
                     continue
-                self._alerts.tell(number, self._ended(told))
-            if self._alerts.tell(number, verdict) and verdict.cause == HANG:
+                self._alerts.report(number, self._ended(reported))
+            if self._alerts.report(number, verdict) and verdict.cause == HANG:
                 self._reported_s[rank, verdict.since_step] = time.monotonic()
                 new.append(verdict)
         steps = {rank.rank: rank.step or 0 for rank in attempt.ranks}
-        unseen = {rank: told for rank, told in lasting.items() if rank not in found and not has_ended}
-        for rank, told in unseen.items():
-            if steps.get(rank, 0) > told.since_step or (number, rank) in self._unseen:
-                self._alerts.tell(number, self._ended(told))
+        unseen = {rank: reported for rank, reported in lasting.items() if rank not in found and not has_ended}
+        for rank, reported in unseen.items():
+            if steps.get(rank, 0) > reported.since_step or (number, rank) in self._unseen:
+                self._alerts.report(number, self._ended(reported))
         others = {key for key in self._unseen if key[0] != number}
         self._unseen = others | {(number, rank) for rank in unseen}
         return new

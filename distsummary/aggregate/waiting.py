@@ -38,7 +38,7 @@ class Bulk(NamedTuple):
 
 
 @dataclass(slots=True)
-class Told:
+class PendingStep:
     """What the ranks have told of one step; times in seconds.
 
     `until`: it is complete when every rank has told a later step than this one. `first_s`: when the first
@@ -56,9 +56,9 @@ class Told:
 class Due(NamedTuple):
     """What is due, each by rising steps; `short` of the `steps` were given up waiting for."""
 
-    steps: dict[int, Told]
-    late: dict[int, Told]
-    sampled: dict[int, Told]
+    steps: dict[int, PendingStep]
+    late: dict[int, PendingStep]
+    sampled: dict[int, PendingStep]
     short: int
 
 
@@ -77,9 +77,9 @@ class Waiting:
     def __init__(self) -> None:
         self.reached: dict[int, int] = {}
         self._front = -math.inf  # the newest step that was due
-        self._steps: dict[int, Told] = {}
-        self._late: dict[int, Told] = {}
-        self._sampled: dict[int, Told] = {}
+        self._steps: dict[int, PendingStep] = {}
+        self._late: dict[int, PendingStep] = {}
+        self._sampled: dict[int, PendingStep] = {}
         self._graph: tuple[Bulk, float] | None = None
         self._parts: dict[Tags, list[tuple[_Part, bool]]] = {}
         self._held = 0
@@ -92,12 +92,12 @@ class Waiting:
     def add_row(self, rank: int, step: int, wall_s: float, tags: Tags, packed: bytes) -> None:
         """Keep scalars that a rank recorded at a step."""
         for (part, places), is_sampled in self._parts.get(tags) or self._divided(tags):
-            told = self._told(rank, step, wall_s, is_sampled=is_sampled)
+            pending = self._pending_at(rank, step, wall_s, is_sampled=is_sampled)
             row = packed
             if places is not None:
                 _, _, *numbers = row_struct(len(tags)).unpack(packed)
                 row = row_struct(len(part)).pack(wall_s, step, *(numbers[place] for place in places))
-            told.rows.append(Row(rank, part, row))
+            pending.rows.append(Row(rank, part, row))
             self._held += len(row) + _ROW_BYTES
 
     def add_bulk(self, rank: int, step: int, wall_s: float, key: BulkKey, place: Place) -> None:
@@ -109,25 +109,25 @@ class Waiting:
             if self._graph is None or rank <= self._graph[0].rank:
                 self._graph = Bulk(rank, place), wall_s
             return
-        told = self._told(rank, step, wall_s)
-        known = told.bulk.get(key)
+        pending = self._pending_at(rank, step, wall_s)
+        known = pending.bulk.get(key)
         if known is None or rank <= known.rank:
-            told.bulk[key] = Bulk(rank, place)
+            pending.bulk[key] = Bulk(rank, place)
 
     def add_shard(self, rank: int, step: int, wall_s: float, key: BulkKey, place: Place) -> None:
         """Keep where a rank's shard of a value is; its last one counts."""
-        self._told(rank, step, wall_s).shards.setdefault(key, {})[rank] = place
+        self._pending_at(rank, step, wall_s).shards.setdefault(key, {})[rank] = place
 
     def take_graph(self) -> tuple[Bulk, float] | None:
         """The graph and its wall time, once."""
         graph, self._graph = self._graph, None
         return graph
 
-    def sampled_at(self, step: int) -> Told | None:
+    def sampled_at(self, step: int) -> PendingStep | None:
         """The samples of a step that are not due yet."""
         return self._sampled.get(step)
 
-    def _told(self, rank: int, step: int, wall_s: float, *, is_sampled: bool = False) -> Told:
+    def _pending_at(self, rank: int, step: int, wall_s: float, *, is_sampled: bool = False) -> PendingStep:
         reached = self.reached.get(rank)
         if reached is None or step > reached:
             reached = self.reached[rank] = step
@@ -136,12 +136,12 @@ class Waiting:
             kept = self._sampled
         elif step == reached and step > self._front:
             kept = self._steps
-        told = kept.get(step)
-        if told is None:
-            told = kept[step] = Told(reached)
-        told.until = max(told.until, reached) if kept is not self._steps else step
-        told.wall_s = max(told.wall_s, wall_s)
-        return told
+        pending = kept.get(step)
+        if pending is None:
+            pending = kept[step] = PendingStep(reached)
+        pending.until = max(pending.until, reached) if kept is not self._steps else step
+        pending.wall_s = max(pending.wall_s, wall_s)
+        return pending
 
     def _divided(self, tags: Tags) -> list[tuple[_Part, bool]]:
         """The tags that can be written, divided into those that are not sampled and those that are."""
@@ -165,10 +165,10 @@ class Waiting:
             now_s, wait_s: what was told at `now_s - wait_s` or before is due, complete or not.
         """
         before = now_s - wait_s
-        for told in chain(self._steps.values(), self._late.values()):
-            if told.first_s is None:
-                told.first_s = now_s
-        waited = {step for step, told in self._steps.items() if (told.first_s or 0.0) <= before}
+        for pending in chain(self._steps.values(), self._late.values()):
+            if pending.first_s is None:
+                pending.first_s = now_s
+        waited = {step for step, pending in self._steps.items() if (pending.first_s or 0.0) <= before}
         last = max([floor - 1, *waited])
         if self._held > MAX_HELD_BYTES and self._steps:
             last = max(last, sorted(self._steps)[len(self._steps) // 2])
@@ -180,17 +180,17 @@ class Waiting:
             _leading(self._sampled, strict_floor, -math.inf),
             sum(step >= floor for step in steps),
         )
-        for told in chain(due.steps.values(), due.late.values(), due.sampled.values()):
-            self._held -= sum(len(row.packed) + _ROW_BYTES for row in told.rows)
+        for pending in chain(due.steps.values(), due.late.values(), due.sampled.values()):
+            self._held -= sum(len(row.packed) + _ROW_BYTES for row in pending.rows)
         return due
 
 
-def _leading(waiting: dict[int, Told], floor: float, before: float) -> dict[int, Told]:
+def _leading(waiting: dict[int, PendingStep], floor: float, before: float) -> dict[int, PendingStep]:
     """Take the steps, in rising order, up to the first one that is not due."""
-    due: dict[int, Told] = {}
+    due: dict[int, PendingStep] = {}
     for step in sorted(waiting):
-        told = waiting[step]
-        if told.until >= floor and (told.first_s is None or told.first_s > before):
+        pending = waiting[step]
+        if pending.until >= floor and (pending.first_s is None or pending.first_s > before):
             break
         due[step] = waiting.pop(step)
     return due

@@ -23,13 +23,13 @@ from distsummary.actor_calls import (
     await_disconnected,
 )
 from distsummary.collect.actor import NODE, reason_of, start_collector
+from distsummary.collect.notifier import Notifier, write_and_notify
 from distsummary.collect.patience import OUTAGE_S, Patience
-from distsummary.collect.teller import Teller, write_and_tell
 from distsummary.coordination import Listener
 from distsummary.errors import StaleAttemptError
 from distsummary.format.records import QUEUED, SYNCED, Batch, Health
 from distsummary.topology import Effort, is_alive, own_process
-from distsummary.writing.health import told
+from distsummary.writing.health import error_line
 from distsummary.writing.segment import has_live_writer
 from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter
@@ -86,7 +86,7 @@ class RemoteWriter:
         # Batches with references to their answers; None: the batch has not been sent to the new session yet.
         self._sent: deque[tuple[Batch, Any]] = deque()
         self._own: RankWriter | None = None  # writes the files if no collector does
-        self._teller: Teller | None = None  # beside it
+        self._notifier: Notifier | None = None  # beside it
         self._gave_up = ""  # why there is no collector any more
         self._refusal = ""  # why the last write failed
         self._taken = 0  # rises while collectors write; the bytes that earlier writers of this process wrote
@@ -187,7 +187,7 @@ class RemoteWriter:
                 if self._own is not None:
                     self._close_own(self._own)
         except OSError as error:  # what was acknowledged is in the files, but may not be durable
-            self._failed.fail(f"closing: {told(error)}")
+            self._failed.fail(f"closing: {error_line(error)}")
         finally:
             self._drop_sent(self._refusal or "the collector did not acknowledge it in time")
             self._leave_collector()
@@ -239,11 +239,11 @@ class RemoteWriter:
                 raise
             return
         except OSError as error:
-            self._session, self._refusal = None, told(error)
+            self._session, self._refusal = None, error_line(error)
             self._drop_if_queued(error)
             raise
         except Exception as error:  # any other error: the collector would raise it again
-            self._count_lost(batch, told(error))
+            self._count_lost(batch, error_line(error))
         self._patience.works()
         self._sent.popleft()
         if self._sent and self._sent[0][1] is None:
@@ -290,7 +290,7 @@ class RemoteWriter:
             return
         except OSError as error:  # it cannot open its directory
             self._patience.fails(is_dead=False)
-            self._refusal = told(error)
+            self._refusal = error_line(error)
             if not self._patience.is_over():
                 raise
             self._take_over(f"the collector cannot open its directory: {self._refusal}")
@@ -319,7 +319,7 @@ class RemoteWriter:
                 self._actor = start_collector(self._scope)
                 self._starting = self._actor.ready.remote(self._key, own_process())
         except (RayError, ValueError, RuntimeError) as error:  # of a cluster that is just ending, too
-            raise CollectorError("the collector cannot be started", told(error), is_dead=True) from None
+            raise CollectorError("the collector cannot be started", error_line(error), is_dead=True) from None
 
     def _await_start(self) -> None:
         """Wait for the collector's process, or let this process write until it is up.
@@ -435,7 +435,7 @@ class RemoteWriter:
             self._end_collector()
             self._open_own()
         except OSError as error:
-            self._refusal = told(error)
+            self._refusal = error_line(error)
             raise
         self._ignore_answers()
 
@@ -445,7 +445,7 @@ class RemoteWriter:
         self._count_unanswered(own.last_seq)
         self._own = own
         if self._listener is not None:
-            self._teller = Teller(self._listener, self._spec.role)
+            self._notifier = Notifier(self._listener, self._spec.role)
 
     def _count_unanswered(self, last_seq: int) -> None:
         """Count the events that the last collector wrote but did not live to acknowledge."""
@@ -456,12 +456,12 @@ class RemoteWriter:
         try:
             own.close()
         finally:
-            if self._teller is not None:
-                self._teller.close()
+            if self._notifier is not None:
+                self._notifier.close()
 
     def _write_own(self, own: RankWriter, batch: Batch) -> None:
         """Write a batch in this process; if the collector has come up, leave the next ones to it."""
-        write_and_tell(own, batch, self._teller)
+        write_and_notify(own, batch, self._notifier)
         if self._starting is None or self._patience.is_closing or not self._ray.is_open():
             return
         if self._has_started():
@@ -485,9 +485,9 @@ class RemoteWriter:
         try:
             self._close_own(own)
         except OSError as error:  # as in `close`
-            self._failed.fail(f"closing: {told(error)}")
+            self._failed.fail(f"closing: {error_line(error)}")
         self._taken += own.progress()
-        self._past, self._own, self._teller = _added(self._past, own.health()), None, None
+        self._past, self._own, self._notifier = _added(self._past, own.health()), None, None
         self._health, self._process = Health(), {}
 
     def _end_collector(self) -> None:
@@ -518,13 +518,13 @@ class RemoteWriter:
         while self._sent:
             batch, _ = self._sent[0]
             try:
-                write_and_tell(own, batch, self._teller)
+                write_and_notify(own, batch, self._notifier)
             except OSError as error:
-                self._refusal = told(error)
+                self._refusal = error_line(error)
                 self._drop_if_queued(error)
                 raise
             except Exception as error:  # it would be raised again
-                self._count_lost(batch, told(error))
+                self._count_lost(batch, error_line(error))
             self._sent.popleft()
 
     # --- batches that are lost
@@ -538,7 +538,7 @@ class RemoteWriter:
 
     def _drop_if_queued(self, error: OSError) -> None:
         if self._spec.delivery == QUEUED:
-            self._drop_sent(f"not sent again: {told(error)}")
+            self._drop_sent(f"not sent again: {error_line(error)}")
 
     def _drop_sent(self, reason: str) -> None:
         self._ignore_answers()

@@ -65,10 +65,10 @@ class Checks(Source):
         *,
         local_rank: int,
         checksums: "Checksums | None",
-        tell: Callable[[RankFacts], None],
+        report: Callable[[RankFacts], None],
     ) -> None:
         self._checksums = checksums if every is not False else None
-        self._tell = tell
+        self._report = report
         self._settings = own_settings(config) | {"local rank": str(local_rank)}
         self._first: int | None = None
         self._every = every if type(every) is int else 1
@@ -93,7 +93,7 @@ class Checks(Source):
         """See `Source`."""
         if self._first is None:
             self._first, self._epoch = step, params.get("cur_epoch_num")
-            self._tell_facts()
+            self._send_facts()
         values = self._batch(params, step)
         if self._checksums is None or params.get("ended_late"):
             return values
@@ -106,21 +106,23 @@ class Checks(Source):
             self._choose(params)
         return values
 
-    def _tell_facts(self) -> None:
+    def _send_facts(self) -> None:
         if self._checksums is not None:
             self._checksums.list_parameters()  # lazy ones have their shapes by now
         names, groups = (
             ([], {}) if self._checksums is None else (self._checksums.names, self._checksums.groups)
         )
-        self._tell(RankFacts(self._settings, names, groups))
+        self._report(RankFacts(self._settings, names, groups))
 
     def _choose(self, params: CallbackParams) -> None:
         """Choose how many steps lie between two sums: a power of two, so that ranks have steps in common."""
         now_s, before_s = time.perf_counter(), self._looked_s
         self._looked_s = now_s
         logged = params.get("logged", {})
-        told = logged.get(OWN_MS, logged.get(STEP_MS))  # without waiting for a busy host or for other ranks
-        self._step_ms.append(told if isinstance(told, float) else 1e3 * (now_s - before_s))
+        measured = logged.get(
+            OWN_MS, logged.get(STEP_MS)
+        )  # without waiting for a busy host or for other ranks
+        self._step_ms.append(measured if isinstance(measured, float) else 1e3 * (now_s - before_s))
         if len(self._costs) < MEASURED:
             return
         cost_s = statistics.median(self._costs[SKIPPED:]) + DUE_S

@@ -49,7 +49,7 @@ from distsummary.frameworks.base import framework_of
 from distsummary.guard import check, door
 from distsummary.identity import as_recorded, without_identity
 from distsummary.interrupts import is_interruption
-from distsummary.telling import announced
+from distsummary.terminal import announced
 from distsummary.topology import Topology
 from distsummary.training.callbacks import STEP_HOOKS, Callback, CallbackParams, RunContext, guarded, is_sink
 from distsummary.training.phases import CHECKPOINT, EVALUATION, STEP_PHASES, in_phase
@@ -301,8 +301,8 @@ class SummaryCollector(Callback):
             call("evaluations", evaluations.record, session)
         if session.phase == "starting":
             begun = int(params.get("initial_step") or 0)
-            call("heartbeats", session.begin_heartbeats, self._schedule.hear, begun)
-            call("the attempt", self._tell_attempt, session)
+            call("heartbeats", session.begin_heartbeats, self._schedule.receive, begun)
+            call("the attempt", self._publish_attempt, session)
         session.phase = "training"
         while self._early:
             call("alerts", session.report_alert, *self._early.pop(0))
@@ -340,7 +340,7 @@ class SummaryCollector(Callback):
         step = params.get("cur_step_num")
         return Place(step if isinstance(step, int) else 0, phase)
 
-    def _tell_attempt(self, session: Session) -> None:
+    def _publish_attempt(self, session: Session) -> None:
         """Say that the run dir holds a training already; `ds.init` asks the user, by `exists`."""
         if session.attempt > 0 and session.topology.rank == 0 and self._coordinator is None:
             announced(
@@ -358,7 +358,7 @@ class SummaryCollector(Callback):
         topology = self._begin(params, "eval")
         if self._session is None and topology.role == "eval":
             self._session = self._open(topology)
-            self._session.begin_heartbeats(self._schedule.hear)
+            self._session.begin_heartbeats(self._schedule.receive)
             self.recorder.record = self._session.record
         elif self._session is None:
             self._evaluations = self._evaluations or Evaluations(topology)
@@ -434,7 +434,7 @@ class SummaryCollector(Callback):
             self._config.flat,
             local_rank=session.topology.local_rank,
             checksums=checksums,
-            tell=session.tell_facts,
+            report=session.send_facts,
         )
         self._schedule.add(checks)
 

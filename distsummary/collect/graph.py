@@ -28,7 +28,7 @@ class Observer(Protocol):
     def is_ready(self) -> bool:
         """Whether waiting brings no more."""
 
-    def heed_compilations(self) -> None:
+    def check_compilations(self) -> None:
         """Called before each step."""
 
     def graph(self) -> Graph:
@@ -63,11 +63,11 @@ def observe(network: Any, how: str, failures: Failures) -> Observer | None:
     return observer_of(network, how, lambda error: failures.fail("graph", error), logger.warning)
 
 
-def graph_value(graph: Graph, tell: Callable[..., None] = logger.warning) -> Value:
+def graph_value(graph: Graph, report: Callable[..., None] = logger.warning) -> Value:
     """A graph as a value; one that is too large for the viewers is reduced, and `tell` says so."""
     small = reduced(graph, MAX_NODES)
     if small is not graph:
-        tell(
+        report(
             "the graph of %s has %d nodes, and the viewers draw %d at most: its deepest scopes are recorded "
             "as %d single nodes",
             graph.name,
@@ -105,12 +105,12 @@ class ModelGraph(Source):
 
     def begin(self, params: CallbackParams) -> None:
         """See `Source`."""
-        self.heed_compilations()
+        self.check_compilations()
 
-    def heed_compilations(self) -> None:
+    def check_compilations(self) -> None:
         """Called before a step, if the model has not been called yet."""
         if self._observer is not None:
-            self._observer.heed_compilations()
+            self._observer.check_compilations()
 
     def plan(self, last: int) -> None:
         """See `Source`."""

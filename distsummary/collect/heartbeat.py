@@ -32,17 +32,17 @@ class Pulse:
     def __init__(
         self,
         place: Callable[[], Heartbeat],
-        tell: Callable[[Heartbeat], Sequence[Deal]],
+        report: Callable[[Heartbeat], Sequence[Deal]],
         follow: Callable[[Deal], None],
         failures: Failures,
         step: int = 0,
         deals: Sequence[Deal] = (),
     ) -> None:
-        self._place, self._tell, self._follow, self._failures = place, tell, follow, failures
+        self._place, self._report, self._follow, self._failures = place, report, follow, failures
         self._version = FIRST  # of the newest deal
         self._follow_new(deals)
         # The steps of the newest heartbeats, and when they were told: as many as WINDOW_S has.
-        self._told = deque([Told(step, time.monotonic())], maxlen=1 + round(WINDOW_S / BEAT_S))
+        self._beats = deque([Beat(step, time.monotonic())], maxlen=1 + round(WINDOW_S / BEAT_S))
         self._is_stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="distsummary-heartbeat", daemon=True)
         self._thread.start()
@@ -64,10 +64,10 @@ class Pulse:
 
     def _beat(self) -> None:
         place = self._place()
-        if place.step == self._told[-1].step and len(self._told) == 1:
-            self._told.clear()  # the time before the first step is not that of steps
-        self._told.append(Told(place.step, time.monotonic(), place.own_ms, place.wait_ms))
-        self._follow_new(self._tell(with_means(place, self._told)))
+        if place.step == self._beats[-1].step and len(self._beats) == 1:
+            self._beats.clear()  # the time before the first step is not that of steps
+        self._beats.append(Beat(place.step, time.monotonic(), place.own_ms, place.wait_ms))
+        self._follow_new(self._report(with_means(place, self._beats)))
 
     def _follow_new(self, deals: Sequence[Deal]) -> None:
         for deal in deals:
@@ -76,7 +76,7 @@ class Pulse:
                 self._follow(deal)
 
 
-class Told(NamedTuple):
+class Beat(NamedTuple):
     """What was told with a heartbeat; the milliseconds are sums of all steps so far."""
 
     step: int
@@ -85,9 +85,9 @@ class Told(NamedTuple):
     wait_ms: float | None = None
 
 
-def with_means(place: Heartbeat, told: Sequence[Told]) -> Heartbeat:
+def with_means(place: Heartbeat, beats: Sequence[Beat]) -> Heartbeat:
     """A heartbeat with the means of the steps from the first to the last that were told; 0 s without any."""
-    first, last = told[0], told[-1]
+    first, last = beats[0], beats[-1]
     steps = last.step - first.step
     if steps <= 0:
         return place._replace(step_s=0.0, own_ms=None, wait_ms=None)

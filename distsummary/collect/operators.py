@@ -41,21 +41,21 @@ class Taken(NamedTuple):
 
 
 @dataclass
-class Heard:
+class Received:
     """Values by plugin and name, numbers by name; the last one of a name is kept."""
 
     numbers: dict[str, float] = field(default_factory=dict)
     values: dict[tuple[str, str], Value] = field(default_factory=dict)
     late: list[Numbers] = field(default_factory=list)
 
-    def add(self, more: "Heard") -> None:
+    def add(self, more: "Received") -> None:
         """Add what was heard later."""
         self.numbers |= more.numbers
         self.values |= more.values
         self.late += more.late
 
 
-def hears_all(plugin: str, name: str, is_parameter: bool) -> bool:
+def receives_all(plugin: str, name: str, is_parameter: bool) -> bool:
     """For a listener that wants every value."""
     return True
 
@@ -75,36 +75,36 @@ class Listener:
         self,
         snapshot: Callable[[str, str, object], Value],
         failures: Callable[[], Failures],
-        wants: Callable[[str, str, bool], bool] = hears_all,
+        wants: Callable[[str, str, bool], bool] = receives_all,
         *,
         says_repeats: bool = False,
     ) -> None:
         self._snapshot, self._failures, self._wants = snapshot, failures, wants
-        self._fresh, self._held = Heard(), Heard()
+        self._fresh, self._held = Received(), Received()
         self._late: deque[tuple[int, Numbers]] = deque()
         self._is_deaf, self._says_repeats = False, says_repeats
         self._repeated: set[str] = set()
         self.is_gathered = False  # `gather` was called since the last `take`
 
-    def hear_number(self, name: str, number: float) -> None:
+    def receive_number(self, name: str, number: float) -> None:
         """Take a number that is on the host."""
         if self._is_deaf:
             return
         numbers = self._fresh.numbers
         if name in numbers:
-            self.hear_again(name)
+            self.receive_again(name)
         elif len(numbers) >= MAX_NAMES:
             self._failures().count(TOO_MANY, dropped={"scalar": 1})
             return
         numbers[name] = number
 
-    def hear(self, plugin: str, name: str, value: object, *, is_parameter: bool) -> None:
+    def receive(self, plugin: str, name: str, value: object, *, is_parameter: bool) -> None:
         """Copy a value if it is wanted; one that cannot be recorded is counted."""
         if self._is_deaf or not self._wants(plugin, name, is_parameter):
             return
         values = self._fresh.values
         if (plugin, name) in values:
-            self.hear_again(name)
+            self.receive_again(name)
         elif len(values) >= MAX_NAMES:
             self.refuse(plugin, TOO_MANY)
             return
@@ -115,7 +115,7 @@ class Listener:
                 raise
             self.refuse(plugin, f"not recorded: {error}")
 
-    def hear_again(self, name: str) -> None:
+    def receive_again(self, name: str) -> None:
         """Say, once for each name, that it was tapped several times and only the last value is recorded."""
         if self._says_repeats and name not in self._repeated and len(self._repeated) < MAX_NAMES:
             self._repeated.add(name)
@@ -130,9 +130,9 @@ class Listener:
         if not self._is_deaf:
             self._failures().count(reason, dropped={plugin: 1})
 
-    def _listen_to_devices(self) -> Heard:
+    def _listen_to_devices(self) -> Received:
         read_sources()
-        fresh, self._fresh = self._fresh, Heard()
+        fresh, self._fresh = self._fresh, Received()
         return fresh
 
     def add_read(self, numbers: Mapping[str, float], late: Numbers | None) -> None:
@@ -143,7 +143,7 @@ class Listener:
         if late is not None:
             self._fresh.late.append(late)
 
-    def has_heard(self) -> bool:
+    def has_received(self) -> bool:
         """Whether `take` may find anything; quick, for steps without operators."""
         fresh, held = self._fresh, self._held
         return bool(_sources or fresh.numbers or fresh.values or held.numbers or held.values or self._is_deaf)
@@ -174,7 +174,7 @@ class Listener:
         if not self.is_gathered:
             self._held.add(self._listen_to_devices())
         self.is_gathered = False
-        held, self._held = self._held, Heard()
+        held, self._held = self._held, Received()
         self._late.extend((step, late) for late in held.late)
         return Taken(held.numbers, list(held.values.values()), self.take_late(waits=waits))
 
@@ -196,7 +196,7 @@ def listeners() -> list[Listener]:
     return [one for one in (reference() for reference in _listeners) if one is not None]
 
 
-def is_heard() -> bool:
+def is_listening() -> bool:
     """Whether anybody listens."""
     return bool(_listeners)
 
@@ -229,13 +229,13 @@ def read_sources() -> None:
 def tap_number(name: str, number: float) -> None:
     """Tell a number that is on the host."""
     for listener in listeners():
-        listener.hear_number(name, number)
+        listener.receive_number(name, number)
 
 
 def tap(plugin: str, name: str, value: object, *, is_parameter: bool = False) -> None:
     """Tell a value; each listener copies it if it wants it."""
     for listener in listeners():
-        listener.hear(plugin, name, value, is_parameter=is_parameter)
+        listener.receive(plugin, name, value, is_parameter=is_parameter)
 
 
 def refuse(plugin: str, reason: str) -> None:
@@ -262,7 +262,7 @@ GUARD = Guard(Refusals)
 def tap_again(name: str) -> None:
     """Say that compiled code taps a name several times."""
     for listener in listeners():
-        listener.hear_again(name)
+        listener.receive_again(name)
 
 
 if hasattr(os, "register_at_fork"):  # the parent records; a child only runs the model

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from distsummary.collect.teller import Teller, write_and_tell
+from distsummary.collect.notifier import Notifier, write_and_notify
 from distsummary.coordination import Listener
 from distsummary.errors import StaleAttemptError
 from distsummary.format.records import Batch, Health
@@ -40,7 +40,7 @@ class RankCollector:
 
     def __init__(self, spec: WriterSpec, listener: Listener | None = None) -> None:
         self._spec = spec
-        self._teller = None if listener is None else Teller(listener, spec.role)
+        self._notifier = None if listener is None else Notifier(listener, spec.role)
         self._writer: RankWriter | None = None
         self.session = ""
 
@@ -67,7 +67,7 @@ class RankCollector:
             )
         writer = self._opened()
         try:
-            write_and_tell(writer, batch, self._teller)
+            write_and_notify(writer, batch, self._notifier)
         except OSError:
             self.session = uuid.uuid4().hex  # batches sent after this one must not be written before it
             raise
@@ -84,8 +84,8 @@ class RankCollector:
     def close(self) -> Health:
         """Make the files durable and close them."""
         self._opened().close()
-        if self._teller is not None:
-            self._teller.close()
+        if self._notifier is not None:
+            self._notifier.close()
         return self._opened().health()
 
 

@@ -286,7 +286,7 @@ class SummaryRecord:
         if graph := self._failures.call("graph", self._graph.take):
             write_values(self._writer, self._exports, step, graph)
         self._failures.call("graph", self._draw, train_network)
-        self._failures.call("graph", self._graph.heed_compilations)
+        self._failures.call("graph", self._graph.check_compilations)
         self._last_step = step
         numbers, pool = self._scalars, self._pool
         self._taken, self._scalars, self._pool = self._counts(), {}, {}
@@ -298,8 +298,8 @@ class SummaryRecord:
                 *(("scalar", name) for name in numbers),
             }  # what was given goes before what was tapped
             numbers |= {name: n for name, n in tapped.numbers.items() if ("scalar", name) not in given}
-            heard = {(value.plugin, value.tag): value for value in tapped.values}
-            pool |= {key: value for key, value in heard.items() if key not in given}
+            received = {(value.plugin, value.tag): value for value in tapped.values}
+            pool |= {key: value for key, value in received.items() if key not in given}
         if numbers and not pool and plugin_filter is None:
             self._taken = None
             self.scalars(step, numbers)

@@ -145,7 +145,7 @@ class Schedule:
                 deal=self._deal,
                 exports=self._exports,
                 mindspore_compat=self._compat,
-                tell=logger.warning if topology.rank == 0 else None,
+                report=logger.warning if topology.rank == 0 else None,
             )
 
         if topology.rank == 0 and topology.role == "train":
@@ -194,7 +194,7 @@ class Schedule:
             earlier.close()
         self._sources.append(source)
 
-    def hear(self, deal: Deal) -> None:
+    def receive(self, deal: Deal) -> None:
         """Keep a new deal until its first step; called by the thread of the heartbeats."""
         self._coming.append(deal)
         self._recorder.plain_before = min(self._recorder.plain_before, deal.since)

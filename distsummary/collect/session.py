@@ -51,7 +51,7 @@ from distsummary.redaction import redacted
 from distsummary.run_dir import Manifest, RunDir
 from distsummary.run_text import TAG, run_text
 from distsummary.states import read_run
-from distsummary.termination import END_S, Terminated, tell_termination
+from distsummary.termination import END_S, Terminated, on_termination
 from distsummary.topology import Topology, is_alive, lost_driver
 from distsummary.training.phases import EVERY, OWN_MS, WAIT_MS
 from distsummary.writing.health import Failures, one_line
@@ -194,7 +194,7 @@ class Session:
         self._final: Health | None = None
         self._is_terminated = self._is_missing = False  # the process ends; the run dir is gone
         self._deadline_s = math.inf  # when the parts of `close` that wait have to end
-        self._stop_telling = tell_termination(self._terminate)
+        self._unsubscribe = on_termination(self._terminate)
         if topology.rank == 0 and not self._is_past:
             if diagnose != Diagnose():  # the first alerts may come soon, and git is slow
                 self._messages.submit("diagnose", partial(self._note_diagnose, diagnose))
@@ -372,7 +372,7 @@ class Session:
         write_values(self._writer, self._exports, step, [*scalars, *others])
         self.report(step, lineage)
 
-    def tell_facts(self, facts: RankFacts) -> None:
+    def send_facts(self, facts: RankFacts) -> None:
         """Write what is compared with other ranks into this rank's directory; raises RunDirError."""
         write_facts(self._rank_dir, self._registration.attempt, facts)
 
@@ -399,11 +399,11 @@ class Session:
             since_step=step,
             until_step=step if cause == MESSAGE else None,
             evidence=redacted(evidence),
-            first_told_step=step,
+            reported_step=step,
             lost_s=lost_s,
             level=level,
         )
-        self._messages.submit("the alert", partial(self._alerts.tell, self._registration.attempt, verdict))
+        self._messages.submit("the alert", partial(self._alerts.report, self._registration.attempt, verdict))
 
     def _report_unsaved(self, step: int, reason: str) -> None:
         """Report that a checkpoint of the trajectory, due at `step`, is not saved; from any thread."""
@@ -517,7 +517,7 @@ class Session:
             with interrupts_after(stop_waiting, ignores_s=AGAIN_S if is_asked else 0.0), self._closing:
                 self._close_in_time(error)
         finally:
-            self._stop_telling()
+            self._unsubscribe()
         return self.failures.health if self._final is None else self._final
 
     def _end_within(self, seconds: float, reason: str) -> None:

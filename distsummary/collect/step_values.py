@@ -100,11 +100,11 @@ class Parameters:
         deal: str,
         exports: bool = False,
         mindspore_compat: bool = False,
-        tell: Callable[[str], None] | None = None,
+        report: Callable[[str], None] | None = None,
     ) -> None:
         self._network = network
         self._framework = framework_of(network)
-        self._selection, self._tell = selection, tell
+        self._selection, self._report = selection, report
         self.elements = 0  # of all selected parameters, also of those that other ranks record; set by `due`
         self.dealt: tuple[str, ...] | None = None  # this rank's share, as `due` found it; None: not yet
         self._deal, self._exports, self._compat = deal, exports, mindspore_compat
@@ -134,11 +134,11 @@ class Parameters:
         # Listed each time: parameters may have been added, removed or frozen since.
         parameters: dict[str, Any] = dict(self._framework.named_parameters(self._network))
         selected = self._selection.of(parameters)
-        tell, self._tell = self._tell, None
-        if tell is not None:
+        report, self._report = self._report, None
+        if report is not None:
             frozen = () if selected else self._framework.frozen_parameters(self._network)
             if remark := self._selection.remark([*parameters], selected, frozen):
-                tell(remark)
+                report(remark)
         wanted = [(name, parameters[name]) for name in selected]
         self.elements = 0
         found = {name: failures.call(f"shard of {name}", facts, tensor) for name, tensor in wanted}

@@ -84,7 +84,7 @@ class Taps:
         """
         record = self._record
         assert record is not None
-        if self._listener.has_heard():
+        if self._listener.has_received():
             due = step if number is None else number
             joined = self._failures.call("operators", self._with_tapped, step, due, numbers, values)
             numbers, values = joined or (numbers, values)

@@ -24,21 +24,23 @@ class ExportObserver(TreeObserver):
     KEEPS_ARGUMENTS = True
 
     def __init__(
-        self, network: nn.Module, failed: Callable[[Exception], None], tell: Callable[[str], None]
+        self, network: nn.Module, failed: Callable[[Exception], None], report: Callable[[str], None]
     ) -> None:
         super().__init__(network, failed)
-        self._tell = tell
+        self._report = report
 
     def graph(self) -> Graph:
         """See `TreeObserver`."""
         tree = super().graph()
         first, self._drawing.first = self._drawing.first, None
         if first is None:
-            self._tell("the model was not exported, as no call of it was seen; the graph is the module tree")
+            self._report(
+                "the model was not exported, as no call of it was seen; the graph is the module tree"
+            )
             return tree
         call, args, kwargs = first
         if any(type(parameter.data) is not Tensor for parameter in call.module.parameters()):
-            self._tell("a model that is split over ranks is not exported; the graph is the tree of modules")
+            self._report("a model that is split over ranks is not exported; the graph is the tree of modules")
             return tree
         try:
             with warnings.catch_warnings():  # such as attributes that forward assigns
@@ -49,7 +51,7 @@ class ExportObserver(TreeObserver):
             if passes(error, is_door=False):
                 raise
             line = " ".join(str(error).split())[:300]
-            self._tell(
+            self._report(
                 f"torch.export failed ({type(error).__name__}: {line}); the graph is the tree of modules; "
                 'graph="ops" shows operations'
             )

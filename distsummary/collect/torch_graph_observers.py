@@ -10,16 +10,18 @@ from distsummary.collect.torch_graph_ops import OperationsObserver, can_observe
 
 
 def observer_of(
-    network: nn.Module, how: str, failed: Callable[[Exception], None], tell: Callable[[str], None]
+    network: nn.Module, how: str, failed: Callable[[Exception], None], report: Callable[[str], None]
 ) -> TreeObserver | OperationsObserver:
     """Begin to observe a model: "modules", "ops" or "export".
 
     `failed` takes an exception that ended the observation, `tell` says why another graph is drawn than asked.
     """
     if how == "export":
-        return ExportObserver(network, failed, tell)
+        return ExportObserver(network, failed, report)
     if how == "ops" and can_observe(network):
-        return OperationsObserver(network, failed, tell)
+        return OperationsObserver(network, failed, report)
     if how == "ops":
-        tell("operations of a compiled model, or of FSDP, are not observed; the graph is the tree of modules")
+        report(
+            "operations of a compiled model, or of FSDP, are not observed; the graph is the tree of modules"
+        )
     return TreeObserver(network, failed)

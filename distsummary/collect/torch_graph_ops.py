@@ -36,9 +36,9 @@ class OperationsObserver(PassObserver):
     """
 
     def __init__(
-        self, network: nn.Module, failed: Callable[[Exception], None], tell: Callable[[str], None]
+        self, network: nn.Module, failed: Callable[[Exception], None], report: Callable[[str], None]
     ) -> None:
-        self._network, self._tell = network, tell
+        self._network, self._report = network, report
         self._drawing = _Drawing(network)
         super().__init__(network, self._drawing, failed)
         self._failed = failed
@@ -50,7 +50,7 @@ class OperationsObserver(PassObserver):
             self._failed(self._drawing.error)
         if self._drawing.has_operations:
             return self._drawing.graph()
-        self._tell("no operation of the model was seen; its graph is the tree of the modules")
+        self._report("no operation of the model was seen; its graph is the tree of the modules")
         return TreeObserver(self._network, self._failed).graph()
 
 
@@ -71,8 +71,8 @@ class _Drawing:
         self._of_memory: dict[int, Edge | str] = {}
         self.has_operations = False
         self.error: Exception | None = None
-        told = Given(self._fail)
-        self._guard = Guard(lambda: told)
+        counted = Given(self._fail)
+        self._guard = Guard(lambda: counted)
 
     def begin(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Enter a module; when a pass begins, observe the operations from now on."""
@@ -170,14 +170,14 @@ class _Drawing:
 class _Observe(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Calls a function after each operation of this thread, and changes nothing."""
 
-    def __init__(self, heard: Callable[[Any, object, object, object], None]) -> None:
+    def __init__(self, received: Callable[[Any, object, object, object], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._heard = heard
+        self._received = received
 
     @calls_user
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        self._heard(func, args, kwargs, result)
+        self._received(func, args, kwargs, result)
         return result
 
 

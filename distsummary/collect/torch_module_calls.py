@@ -128,8 +128,8 @@ class ModuleCalls:
 
     def __init__(self, network: nn.Module, listener: Listener, failed: Any) -> None:
         self._listener = listener
-        told = Given(failed)
-        self._guard = Guard(lambda: told, self.close)
+        counted = Given(failed)
+        self._guard = Guard(lambda: counted, self.close)
         self._begin = self._guard.wrap("graph", self._began)
         self._end = self._guard.wrap("graph", self._ended)
         self._reinstall = self._guard.wrap("graph", self._install)
@@ -137,7 +137,7 @@ class ModuleCalls:
         self._places = {id(place.module): place for place in places(network)}
         # Module and call; None instead of a call that is not told, and of those inside.
         self._stack: list[tuple[nn.Module, Call | None]] = []
-        self._told: Counter[int] = Counter()
+        self._counted: Counter[int] = Counter()
         self._names = Names()
         self._thread = 0
         self._handles: list[Any] = []
@@ -145,14 +145,14 @@ class ModuleCalls:
         self._was_removed = False  # for a compilation
         self._watch: Any = None  # torch's place for callbacks of compilations
         self._install()
-        self.heed_compilations()
+        self.check_compilations()
 
     @property
     def is_ready(self) -> bool:
         """Whether a pass has begun, or none will be seen because the model is compiled."""
-        return bool(self._told) or self._was_removed or not any(p.is_seen for p in self._places.values())
+        return bool(self._counted) or self._was_removed or not any(p.is_seen for p in self._places.values())
 
-    def heed_compilations(self) -> None:
+    def check_compilations(self) -> None:
         """Register with torch.compile, if it was imported since (it takes a second to import)."""
         compiler = sys.modules.get("torch._dynamo")
         if self._watch is None and self._is_open and compiler is not None:
@@ -216,10 +216,10 @@ class ModuleCalls:
 
     def _call(self, module: nn.Module, place: Place) -> Call | None:
         outer = self._stack[-1][1] if self._stack else None
-        told = self._told[id(module)]
-        if (outer is None and (self._stack or told)) or told >= MAX_CALLS:
+        counted = self._counted[id(module)]
+        if (outer is None and (self._stack or counted)) or counted >= MAX_CALLS:
             return None
-        self._told[id(module)] += 1
+        self._counted[id(module)] += 1
         inner = compiled_from(module)
         if outer is None:
             scope = place.scope
@@ -231,7 +231,7 @@ class ModuleCalls:
             module if inner is None else inner,
             place,
             self._names.unique(scope) if scope else "",
-            told + 1,
+            counted + 1,
             is_outermost=outer is None,
         )
 
@@ -257,9 +257,9 @@ class PassObserver:
     def __init__(self, network: nn.Module, listener: Listener, failed: Any) -> None:
         self._calls = ModuleCalls(network, listener, failed)
 
-    def heed_compilations(self) -> None:
+    def check_compilations(self) -> None:
         """See `ModuleCalls.heed_compilations`; called before each step until there is a graph."""
-        self._calls.heed_compilations()
+        self._calls.check_compilations()
 
     @property
     def is_ready(self) -> bool:

@@ -307,7 +307,7 @@ class Norms(Source):
                 f"{table.local_sizes[first]} elements that are not finite at step {step} on rank "
                 f"{self._finite.rank}{others}"
             )
-            if self._finite.tell(f"norms/{kind}", found):
+            if self._finite.report(f"norms/{kind}", found):
                 self._texts.append(found)
 
 

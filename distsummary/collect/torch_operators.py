@@ -76,7 +76,7 @@ def scalar(name: str, value: Tensor) -> None:
         )
     if torch.compiler.is_compiling():
         _compiled_scalar(name, value)
-    elif operators.is_heard() and not _is_replay():
+    elif operators.is_listening() and not _is_replay():
         _eager_scalar(name, value)
 
 
@@ -126,8 +126,8 @@ def value(plugin: str, name: str, value: Tensor) -> None:
     if torch.compiler.is_compiling():
         if not torch.compiler.is_exporting():
             _compiled_value(plugin, name, value)
-    elif operators.is_heard() and not _is_replay():
-        _tell(plugin, name, value, is_parameter=isinstance(value, nn.Parameter))
+    elif operators.is_listening() and not _is_replay():
+        _report(plugin, name, value, is_parameter=isinstance(value, nn.Parameter))
 
 
 def _compiled_value(plugin: str, name: str, value: Tensor) -> None:
@@ -145,7 +145,7 @@ def _compiled_value(plugin: str, name: str, value: Tensor) -> None:
 
 
 @_not_compiled
-def _tell(plugin: str, name: str, value: Tensor, *, is_parameter: bool) -> None:
+def _report(plugin: str, name: str, value: Tensor, *, is_parameter: bool) -> None:
     """Tell the listeners a value that exists now; one that would fill the host's memory is counted."""
     is_on_host = value.device.type in ("cpu", "mps")
     if plugin != "scalar" and is_on_host and value.numel() > _LARGEST_IN_HAND:
@@ -179,7 +179,7 @@ def gradient(name: str, x: Tensor, kind: str) -> Tensor:
             return x
         tapped: Tensor = _Gradient.apply(x, name, kind)  # type: ignore[no-untyped-call]
         return tapped
-    if not operators.is_heard() or _is_traced():
+    if not operators.is_listening() or _is_traced():
         return x
     # Also when a checkpointed pass is computed again: with use_reentrant=True, the gradient flows there. With
     # False it flows where it flowed before, and x may be the same tensor then, which has its hook already.
@@ -193,12 +193,12 @@ def gradient(name: str, x: Tensor, kind: str) -> Tensor:
 @torch_door(operators.GUARD, _refuse_gradient)
 def _eager_gradient(name: str, kind: str, gradient: Tensor) -> None:
     """What a hook does; it returns None, which leaves the gradient as it is."""
-    if not operators.is_heard():
+    if not operators.is_listening():
         return
     if kind == "norm":
         _eager_scalar(name, _norm(gradient))
     else:
-        _tell(kind, name, gradient, is_parameter=False)
+        _report(kind, name, gradient, is_parameter=False)
 
 
 class _Gradient(torch.autograd.Function):
@@ -424,11 +424,11 @@ def _refuse_tap(error: Exception, value: Tensor, plugin: str, name: str, *args: 
 @_not_compiled
 @torch_door(operators.GUARD, _refuse_tap)
 def _tap(value: Tensor, plugin: str, name: str, is_parameter: bool, is_gradient: bool) -> None:
-    if not operators.is_heard() or (not is_gradient and _is_replay()):
+    if not operators.is_listening() or (not is_gradient and _is_replay()):
         return
     if torch._guards.TracingContext.try_get() is not None:
         return  # torch compiles: it calls operators whose arguments are constants
-    _tell(plugin, name, value, is_parameter=is_parameter)
+    _report(plugin, name, value, is_parameter=is_parameter)
 
 
 def _define() -> torch.library.Library:

@@ -24,7 +24,7 @@ import psutil
 from distsummary.collect.crash_log import CrashLog
 from distsummary.consequences import follows_from_another
 from distsummary.diagnosis.source_lines import SourceLine, user_place
-from distsummary.diagnosis.stuck import AFTER_RUN, Group, Telling
+from distsummary.diagnosis.stuck import AFTER_RUN, Group, RankReport
 from distsummary.diagnosis.stuck_files import FORMAT
 from distsummary.identity import without_places_in
 from distsummary.publish import replacing
@@ -33,10 +33,10 @@ from distsummary.training.phases import BACKWARD, CHECKPOINT, DATA, EVALUATION, 
 from distsummary.writing.health import Failures
 
 LOOK_S = 0.5  # seconds between two looks at the step
-TELL_S = 1.0  # seconds between two tellings, while it lasts
+REPORT_S = 1.0  # seconds between two tellings, while it lasts
 MOST_S = 1.0  # counts of the time between two looks; one that comes later found no processor, as others may
 LEAST_S = 1.0  # no step is late before
-TELLING_MEDIANS = 2  # of the recent steps: a rank that goes on for longer tells where it is
+REPORT_MEDIANS = 2  # of the recent steps: a rank that goes on for longer tells where it is
 MEDIANS = 3  # a step is late after so many medians of the recent ones
 UNKNOWN_S = 600.0  # the limit before the length of a step, or of a phase, is known: code is compiled, too
 PHASE_LEAST_S = 60.0  # the least limit of an evaluation or a checkpoint, and
@@ -45,7 +45,7 @@ RECENT = 60  # looks at which the step had changed, whose steps are remembered
 ENOUGH = 20  # of them, until the long ones among them count; and steps, until their mean tells a limit
 BLOCKED_S = 2.0  # after so long, a thread that is blocked reports its collectives in any phase
 LONG_FACTOR = 1.5  # a step is not late before so many times the length that one in twenty exceeds
-ALONE_TELL_S = 20.0  # one rank alone tells nobody who waits for it
+ALONE_REPORT_S = 20.0  # one rank alone tells nobody who waits for it
 ALONE_FACTOR = 3  # so many times the longest time without progress is the limit of a rank that is alone
 MOVING = 0.2  # of the wall time, spent on computing or in the run queue: the thread is not blocked
 STACK_LINES = 40
@@ -112,12 +112,12 @@ class Pace:
                 self._steps.append(took / made)
         return True
 
-    def telling_s(self) -> float:
+    def report_after_s(self) -> float:
         """After how many seconds without progress the rank tells where it is, in any phase.
 
         The others may wait for it: if it said nothing, they would take it for one that cannot.
         """
-        return max(LEAST_S, TELLING_MEDIANS * statistics.median(self._steps)) if self._steps else LEAST_S
+        return max(LEAST_S, REPORT_MEDIANS * statistics.median(self._steps)) if self._steps else LEAST_S
 
     def limit_s(self, phase: str) -> float:
         """After how many seconds without progress a phase is late."""
@@ -169,8 +169,8 @@ class Watcher:
         while _after_runs:  # an earlier run of this process is really over
             _after_runs.pop().stop()
         self._thread_id, self._native_id = threading.get_ident(), threading.get_native_id()
-        self._is_told = False  # whether stuck.json says that a step is late
-        self._told_s = 0.0
+        self._is_reported = False  # whether stuck.json says that a step is late
+        self._reported_s = 0.0
         self._looked: deque[int] = deque(maxlen=6)  # the stacks at the newest looks, as hashes
         self._busy: deque[tuple[float, float]] = deque(maxlen=6)  # wall and busy seconds at them
         self._pace = Pace(place(), time.monotonic())
@@ -196,10 +196,10 @@ class Watcher:
             self._failures.call("stuck.json", self._path.unlink, missing_ok=True)
             if is_in_group() and not self._is_alone:
                 _AfterRun(self._report_after, self._thread_id, self._path)
-        elif not self._is_told and not self._is_alone:
+        elif not self._is_reported and not self._is_alone:
             is_cut_off = follows_from_another(f"{type(error).__name__}: {error}")
             self._failures.call(
-                "stuck.json", self._tell, time.monotonic(), error=error, is_cut_off=is_cut_off
+                "stuck.json", self._write_report, time.monotonic(), error=error, is_cut_off=is_cut_off
             )
 
     def _run(self) -> None:
@@ -214,19 +214,21 @@ class Watcher:
         if self._pace.look(place, now):
             self._looked.clear()
             self._busy.clear()
-            if self._is_told:
-                self._tell_over()
+            if self._is_reported:
+                self._report_over()
             return
         late_s = self._pace.late_s
-        if late_s < (ALONE_TELL_S if self._is_alone else LEAST_S):
+        if late_s < (ALONE_REPORT_S if self._is_alone else LEAST_S):
             return
         stack = [*_frames(self._thread_id)]
         self._looked.append(hash(tuple((id(frame.f_code), frame.f_lineno) for frame in stack)))
         self._busy.append((now, _family_s() if self._is_alone else _busy_s(self._native_id)))
-        if late_s >= self._pace.telling_s() and now - self._told_s >= TELL_S:
-            self._tell(now)
+        if late_s >= self._pace.report_after_s() and now - self._reported_s >= REPORT_S:
+            self._write_report(now)
 
-    def _tell(self, now: float, *, error: BaseException | None = None, is_cut_off: bool = False) -> None:
+    def _write_report(
+        self, now: float, *, error: BaseException | None = None, is_cut_off: bool = False
+    ) -> None:
         """Write that the step is long, and what is known of it.
 
         `error`: what ends the training; `is_cut_off`: a collective has raised it.
@@ -258,7 +260,7 @@ class Watcher:
         # Reading a full recorder takes 50 ms, which a thread that computes would miss.
         is_read = late_s >= limit_s or error is not None or (late_s >= BLOCKED_S and not is_moving)
         recorder, groups = self._groups(is_cut_off) if is_read else ("", ())
-        telling = Telling(
+        report = RankReport(
             rank=self._rank,
             step=place.step + (place.phase in (DATA, OUTSIDE)),
             phase=phase,
@@ -272,8 +274,8 @@ class Watcher:
             stack=tuple(map(_text, stack[:STACK_LINES])),
             root=roots[0][0] if roots else None,
         )
-        self._write({"time": time.time(), "is_over": False, **telling.as_json()})
-        self._is_told, self._told_s = True, now
+        self._write({"time": time.time(), "is_over": False, **report.as_json()})
+        self._is_reported, self._reported_s = True, now
 
     def _report_after(self, stack: list[SourceLine], late_s: float) -> None:
         """Write where the thread is that ran the loop, after the run."""
@@ -281,7 +283,7 @@ class Watcher:
         if not line:
             return  # such as an actor that waits for a call
         recorder, groups = self._groups(False)
-        telling = Telling(
+        report = RankReport(
             rank=self._rank,
             step=self._place().step,
             phase=AFTER_RUN,
@@ -292,12 +294,12 @@ class Watcher:
             line=line,
             stack=tuple(map(_text, stack[:STACK_LINES])),
         )
-        self._write({"time": time.time(), "is_over": False, **telling.as_json()})
+        self._write({"time": time.time(), "is_over": False, **report.as_json()})
 
-    def _tell_over(self) -> None:
+    def _report_over(self) -> None:
         """Write that the step has ended: silence would look as if this rank could not tell anything."""
         self._write({"time": time.time(), "is_over": True, "step": self._pace.place.step})
-        self._is_told = False
+        self._is_reported = False
 
     def _write(self, content: dict[str, object]) -> None:
         content = content if self._names_places else without_places_in(content)

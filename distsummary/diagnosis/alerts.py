@@ -40,7 +40,7 @@ MUTED = "mute"  # of `held`: the user wants to know nothing of this cause
 
 
 def read_alerts(
-    run_dir: RunDir, tell: Callable[[int, Exception], None] | None = None, *, is_growing: bool = False
+    run_dir: RunDir, report: Callable[[int, Exception], None] | None = None, *, is_growing: bool = False
 ) -> list[Alert]:
     """The alerts of a run: "time", "attempt" and what `Verdict.as_json` gives; the last line of each counts.
 
@@ -57,8 +57,8 @@ def read_alerts(
     for number, alert in parsed(data):
         if not isinstance(alert, Exception):
             found[key_of(alert)] = alert
-        elif tell is not None and number != being_written:
-            tell(number, alert)
+        elif report is not None and number != being_written:
+            report(number, alert)
     return [*found.values()]
 
 
@@ -94,14 +94,14 @@ def open_findings(
         stuck: the ranks of the attempt that hang now, by `stuck_files.hung_ranks`.
     """
     listed = [alert for alert in alerts if is_finding(alert)]
-    told = [*filter(None, (_verdict_of(one) for one in listed if one.get("held") != MUTED))]
+    reported = [*filter(None, (_verdict_of(one) for one in listed if one.get("held") != MUTED))]
     if attempt is None:
-        return [one.verdict for one in told]
+        return [one.verdict for one in reported]
     if attempt.role != "train":
         return []
     steps = {rank.rank: rank.step or 0 for rank in attempt.ranks}
     is_over = attempt.state == "finished"
-    found = [one.verdict for one in told if one.attempt == attempt.attempt]
+    found = [one.verdict for one in reported if one.attempt == attempt.attempt]
     found = [
         replace(one, until_step=one.since_step)
         if one.cause == HANG and (is_over or steps.get(one.rank, 0) > one.since_step)
@@ -127,7 +127,7 @@ def values_dropped(counts: Mapping[int, int], step: int) -> Verdict:
         since_step=step,
         until_step=None,
         evidence=f"{values} by step {step:,}; the log names each reason once",
-        first_told_step=step,
+        reported_step=step,
         ranks=(*sorted(counts),) if len(counts) > 1 else (),
     )
 
@@ -140,7 +140,7 @@ def worst_level(findings: Iterable[Verdict]) -> str:
     return ERROR if ERROR in levels else WARNING if levels else ""
 
 
-class Told(NamedTuple):
+class Reported(NamedTuple):
     """A verdict that was told. `time_s`: when, in seconds since the epoch."""
 
     attempt: int
@@ -148,17 +148,17 @@ class Told(NamedTuple):
     time_s: float
 
 
-def told_hangs(run_dir: RunDir) -> list[Told]:
+def reported_hangs(run_dir: RunDir) -> list[Reported]:
     """The hangs in alerts.jsonl; raises OSError as `read_alerts`."""
     return hangs_among(read_alerts(run_dir))
 
 
-def hangs_among(alerts: Iterable[Alert], causes: Collection[str] = (HANG,)) -> list[Told]:
+def hangs_among(alerts: Iterable[Alert], causes: Collection[str] = (HANG,)) -> list[Reported]:
     """The alerts about hangs, or of other `causes`, as verdicts."""
     return [*filter(None, (_verdict_of(alert) for alert in alerts if alert["cause"] in causes))]
 
 
-def with_told(judged: Iterable[tuple[int, Verdict]], run_dir: RunDir) -> list[tuple[int, Verdict]]:
+def with_reported(judged: Iterable[tuple[int, Verdict]], run_dir: RunDir) -> list[tuple[int, Verdict]]:
     """Verdicts on a run from its files, with what only alerts.jsonl tells, but for hangs; raises OSError.
 
     That is what was told of steps which a later attempt has repeated, or whose files are gone. Each verdict
@@ -175,7 +175,7 @@ def with_told(judged: Iterable[tuple[int, Verdict]], run_dir: RunDir) -> list[tu
         if (same := same_episode(alert, left)) is not None:
             del left[same]
     found += [(one.attempt, one.verdict) for one in filter(None, map(_verdict_of, left.values()))]
-    return sorted(found, key=lambda one: (one[0], one[1].first_told_step))
+    return sorted(found, key=lambda one: (one[0], one[1].reported_step))
 
 
 def all_hangs(
@@ -190,10 +190,10 @@ def all_hangs(
         attempt: the newest one. stuck: its ranks that hang, by `stuck_files.hung_ranks`.
     """
     now = {verdict.rank: verdict for verdict in stuck}
-    hangs, is_told = [], False
+    hangs, is_reported = [], False
     for number, hang, _ in hangs_among(read_alerts(run_dir), STOPPED):
         if attempt is not None and number == attempt.attempt and hang.until_step is None:
-            is_told |= hang.cause == HANG
+            is_reported |= hang.cause == HANG
             newer = now.get(hang.rank)
             if newer is not None and newer.cause in (hang.cause, LOST, FAILED):
                 del now[hang.rank]
@@ -204,7 +204,7 @@ def all_hangs(
                 hang = replace(hang, lost_s=max(hang.lost_s, newer.lost_s))
         hangs.append((number, hang))
     has_ended = attempt is not None and attempt.state != "running"
-    if attempt is None or (is_told and has_ended):
+    if attempt is None or (is_reported and has_ended):
         return hangs
     return [*hangs, *((attempt.attempt, verdict) for verdict in now.values())]
 
@@ -245,17 +245,17 @@ def same_episode(alert: Alert, others: Mapping[Key, Alert]) -> Key | None:
         return key
     same = [
         other
-        for other, told in others.items()
-        if other[:3] == key[:3] and other[3] <= _last_step(alert) and key[3] <= _last_step(told)
+        for other, reported in others.items()
+        if other[:3] == key[:3] and other[3] <= _last_step(alert) and key[3] <= _last_step(reported)
     ]
     return min(same, key=lambda other: abs(other[3] - key[3]), default=None)
 
 
-def _verdict_of(alert: Alert) -> Told | None:
+def _verdict_of(alert: Alert) -> Reported | None:
     """What an alert tells; None if a field is missing or wrong: no alert of ours."""
     with suppress(KeyError, TypeError, ValueError):
         verdict = Verdict.from_json(alert)
-        return Told(int(alert.get("attempt", 0)), verdict, float(alert.get("time", 0.0)))
+        return Reported(int(alert.get("attempt", 0)), verdict, float(alert.get("time", 0.0)))
     return None
 
 

@@ -40,7 +40,7 @@ class Drift:
     ) -> None:
         self._coordinates, self._names = coordinates, names
         self._replicas: defaultdict[_Peers, _Replicas] = defaultdict(_Replicas)
-        self._heard = _Heard()
+        self._last_seen = _LastSeen()
 
     def add(
         self, tags: Sequence[str], which: Ints, ranks: Ints, steps: Ints, values: Floats
@@ -50,11 +50,11 @@ class Drift:
         Args:
             tags: names, each once. which (N,): the index of each scalar's tag. ranks, steps, values: (N,).
         """
-        self._heard.add(ranks, steps)
+        self._last_seen.add(ranks, steps)
         is_mine = np.array([tag.startswith(BITS_TAGS) for tag in tags], np.bool_)
         if not is_mine.any():
             return []
-        told: dict[int, dict[_Peers, dict[int, list[int]]]] = {}
+        reported: dict[int, dict[_Peers, dict[int, list[int]]]] = {}
         places: dict[tuple[int, str], _Peers] = {}
         rows = np.flatnonzero(is_mine[which])
         for number, rank, step, value in zip(
@@ -68,11 +68,11 @@ class Drift:
             peers = places.get((rank, group))
             if peers is None:
                 peers = places[rank, group] = self._peers(rank, group)
-            sums = told.setdefault(step, {}).setdefault(peers, {}).setdefault(rank, [-1] * PARTS)
+            sums = reported.setdefault(step, {}).setdefault(peers, {}).setdefault(rank, [-1] * PARTS)
             sums[part] = int(value)
         found: list[Verdict] = []
-        for step in sorted(told):
-            for peers, by_rank in told[step].items():
+        for step in sorted(reported):
+            for peers, by_rank in reported[step].items():
                 whole = {rank: tuple(sums) for rank, sums in by_rank.items() if -1 not in sums}
                 found += self._compare(step, peers, dict(sorted(whole.items())))
         return found
@@ -83,20 +83,20 @@ class Drift:
         axes = self._coordinates(rank).items()
         return group, tuple(sorted(one for one in axes if one[0] in split or one[0] not in DATA_AXES))
 
-    def _compare(self, step: int, peers: _Peers, told: Mapping[int, Sums]) -> list[Verdict]:
+    def _compare(self, step: int, peers: _Peers, reported: Mapping[int, Sums]) -> list[Verdict]:
         replicas = self._replicas[peers]
-        replicas.seen.update(told)
-        if len(told) < 2:
+        replicas.seen.update(reported)
+        if len(reported) < 2:
             return []
-        if len(told) == 2 and any(
-            step - self._heard.before(rank, step) < SILENT for rank in replicas.seen.difference(told)
+        if len(reported) == 2 and any(
+            step - self._last_seen.before(rank, step) < SILENT for rank in replicas.seen.difference(reported)
         ):
             return []  # the third may tell which one is right, later
-        vote = _voted(told)
+        vote = _voted(reported)
         over = {
             id(verdict): replace(verdict, until_step=replicas.last)
             for rank, verdict in sorted(replicas.open.items())
-            if rank in told and not set(verdict.ranks or (verdict.rank,)).intersection(vote.others)
+            if rank in reported and not set(verdict.ranks or (verdict.rank,)).intersection(vote.others)
         }
         replicas.open = {rank: one for rank, one in replicas.open.items() if id(one) not in over}
         changed = [*over.values()]
@@ -111,8 +111,8 @@ class Drift:
                 cause=DRIFT,
                 since_step=step,
                 until_step=None,
-                evidence=self._evidence(step, peers[0], ranks[0], told, vote, replicas.equal),
-                first_told_step=step,
+                evidence=self._evidence(step, peers[0], ranks[0], reported, vote, replicas.equal),
+                reported_step=step,
                 ranks=tuple(ranks) if len(ranks) > 1 else (),
             )
             replicas.open |= dict.fromkeys(ranks, verdict)
@@ -120,10 +120,10 @@ class Drift:
         return changed
 
     def _evidence(
-        self, step: int, group: str, rank: int, told: Mapping[int, Sums], vote: "_Vote", equal: int | None
+        self, step: int, group: str, rank: int, reported: Mapping[int, Sums], vote: "_Vote", equal: int | None
     ) -> str:
-        other = vote.model if told[rank] != told[vote.model] else vote.second
-        place = located(told[rank], told[other])
+        other = vote.model if reported[rank] != reported[vote.model] else vote.second
+        place = located(reported[rank], reported[other])
         names = self._names(rank, group)
         if place is None:
             what = "more than one parameter differs"
@@ -132,11 +132,11 @@ class Drift:
         else:
             what = f"the parameter number {place + 1} differs"
         if vote.has_majority:
-            what += f" from {len(told) - len(vote.others)} replicas that agree"
-        elif len(told) == 2:
+            what += f" from {len(reported) - len(vote.others)} replicas that agree"
+        elif len(reported) == 2:
             what += ", and of two copies either may be right"
         else:
-            what += f", and no majority of {len(told)} agrees"
+            what += f", and no majority of {len(reported)} agrees"
         if equal is not None:
             return f"{what}; all were equal at step {equal:,}"
         return (
@@ -154,16 +154,16 @@ class _Vote(NamedTuple):
     has_majority: bool
 
 
-def _voted(told: Mapping[int, Sums]) -> _Vote:
-    counts = Counter(told.values())
+def _voted(reported: Mapping[int, Sums]) -> _Vote:
+    counts = Counter(reported.values())
     if len(counts) == 1:
-        first = next(iter(told))
+        first = next(iter(reported))
         return _Vote(first, first, [], has_majority=True)
     value, count = counts.most_common(1)[0]
-    others = [rank for rank, sums in told.items() if sums != value]
-    model = next(rank for rank, sums in told.items() if sums == value)
-    has_majority = 2 * count > len(told)
-    return _Vote(model, others[0], others if has_majority else [*told], has_majority=has_majority)
+    others = [rank for rank, sums in reported.items() if sums != value]
+    model = next(rank for rank, sums in reported.items() if sums == value)
+    has_majority = 2 * count > len(reported)
+    return _Vote(model, others[0], others if has_majority else [*reported], has_majority=has_majority)
 
 
 class _Replicas:
@@ -178,7 +178,7 @@ class _Replicas:
         self.last: int | None = None  # the newest one at which they were not
 
 
-class _Heard:
+class _LastSeen:
     """At which steps each rank has told anything."""
 
     def __init__(self) -> None:

@@ -58,7 +58,7 @@ def _of(cause: str, rank: int, step: int, evidence: str, ranks: tuple[int, ...] 
         since_step=step,
         until_step=None,
         evidence=evidence,
-        first_told_step=step,
+        reported_step=step,
         ranks=ranks,
     )
 

@@ -113,5 +113,5 @@ def _verdict(rank: int, what: str, window: Sequence[tuple[int, float]]) -> Verdi
         since_step=begun,
         until_step=None,
         evidence=f"its {what} grew from {low:.3g} to {high:.3g} GiB by step {ended:,}, {pace}",
-        first_told_step=ended,
+        reported_step=ended,
     )

@@ -67,19 +67,19 @@ def own_times(
     if not mine.any():
         return
     columns, ranks, steps, values = columns[which[mine]], ranks[mine], steps[mine], values[mine]
-    told, place = np.unique(np.stack([steps, ranks], axis=1), axis=0, return_inverse=True)
+    reported, place = np.unique(np.stack([steps, ranks], axis=1), axis=0, return_inverse=True)
     place, is_time = place.reshape(-1), columns[:, 1] < len(PHASES)
-    times = np.zeros((len(told), 2, len(PHASES)))
+    times = np.zeros((len(reported), 2, len(PHASES)))
     np.add.at(times, (place[is_time], columns[is_time, 0], columns[is_time, 1]), values[is_time])
-    every = np.ones(len(told), np.int64)
+    every = np.ones(len(reported), np.int64)
     is_every, is_queued = columns[:, 1] == _EVERY, columns[:, 1] == _QUEUED
     every[place[is_every]] = np.maximum(values[is_every], 1)
-    queued = np.zeros(len(told))
+    queued = np.zeros(len(reported))
     np.add.at(queued, place[is_queued], values[is_queued])
-    starts = np.flatnonzero(np.append(True, np.diff(told[:, 0]) != 0))
-    for start, end in zip(starts, [*starts[1:], len(told)], strict=True):
+    starts = np.flatnonzero(np.append(True, np.diff(reported[:, 0]) != 0))
+    for start, end in zip(starts, [*starts[1:], len(reported)], strict=True):
         rows = slice(start, end)
-        yield OwnTimes(int(told[start, 0]), told[rows, 1], times[rows], every[rows], queued[rows])
+        yield OwnTimes(int(reported[start, 0]), reported[rows, 1], times[rows], every[rows], queued[rows])
 
 
 def _column(tag: str) -> tuple[int, int]:
@@ -113,13 +113,13 @@ class Judge:
         self._known: frozenset[int] = frozenset()
         self._peers: list[_Peers] = []
 
-    def add(self, told: OwnTimes) -> list[Verdict]:
+    def add(self, reported: OwnTimes) -> list[Verdict]:
         """Judge a step, larger than those before; returns the verdicts that are new, and those that end."""
-        if not self._known.issuperset(told.ranks.tolist()):
-            self._group(self._known.union(told.ranks.tolist()))
+        if not self._known.issuperset(reported.ranks.tolist()):
+            self._group(self._known.union(reported.ranks.tolist()))
         changed = []
         for peers in self._peers:
-            changed += [_verdict(found, len(peers.ranks) - 1) for found in peers.add(told)]
+            changed += [_verdict(found, len(peers.ranks) - 1) for found in peers.add(reported)]
         self.steps += any(peers.is_judged for peers in self._peers)
         self.abstained += any(peers.is_judged and peers.is_busy for peers in self._peers)
         return changed
@@ -167,16 +167,16 @@ class _Peers:
         if new:
             self._slow.join(ranks)
 
-    def add(self, told: OwnTimes) -> list[Slow]:
-        index = np.searchsorted(self.ranks, told.ranks)
-        is_peer = self.ranks[np.minimum(index, len(self.ranks) - 1)] == told.ranks
-        index, every = index[is_peer], told.every[is_peer]
+    def add(self, reported: OwnTimes) -> list[Slow]:
+        index = np.searchsorted(self.ranks, reported.ranks)
+        is_peer = self.ranks[np.minimum(index, len(self.ranks) - 1)] == reported.ranks
+        index, every = index[is_peer], reported.every[is_peer]
         times = np.full((len(self.ranks), 2, len(PHASES)), np.nan)
-        times[index] = told.times[is_peer]
-        self._next[index] = (told.step // every + 1) * every
+        times[index] = reported.times[is_peer]
+        self._next[index] = (reported.step // every + 1) * every
         # Not if a rank does not tell the step: what the others took at it says little. One that told nothing
         # when it should have is not waited for.
-        is_awaited = self._next > told.step
+        is_awaited = self._next > reported.step
         is_awaited[index] = False
         self.is_judged = not is_awaited.any()
         if not self.is_judged:
@@ -187,10 +187,10 @@ class _Peers:
         # 0 for a rank that has told only a few of these steps
         times[:, _BLOCKED, _COMPUTING] = np.nan_to_num(np.median(self._blocked, axis=0))
         own = times.sum(axis=1)
-        self._loads.append((float(told.queued[is_peer].sum()), float(np.nansum(own))))
+        self._loads.append((float(reported.queued[is_peer].sum()), float(np.nansum(own))))
         queued_ms, own_ms = np.sum(self._loads, axis=0)
         self.is_busy = bool(queued_ms > BUSY * own_ms)
-        return self._slow.add(told.step, own, times[:, _CPU], is_busy=self.is_busy)
+        return self._slow.add(reported.step, own, times[:, _CPU], is_busy=self.is_busy)
 
 
 def _verdict(found: Slow, peers: int) -> Verdict:
@@ -205,5 +205,5 @@ def _verdict(found: Slow, peers: int) -> Verdict:
         since_step=found.since,
         until_step=found.until,
         evidence=evidence,
-        first_told_step=found.told,
+        reported_step=found.reported,
     )

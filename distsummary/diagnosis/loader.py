@@ -113,7 +113,7 @@ class LoaderShare:
                 since_step=self._since or step,
                 until_step=None,
                 evidence=f"{share:.0%} of the time, {share * step_ms:.3g} of {step_ms:.3g} ms a step",
-                first_told_step=step,
+                reported_step=step,
                 lost_s=self._lost_s,
                 ranks=slow if len(slow) > 1 else (),
             )

@@ -26,7 +26,7 @@ class MemoryImbalance:
     def __init__(self) -> None:
         self._newest: dict[str, dict[int, float]] = {tag: {} for tag in MEMORY_TAGS}
         self._since: dict[tuple[str, int], list[int]] = {}  # the steps of the samples that exceed it
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
 
     def add(
         self, tags: Sequence[str], which: Ints, ranks: Ints, steps: Ints, values: Floats
@@ -60,9 +60,9 @@ class MemoryImbalance:
             return None
         since = self._since.setdefault((tag, rank), [])
         since.append(step)
-        if len(since) < SAMPLES or rank in self._told:
+        if len(since) < SAMPLES or rank in self._reported:
             return None
-        self._told.add(rank)
+        self._reported.add(rank)
         return Verdict(
             rank=rank,
             cause=MEMORY,
@@ -72,5 +72,5 @@ class MemoryImbalance:
                 f"{gib:.3g} GiB {MEMORY_TAGS[tag]}, on "
                 f"{'its peer' if len(others) == 1 else f'the {len(others)} others'} {usual:.3g} GiB"
             ),
-            first_told_step=step,
+            reported_step=step,
         )

@@ -16,7 +16,7 @@ from distsummary.diagnosis.alerts import (
     MUTED,
     Alert,
     Key,
-    Told,
+    Reported,
     hangs_among,
     key_of,
     level_in,
@@ -60,15 +60,15 @@ class Alerts:
     def __init__(self, run_dir: RunDir) -> None:
         self._run_dir = run_dir
         self._lock = threading.RLock()
-        self._told: dict[Key, Alert] = {}  # the newest line of each
+        self._newest: dict[Key, Alert] = {}  # the newest line of each
         self._unmatched: dict[Key, Alert] = {}  # of these, what only other objects told
-        self._told_as: dict[Key, Key] = {}  # by which of these a verdict was told
+        self._reported_as: dict[Key, Key] = {}  # by which of these a verdict was told
         self._due: list[Alert] = []  # lines that the file does not have yet
         self._reported: list[tuple[float, int]] = []  # when, and the level as a number, of what was not held
         self._held = 0  # by the rate, which was not said yet
         self._read_to = 0  # bytes of the file
 
-    def tell(self, attempt: int, verdict: Verdict) -> bool:
+    def report(self, attempt: int, verdict: Verdict) -> bool:
         """Report a verdict, unless it was; returns whether it is new.
 
         A line that cannot be written is kept for `write`.
@@ -106,7 +106,7 @@ class Alerts:
         """Note what is to be written of a verdict; returns its alert if it is new."""
         alert: Alert = {"time": time.time(), "attempt": attempt, **verdict.as_json()}
         key = self._key_of(alert)
-        known = self._told.get(key)
+        known = self._newest.get(key)
         if known is not None:
             newer = _newer(known, verdict)
             if newer == known:
@@ -116,7 +116,7 @@ class Alerts:
             if held := self._why_held(alert):
                 alert["held"] = held
             self._count(alert)
-        self._told[key] = alert
+        self._newest[key] = alert
         self._due.append(alert)
         return alert if known is None else None
 
@@ -170,12 +170,12 @@ class Alerts:
                 held.enter_context(self._run_dir.locked("alerts", timeout_s=LOCK_S))
             yield
 
-    def lasting_hangs(self) -> list[Told]:
+    def lasting_hangs(self) -> list[Reported]:
         """The hangs that have not ended."""
         with self._lock:
             with contextlib.suppress(OSError):  # `write` raises it
                 self._read()
-            return hangs_among(alert for alert in self._told.values() if alert["until_step"] is None)
+            return hangs_among(alert for alert in self._newest.values() if alert["until_step"] is None)
 
     def _read(self) -> None:
         """Read what was appended to the file; raises OSError."""
@@ -196,20 +196,20 @@ class Alerts:
             if isinstance(alert, Exception):
                 continue
             key = key_of(alert)
-            if key not in self._told:
+            if key not in self._newest:
                 self._unmatched[key] = alert
                 self._count(alert)
             if key not in due:
-                self._told[key] = alert
+                self._newest[key] = alert
 
     def _key_of(self, alert: Alert) -> Key:
         """The key by which it was told, its own if it was not."""
         key = key_of(alert)
-        if key not in self._told_as:
+        if key not in self._reported_as:
             found = same_episode(alert, self._unmatched)
-            self._told_as[key] = key if found is None else found
-            self._unmatched.pop(self._told_as[key], None)
-        return self._told_as[key]
+            self._reported_as[key] = key if found is None else found
+            self._unmatched.pop(self._reported_as[key], None)
+        return self._reported_as[key]
 
 
 def _newer(alert: Alert, verdict: Verdict) -> Alert:

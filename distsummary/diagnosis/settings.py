@@ -47,7 +47,7 @@ def different_settings(facts: Mapping[int, RankFacts], first_step: int) -> list[
             until_step=None,
             evidence="; ".join(f"{name} is {reason}" for name, reason in [*found[ranks[0]].items()][:NAMED])
             + (f"; and {more} more settings" if (more := len(found[ranks[0]]) - NAMED) > 0 else ""),
-            first_told_step=first_step,
+            reported_step=first_step,
             ranks=tuple(ranks) if len(ranks) > 1 else (),
         )
         for ranks in alike.values()
@@ -60,11 +60,11 @@ def usual_settings(facts: Mapping[int, RankFacts]) -> dict[str, str]:
     Args:
         facts: rank -> what it told of itself.
     """
-    told: dict[str, Counter[str | None]] = defaultdict(Counter)
+    reported: dict[str, Counter[str | None]] = defaultdict(Counter)
     for of_rank in facts.values():
         for name, value in of_rank.settings.items():
-            told[name][value] += 1
-    usual = {name: counts.most_common(1)[0] for name, counts in told.items()}
+            reported[name][value] += 1
+    usual = {name: counts.most_common(1)[0] for name, counts in reported.items()}
     return {name: value for name, (value, n) in usual.items() if value is not None and 2 * n > len(facts)}
 
 
@@ -80,14 +80,14 @@ def differences(facts: Mapping[int, RankFacts]) -> list[tuple[str, int, str]]:
     Args:
         facts: rank -> what it told of itself.
     """
-    told: dict[int, Settings] = {
+    reported: dict[int, Settings] = {
         rank: {name: value for name, value in of_rank.settings.items() if name != LOCAL_RANK}
         for rank, of_rank in facts.items()
     }
     leaders = {0, *(rank for rank, of_rank in facts.items() if of_rank.settings.get(LOCAL_RANK) == "0")}
     found = []
-    for name in sorted(set[str]().union(*told.values())):
-        values = {rank: settings.get(name) for rank, settings in told.items()}
+    for name in sorted(set[str]().union(*reported.values())):
+        values = {rank: settings.get(name) for rank, settings in reported.items()}
         if name.startswith((CONFIG_PREFIX, ENVIRONMENT_PREFIX)):
             values = {rank: ABSENT if value is None else value for rank, value in values.items()}
         known = {rank: value for rank, value in values.items() if value is not None}

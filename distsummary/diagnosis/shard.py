@@ -106,7 +106,7 @@ class SameBatches:
                 since_step=common[0][0 if first == one else 1],
                 until_step=None,
                 evidence=f"{where}; give each rank a part of its own (DistributedSampler)",
-                first_told_step=step,
+                reported_step=step,
                 ranks=tuple(sorted(pair)),
             )
         )

@@ -136,7 +136,7 @@ class FirstNonFinite:
             until_step=None,
             evidence=f"{first.name} is {first.value}{self._elsewhere(first)}"
             + (f"; also {', '.join(also)}" if also else ""),
-            first_told_step=first.reported,
+            reported_step=first.reported,
             ranks=first.ranks if len(first.ranks) > 1 else (),
         )
 

@@ -57,7 +57,7 @@ class Slow:
     rank: int
     phase: str
     since: int
-    told: int
+    reported: int
     excess: float
     own_ms: float
     peers_ms: float
@@ -94,7 +94,7 @@ class SlowRanks:
         self._limits = np.repeat(UNKNOWN * FLOORS[:, None], len(PHASES), axis=1)
         self._now = np.zeros((len(WINDOWS), *shape))  # the mean excess of each window, above the usual one
         self._open: dict[int, Slow] = {}  # the index of a rank -> what was told of it
-        self._told_at: dict[int, int] = {}  # and `_seen` then
+        self._reported_at: dict[int, int] = {}  # and `_seen` then
 
     def join(self, ranks: Sequence[int]) -> None:
         """Compare more ranks from now on; what is known of those before stays.
@@ -114,7 +114,7 @@ class SlowRanks:
             self._usual = np.insert(self._usual, index, 0.0, axis=0)
             self._now = np.insert(self._now, index, 0.0, axis=1)
         self._open = {place[index]: one for index, one in self._open.items()}
-        self._told_at = {place[index]: one for index, one in self._told_at.items()}
+        self._reported_at = {place[index]: one for index, one in self._reported_at.items()}
 
     def add(self, step: int, own: Floats, computed: Floats, *, is_busy: bool = False) -> list[Slow]:
         """Judge a step; returns what begins or ends with it.
@@ -215,13 +215,13 @@ class SlowRanks:
             rank=self._ranks[index],
             phase=PHASES[phase],
             since=since,
-            told=step,
+            reported=step,
             excess=float((self._excess[rows, index, phase] - self._usual[index, phase]).mean()),
             own_ms=float(self._own[rows, index, phase].mean()),
             peers_ms=float(self._reference[rows, 0, phase].mean()),
             peers_step_ms=self._scale,
         )
-        self._open[int(index)], self._told_at[int(index)] = found, self._seen
+        self._open[int(index)], self._reported_at[int(index)] = found, self._seen
         self._is_clean[rows, index] = False
         self._means[rows] = 0.0
         return [found]
@@ -241,7 +241,7 @@ class SlowRanks:
             last = self._excess[-WINDOWS[2] :, index, phase] - self._usual[index, phase]
             rows = last[-WINDOWS[1] :]
             is_low = rows.mean() < min(slow.excess / 3, OVER) and last.mean() < 0.6 * slow.excess
-            if self._seen - self._told_at[index] >= WINDOWS[1] and is_low:
+            if self._seen - self._reported_at[index] >= WINDOWS[1] and is_low:
                 del self._open[index]
                 quiet = np.flatnonzero(rows >= slow.excess / 2)
                 place = int(quiet[-1]) + 1 if len(quiet) else 0

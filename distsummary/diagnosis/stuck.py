@@ -81,7 +81,7 @@ class Group(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Telling:
+class RankReport:
     """What is known of a rank; `late_s` is None if it does not report where it is.
 
     One that reported at this step, and does not any more, has begun the collectives in `groups` nevertheless.
@@ -187,85 +187,85 @@ class Telling:
         return self.late_s >= max(self.limit_s + CONFIRM_S + more_s, least_s)
 
 
-def hung(tellings: Sequence[Telling]) -> list[Verdict]:
+def hung(reports: Sequence[RankReport]) -> list[Verdict]:
     """The ranks for which others wait, or that stand still while others go on; none if all is well.
 
     Args:
         tellings: one for each rank that has registered, by rising rank.
     """
-    left = [one.step for one in tellings if one.is_waiting and not one.has_ended and _has_stopped(one)]
+    left = [one.step for one in reports if one.is_waiting and not one.has_ended and _has_stopped(one)]
     if left:  # what a rank that has ended reported at an earlier step is no longer where it was
-        tellings = [
+        reports = [
             replace(one, late_s=None, groups=())
             if one.has_ended and one.step < max(left) and one.phase != AFTER_RUN
             else one
-            for one in tellings
+            for one in reports
         ]
-    waiting = [one for one in tellings if one.is_waiting and _has_stopped(one) and one.phase != AFTER_RUN]
+    waiting = [one for one in reports if one.is_waiting and _has_stopped(one) and one.phase != AFTER_RUN]
     if not waiting:
-        return _still(tellings)
-    if not any(one.is_over_limit() or one.has_lost_another for one in tellings):
+        return _still(reports)
+    if not any(one.is_over_limit() or one.has_lost_another for one in reports):
         return []
-    if any(map(_may_report, tellings)) and any(one.ended_s < PATIENCE_S for one in tellings):
+    if any(map(_may_report, reports)) and any(one.ended_s < PATIENCE_S for one in reports):
         return []  # one that a signal ends, or that waits itself, says more than those it took with it
-    return _differing(tellings, waiting) or _missing(tellings, waiting)
+    return _differing(reports, waiting) or _missing(reports, waiting)
 
 
-def _may_report(telling: Telling) -> bool:
+def _may_report(report: RankReport) -> bool:
     """Whether it runs and has not reported where it is."""
-    return telling.state == "running" and not telling.is_stopped and not telling.groups
+    return report.state == "running" and not report.is_stopped and not report.groups
 
 
-def _has_stopped(telling: Telling) -> bool:
+def _has_stopped(report: RankReport) -> bool:
     """Whether it makes no progress, though perhaps not for long."""
-    return telling.late_s is not None or telling.has_lost_another
+    return report.late_s is not None or report.has_lost_another
 
 
 class _Side(NamedTuple):
     """Ranks that began the same collective under a number: this one, as the first of them did."""
 
-    first: Telling
+    first: RankReport
     begun: Collective
     ranks: list[int]  # those without reports of their own come last
 
 
-def _differing(tellings: Sequence[Telling], waiting: Sequence[Telling]) -> list[Verdict]:
+def _differing(reports: Sequence[RankReport], waiting: Sequence[RankReport]) -> list[Verdict]:
     """The ranks that began another collective than most, under the first number at which they differ."""
-    by_rank = {one.rank: one for one in tellings}
+    by_rank = {one.rank: one for one in reports}
     for name, ranks in _groups(waiting):
         begun: dict[int, dict[int, Collective]] = defaultdict(dict)  # number -> rank -> collective
-        for one in tellings:
+        for one in reports:
             group = _in_group(one, name, ranks)
             for collective in () if group is None else group.collectives:
                 begun[collective.number][one.rank] = collective
         for number in sorted(begun):
             sides: list[_Side] = []
             for rank, collective in begun[number].items():
-                telling = by_rank[rank]
-                same = next((side for side in sides if _do_the_same(side, telling, collective)), None)
+                report = by_rank[rank]
+                same = next((side for side in sides if _do_the_same(side, report, collective)), None)
                 if same is None:
-                    sides.append(_Side(telling, collective, [rank]))
+                    sides.append(_Side(report, collective, [rank]))
                 else:
                     same.ranks.append(rank)
             if len(sides) > 1:
                 silent = [by_rank[rank] for rank in ranks if rank in by_rank and rank not in begun[number]]
-                return _odd_sides(tellings, sides, silent, f"collective {number} of group {name}")
+                return _odd_sides(reports, sides, silent, f"collective {number} of group {name}")
     return []
 
 
-def _do_the_same(side: _Side, telling: Telling, begun: Collective) -> bool:
+def _do_the_same(side: _Side, report: RankReport, begun: Collective) -> bool:
     if not side.begun.same_as(begun):
         return False
     roots = {
         one.root
-        for one, collective in ((side.first, side.begun), (telling, begun))
+        for one, collective in ((side.first, side.begun), (report, begun))
         if collective.is_pending and one.root is not None
     }
     return len(roots) < 2
 
 
 def _odd_sides(
-    tellings: Sequence[Telling], sides: list[_Side], silent: Sequence[Telling], where: str
+    reports: Sequence[RankReport], sides: list[_Side], silent: Sequence[RankReport], where: str
 ) -> list[Verdict]:
     """The verdict on the ranks that are not of the largest side.
 
@@ -282,7 +282,7 @@ def _odd_sides(
             there = sides
         if there:
             min(there, key=lambda side: side.begun.elements).ranks.append(one.rank)
-    by_rank = {one.rank: one for one in tellings}
+    by_rank = {one.rank: one for one in reports}
     steps = [[by_rank[rank].step for rank in side.ranks if by_rank[rank].groups] for side in sides]
     ahead = max(range(len(sides)), key=lambda place: min(steps[place]))
     is_ahead = all(max(steps[place]) < min(steps[ahead]) for place in range(len(sides)) if place != ahead)
@@ -309,20 +309,20 @@ def _odd_sides(
     if crashed := [one for one in silent if one.crash]:
         text += f"; {named_ranks(one.rank for one in crashed)} crashed because of that ({crashed[0].crash})"
     text += f"; {'it' if len(ranks) == 1 else f'rank {first.first.rank}'} {_place(first.first)}"
-    return [_verdict(first.first, tellings, text, ranks=ranks, since=min(map(min, steps)))]
+    return [_verdict(first.first, reports, text, ranks=ranks, since=min(map(min, steps)))]
 
 
 def _root(side: _Side) -> str:
     return _root_of(side.first) if side.begun.is_pending else ""
 
 
-def _root_of(telling: Telling) -> str:
-    return "" if telling.root is None else f" (root: rank {telling.root})"
+def _root_of(report: RankReport) -> str:
+    return "" if report.root is None else f" (root: rank {report.root})"
 
 
-def _missing(tellings: Sequence[Telling], waiting: Sequence[Telling]) -> list[Verdict]:
+def _missing(reports: Sequence[RankReport], waiting: Sequence[RankReport]) -> list[Verdict]:
     """The ranks without which a collective cannot end, for which others wait."""
-    by_rank = {one.rank: one for one in tellings}
+    by_rank = {one.rank: one for one in reports}
     awaited: dict[int, str] = {}  # rank -> which collective it has not begun, and which ranks wait there
     inside_of: dict[int, str] = {}  # the same, without the rank
     unknown: set[int] = set()
@@ -350,7 +350,7 @@ def _missing(tellings: Sequence[Telling], waiting: Sequence[Telling]) -> list[Ve
     if not awaited:  # which collective it is was not reported
         waits = _waits([one.rank for one in waiting], waiting)
         text = f"is not where {waits}{_no_recorder(waiting)}"
-        awaited = {one.rank: text for one in tellings if not one.is_waiting}
+        awaited = {one.rank: text for one in reports if not one.is_waiting}
         inside_of = dict.fromkeys(awaited, waits)
     found = [
         (by_rank[rank], text)
@@ -363,22 +363,22 @@ def _missing(tellings: Sequence[Telling], waiting: Sequence[Telling]) -> list[Ve
         if one.has_ended and (one.state != "lost" or not _has_stopped(one))  # it may have been killed since
     ]
     if ended:
-        return _because_of_ends(tellings, waiting, ended, inside_of)
+        return _because_of_ends(reports, waiting, ended, inside_of)
     if any(one.state == "interrupted" and one.late_s is None for one, _ in found):
         return []  # it was asked to end
     if not any(one.is_over_limit() for one in waiting):
         return []  # some were cut off a moment ago, and none has ended; the others may be cut off, too
     if not found:
-        return _all_wait(tellings, waiting, awaited, unknown)
+        return _all_wait(reports, waiting, awaited, unknown)
     longest_s = max(one.late_s or 0.0 for one in waiting)
     if any(_goes_on(one, longest_s) for one, _ in found):
         return []  # the others wait for an evaluation, a checkpoint, or a rank that has gone on
-    return _on_each(found, tellings)
+    return _on_each(found, reports)
 
 
-def _on_each(found: Sequence[tuple[Telling, str]], tellings: Sequence[Telling]) -> list[Verdict]:
+def _on_each(found: Sequence[tuple[RankReport, str]], reports: Sequence[RankReport]) -> list[Verdict]:
     """A verdict for each text, on the ranks of which it says something, and where they are."""
-    alike: dict[str, list[Telling]] = defaultdict(list)
+    alike: dict[str, list[RankReport]] = defaultdict(list)
     for one, text in found:
         alike[text].append(one)
     verdicts = []
@@ -387,14 +387,14 @@ def _on_each(found: Sequence[tuple[Telling, str]], tellings: Sequence[Telling]) 
             f"{'it' if len(ranks) == 1 else f'rank {one.rank}'} {_place(one)}" for one in ranks[:NAMED]
         )
         evidence = f"{_they(text, len(ranks))}; {places}"
-        verdicts.append(_verdict(ranks[0], tellings, evidence, ranks=[one.rank for one in ranks]))
+        verdicts.append(_verdict(ranks[0], reports, evidence, ranks=[one.rank for one in ranks]))
     return verdicts
 
 
 def _because_of_ends(
-    tellings: Sequence[Telling],
-    waiting: Sequence[Telling],
-    ended: Sequence[tuple[Telling, str]],
+    reports: Sequence[RankReport],
+    waiting: Sequence[RankReport],
+    ended: Sequence[tuple[RankReport, str]],
     inside_of: Mapping[int, str],
 ) -> list[Verdict]:
     """One verdict on the ranks for which others wait because they have ended, if they are the reason.
@@ -402,10 +402,10 @@ def _because_of_ends(
     What more than half of the ranks raise is an error of the training; those that still run may raise it too.
     """
     if any(one.state in RAISED for one, _ in ended):
-        raised = Counter(one.error for one in tellings if one.state in RAISED and one.has_ended)
-        if 2 * max(raised.values()) > len(tellings):
+        raised = Counter(one.error for one in reports if one.state in RAISED and one.has_ended)
+        if 2 * max(raised.values()) > len(reports):
             return []
-        if any(one.state == "running" and not _has_stopped(one) for one in tellings):
+        if any(one.state == "running" and not _has_stopped(one) for one in reports):
             return []
     first, text = ended[0]
     alike = [one.rank for one, _ in ended if one.state == first.state]
@@ -413,7 +413,7 @@ def _because_of_ends(
     together = first.state == "lost" and all(one.state == "lost" for one in waiting)
     if together and not any(one.has_lost_another for one in waiting):
         text = f"{_they(text, len(alike))}; it {_silence(first)}, and all have ended since"
-        return [_verdict(first, tellings, text, ranks=alike)]
+        return [_verdict(first, reports, text, ranks=alike)]
     cause = _CAUSES.get(first.state, HANG)
     why = first.crash or first.error
     if first.line and (first.crash or (first.late_s is not None and first.state == "failed")):
@@ -427,56 +427,56 @@ def _because_of_ends(
         text = f"{why or first.state}; {inside_of[first.rank]}"
     if others:
         text += f"; {named_ranks(others)} {'has' if len(others) == 1 else 'have'} ended, too"
-    return [_verdict(first, tellings, text, ranks=alike, cause=cause)]
+    return [_verdict(first, reports, text, ranks=alike, cause=cause)]
 
 
-def _goes_on(telling: Telling, waited_s: float) -> bool:
+def _goes_on(report: RankReport, waited_s: float) -> bool:
     """Whether a rank for which others have waited so long does, or did, something that takes its time."""
-    if telling.late_s is not None:
-        return not telling.is_over_limit()
-    if telling.state != "running":
+    if report.late_s is not None:
+        return not report.is_over_limit()
+    if report.state != "running":
         return False
-    if telling.is_moving and waited_s < LONG_S:
+    if report.is_moving and waited_s < LONG_S:
         return True
-    return telling.went_on_s is not None and telling.went_on_s < waited_s
+    return report.went_on_s is not None and report.went_on_s < waited_s
 
 
 def _all_wait(
-    tellings: Sequence[Telling],
-    waiting: Sequence[Telling],
+    reports: Sequence[RankReport],
+    waiting: Sequence[RankReport],
     awaited: Mapping[int, str],
     unknown: Collection[int],
 ) -> list[Verdict]:
     """All that report wait: for each other in a circle, for ranks that do not record, or for the network."""
-    by_rank = {one.rank: one for one in tellings}
+    by_rank = {one.rank: one for one in reports}
     if awaited:  # each waits in another collective than the one that it has not begun
         circle = [by_rank[rank] for rank in awaited if by_rank[rank].pending is not None]
         if not circle:
             return []
         text = "; ".join(f"rank {one.rank} {awaited[one.rank]}, and waits in {_where(one)}" for one in circle)
-        return [_verdict(circle[0], tellings, text, ranks=[one.rank for one in circle])]
+        return [_verdict(circle[0], reports, text, ranks=[one.rank for one in circle])]
     first = waiting[0]
     if first.has_lost_another:
         return []  # the connection broke, and the reason is not known
     if behind := _behind(waiting):
         others = [one.rank for one in waiting if one not in behind]
         text = f"is in {_where(behind[0])}{_root_of(behind[0])}, which {named_ranks(others)} ended"
-        return _on_each([(one, text) for one in behind], tellings)
+        return _on_each([(one, text) for one in behind], reports)
     all_s = min(one.late_s or 0.0 for one in waiting)
     if unknown:
         why = f"{named_ranks(unknown)} of the group, for which they may wait, recorded nothing here"
-    elif any(one.late_s is None for one in tellings):  # it has begun the collective, and reports nothing now
+    elif any(one.late_s is None for one in reports):  # it has begun the collective, and reports nothing now
         text = f"has begun {_where(first)}, in which {_waits([one.rank for one in waiting], waiting)}"
-        return _on_each([(one, text) for one in tellings if one.is_stopped], tellings)
-    elif not any(one.groups for one in waiting) and (odd := _elsewhere(tellings, waiting)):
+        return _on_each([(one, text) for one in reports if one.is_stopped], reports)
+    elif not any(one.groups for one in waiting) and (odd := _elsewhere(reports, waiting)):
         return odd
     else:
         why = "all have begun it: look at the network, or at the backend of torch.distributed"
     text = f"they have waited {seconds(all_s)} in {_where(first)}{_no_recorder(waiting)}; {why}"
-    return [_verdict(first, tellings, text, ranks=[one.rank for one in waiting])]
+    return [_verdict(first, reports, text, ranks=[one.rank for one in waiting])]
 
 
-def _behind(waiting: Sequence[Telling]) -> list[Telling]:
+def _behind(waiting: Sequence[RankReport]) -> list[RankReport]:
     """The ranks that wait in a collective which others have ended that wait in a later one of the group."""
     for name, ranks in _groups(waiting):
         inside = [one for one in waiting if _pending_number(one, name, ranks) < _NEVER]
@@ -486,24 +486,24 @@ def _behind(waiting: Sequence[Telling]) -> list[Telling]:
     return []
 
 
-def _still(tellings: Sequence[Telling]) -> list[Verdict]:
+def _still(reports: Sequence[RankReport]) -> list[Verdict]:
     """No rank waits for a collective: some stand still while others go on, or all do."""
-    running = [one for one in tellings if one.state == "running"]
+    running = [one for one in reports if one.state == "running"]
     late = [one for one in running if one.is_over_limit()]
     if not late:
         return []
     if len(late) == len(running):
-        if odd := _elsewhere(tellings, late):
+        if odd := _elsewhere(reports, late):
             return odd
         late = [one for one in late if one.is_over_limit(least_s=LONG_S)]
-        text = "has made no progress" + (", and no other rank has" if len(tellings) > 1 else "")
+        text = "has made no progress" + (", and no other rank has" if len(reports) > 1 else "")
     else:
         late = [one for one in late if one.is_over_limit(more_s=APART_S)]
         text = "has made no progress, while other ranks have"
-    return _on_each([(one, text + _no_recorder(late)) for one in late], tellings)
+    return _on_each([(one, text + _no_recorder(late)) for one in late], reports)
 
 
-def _elsewhere(tellings: Sequence[Telling], late: Sequence[Telling]) -> list[Verdict]:
+def _elsewhere(reports: Sequence[RankReport], late: Sequence[RankReport]) -> list[Verdict]:
     """The ranks that are at another line than most of them."""
     [(usual, count)] = Counter(one.line for one in late).most_common(1)
     odd = [one for one in late if one.line != usual]
@@ -511,26 +511,26 @@ def _elsewhere(tellings: Sequence[Telling], late: Sequence[Telling]) -> list[Ver
         return []
     there = named_ranks(one.rank for one in late if one.line == usual)
     text = f"is not where {there} wait ({usual}){_no_recorder(late)}"
-    return _on_each([(one, text) for one in odd], tellings)
+    return _on_each([(one, text) for one in odd], reports)
 
 
-def _groups(tellings: Iterable[Telling]) -> list[tuple[str, tuple[int, ...]]]:
+def _groups(reports: Iterable[RankReport]) -> list[tuple[str, tuple[int, ...]]]:
     """The process groups in which some of the ranks wait, as their names and ranks."""
     found = {
         (group.name, group.ranks): None
-        for one in tellings
+        for one in reports
         for group in one.groups
         if group.pending is not None
     }
     return list(found)
 
 
-def _in_group(telling: Telling, name: str, ranks: tuple[int, ...]) -> Group | None:
-    return next((group for group in telling.groups if (group.name, group.ranks) == (name, ranks)), None)
+def _in_group(report: RankReport, name: str, ranks: tuple[int, ...]) -> Group | None:
+    return next((group for group in report.groups if (group.name, group.ranks) == (name, ranks)), None)
 
 
-def _pending_number(telling: Telling, name: str, ranks: tuple[int, ...]) -> int:
-    group = _in_group(telling, name, ranks)
+def _pending_number(report: RankReport, name: str, ranks: tuple[int, ...]) -> int:
+    group = _in_group(report, name, ranks)
     pending = group.pending if group is not None else None
     return _NEVER if pending is None else pending.number
 
@@ -543,16 +543,16 @@ def _what(collective: Collective | None) -> str:
     return f"{collective.name} of {sizes} {elements}" if sizes else collective.name
 
 
-def _where(telling: Telling) -> str:
+def _where(report: RankReport) -> str:
     """What a waiting rank waits for."""
-    pending = telling.pending
+    pending = report.pending
     if pending is None:
-        return telling.line or f"phase {telling.phase}"
+        return report.line or f"phase {report.phase}"
     group, collective = pending
     return f"{_what(collective)} (collective {collective.number} of group {group.name})"
 
 
-def _waits(ranks: Collection[int], waiting: Sequence[Telling]) -> str:
+def _waits(ranks: Collection[int], waiting: Sequence[RankReport]) -> str:
     waited_s = max((one.late_s or 0.0 for one in waiting), default=0.0)
     if all(one.has_lost_another for one in waiting):
         return f"{named_ranks(ranks)} waited until the connection broke"
@@ -567,29 +567,29 @@ def _they(text: str, count: int) -> str:
     return f"they { {'has': 'have', 'is': 'are'}[verb] } {rest}"
 
 
-def _silence(telling: Telling) -> str:
+def _silence(report: RankReport) -> str:
     """What is known of a rank that reports nothing."""
-    process = telling.process or (
+    process = report.process or (
         "its process was stopped, is dead, or native code in it holds the interpreter lock"
     )
-    if telling.state != "running":
+    if report.state != "running":
         process = ""
-    last = f"; its last report was from {telling.line}" if telling.line and not telling.crash else ""
+    last = f"; its last report was from {report.line}" if report.line and not report.crash else ""
     return f"reports nothing{f': {process}' if process else ''}{last}"
 
 
-def _place(telling: Telling) -> str:
-    if telling.late_s is None:
-        return _silence(telling)
-    where = telling.line or "an unknown line"
-    phase = f", {_PHASES.get(telling.phase, f'in {telling.phase}')}" if telling.phase else ""
-    if telling.late_s < _BRIEF_S or telling.phase == AFTER_RUN:  # which is reported once
+def _place(report: RankReport) -> str:
+    if report.late_s is None:
+        return _silence(report)
+    where = report.line or "an unknown line"
+    phase = f", {_PHASES.get(report.phase, f'in {report.phase}')}" if report.phase else ""
+    if report.late_s < _BRIEF_S or report.phase == AFTER_RUN:  # which is reported once
         return f"{STANDS[1]} {where}{phase}"
-    return f"{STANDS[0]} {where} for {seconds(telling.late_s)}{phase}"
+    return f"{STANDS[0]} {where} for {seconds(report.late_s)}{phase}"
 
 
-def _no_recorder(tellings: Iterable[Telling]) -> str:
-    if any(one.recorder == "off" for one in tellings):
+def _no_recorder(reports: Iterable[RankReport]) -> str:
+    if any(one.recorder == "off" for one in reports):
         return " (torch's flight recorder is off, TORCH_FR_BUFFER_SIZE=0: which collective is unknown)"
     return ""
 
@@ -600,8 +600,8 @@ def says_where(verdict: Verdict) -> bool:
 
 
 def _verdict(
-    telling: Telling,
-    tellings: Iterable[Telling],
+    report: RankReport,
+    reports: Iterable[RankReport],
     evidence: str,
     *,
     ranks: Sequence[int] = (),
@@ -609,17 +609,17 @@ def _verdict(
     since: int | None = None,
 ) -> Verdict:
     """`since`: the first step; None: that of the rank or, if it does not report, of the others."""
-    reports = [one for one in tellings if one.late_s is not None and one.phase != AFTER_RUN]
-    step = max((one.step for one in reports), default=telling.step + 1)
-    is_there = telling.late_s is not None and telling.phase != AFTER_RUN
-    since = (telling.step if is_there else step) if since is None else since
+    present = [one for one in reports if one.late_s is not None and one.phase != AFTER_RUN]
+    step = max((one.step for one in present), default=report.step + 1)
+    is_there = report.late_s is not None and report.phase != AFTER_RUN
+    since = (report.step if is_there else step) if since is None else since
     return Verdict(
-        rank=telling.rank,
+        rank=report.rank,
         cause=cause,
         since_step=since,
         until_step=None,
         evidence=evidence,
-        first_told_step=max(step, since),
-        lost_s=max((one.late_s or 0.0 for one in reports), default=0.0),
+        reported_step=max(step, since),
+        lost_s=max((one.late_s or 0.0 for one in present), default=0.0),
         ranks=tuple(sorted(ranks)) if len(ranks) > 1 else (),
     )

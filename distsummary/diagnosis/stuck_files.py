@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from distsummary.diagnosis.crash import read_crash
-from distsummary.diagnosis.stuck import Telling, hung
+from distsummary.diagnosis.stuck import RankReport, hung
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import DamagedFileError
 from distsummary.json_door import MOST_BYTES, parse_json
@@ -35,30 +35,30 @@ def hung_ranks(run_dir: RunDir, attempt: AttemptState, *, now: float | None = No
     if attempt.role != "train":
         return []
     places = [run_dir.writer_dir(attempt.role, rank.rank, attempt.world_size) for rank in attempt.ranks]
-    told = [
+    reported = [
         (found if found is not None and found[1].get("attempt") == attempt.attempt else None)
         for found in read_each(_read, places)
     ]
     has_failed = any(rank.state == "failed" for rank in attempt.ranks)
-    if not has_failed and not any(one is not None and not one[1]["is_over"] for one in told):
+    if not has_failed and not any(one is not None and not one[1]["is_over"] for one in reported):
         return []
     now = file_system_time(run_dir.base) if now is None else now
-    newest_s = max((one[0] for one in told if one is not None), default=0.0)
-    tellings = [
-        _telling(rank, found, now, newest_s)
+    newest_s = max((one[0] for one in reported if one is not None), default=0.0)
+    reports = [
+        _report_of(rank, found, now, newest_s)
         if rank.state != "lost" or (crash := read_crash(place, attempt.attempt)) is None
-        else replace(_telling(rank, None, now, newest_s), crash=crash.error, line=crash.line)
-        for rank, found, place in zip(attempt.ranks, told, places, strict=True)
+        else replace(_report_of(rank, None, now, newest_s), crash=crash.error, line=crash.line)
+        for rank, found, place in zip(attempt.ranks, reported, places, strict=True)
     ]
-    verdicts = hung(tellings)
+    verdicts = hung(reports)
     named = {verdict.rank for verdict in verdicts}
     silent = {
         one.rank: rank.process
-        for rank, one in zip(attempt.ranks, tellings, strict=True)
+        for rank, one in zip(attempt.ranks, reports, strict=True)
         if one.rank in named and one.state == "running" and one.late_s is None
     }
     if silent and (busy := are_busy(silent)):
-        verdicts = hung([replace(one, is_moving=True) if one.rank in busy else one for one in tellings])
+        verdicts = hung([replace(one, is_moving=True) if one.rank in busy else one for one in reports])
     return verdicts
 
 
@@ -70,17 +70,17 @@ def written_ns(run_dir: RunDir, rank: int, world_size: int) -> int:
         return 0
 
 
-def _telling(
+def _report_of(
     rank: RankState, found: tuple[float, dict[str, object]] | None, now: float, newest_s: float
-) -> Telling:
+) -> RankReport:
     """What a rank reported, where the newest report of a rank is of `newest_s`.
 
     One that reported long ago that it is late may be unable to write: on a busy host its thread finds no
     processor. What it had begun by then stays begun.
     """
     error = rank.reason if rank.state == "lost" else rank.error
-    ended_s = math.inf if rank.state == "running" else rank.heard_s
-    silent = Telling(
+    ended_s = math.inf if rank.state == "running" else rank.last_seen_s
+    silent = RankReport(
         rank=rank.rank,
         step=rank.step or 0,
         phase=rank.phase,
@@ -89,20 +89,20 @@ def _telling(
         ended_s=ended_s,
     )
     if found is not None:
-        told_s = max(0.0, now - found[0])
+        reported_s = max(0.0, now - found[0])
         if found[1]["is_over"]:
-            silent = replace(silent, went_on_s=told_s)
+            silent = replace(silent, went_on_s=reported_s)
         else:
             try:
-                telling = Telling.from_json(found[1])
+                report = RankReport.from_json(found[1])
             except (KeyError, TypeError, ValueError):  # of another version
                 return silent
             if rank.state != "running" or newest_s - found[0] <= STALE_S:
-                if rank.state == "running" and telling.late_s is not None:
-                    telling = replace(telling, late_s=telling.late_s + min(told_s, FRESH_S))
-                return replace(telling, state=rank.state, error=error, ended_s=ended_s)
-            if (rank.step or 0) < telling.step:  # it has not finished that step since
-                silent = replace(telling, late_s=None, is_moving=False, is_cut_off=False, error=error)
+                if rank.state == "running" and report.late_s is not None:
+                    report = replace(report, late_s=report.late_s + min(reported_s, FRESH_S))
+                return replace(report, state=rank.state, error=error, ended_s=ended_s)
+            if (rank.step or 0) < report.step:  # it has not finished that step since
+                silent = replace(report, late_s=None, is_moving=False, is_cut_off=False, error=error)
     if rank.state == "running":
         stopped = is_stopped(rank.process)
         silent = replace(silent, process=_PROCESSES.get(stopped, ""), is_stopped=bool(stopped))

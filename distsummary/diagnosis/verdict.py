@@ -50,7 +50,7 @@ class Verdict:
     since_step: int
     until_step: int | None
     evidence: str
-    first_told_step: int
+    reported_step: int
     lost_s: float = 0.0
     ranks: tuple[int, ...] = ()
     intervals: tuple[Interval, ...] = ()

@@ -21,7 +21,7 @@ from distsummary.errors import (
     NotADirectoryPathError,
 )
 from distsummary.frameworks.base import framework_of
-from distsummary.interrupts import heeds_interrupts
+from distsummary.interrupts import handles_interrupts
 from distsummary.landscapes.directions.normalization import FilterAxisHook
 from distsummary.landscapes.directions.parameters import Patterns, moving
 from distsummary.landscapes.directions.planes import Prepared, Settings
@@ -34,7 +34,7 @@ from distsummary.landscapes.model.data import (
     host_bytes,
     mindspore_batches,
     read_data,
-    tell_unweighted,
+    warn_unweighted,
 )
 from distsummary.landscapes.model.quantities import Evaluation, quantity_names, refuse_unfit
 from distsummary.landscapes.model.repeatable_loader import numbers_kept
@@ -52,11 +52,11 @@ from distsummary.landscapes.request import (
 from distsummary.landscapes.run.failures import READING, user_errors
 from distsummary.landscapes.run.identity import held_modules, landscape_identity
 from distsummary.landscapes.run.journal import Journal, leftover_journals
-from distsummary.landscapes.run.progress import ProgressCallback, open_teller
+from distsummary.landscapes.run.progress import ProgressCallback, progress_callback
 from distsummary.landscapes.run.runner import InProcessWorkers, Workers, generate
 from distsummary.publish import check_writable, refuse_unlike_files
 from distsummary.run_dir import RunDir
-from distsummary.telling import doing
+from distsummary.terminal import doing
 from distsummary.topology import has_cluster
 
 HOST_SHARE = 4  # batches may take 1 / HOST_SHARE of the memory: workers may hold copies
@@ -65,7 +65,7 @@ _log = logging.getLogger(__name__)
 
 
 @renamed(**RENAMED)
-@heeds_interrupts()
+@handles_interrupts()
 def landscape(
     model: Any,
     loss_fn: Any = None,
@@ -204,7 +204,7 @@ def landscape(
 
 
 @renamed(**RENAMED)
-@heeds_interrupts()
+@handles_interrupts()
 def landscape_set(
     model: Any,
     loss_fn: Any = None,
@@ -255,7 +255,7 @@ def draw(request: Request, *, is_set: bool) -> dict[str, LossGrid]:
     directions = requested_directions(request)
     refuse_unused(request, directions)
     evaluation = request.evaluation or Evaluation()
-    tell = open_teller(request.progress)
+    report = progress_callback(request.progress)
     run_dir = None if request.run_dir is None else output_run_dir(request.run_dir)
     is_torch = framework_of(model).name == "torch"
     refuse_unfit(evaluation, mode, is_torch=is_torch)
@@ -327,7 +327,7 @@ def draw(request: Request, *, is_set: bool) -> dict[str, LossGrid]:
         )
         is_named = isinstance(request.around, (str, os.PathLike, Trajectory))
         name = source.label if runs is None and is_named else ""
-        return _evaluate(request, task, prepared, workers, tell, run_dir, name)
+        return _evaluate(request, task, prepared, workers, report, run_dir, name)
 
 
 def _evaluate(
@@ -335,7 +335,7 @@ def _evaluate(
     task: Task,
     prepared: Mapping[str, Prepared],
     workers: Workers,
-    tell: ProgressCallback | None,
+    report: ProgressCallback | None,
     run_dir: RunDir | None,
     run: str,
 ) -> dict[str, LossGrid]:
@@ -350,7 +350,7 @@ def _evaluate(
             journal = stack.enter_context(Journal(path, identity, resume=request.resume))
         doing("choosing how to compute")
         planes = list(prepared.values())
-        drawn = generate(task, planes, workers, tell=tell, journal=journal, refine=request.refine)
+        drawn = generate(task, planes, workers, report=report, journal=journal, refine=request.refine)
 
         # After an interrupt a grid is complete if every grid point and every checkpoint of its path has a
         # computed loss. A refined grid counts as partial, since refinement may not have been finished.
@@ -404,7 +404,7 @@ def read_batches(
     if streamed and not evaluation.streamed:
         _log.info("the batches would take more than 1 / %d of the memory: they are streamed", HOST_SHARE)
     if mode == "standard":
-        tell_unweighted(data)
+        warn_unweighted(data)
     evaluation = replace(evaluation, streamed=streamed)
     return data if samples is None else mindspore_batches(data, samples), evaluation
 

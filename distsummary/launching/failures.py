@@ -57,17 +57,17 @@ class Trace:
 
 
 @contextmanager
-def exits_are_told() -> Iterator[None]:
+def reporting_exits() -> Iterator[None]:
     """Let os._exit write its argument to stderr in the block, since nothing else would tell it."""
     own, leave = os.getpid(), os._exit
 
-    def tell(status: int) -> None:
+    def report(status: int) -> None:
         if os.getpid() == own:  # the end of a forked child, such as a DataLoader's worker, is not the rank's
             with suppress(OSError):
                 os.write(2, f"{_SAYS_EXIT}({status})\n".encode())
         leave(status)
 
-    os._exit = tell  # type: ignore[assignment]  # NoReturn: `leave` does not return
+    os._exit = report  # type: ignore[assignment]  # NoReturn: `leave` does not return
     try:
         yield
     finally:
@@ -155,7 +155,7 @@ def raised(rank: int, error: Exception) -> Failure:
     return Failure(rank, message + (f" ({place})" if place else ""), kind)
 
 
-def told(failures: Iterable[Failure]) -> str:
+def error_lines(failures: Iterable[Failure]) -> str:
     """One line for each distinct error, with its ranks; the causes first, otherwise in the order given.
 
     Errors that differ only in numbers or addresses count as equal; exit codes and signals must be the same.

@@ -6,7 +6,7 @@ import time
 from itertools import chain, count
 from types import TracebackType
 
-TOLD_AFTER_S = (5.0, 15.0, 30.0)  # then every 30 s
+REPORTED_AFTER_S = (5.0, 15.0, 30.0)  # then every 30 s
 EVERY_S = 30.0
 
 
@@ -19,10 +19,10 @@ class Stages:
         told_after_s: seconds after the beginning of a stage at which it is told.
     """
 
-    def __init__(self, told_after_s: tuple[float, ...] = TOLD_AFTER_S) -> None:
-        self._told_after_s = told_after_s
+    def __init__(self, reported_after_s: tuple[float, ...] = REPORTED_AFTER_S) -> None:
+        self._reported_after_s = reported_after_s
         self._begun = time.monotonic()
-        self._has_told = False
+        self._has_reported = False
         self._stage: threading.Event | None = None
         self._thread: threading.Thread | None = None
 
@@ -31,7 +31,7 @@ class Stages:
         self.end()
         self._stage = threading.Event()
         self._thread = threading.Thread(
-            target=self._tell, args=(what, self._stage), name="distsummary-stages", daemon=True
+            target=self._report, args=(what, self._stage), name="distsummary-stages", daemon=True
         )
         self._thread.start()
 
@@ -44,7 +44,7 @@ class Stages:
     def done(self, what: str) -> None:
         """End the last stage; say `what` has begun, with the seconds since the start, if a stage was told."""
         self.end()
-        if self._has_told:
+        if self._has_reported:
             say(f"{what} ({time.monotonic() - self._begun:.0f} s after the start)")
 
     def __enter__(self) -> "Stages":
@@ -55,13 +55,13 @@ class Stages:
     ) -> None:
         self.end()
 
-    def _tell(self, what: str, ended: threading.Event) -> None:
+    def _report(self, what: str, ended: threading.Event) -> None:
         begun = time.monotonic()
-        last = self._told_after_s[-1]
-        for moment in chain(self._told_after_s, count(last + EVERY_S, EVERY_S)):
+        last = self._reported_after_s[-1]
+        for moment in chain(self._reported_after_s, count(last + EVERY_S, EVERY_S)):
             if ended.wait(max(0.0, begun + moment - time.monotonic())):
                 return
-            self._has_told = True
+            self._has_reported = True
             say(f"{what} ({time.monotonic() - begun:.0f} s)")
 
 

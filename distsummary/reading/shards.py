@@ -66,8 +66,8 @@ class AddedShards:
             max=max(self._highs, default=None),
             sum=sum(self._sums) if self._sums else None,
         )
-        told = f"Added up from {len(self._offsets)} shard(s), the parts that the ranks hold."
-        return Value("histogram", self._tag, histogram, description=told)
+        description = f"Added up from {len(self._offsets)} shard(s), the parts that the ranks hold."
+        return Value("histogram", self._tag, histogram, description=description)
 
 
 def _fixed_counts(histogram: Histogram) -> Array | None:

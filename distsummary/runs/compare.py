@@ -128,7 +128,7 @@ def compare(run: RecordedRun, other: RecordedRun) -> Comparison:
         paths=(str(run.path), str(other.path)),
         differing=differing,
         equal=len(names) - len(differing),
-        curves={tag: one for tag, one in partings.items() if is_told(tag, one)},
+        curves={tag: one for tag, one in partings.items() if is_reported(tag, one)},
         only=(
             tuple(tag for tag in curves if tag not in other_curves),
             tuple(tag for tag in other_curves if tag not in curves),
@@ -138,7 +138,7 @@ def compare(run: RecordedRun, other: RecordedRun) -> Comparison:
     )
 
 
-def is_told(tag: str, one: Parting) -> bool:
+def is_reported(tag: str, one: Parting) -> bool:
     """Whether two curves are worth a row: samples of the machine that hardly share a step are not."""
     return one.common > 1 or not tag.startswith("system/")
 
@@ -206,9 +206,9 @@ def _usual_change(values: Array) -> float:
     return float(np.median(changes)) if changes.size else 0.0
 
 
-def _verdicts(told: tuple[str, ...]) -> str:
-    more = [f"{len(told) - _VERDICTS} more"] if len(told) > _VERDICTS else []
-    return "; ".join([*told[:_VERDICTS], *more]) or "none"
+def _verdicts(reported: tuple[str, ...]) -> str:
+    more = [f"{len(reported) - _VERDICTS} more"] if len(reported) > _VERDICTS else []
+    return "; ".join([*reported[:_VERDICTS], *more]) or "none"
 
 
 def _parting(one: Parting) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from distsummary.publish import check_writable, refuse_unlike_files, replacing
 from distsummary.runs.rank_files import Rank, Tags
 from distsummary.runs.recorded_run import open_run
 from distsummary.runs.table import ScalarTable
-from distsummary.telling import doing
+from distsummary.terminal import doing
 
 FORMATS = ("parquet", "csv")
 _ROWS = 1 << 20  # of a row group

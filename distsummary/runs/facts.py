@@ -80,8 +80,8 @@ def facts(run: RecordedRun) -> dict[str, Fact]:
 def _of_ranks(run: RecordedRun, attempt: int) -> dict[str, Fact]:
     """The settings that most ranks agree on, and in which ranks differ, such as "rank 1: seed torch"."""
     directories = (sibling_run(run.path) or RunDir(run.path)).rank_dirs(run.role)
-    told = read_each(lambda directory: read_facts(directory, attempt), [*directories.values()])
-    known = {rank: one for rank, one in zip(directories, told, strict=True) if one is not None}
+    reported = read_each(lambda directory: read_facts(directory, attempt), [*directories.values()])
+    known = {rank: one for rank, one in zip(directories, reported, strict=True) if one is not None}
     found: dict[str, Fact] = {
         name: value for name, value in usual_settings(known).items() if not name.startswith(_KNOWN)
     }

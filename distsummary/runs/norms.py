@@ -16,7 +16,7 @@ _REALS = ("weight", "gradient", "update", "update_max")
 
 
 def norms_table(
-    found: Iterable[tuple[int, Place]], parameter: str | Sequence[str] | None, told: dict[str, None]
+    found: Iterable[tuple[int, Place]], parameter: str | Sequence[str] | None, problems: dict[str, None]
 ) -> Table:
     """The norms at these places, by rank, in recording order; what cannot be read is put into `told`.
 
@@ -29,12 +29,12 @@ def norms_table(
         try:
             norms = place.read().data
         except (DistSummaryError, OSError) as error:
-            told[said(error)] = None
+            problems[said(error)] = None
             continue
         if isinstance(norms, ParameterNorms):
             names: Sequence[str] = norms.table.names
         else:
-            told[f"{place.file}: the names of the parameters are lost (see distsummary fsck)"] = None
+            problems[f"{place.file}: the names of the parameters are lost (see distsummary fsck)"] = None
             names = [f"parameter {number}" for number in range(len(norms.columns["weight_sums"]))]
         columns = norms.columns
         codes = np.array([numbers.setdefault(name, len(numbers)) for name in names], np.int32)

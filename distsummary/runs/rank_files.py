@@ -16,7 +16,7 @@ from distsummary.reading.recorded import Place, Recorded
 from distsummary.reading.segments import source_of
 from distsummary.run_dir import RunDir
 from distsummary.run_text import as_ranges
-from distsummary.telling import doing
+from distsummary.terminal import doing
 
 Result = TypeVar("Result")
 Rank: TypeAlias = int | Literal["merged"] | None

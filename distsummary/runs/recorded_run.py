@@ -60,7 +60,7 @@ from distsummary.tools.status_text import findings_in_short
 NO_MANIFEST = f"no {MANIFEST}"
 _VERDICT = {
     "rank": np.int32, "cause": object, "since_step": np.int64, "until_step": np.int64, "evidence": object,
-    "first_told_step": np.int64, "level": object, "lost_s": np.float64, "ranks": object, "sentence": object,
+    "reported_step": np.int64, "level": object, "lost_s": np.float64, "ranks": object, "sentence": object,
 }  # fmt: skip
 
 
@@ -104,7 +104,7 @@ class RecordedRun:
         self.path, self.role = run.base, role
         self._run_dir = run
         self._files = RankFiles(run, role, uses_index=index)
-        self._told: dict[str, dict[str, None]] = {}  # what was read -> the problems that were met
+        self._problems: dict[str, dict[str, None]] = {}  # what was read -> the problems that were met
         _check_is_run(run, os.fspath(path), role)
 
     def __repr__(self) -> str:
@@ -121,9 +121,9 @@ class RecordedRun:
             f"tags: {counts or 'none'}",
             *self.problems,
         ]
-        told = self.verdicts
+        problems = self.verdicts
         text = "".join(f"<p>{html.escape(line)}</p>" for line in lines)
-        return text + (told._repr_html_() if len(told) else "")
+        return text + (problems._repr_html_() if len(problems) else "")
 
     # --- the run
 
@@ -157,7 +157,7 @@ class RecordedRun:
             rank, error = (one.failure.rank, one.failure.error) if one.failure else (-1, "")
             silent = [known for known in one.ranks if is_silent(known)]
             if one.failure is None and silent:
-                first = max(silent, key=lambda known: known.heard_s)
+                first = max(silent, key=lambda known: known.last_seen_s)
                 rank, error = first.rank, first.reason
             known = (one.attempt, one.role, one.state, one.world_size, len(one.ranks), one.started)
             rows.append((*known, rank, error))
@@ -177,12 +177,12 @@ class RecordedRun:
                 dropped = one.health.get("dropped", -1)
                 step = -1 if one.step is None else one.step
                 said = one.error or one.reason
-                known = (one.rank, one.attempt, one.role, one.state, step, one.heard_s)
+                known = (one.rank, one.attempt, one.role, one.state, step, one.last_seen_s)
                 rows.append((*known, dropped, said, one.host, dict(one.health)))
-        numbers = ("step", "heard_s", "dropped")
+        numbers = ("step", "last_seen_s", "dropped")
         names = ("rank", "attempt", "role", "state", *numbers, "error", "host", "counters")
         texts = ("role", "state", "error", "host", "counters")
-        return _table(names, rows, "health", texts=texts, reals=("heard_s",))
+        return _table(names, rows, "health", texts=texts, reals=("last_seen_s",))
 
     @property
     def config(self) -> dict[str, Any]:
@@ -197,9 +197,9 @@ class RecordedRun:
         if lineage.custom is not None:
             return dict(custom_values(lineage.custom))
         found: dict[str, Any] = {}
-        told = self._told["config"] = {}
+        problems = self._problems["config"] = {}
         for _, place in self._files.places("hparams", None, None):
-            for value in readable(place, told):
+            for value in readable(place, problems):
                 for name, entered in value.session_start_info.hparams.items():
                     kind = entered.WhichOneof("kind")
                     found[name] = getattr(entered, kind) if kind and kind != "null_value" else None
@@ -230,15 +230,15 @@ class RecordedRun:
         """What could not be read until now, one line each; [] if all is well. Asking reads the files."""
         self._files.read(lambda: None)
         state = self._state()
-        told = [line for lines in self._told.values() for line in lines]
+        problems = [line for lines in self._problems.values() for line in lines]
         for rank, why in self._files.gone.items():
-            told.append(f"{'the merged run' if rank == MERGED_RANK else f'rank {rank}'}: {why}")
+            problems.append(f"{'the merged run' if rank == MERGED_RANK else f'rank {rank}'}: {why}")
         damage = [one for recorded in self._files.all() for one in recorded.damage]
         if state is None or state.state != "running":
             damage += [one for recorded in self._files.all() for one in recorded.unfinished()]
-        told += map(_place, damage)
+        problems += map(_place, damage)
         newest = state.newest if state else None
-        told += [
+        problems += [
             f"rank {one.rank}: {one.reason}"
             for one in (newest.ranks if newest else ())
             if one.state == "unknown"
@@ -246,10 +246,10 @@ class RecordedRun:
         if newest and newest.role == self.role and newest.world_size > 1:
             there = set(self._files.ranks) & set(self._run_dir.rank_dirs(self.role))
             if missing := sorted(set(range(newest.world_size)) - there):
-                told.append(f"no directory of rank {', '.join(map(str, missing))}")
+                problems.append(f"no directory of rank {', '.join(map(str, missing))}")
             if self._files.merged is None or not self._files.merged.files:
-                told.append(f"not merged: distsummary merge {self.path}")
-        return [*dict.fromkeys(told)]
+                problems.append(f"not merged: distsummary merge {self.path}")
+        return [*dict.fromkeys(problems)]
 
     @property
     def verdicts(self) -> Table:
@@ -300,21 +300,21 @@ class RecordedRun:
     def _alerts(self) -> list[dict[str, Any]]:
         """The lines of alerts.jsonl that are findings; notes what cannot be read."""
         run_dir = RunDir(self.path)
-        told = self._told["verdicts"] = {}
+        problems = self._problems["verdicts"] = {}
 
-        def tell(line: int, error: Exception) -> None:
-            told[f"{run_dir.alerts_path}, line {line}: no verdict ({error})"] = None
+        def report(line: int, error: Exception) -> None:
+            problems[f"{run_dir.alerts_path}, line {line}: no verdict ({error})"] = None
 
         state = self._state()
         is_running = state is not None and state.state == "running"
         rows: list[dict[str, Any]] = []
         try:
-            rows = read_alerts(run_dir, tell, is_growing=is_running)
+            rows = read_alerts(run_dir, report, is_growing=is_running)
             newest = state.newest if state else None
             rows = alerts_as_of_now(run_dir, newest, rows)
             rows = _with_sentences(rows, is_over=newest is not None and is_over(newest))
         except (DistSummaryError, OSError) as error:
-            told[said(error)] = None
+            problems[said(error)] = None
         return [row for row in rows if is_finding(row) and row.get("held") != MUTED]
 
     def stamp(self) -> str:
@@ -469,11 +469,11 @@ class RecordedRun:
         """The newest graph of the model that is recorded, of the lowest rank that has one; None without."""
 
         def read() -> GraphProto | None:
-            told = self._told["graph"] = {}
+            problems = self._problems["graph"] = {}
             for recorded in self._files.all():
                 places = recorded.places("graph", None, {})
                 for place in sorted(places, key=lambda place: place.attempt, reverse=True):
-                    for data in readable(place, told):
+                    for data in readable(place, problems):
                         return GraphProto.FromString(data)
             return None
 
@@ -493,8 +493,8 @@ class RecordedRun:
         Raises InvalidValueError if there is no such rank, or no such parameter.
         """
         found = self._files.places(NORMS, None, rank)
-        told = self._told[f"norms of {rank}"] = {}
-        return norms_table(found, parameter, told)
+        problems = self._problems[f"norms of {rank}"] = {}
+        return norms_table(found, parameter, problems)
 
     def norms_by_step(self, rank: Rank = MERGED) -> ValueTable:
         """The norms as they were recorded: one row for each step, whose value is a `ParameterNorms` with the
@@ -509,13 +509,13 @@ class RecordedRun:
         alone a Landscape with axes, losses and path.
         """
         found: dict[str, Any] = {}
-        told = self._told["landscapes"] = {}
+        problems = self._problems["landscapes"] = {}
         directory = self._run_dir.landscape_dir
         for path in sorted(directory.glob("*.npz")) if directory.is_dir() else ():
             try:
                 found[path.stem] = LossGrid.load(path)
             except (DistSummaryError, OSError) as error:
-                told[said(error)] = None
+                problems[said(error)] = None
         if not found:
             skipped: list[Damage] = []
             for path in landscape_files(self.path) if self.path.is_dir() else ():
@@ -523,10 +523,10 @@ class RecordedRun:
                     for event in read_file(path, "skip", skipped=skipped):
                         found |= {one.tag: one.data for one in event.values if one.plugin == "landscape"}
                 except OSError as error:
-                    told[said(error)] = None
-            told |= dict.fromkeys(map(_place, skipped))
+                    problems[said(error)] = None
+            problems |= dict.fromkeys(map(_place, skipped))
             for _, place in self._files.places("landscape", None, None):
-                for value in readable(place, told):
+                for value in readable(place, problems):
                     found[place.tag] = value
         return found
 
@@ -553,20 +553,20 @@ class RecordedRun:
 
     def _state(self) -> RunState | None:
         """What the manifests tell; None if run.json cannot be read."""
-        told = self._told["state"] = {}
+        problems = self._problems["state"] = {}
         try:
             return read_run(self._run_dir)
         except (DistSummaryError, OSError) as error:
-            told[said(error)] = None
+            problems[said(error)] = None
             return None
 
     def _entry(self) -> Manifest:
         """The entry of the newest attempt in run.json; {} if there is none."""
-        told = self._told["run.json"] = {}
+        problems = self._problems["run.json"] = {}
         try:
             entries: list[Manifest] = self._run_dir.read_manifest()["attempts"]
         except (DistSummaryError, OSError) as error:
-            told[said(error)] = None
+            problems[said(error)] = None
             return {}
         mine = [entry for entry in entries if entry["role"] == self.role]
         return max(mine, key=lambda entry: int(entry["attempt"]), default={})
@@ -574,7 +574,7 @@ class RecordedRun:
     def _lineage(self) -> Lineage:
         """The lineage of the run or, before there is one, of its lowest rank."""
         skipped: list[Damage] = []
-        told = self._told["lineage"] = {}
+        problems = self._problems["lineage"] = {}
         lineage = Lineage()
         for directory in (self._run_dir.writer_dir(self.role, 0, 1), *self._files.directories().values()):
             try:
@@ -583,8 +583,8 @@ class RecordedRun:
                     if lineage_values(lineage):
                         break
             except OSError as error:
-                told[said(error)] = None
-        told |= dict.fromkeys(map(_place, skipped))
+                problems[said(error)] = None
+        problems |= dict.fromkeys(map(_place, skipped))
         return lineage
 
 

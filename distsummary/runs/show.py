@@ -222,10 +222,12 @@ def _facts(known: dict[str, Fact]) -> list[tuple[str, str]]:
             lines.setdefault(line, []).append(f"{name.removeprefix('data.')} {text}" if is_named else text)
     settings = [name for name in known if name.startswith("config.")]
     if settings:
-        told = [printable(f"{name.removeprefix('config.')}={fact_text(known[name])}") for name in settings]
-        lines["config"] = told[:_SETTINGS]
-        if len(told) > _SETTINGS:
-            lines["config"].append(f"and {len(told) - _SETTINGS} more")
+        reported = [
+            printable(f"{name.removeprefix('config.')}={fact_text(known[name])}") for name in settings
+        ]
+        lines["config"] = reported[:_SETTINGS]
+        if len(reported) > _SETTINGS:
+            lines["config"].append(f"and {len(reported) - _SETTINGS} more")
     return [(name, ", ".join(texts)) for name, texts in lines.items()]
 
 

@@ -55,12 +55,12 @@ def _data(place: Place) -> Any:
     return place.read().data
 
 
-def readable(place: Place, told: dict[str, None]) -> Iterator[Any]:
+def readable(place: Place, problems: dict[str, None]) -> Iterator[Any]:
     """The data of a value, or nothing but a line about why not."""
     try:
         yield _data(place)
     except (DistSummaryError, OSError) as error:
-        told[said(error)] = None
+        problems[said(error)] = None
 
 
 MOST_CLAIMED = 1 << 12  # a whole tensor is at most so many times as large as its shards that are there

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import TextIO
 
 from distsummary.run_text import as_ranges
-from distsummary.telling import cleaned
+from distsummary.terminal import cleaned
 
 WIDTH = 100
 MIN_WIDTH = 60  # in narrower terminals, lines are broken

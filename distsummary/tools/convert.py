@@ -34,7 +34,7 @@ from distsummary.publish import ensure_directory, replacing
 from distsummary.reading.reader import Damage, ReadEvent, read_directory
 from distsummary.reading.segments import SegmentName, segments, stamp_of
 from distsummary.run_dir import RunDir
-from distsummary.telling import doing
+from distsummary.terminal import doing
 from distsummary.tools.fsck_files import is_live
 from distsummary.writing.files import Files
 

@@ -31,7 +31,7 @@ from distsummary.reading.segments import all_event_files, dialect_of, stamp_of
 from distsummary.run_dir import RunDir
 from distsummary.run_text import as_ranges
 from distsummary.sibling_run import sibling_run
-from distsummary.telling import doing
+from distsummary.terminal import doing
 
 Json: TypeAlias = Any  # what json.dumps takes; Python has no better type for JSON
 

@@ -20,7 +20,7 @@ from distsummary.rank_manifest import read_ranks
 from distsummary.reading.index import check_index, compare_index, is_index
 from distsummary.run_dir import MANIFEST, RunDir
 from distsummary.sibling_run import SiblingRun, sibling_run
-from distsummary.telling import doing
+from distsummary.terminal import doing
 from distsummary.tools.findings import Finding, finding
 from distsummary.tools.fsck_files import DirectoryFacts, check_files
 from distsummary.tools.fsck_journals import check_journals, journals

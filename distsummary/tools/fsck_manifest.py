@@ -11,7 +11,7 @@ from distsummary.errors import DamagedFileError, DistSummaryError, RunDirError
 from distsummary.identity import KEY
 from distsummary.json_door import check_kind, read_json
 from distsummary.publish import publish
-from distsummary.rank_manifest import RANK_MANIFEST, encoded, new_entry, read_ranks, read_told
+from distsummary.rank_manifest import RANK_MANIFEST, encoded, new_entry, read_entries, read_ranks
 from distsummary.run_dir import Manifest, RunDir
 from distsummary.run_records import MOST_S, AttemptRecord, RankEntry
 from distsummary.states import read_run
@@ -49,10 +49,10 @@ def check_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> l
     path = run.manifest_path
     found = []
     for is_alone, role in ((is_alone, role) for is_alone in (True, False) for role in _ROLES):
-        for rank, told in read_ranks(run, role, 1 if is_alone else 2).items():
-            if told.error:
+        for rank, record in read_ranks(run, role, 1 if is_alone else 2).items():
+            if record.error:
                 place = run.writer_dir(role, rank, 1 if is_alone else 2) / RANK_MANIFEST
-                found.append(finding(place, "manifest_damaged", told.error))
+                found.append(finding(place, "manifest_damaged", record.error))
     if not os.path.lexists(path):
         return [*found, finding(path, "manifest_missing", "the run has rank directories but no manifest")]
     try:
@@ -175,8 +175,8 @@ def _write_ranks(run: RunDir, by_attempt: Mapping[tuple[str, int], dict[int, Man
             place = run.writer_dir(role, rank, entry["world_size"])
             wanted.setdefault(place, (role, rank, []))[2].append(entry)
     for place, (role, rank, entries) in wanted.items():
-        told = read_told(place)
-        if place.is_dir() and (told is None or told.attempts != entries):
+        record = read_entries(place)
+        if place.is_dir() and (record is None or record.attempts != entries):
             publish(place / RANK_MANIFEST, encoded(role, rank, entries))
 
 
@@ -185,10 +185,10 @@ def _of_ranks(run: RunDir) -> dict[tuple[str, int], dict[int, Manifest]]:
     found: dict[tuple[str, int], dict[int, Manifest]] = {}
     for role in _ROLES:
         for world_size in (1, 2):
-            for rank, told in read_ranks(run, role, world_size).items():
-                if told.error:
+            for rank, record in read_ranks(run, role, world_size).items():
+                if record.error:
                     set_aside(run.writer_dir(role, rank, world_size) / RANK_MANIFEST, keep=False)
-                for entry in told.attempts:
+                for entry in record.attempts:
                     if (entry["world_size"] == 1) == (world_size == 1):
                         found.setdefault((role, entry["attempt"]), {})[rank] = entry
     return found

@@ -181,7 +181,7 @@ def _run(name: str, place: Path) -> RunRow:
     if earlier := newest.attempt:
         notes.append(f"attempt {earlier}")
     began = min(attempt.started for attempt in status.run.attempts)
-    heard = status.now - min((rank.heard_s for rank in newest.ranks), default=0.0)
+    last_seen = status.now - min((rank.last_seen_s for rank in newest.ranks), default=0.0)
     return RunRow(
         name=name,
         state=status.run.state,
@@ -191,7 +191,7 @@ def _run(name: str, place: Path) -> RunRow:
         ranks=newest.world_size,
         step=status.step or max((event.step for event in events), default=0) or None,
         started=began,
-        lasted_s=max(0.0, (status.now if status.run.state == "running" else heard) - began),
+        lasted_s=max(0.0, (status.now if status.run.state == "running" else last_seen) - began),
         loss=loss,
         note="; ".join(notes),
     )

@@ -92,10 +92,10 @@ class Status:
     @property
     def step(self) -> int | None:
         """The newest step that a rank has told; while ranks run, that is merged, if it is newer; or None."""
-        told = newest_step(self.run.newest)
-        if told and self.run.state != "running":
-            return told
-        return max(told or 0, self.merged_step or 0) or None
+        reported = newest_step(self.run.newest)
+        if reported and self.run.state != "running":
+            return reported
+        return max(reported or 0, self.merged_step or 0) or None
 
 
 def read_status(path: str | os.PathLike[str]) -> Status:
@@ -229,8 +229,8 @@ def _merged(base: Path, newest: AttemptState) -> Merged | None:
 
     def ranks_of(event: "ReadEvent") -> int | None:
         """On how many ranks an event of the attempt stands; None if it does not say."""
-        told = [value.data for value in event.values if value.tag == RANKS_TAG]
-        return int(told[0]) if told and event.attempt == newest.attempt else None
+        reported = [value.data for value in event.values if value.tag == RANKS_TAG]
+        return int(reported[0]) if reported and event.attempt == newest.attempt else None
 
     try:
         # an alert may be shown at a step that no rank ends
@@ -242,8 +242,8 @@ def _merged(base: Path, newest: AttemptState) -> Merged | None:
         if not events:
             return None
         step = max(event.step for event in events)
-        told = [ranks for event in events if (ranks := ranks_of(event)) is not None]
-        ranks = max(told[-NEWEST:], default=None)
+        reported = [ranks for event in events if (ranks := ranks_of(event)) is not None]
+        ranks = max(reported[-NEWEST:], default=None)
         run = sum(rank.state == "running" for rank in newest.ranks)
         if ranks is None or ranks >= run:
             return Merged(step, ranks)

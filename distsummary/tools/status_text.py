@@ -171,8 +171,8 @@ def hints(status: Status) -> list[str]:
     again = f"resume {which} by resume= or initial_step= (attempt {newest.attempt + 1})"
     none = "" if has_checkpoints else "; the run dir has none"
     if living and bad:
-        lacking = named([rank.rank for rank in bad], "rank")
-        said.append(f"To have {lacking} again, end the job and {again}{none}.")
+        bad_names = named([rank.rank for rank in bad], "rank")
+        said.append(f"To have {bad_names} again, end the job and {again}{none}.")
     if living and status.stuck:
         said.append(
             "next: look at what is said of the rank, end the job (it does not end by itself) and start it "
@@ -226,7 +226,7 @@ def _verdict(
 ) -> str:
     others = numbered(len(living), "rank")
     runs_or_run = "runs" if len(living) == 1 else "run"
-    lacking = named([rank.rank for rank in bad], "rank")
+    bad_names = named([rank.rank for rank in bad], "rank")
     absent = "" if status.others_elsewhere or not newest.missing else named(newest.missing, "rank")
     if living and not bad:
         is_all = len(living) == newest.world_size > 1
@@ -242,7 +242,7 @@ def _verdict(
             return f"The run continues without {absent}: {runs}."
         return f"The run is fine: {runs}."
     if living:
-        return f"The run continues without {lacking}: {others} {runs_or_run}."
+        return f"The run continues without {bad_names}: {others} {runs_or_run}."
     if not newest.ranks:
         return "No rank has registered in this attempt."
     if not bad:
@@ -255,7 +255,7 @@ def _verdict(
     if newest.state == "finished":
         return "The run has finished, but events are missing from the files."
     if newest.state == "lost" and len(bad) < len(newest.ranks):
-        return f"The run has ended without {lacking}, which did not finish."
+        return f"The run has ended without {bad_names}, which did not finish."
     verb = {"interrupted": "was interrupted", "failed": "has failed", "lost": "is dead"}
     if any(verdict.cause == HANG for verdict in status.stuck):
         return f"The run {verb.get(newest.state, 'has ended')}; it was stuck {_stuck_at(status)}."
@@ -368,9 +368,9 @@ def slow_ranks(status: Status) -> list[str]:
     newest, behind = status.run.newest, status.behind
     if newest is None or not behind:
         return []
-    told = [rank for rank in newest.ranks if rank.state == "running" and rank.step_s]
-    paces = [rank.step_s for rank in told if rank.rank in behind]
-    others = [rank.step_s for rank in told if rank.rank not in behind]
+    reported = [rank for rank in newest.ranks if rank.state == "running" and rank.step_s]
+    paces = [rank.step_s for rank in reported if rank.rank in behind]
+    others = [rank.step_s for rank in reported if rank.rank not in behind]
     steps = f"{_span([f'{min(behind.values()):,}', f'{max(behind.values()):,}'])} steps"
     pace = ""
     if others:
@@ -392,10 +392,10 @@ def _merged_short(status: Status, living: Sequence[RankState]) -> list[str]:
         return []
     since = "" if merged.short_since is None else f" since step {merged.short_since:,} or so"
     late = [rank.rank for rank in living if (rank.step or 0) < merged.step]
-    tells = f": {named(late, 'rank')} {'tells' if len(late) == 1 else 'tell'} steps 30 s after the first"
+    callbacks = f": {named(late, 'rank')} {'tells' if len(late) == 1 else 'tell'} steps 30 s after the first"
     return [
         f"The merged run stands on {merged.ranks:,} of the {len(living):,} ranks that run{since}"
-        f"{tells if late else ''}; the merge at the end completes it."
+        f"{callbacks if late else ''}; the merge at the end completes it."
     ]
 
 
@@ -474,7 +474,7 @@ def _row(ranks: Sequence[RankState]) -> tuple[str, ...]:
     first = ranks[0]
     steps = [rank.step for rank in ranks if rank.step is not None]
     is_running = first.state == "running"
-    told = [rank for rank in ranks if is_running]
+    reported = [rank for rank in ranks if is_running]
     dropped = [count for rank in ranks if (count := rank.dropped) is not None]
     hosts = {rank.host for rank in ranks}
     process = f"{first.host}:{first.pid}" if len(ranks) == 1 else first.host
@@ -485,10 +485,10 @@ def _row(ranks: Sequence[RankState]) -> tuple[str, ...]:
         first.state,
         _span([f"{min(steps)}", f"{max(steps)}"] if steps else []),
         (is_running and printable(first.phase)) or "-",
-        _range([1e3 * rank.step_s for rank in told if rank.step_s]),
-        _range([rank.own_ms for rank in told if rank.own_ms is not None]),
-        _range([rank.wait_ms for rank in told if rank.wait_ms is not None]),
-        lasting(max(rank.heard_s for rank in ranks)),
+        _range([1e3 * rank.step_s for rank in reported if rank.step_s]),
+        _range([rank.own_ms for rank in reported if rank.own_ms is not None]),
+        _range([rank.wait_ms for rank in reported if rank.wait_ms is not None]),
+        lasting(max(rank.last_seen_s for rank in ranks)),
         f"{sum(dropped)}" if dropped else "-",
         printable(process),
         printable(first.error or first.reason),

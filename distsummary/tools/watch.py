@@ -35,7 +35,7 @@ def watch(
     """
     is_screen = out.isatty() and not as_json
     status = read_status(path)
-    before, told_s = "", 0.0
+    before, reported_s = "", 0.0
     try:
         while True:
             newest = status.run.newest
@@ -43,9 +43,9 @@ def watch(
                 end = f"every {every_s:g} s; Ctrl-C ends the view, not the run"
                 print(f"{_CLEAR}{text_of(status, width=width_of(out))}\n{end}", file=out, flush=True)
             else:
-                is_due = status.now - told_s >= PROGRESS_S and summary(status) != before
+                is_due = status.now - reported_s >= PROGRESS_S and summary(status) != before
                 if is_due or not before.startswith(f"{_states(status)};"):
-                    before, told_s = summary(status), status.now
+                    before, reported_s = summary(status), status.now
                     text = f"{clock(status.now, status.now)} {before}"
                     print(json.dumps(json_of(status)) if as_json else text, file=out, flush=True)
             if newest is not None and is_over(newest):
@@ -72,9 +72,9 @@ def _states(status: Status) -> str:
         ranks[rank.state].append(rank.rank)
     if newest.missing:
         ranks["missing"] = [*newest.missing]
-    told = [f"{named(numbers, 'rank')} {state}" for state, numbers in sorted(ranks.items())]
+    reported = [f"{named(numbers, 'rank')} {state}" for state, numbers in sorted(ranks.items())]
     if stuck := stuck_in_short(status):
-        told.append(stuck)
+        reported.append(stuck)
     if findings := findings_of(status):
-        told.append(findings.replace(";", ","))
-    return f"{status.run.state}, attempt {newest.attempt}: {', '.join(told) or 'no rank'}"
+        reported.append(findings.replace(";", ","))
+    return f"{status.run.state}, attempt {newest.attempt}: {', '.join(reported) or 'no rank'}"

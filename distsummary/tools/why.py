@@ -82,7 +82,7 @@ def page_of(cause: str) -> str:
 
 def lasted_s(attempt: AttemptState, now: float) -> float:
     """How many seconds an attempt took until its ranks reported last; `now`: seconds since the epoch."""
-    return max((now - rank.heard_s for rank in attempt.ranks), default=now) - attempt.started
+    return max((now - rank.last_seen_s for rank in attempt.ranks), default=now) - attempt.started
 
 
 def _wrapped(text: str, width: int) -> list[str]:

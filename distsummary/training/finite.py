@@ -90,9 +90,9 @@ class FiniteCheck:
                 (tag, True), f"{found}; files hold float32, in which it is infinite; log its logarithm"
             )
         else:
-            self.tell(tag, found, is_infinite=math.isinf(number))
+            self.report(tag, found, is_infinite=math.isinf(number))
 
-    def tell(self, what: str, found: str, *, is_infinite: bool = False) -> bool:
+    def report(self, what: str, found: str, *, is_infinite: bool = False) -> bool:
         """Report numbers that are not finite; returns whether `found` is named, which it is once for `what`.
 
         Args:

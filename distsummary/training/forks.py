@@ -64,7 +64,7 @@ _guard = Guard()
 _living: "weakref.WeakSet[Forkable]" = weakref.WeakSet()
 
 
-def tell_forks(living: Forkable) -> None:
+def register_for_forks(living: Forkable) -> None:
     """Have `after_fork` called in each child that is forked from now on, as long as the object lives."""
     _living.add(living)
 

@@ -355,7 +355,7 @@ class Model:
             with run:
                 for number in run.epochs(epoch):
                     if following is None:
-                        _tell_epoch(dataset, number)
+                        _set_epoch(dataset, number)
                     batches: Iterable[Any] = dataset
                     is_rest = resumed is not None and following is None and number == resumed.epoch
                     if resumed is not None and is_rest:
@@ -482,17 +482,17 @@ def _has_length(dataset: Any) -> bool:
     return True
 
 
-def _tell_epoch(dataset: Any, number: int) -> None:
+def _set_epoch(dataset: Any, number: int) -> None:
     """Tell a loader or its sampler the number of the epoch, from 0, by which it may shuffle."""
     for asking in (dataset, getattr(dataset, "sampler", None)):
-        if callable(tell := getattr(asking, "set_epoch", None)):
-            tell(number)
+        if callable(report := getattr(asking, "set_epoch", None)):
+            report(number)
 
 
 def _endless(dataset: Iterable[Any], first: int) -> Any:
     """The batches of a data set, again and again; raises InvalidValueError if there are none (any more)."""
     while True:
-        _tell_epoch(dataset, first)
+        _set_epoch(dataset, first)
         is_empty = True
         for batch in dataset:
             is_empty = False

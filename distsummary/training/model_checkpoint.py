@@ -22,7 +22,7 @@ from distsummary.errors import DistSummaryError, InvalidArgumentError, InvalidVa
 from distsummary.guard import check, door, passes
 from distsummary.interrupts import StepInterrupts
 from distsummary.publish import check_writable, ensure_directory, remove_leftovers
-from distsummary.termination import END_S, STEP_S, tell_termination
+from distsummary.termination import END_S, STEP_S, on_termination
 from distsummary.training.callbacks import Callback, CallbackParams, RunContext, guarded, step_in_epoch
 from distsummary.training.checkpoint_config import CheckpointConfig
 from distsummary.training.model_state import Kept, Source, source_of
@@ -119,7 +119,7 @@ class ModelCheckpoint(Callback):
 
     def __enter__(self) -> Self:
         if self._config.exception_save:
-            self._ignore_signals = tell_termination(self._save_before_death, at_step_end=True)
+            self._ignore_signals = on_termination(self._save_before_death, at_step_end=True)
             self._interrupts.listen()
         return self
 
@@ -208,7 +208,7 @@ class ModelCheckpoint(Callback):
             self._save(params)
         self._join()
         self._is_saved.set()  # a signal need not wait for another step
-        self._tell(params)
+        self._report(params)
         super().on_train_end(run_context)
 
     def __exit__(
@@ -254,7 +254,7 @@ class ModelCheckpoint(Callback):
         if self._writing is not None and not self._writing.done() and not self._source.is_split:
             return  # still due at the next step
         self._join()
-        self._tell(params)
+        self._report(params)
         what = f"the checkpoint of step {params['cur_step_num']} {NOT_SAVED}"
         with in_phase(params, CHECKPOINT):
             self._guard(what, self._begin_save, params)
@@ -262,7 +262,7 @@ class ModelCheckpoint(Callback):
         params["last_save_ckpt_step"] = self._saved_step
         self._plan_next()
         if self._writing is None:
-            self._tell(params)
+            self._report(params)
 
     def _begin_save(self, params: CallbackParams, suffix: str = "") -> None:
         """Copy what this rank saves and write it, in a thread if async_save; nothing if it saves nothing."""
@@ -341,7 +341,7 @@ class ModelCheckpoint(Callback):
             return  # it is saved already, or nothing was trained
         what = f"the checkpoint of step {step}, at which the training ends, is not saved"
         self._guard(what, self._begin_save, params, BREAKPOINT)
-        self._tell(params)
+        self._report(params)
 
     def _save_before_death(self, error: BaseException) -> None:
         """In another thread: let the training thread save at the end of its step, and wait for it."""
@@ -357,7 +357,7 @@ class ModelCheckpoint(Callback):
                 self._latest or "none",
             )
 
-    def _tell(self, params: CallbackParams) -> None:
+    def _report(self, params: CallbackParams) -> None:
         """Give the name of the newest file to the other callbacks, for the lineage."""
         if self._latest:
             params["latest_ckpt_file"] = self._latest

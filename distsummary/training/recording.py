@@ -20,7 +20,7 @@ from distsummary.format.records import GIVEN_PLUGINS, LINEAGE_PLUGINS, Health, V
 from distsummary.guard import Guard, check, door, passes
 from distsummary.training.callbacks import CallbackList, CallbackParams
 from distsummary.training.finite import ON_NAN, WARN, Checked, FiniteCheck
-from distsummary.training.forks import FORKED, Forks, tell_forks
+from distsummary.training.forks import FORKED, Forks, register_for_forks
 from distsummary.training.given import Given
 from distsummary.training.recorder import NOT_RECORDED, TIMES, NoRecorder, Recorder
 from distsummary.training.values import Scalar, check_named, check_tag, scalar
@@ -87,7 +87,7 @@ class Recording(abc.ABC):
         self._is_closed = self._is_stepped = self._is_forked = False
         self._inherited_dir: Path | None = None  # set in a forked child
         self._forks = Forks()
-        tell_forks(self)
+        register_for_forks(self)
         self._thread = get_ident()
 
     @property

@@ -245,7 +245,7 @@ class Run(Recording):
         return self._steps(loader, accumulate, was_stopped)
 
     @calls_user
-    def _steps(self, loader: Iterable[Any], accumulate: int, heeds_stop: bool) -> Iterator[Any]:
+    def _steps(self, loader: Iterable[Any], accumulate: int, may_stop: bool) -> Iterator[Any]:
         """Yield the batches; before each step's first batch, end the previous step and begin the new one.
 
         An epoch at whose beginning a callback requests a stop has one step, as in MindSpore; if the stop was
@@ -267,9 +267,9 @@ class Run(Recording):
                 elif not missing:
                     self._end_step(asked_s, is_whole=True)
                     asked_s = clock()
-                if not missing and (self._is_closed or (heeds_stop and context.is_stop_requested)):
+                if not missing and (self._is_closed or (may_stop and context.is_stop_requested)):
                     break
-                heeds_stop = True
+                may_stop = True
                 if phases is not None:
                     phases.enter(DATA)
                 if batches is None:  # only now, because starting the loader's workers counts as waiting

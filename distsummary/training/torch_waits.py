@@ -22,7 +22,7 @@ from torch.autograd import Variable
 from torch.compiler import is_compiling
 
 from distsummary.guard import passes
-from distsummary.training.forks import tell_forks
+from distsummary.training.forks import register_for_forks
 from distsummary.training.phases import Phases
 
 UNMEASURED = "of slow ranks, only CPU time is compared, since waiting for other ranks cannot be measured"
@@ -74,7 +74,7 @@ class TorchWaits:
             except Exception as error:  # torch calls some of them private
                 _restore_all()
                 _stop(measured, error)
-        tell_forks(self)
+        register_for_forks(self)
 
     def close(self) -> None:
         """Stop; the last one restores the calls."""
@@ -90,7 +90,7 @@ class TorchWaits:
         _measured.clear()
 
 
-def _tell(measured: tuple[Phases, ...], method: str) -> None:
+def _report(measured: tuple[Phases, ...], method: str) -> None:
     try:
         for phases in measured:
             getattr(phases, method)()
@@ -145,11 +145,11 @@ class _Call:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         measured = _measured.get(get_ident(), ())
-        _tell(measured, "begin_wait")
+        _report(measured, "begin_wait")
         try:
             return self._call(*args, **kwargs)
         finally:
-            _tell(measured, "end_wait")
+            _report(measured, "end_wait")
 
     def __hash__(self) -> int:
         return hash(self._call)
@@ -170,11 +170,11 @@ class _Engine(_ImperativeEngine):
         measured = _measured.get(get_ident(), ())
         if any(phases.is_in_backward for phases in measured):  # such as of a checkpoint
             return super().run_backward(*args, **kwargs)
-        _tell(measured, "begin_backward")
+        _report(measured, "begin_backward")
         try:
             return super().run_backward(*args, **kwargs)
         finally:
-            _tell(measured, "end_backward")
+            _report(measured, "end_backward")
 
 
 def _ddp_waits(call: Callable[..., Any]) -> Callable[..., Any]:

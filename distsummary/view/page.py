@@ -23,7 +23,7 @@ from distsummary.runs.facts import facts
 from distsummary.runs.rank_files import MERGED, MERGED_RANK
 from distsummary.runs.recorded_run import RecordedRun, findings
 from distsummary.runs.show import STATISTICS, interest
-from distsummary.telling import doing
+from distsummary.terminal import doing
 from distsummary.tools.status_text import findings_in_short
 from distsummary.view.compare import comparison, span
 from distsummary.view.histograms import histograms
@@ -339,7 +339,7 @@ def _bars(run: RecordedRun) -> list[dict[str, Any]]:
         if row.role != run.role:
             continue
         begin = began[row.attempt]
-        end = now if row.state == "running" else max(begin, now - row.heard_s)
+        end = now if row.state == "running" else max(begin, now - row.last_seen_s)
         bars.append(
             {
                 "rank": int(row.rank), "attempt": int(row.attempt), "role": row.role, "state": row.state,

@@ -26,7 +26,7 @@ from distsummary.format.scalar_rows import (
 )
 from distsummary.guard import check
 from distsummary.writing.closing_line import ClosingLine
-from distsummary.writing.health import NONE, BoundedWait, DroppedSteps, Failures, Slowdown, told
+from distsummary.writing.health import NONE, BoundedWait, DroppedSteps, Failures, Slowdown, error_line
 from distsummary.writing.spec import DROP, WriterSpec
 from distsummary.writing.writer import Writer
 
@@ -478,13 +478,13 @@ class AsyncWriter:
                 self._stop_reason = self._ends
             self._persist(self._writer.flush)
         except Exception as error:  # shown by health(): no caller waits for this thread
-            self._stop_reason = f"the writer thread stopped: {told(error)}"
+            self._stop_reason = f"the writer thread stopped: {error_line(error)}"
             self._count(self._stop_reason)
         finally:
             try:
                 self._writer.close()
             except Exception as error:  # as above: no caller is left to raise to
-                self._count(f"closing: {told(error)}")
+                self._count(f"closing: {error_line(error)}")
             finally:  # in any case: `close` waits for this
                 with self._changed:
                     self._is_stopped = True
@@ -523,7 +523,7 @@ class AsyncWriter:
                     self._persist(self._writer.write, batch)
                 self._accepted += batch.plugins()
             except Exception as error:  # shown by health(), raised on the next call if requested
-                self._count(f"events were dropped: {told(error)}", batch.plugins())
+                self._count(f"events were dropped: {error_line(error)}", batch.plugins())
                 if isinstance(error, OSError) and self._is_overdue(LATE_S):
                     raise  # do not try each of the remaining batches
             self._next_seq = batch.last_seq + 1  # even if the batch was dropped: a file may contain it
@@ -545,7 +545,7 @@ class AsyncWriter:
             try:
                 answer = call(*args, **named)
             except OSError as error:
-                reason = told(error)
+                reason = error_line(error)
                 self._count(reason)
                 with self._changed:
                     if isinstance(error, (ConnectionError, TimeoutError)):
@@ -588,7 +588,7 @@ class AsyncWriter:
                 if value.plugin == "histogram":
                     value = finish_value(value, mindspore_compat=self._spec.mindspore_compat)
             except Exception as error:  # one bad value must not affect the others
-                self._count(f"{value.tag}: {told(error)}", {value.plugin: 1})
+                self._count(f"{value.tag}: {error_line(error)}", {value.plugin: 1})
                 continue
             values.append(value)
         return event._replace(values=values)

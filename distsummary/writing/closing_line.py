@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from distsummary.telling import SHOWN_AFTER_S, TerminalLine, duration
+from distsummary.terminal import SHOWN_AFTER_S, TerminalLine, duration
 
 logger = logging.getLogger(__name__)
 

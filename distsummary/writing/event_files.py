@@ -15,7 +15,7 @@ from distsummary.reading.index import index_closed
 from distsummary.reading.reader import files_of_attempt, read_last_seq
 from distsummary.reading.segments import SegmentName, next_stamp
 from distsummary.writing.files import Files
-from distsummary.writing.health import told
+from distsummary.writing.health import error_line
 from distsummary.writing.segment import Segment, cut_torn_tails, discard, open_segments
 from distsummary.writing.spec import WriterSpec
 
@@ -120,13 +120,13 @@ class EventFiles:
                 self._rotate(first_step, now)
                 break
         for dialect in self._formats:
-            new = self._lacking(dialect, framed[dialect])
+            new = self._missing(dialect, framed[dialect])
             if not new:
                 continue
             fitting: Sequence[Framed] = []
             if dialect not in self._full:
                 self._open(first_step)
-                new = self._lacking(dialect, new)  # opening may have found more events in the files
+                new = self._missing(dialect, new)  # opening may have found more events in the files
                 segment = self._segments[dialect]
                 fitting = new if self._limits.max_file_size is None else self._fitting(segment, new)
                 if fitting:
@@ -148,7 +148,7 @@ class EventFiles:
         segment = self._segments.get(MINDSPORE) or self._segments.get(TENSORBOARD)
         return (segment.path.name, segment.length) if segment else ("", 0)
 
-    def _lacking(self, dialect: str, framed: Sequence[Framed]) -> Sequence[Framed]:
+    def _missing(self, dialect: str, framed: Sequence[Framed]) -> Sequence[Framed]:
         """The frames that the files of a dialect do not hold yet."""
         last = self.last_seq[dialect]
         if not framed or framed[0].first_seq > last:
@@ -188,7 +188,7 @@ class EventFiles:
             self._retire(self._begin(first_step))
         except OSError as error:
             self._tried_at = now
-            self._fail(f"the files are not rotated now: {told(error)}")
+            self._fail(f"the files are not rotated now: {error_line(error)}")
 
     def _open(self, first_step: int) -> None:
         """Make sure that each dialect has a live segment."""

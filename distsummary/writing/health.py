@@ -30,7 +30,7 @@ _REMEDIES = {
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
-def told(error: Exception) -> str:
+def error_line(error: Exception) -> str:
     """An error as the reason of a failure, with the remedy if the disk takes no more."""
     remedy = _REMEDIES.get(error.errno) if isinstance(error, OSError) and error.errno else None
     return one_line(f"{type(error).__name__}: {error}") + (f"; {remedy}" if remedy else "")

@@ -30,7 +30,7 @@ from distsummary.reading.reader import read_lineage
 from distsummary.reading.segments import lineage_files, next_stamp
 from distsummary.writing.event_files import EventFiles
 from distsummary.writing.files import Files
-from distsummary.writing.health import Failures, told
+from distsummary.writing.health import Failures, error_line
 from distsummary.writing.spec import WriterSpec
 
 logger = logging.getLogger(__name__)
@@ -289,7 +289,7 @@ class RankWriter:
                 self._replace_lineage()
                 self._lineage.clear()
         except OSError as error:
-            self._failures.count(told(error))
+            self._failures.count(error_line(error))
         self._health.waiting = dict(Counter(value.plugin for value in self._lineage))
 
     def _replace_lineage(self) -> None:

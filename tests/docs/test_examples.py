@@ -100,7 +100,7 @@ def test_an_optimizer_that_records_its_gradients_records_what_gradients_does(tmp
         assert (ours.min, ours.max) == (tutorials.min, tutorials.max)
 
 
-def test_a_compiled_gpt_tells_what_happens_inside(tmp_path: Path) -> None:
+def test_a_compiled_gpt_reports_what_happens_inside(tmp_path: Path) -> None:
     said = run("gpt_taps.py", str(tmp_path / "run"), "aot_eager")  # inductor would take a minute
     assert said.startswith("60 steps, loss ")
     assert said.endswith(", 0 graph breaks\n")

@@ -56,9 +56,9 @@ def test_the_python_of_the_page_on_reading_runs_on_a_recorded_run(tmp_path: Path
             run.log(loss=0.5)
     snippets = [block for block in blocks(READING) if block.language == "python"]
     program = "\n".join(block.code for block in snippets)
-    told = "print(len(frame), run.steps, run.state)"
+    reported = "print(len(frame), run.steps, run.state)"
     done = subprocess.run(
-        [sys.executable, "-c", f"{program}\n{told}"],
+        [sys.executable, "-c", f"{program}\n{reported}"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

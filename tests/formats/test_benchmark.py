@@ -48,7 +48,7 @@ def test_a_tag_of_all_ranks_is_the_same_in_all_ways():
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    told = [json.loads(line) for line in lines if line.startswith("{")]
-    assert [row["way"] for row in told] == ["index", "files", "pandas", "accumulator"]
-    assert {row["rows"] for row in told} == {2400}
+    reported = [json.loads(line) for line in lines if line.startswith("{")]
+    assert [row["way"] for row in reported] == ["index", "files", "pandas", "accumulator"]
+    assert {row["rows"] for row in reported} == {2400}
     assert lines[-1].startswith("| 2,400 rows of one tag of 2 ranks |")

@@ -204,10 +204,10 @@ def test_the_last_custom_information_of_a_file_counts():
 
 def as_decoded(event: Any) -> dict[str, Any]:
     """The message in the form of decoded.json: graphs summarised, pictures with their hash."""
-    told = MessageToDict(event, preserving_proto_field_name=True)
-    if told.pop("graph_def", None):
+    reported = MessageToDict(event, preserving_proto_field_name=True)
+    if reported.pop("graph_def", None):
         graph = event.graph_def
-        told["graph_def_summary"] = {
+        reported["graph_def_summary"] = {
             "name": graph.name,
             "n_node": len(graph.node),
             "n_parameters": len(graph.parameters),
@@ -219,10 +219,10 @@ def as_decoded(event: Any) -> dict[str, Any]:
             "has_step": event.HasField("step"),
         }
     values = event.summary.value if isinstance(event, summary_pb2.Event) else []
-    for value, message in zip(told.get("summary", {}).get("value", []), values, strict=True):
+    for value, message in zip(reported.get("summary", {}).get("value", []), values, strict=True):
         if "image" in value:
             value["image"]["png_sha256"] = hashlib.sha256(message.image.encoded_image).hexdigest()
-    return told
+    return reported
 
 
 def encoded_again(event: Any) -> bytes:

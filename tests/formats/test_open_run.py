@@ -17,7 +17,7 @@ CASES = sorted({file.partition("/")[0] for file in EVENT_FILES if not file.endsw
 FIELDS = {"scalarValue": "scalar", "tensor": "tensor", "histogram": "histogram", "image": "image"}
 
 
-def told(case):
+def reported(case):
     """(Plugin, tag) -> the steps, as decoded.json of the golden data tells them."""
     found = {}
     for file in EVENT_FILES:
@@ -45,9 +45,9 @@ def test_what_mindspore_recorded(case, tmp_path):
             "histogram": run.histograms,
             "image": run.images,
         }
-        for (plugin, tag), steps in told(case).items():
+        for (plugin, tag), steps in reported(case).items():
             assert read[plugin](tag)["step"].tolist() == steps
-        assert {(p, t) for p, tags in run.tags.items() for t in tags if p in read} == told(case).keys()
+        assert {(p, t) for p, tags in run.tags.items() for t in tags if p in read} == reported(case).keys()
 
 
 def test_the_lineage_graph_and_config_of_mindspore():

@@ -91,7 +91,7 @@ class FrameworkSuite:
 
     @pytest.mark.parametrize("dtype", ["f2", "f8", "u1", "?"])
     @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0, 2)])
-    def test_a_snapshot_tells_the_bytes_of_its_array(self, framework, dtype, shape):
+    def test_a_snapshot_reports_the_bytes_of_its_array(self, framework, dtype, shape):
         snapshot = framework.snapshot(self.make_tensor(np.zeros(shape, dtype)))
         assert snapshot.nbytes == snapshot.result().nbytes == np.zeros(shape, dtype).nbytes
         part = framework.snapshot(self.make_tensor(np.zeros((8, 8)))[2:4, ::2].T)
@@ -211,7 +211,7 @@ class FrameworkSuite:
         framework.load_state(model, {"first": np.array([5, 6], np.float32)})
         assert framework.state(model)["first"].tolist() == [5, 6]
 
-    def test_the_learning_rate_is_told_when_there_is_one(self, framework):
+    def test_the_learning_rate_is_reported_when_there_is_one(self, framework):
         assert framework.learning_rate(self.make_optimizer(self.make_model(), 0.25)) == 0.25
         assert framework.learning_rate(object()) is None
 

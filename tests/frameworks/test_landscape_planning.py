@@ -107,10 +107,10 @@ def test_any_worker_with_the_choice_gives_the_same_bits_in_any_order() -> None:
 
 def test_a_candidate_that_was_slowed_down_once_is_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Row takes 10 ms a point, graph 6 ms the first time and 4 ms the second, chunks 5.5 ms."""
-    told = {"torch-row": [0.01], "torch-graph": [0.004, 0.006]}
+    reported = {"torch-row": [0.01], "torch-graph": [0.004, 0.006]}
 
     def timed(_: object, engine: Any, *__: object) -> Timing:
-        times = told.get(engine.name)
+        times = reported.get(engine.name)
         return Timing(point_s=times.pop() if times else 0.0055)
 
     monkeypatch.setattr(timing._Bench, "_time", timed)
@@ -119,7 +119,7 @@ def test_a_candidate_that_was_slowed_down_once_is_timed_again(monkeypatch: pytes
     assert (planned.choice.label, planned.choice.threads) == ("torch-graph", 2)
     assert f"torch {torch.__version__}" in planned.choice.hardware
     assert planned.timings[planned.choice].point_s == 0.004
-    assert told == {"torch-row": [], "torch-graph": []}
+    assert reported == {"torch-row": [], "torch-graph": []}
 
 
 def test_a_short_landscape_gets_the_row_engine_after_a_glance() -> None:
@@ -202,7 +202,7 @@ def test_numpy_models_have_the_naive_engine() -> None:
     assert choose_engine(task).choice.engine == "naive"
 
 
-def test_too_little_memory_names_the_engine_to_go_on_with() -> None:
+def test_too_little_memory_names_the_engine_to_continue_with() -> None:
     full: list[bool] = []
 
     def loss_fn(model: Any, batch: Any) -> Any:
@@ -226,7 +226,7 @@ def test_too_little_memory_names_the_engine_to_go_on_with() -> None:
             assert caught.value.smaller.label == smaller  # type: ignore[union-attr]  # it is the first error
 
 
-def test_differences_are_told_relative_to_what_a_loss_can_show() -> None:
+def test_differences_are_reported_relative_to_what_a_loss_can_show() -> None:
     base = np.array([2.0, 1.0, 1e-9, np.inf])
     assert relative_difference(base * (1 + 1e-6), base) == pytest.approx(1e-6)
     assert relative_difference(np.array([2.0, 1.0, 2e-9, np.inf]), base) < 1e-8

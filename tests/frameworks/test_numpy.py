@@ -43,7 +43,7 @@ class TestNumpy(FrameworkSuite):
     def fill(self, tensor, value):
         tensor[...] = value
 
-    def test_what_nobody_can_change_is_not_copied(self, framework):
+    def test_what_no_one_can_change_is_not_copied(self, framework):
         array = np.arange(3.0)
         assert not np.shares_memory(framework.snapshot(array).result(), array)
         array.flags.writeable = False
@@ -76,7 +76,7 @@ def test_base_and_numpy_do_not_import_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_missing_framework_is_told_with_its_pip_line(monkeypatch):
+def test_a_missing_framework_is_reported_with_its_pip_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "distsummary.frameworks.torch", raising=False)
     with pytest.raises(ImportError, match="pip install torch"):

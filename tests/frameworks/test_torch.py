@@ -71,7 +71,7 @@ class TestTorch(FrameworkSuite):
             assert array.dtype == np.float32
             assert array.tolist() == [1.0, -2.5]
 
-    def test_a_snapshot_of_small_floats_tells_the_bytes_that_they_become(self, framework):
+    def test_a_snapshot_of_small_floats_reports_the_bytes_that_they_become(self, framework):
         for tensor in (torch.ones(3, dtype=torch.bfloat16), torch.eye(2, dtype=torch.bfloat16).to_sparse()):
             snapshot = framework.snapshot(tensor)
             assert snapshot.nbytes == snapshot.result().nbytes == 4 * tensor.numel()
@@ -95,7 +95,7 @@ class TestTorch(FrameworkSuite):
         assert [name for name, _ in framework.named_parameters(model)] == ["bias"]
         assert "weight" in framework.state(model)
 
-    def test_buffers_of_inner_modules_are_told_apart_by_persistence(self, framework):
+    def test_buffers_of_inner_modules_are_distinguished_by_persistence(self, framework):
         model = nn.Sequential(Dense(), nn.BatchNorm1d(2))
         assert framework.state(model).keys() == model.state_dict().keys()
 
@@ -141,7 +141,7 @@ def framework():
     return FRAMEWORK
 
 
-def test_ddp_is_unwrapped_and_tells_its_data_parallel_axis(gloo, framework):
+def test_ddp_is_unwrapped_and_reports_its_data_parallel_axis(gloo, framework):
     model = DistributedDataParallel(Dense())
     assert list(framework.state(model)) == ["weight", "bias", "count"]
     assert [name for name, _ in framework.named_parameters(model)] == ["weight", "bias"]
@@ -208,7 +208,7 @@ def test_a_shard_is_the_slice_of_the_global_tensor_that_lies_here(framework, ran
     assert spec == (local.shape, local.dtype)
 
 
-def test_a_torch_without_its_private_function_tells_the_same_offsets(framework, monkeypatch):
+def test_a_torch_without_its_private_function_reports_the_same_offsets(framework, monkeypatch):
     from torch.distributed.checkpoint import planner_helpers  # holds the function that is removed below
 
     assert planner_helpers is not None
@@ -273,7 +273,7 @@ def test_a_norm_of_which_this_rank_has_a_part_is_refused_as_a_number():
             scalar("norm", norm)
 
 
-def test_the_axes_that_split_a_tensor_are_told(framework):
+def test_the_axes_that_split_a_tensor_are_reported(framework):
     with rank_of_four(1) as mesh:
         axes = [
             framework.split_axes(distribute_tensor(torch.ones(4, 4), mesh, placed, src_data_rank=None))
@@ -298,7 +298,7 @@ def test_a_replicated_dtensor_is_whole_and_a_pending_sum_is_refused(framework):
             framework.shard(pending)
 
 
-def test_unequal_ddp_ranks_tell_their_own_place(framework):
+def test_unequal_ddp_ranks_report_their_own_place(framework):
     with process_group("fake", store=FakeStore(), rank=2, world_size=3):
         assert framework.mesh(DistributedDataParallel(Dense())) == {"dp": (2, 3)}
 

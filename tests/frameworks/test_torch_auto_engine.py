@@ -49,7 +49,7 @@ def too_small_for_recordings(model, batch):
     return nn.functional.cross_entropy(outputs, batch[1])
 
 
-def test_too_little_memory_goes_on_with_a_smaller_engine_from_the_start(tmp_path, caplog):
+def test_too_little_memory_continues_with_a_smaller_engine_from_the_start(tmp_path, caplog):
     model, _, data = parts()
     arguments = {"size": 7, "workers": 0, "progress": False}
     arguments |= {"batch_loss": too_small_for_recordings, "batches": data}
@@ -61,7 +61,7 @@ def test_too_little_memory_goes_on_with_a_smaller_engine_from_the_start(tmp_path
     assert [f"going on with {label}" in caplog.text for label in labels] == [True] * 3
 
 
-def test_reduced_precision_is_told_with_its_error():
+def test_reduced_precision_is_reported_with_its_error():
     arguments = {"size": 5, "workers": 0, "progress": False}
     grid = ds.landscape(*parts(), evaluation=ds.Evaluation(precision="bf16"), **arguments)
     assert 1e-6 < grid.precision_error < 0.05

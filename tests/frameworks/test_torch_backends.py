@@ -43,7 +43,7 @@ def way(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("tf32", [False, True])
-def test_tf32_is_what_was_asked_for_and_both_ways_tell_it(way: str, tf32: bool) -> None:
+def test_tf32_is_what_was_asked_for_and_both_ways_report_it(way: str, tf32: bool) -> None:
     """Where they disagree the old one raises, and with it torch's own `cudnn.flags`."""
     before = settings()
     with backends(tf32=tf32):

@@ -47,7 +47,7 @@ def train(model, optimizer, steps, *, callbacks=None, initial_step=0):
 @pytest.mark.parametrize("format", ["safetensors", "ckpt"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_resumed_training_goes_on_where_it_was(tmp_path, name, format, dtype):
+def test_a_resumed_training_continues_where_it_was(tmp_path, name, format, dtype):
     whole = made(name, dtype)
     train(*whole, 10)
     checkpoint = ds.ModelCheckpoint("a", tmp_path, ds.CheckpointConfig(5, async_save=True, format=format))

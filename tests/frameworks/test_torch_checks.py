@@ -29,7 +29,7 @@ def verdicts(place: Path, **options: Any) -> list[Verdict]:
     return judge_files(RunDir(place))
 
 
-def told(found: list[Verdict]) -> list[tuple[int, str, int]]:
+def reported(found: list[Verdict]) -> list[tuple[int, str, int]]:
     return [(one.rank, one.cause, one.since_step) for one in found]
 
 
@@ -79,7 +79,7 @@ def test_ranks_with_the_same_part_of_the_data_another_seed_or_config(tmp_path: P
         seed=lambda rank: 43 if rank == 0 else 42,
         config=lambda rank: {"lr": 0.2 if rank == 2 else 0.1, "rank": rank},
     )
-    assert told(found) == [(0, "config", 1), (2, "config", 1), (1, "shard", 1)]
+    assert reported(found) == [(0, "config", 1), (2, "config", 1), (1, "shard", 1)]
     assert found[-1].ranks == (1, 3)
     assert "seed torch is 43 on rank 0, 42 on 3 others" in found[0].evidence
     assert found[1].evidence == "config lr is 0.2 on rank 2, 0.1 on 3 others"
@@ -98,7 +98,7 @@ def test_the_first_parameter_that_is_not_finite_is_named(tmp_path: Path) -> None
     assert one.evidence.startswith("the gradient of the parameter '4.weight' is not finite; also ")
 
 
-def test_without_checksums_settings_are_told_but_nothing_is_looked_at(tmp_path: Path) -> None:
+def test_without_checksums_settings_are_reported_but_nothing_is_looked_at(tmp_path: Path) -> None:
     train(tmp_path / "run", ranks=2, checksums=False, epochs=1)
     directory = RunDir(tmp_path / "run").rank_dirs()[1]
     facts = read_facts(directory, 0)
@@ -172,7 +172,7 @@ def steps_summed(step_ms: float, cost_s: float, monkeypatch: pytest.MonkeyPatch)
         list_parameters=lambda: None, names=[], groups={}, device_bytes=0,
         measure=lambda: [Value("scalar", f"{BITS_TAGS}whole/0", 1.0)],
     )  # fmt: skip
-    source: Any = Checks(True, {}, local_rank=0, checksums=measured, tell=lambda facts: None)  # type: ignore[arg-type]
+    source: Any = Checks(True, {}, local_rank=0, checksums=measured, report=lambda facts: None)  # type: ignore[arg-type]
     found = []
     for step in range(1, 201):
         params = CallbackParams(logged={"perf/step_ms": step_ms}, train_dataset_element=torch.randn(3))
@@ -200,7 +200,7 @@ def test_batches_have_the_same_digest_if_and_only_if_their_tensors_are_equal() -
 
 
 def test_only_the_first_batches_have_digests(tmp_path: Path) -> None:
-    source = Checks(True, {}, local_rank=0, checksums=None, tell=lambda facts: None)
+    source = Checks(True, {}, local_rank=0, checksums=None, report=lambda facts: None)
     counted = 0
     for step in range(1, 100):
         if step >= source.at:

@@ -47,7 +47,7 @@ def test_a_loss_may_take_gradients_out_of_inference_mode(more: dict[str, Any]) -
     assert draw(with_gradients, **more).z[1, 1] == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_way_is_told_where_a_loss_does_not_take_it() -> None:
+def test_the_way_is_reported_where_a_loss_does_not_take_it() -> None:
     with pytest.raises(
         LandscapeError,
         match=r"require.* grad.*hint: .*inference_mode\(False\), torch\.enable_grad.*with the model as it is",
@@ -65,7 +65,7 @@ def by_shape(model: Any, batch: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("loss_fn", [by_value, by_shape, with_gradients])
-def test_what_cannot_be_recorded_is_told_in_one_line_with_what_to_do(loss_fn: Any) -> None:
+def test_what_cannot_be_recorded_is_reported_in_one_line_with_what_to_do(loss_fn: Any) -> None:
     with pytest.raises(
         CannotTraceError, match=r"cannot be recorded as a graph: .*; leave engine= out, or"
     ) as failed:

@@ -21,8 +21,8 @@ class Observed:
     """An observation whose failures fail the test; `told` are the remarks."""
 
     def __init__(self, network: nn.Module, how: str = "modules") -> None:
-        self.told: list[str] = []
-        self.observer = observer_of(network, how, self.fail, self.told.append)
+        self.reported: list[str] = []
+        self.observer = observer_of(network, how, self.fail, self.reported.append)
 
     def fail(self, error: Exception) -> None:
         raise error
@@ -35,7 +35,7 @@ def graph_of(network: nn.Module, *args: Any, how: str = "modules", **kwargs: Any
     observed = Observed(network, how)
     network(*args, **kwargs)
     graph = observed.graph()
-    assert observed.told == []
+    assert observed.reported == []
     return graph
 
 
@@ -240,9 +240,9 @@ def test_a_model_that_cannot_be_exported_says_so_and_gets_its_tree():
     observed = Observed(net, "export")
     net(TOKENS)
     assert "head" in edges(observed.graph())
-    [told] = observed.told
-    assert told.startswith("torch.export failed (")
-    assert told.endswith('the graph is the tree of modules; graph="ops" shows operations')
+    [reported] = observed.reported
+    assert reported.startswith("torch.export failed (")
+    assert reported.endswith('the graph is the tree of modules; graph="ops" shows operations')
 
 
 class Everything(nn.Module):
@@ -335,7 +335,7 @@ def test_a_compiled_block_is_drawn_between_the_others():
 def test_operations_of_a_compiled_model_are_not_observed_and_that_is_said():
     net = nn.Sequential(nn.Linear(4, 4), torch.compile(Block(), backend="eager"))
     observed = Observed(net, "ops")
-    assert observed.told == [
+    assert observed.reported == [
         "operations of a compiled model, or of FSDP, are not observed; the graph is the tree of modules"
     ]
     observed.observer.close()
@@ -389,7 +389,7 @@ def test_a_model_without_parameters_and_one_with_lazy_ones_are_drawn():
     assert node(Observed(lazy).graph(), "0").parameters == 0
 
 
-def test_outputs_of_a_module_are_told_apart():
+def test_outputs_of_a_module_are_distinguished():
     class Halves(nn.Module):
         def forward(self, x: Tensor) -> tuple[Tensor, ...]:
             return x.chunk(2)

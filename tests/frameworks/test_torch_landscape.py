@@ -194,7 +194,7 @@ def test_the_model_and_the_generators_are_left_as_they_were(mode: str) -> None:
 
 @pytest.mark.parametrize("engine", ["row", "graph", "inference"])
 @pytest.mark.parametrize("streamed", [False, True])
-def test_an_error_in_the_loss_is_told_with_its_batch(engine: str, streamed: bool) -> None:
+def test_an_error_in_the_loss_is_reported_with_its_batch(engine: str, streamed: bool) -> None:
     (x, labels), *more = images()
     data = {"train": images(), "test": [*more, (x, labels + 1000)]}
     evaluation, batch = Evaluation(streamed=streamed), f"batch {len(more) + 1} of test"
@@ -202,7 +202,7 @@ def test_an_error_in_the_loss_is_told_with_its_batch(engine: str, streamed: bool
         landscape(conv_net(), CRITERION, data, size=3, evaluation=evaluation, engine=engine, progress=False)
 
 
-def test_an_error_in_the_hessian_is_told_with_its_batch() -> None:
+def test_an_error_in_the_hessian_is_reported_with_its_batch() -> None:
     (x, labels), *more = images()
     data = [*more, (x, labels + 1000)]
     with pytest.raises(LandscapeError, match=rf"in batch {len(data)} in a product with the Hessian"):

@@ -98,7 +98,7 @@ class Shuffled(Net):
         return torch.randn(rows, 3, 4, 4), torch.arange(rows) % 3
 
 
-def test_a_recording_that_cannot_be_evaluated_is_told_of_as_one() -> None:
+def test_a_recording_that_cannot_be_evaluated_is_reported_of_as_one() -> None:
     net = make_net(Shuffled)
     with pytest.raises(CannotTraceError, match=r"the recorded loss cannot be evaluated: .*leave engine= out"):
         losses_of(engine_at(net, net.batches(), EngineChoice(engine="graph", options=("channels_last",))))
@@ -216,7 +216,7 @@ def test_the_output_of_such_a_model_is_no_loss_and_nothing_for_a_criterion() -> 
         draw(net, net.batches())
 
 
-def test_a_batch_in_the_place_of_batches_is_told() -> None:
+def test_a_batch_in_the_place_of_batches_is_reported() -> None:
     net = make_net(WithLoss)
     with pytest.raises(
         InvalidTypeError, match=r"names to data sets.* got a Tensor for 'x'; .*give \[batch\]"

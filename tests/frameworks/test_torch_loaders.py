@@ -106,7 +106,7 @@ def test_the_callers_generators_are_as_before(streamed: bool) -> None:
 
 
 @pytest.mark.parametrize("options", [{"generator": True}, {"num_workers": 1, "persistent_workers": True}])
-def test_a_loader_that_goes_on_from_reading_to_reading_is_refused(options: Any) -> None:
+def test_a_loader_that_continues_from_reading_to_reading_is_refused(options: Any) -> None:
     if "generator" in options:
         options = {"generator": torch.Generator().manual_seed(0)}
     with pytest.raises(InvalidValueError, match=r"generator=.*persistent_workers.*shuffle=False.*a list"):

@@ -242,7 +242,7 @@ def test_in_sink_mode_the_hooks_come_once_an_epoch_and_the_steps_are_the_same():
     assert seen.of("on_train_step_end") == [(1, 4, True, 4), (2, 8, True, 4), (3, 12, True, 4)]
 
 
-def test_a_sink_size_makes_epochs_of_its_own_that_go_on_in_the_data():
+def test_a_sink_size_makes_epochs_of_its_own_that_continue_in_the_data():
     data, elements = batches(4), []
     seen = Seen("batch_num", "sink_size")
     seen.on_train_step_end = lambda run_context: elements.append(
@@ -317,7 +317,7 @@ def test_a_training_resumed_from_a_checkpoint_ends_like_one_that_was_not_interru
     assert equal(second, whole)
 
 
-def test_a_sampler_is_told_the_epoch():
+def test_a_sampler_is_reported_the_epoch():
     data = TensorDataset(torch.randn(8, 3), torch.randint(0, 2, (8,)))
     sampler = DistributedSampler(data, num_replicas=1, rank=0, seed=3)
     numbers = []

@@ -268,7 +268,7 @@ def test_a_model_over_two_devices_moves_where_it_lies(engine: str) -> None:
     assert {str(p.device) for p in net.parameters()} == {"cuda:0", "cuda:1"}
 
 
-def test_random_numbers_begin_anew_on_the_gpus_of_the_model_and_on_no_other() -> None:
+def test_random_numbers_begin_again_on_the_gpus_of_the_model_and_on_no_other() -> None:
     """The others' are not kept: a training that goes on there would get the same numbers again."""
     net = make_net(Mlp)
     to_gpu(net, torch.device("cuda:1"))
@@ -327,7 +327,7 @@ FULL = [
 
 
 @pytest.mark.parametrize("error", FULL, ids=str)
-def test_a_full_gpu_is_known_whoever_tells_of_it(error: RuntimeError) -> None:
+def test_a_full_gpu_is_known_whoever_reports_of_it(error: RuntimeError) -> None:
     assert is_full(error)
     assert not is_full(RuntimeError("CUDA error: device-side assert triggered"))
 

@@ -346,8 +346,8 @@ def test_what_has_no_norm_is_said_once(loop: Callable[..., Loop], caplog: pytest
     assert norms is not None
     assert "codes" not in norms.table.names
     loop(nn.ReLU())
-    told = [record.getMessage() for record in caplog.records]
-    assert told == [
+    reported = [record.getMessage() for record in caplog.records]
+    assert reported == [
         "norms: 'codes' is left out: torch.uint8 holds no real numbers",
         "norms: the model has no parameters, so there is nothing to measure",
     ]
@@ -509,10 +509,10 @@ def test_nothing_waits_for_an_accelerator(loop: Callable[..., Loop]) -> None:
     with NamedGpu(), Hurried():
         optimizers[0].step()
         [value, *texts] = training.norms.values(training.params, 10)
-        told = {one.tag: one.data for one in texts[1:]}
+        reported = {one.tag: one.data for one in texts[1:]}
     assert value.data.result().gradient_nonfinite.tolist() == [4, 0, 4, 0]
     assert texts[0].plugin == "text"  # of the step before, whose results came late
-    assert told == {
+    assert reported == {
         "perf/check/nonfinite/gradient": 0.0,
         "perf/check/nonfinite/gradient/lag": 1.0,
         "perf/check/nonfinite/weight": 0.0,

@@ -35,7 +35,7 @@ OF_RANKS = ("DDP", "DDP, compile", "FSDP2", "FSDP2, checkpoint, compile")
 def _nobody_listens_afterwards():
     yield
     gc.collect()
-    assert not operators.is_heard()
+    assert not operators.is_listening()
     torch._dynamo.reset()
 
 
@@ -340,7 +340,7 @@ def test_a_value_of_a_billion_elements_is_counted_without_a_copy(tmp_path, funct
     assert psutil.Process().memory_info().rss - before < 1e8
 
 
-def test_a_gradient_that_cannot_be_recorded_is_counted_and_the_backward_pass_goes_on(tmp_path):
+def test_a_gradient_that_cannot_be_recorded_is_counted_and_the_backward_pass_continues(tmp_path):
     weight = torch.ones(3, requires_grad=True)
 
     def tap():
@@ -351,7 +351,7 @@ def test_a_gradient_that_cannot_be_recorded_is_counted_and_the_backward_pass_goe
     assert weight.grad.tolist() == [2.0] * 3
 
 
-def test_transformed_functions_go_on_and_what_they_hide_is_counted(tmp_path):
+def test_transformed_functions_continue_and_what_they_hide_is_counted(tmp_path):
     def loss(x):
         ds.summary.scalar("hidden", x.sum())
         ds.summary.histogram("hidden histogram", x)
@@ -409,13 +409,13 @@ def test_a_forked_child_taps_nothing(tmp_path):
     with ds.SummaryRecord(tmp_path):
         child = os.fork()
         if not child:
-            os._exit(operators.is_heard())
+            os._exit(operators.is_listening())
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert operators.is_heard()
+        assert operators.is_listening()
 
 
 def test_a_record_that_is_forgotten_does_not_listen_for_ever(tmp_path):
     record = ds.SummaryRecord(tmp_path)
-    assert operators.is_heard()
+    assert operators.is_listening()
     record.close()
-    assert not operators.is_heard()
+    assert not operators.is_listening()

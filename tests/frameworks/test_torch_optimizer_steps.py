@@ -21,7 +21,7 @@ from distsummary.writing.health import Failures
 COMPILES = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
 
-class Told(OptimizerSteps):
+class Reported(OptimizerSteps):
     """Keeps what was told: ("before" or "after", the names, the value of the first bias)."""
 
     def __init__(self, model):
@@ -69,7 +69,7 @@ def trained(model, optimizer, steps=1):
         optimizer.step()
 
 
-def test_a_step_is_told_before_and_after_it_changed_the_parameters(model):
+def test_a_step_is_reported_before_and_after_it_changed_the_parameters(model):
     seen = []
     optimizer = torch.optim.SGD(model.parameters(), lr=1)
     bias = model[1].bias
@@ -111,12 +111,12 @@ class Around(torch.optim.Optimizer):
     ],
     ids=["SGD", "AdamW", "fused", "subclass", "wrapper"],
 )
-def test_each_step_is_told_once(model, make):
-    told = Told(model)
+def test_each_step_is_reported_once(model, make):
+    reported = Reported(model)
     trained(model, make(model.parameters()), steps=3)
-    told.close()
-    assert told.calls == 3 * ONCE
-    assert not told.health.errors
+    reported.close()
+    assert reported.calls == 3 * ONCE
+    assert not reported.health.errors
 
 
 @pytest.mark.parametrize(
@@ -148,13 +148,13 @@ def test_gradients_that_a_closure_computes_are_there_before_the_step(model, make
     assert bias.item() != 5
 
 
-def test_optimizers_of_other_models_are_not_told_and_several_of_one_model_are(model):
-    told, other = Told(model), nn.Linear(3, 1)
+def test_optimizers_of_other_models_are_not_reported_and_several_of_one_model_are(model):
+    reported, other = Reported(model), nn.Linear(3, 1)
     optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (model[1], other, model[0])]
     for optimizer in optimizers:
         trained(model, optimizer)
-    told.close()
-    assert told.calls == [
+    reported.close()
+    assert reported.calls == [
         ("before", *NAMES[2:]),
         ("after", *NAMES[2:]),
         ("before", *NAMES[:2]),
@@ -162,43 +162,45 @@ def test_optimizers_of_other_models_are_not_told_and_several_of_one_model_are(mo
     ]
 
 
-def test_optimizers_that_step_during_backward_are_told_one_by_one(model):
-    told = Told(model)
+def test_optimizers_that_step_during_backward_are_reported_one_by_one(model):
+    reported = Reported(model)
     optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
     for parameter, optimizer in optimizers.items():
         parameter.register_post_accumulate_grad_hook(lambda _, of=optimizer: of.step())
     model(torch.ones(4, 3)).sum().backward()
-    told.close()
-    assert sorted(told.calls) == sorted((moment, name) for moment in ("before", "after") for name in NAMES)
+    reported.close()
+    assert sorted(reported.calls) == sorted(
+        (moment, name) for moment in ("before", "after") for name in NAMES
+    )
 
 
-def test_parameters_that_come_later_are_told(model):
-    told = Told(model)
+def test_parameters_that_come_later_are_reported(model):
+    reported = Reported(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     trained(model, optimizer)
     model.append(nn.Linear(1, 1, bias=False))
     optimizer.add_param_group({"params": model[2].parameters()})
     trained(model, optimizer)
-    told.close()
-    assert told.calls == [*ONCE, ("before", *NAMES, "2.weight"), ("after", *NAMES, "2.weight")]
+    reported.close()
+    assert reported.calls == [*ONCE, ("before", *NAMES, "2.weight"), ("after", *NAMES, "2.weight")]
 
 
 def test_an_optimizer_whose_parameters_join_the_model_later_is_found(model):
-    told, late = Told(model), nn.Linear(1, 1)
+    reported, late = Reported(model), nn.Linear(1, 1)
     optimizer = torch.optim.SGD(late.parameters(), lr=0.1)
     trained(model, optimizer, steps=3)
     model.append(late)
     trained(model, optimizer, steps=2)
-    told.close()
-    assert told.calls == [("before", "2.weight", "2.bias"), ("after", "2.weight", "2.bias")] * 2
+    reported.close()
+    assert reported.calls == [("before", "2.weight", "2.bias"), ("after", "2.weight", "2.bias")] * 2
 
 
-def test_a_fused_optimizer_tells_the_scale_and_that_it_skips(model):
-    told, optimizer = [], torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+def test_a_fused_optimizer_reports_the_scale_and_that_it_skips(model):
+    reported, optimizer = [], torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
 
     def before():
-        told.append((float(steps.current.scale), steps.current.is_skipped()))
+        reported.append((float(steps.current.scale), steps.current.is_skipped()))
 
     steps = OptimizerSteps(model, before=before, after=lambda: None)
     for factor in (1, float("inf")):
@@ -207,20 +209,20 @@ def test_a_fused_optimizer_tells_the_scale_and_that_it_skips(model):
         scaler.step(optimizer)
         scaler.update()
     steps.close()
-    assert told == [(8.0, False), (8.0, True)]
+    assert reported == [(8.0, False), (8.0, True)]
 
 
-def test_a_step_that_the_scaler_leaves_out_is_not_told(model):
-    told, optimizer = Told(model), torch.optim.SGD(model.parameters(), lr=0.1)
+def test_a_step_that_the_scaler_leaves_out_is_not_reported(model):
+    reported, optimizer = Reported(model), torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(model(torch.ones(4, 3)).sum() * float("inf")).backward()
     scaler.step(optimizer)
-    told.close()
-    assert told.calls == []
+    reported.close()
+    assert reported.calls == []
 
 
 def test_a_step_that_raised_does_not_hide_the_next(model):
-    told = Told(model)
+    reported = Reported(model)
     optimizer = Doubled(model.parameters())
     with pytest.raises(ZeroDivisionError):
         optimizer.step(lambda: 1 / 0)
@@ -229,8 +231,8 @@ def test_a_step_that_raised_does_not_hide_the_next(model):
         trained(model, optimizer)
     optimizer.param_groups[0]["betas"] = optimizer.betas
     trained(model, optimizer)
-    told.close()
-    assert told.calls == [ONCE[0], *ONCE]
+    reported.close()
+    assert reported.calls == [ONCE[0], *ONCE]
 
 
 def test_an_error_in_a_hook_is_counted_and_does_not_reach_the_training(model, caplog):
@@ -247,32 +249,32 @@ def test_an_error_in_a_hook_is_counted_and_does_not_reach_the_training(model, ca
 
 
 def test_no_hook_is_left_when_it_is_closed_or_forgotten(model, hooks):
-    told = Told(model)
+    reported = Reported(model)
     assert len(hooks()) == 2
-    told.close()
+    reported.close()
     assert not hooks()
-    told.close()
+    reported.close()
     forgotten = weakref.ref(OptimizerSteps(model, before=print, after=print))
     gc.collect()
     assert forgotten() is None
     assert not hooks()
 
 
-def test_a_forked_child_is_told_nothing(model):
-    told, optimizer = Told(model), torch.optim.SGD(model.parameters(), lr=0.1)
+def test_a_forked_child_is_reported_nothing(model):
+    reported, optimizer = Reported(model), torch.optim.SGD(model.parameters(), lr=0.1)
     backward(model)
     child = os.fork()
     if child == 0:
         optimizer.step()
-        os._exit(len(told.calls))
+        os._exit(len(reported.calls))
     assert os.waitpid(child, 0)[1] == 0
-    told.close()
+    reported.close()
 
 
 @COMPILES
-def test_a_compiled_step_is_told_and_compiled_once(model):
+def test_a_compiled_step_is_reported_and_compiled_once(model):
     torch._dynamo.reset()
-    told, optimizer = Told(model), torch.optim.SGD(model.parameters(), lr=0.1)
+    reported, optimizer = Reported(model), torch.optim.SGD(model.parameters(), lr=0.1)
     graphs = []
 
     def backend(graph, inputs):
@@ -283,8 +285,8 @@ def test_a_compiled_step_is_told_and_compiled_once(model):
     for _ in range(4):
         backward(model)
         step()
-    told.close()
-    assert told.calls == 4 * ONCE
+    reported.close()
+    assert reported.calls == 4 * ONCE
     assert len(graphs) == 1
 
 
@@ -300,15 +302,15 @@ class Whole(torch.optim.Optimizer):
 @COMPILES
 def test_a_step_compiled_as_one_graph_still_runs_and_says_that_it_is_not_seen(model):
     torch._dynamo.reset()
-    told, optimizer = Told(model), Whole(model.parameters(), {})
+    reported, optimizer = Reported(model), Whole(model.parameters(), {})
     step = torch.compile(optimizer.step, backend="eager", fullgraph=True)
     model[1].bias.data.fill_(5)
     backward(model)
     step()
-    told.close()
+    reported.close()
     assert model[1].bias.item() == 1
-    assert told.calls == []
-    assert [*told.health.errors] == [UNSEEN]
+    assert reported.calls == []
+    assert [*reported.health.errors] == [UNSEEN]
 
 
 def test_a_gradient_is_seen_unscaled_and_of_a_sparse_one_its_rows():
@@ -334,7 +336,7 @@ def test_the_shard_of_a_scaled_gradient_stays_a_shard():
         torch.distributed.destroy_process_group()
 
 
-def test_a_step_that_is_not_due_is_not_told(model):
+def test_a_step_that_is_not_due_is_not_reported(model):
     calls = []
     steps = OptimizerSteps(model, before=lambda: calls.append(1), is_due=lambda: len(calls) < 2)
     trained(model, torch.optim.SGD(model.parameters(), lr=0.1), steps=4)
@@ -343,15 +345,15 @@ def test_a_step_that_is_not_due_is_not_told(model):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_a_step_that_a_cuda_graph_captures_is_not_told(model):
+def test_a_step_that_a_cuda_graph_captures_is_not_reported(model):
     model.cuda()
-    told, optimizer = Told(model), torch.optim.SGD(model.parameters(), lr=0.1)
+    reported, optimizer = Reported(model), torch.optim.SGD(model.parameters(), lr=0.1)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         optimizer.step()
     graph.replay()
-    told.close()
-    assert told.calls == []
-    assert [*told.health.errors] == [CAPTURED]
+    reported.close()
+    assert reported.calls == []
+    assert [*reported.health.errors] == [CAPTURED]

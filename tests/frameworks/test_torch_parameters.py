@@ -277,7 +277,7 @@ def draw_normed(model: nn.Module, **more: Any) -> Any:
 
 
 @pytest.mark.parametrize("directions", ["random", "hessian"])
-def test_running_statistics_that_are_nan_are_told_by_name(directions: str) -> None:
+def test_running_statistics_that_are_nan_are_reported_by_name(directions: str) -> None:
     model = Normed()
     model.norm.running_var[1] = float("nan")
     with pytest.raises(LandscapeError, match=r"norm\.running_var of the centre holds NaN.*recompute"):
@@ -289,7 +289,7 @@ def test_running_statistics_that_are_nan_are_told_by_name(directions: str) -> No
         draw_normed(model, around=state, directions=directions)
 
 
-def test_a_buffer_of_another_shape_is_told_by_name() -> None:
+def test_a_buffer_of_another_shape_is_reported_by_name() -> None:
     for shape in (3, 1):
         state = Normed().state_dict() | {"norm.running_mean": torch.zeros(shape)}
         with pytest.raises(InvalidValueError, match=rf"norm\.running_mean of shape \({shape},\), the model"):

@@ -371,7 +371,7 @@ def test_events_divide_a_step_at_the_last_gradient(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("phase", ["forward", "backward"])
-def test_what_takes_longer_on_a_gpu_is_told_without_waiting_for_it(
+def test_what_takes_longer_on_a_gpu_is_reported_without_waiting_for_it(
     monkeypatch: pytest.MonkeyPatch, phase: str
 ) -> None:
     monkeypatch.setattr(f"{__name__}.burn", lambda: torch.cuda._sleep(20_000_000))

@@ -192,7 +192,7 @@ def test_gradients_that_the_optimizer_has_computed_by_a_closure(tmp_path):
         assert_histogram(histogram, seen[key])
 
 
-def test_optimizers_of_parts_of_the_model_each_tell_their_gradients(tmp_path):
+def test_optimizers_of_parts_of_the_model_each_report_their_gradients(tmp_path):
     model = network()
     first, second = (torch.optim.SGD(part.parameters(), lr=0.1) for part in (model[0], model[2]))
     with ds.init(tmp_path, watch=model, gradients=".*", collect_freq=1) as run:
@@ -206,7 +206,7 @@ def test_optimizers_of_parts_of_the_model_each_tell_their_gradients(tmp_path):
     assert len(recorded(tmp_path)) == 8
 
 
-def test_optimizers_that_step_during_backward_tell_their_gradients(tmp_path):
+def test_optimizers_that_step_during_backward_report_their_gradients(tmp_path):
     model = network()
     seen = {}
     for name, parameter in model.named_parameters():
@@ -336,7 +336,7 @@ def test_the_end_of_a_run_and_an_error_leave_no_hook(tmp_path):
     assert ours() == []
 
 
-def test_a_gradient_that_cannot_be_copied_is_counted_and_the_training_goes_on(tmp_path):
+def test_a_gradient_that_cannot_be_copied_is_counted_and_the_training_continues(tmp_path):
     model = nn.Linear(2, 1, dtype=torch.complex64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with ds.init(tmp_path, watch=model, histograms=False, gradients=".*") as run:

@@ -191,7 +191,7 @@ def test_a_graph_with_too_many_nodes_is_reduced_and_that_is_said(
     assert "the graph of Sequential has 12 nodes, and the viewers draw 8 at most" in caplog.text
 
 
-def test_a_failure_to_draw_is_counted_and_the_training_goes_on(
+def test_a_failure_to_draw_is_counted_and_the_training_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     class Strange(nn.Linear):

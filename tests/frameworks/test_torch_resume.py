@@ -118,14 +118,14 @@ LOSSES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_another_model_is_told(kind: str) -> None:
+def test_another_model_is_reported(kind: str) -> None:
     one, other = (hashes(make()) for make in MODELS[kind])
     assert one == hashes(MODELS[kind][0]())
     assert [name for name in one if one[name] != other[name]] == ["model"]
 
 
 @pytest.mark.parametrize("kind", LOSSES)
-def test_another_loss_or_metric_is_told(kind: str) -> None:
+def test_another_loss_or_metric_is_reported(kind: str) -> None:
     one, other = (make() for make in LOSSES[kind])
     first = hashes(loss_fn=one)
     assert first == hashes(loss_fn=LOSSES[kind][0]())
@@ -174,7 +174,7 @@ def shuffled() -> Any:
 @pytest.mark.usefixtures("no_matplotlib")
 @pytest.mark.parametrize("streamed", [True, False])
 @pytest.mark.parametrize("directions", ["random", "hessian"])
-def test_a_landscape_of_a_counting_model_on_shuffled_data_goes_on(
+def test_a_landscape_of_a_counting_model_on_shuffled_data_continues(
     tmp_path: Path, streamed: bool, directions: str
 ) -> None:
     model, more = net(Net), {"directions": directions, "evaluation": Evaluation(streamed=streamed)}
@@ -210,7 +210,7 @@ def loss_of_held(model: Any, batch: Held) -> Any:
 
 
 @pytest.mark.usefixtures("no_matplotlib")
-def test_of_batches_that_are_objects_nothing_is_mixed_and_the_same_go_on(tmp_path: Path) -> None:
+def test_of_batches_that_are_objects_nothing_is_mixed_and_the_same_continue(tmp_path: Path) -> None:
     def given(seed: int) -> dict[str, Any]:
         inputs = torch.randn(30, 6, generator=torch.Generator().manual_seed(seed))
         return {"batches": [Held(inputs, torch.arange(30) % 3)], "batch_loss": loss_of_held}

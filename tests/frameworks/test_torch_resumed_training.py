@@ -97,7 +97,7 @@ def uninterrupted(tmp_path_factory):
     ],
 )
 @pytest.mark.parametrize("again", [False, True])
-def test_model_goes_on_bit_for_bit(tmp_path, uninterrupted, last, how, again):
+def test_model_continues_bit_for_bit(tmp_path, uninterrupted, last, how, again):
     whole, expected = uninterrupted
     with pytest.raises(KeyboardInterrupt):
         Training(tmp_path, 0, **how).fit(3, Losses(last))
@@ -116,7 +116,7 @@ def test_model_goes_on_bit_for_bit(tmp_path, uninterrupted, last, how, again):
     assert "a_1-3_4" in names or "a_2-3_4" in names  # the step counts from the epoch's beginning
 
 
-def test_a_training_of_one_epoch_goes_on_with_the_second(tmp_path, uninterrupted):
+def test_a_training_of_one_epoch_continues_with_the_second(tmp_path, uninterrupted):
     _, expected = uninterrupted
     Training(tmp_path, 0).fit(1, Losses())
     losses = Losses()
@@ -186,7 +186,7 @@ def test_after_an_exception_the_batch_of_its_step_is_trained(tmp_path, error):
     assert torch.equal(net.weight, whole.weight)
 
 
-def test_a_training_that_was_asked_to_stop_goes_on_within_its_epoch(tmp_path):
+def test_a_training_that_was_asked_to_stop_continues_within_its_epoch(tmp_path):
     whole, _ = train_batches(tmp_path / "whole")
     train_batches(tmp_path / "stopped", stop=4)
     net, trained = train_batches(tmp_path / "stopped", resume=tmp_path / "stopped", stop=8)
@@ -196,7 +196,7 @@ def test_a_training_that_was_asked_to_stop_goes_on_within_its_epoch(tmp_path):
         train_batches(tmp_path / "stopped", resume=tmp_path / "stopped")
 
 
-def test_a_loop_of_ones_own_goes_on_after_several_exceptions_in_an_epoch(tmp_path):
+def test_a_loop_of_ones_own_continues_after_several_exceptions_in_an_epoch(tmp_path):
     trained = []
     for dies_at in (5, 7, None):
         net = nn.Linear(3, 8)
@@ -235,7 +235,7 @@ SCHEDULERS = {
 
 
 @pytest.mark.parametrize("kind", SCHEDULERS)
-def test_a_loop_of_ones_own_goes_on_bit_for_bit(tmp_path, kind):
+def test_a_loop_of_ones_own_continues_bit_for_bit(tmp_path, kind):
     def train(epochs, *, seed, last=10**9, resume=None):
         seed_all(seed)
         net = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5), nn.Linear(4, 1))

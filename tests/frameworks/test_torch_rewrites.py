@@ -260,7 +260,7 @@ def test_nothing_is_overwritten_that_is_read_elsewhere_or_of_another_kind(
         torch.testing.assert_close(run(graph, arguments), function(*arguments), **EXACT)
 
 
-def test_a_view_that_nobody_else_reads_is_overwritten() -> None:
+def test_a_view_that_no_one_else_reads_is_overwritten() -> None:
     def function(slot: Tensor) -> Tensor:
         return torch.relu(torch.tanh(slot).view(-1))
 

@@ -96,10 +96,12 @@ def test_tensors_without_numbers_are_counted_and_named(run: ds.Run):
     assert health.dropped == {"histogram": 12, "scalar": 10}
     assert set(health.errors.values()) == {2}
     assert all(any(name in reason for reason in health.errors) for name in bad)
-    [told] = [
+    [reported] = [
         reason for reason in health.errors if "sparse_coo" in reason and "histogram 'sparse'" not in reason
     ]
-    assert "got torch.sparse_coo of shape (3, 3); convert it: value.to_dense(), and log its mean, or" in told
+    assert (
+        "got torch.sparse_coo of shape (3, 3); convert it: value.to_dense(), and log its mean, or" in reported
+    )
     assert values_of(run, "scalar")["good"] == [(1, 1.0), (2, 1.0)]
 
 

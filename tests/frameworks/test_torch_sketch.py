@@ -121,7 +121,7 @@ def test_what_was_made_ready_for_one_view_of_the_memory_is_not_used_for_another(
     np.testing.assert_allclose(sketching.take().result(), expected, atol=1e-6)
 
 
-def test_what_is_ready_is_made_anew_for_sums_of_more_bits() -> None:
+def test_what_is_ready_is_made_again_for_sums_of_more_bits() -> None:
     one, other = torch.rand(6), torch.rand(6)
     parts = [SketchedPart(name="one", tensor=one), SketchedPart(name="other", tensor=other)]
     sketching = open_sketching(load("torch"), parts)

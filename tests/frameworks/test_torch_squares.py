@@ -82,7 +82,7 @@ def test_any_layout() -> None:
     assert not counts.any()
 
 
-def test_infinite_sums_are_told_apart_from_infinite_elements() -> None:
+def test_infinite_sums_are_distinguished_from_infinite_elements() -> None:
     tensors = [
         torch.full((3000,), 1e30),  # the squares overflow float32
         torch.full((3000,), 1e-30),  # and here they vanish

@@ -160,7 +160,7 @@ def test_the_calls_are_replaced_while_a_run_of_several_ranks_measures_and_then_r
             assert all(map(lambda now, old: now is old, replaced(), before))
 
 
-def test_all_runs_of_a_thread_are_told_and_other_threads_are_not_measured(phases: Counted) -> None:
+def test_all_runs_of_a_thread_are_reported_and_other_threads_are_not_measured(phases: Counted) -> None:
     inner = Counted()
     waits = TorchWaits(inner)
     dist.barrier()
@@ -178,8 +178,8 @@ def test_nothing_that_goes_wrong_reaches_the_collective_and_then_only_cpu_time_c
         def begin_wait(self) -> None:
             raise ZeroDivisionError("clock")
 
-    phases, told = Broken(), list[str]()
-    phases.on_failure = told.append
+    phases, reported = Broken(), list[str]()
+    phases.on_failure = reported.append
     waits = TorchWaits(phases)
     x = torch.ones(2)
     dist.all_reduce(x)
@@ -187,7 +187,7 @@ def test_nothing_that_goes_wrong_reaches_the_collective_and_then_only_cpu_time_c
     waits.close()
     phases.close()
     assert phases.is_computing_shared
-    [reason] = told
+    [reason] = reported
     assert "waiting for other ranks cannot be measured: ZeroDivisionError: clock" in reason
 
 
@@ -200,7 +200,7 @@ def test_what_a_collective_raises_is_raised(phases: Counted) -> None:
     phases.take_calls()
 
 
-def test_works_and_process_groups_that_are_written_in_python_go_on(phases: Counted) -> None:
+def test_works_and_process_groups_that_are_written_in_python_continue(phases: Counted) -> None:
     class Inherits(c10d.Work):
         pass
 

@@ -30,7 +30,7 @@ def histograms(path) -> dict[int, list[str]]:
     return {step: sorted(tags) for step, tags in found.items()}
 
 
-def test_shared_memory_is_recorded_once_and_a_changed_model_goes_on(tmp_path):
+def test_shared_memory_is_recorded_once_and_a_changed_model_continues(tmp_path):
     model = Tied()
     with ds.init(tmp_path, watch=model, histograms=".*", collect_freq=1) as run:
         for number in run.steps(range(5)):

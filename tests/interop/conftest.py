@@ -73,7 +73,7 @@ class Recorded(NamedTuple):
     record: Path
     training: Path
     inputs: dict[str, Any]  # Any: an array
-    told: dict[str, Any]  # Any: from JSON
+    reported: dict[str, Any]  # Any: from JSON
 
 
 @pytest.fixture(scope="session")
@@ -83,8 +83,8 @@ def mindspore_wrote(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     run_mindspore("mindspore_records.py", place)
     with np.load(place / "inputs.npz") as inputs:
         arrays = dict(inputs)
-    told = json.loads((place / "told.json").read_text())
-    return Recorded(place / "record", place / "training", arrays, told)
+    reported = json.loads((place / "told.json").read_text())
+    return Recorded(place / "record", place / "training", arrays, reported)
 
 
 def run_mindspore(script: str, place: Path) -> None:

@@ -12,16 +12,16 @@ import numpy as np
 
 KEY = b"0123456789ABCDEF"
 place = Path(sys.argv[1])
-told = {}
+reported = {}
 for path in sorted(place.glob("*.ckpt")):
     key = {} if path.name.startswith("plain") else {"dec_key": KEY, "dec_mode": path.name.partition("-1_")[0]}
     found = ms.load_checkpoint(str(path), **key)
-    told[path.name] = {
+    reported[path.name] = {
         name: value if isinstance(value, str) else value.asnumpy().tolist() for name, value in found.items()
     }
     net = ms.nn.SequentialCell(ms.nn.Dense(3, 2))
-    told[path.name]["not loaded"] = ms.load_param_into_net(net, found)[0]
-(place / "told.json").write_text(json.dumps(told))
+    reported[path.name]["not loaded"] = ms.load_param_into_net(net, found)[0]
+(place / "told.json").write_text(json.dumps(reported))
 
 values = [{"name": "w", "data": ms.Tensor(np.arange(6, dtype=np.float32).reshape(2, 3))}]
 (place / "theirs").mkdir()

@@ -83,9 +83,9 @@ def main(place: Path) -> None:
     np.savez(place / "data.npz", x=x, labels=labels)
     train(place / "training", (x, labels))
     draw(place / "training", place / "landscape", (x, labels))
-    told = {"version": mindspore.__version__, "seed": SEED, "batch": BATCH, "spec": LANDSCAPE}
-    told["sizes"] = [INPUTS, HIDDEN, CLASSES]
-    (place / "told.json").write_text(json.dumps(told))
+    reported = {"version": mindspore.__version__, "seed": SEED, "batch": BATCH, "spec": LANDSCAPE}
+    reported["sizes"] = [INPUTS, HIDDEN, CLASSES]
+    (place / "told.json").write_text(json.dumps(reported))
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def main() -> None:
     }
     given["labels_many"][:, 0] = given["predicted_many"][:, 0]  # some rows are right
     np.savez(place / "inputs.npz", **given)
-    told = {
+    reported = {
         "classification": {
             name: computed(make(), given["predicted"], given["labels"]) for name, make in CLASSIFYING.items()
         },
@@ -101,7 +101,7 @@ def main() -> None:
         },
         "training": trained(given, given["data"], given["labels"]),
     }
-    (place / "told.json").write_text(json.dumps(told))
+    (place / "told.json").write_text(json.dumps(reported))
 
 
 if __name__ == "__main__":

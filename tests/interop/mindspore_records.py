@@ -44,7 +44,7 @@ def record(directory: Path, values: dict[str, Any]) -> None:
             summary.record(step + 1)
 
 
-class Told(mindspore.Callback):
+class Reported(mindspore.Callback):
     """Keeps the loss of each step."""
 
     def __init__(self) -> None:
@@ -68,17 +68,17 @@ def train(directory: Path) -> dict[str, Any]:
     optimizer = nn.Momentum(network.trainable_params(), 0.05, 0.9)
     loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
     model = mindspore.Model(network, loss, optimizer, metrics={"accuracy"})
-    told = Told()
+    reported = Reported()
     collector = mindspore.SummaryCollector(
         str(directory),
         collect_freq=1,
         collect_specified_data={"histogram_regular": "weight", "collect_landscape": None},
         custom_lineage_data={"note": "live", "k": 3},
     )
-    model.train(EPOCHS, dataset(), callbacks=[told, collector], dataset_sink_mode=False)
+    model.train(EPOCHS, dataset(), callbacks=[reported, collector], dataset_sink_mode=False)
     time.sleep(1.1)  # a second file of the same second would empty the first
     metrics = model.eval(dataset(), callbacks=[collector], dataset_sink_mode=False)
-    return {"losses": told.losses, "metrics": metrics, "epochs": EPOCHS, "batch_size": BATCH}
+    return {"losses": reported.losses, "metrics": metrics, "epochs": EPOCHS, "batch_size": BATCH}
 
 
 def main(place: Path) -> None:
@@ -88,8 +88,8 @@ def main(place: Path) -> None:
     values = inputs()
     record(place / "record", values)
     np.savez(place / "inputs.npz", **values)
-    told = train(place / "training") | {"version": mindspore.__version__}
-    (place / "told.json").write_text(json.dumps(told))
+    reported = train(place / "training") | {"version": mindspore.__version__}
+    (place / "told.json").write_text(json.dumps(reported))
 
 
 if __name__ == "__main__":

@@ -174,8 +174,8 @@ def test_mindinsight_shows_the_graph_with_its_edge(read: dict[str, Any]) -> None
 
 def test_mindinsight_shows_the_lineage_of_every_kind(read: dict[str, Any]) -> None:
     lineage = read["lineage"]
-    told = {name: lineage[name] for name in ("network", "optimizer", "epoch", "batch_size")}
-    assert told == {"network": "Net", "optimizer": "Adam", "epoch": 1, "batch_size": 8}
+    reported = {name: lineage[name] for name in ("network", "optimizer", "epoch", "batch_size")}
+    assert reported == {"network": "Net", "optimizer": "Adam", "epoch": 1, "batch_size": 8}
     assert lineage["loss"] == pytest.approx(0.2)
     assert lineage["metric"] == {"accuracy": 0.75}
     assert lineage["user_defined"] == {"note": "every plugin"}

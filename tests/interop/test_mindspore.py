@@ -92,20 +92,20 @@ def test_images_have_the_pixels_that_we_draw_ourselves(mindspore_wrote: Recorded
         np.testing.assert_array_equal(pixels(found.encoded), drawn(given))
 
 
-def test_dump_tells_the_same_values(mindspore_wrote: Recorded) -> None:
+def test_dump_reports_the_same_values(mindspore_wrote: Recorded) -> None:
     inputs = mindspore_wrote.inputs
     lines = [json.loads(line) for line in distsummary("dump", mindspore_wrote.record, "--full").splitlines()]
-    told = {(line["tag"], line["step"]): line["value"] for line in lines}
-    assert len(told) == len(lines) == 3 * len(inputs)
-    assert [told["scalar", step] for step in (1, 2, 3)] == [0.25, "NaN", "-Infinity"]
+    reported = {(line["tag"], line["step"]): line["value"] for line in lines}
+    assert len(reported) == len(lines) == 3 * len(inputs)
+    assert [reported["scalar", step] for step in (1, 2, 3)] == [0.25, "NaN", "-Infinity"]
     for step in range(3):
-        np.testing.assert_array_equal(told["tensor", step + 1]["data"], inputs["tensor"][step])
-        assert told["tensor_ints", step + 1]["dtype"] == "int32"
-        counts = [count for _, _, count in told["histogram", step + 1]["buckets"]]
+        np.testing.assert_array_equal(reported["tensor", step + 1]["data"], inputs["tensor"][step])
+        assert reported["tensor_ints", step + 1]["dtype"] == "int32"
+        counts = [count for _, _, count in reported["histogram", step + 1]["buckets"]]
         assert counts == count_histogram(inputs["histogram"][step]).counts.tolist()
-        encoded = base64.b64decode(told["image", step + 1]["base64"])
+        encoded = base64.b64decode(reported["image", step + 1]["base64"])
         np.testing.assert_array_equal(pixels(encoded), drawn(inputs["image"][step]))
-    assert [told["histogram", 2][name] for name in ("nan", "pos_inf", "neg_inf")] == [1, 1, 1]
+    assert [reported["histogram", 2][name] for name in ("nan", "pos_inf", "neg_inf")] == [1, 1, 1]
 
 
 def test_fsck_finds_no_problem(mindspore_wrote: Recorded) -> None:
@@ -132,7 +132,7 @@ def test_converted_it_is_shown_by_tensorboard(mindspore_wrote: Recorded, tmp_pat
 
 
 def test_the_loss_of_every_step_is_read(mindspore_wrote: Recorded) -> None:
-    losses = mindspore_wrote.told["losses"]
+    losses = mindspore_wrote.reported["losses"]
     assert dict(read(mindspore_wrote.training)["loss/auto"]) == {
         step: np.float32(loss) for step, loss in enumerate(losses, 1)
     }
@@ -152,16 +152,16 @@ def test_the_weights_are_counted_and_the_graph_is_there(mindspore_wrote: Recorde
 
 
 def test_the_lineage_is_read_whole(mindspore_wrote: Recorded) -> None:
-    told, lineage = mindspore_wrote.told, read_lineage(mindspore_wrote.training)
+    reported, lineage = mindspore_wrote.reported, read_lineage(mindspore_wrote.training)
     train = lineage.train
     assert train is not None
     assert train.algorithm.network
-    assert math.isclose(train.algorithm.loss, told["losses"][-1], rel_tol=1e-6)
+    assert math.isclose(train.algorithm.loss, reported["losses"][-1], rel_tol=1e-6)
     hyper = train.hyper_parameters
     assert hyper.optimizer == "Momentum"
-    assert (hyper.epoch, hyper.batch_size) == (told["epochs"], told["batch_size"])
+    assert (hyper.epoch, hyper.batch_size) == (reported["epochs"], reported["batch_size"])
     assert lineage.evaluation is not None
-    assert json.loads(lineage.evaluation.metric) == told["metrics"]
+    assert json.loads(lineage.evaluation.metric) == reported["metrics"]
     assert lineage.dataset_graph is not None
     assert lineage.custom is not None
     entries = [dict(info.map_str) | dict(info.map_int32) for info in lineage.custom.user_info]

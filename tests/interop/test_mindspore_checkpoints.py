@@ -33,11 +33,11 @@ def test_checkpoints_are_read_both_ways(tmp_path):
             optimizer.step()
     run_mindspore("mindspore_checkpoints.py", tmp_path)
 
-    told = json.loads((tmp_path / "told.json").read_text())
-    assert {"plain-1_2.ckpt", "AES-GCM-1_2.ckpt", "AES-CBC-1_2.ckpt"} <= told.keys()
+    reported = json.loads((tmp_path / "told.json").read_text())
+    assert {"plain-1_2.ckpt", "AES-GCM-1_2.ckpt", "AES-CBC-1_2.ckpt"} <= reported.keys()
     moments = optimizer.state[model[0].weight]["exp_avg"]
     for name in ("plain-1_2.ckpt", "AES-GCM-1_2.ckpt", "AES-CBC-1_2.ckpt"):
-        found = told[name]
+        found = reported[name]
         assert found["not loaded"] == []
         assert found["0.weight"] == model[0].weight.tolist()
         assert found["optimizer/state/0/exp_avg"] == moments.tolist()

@@ -45,23 +45,23 @@ class Drawn(NamedTuple):
     training: Path
     landscapes: dict[str, Landscape]
     batches: list[tuple[Any, Any]]
-    told: dict[str, Any]  # Any: from JSON
+    reported: dict[str, Any]  # Any: from JSON
 
     def parts(self) -> tuple[Any, Any, Any]:
         """Model, loss function, batches."""
-        return Mlp(*self.told["sizes"]), cross_entropy, self.batches
+        return Mlp(*self.reported["sizes"]), cross_entropy, self.batches
 
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Drawn:
     place = tmp_path_factory.mktemp("mindspore_landscape")
     run_mindspore("mindspore_landscape.py", place)
-    told = json.loads((place / "told.json").read_text())
+    reported = json.loads((place / "told.json").read_text())
     with np.load(place / "data.npz") as data:
         x, labels = data["x"], data["labels"]
-    size = told["batch"]
+    size = reported["batch"]
     batches = [(x[i : i + size], labels[i : i + size]) for i in range(0, len(x), size)]
-    return Drawn(place / "training", landscapes_of(place / "landscape"), batches, told)
+    return Drawn(place / "training", landscapes_of(place / "landscape"), batches, reported)
 
 
 @pytest.fixture(scope="module")
@@ -72,11 +72,11 @@ def trajectory(drawn: Drawn) -> Trajectory:
 @pytest.fixture(scope="module")
 def recomputed(drawn: Drawn, trajectory: Trajectory) -> dict[str, LossGrid]:
     """By tag; the random one with the directions that MindSpore drew from numpy's global generator."""
-    given = legacy_directions(trajectory.load(6), drawn.told["seed"])
+    given = legacy_directions(trajectory.load(6), drawn.reported["seed"])
     grids = landscape_set(
         *drawn.parts(),
         around=trajectory,
-        size=drawn.told["spec"]["landscape_size"],
+        size=drawn.reported["spec"]["landscape_size"],
         directions=("pca", given),
         mode="mindspore",
         progress=False,
@@ -116,7 +116,7 @@ def test_mindspores_landscapes_are_recomputed_from_its_checkpoints(
 
 
 def test_the_trajectory_is_what_was_asked_for(drawn: Drawn, trajectory: Trajectory) -> None:
-    asked = drawn.told["spec"]
+    asked = drawn.reported["spec"]
     assert trajectory.numbers == (1, 2, 3, 4, 5, 6)
     assert [list(interval) for interval in trajectory.intervals] == asked["intervals"]
     assert (trajectory.unit, trajectory.spec.num_samples) == (asked["unit"], asked["num_samples"])

@@ -23,7 +23,7 @@ OF_KIND = {  # kind -> the arguments of its metrics, and the names of its inputs
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
+def reported(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
     """The inputs, and what MindSpore made of them."""
     place: Path = tmp_path_factory.mktemp("mindspore_model")
     run_mindspore("mindspore_model.py", place)
@@ -32,8 +32,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict
 
 
 @pytest.mark.parametrize("kind", OF_KIND)
-def test_a_metric_gives_mindspores_number(kind: str, told: Any) -> None:
-    inputs, answers = told
+def test_a_metric_gives_mindspores_number(kind: str, reported: Any) -> None:
+    inputs, answers = reported
     arguments, names = OF_KIND[kind]
     for name, expected in answers[kind].items():
         metric = getattr(metrics, name)(*arguments)
@@ -42,8 +42,8 @@ def test_a_metric_gives_mindspores_number(kind: str, told: Any) -> None:
         np.testing.assert_allclose(metric.eval(), expected, rtol=1e-6, err_msg=name)
 
 
-def test_a_training_has_mindspores_losses_and_results(told: Any) -> None:
-    inputs, answers = told
+def test_a_training_has_mindspores_losses_and_results(reported: Any) -> None:
+    inputs, answers = reported
     network = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 6))
     network.load_state_dict({name: torch.from_numpy(inputs[name]) for name in network.state_dict()})
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)

@@ -123,7 +123,7 @@ def test_what_is_asked_wrongly_is_named() -> None:
         draw(mode="mindspore", batches={"a": batches()})
 
 
-def test_refinement_leaves_out_what_interpolation_tells() -> None:
+def test_refinement_leaves_out_what_interpolation_reports() -> None:
     whole, refined = random_plane(size=41), random_plane(size=41, refine=0.02)
     assert refined.computed.mean() < 0.6
     assert refined.z[refined.computed].tobytes() == whole.z[refined.computed].tobytes()
@@ -141,7 +141,7 @@ def test_an_interrupt_that_python_drops_stops_it_too() -> None:
 
 @pytest.mark.usefixtures("one_picture")
 @pytest.mark.parametrize("refine", [None, 0.02])
-def test_an_interrupt_gives_and_saves_what_there_is_and_the_next_call_goes_on(
+def test_an_interrupt_gives_and_saves_what_there_is_and_the_next_call_continues(
     tmp_path: Path, stop_at: Any, refine: float | None
 ) -> None:
     arguments = {"size": 33, "refine": refine, "run_dir": tmp_path}
@@ -272,7 +272,7 @@ def test_a_journal_of_other_arguments_is_named_when_a_landscape_begins(
     assert journal.exists()
 
 
-def test_losses_that_are_not_finite_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_losses_that_are_not_finite_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     limit = float(np.median(random_plane().z))
 
     def some(model: Any, batch: Any) -> float:
@@ -288,7 +288,7 @@ def test_losses_that_are_not_finite_are_told_once(caplog: pytest.LogCaptureFixtu
     assert "line: not one of the 5 computed losses is finite; random: not one of the 25" in message
 
 
-def test_a_grid_tells_where_it_was_computed_and_how_much_rounding_takes() -> None:
+def test_a_grid_reports_where_it_was_computed_and_how_much_rounding_takes() -> None:
     grid = random_plane()
     assert "numpy" in grid.hardware
     assert set(grid.rounding) == {"x", "y"}

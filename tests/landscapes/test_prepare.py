@@ -270,7 +270,7 @@ def test_the_filter_axis_reaches_the_directions() -> None:
 
 
 @pytest.mark.parametrize("directions", ["pca", "line", "triangle", "random"])
-def test_a_value_that_stays_and_is_nan_is_told_by_name(tmp_path: Path, directions: str) -> None:
+def test_a_value_that_stays_and_is_nan_is_reported_by_name(tmp_path: Path, directions: str) -> None:
     run, states = RunDir(tmp_path / "run").create(), walk(3)
     states[-1]["d2.bias"][1] = np.nan
     save_path(run, states, [[1, 2, 3]])
@@ -299,7 +299,7 @@ def test_the_last_checkpoint_is_the_one_with_the_highest_number_for_all(
 
 
 @pytest.mark.parametrize("directions", ["pca", "line", "triangle"])
-def test_a_checkpoint_of_a_path_that_is_not_finite_is_told_by_its_number(
+def test_a_checkpoint_of_a_path_that_is_not_finite_is_reported_by_its_number(
     tmp_path: Path, directions: str
 ) -> None:
     run, states = RunDir(tmp_path / "run").create(), walk(3)
@@ -326,7 +326,7 @@ def test_directions_without_real_numbers_are_refused() -> None:
             draw(around=None, directions=wrong, normalization="none")
 
 
-def test_runs_that_are_none_are_told_without_their_arrays() -> None:
+def test_runs_that_are_none_are_reported_without_their_arrays() -> None:
     with pytest.raises(InvalidValueError, match=r"at least two runs.*got 1; use around=") as refused:
         draw(around=None, runs=[start_of(1)])
     assert "array" not in str(refused.value)
@@ -350,7 +350,7 @@ def test_runs_of_one_name_are_numbered_apart_also_from_one_that_is_called_so(tmp
     assert len(grid.path) == 3
 
 
-def test_a_checkpoint_of_another_model_is_told_with_its_run(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_model_is_reported_with_its_run(tmp_path: Path) -> None:
     runs = [RunDir(tmp_path / name).create() for name in ("first", "second")]
     states = walk(3)
     save_path(runs[0], states, [[1, 2, 3]])

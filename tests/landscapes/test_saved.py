@@ -53,7 +53,7 @@ def test_such_paths_can_be_joined_and_written(tmp_path: Path) -> None:
     assert (RunDir(tmp_path / "run").landscape_dir / "landscape_500-2000.npz").is_file()
 
 
-def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+def test_files_of_one_name_are_distinguished_by_their_folders(tmp_path: Path) -> None:
     assert draw(around=None, runs=list(saved(tmp_path, 3).values())).runs == tuple(
         f"checkpoint-{number}/model" for number in (500, 1000, 1500)
     )
@@ -96,7 +96,7 @@ def test_one_checkpoint_spans_no_plane(tmp_path: Path) -> None:
         draw(around=saved(tmp_path, 1))
 
 
-def test_a_file_of_torch_save_is_told_whatever_its_name(tmp_path: Path) -> None:
+def test_a_file_of_torch_save_is_reported_whatever_its_name(tmp_path: Path) -> None:
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
         archive.writestr("epoch=0-step=4/data.pkl", b"")
@@ -105,7 +105,7 @@ def test_a_file_of_torch_save_is_told_whatever_its_name(tmp_path: Path) -> None:
         draw(around=tmp_path / "epoch=0-step=4.ckpt")
 
 
-def test_what_is_not_the_values_by_name_is_told_with_what_to_give(tmp_path: Path) -> None:
+def test_what_is_not_the_values_by_name_is_reported_with_what_to_give(tmp_path: Path) -> None:
     values = Mlp().parameters
     with pytest.raises(InvalidValueError, match=r"mappings under 'state_dict'; .*such as"):
         draw(around={"epoch": np.int64(3), "state_dict": values})

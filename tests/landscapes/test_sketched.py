@@ -192,7 +192,7 @@ def test_steps_are_not_shown_where_sketches_are_not_of_what_moves(
     assert "the steps between checkpoints are not shown" in caplog.text
 
 
-def test_steps_of_epochs_of_unknown_length_are_told_and_shown_once_it_is_given(
+def test_steps_of_epochs_of_unknown_length_are_reported_and_shown_once_it_is_given(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = sketched_run(tmp_path / "run", unit="epoch")
@@ -202,7 +202,7 @@ def test_steps_of_epochs_of_unknown_length_are_told_and_shown_once_it_is_given(
     assert draw(around=run, step_per_epoch=1).steps == tuple(range(1, 14))
 
 
-def test_steps_that_diverged_are_left_out_of_the_path_and_told(
+def test_steps_that_diverged_are_left_out_of_the_path_and_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     states = descent(8)
@@ -214,7 +214,7 @@ def test_steps_that_diverged_are_left_out_of_the_path_and_told(
     assert "2 of 8 steps are left out of the path, the earliest of them step 7: " in caplog.text
 
 
-def test_sketches_that_are_not_finite_are_told_where_too_few_are_left(tmp_path: Path) -> None:
+def test_sketches_that_are_not_finite_are_reported_where_too_few_are_left(tmp_path: Path) -> None:
     states = descent(5)
     for state in states[1:]:
         state["b"][0] = np.inf

@@ -137,7 +137,7 @@ def test_an_empty_create_landscape_is_what_was_recorded(run_dir: RunDir) -> None
     assert list(generate(run_dir, collect_landscape=SMALL | {"create_landscape": {}})) == ["pca", "random"]
 
 
-def test_nothing_asked_for_writes_nothing_and_calls_nobody(run_dir: RunDir) -> None:
+def test_nothing_asked_for_writes_nothing_and_calls_no_one(run_dir: RunDir) -> None:
     def nobody() -> None:
         raise AssertionError
 
@@ -157,7 +157,7 @@ def test_another_output_gets_the_landscapes_and_the_loss_curve_of_the_run(
     assert not run_dir.landscape_dir.exists()
 
 
-def test_an_interrupted_call_is_written_and_goes_on_without_evaluating_anything_again(
+def test_an_interrupted_call_is_written_and_continues_without_evaluating_anything_again(
     run_dir: RunDir, stop_at: Any
 ) -> None:
     seen = stop_at(None)
@@ -178,7 +178,7 @@ def test_an_interrupted_call_is_written_and_goes_on_without_evaluating_anything_
         assert not LossGrid.load(run_dir.landscape_file(grid.tag, ".npz")).is_partial
 
 
-def test_it_begins_anew_when_asked_to(run_dir: RunDir, stop_at: Any) -> None:
+def test_it_begins_again_when_asked_to(run_dir: RunDir, stop_at: Any) -> None:
     seen = stop_at(None)
     generate(run_dir)
     whole = len(seen)
@@ -213,7 +213,7 @@ NET = Mlp()
     ],
     ids=["a loss function", "with metrics", "with a loss_fn", "the network", "none"],
 )
-def test_mindspores_four_values_tell_the_loss_function(model: Any, metrics: Any) -> None:
+def test_mindspores_four_values_report_the_loss_function(model: Any, metrics: Any) -> None:
     expected = {"model": NET, "loss_fn": cross_entropy, "batches": batches}
     assert parts_of((model, NET, batches, metrics)) == expected
 

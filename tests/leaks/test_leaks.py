@@ -80,7 +80,7 @@ def test_leaves_a_directory_in_the_temporary_directory():
 
 def test_finds_nothing_of_what_the_others_left():
     assert not any(getattr(one, "__module__", "").startswith("distsummary") for one in gc.callbacks)
-    assert not operators.is_heard()
+    assert not operators.is_listening()
     assert not {"distsummary-writer", "distsummary-files"} & {one.name for one in threading.enumerate()}
     assert "LEFT" not in os.environ and "PYTHONDONTWRITEBYTECODE" in os.environ
     assert os.listdir() == [] and pathlib.Path.cwd() != pathlib.Path("/")
@@ -111,7 +111,7 @@ def test_what_a_test_left_is_undone(outcomes: dict[str, str]) -> None:
     assert outcomes["test_finds_nothing_of_what_the_others_left"] == ""
 
 
-def test_the_failure_of_a_test_is_told_with_what_it_left(outcomes: dict[str, str]) -> None:
+def test_the_failure_of_a_test_is_reported_with_what_it_left(outcomes: dict[str, str]) -> None:
     assert "KeyError: 'mine'" in outcomes["test_leaves_an_open_run_and_fails"]
 
 

@@ -276,28 +276,28 @@ def partial_grid(**changes: Any) -> LossGrid:
     return make_grid(**{"z": z, "computed": ONE_ROW, "is_partial": True} | changes)
 
 
-def test_a_picture_tells_losses_that_are_not_finite_from_those_not_computed() -> None:
-    told = {"not computed", "loss not finite"}
+def test_a_picture_reports_losses_that_are_not_finite_from_those_not_computed() -> None:
+    reported = {"not computed", "loss not finite"}
     whole = partial_grid(is_partial=False)  # by refinement, which computes nothing where all is infinite
     row = {"x": np.arange(4.0), "y": np.zeros(1), "z": np.array([[1.0, np.inf, 2.0, np.nan]]), **ENDS}
     line = make_grid(**row, computed=np.arange(4)[None] < 3, is_partial=True, kind="line", numbers=(1, 9))
     for grid, expected in (
-        (partial_grid(), told),
-        (line, told),
+        (partial_grid(), reported),
+        (line, reported),
         (whole, {"loss not finite"}),
         (partial_grid(z=np.ones((3, 4))), set()),
     ):
         figure = grid.plot()
         assert figure is not None
         found = {text.get_text() for legend in every_legend(figure) for text in legend.get_texts()}
-        assert found & told == expected
+        assert found & reported == expected
         assert not any("barrier" in text for text in found)
         is_hatched = any(patch.get_hatch() for axes in figure.axes for patch in (axes.patch, *axes.patches))
         assert is_hatched == ("not computed" in expected)
 
 
 @pytest.mark.parametrize("lost", [np.nan, np.inf, None])
-def test_the_legend_tells_of_grey_checkpoints_where_there_are_some(lost: float | None) -> None:
+def test_the_legend_reports_of_grey_checkpoints_where_there_are_some(lost: float | None) -> None:
     figure = figure_for()
     grid = make_grid(**ENDS | {"true_loss": np.array([2.0 if lost is None else lost, 1.0])})
     draw_contours(figure, grid, scale_for(grid.z))

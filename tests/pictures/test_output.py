@@ -237,7 +237,7 @@ def test_the_loss_is_not_copied_where_the_training_has_it_under_the_name_that_mi
 
 
 @pytest.mark.usefixtures("no_matplotlib")
-def test_beside_a_training_that_goes_on_the_landscape_is_no_newer_than_its_files(tmp_path: Path) -> None:
+def test_beside_a_training_that_continues_the_landscape_is_no_newer_than_its_files(tmp_path: Path) -> None:
     """MindInsight follows only the newest file of a directory."""
     run = RunDir(tmp_path / "run").create()
     place = detect(rank=0, world_size=1)

@@ -144,6 +144,6 @@ def main(directory: str, *runs: str) -> None:
     rank = int(os.environ["RANK"])
     torch.set_num_threads(1)
     init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=RANKS)
-    told = {run: train(*run.split("_"), Path(directory, run), rank) for run in runs}
+    reported = {run: train(*run.split("_"), Path(directory, run), rank) for run in runs}
     destroy_process_group()
-    print(json.dumps(told))
+    print(json.dumps(reported))

@@ -123,12 +123,12 @@ def test_the_last_rank_finds_the_merged_run_and_the_aggregator_ends_with_it(nast
             rank.finish()
         assert losses(path) == {1: 0.5, 2: 0.5}
         await_(lambda: gone(child), "the aggregator's end")
-    told = (nasty_tmp_path / "stderr").read_text()
-    assert told.count("\n") == 1
-    assert "distsummary merge" not in told
+    reported = (nasty_tmp_path / "stderr").read_text()
+    assert reported.count("\n") == 1
+    assert "distsummary merge" not in reported
 
 
-def test_without_an_aggregator_the_user_is_told_to_merge(nasty_tmp_path: Path) -> None:
+def test_without_an_aggregator_the_user_is_reported_to_merge(nasty_tmp_path: Path) -> None:
     path = nasty_tmp_path / "run"
     with open(nasty_tmp_path / "stderr", "wb") as stderr, job(path, "alone", stderr=stderr) as ranks:
         children = psutil.Process(ranks[0].process.pid).children()
@@ -149,7 +149,7 @@ def test_ctrl_c_ends_the_ranks_and_the_aggregator_merges_what_they_recorded(tmp_
     assert RunDir(tmp_path).read_manifest()["state"] == "interrupted"
 
 
-def test_when_rank_0_is_killed_the_aggregator_goes_on_until_the_others_have_ended(tmp_path: Path) -> None:
+def test_when_rank_0_is_killed_the_aggregator_continues_until_the_others_have_ended(tmp_path: Path) -> None:
     with job(tmp_path) as ranks:
         child = aggregator(tmp_path)
         ranks[0].signal(signal.SIGKILL)
@@ -182,7 +182,7 @@ def test_when_rank_0_and_the_aggregator_are_killed_a_merge_by_hand_does_its_work
     assert list(losses(tmp_path)) == [1]
 
 
-def test_a_second_aggregator_waits_until_the_first_has_ended_and_goes_on(tmp_path: Path) -> None:
+def test_a_second_aggregator_waits_until_the_first_has_ended_and_continues(tmp_path: Path) -> None:
     with job(tmp_path) as ranks:
         child = aggregator(tmp_path)
         second = subprocess.Popen([sys.executable, "-m", "distsummary.aggregate.follow", str(tmp_path)])
@@ -224,8 +224,8 @@ def test_ranks_that_never_began_are_named_once(
     coordinator.finish(topology, 0, {})
     monkeypatch.setattr(aggregator_module, "JOIN_S", 0.2)
     assert Follower(run).follow()
-    [told] = [record.getMessage() for record in caplog.records if "have not begun" in record.message]
-    assert "of 4 ranks, rank(s) 0, 2, 3 have not begun to record here within 0.2 s" in told
+    [reported] = [record.getMessage() for record in caplog.records if "have not begun" in record.message]
+    assert "of 4 ranks, rank(s) 0, 2, 3 have not begun to record here within 0.2 s" in reported
     assert run.read_manifest()["attempts"][0]["missing"]["ranks"] == [0, 2, 3]
 
 

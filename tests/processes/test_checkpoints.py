@@ -152,7 +152,7 @@ print(run.step, checkpoint.failures)
 
 
 @pytest.mark.parametrize("format", ["safetensors", "ckpt", "dcp"])
-def test_a_full_disk_is_said_and_the_training_goes_on(tmp_path, format):
+def test_a_full_disk_is_said_and_the_training_continues(tmp_path, format):
     done = run([sys.executable, "-c", FULL, str(tmp_path), format])
     assert done.stdout.split() == ["8", "2"]
     assert done.stderr.count("and the training continues") == 2
@@ -275,7 +275,7 @@ for source in (shards, f"{place}/dcp-1_6.dcp"):
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without torch.distributed")
-def test_a_checkpoint_of_two_ranks_goes_on_on_one_and_on_four(tmp_path):
+def test_a_checkpoint_of_two_ranks_continues_on_one_and_on_four(tmp_path):
     run([sys.executable, "-c", SHARDED, str(tmp_path)])
     found = {path.name for path in tmp_path.glob("*.safetensors")}
     shards = {

@@ -61,7 +61,7 @@ def test_landscape_of_a_factory_without_ray(tmp_path, capsys, monkeypatch):
     assert "nowhere" in capsys.readouterr().err
 
 
-def test_a_landscape_without_a_terminal_tells_its_progress_and_its_doubts(tmp_path):
+def test_a_landscape_without_a_terminal_reports_its_progress_and_its_doubts(tmp_path):
     run_dir = recorded_bowl(tmp_path / "run")
     (tmp_path / "nan_bowl.py").write_text(FACTORY.replace("np.zeros(4)", "np.full(4, np.nan)"))
     command = ["landscape", str(run_dir.base), "nan_bowl:parts", "--workers", "0", "--directions", "pca"]
@@ -164,7 +164,7 @@ def recorded_bowl(path, scale=1):
     return run_dir
 
 
-def test_an_interrupted_landscape_says_how_far_it_came_and_goes_on(
+def test_an_interrupted_landscape_says_how_far_it_came_and_continues(
     tmp_path, capsys, monkeypatch, no_matplotlib
 ):
     run_dir = recorded_bowl(tmp_path / "run")
@@ -177,9 +177,9 @@ def test_an_interrupted_landscape_says_how_far_it_came_and_goes_on(
     monkeypatch.setenv("STOP_AT", str(stop))
     stop.write_text("x" * 50)
     assert main([*arguments, "--directions", "pca"]) == 130
-    told = capsys.readouterr().err
-    assert re.search(r"interrupted \(pca: \d+ of 81 points\)", told)
-    assert "readable, and the same command goes on from there" in told
+    reported = capsys.readouterr().err
+    assert re.search(r"interrupted \(pca: \d+ of 81 points\)", reported)
+    assert "readable, and the same command goes on from there" in reported
     stop.write_text("x" * 30)
     assert main([*arguments, "--directions", "pca", "--anew"]) == 130
     assert "and the same command without --anew goes on from there" in capsys.readouterr().err

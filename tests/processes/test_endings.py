@@ -49,7 +49,7 @@ def await_files(place: Path, names: list[str]) -> None:
         time.sleep(0.01)
 
 
-def test_every_way_to_end_is_told_right(tmp_path: Path) -> None:
+def test_every_way_to_end_is_reported_right(tmp_path: Path) -> None:
     def state() -> RunState:
         return read_run(tmp_path / "run")
 

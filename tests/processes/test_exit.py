@@ -28,7 +28,7 @@ for number in run.steps([1, 2]):
 
 
 @pytest.mark.parametrize(("divisor", "events", "is_complete"), [("1", 6, True), ("0", 5, False)])
-def test_a_run_that_nobody_closes_is_closed_at_the_exit_of_the_process(
+def test_a_run_that_no_one_closes_is_closed_at_the_exit_of_the_process(
     tmp_path, divisor, events, is_complete
 ):
     subprocess.run([sys.executable, "-c", LOOP, str(tmp_path), divisor], capture_output=True, check=False)
@@ -78,7 +78,7 @@ else:
         ("open", "raise OSError(f'{token} is wrong\\nmore')", "failed", "OSError: *** is wrong"),
     ],
 )
-def test_the_manifest_tells_a_training_that_failed_from_one_that_was_interrupted(
+def test_the_manifest_reports_a_training_that_failed_from_one_that_was_interrupted(
     tmp_path, way, ending, state, error
 ):
     done = subprocess.run(
@@ -176,7 +176,7 @@ else:
 """
 
 
-def test_an_evaluation_that_nobody_closes_is_recorded_once_at_the_exit_of_the_process(tmp_path):
+def test_an_evaluation_that_no_one_closes_is_recorded_once_at_the_exit_of_the_process(tmp_path):
     for what in ("train", "eval"):
         subprocess.run(
             [sys.executable, "-W", "ignore", "-c", EVALUATE, str(tmp_path), what],
@@ -190,9 +190,9 @@ def test_an_evaluation_that_nobody_closes_is_recorded_once_at_the_exit_of_the_pr
 
 def test_a_forked_child_does_not_record_the_evaluation_of_its_parent(tmp_path):
     with SummaryCollector(tmp_path) as collector:
-        told = CallbackParams(mode="eval", metrics={"accuracy": 0.5}, cur_step_num=0)
-        collector.on_eval_begin(RunContext(told))
-        collector.on_eval_end(RunContext(told))
+        reported = CallbackParams(mode="eval", metrics={"accuracy": 0.5}, cur_step_num=0)
+        collector.on_eval_begin(RunContext(reported))
+        collector.on_eval_end(RunContext(reported))
         child = os.fork()
         if child == 0:
             collector.close()

@@ -66,7 +66,7 @@ def test_what_a_forked_child_gives_is_counted_by_the_training(tmp_path, log):
     assert log.read_text().count(FORKED) == 1
 
 
-def test_a_loop_goes_on_in_a_forked_child_and_is_recorded_by_the_training_alone(tmp_path):
+def test_a_loop_continues_in_a_forked_child_and_is_recorded_by_the_training_alone(tmp_path):
     run = ds.init(tmp_path)
     seen = []
     for number in run.steps(range(3)):

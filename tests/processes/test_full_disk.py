@@ -86,7 +86,7 @@ def may_mount(place: Path) -> bool:
 
 
 @pytest.mark.parametrize("kind", CAUSES)
-def test_a_full_disk_costs_nothing_while_events_fit_into_memory_and_is_told(tmp_path: Path, kind: str):
+def test_a_full_disk_costs_nothing_while_events_fit_into_memory_and_is_reported(tmp_path: Path, kind: str):
     command = [sys.executable, "-c", PROGRAM, str(tmp_path), kind]
     if kind == "file system":
         if not may_mount(tmp_path):

@@ -23,7 +23,7 @@ TOLERANCE = {"float32": 5e-6, "float64": 1e-12}  # of norms
 
 
 @pytest.fixture(scope="module")
-def told(fork_server, tmp_path_factory: pytest.TempPathFactory):
+def reported(fork_server, tmp_path_factory: pytest.TempPathFactory):
     """What each rank tells, and where the runs are."""
     directory = tmp_path_factory.mktemp("norms")
     place, output = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "x", "MASTER_PORT": "1"}, directory / "output"
@@ -33,8 +33,8 @@ def told(fork_server, tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_merged_norms_are_exact_and_need_no_collective(told, run: str) -> None:
-    directory, answers = told
+def test_merged_norms_are_exact_and_need_no_collective(reported, run: str) -> None:
+    directory, answers = reported
     kind, precision = run.split("_")
     for answer in answers:
         without, found = answer[run]["collectives"]
@@ -65,8 +65,8 @@ def test_merged_norms_are_exact_and_need_no_collective(told, run: str) -> None:
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_one_rank_draws_the_graph_of_a_distributed_model(told, run: str) -> None:
-    directory, _ = told
+def test_one_rank_draws_the_graph_of_a_distributed_model(reported, run: str) -> None:
+    directory, _ = reported
     drawn = [
         [value.data for event in read_directory(rank) for value in event.values if value.plugin == "graph"]
         for rank in sorted((directory / run).glob("rank_*"))

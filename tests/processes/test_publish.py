@@ -72,7 +72,7 @@ def test_what_a_killed_process_left_goes_with_the_next_one(replacer, opens):
     assert not (directory / "file").exists()
 
 
-def test_fsck_tells_what_is_in_use_from_what_is_left(replacer):
+def test_fsck_reports_what_is_in_use_from_what_is_left(replacer):
     directory = replacer.temporary.parent
     batch = Batch(
         run_id=RUN, attempt=0, rank=0, first_seq=1, events=[Event(1, 1.0, [Value("scalar", "a", 1.0)])]

@@ -33,12 +33,12 @@ def said_by_why(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> list[tuple
     """The hangs that `why` tells, without their evidence."""
     assert main(["why", str(run_dir), "--json"]) == 1
     verdicts = json.loads(capsys.readouterr().out)["verdicts"]
-    return [told_of(verdict) for verdict in verdicts if verdict["cause"] == "hang"]
+    return [reports_of(verdict) for verdict in verdicts if verdict["cause"] == "hang"]
 
 
-def told_of(alert: dict[str, object]) -> tuple[object, ...]:
+def reports_of(alert: dict[str, object]) -> tuple[object, ...]:
     """What an alert says, without its evidence."""
-    return tuple(alert[name] for name in ("rank", "cause", "since_step", "until_step", "first_told_step"))
+    return tuple(alert[name] for name in ("rank", "cause", "since_step", "until_step", "reported_step"))
 
 
 def shown(run_dir: Path, count: int) -> list[tuple[int, float, str]]:
@@ -63,17 +63,17 @@ def shown(run_dir: Path, count: int) -> list[tuple[int, float, str]]:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("fork_server")
-def test_a_rank_that_sleeps_goes_on_and_then_holds_the_interpreter_lock(
+def test_a_rank_that_sleeps_continues_and_then_holds_the_interpreter_lock(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_dir = tmp_path / "run"
     with forked.ranks(RANKS, stuck_ranks.main, str(run_dir)):
-        [told] = alerts(run_dir, 1)
-        assert (told["rank"], told["since_step"], told["until_step"]) == (CULPRIT, SLEEPS, None)
-        assert "it has not begun all_reduce of 10" in told["evidence"]
-        assert "time.sleep(0.1)  # HERE" in told["evidence"]
+        [reported] = alerts(run_dir, 1)
+        assert (reported["rank"], reported["since_step"], reported["until_step"]) == (CULPRIT, SLEEPS, None)
+        assert "it has not begun all_reduce of 10" in reported["evidence"]
+        assert "time.sleep(0.1)  # HERE" in reported["evidence"]
 
-        assert said_by_why(run_dir, capsys) == [told_of(told)]
+        assert said_by_why(run_dir, capsys) == [reports_of(reported)]
         [(step, rank, text)] = shown(run_dir, 1)  # while no rank ends that step
         assert (step, rank, "has not begun all_reduce of 10" in text) == (SLEEPS, CULPRIT, True)
         assert main(["status", str(run_dir)]) == 1
@@ -87,8 +87,8 @@ def test_a_rank_that_sleeps_goes_on_and_then_holds_the_interpreter_lock(
         assert (again["rank"], again["since_step"], again["until_step"]) == (CULPRIT, HOLDS, None)
         assert "native code in it holds the interpreter lock" in again["evidence"]
 
-        assert said_by_why(run_dir, capsys) == [told_of(over), told_of(again)]
-    assert said_by_why(run_dir, capsys) == [told_of(over), told_of(again)]
+        assert said_by_why(run_dir, capsys) == [reports_of(over), reports_of(again)]
+    assert said_by_why(run_dir, capsys) == [reports_of(over), reports_of(again)]
     assert [(step, rank) for step, rank, _ in shown(run_dir, 2)] == [(SLEEPS, CULPRIT), (HOLDS, CULPRIT)]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from distsummary.termination import tell_termination
+from distsummary.termination import on_termination
 from tests.manifests import whole_manifest
 from tests.patience import PATIENCE_S
 
@@ -43,17 +43,19 @@ def train(place: Path, before: str, during: str, number: int | None = None) -> t
     return status, rank["state"], rank.get("health", {}).get("error", "")
 
 
-TOLD = (-signal.SIGTERM, "interrupted", "Terminated: SIGTERM")
+REPORTED = (-signal.SIGTERM, "interrupted", "Terminated: SIGTERM")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_is_told_and_ends_the_process(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_is_reported_and_ends_the_process(tmp_path: Path, number: signal.Signals) -> None:
     expected = (-number, "interrupted", f"Terminated: {number.name}")
     assert train(tmp_path, "", "time.sleep(60)", number) == expected
 
 
-def test_a_signal_is_told_while_the_training_goes_on_recording(tmp_path: Path) -> None:
-    assert train(tmp_path, "", "os.kill(os.getpid(), signal.SIGTERM)\nwhile True: run.log(loss=1)") == TOLD
+def test_a_signal_is_reported_while_the_training_continues_recording(tmp_path: Path) -> None:
+    assert (
+        train(tmp_path, "", "os.kill(os.getpid(), signal.SIGTERM)\nwhile True: run.log(loss=1)") == REPORTED
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,14 +64,14 @@ def test_a_signal_is_told_while_the_training_goes_on_recording(tmp_path: Path) -
         # the main thread hangs in a system call that signals do not end: a lock that it holds itself
         ("libc = ctypes.CDLL(None); lock = (ctypes.c_char * 64)()",
          "threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGTERM]).start(); "
-         "libc.pthread_mutex_lock(lock); libc.pthread_mutex_lock(lock)", TOLD),
+         "libc.pthread_mutex_lock(lock); libc.pthread_mutex_lock(lock)", REPORTED),
         # a handler of the user's, before and after, decides alone
         ("signal.signal(signal.SIGTERM, lambda *_: os._exit(7))", KILL, (7, "running", "")),
         ("", f"signal.signal(signal.SIGTERM, lambda *_: os._exit(7)); {KILL}", (7, "running", "")),
         # one that passes the signal on to the handler that it found
-        ("", f"before = signal.signal(signal.SIGTERM, lambda *of: before(*of)); {KILL}", TOLD),
+        ("", f"before = signal.signal(signal.SIGTERM, lambda *of: before(*of)); {KILL}", REPORTED),
         # an event loop has Python's wakeup descriptor
-        ("loop = asyncio.new_event_loop(); loop.add_signal_handler(signal.SIGUSR1, print)", KILL, TOLD),
+        ("loop = asyncio.new_event_loop(); loop.add_signal_handler(signal.SIGUSR1, print)", KILL, REPORTED),
         # a signal that is ignored stays so
         ("signal.signal(signal.SIGTERM, signal.SIG_IGN)",
          "os.kill(os.getpid(), signal.SIGTERM); run.close(); sys.exit(3)", (3, "finished", "")),
@@ -100,7 +102,7 @@ def test_nothing_stays_after_the_last_run_of_a_process() -> None:
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Ray's, perhaps
     try:
         files = len(os.listdir("/proc/self/fd"))
-        stops = [tell_termination(print) for _ in range(2)]
+        stops = [on_termination(print) for _ in range(2)]
         assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
         for stop in stops:
             stop()

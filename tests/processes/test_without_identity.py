@@ -136,7 +136,7 @@ def test_the_same_search_finds_all_of_it_in_a_run_with_identity(tmp_path: Path, 
     assert found(place, run) - {"real host"} == expected | ({"host"} if can_name_hosts() else set())
 
 
-def test_a_rank_that_fails_tells_no_directory(tmp_path: Path, place: Path) -> None:
+def test_a_rank_that_fails_reports_no_directory(tmp_path: Path, place: Path) -> None:
     run = tmp_path / "run"
     [process] = started(start(place, run, identity=False, end="fail"))
     assert process.returncode == 1

@@ -19,10 +19,10 @@ from benchmarks.zoo.trainings import TRAININGS, WORKERS
 from benchmarks.zoo.verdicts import judged, reported
 
 
-def alert(rank: int, cause: str, since: int, told: int, until: int | None = None) -> dict[str, Any]:
+def alert(rank: int, cause: str, since: int, reported_at: int, until: int | None = None) -> dict[str, Any]:
     return {
         "time": 1.0, "attempt": 0, "rank": rank, "cause": cause, "since_step": since, "until_step": until,
-        "evidence": "", "first_told_step": told,
+        "evidence": "", "reported_step": reported_at,
     }  # fmt: skip
 
 
@@ -47,7 +47,7 @@ def judge(tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("told", "outcome"),
+    ("reported_at", "outcome"),
     [
         (alert(2, "forward", 100, 119), "right"),
         (alert(2, "forward", 100, 120), "late"),
@@ -56,14 +56,14 @@ def judge(tmp_path: Path) -> Any:
     ],
 )
 def test_an_alert_is_right_if_it_names_rank_and_cause_within_the_limit(
-    judge: Any, told: dict[str, Any], outcome: str
+    judge: Any, reported_at: dict[str, Any], outcome: str
 ):
-    assert judge([told], fault(2, "forward", 100))[0] == [outcome]
+    assert judge([reported_at], fault(2, "forward", 100))[0] == [outcome]
 
 
 def test_an_alert_on_another_rank_is_false_also_during_an_episode(judge: Any):
-    told = [alert(2, "forward", 100, 105), alert(1, "forward", 100, 108)]
-    assert judge(told, fault(2, "forward", 100)) == (["right"], [told[1]], 1)
+    reported_at = [alert(2, "forward", 100, 105), alert(1, "forward", 100, 108)]
+    assert judge(reported_at, fault(2, "forward", 100)) == (["right"], [reported_at[1]], 1)
 
 
 def test_each_interval_of_a_false_alert_counts(judge: Any):
@@ -72,13 +72,17 @@ def test_each_interval_of_a_false_alert_counts(judge: Any):
 
 
 def test_the_last_line_of_an_alert_counts(judge: Any):
-    told = [alert(1, "data", 10, 12), alert(1, "data", 10, 12, until=30)]
-    assert judge(told) == ([], told[1:], 1)
+    reported_at = [alert(1, "data", 10, 12), alert(1, "data", 10, 12, until=30)]
+    assert judge(reported_at) == ([], reported_at[1:], 1)
 
 
 def test_naming_rank_0_while_it_validates_is_no_false_alarm(judge: Any):
-    told = [alert(0, "unknown", 100, 101), alert(0, "unknown", 130, 140), alert(1, "unknown", 100, 101)]
-    assert judge(told, training="validation")[1] == told[1:]
+    reported_at = [
+        alert(0, "unknown", 100, 101),
+        alert(0, "unknown", 130, 140),
+        alert(1, "unknown", 100, 101),
+    ]
+    assert judge(reported_at, training="validation")[1] == reported_at[1:]
 
 
 @pytest.mark.parametrize("name", TRAININGS)
@@ -106,10 +110,15 @@ def test_comments_docstrings_and_other_trainings_void_no_result(tmp_path: Path):
 def test_the_table_has_what_is_measured_and_is_put_into_a_document(tmp_path: Path):
     common = {"commit": "abc", "date": "2026-11-24", "machine": "2 x CPU", "other_cores": 0.0}
     trained = {"own_ms": [15.0], "wall_ms": 40.0, "false_intervals": 0, "abstained": 12}
-    told = fault(1, "forward", 100) | {"outcome": "right", "delay": 7, "lost_s": None, "is_rank_right": True}
+    reported_at = fault(1, "forward", 100) | {
+        "outcome": "right",
+        "delay": 7,
+        "lost_s": None,
+        "is_rank_right": True,
+    }
     rows = {
         "clean/mlp": common | trained | {"episodes": [], "clean_steps": 2000},
-        "slow/mlp": common | trained | {"episodes": [told], "clean_steps": 900},
+        "slow/mlp": common | trained | {"episodes": [reported_at], "clean_steps": 900},
     }
     document = tmp_path / "ranks.md"
     document.write_text(f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n")
@@ -159,4 +168,4 @@ def test_slow_ranks_are_named_while_they_train_and_the_same_afterwards(tmp_path:
 
 
 def keys(verdicts: list[dict[str, Any]]) -> set[tuple[int, str, int, int]]:
-    return {(one["rank"], one["cause"], one["since_step"], one["first_told_step"]) for one in verdicts}
+    return {(one["rank"], one["cause"], one["since_step"], one["reported_step"]) for one in verdicts}

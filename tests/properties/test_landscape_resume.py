@@ -53,7 +53,7 @@ def bits(grids: dict[str, LossGrid]) -> list[bytes]:
     return [getattr(grids[key], name).tobytes() for key in sorted(grids) for name in names]
 
 
-def test_a_stopped_landscape_goes_on_and_is_the_undisturbed_one(tmp_path, evaluated):
+def test_a_stopped_landscape_continues_and_is_the_undisturbed_one(tmp_path, evaluated):
     undisturbed = draw()
     whole = len(evaluated) - 1
     del evaluated[1:]
@@ -70,7 +70,7 @@ def points(chunks: list[Any]) -> list[Any]:
     return [(chunk.row_key, column) for chunk in chunks for column in chunk.columns]
 
 
-def test_it_goes_on_also_in_other_parts(tmp_path, evaluated, monkeypatch):
+def test_it_continues_also_in_other_parts(tmp_path, evaluated, monkeypatch):
     undisturbed = draw()
     whole = points(evaluated[1:])
     del evaluated[1:]
@@ -83,7 +83,7 @@ def test_it_goes_on_also_in_other_parts(tmp_path, evaluated, monkeypatch):
     assert len(again) == len(set(again)) == len(whole) - 10
 
 
-def test_it_begins_anew_when_asked_to(tmp_path, evaluated):
+def test_it_begins_again_when_asked_to(tmp_path, evaluated):
     stopped(evaluated, 5, run_dir=tmp_path)
     draw(run_dir=tmp_path, resume=False)
     assert len(evaluated) - 1 > 5

@@ -15,16 +15,16 @@ from tests.properties.test_rank_files import attempts, by_loop, written
 
 @given(attempts)
 @settings(max_examples=40)
-def test_tables_hold_what_a_plain_loop_finds_and_the_merge_averages(told_by_ranks):
+def test_tables_hold_what_a_plain_loop_finds_and_the_merge_averages(reported_by_ranks):
     with tempfile.TemporaryDirectory() as name, mock.patch.object(recorded, "LEAST_BYTES", 1):
         base = Path(name)
-        directories, told = written(base / "plain", told_by_ranks)
+        directories, reported = written(base / "plain", reported_by_ranks)
         run_dir = RunDir(base / "run")
         for rank, directory in directories.items():
             directory.mkdir(parents=True, exist_ok=True)
             (base / "run").mkdir(exist_ok=True)
             directory.rename(run_dir.writer_dir("train", rank, 3))
-        expected = by_loop(told)[0]
+        expected = by_loop(reported)[0]
         scalars = {
             (tag, rank, step): v
             for step, (_, found, _) in expected.items()

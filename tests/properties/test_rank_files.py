@@ -33,7 +33,7 @@ attempts = st.lists(
 def written(base, recorded):
     """The directories of the ranks with all that they recorded; values and times count up."""
     directories = {rank: base / f"rank_{rank}" for rank in range(3)}
-    told, count = [], 0
+    reported, count = [], 0
     for attempt, (formats, ranks) in enumerate(recorded):
         for rank, rows in enumerate(ranks):
             events = []
@@ -43,22 +43,22 @@ def written(base, recorded):
                 if named:  # a record without values has no place in a file
                     found = [Value(plugin, tag, data[plugin]) for plugin, tag in named]
                     events.append(Event(step, float(count), found))
-                    told.append((attempt, rank, events[-1]))
+                    reported.append((attempt, rank, events[-1]))
             spec = WriterSpec(
                 directory=directories[rank], run_id=RUN_ID, attempt=attempt, rank=rank, formats=formats
             )
             writer = RankWriter(spec)
             writer.write(Batch(run_id=RUN_ID, attempt=attempt, rank=rank, first_seq=1, events=events))
             writer.close()
-    return directories, told
+    return directories, reported
 
 
-def by_loop(told):
+def by_loop(reported):
     """step -> (latest time, {(tag, rank): scalar}, {tag: text}); the superseded; the last steps."""
     kept = [
         (rank, event)
-        for attempt, rank, event in told
-        if all(event.step < later.step for number, _, later in told if number > attempt)
+        for attempt, rank, event in reported
+        if all(event.step < later.step for number, _, later in reported if number > attempt)
     ]
     found = {}
     for rank, (step, time, values) in sorted(kept, key=lambda pair: pair[0]):
@@ -74,14 +74,14 @@ def by_loop(told):
         for step, (times, scalars, texts) in sorted(found.items())
     }
     last = {rank: max(event.step for of, event in kept if of == rank) for rank, _ in kept}
-    return steps, len(told) - len(kept), last
+    return steps, len(reported) - len(kept), last
 
 
 @given(attempts, st.integers(1, 5), st.sampled_from([1, 4, 1 << 18]), st.sampled_from([0, 1 << 16]))
 @settings(max_examples=40)
 def test_windows_of_any_size_hold_what_a_plain_loop_finds(recorded, chunk, window, kept):
     with tempfile.TemporaryDirectory() as name:
-        directories, told = written(Path(name), recorded)
+        directories, reported = written(Path(name), recorded)
         sizes = {"_MIN_CHUNK": 1, "_MAX_CHUNK": chunk, "_FEW": 1, "WINDOW": window, "_KEPT_BYTES": kept}
         with mock.patch.multiple(rank_files, **sizes):
             ranks = RankFiles(directories)
@@ -96,5 +96,5 @@ def test_windows_of_any_size_hold_what_a_plain_loop_finds(recorded, chunk, windo
                     }
                     texts = {b.tag: v.data for b, v in ranks.values([b for b in part.bulk if b.step == step])}
                     found[step] = time, by_rank, texts
-    assert (found, ranks.superseded, ranks.last_steps) == by_loop(told)
+    assert (found, ranks.superseded, ranks.last_steps) == by_loop(reported)
     assert ranks.damage == []

@@ -124,8 +124,8 @@ def check_values(path: Path) -> None:
         everything = list(read_file(path, "skip", skipped=[]))
         columns = {name: column.load().tolist() for name, column in part.events.items()}
         owners = [part.owners[number] for number in columns["owner"]]
-        told = zip(owners, columns["seq"], columns["step"], columns["wall_time"], strict=True)
-        assert repr(list(told)) == repr([((e.run_id, e.attempt), *e[2:5]) for e in everything])
+        reported = zip(owners, columns["seq"], columns["step"], columns["wall_time"], strict=True)
+        assert repr(list(reported)) == repr([((e.run_id, e.attempt), *e[2:5]) for e in everything])
         scalars = {}
         for place, event in enumerate(everything):
             for value in event.values:
@@ -142,7 +142,7 @@ def check_values(path: Path) -> None:
 def check_dump(path: Path) -> None:
     """`dump` tells the values and the damage that `read_file` gives."""
     damage: list[Damage] = []
-    told = [
+    reported = [
         (*event[1:4], value.plugin, value.tag)
         for event in read_file(path, "skip", skipped=damage)
         for value in event.values
@@ -150,7 +150,7 @@ def check_dump(path: Path) -> None:
     records = list(dump(path))
     keys = ("attempt", "seq", "step", "plugin", "tag")
     values = [record for record in records if record["plugin"] != "damage"]
-    assert [tuple(record[key] for key in keys) for record in values] == told
+    assert [tuple(record[key] for key in keys) for record in values] == reported
     found = [record["offset"] for record in records if record["plugin"] == "damage"]
     assert found[: len(damage)] == [one.offset for one in damage]
     assert len(found) - len(damage) in (0, 1)  # a torn tail is told, too
@@ -241,7 +241,7 @@ def a_file(draw: Random, dialect: str, kinds: tuple[Any, ...] = (scalars, scalar
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 2**32), st.sampled_from(DIALECTS))
-def test_columns_and_frames_tell_the_same(nasty_tmp_path: Path, seed: int, dialect: str):
+def test_columns_and_frames_report_the_same(nasty_tmp_path: Path, seed: int, dialect: str):
     path = nasty_tmp_path / NAMES[dialect]
     path.write_bytes(a_file(Random(seed), dialect))
     check(path)
@@ -250,7 +250,7 @@ def test_columns_and_frames_tell_the_same(nasty_tmp_path: Path, seed: int, diale
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 2**32), st.sampled_from(DIALECTS))
 @example(39916799, "mindspore")  # a tag of a frame that does not fit the columns
-def test_columns_and_frames_of_many_tags_tell_the_same(nasty_tmp_path: Path, seed: int, dialect: str):
+def test_columns_and_frames_of_many_tags_report_the_same(nasty_tmp_path: Path, seed: int, dialect: str):
     path = nasty_tmp_path / NAMES[dialect]
     path.write_bytes(a_file(Random(seed), dialect, (broad, broad, scalars)))
     check(path)

@@ -10,21 +10,21 @@ from distsummary.format.digest import Digest
 NAME, NAMESPACE, GROUP = "aggregator-of-this-test", "test", "aside"
 
 
-def start_hearing(**options: Any) -> Any:
+def start_receiver(**options: Any) -> Any:
     """Start it; `heard` returns the digests so far, `pid` its process."""
 
-    class Hearing:  # in here, so that Ray's processes need not find this module
+    class Receiver:  # in here, so that Ray's processes need not find this module
         def __init__(self) -> None:
-            self._heard: list[Digest] = []
+            self._last_seen: list[Digest] = []
 
         def digest(self, digest: Digest) -> None:
-            self._heard.append(digest)
+            self._last_seen.append(digest)
 
-        def heard(self) -> list[Digest]:
-            return self._heard
+        def last_seen(self) -> list[Digest]:
+            return self._last_seen
 
         def pid(self) -> int:
             return os.getpid()
 
-    actor = ray.remote(concurrency_groups={GROUP: 1})(Hearing)
+    actor = ray.remote(concurrency_groups={GROUP: 1})(Receiver)
     return actor.options(name=NAME, namespace=NAMESPACE, num_cpus=0, **options).remote()

@@ -34,7 +34,7 @@ def net(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_module_that_workers_lack_is_named_after_two_of_them(net: Any, workers: int) -> None:
+def test_a_module_that_workers_miss_is_named_after_two_of_them(net: Any, workers: int) -> None:
     found = r"^2 landscape workers died .*No module named 'only_here'.*runtime_env of ray\.init"
     with pytest.raises(LandscapeError, match=found):
         ds.landscape(net, square, [(np.ones((4, 2)), np.ones(4))], size=3, workers=workers, progress=False)

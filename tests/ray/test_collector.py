@@ -14,6 +14,7 @@ import psutil
 import pytest
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
+from tests.ray.receiver import GROUP, NAME, NAMESPACE, start_receiver
 
 from distsummary import SummaryRecord
 from distsummary.aggregate.actor_listener import DigestListener
@@ -29,7 +30,6 @@ from distsummary.writing.async_writer import AsyncWriter
 from distsummary.writing.spec import WriterSpec
 from tests.conftest import ROOT
 from tests.patience import PATIENCE_S
-from tests.ray.hearing import GROUP, NAME, NAMESPACE, start_hearing
 from tests.unit.format import samples
 
 RUN_ID = "00000000000000ab"
@@ -195,7 +195,7 @@ def test_the_largest_events_arrive_and_only_the_budget_is_on_its_way(tmp_path):
     assert found == [(1, elements, 1.0), (2, elements, 2.0)]
 
 
-def test_a_stopped_collector_is_replaced_and_nobody_hangs(tmp_path, monkeypatch):
+def test_a_stopped_collector_is_replaced_and_no_one_hangs(tmp_path, monkeypatch):
     remote, writer = open_remote(tmp_path)
     writer.write(Event(0, 0.0, [Value("scalar", "loss", 0.0)]))
     writer.flush()
@@ -367,7 +367,7 @@ def test_no_other_process_is_killed_that_has_the_pid_now(tmp_path):
 def test_what_a_starting_collector_would_keep_too_long_the_rank_writes_until_it_is_up(tmp_path, monkeypatch):
     monkeypatch.setattr("distsummary.collect.actor_writer.KEPT_BYTES", 1000)
     starting = held_back(monkeypatch)
-    hearing = start_hearing()
+    receiver = start_receiver()
     spec = WriterSpec(directory=str(tmp_path), run_id=RUN_ID, interval_s=0.01)
     remote = RemoteWriter(spec, DigestListener(NAME, NAMESPACE, GROUP))
     writer = AsyncWriter(remote, spec)
@@ -391,9 +391,9 @@ def test_what_a_starting_collector_would_keep_too_long_the_rank_writes_until_it_
     assert writer.health().events == written
     assert not writer.health().errors
     assert (own_files(tmp_path), len(segments(tmp_path, "tensorboard"))) == (1, 2)
-    digests = ray.get(hearing.heard.remote())
+    digests = ray.get(receiver.last_seen.remote())
     assert sum(scalars.size for digest in digests for scalars in digest.scalars) == written
-    ray.kill(hearing)
+    ray.kill(receiver)
 
 
 @pytest.mark.parametrize("how", ["flush", "close"])

@@ -218,7 +218,7 @@ def test_a_gpu_is_waited_for_where_gpus_have_given_results(
     assert caplog.text.count("got its GPU in 0 s; still waiting for a GPU") == 1
 
 
-def test_a_crew_goes_on_when_what_a_dead_worker_held_is_taken(
+def test_a_crew_continues_when_what_a_dead_worker_held_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(actor_crew, "START_S", 1.0)
@@ -275,7 +275,7 @@ def test_an_error_that_cannot_be_unpickled_is_quoted_with_its_notes_and_kills_no
     assert "died" not in caplog.text
 
 
-def test_an_error_at_the_beginning_is_told_in_one_line() -> None:
+def test_an_error_at_the_beginning_is_reported_in_one_line() -> None:
     said = r"ZeroDivisionError: at the beginning when it began$"
     with crew_of(None) as crew, pytest.raises(LandscapeError, match=said) as failed:
         crew.do(Work())

@@ -175,7 +175,7 @@ def test_own_errors_of_workers_are_raised_as_they_are() -> None:
     assert found[0] == found[1]
 
 
-def test_an_error_in_a_product_with_the_hessian_is_told_in_one_line() -> None:
+def test_an_error_in_a_product_with_the_hessian_is_reported_in_one_line() -> None:
     def loss_fn(model: Any, batch: Any) -> Any:
         raise ZeroDivisionError("in the loss")
 
@@ -437,7 +437,7 @@ def test_a_killed_worker_of_the_hessian_is_replaced(tmp_path: Path) -> None:
     assert found == product(BatchLoss(loss_fn), 0)
 
 
-def test_too_little_memory_on_a_worker_goes_on_with_a_smaller_engine() -> None:
+def test_too_little_memory_on_a_worker_continues_with_a_smaller_engine() -> None:
     def loss_fn(model: nn.Module, batch: Any) -> Any:
         if torch.utils._python_dispatch._get_current_dispatch_mode() is not None:  # while it is recorded
             raise MemoryError("too small")
@@ -468,11 +468,11 @@ def test_a_killed_driver_is_resumed_and_no_finished_chunk_is_evaluated_again(tmp
     address = ray.get_runtime_context().gcs_address
     killed = subprocess.run([sys.executable, "-c", STOPPED, address, tmp_path], cwd=ROOT, timeout=PATIENCE_S)
     assert killed.returncode == -signal.SIGKILL
-    told: list[int] = []
+    reported: list[int] = []
     arguments = {"around": golden_mlp.CKPT_DIR, "size": 9, "run_dir": tmp_path, "workers": 2}
     parts = (golden_mlp.Mlp(), golden_mlp.cross_entropy, golden_mlp.batches())
-    resumed = landscape_set(*parts, **arguments, progress=lambda now: told.append(now.done))
-    assert told[0] > max(told) // 2
+    resumed = landscape_set(*parts, **arguments, progress=lambda now: reported.append(now.done))
+    assert reported[0] > max(reported) // 2
     undisturbed = landscape_set(*parts, **(arguments | {"run_dir": None, "workers": 0}), progress=False)
     for key, grid in resumed.items():
         assert grid.z.tobytes() == undisturbed[key].z.tobytes()

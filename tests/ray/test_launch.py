@@ -102,11 +102,13 @@ def test_every_kind_of_end_has_a_line_of_its_own():
 
     with pytest.raises(RanksFailedError) as caught:
         launch(train, ranks=4, backend=None)
-    told = dict(line.split("] ") for line in str(caught.value).splitlines())
-    assert told["[rank 0"].startswith("killed by signal 9 (SIGKILL)")
-    assert told["[rank 1"] == "exit code 7 (os._exit)"
-    assert re.fullmatch(r'killed by signal 11 \(SIGSEGV\) \(File ".*test_launch.py", .*\)', told["[rank 2"])
-    assert told["[rank 3"].startswith("exit code 3 (sys.exit(3)) (File ")
+    reported = dict(line.split("] ") for line in str(caught.value).splitlines())
+    assert reported["[rank 0"].startswith("killed by signal 9 (SIGKILL)")
+    assert reported["[rank 1"] == "exit code 7 (os._exit)"
+    assert re.fullmatch(
+        r'killed by signal 11 \(SIGSEGV\) \(File ".*test_launch.py", .*\)', reported["[rank 2"]
+    )
+    assert reported["[rank 3"].startswith("exit code 3 (sys.exit(3)) (File ")
 
 
 def test_the_cause_stands_before_those_that_lost_their_peer():
@@ -133,12 +135,12 @@ def test_a_module_that_only_the_driver_finds_is_named_with_the_remedy(tmp_path, 
     train = importlib.import_module("only_here").train
     with pytest.raises(RanksFailedError) as caught:
         launch(train, ranks=2, backend=None)
-    told = str(caught.value)
-    assert told.startswith(
+    reported = str(caught.value)
+    assert reported.startswith(
         "[ranks 0-1] ModuleNotFoundError: No module named 'only_here'; this process finds it"
     )
-    assert f"PYTHONPATH={tmp_path}," in told
-    assert f"runtime_env={{'working_dir': {str(tmp_path)!r}}}" in told
+    assert f"PYTHONPATH={tmp_path}," in reported
+    assert f"runtime_env={{'working_dir': {str(tmp_path)!r}}}" in reported
 
 
 def test_in_a_pipe_the_lines_of_ranks_are_all_there_with_their_rank_and_without_colors(tmp_path):
@@ -285,7 +287,7 @@ def test_local_ranks_count_within_each_node():
     }
 
 
-def test_sys_exit_is_told_and_zero_is_success():
+def test_sys_exit_is_reported_and_zero_is_success():
     def leave(code):
         raise SystemExit(code)
 

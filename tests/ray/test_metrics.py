@@ -27,18 +27,18 @@ def client(ray_cluster, tmp_path):
 
 
 def test_each_heartbeat_sets_three_gauges_with_the_run_and_the_rank(client, tmp_path, monkeypatch, caplog):
-    told, set_really = [], Gauge.set
+    reported, set_really = [], Gauge.set
 
     def set_and_note(gauge, value, tags):
         set_really(gauge, value, tags)
-        told.append((gauge.info["name"], value, tags))
+        reported.append((gauge.info["name"], value, tags))
 
     monkeypatch.setattr(Gauge, "set", set_and_note)
     topology = Topology(rank=1, world_size=2, incarnation="launch-1")
     attempt = client.register(topology).attempt
     client.beat(topology, attempt, BEAT)
     tags = {"run": str(tmp_path / "run"), "rank": "1"}
-    assert told == [
+    assert reported == [
         ("distsummary_step", 7, tags),
         ("distsummary_own_ms", 12.5, tags),
         ("distsummary_waiting_ms", 0.25, tags),

@@ -58,14 +58,14 @@ def test_the_workers_of_a_trainer_make_one_run(job):
 def test_each_worker_knows_its_place(job):
     [attempt] = whole_manifest(job / "run")["attempts"]
     assert attempt["ranks"].keys() == {"0", "1"}
-    for rank, told in attempt["ranks"].items():
+    for rank, reported in attempt["ranks"].items():
         number = int(rank)
         expected = {
             "rank": number, "world_size": 2, "local_rank": number, "local_world_size": 2, "node_rank": 0,
             "mesh": {"dp": [number, 2]}, "source": "ray.train", "state": "finished",
         }  # fmt: skip
-        assert {key: told[key] for key in expected} == expected
-        assert (told["health"]["errors"], told["health"]["dropped"]) == (0, 0)
+        assert {key: reported[key] for key in expected} == expected
+        assert (reported["health"]["errors"], reported["health"]["dropped"]) == (0, 0)
 
 
 def test_workers_that_are_started_again_are_another_attempt_of_the_same_run(job):

@@ -70,8 +70,8 @@ def test_the_default_works_in_a_process_that_is_not_connected_to_ray(tmp_path: P
     command = [sys.executable, "-c", SCRIPT, str(golden_mlp.GOLDEN / "summary"), str(tmp_path / "maps")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["workers"].keys() == {"pca[1, 4]", "pca[3, 6]", "random"}
-    assert all("worker-0" in workers for workers in told["workers"].values())
-    assert not told["is_connected"]
+    reported = json.loads(done.stdout.splitlines()[-1])
+    assert reported["workers"].keys() == {"pca[1, 4]", "pca[3, 6]", "random"}
+    assert all("worker-0" in workers for workers in reported["workers"].values())
+    assert not reported["is_connected"]
     assert (tmp_path / "maps" / "landscape" / "landscape_1-4.npz").exists()

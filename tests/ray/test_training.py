@@ -177,7 +177,7 @@ def test_a_rank_that_fails_leaves_its_files_readable_and_the_others_merged(tmp_p
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_run_that_nobody_closed_is_closed_at_the_end_of_its_process(tmp_path, fails):
+def test_a_run_that_no_one_closed_is_closed_at_the_end_of_its_process(tmp_path, fails):
     def train():
         ds.kept = ds.init(tmp_path / "run")  # as a module-level run is
         for _ in ds.kept.steps(range(3)):

@@ -29,16 +29,16 @@ def check_states(made: Any) -> Iterator[str]:
     others = ending.others + (("failed", "lost") if made.is_collective and ending.how != "finish" else ())
     run = ending.run + (("failed",) if made.is_collective and ending.how != "finish" else ())
     if found.state not in run:
-        yield f"the run is {found.state}, expected {run}: {_told(attempt)}"
+        yield f"the run is {found.state}, expected {run}: {_reported(attempt)}"
     if attempt.missing:
         yield f"missing ranks {attempt.missing}"
     for rank in attempt.ranks:
         is_culprit = rank.rank == made.culprit and ending.how != "raylet"  # of a node that ends, all are
         expected = ending.culprit if is_culprit else others
-        if any("full disk" in fault for fault in made.told):  # its bulk values may have been dropped
+        if any("full disk" in fault for fault in made.reported):  # its bulk values may have been dropped
             expected += ("incomplete",)
         if rank.state not in expected:
-            yield f"rank {rank.rank} is {rank.state}, expected {expected}: {_told(attempt)}"
+            yield f"rank {rank.rank} is {rank.state}, expected {expected}: {_reported(attempt)}"
     if ending.words:
         failure = attempt.failure
         if failure is None:  # nobody told of a failure or a death
@@ -52,7 +52,7 @@ def check_states(made: Any) -> Iterator[str]:
             yield f"the failure is {failure}, expected rank {made.culprit} with one of {ending.words}"
 
 
-def _told(attempt: states.AttemptState) -> str:
+def _reported(attempt: states.AttemptState) -> str:
     return "; ".join(f"{one.rank} {one.state} {one.error or one.reason}" for one in attempt.ranks)
 
 

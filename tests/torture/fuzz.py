@@ -157,16 +157,16 @@ def _compare(directory: Path, dialect: str) -> None:
     from distsummary.reading import reader
 
     of_events = [
-        (event.attempt, event.seq, event.step, event.wall_time, value.tag, _told(value.data))
+        (event.attempt, event.seq, event.step, event.wall_time, value.tag, _reported(value.data))
         for event in reader.read_directory(directory, dialect, "skip")
         for value in event.values
     ]
-    found = [(*value[:5], _told(value.value)) for value in reader.read_values(directory, dialect, "skip")]
+    found = [(*value[:5], _reported(value.value)) for value in reader.read_values(directory, dialect, "skip")]
     if repr(found) != repr(of_events):  # in words NaN is itself
         raise AssertionError("the values are not those of the events")
 
 
-def _told(data: Any) -> Any:
+def _reported(data: Any) -> Any:
     return data if isinstance(data, float) else type(data).__name__
 
 

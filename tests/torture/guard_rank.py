@@ -53,7 +53,7 @@ DOORS_OF_TORCH = {
     "_Engine.run_backward",
     "_Engine.run_backward.<locals>.<genexpr>",
     "_ddp_waits.<locals>.prepare_for_backward",
-    "_tell",
+    "_report",
     "_stop",
 }
 SHORT = ("begin", "end", "error", "close", "close_record")  # a training of three steps for each fault

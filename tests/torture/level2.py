@@ -98,7 +98,7 @@ def torture_runs(
         for one in [*waiting]:
             if one.settle(wait_s=wait_s):
                 waiting.remove(one)
-                if one.told:
+                if one.reported:
                     verdict = run_judge(one.place, tensorboard=True)
                     verdict.kills = one.faults
                     rounds.add(one.number, verdict)
@@ -149,7 +149,7 @@ class Round:
     faults: int = 0
     orphans: int = 0
     complaints: list[str] = field(default_factory=list)
-    told: list[str] = field(default_factory=list)  # what was done, in order
+    reported: list[str] = field(default_factory=list)  # what was done, in order
     known: dict[int, psutil.Process] = field(default_factory=dict)  # processes of the run that were seen
     looked_s: float = 0.0
     log: Path = field(init=False)
@@ -267,7 +267,7 @@ class Round:
                 name
             ]():  # jobs of torchrun have no collectors; the aggregator may be coming back just now
                 self.faults += 1
-                self.told.append(name)
+                self.reported.append(name)
                 self._await_acked(ACKED_EACH, ALIVE_S, name)
                 break
 
@@ -343,7 +343,7 @@ class Round:
     def _end(self, cluster: RayCluster | None) -> None:
         how = self.ending.how
         self._look(at_once=True)
-        self.told.append(how)
+        self.reported.append(how)
         self.faults += how != "finish"
         trainer = int((self.place / f"pid_{self.culprit}").read_text())
         match how:
@@ -417,7 +417,7 @@ class Round:
                 return False
             time.sleep(0.2)
         self.gone_s = time.monotonic() - self.ended_s
-        if not self.told:  # not played
+        if not self.reported:  # not played
             shutil.rmtree(self.place)
             return True
         self.leave_the_disk()
@@ -429,7 +429,8 @@ class Round:
         except Exception as error:
             self.complaints.append(f"cannot be judged: {error!r}")
         facts = {
-            "ranks": RANKS, "seed": self.seed, "mode": self.mode, "told": self.told, "culprit": self.culprit,
+            "ranks": RANKS, "seed": self.seed, "mode": self.mode, "reported": self.reported,
+            "culprit": self.culprit,
             "collective": self.is_collective, "complaints": self.complaints, "orphans": self.orphans,
         }  # fmt: skip
         (self.place / "case.json").write_text(json.dumps(facts))
@@ -461,7 +462,7 @@ class Round:
     def line(self) -> str:
         """What was done, in a line."""
         name = f"{self.place.name} {self.mode}{' collective' * self.is_collective} {self.culprit}"
-        return f"{name}: {', '.join(self.told)} ({time.monotonic() - self.started_s:.0f} s)"
+        return f"{name}: {', '.join(self.reported)} ({time.monotonic() - self.started_s:.0f} s)"
 
 
 def is_ours(process: psutil.Process) -> bool:

@@ -55,7 +55,7 @@ def write_base(corpus: Path, seed: int) -> None:
     from distsummary.checkpoints.shard_file import ShardHeader, write_shards
     from distsummary.checkpoints.sketch.count_sketch import BUCKETS
     from distsummary.checkpoints.sketch.sketch_file import SketchHeader, SketchWriter
-    from distsummary.diagnosis.stuck import Collective, Group, Telling
+    from distsummary.diagnosis.stuck import Collective, Group, RankReport
     from distsummary.diagnosis.verdict import Verdict
     from distsummary.format.records import MINDSPORE, Shard
     from distsummary.landscapes.engines.chunks import Chunk
@@ -79,14 +79,14 @@ def write_base(corpus: Path, seed: int) -> None:
                     run.log(loss=1 / (step + 1), lr=0.1)
                     if not step % 10:
                         run.text("note", f"step {step}")
-    told = Verdict(
-        rank=1, cause="data", since_step=3, until_step=None, evidence="20 ms", first_told_step=9, ranks=(0, 1)
+    reported = Verdict(
+        rank=1, cause="data", since_step=3, until_step=None, evidence="20 ms", reported_step=9, ranks=(0, 1)
     )
-    (base / "alerts.jsonl").write_text(json.dumps({"time": 1.7e9, "attempt": 0, **told.as_json()}))
-    telling = Telling(
+    (base / "alerts.jsonl").write_text(json.dumps({"time": 1.7e9, "attempt": 0, **reported.as_json()}))
+    reporting = RankReport(
         rank=1, step=4, phase="data", late_s=3.0, groups=(Group("0", (0, 1), (Collective(1, "a"),)),)
     )
-    stuck = {"format": 1, "attempt": 0, "rank": 1, "time": 1.7e9, "is_over": False, **telling.as_json()}
+    stuck = {"format": 1, "attempt": 0, "rank": 1, "time": 1.7e9, "is_over": False, **reporting.as_json()}
     (base / "rank_00001" / "stuck.json").write_text(json.dumps(stuck))
     for directory in (base / "rank_00000", base / "rank_00001"):
         write_facts(directory, 0, RankFacts({"seed": "1"}, ["a", "b"], {"whole": [0, 1]}))

@@ -84,9 +84,9 @@ def main(directory: Path) -> None:
         for rank in range(ranks):
             values = alone if ranks == 1 else slow
             record(path, rank=rank, ranks=ranks, steps=range(1, steps + 1), values=values)
-        told = {"rank": 2, "cause": "data", "since_step": 300, "until_step": None, "evidence": NASTY}
+        reported = {"rank": 2, "cause": "data", "since_step": 300, "until_step": None, "evidence": NASTY}
         if ranks > 2:
-            (path / "alerts.jsonl").write_text(json.dumps(told | {"first_told_step": 310}) + "\n")
+            (path / "alerts.jsonl").write_text(json.dumps(reported | {"reported_step": 310}) + "\n")
         RunDir(path).landscape_dir.mkdir()
         for name in ("<b>x<b>'é", "other"):
             make_grid().save(RunDir(path).landscape_dir / f"{name}.npz")

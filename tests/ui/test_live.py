@@ -38,14 +38,14 @@ def served(browser, tmp_path):
         record(tmp_path / name, ranks, 1, 401)
         (tmp_path / name / "run.json").write_text("{}")  # it is listed as one, and said to be unreadable
     command = [PYTHON, "-m", "distsummary", "serve", tmp_path, "--port", "0", "--json"]
-    told: list[str] = []
+    pending: list[str] = []
     with subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
         page = browser.new_page(viewport={"width": 1400, "height": 900})
         try:
             url = json.loads(process.stdout.readline())["url"]
-            page.on("console", lambda message: told.append(f"console: {message.text}"))
-            page.on("pageerror", lambda error: told.append(f"error: {error}"))
-            page.on("request", lambda request: told.append(f"request: {request.url[:99]}"))
+            page.on("console", lambda message: pending.append(f"console: {message.text}"))
+            page.on("pageerror", lambda error: pending.append(f"error: {error}"))
+            page.on("request", lambda request: pending.append(f"request: {request.url[:99]}"))
             page.goto(url)
             page.wait_for_selector("html[data-ready]")
             yield tmp_path, page
@@ -54,7 +54,7 @@ def served(browser, tmp_path):
             process.terminate()
             process.wait(60)
     allowed = (f"request: {url}", "request: data:", "console: Failed to load resource: the server responded")
-    assert [one for one in told if not one.startswith(allowed)] == []
+    assert [one for one in pending if not one.startswith(allowed)] == []
 
 
 def steps(page) -> str:

@@ -36,13 +36,13 @@ def pages(tmp_path_factory) -> Path:
 @pytest.fixture
 def show(browser, pages):
     """Opens the page of a run; what it says on the console, and what it asks for, is told at the end."""
-    told: list[str] = []
+    reported: list[str] = []
 
     def opened(name: str, **settings):
         page = browser.new_page(viewport={"width": 1400, "height": 900}, **settings)
-        page.on("console", lambda message: told.append(f"console: {message.text}"))
-        page.on("pageerror", lambda error: told.append(f"error: {error}"))
-        page.on("request", lambda request: told.append(f"request: {request.url[:99]}"))
+        page.on("console", lambda message: reported.append(f"console: {message.text}"))
+        page.on("pageerror", lambda error: reported.append(f"error: {error}"))
+        page.on("request", lambda request: reported.append(f"request: {request.url[:99]}"))
         page.goto((pages / name).as_uri())
         page.wait_for_selector("html[data-ready]")
         page.wait_for_timeout(200)  # charts are drawn when they come into sight
@@ -50,7 +50,9 @@ def show(browser, pages):
 
     yield opened
     left = [
-        one for one in told if not one.startswith(("request: file:///", "request: data:", "request: blob:"))
+        one
+        for one in reported
+        if not one.startswith(("request: file:///", "request: data:", "request: blob:"))
     ]
     assert left == []
 
@@ -101,7 +103,7 @@ def test_the_slow_rank_is_found_by_its_verdict_and_in_the_heat_map(show):
     assert "verdict: data, steps 300 on" in said
 
 
-def test_norms_tell_parameter_step_and_value_and_lead_to_the_first_nan(show):
+def test_norms_report_parameter_step_and_value_and_lead_to_the_first_nan(show):
     page = show("64.html")
     view = page.locator("#norms")
     assert "First NaN or infinite at step 15: the gradient of layers.100.bias" in view.inner_text()
@@ -119,7 +121,7 @@ def test_norms_tell_parameter_step_and_value_and_lead_to_the_first_nan(show):
     assert map.evaluate(COLORS) > 20
 
 
-def test_histograms_tell_step_share_and_the_rank_that_recorded_them(show):
+def test_histograms_report_step_share_and_the_rank_that_recorded_them(show):
     page = show("4.html")
     figure = page.locator("#histograms figure").first
     caption = figure.locator("figcaption").inner_text()
@@ -155,7 +157,7 @@ def test_images_and_texts_follow_a_slider_and_stay_images_and_texts(show):
     assert text.locator("*").count() == 0
 
 
-def test_values_that_are_not_finite_are_told(show):
+def test_values_that_are_not_finite_are_reported(show):
     page = show("4.html")
     assert "1 value NaN or infinite, first at step 500" in page.locator("#curves figure").first.inner_text()
 
@@ -177,7 +179,7 @@ def test_it_is_worked_by_keys_alone_and_is_dark_or_light(show):
     assert page.locator("#heat .readout").first.inner_text().startswith("rank 1, step")
 
 
-def test_settings_are_as_they_were_given_and_keys_tell_bars_and_the_points_of_a_curve(show):
+def test_settings_are_as_they_were_given_and_keys_report_bars_and_the_points_of_a_curve(show):
     page = show("real.html")
     config = page.locator("#overview div", has=page.get_by_role("heading", name="Config")).last
     settings = dict(row.split("\t") for row in config.locator("tr").all_inner_texts())

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import distsummary as ds
-from distsummary import telling
+from distsummary import terminal
 from distsummary.cli import FIELDS, grid_line, main
 from distsummary.errors import InvalidValueError
 from distsummary.format.records import Batch, Event, Value
@@ -37,7 +37,7 @@ def two_ranks(path) -> RunDir:
     return run_dir
 
 
-def test_merge_makes_one_run_and_tells_it_as_json(tmp_path, capsys):
+def test_merge_makes_one_run_and_reports_it_as_json(tmp_path, capsys):
     run_dir = two_ranks(tmp_path / "run")
     assert main(["merge", str(run_dir.base), "--json", "--tag", "acc"]) == 0
     assert json.loads(capsys.readouterr().out)["ranks"] == [0, 1]
@@ -68,10 +68,10 @@ def test_what_the_ranks_disagree_on_is_printed_once_in_words(tmp_path, capsys, c
             list(run.steps(range(3)))
     caplog.clear()
     assert main(["merge", str(tmp_path)]) == 0
-    told = capsys.readouterr().out + caplog.text
-    assert told.count("seed (7 on rank 0; 8 on rank 1)") == 1
-    assert "  conflicts: hyper_parameters.loss_function (Mse on rank 0; Mae on rank 1)\n" in told
-    assert not any(word in told for word in ("Conflict(", "by_rank", "custom"))
+    reported = capsys.readouterr().out + caplog.text
+    assert reported.count("seed (7 on rank 0; 8 on rank 1)") == 1
+    assert "  conflicts: hyper_parameters.loss_function (Mse on rank 0; Mae on rank 1)\n" in reported
+    assert not any(word in reported for word in ("Conflict(", "by_rank", "custom"))
 
 
 def test_an_error_is_one_line_that_names_the_verb(tmp_path, capsys):
@@ -125,8 +125,8 @@ def test_every_argument_that_messages_have_is_an_option(capsys):
     for verb in ("landscape", "demo", "dump"):
         with pytest.raises(SystemExit, match="0"):
             main([verb, "--help"])
-    told = capsys.readouterr().out
-    assert [name for name in FIELDS if f"--{name.replace('_', '-')} " not in told] == []
+    reported = capsys.readouterr().out
+    assert [name for name in FIELDS if f"--{name.replace('_', '-')} " not in reported] == []
 
 
 def test_an_interrupt_that_python_drops_ends_a_verb_too(monkeypatch, capsys):
@@ -174,25 +174,25 @@ def test_a_path_that_is_missing_has_the_exit_code_of_wrong_arguments(verb, tmp_p
     assert "2 wrong arguments, or a path that is missing" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_dump_tells_what_it_reads_while_it_prints_nothing(tmp_path, monkeypatch, capsys):
-    told = threading.Event()
+def test_a_dump_reports_what_it_reads_while_it_prints_nothing(tmp_path, monkeypatch, capsys):
+    reported = threading.Event()
 
     class Stderr(io.StringIO):
         def flush(self) -> None:
             if " 4 of 4" in self.getvalue():
-                told.set()
+                reported.set()
 
     def reading(*what) -> None:
-        telling.doing(*what)
+        terminal.doing(*what)
         if what[1] == 4:
-            assert told.wait(PATIENCE_S)
+            assert reported.wait(PATIENCE_S)
 
     run_dir = two_ranks(tmp_path / "run")
-    monkeypatch.setattr(telling, "PLAIN_S", (0.01, 0.01))
+    monkeypatch.setattr(terminal, "PLAIN_S", (0.01, 0.01))
     monkeypatch.setattr("distsummary.tools.dump.doing", reading)
     monkeypatch.setattr("sys.stderr", Stderr())
     assert main(["dump", str(run_dir.base), "--tag", "acc"]) == 0
-    assert told.is_set()
+    assert reported.is_set()
     lines = capsys.readouterr().out.splitlines()
     assert {json.loads(line)["tag"] for line in lines} == {"acc"}
 
@@ -202,9 +202,9 @@ def test_a_file_of_another_kind_is_not_dumped(tmp_path, capsys):
     for text in ("", "some words\n"):
         file.write_text(text)
         assert main(["dump", str(file)]) == 1
-        told = capsys.readouterr()
-        assert told.out == ""
-        assert f"{file} is no event file: it has neither the name of one nor an intact event" in told.err
+        reported = capsys.readouterr()
+        assert reported.out == ""
+        assert f"{file} is no event file: it has neither the name of one nor an intact event" in reported.err
     run_dir = two_ranks(tmp_path / "run")
     [events] = [path for path in run_dir.writer_dir("train", 0, 2).iterdir() if path.name.endswith("_MS")]
     file.write_bytes(b"damage" + events.read_bytes())  # an event file by another name
@@ -222,7 +222,7 @@ def test_sigterm_ends_watch_with_its_own_exit_code(tmp_path, monkeypatch):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_fsck_tells_scripts_by_its_exit_code(tmp_path, capsys):
+def test_fsck_reports_scripts_by_its_exit_code(tmp_path, capsys):
     run_dir = two_ranks(tmp_path / "run")
     assert main(["fsck", str(run_dir.base)]) == 1  # a run of several ranks without a manifest
     assert "manifest_missing" in capsys.readouterr().out
@@ -276,8 +276,8 @@ def test_a_landscape_in_a_line_says_what_was_computed_and_the_barrier_of_a_line(
 def test_the_help_names_every_direction(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["landscape", "--help"])
-    told = " ".join(capsys.readouterr().out.split())
-    assert f"one or several of {', '.join(DIRECTIONS)}," in told
+    reported = " ".join(capsys.readouterr().out.split())
+    assert f"one or several of {', '.join(DIRECTIONS)}," in reported
 
 
 def test_status_of_a_run_and_of_none(tmp_path, capsys):

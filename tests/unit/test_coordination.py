@@ -34,7 +34,7 @@ from distsummary.errors import (
     StaleAttemptError,
     WorldMismatchError,
 )
-from distsummary.rank_manifest import Told
+from distsummary.rank_manifest import Reported
 from distsummary.run_dir import RunDir
 from distsummary.tools.fsck import fsck
 from distsummary.topology import Topology
@@ -45,7 +45,7 @@ def run(nasty_tmp_path: Path) -> RunDir:
     return RunDir(nasty_tmp_path / "run").create()
 
 
-def told(run: RunDir, attempt: int = 0) -> dict[str, Any]:
+def reported(run: RunDir, attempt: int = 0) -> dict[str, Any]:
     """What the ranks of an attempt tell in their files."""
     ranks: dict[str, Any] = with_ranks(run, find_attempt(run.read_manifest(), "train", attempt))["ranks"]
     return ranks
@@ -122,7 +122,9 @@ def entry(*states: str, incarnation: str = PORT, world_size: int = 4, started: f
 def joins(attempts: list[dict[str, Any]], number: int, *, now: float = 1.0, **fields: Any) -> int | None:
     """Which of the attempts a rank of 4 is of, None for a new one."""
     arguments = {"world_size": 4, "incarnation": PORT} | fields
-    chosen = choose_attempt(attempts, rank(number, **arguments), now=now, alive=lambda told: told["alive"])
+    chosen = choose_attempt(
+        attempts, rank(number, **arguments), now=now, alive=lambda reported: reported["alive"]
+    )
     return None if chosen is None else [id(attempt) for attempt in attempts].index(id(chosen))
 
 
@@ -221,12 +223,12 @@ def test_a_process_that_trains_again_is_a_new_attempt_and_slower_ranks_may_still
     assert coordinator.register(rank(1)).attempt == 1
 
 
-def test_a_rank_that_failed_makes_its_attempt_complete_and_starts_anew(run: RunDir) -> None:
+def test_a_rank_that_failed_makes_its_attempt_complete_and_starts_again(run: RunDir) -> None:
     coordinator = LocalCoordinator(run)
     coordinator.register(rank(0, world_size=1))
     coordinator.finish(rank(0, world_size=1), 0, {"failed": 1, "error": "ValueError: no"})
     manifest = run.read_manifest()
-    known = told(run)["0"]
+    known = reported(run)["0"]
     assert (known["state"], known["error"]) == ("failed", "ValueError: no")
     assert manifest["state"] == "failed"
     assert coordinator.register(rank(0, world_size=1)).attempt == 1
@@ -288,7 +290,7 @@ def test_a_rank_whose_events_are_missing_is_incomplete_but_trained(run: RunDir) 
     coordinator.register(rank(0, world_size=1))
     coordinator.finish(rank(0, world_size=1), 0, {"missing": "the disk was full"})
     manifest = run.read_manifest()
-    known = told(run)["0"]
+    known = reported(run)["0"]
     assert (known["state"], known["health"]) == ("incomplete", {"missing": "the disk was full"})
     assert manifest["state"] == "finished"
     again = rank(0, world_size=1, incarnation="another")
@@ -302,7 +304,7 @@ def test_a_message_of_a_superseded_attempt_is_refused(run: RunDir) -> None:
     coordinator.register(rank(0, incarnation="start-2"))
     with pytest.raises(StaleAttemptError, match="attempt 0 of role train was superseded by attempt 1"):
         coordinator.finish(rank(0), 0, {})
-    assert told(run)["0"]["state"] == "running"
+    assert reported(run)["0"]["state"] == "running"
 
 
 def test_ranks_that_disagree_on_the_world_size_are_named_with_what_they_said(run: RunDir) -> None:
@@ -312,7 +314,7 @@ def test_ranks_that_disagree_on_the_world_size_are_named_with_what_they_said(run
     message = "rank 3 says world_size 8 (by environment), but rank(s) 0, 2, 10 said 16"
     with pytest.raises(WorldMismatchError, match=re.escape(message)):
         coordinator.register(rank(3, world_size=8, source="environment"))
-    assert "3" not in told(run)
+    assert "3" not in reported(run)
     assert not run.writer_dir("train", 3, 16).exists()
 
 
@@ -334,7 +336,7 @@ def test_the_run_is_finished_when_its_last_rank_is(run: RunDir) -> None:
     coordinator.finish(rank(1), 0, {})
     manifest = run.read_manifest()
     assert manifest["state"] == "finished"
-    assert told(run)["0"]["health"] == {"events": 7}
+    assert reported(run)["0"]["health"] == {"events": 7}
 
 
 def test_the_newest_attempt_is_that_of_the_role(run: RunDir) -> None:
@@ -383,7 +385,7 @@ def test_a_run_of_one_rank_is_open_while_it_runs(run: RunDir) -> None:
     assert open_attempts(run, run.read_manifest()) == []
 
 
-def test_a_rank_tells_of_itself_in_its_own_file(run: RunDir) -> None:
+def test_a_rank_reports_of_itself_in_its_own_file(run: RunDir) -> None:
     LocalCoordinator(run).register(rank(1, mesh={"dp": (1, 2)}, host="nöde", pid=42))
     assert "ranks" not in run.read_manifest()["attempts"][0]
     written = json.loads((run.writer_dir("train", 1, 2) / "manifest.json").read_bytes())
@@ -404,7 +406,7 @@ def refused(attempt: dict[str, Any], number: int = 0, **fields: Any) -> str:
     try:
         refuse_taken(
             [attempt | {"role": "train", "attempt": 5}], topology, RunDir("/r"), refuse_finished=True,
-            now=1.0, alive=lambda told: told["alive"],
+            now=1.0, alive=lambda reported: reported["alive"],
         )  # fmt: skip
     except RunDirError as error:
         return str(error)
@@ -432,7 +434,7 @@ def test_a_run_that_is_finished_or_in_use_is_refused(states: tuple[str, ...], me
     assert bool(refused(entry(*states))) == bool(message)
 
 
-def test_actors_that_each_take_themselves_for_the_only_rank_are_told_what_to_pass() -> None:
+def test_actors_that_each_take_themselves_for_the_only_rank_are_reported_what_to_pass() -> None:
     advice = "; if both are ranks of one training, pass ds.init(..., rank=, world_size=); else wait for"
     assert advice in refused(entry("alive"), world_size=1)
     assert "; wait for its end" in refused(entry("alive", "alive"))
@@ -470,13 +472,13 @@ def unique(number: int, world_size: int, **fields: Any) -> Topology:
 def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The directories whose rank's file was read."""
     found: list[Path] = []
-    read_told = rank_manifest.read_told
+    read_entries = rank_manifest.read_entries
 
-    def read(directory: Path) -> Told | None:
+    def read(directory: Path) -> Reported | None:
         found.append(directory)
-        return read_told(directory)
+        return read_entries(directory)
 
-    monkeypatch.setattr(rank_manifest, "read_told", read)
+    monkeypatch.setattr(rank_manifest, "read_entries", read)
     return found
 
 
@@ -573,7 +575,7 @@ def test_of_two_processes_that_claim_a_rank_at_the_same_moment_the_second_is_ref
     with pytest.raises(RunDirError, match=r"rank 1 of the run .* is claimed twice"):
         second.enter(unique(1, 2, **other_process()), 0)
     first.enter(unique(1, 2), 0)  # a call that is repeated changes nothing
-    assert told(run)["1"]["pid"] == os.getpid()
+    assert reported(run)["1"]["pid"] == os.getpid()
 
 
 FAR = {"host": "far", "pid_space": "another boot", "pid": 7}
@@ -608,7 +610,7 @@ def test_a_job_on_another_machine_is_refused_if_its_heart_beats(
     refuse_reuse(run, other, refuse_finished=False)  # its launcher saw it die
 
 
-def test_a_full_disk_keeps_no_rank_from_telling_its_heartbeat_and_its_end(
+def test_a_full_disk_keeps_no_rank_from_reporting_its_heartbeat_and_its_end(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     coordinator = LocalCoordinator(run)
@@ -623,21 +625,21 @@ def test_a_full_disk_keeps_no_rank_from_telling_its_heartbeat_and_its_end(
     with monkeypatch.context() as patch:
         patch.setattr(rank_manifest, "replacing", refuse)
         coordinator.beat(rank(0), 0, Heartbeat(3, "training"))
-        assert told(run)["0"]["heartbeat"]["step"] == 3
+        assert reported(run)["0"]["heartbeat"]["step"] == 3
         coordinator.finish(rank(0), 0, {"missing": "x" * 300})
-        assert told(run)["0"]["state"] == "incomplete"
+        assert reported(run)["0"]["state"] == "incomplete"
         with pytest.raises(RunDirError, match="No space left"):  # more than the blocks of the file hold
             coordinator.finish(rank(0), 0, {"missing": "x" * 5000})
-    assert told(run)["0"]["health"] == {"missing": "x" * 300}
+    assert reported(run)["0"]["health"] == {"missing": "x" * 300}
 
 
-def test_a_heartbeat_of_a_superseded_attempt_is_not_told(run: RunDir) -> None:
+def test_a_heartbeat_of_a_superseded_attempt_is_not_reported(run: RunDir) -> None:
     coordinator = LocalCoordinator(run)
     coordinator.register(rank(0))
     coordinator.register(rank(0, incarnation="start-2"))
-    before = told(run)
+    before = reported(run)
     assert coordinator.beat(rank(0), 0, Heartbeat(5)) == ()
-    assert told(run) == before
+    assert reported(run) == before
 
 
 def test_a_heartbeat_and_a_registration_return_the_deals(run: RunDir) -> None:
@@ -673,7 +675,7 @@ def test_a_run_json_that_was_removed_is_rebuilt_by_fsck_and_by_nothing_else(run:
     fsck(run.base, repair=True)
     [entry] = run.read_manifest()["attempts"]
     assert entry["incarnation"] == known[0]["incarnation"]
-    assert told(run)["0"]["state"] == "finished"
+    assert reported(run)["0"]["state"] == "finished"
 
 
 def test_a_run_dir_that_was_renamed_is_never_made_again(run: RunDir) -> None:
@@ -690,7 +692,7 @@ def test_a_run_dir_that_was_renamed_is_never_made_again(run: RunDir) -> None:
     assert not run.base.exists()
 
 
-def test_a_rank_tells_its_end_in_the_old_file_where_no_new_one_can_be_made(
+def test_a_rank_reports_its_end_in_the_old_file_where_no_new_one_can_be_made(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     coordinator = LocalCoordinator(run)
@@ -704,5 +706,5 @@ def test_a_rank_tells_its_end_in_the_old_file_where_no_new_one_can_be_made(
 
     monkeypatch.setattr(rank_manifest, "replacing", refuse)
     coordinator.finish(rank(0, 1), 0, {"step": 9})
-    found = told(run)["0"]
+    found = reported(run)["0"]
     assert (found["state"], found["heartbeat"]["step"], found["ended"] > 0) == ("finished", 9, True)

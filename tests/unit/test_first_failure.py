@@ -27,7 +27,7 @@ def await_tick(place: Path) -> None:
 
 
 def attempt(
-    place: Path, *, told: dict[int, str], deaths: dict[int, str], gone: int = -1, state: str = "lost"
+    place: Path, *, reported: dict[int, str], deaths: dict[int, str], gone: int = -1, state: str = "lost"
 ) -> AttemptState:
     """Four ranks: those that told an error or "", in this order, then deaths; `gone` has no process."""
     coordinator = LocalCoordinator(RunDir(place).create())
@@ -40,7 +40,7 @@ def attempt(
     }  # fmt: skip
     for topology in topologies.values():
         coordinator.register(topology)
-    for rank, error in told.items():
+    for rank, error in reported.items():
         health: dict[str, int | str] = {"error": error} if error else {}
         if error:
             health["interrupted" if error.startswith("KeyboardInterrupt") else "failed"] = 1
@@ -54,7 +54,7 @@ def attempt(
 
 
 @pytest.mark.parametrize(
-    ("told", "deaths", "gone", "expected", "state"),
+    ("reported", "deaths", "gone", "expected", "state"),
     [
         ({0: PEER, 2: NO_DATA, 1: PEER, 3: PEER}, {}, -1, (2, NO_DATA), "failed"),
         ({2: NO_DATA, 1: "OSError: no disk", 0: "", 3: ""}, {}, -1, (2, NO_DATA), "failed"),
@@ -70,19 +70,19 @@ def attempt(
 )  # fmt: skip
 def test_the_failure_of_an_attempt_is_the_cause(
     tmp_path: Path,
-    told: dict[int, str],
+    reported: dict[int, str],
     deaths: dict[int, str],
     gone: int,
     expected: tuple[int, str] | None,
     state: str,
 ) -> None:
-    found = attempt(tmp_path, told=told, deaths=deaths, gone=gone)
+    found = attempt(tmp_path, reported=reported, deaths=deaths, gone=gone)
     assert (found.failure and found.failure[:2], found.state) == (expected, state)
 
 
 def test_ranks_that_were_asked_to_end_are_interrupted_and_the_first_reason_is_kept(tmp_path: Path) -> None:
     found = attempt(
-        tmp_path, told={0: ""}, deaths={1: "Ctrl-C", 2: "Ctrl-C", 3: "Ctrl-C"}, state="interrupted"
+        tmp_path, reported={0: ""}, deaths={1: "Ctrl-C", 2: "Ctrl-C", 3: "Ctrl-C"}, state="interrupted"
     )
     assert (found.state, found.failure) == ("interrupted", None)
     note_deaths(RunDir(tmp_path), "train", 0, {1: "later", 3: "later"})

@@ -178,7 +178,7 @@ def test_what_a_signal_handler_raises_passes(kind: str) -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_method_that_goes_on_where_it_stopped_is_called_again_once() -> None:
+def test_a_method_that_continues_where_it_stopped_is_called_again_once() -> None:
     times: list[int] = []
 
     def once() -> None:

@@ -46,7 +46,7 @@ def test_ranks_that_no_launcher_names_meet_in_one_attempt(nasty_tmp_path: Path) 
     assert losses(nasty_tmp_path) == {1: 0.5, 2: 0.5, 3: 0.5}
 
 
-def test_a_resumed_training_goes_on_and_the_merged_run_keeps_its_past(nasty_tmp_path: Path) -> None:
+def test_a_resumed_training_continues_and_the_merged_run_keeps_its_past(nasty_tmp_path: Path) -> None:
     for rank in range(2):
         train(nasty_tmp_path, 5, rank=rank, system_metrics=False)
     for rank in range(2):
@@ -163,7 +163,7 @@ def test_a_negative_start_is_refused_by_name(tmp_path: Path, name: str) -> None:
         ds.init(tmp_path, **{name: -1})
 
 
-def test_event_files_where_the_merged_run_belongs_are_told_before_the_training(nasty_tmp_path: Path) -> None:
+def test_event_files_in_the_place_of_the_merged_run_are_reported_at_once(nasty_tmp_path: Path) -> None:
     train(nasty_tmp_path, 3, world_size=1)
     with pytest.raises(RunDirError, match=r"holds event files that no merge wrote .* move those"):
         ds.init(nasty_tmp_path, rank=1, world_size=2)
@@ -176,13 +176,15 @@ def test_a_run_that_is_open_in_this_process_is_refused_until_it_is_closed(
         monkeypatch.setenv(name, value)
     ds.init(nasty_tmp_path)  # never begun, so it is in nobody's way
     run = ds.init(nasty_tmp_path)
-    told = r"is open in this process \(by the run made at .*test_init.py:\d+\); close it first: run.close\(\)"
+    reported = (
+        r"is open in this process \(by the run made at .*test_init.py:\d+\); close it first: run.close\(\)"
+    )
     batches = run.steps(range(9))
     next(batches)
     run.log(loss=0.0)
     for exists in ("refuse", "attempt"):
         refused = ds.init(nasty_tmp_path, exists=exists)
-        with pytest.raises(RunDirError, match=told):
+        with pytest.raises(RunDirError, match=reported):
             next(refused.steps(range(9)))
         refused.close()
     with ds.init(nasty_tmp_path, exists="new") as beside:
@@ -225,7 +227,7 @@ def test_a_mesh_that_is_none_is_refused_with_its_axis(nasty_tmp_path: Path, plac
         {"collect_specified_data": {"collect_landscape": {"intervals": [[1, 2, 3]]}}},
     ],
 )
-def test_a_landscape_of_a_model_that_nobody_gives_is_refused(tmp_path: Path, asked: dict[str, Any]) -> None:
+def test_a_landscape_of_a_model_that_no_one_gives_is_refused(tmp_path: Path, asked: dict[str, Any]) -> None:
     with pytest.raises(InvalidValueError, match=r"got watch=None; pass the model: ds\.init"):
         ds.init(tmp_path, **asked)
     ds.init(tmp_path, rank=1, world_size=2, **asked).close()  # rank 0 keeps what all have
@@ -345,9 +347,9 @@ def test_an_evaluation_without_a_training_names_its_directory_once(
     for rank in range(2):
         evaluate(tmp_path / "typo", rank=rank, world_size=2, config={"lr": 0.1})
     [record] = caplog.records
-    told = record.getMessage()
-    assert f"{tmp_path / 'typo'} holds no training: the evaluation is recorded in" in told
-    assert told.count(str(tmp_path / "typo" / "eval")) == 1
+    reported = record.getMessage()
+    assert f"{tmp_path / 'typo'} holds no training: the evaluation is recorded in" in reported
+    assert reported.count(str(tmp_path / "typo" / "eval")) == 1
     assert [entry["config"] for entry in RunDir(tmp_path / "typo").read_manifest()["attempts"]] == [
         {"lr": 0.1}
     ]
@@ -358,7 +360,7 @@ def test_an_evaluation_without_a_training_names_its_directory_once(
     assert not caplog.records
 
 
-def test_the_config_of_an_evaluation_is_told_if_the_training_has_another(
+def test_the_config_of_an_evaluation_is_reported_if_the_training_has_another(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     train(tmp_path, 2, world_size=1, config={"lr": 0.1, "opt": {"eps": 1, "amp": None}})
@@ -524,15 +526,17 @@ def test_settings_that_differ_between_ranks_are_named_once_and_stand_in_the_mani
         train(nasty_tmp_path, 1, rank=rank, world_size=3, config=config)
     caplog.clear()
     report = ds.merge_run(nasty_tmp_path)
-    [told] = (record.getMessage() for record in caplog.records)
+    [reported] = (record.getMessage() for record in caplog.records)
     [alert] = (text for text in capsys.readouterr().err.splitlines() if "distsummary why" in text)
     assert alert.startswith(
         "distsummary: Rank 2 runs with other settings than its peers: config lr is 0.2 on rank 2, 0.1 on 2 "
         "others. More: "
     )
-    assert told.startswith(f"{nasty_tmp_path}: the config of the ranks differs: lr (0.1 on 2 ranks (0, 1); ")
-    assert "0.2 on rank 2), local_rank (0 on rank 0; 1 on rank 1; 2 on rank 2); the merged run" in told
-    assert told.endswith("of each entry the value of the lowest rank that has it")
+    assert reported.startswith(
+        f"{nasty_tmp_path}: the config of the ranks differs: lr (0.1 on 2 ranks (0, 1); "
+    )
+    assert "0.2 on rank 2), local_rank (0 on rank 0; 1 on rank 1; 2 on rank 2); the merged run" in reported
+    assert reported.endswith("of each entry the value of the lowest rank that has it")
     assert [one.field for one in report.conflicts if one.field.startswith("custom.")] == [
         "custom.lr",
         "custom.local_rank",
@@ -542,7 +546,7 @@ def test_settings_that_differ_between_ranks_are_named_once_and_stand_in_the_mani
     assert custom(nasty_tmp_path) == {"lr": 0.1, "local_rank": 0, "seed": 7}
 
 
-def test_a_later_attempt_with_another_config_is_told_of_what_tensorboard_shows(
+def test_a_later_attempt_with_another_config_is_reported_of_what_tensorboard_shows(
     nasty_tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for attempt, rate in enumerate((0.1, 0.1, 0.2)):

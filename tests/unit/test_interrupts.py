@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from distsummary.interrupts import heeds_interrupts, uninterrupted
+from distsummary.interrupts import handles_interrupts, uninterrupted
 from tests.interrupts import Dropping, sigint
 
 LONG_S = 60
@@ -27,7 +27,7 @@ def weakly_referenced():
 
 @pytest.mark.parametrize("drop", [Dropping, weakly_referenced])
 def test_what_waits_is_interrupted(drop):
-    @heeds_interrupts()
+    @handles_interrupts()
     def wait():
         drop()
         time.sleep(LONG_S)
@@ -43,7 +43,7 @@ def test_one_that_is_dropped_again_is_sent_again():
         def __del__(self):
             time.sleep(0.5)
 
-    @heeds_interrupts()
+    @handles_interrupts()
     def wait():
         Dropping()
         Slow()
@@ -54,7 +54,7 @@ def test_one_that_is_dropped_again_is_sent_again():
 
 
 def test_one_that_is_dropped_at_the_very_end_is_raised_there():
-    with pytest.raises(KeyboardInterrupt), heeds_interrupts(), heeds_interrupts():
+    with pytest.raises(KeyboardInterrupt), handles_interrupts(), handles_interrupts():
         Dropping()
 
 
@@ -66,7 +66,7 @@ def test_the_hook_and_the_thread_go_and_other_errors_are_reported_as_before(monk
     seen = []
     monkeypatch.setattr(sys, "unraisablehook", lambda ignored: seen.append(ignored.exc_type))
     before, threads = sys.unraisablehook, threading.active_count()
-    with heeds_interrupts():
+    with handles_interrupts():
         Failing()
     assert seen == [ValueError]
     assert sys.unraisablehook is before
@@ -82,7 +82,7 @@ def test_a_handler_of_the_users_own_is_called_once(monkeypatch):
 
     monkeypatch.setattr(sys, "unraisablehook", lambda ignored: seen.append(ignored.exc_type))
     signal.signal(signal.SIGINT, handler)
-    with heeds_interrupts():
+    with handles_interrupts():
         Dropping()
     assert calls == [signal.SIGINT]
     assert seen == [KeyboardInterrupt]
@@ -91,7 +91,7 @@ def test_a_handler_of_the_users_own_is_called_once(monkeypatch):
 def test_nothing_changes_in_other_threads():
     hooks = []
 
-    @heeds_interrupts()
+    @handles_interrupts()
     def ask():
         hooks.append(sys.unraisablehook)
 

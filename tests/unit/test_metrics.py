@@ -70,7 +70,7 @@ def test_batches_add_up(make):
         metric.eval()
 
 
-def test_a_class_that_nobody_met_gets_zero_and_the_average_is_over_classes():
+def test_a_class_that_no_one_met_gets_zero_and_the_average_is_over_classes():
     metric = Precision()
     metric.update(np.eye(3)[[0, 0]], [0, 1])
     assert metric.eval().tolist() == [0.5, 0.0, 0.0]

@@ -169,7 +169,7 @@ def test_a_link_is_removed_and_what_it_points_to_stays(own: Path) -> None:
     assert (target / "data").exists()
 
 
-def test_what_cannot_be_removed_stays_and_stops_nobody(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_removed_stays_and_stops_no_one(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Path) -> None:
         raise PermissionError(1, "Operation not permitted")
 

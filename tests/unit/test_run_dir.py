@@ -209,7 +209,7 @@ def test_a_run_dir_that_became_a_file_is_named(run: RunDir) -> None:
         touch(run)
 
 
-def test_a_process_that_holds_the_lock_is_told_after_the_time_limit(
+def test_a_process_that_holds_the_lock_is_reported_after_the_time_limit(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_dir_module, "LOCK_TIMEOUT_S", 0.0)

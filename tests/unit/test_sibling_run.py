@@ -172,7 +172,7 @@ def test_later_records_are_in_the_next_merge_and_read_as_begun_with_the_first(na
     assert json.loads((prefix / "run.json").read_text())["created"] == created
 
 
-def test_who_merges_one_of_them_is_told_of_the_others(nasty_tmp_path, caplog):
+def test_who_merges_one_of_them_is_reported_of_the_others(nasty_tmp_path, caplog):
     prefix = nasty_tmp_path / "rec"
     for rank in range(3):
         record(prefix, rank)
@@ -256,7 +256,7 @@ def test_a_path_without_any_is_no_run(nasty_tmp_path):
         merge_run(nasty_tmp_path / "exp")
 
 
-def test_plain_directories_tell_no_states_and_status_says_what_to_do(nasty_tmp_path, capsys):
+def test_plain_directories_report_no_states_and_status_says_what_to_do(nasty_tmp_path, capsys):
     for rank in range(2):
         record(nasty_tmp_path / "rec", rank)
     assert main(["status", str(nasty_tmp_path / "rec")]) == 2

@@ -87,7 +87,7 @@ def test_ranks_run_then_finish(run: RunDir) -> None:
     assert newest(run).failure is None
 
 
-def test_a_heartbeat_tells_step_phase_and_pace(run: RunDir) -> None:
+def test_a_heartbeat_reports_step_phase_and_pace(run: RunDir) -> None:
     coordinator = join(run, 1, host="n1", pid=42, pid_space="")
     assert newest(run).ranks[0].step is None
     coordinator.beat(rank(1), 0, Heartbeat(120, "training", 0.25, 1000, own_ms=9.5, wait_ms=2.0))
@@ -96,21 +96,21 @@ def test_a_heartbeat_tells_step_phase_and_pace(run: RunDir) -> None:
     assert (one.rank, one.host, one.pid, one.step, one.phase, one.step_s) == (
         1, "n1", 42, 120, "training", 0.25,
     )  # fmt: skip
-    assert one.heard_s < LOST_S
+    assert one.last_seen_s < LOST_S
     coordinator.finish(rank(1), 0, {"step": 130})
     coordinator.beat(rank(1), 0, Heartbeat(121, "training", 0.25, 1000))  # a late one changes nothing
     [one] = newest(run).ranks
     assert (one.state, one.step, one.phase) == ("finished", 130, "training")
 
 
-def test_a_rank_that_is_not_heard_is_lost_and_comes_back_with_its_next_heartbeat(run: RunDir) -> None:
+def test_a_rank_that_is_not_received_is_lost_and_comes_back_with_its_next_heartbeat(run: RunDir) -> None:
     coordinator = join(run, 0, 1, **FAR)
     file = run.writer_dir("train", 1, WORLD) / RANK_MANIFEST
     now = (run.writer_dir("train", 0, WORLD) / RANK_MANIFEST).stat().st_mtime
     os.utime(file, (now - LOST_S - 5, now - LOST_S - 5))
     assert states(run, now=now) == ["running", "running", "lost"]  # the run goes on with the others
     lost = newest(run, now=now).ranks[1]
-    assert (lost.reason, round(lost.heard_s)) == ("its heartbeats stopped", 35)
+    assert (lost.reason, round(lost.last_seen_s)) == ("its heartbeats stopped", 35)
     assert lost.lost_since == pytest.approx(now - LOST_S - 5)
     assert newest(run, now=now).ranks[0].lost_since is None
     assert states(run, now=now - 6) == ["running", "running", "running"]
@@ -194,9 +194,9 @@ def test_the_first_of_several_failures_is_that_of_the_attempt(run: RunDir) -> No
     leave(run, 2, failed=1, error="ValueError: the culprit")
     leave(run, 1, failed=1, error="RuntimeError: the peer is gone")
     file = run.writer_dir("train", 1, WORLD) / RANK_MANIFEST
-    told = json.loads(file.read_bytes())
-    told["attempts"][0]["ended"] += 0.1  # the clock of the file system has ticks of some milliseconds
-    file.write_text(json.dumps(told))
+    reported = json.loads(file.read_bytes())
+    reported["attempts"][0]["ended"] += 0.1  # the clock of the file system has ticks of some milliseconds
+    file.write_text(json.dumps(reported))
     assert states(run) == ["failed", "running", "failed", "failed", "interrupted"]
     found = newest(run).failure
     assert found is not None
@@ -210,7 +210,7 @@ def test_events_that_are_missing_make_a_rank_incomplete_and_the_run_finished(run
     assert newest(run).ranks[0].reason == "the disk was full"
 
 
-def test_a_later_start_supersedes_those_that_told_no_end(run: RunDir, gone: dict[str, Any]) -> None:
+def test_a_later_start_supersedes_those_that_reported_no_end(run: RunDir, gone: dict[str, Any]) -> None:
     join(run, 0, 1, 3)
     join(run, 2, **gone)
     leave(run, 0, failed=1, error="ValueError: no")
@@ -225,7 +225,7 @@ def test_a_later_start_supersedes_those_that_told_no_end(run: RunDir, gone: dict
     assert found.newest is new
 
 
-def test_a_faster_rank_that_trains_again_supersedes_nobody_but_itself(run: RunDir) -> None:
+def test_a_faster_rank_that_trains_again_supersedes_no_one_but_itself(run: RunDir) -> None:
     join(run, 0, 1)
     join(run, 0, session="its next training")
     first, second = read_run(run).attempts
@@ -264,7 +264,7 @@ def test_a_run_without_attempts_is_unknown(run: RunDir) -> None:
     assert list(run.base.iterdir()) == []
 
 
-def test_an_attempt_whose_first_rank_has_not_told_of_itself_yet_is_beginning(
+def test_an_attempt_whose_first_rank_has_not_reported_of_itself_yet_is_beginning(
     run: RunDir, gone: dict[str, Any]
 ) -> None:
     join(run, 0)

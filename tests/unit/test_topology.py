@@ -25,7 +25,7 @@ TORCHRUN = {
     "MASTER_PORT": "29500",
 }
 
-TELL = """
+REPORT = """
 import dataclasses, json, sys
 from distsummary.topology import Topology
 print(json.dumps(dataclasses.asdict(Topology())), flush=True)
@@ -107,7 +107,7 @@ def test_torchrun_under_srun_is_the_rank_not_the_nodes_task() -> None:
     assert place(find(TORCHRUN | {"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}))[:3] == ("environment", 5, 8)
 
 
-def test_torch_distributed_tells_the_rank_and_the_environment_the_node() -> None:
+def test_torch_distributed_reports_the_rank_and_the_environment_the_node() -> None:
     assert place(find(TORCHRUN, torch(5, 8))) == ("torch.distributed", 5, 8, 1, 4, 1)
     assert place(find({}, torch(1, 2))) == ("torch.distributed", 1, 2, 0, 1, 0)
 
@@ -251,34 +251,34 @@ def test_every_topology_is_a_session_of_its_own() -> None:
     assert find(TORCHRUN).session != find(TORCHRUN).session
 
 
-def test_a_process_lives_from_its_start_to_its_end_and_elsewhere_nobody_knows() -> None:
-    process = subprocess.Popen([sys.executable, "-c", TELL], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+def test_a_process_lives_from_its_start_to_its_end_and_elsewhere_no_one_knows() -> None:
+    process = subprocess.Popen([sys.executable, "-c", REPORT], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None
-    told = json.loads(process.stdout.readline())
-    assert is_alive(told) is True
-    assert is_alive(told | {"pid_start": "1"}) is False  # another process has the number now
+    reported = json.loads(process.stdout.readline())
+    assert is_alive(reported) is True
+    assert is_alive(reported | {"pid_start": "1"}) is False  # another process has the number now
     process.communicate()
-    assert is_alive(told) is False
-    assert is_alive(told | {"pid_space": "another container"}) is None
-    assert is_alive({"pid": told["pid"]}) is None
+    assert is_alive(reported) is False
+    assert is_alive(reported | {"pid_space": "another container"}) is None
+    assert is_alive({"pid": reported["pid"]}) is None
     assert is_alive(dataclasses.asdict(find())) is True
 
 
-def test_a_masked_process_is_found_on_its_host_and_tells_nothing_else() -> None:
+def test_a_masked_process_is_found_on_its_host_and_reports_nothing_else() -> None:
     own = detect(environ=TORCHRUN, modules={})
     hidden = masked(own, "0123456789abcdef")
     assert (hidden.has_identity, own.has_identity) == (False, True)
     assert masked(hidden, "another") == hidden
-    told = dataclasses.asdict(hidden)
-    assert is_alive(told) is True
-    assert is_alive(told | {"pid_start": own.pid_start}) is False
-    assert is_alive(told | {"pid_space": hidden.pid_space.replace("0123", "3210")}) is None
+    reported = dataclasses.asdict(hidden)
+    assert is_alive(reported) is True
+    assert is_alive(reported | {"pid_start": own.pid_start}) is False
+    assert is_alive(reported | {"pid_space": hidden.pid_space.replace("0123", "3210")}) is None
     assert (hidden.pid, hidden.rank, hidden.session) == (own.pid, own.rank, own.session)
     known = {own.host, own.pid_space.split()[0], own.pid_start, "10.0.0.1", "29500"}
-    assert not [word for word in known for text in map(str, told.values()) if word in text]
+    assert not [word for word in known for text in map(str, reported.values()) if word in text]
     assert hidden.incarnation == masked(own, "0123456789abcdef").incarnation
     other = masked(own, "fedcba9876543210")
-    assert {other.host, other.incarnation, other.pid_start}.isdisjoint(map(str, told.values()))
+    assert {other.host, other.incarnation, other.pid_start}.isdisjoint(map(str, reported.values()))
     assert hidden.incarnation.endswith("+0")
 
 

@@ -60,7 +60,7 @@ def sketched_path(sketches: Sketches, *, centering: str = "last") -> SketchedPat
     the remaining steps span no plane.
     """
     check_choice("centering of sketches", centering, CENTERINGS)
-    _tell_diverged(sketches)
+    _warn_diverged(sketches)
     chosen = _spread(sketches.steps, MAX_ROWS)
     total = np.zeros((len(chosen), len(chosen)))
     for block in _displacements(sketches, chosen):
@@ -80,7 +80,7 @@ def sketched_path(sketches: Sketches, *, centering: str = "last") -> SketchedPat
     )
 
 
-def _tell_diverged(sketches: Sketches) -> None:
+def _warn_diverged(sketches: Sketches) -> None:
     """Log which steps are left out; raises LandscapeError if fewer than three are left."""
     lost, left = sketches.diverged, len(sketches.steps)
     if left >= 3 and lost:

@@ -153,7 +153,7 @@ def _rows(batch: Any) -> int | None:
     return None
 
 
-def tell_unweighted(batches: Iterable[Any] | Data) -> None:
+def warn_unweighted(batches: Iterable[Any] | Data) -> None:
     """Warn if there are several batches and their rows cannot be counted."""
     for name, source in _named(batches).items():
         if length_hint(source, 2) > 1 and _rows(next(iter(steady(source)), None)) is None:

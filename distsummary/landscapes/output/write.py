@@ -40,7 +40,7 @@ from distsummary.reading.segments import (
 )
 from distsummary.run_dir import RunDir
 from distsummary.states import read_run
-from distsummary.telling import doing
+from distsummary.terminal import doing
 from distsummary.writing.files import Files
 from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter

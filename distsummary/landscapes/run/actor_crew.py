@@ -152,7 +152,7 @@ class ActorCrew:
     def _take(self, reference: Any, work: Work) -> None:
         """Receive the result of a call; the call may belong to earlier work, finished without this result."""
         call = self._calls.pop(reference)
-        self._silences.hear(call.worker, time.monotonic())
+        self._silences.receive(call.worker, time.monotonic())
         try:
             with original_errors():
                 answer = ray.get(reference)

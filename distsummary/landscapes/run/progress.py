@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from distsummary.errors import InvalidTypeError
-from distsummary.telling import EVERY_S, Estimate, TerminalLine, duration
+from distsummary.terminal import EVERY_S, Estimate, TerminalLine, duration
 from distsummary.topology import in_notebook
 
 REPORT_EVERY_S = EVERY_S  # in a terminal and a notebook
@@ -82,7 +82,7 @@ def _rate(points_per_s: float) -> str:
     return f"{points_per_s:.0f}" if points_per_s >= 10 else f"{points_per_s:.2g}"
 
 
-def open_teller(
+def progress_callback(
     progress: bool | ProgressCallback,
     *,
     clock: Callable[[], float] = time.monotonic,

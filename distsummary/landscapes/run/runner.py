@@ -99,7 +99,7 @@ def generate(
     prepared: Sequence[Prepared],
     workers: Workers,
     *,
-    tell: ProgressCallback | None = None,
+    report: ProgressCallback | None = None,
     journal: Journal | None = None,
     refine: float | None = None,
 ) -> Drawn:
@@ -124,7 +124,7 @@ def generate(
     while True:
         task = replace(task, choice=choice)
         try:
-            return _Drawing(task, prepared, tell=tell, journal=journal, refine=refine).draw(workers)
+            return _Drawing(task, prepared, report=report, journal=journal, refine=refine).draw(workers)
         except MemoryTooSmallError as error:
             _log.warning("%s", error)
             choice = error.smaller
@@ -140,12 +140,12 @@ class _Drawing:
         task: Task,
         prepared: Sequence[Prepared],
         *,
-        tell: ProgressCallback | None,
+        report: ProgressCallback | None,
         journal: Journal | None,
         refine: float | None,
     ) -> None:
         self._task, self._prepared = task, prepared
-        self._tell, self._journal, self._refine = tell, journal, refine
+        self._on_progress, self._journal, self._refine = report, journal, refine
         self._results: dict[Chunk, Array] = {} if journal is None else dict(journal.results)
         self._abandoned: list[Chunk] = []
         self._hardware: list[str] = [] if journal is None else journal.hardware
@@ -234,10 +234,10 @@ class _Drawing:
     def _report(self, seconds: Mapping[str, float], total: int) -> None:
         """Report progress. `total` counts points that refinement leaves out, except in the last report."""
         done = sum(map(len, self._results))
-        if self._tell is None or (done == total and self._has_reported_all):
+        if self._on_progress is None or (done == total and self._has_reported_all):
             return
         self._has_reported_all = done == total
-        self._tell(
+        self._on_progress(
             Progress(
                 done=done,
                 total=total,

@@ -88,11 +88,11 @@ class Silences:
 
     def __init__(self, limit_s: float = SILENT_S) -> None:
         self._limit_s = limit_s  # for all workers; a report raises it, so that slow calls are reported once
-        self._heard: dict[str, float] = {}
+        self._last_seen: dict[str, float] = {}
 
-    def hear(self, worker: str, now: float) -> None:
+    def receive(self, worker: str, now: float) -> None:
         """Note that a worker answered."""
-        self._heard[worker] = now
+        self._last_seen[worker] = now
 
     def report(self, asked: Mapping[str, float], started: Set[str], now: float) -> dict[str, float]:
         """The workers to report now, each with its seconds of silence.
@@ -101,8 +101,8 @@ class Silences:
         resources, maybe for hours: its silence begins when it has started.
         """
         for worker in asked.keys() - started:
-            self.hear(worker, now)
-        silent = {worker: now - max(at, self._heard.get(worker, at)) for worker, at in asked.items()}
+            self.receive(worker, now)
+        silent = {worker: now - max(at, self._last_seen.get(worker, at)) for worker, at in asked.items()}
         silent = {worker: s for worker, s in silent.items() if worker in started and s >= self._limit_s}
         if silent:
             self._limit_s = 2 * max(silent.values())

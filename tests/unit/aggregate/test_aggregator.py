@@ -76,7 +76,7 @@ class Life:
 
 @pytest.fixture
 def life(nasty_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Life]:
-    for name in ("ROUND_S", "LOOK_S", "EVALUATED_S", "GIVE_UP_S", "TELL_S"):
+    for name in ("ROUND_S", "LOOK_S", "EVALUATED_S", "GIVE_UP_S", "REPORT_S"):
         monkeypatch.setattr(aggregator_module, name, 0.01)
     monkeypatch.setattr(aggregator_module, "JOIN_S", 0.0)
     found = Life(RunDir(nasty_tmp_path / "run").create(), monkeypatch)
@@ -390,7 +390,7 @@ def test_a_rank_that_finished_before_a_newer_attempt_does_not_end_that_one(life:
     assert life.states(1) == {"0": "running"}
 
 
-def test_lineage_is_merged_when_all_ranks_have_told_theirs(life: Life) -> None:
+def test_lineage_is_merged_when_all_ranks_have_reported_theirs(life: Life) -> None:
     join(life)
     life.start()
     record(life.run_dir, RANKS[0], range(1, 2), optimizer="SGD")
@@ -403,7 +403,7 @@ def test_lineage_is_merged_when_all_ranks_have_told_theirs(life: Life) -> None:
     wait_for(lambda: optimizer() == "SGD")
 
 
-def test_a_removed_manifest_does_not_let_attempts_begin_anew(life: Life) -> None:
+def test_a_removed_manifest_does_not_let_attempts_begin_again(life: Life) -> None:
     join(life)
     join(life, NEXT)
     for topology in NEXT:

@@ -58,7 +58,7 @@ def shown(ranks, dialect=MINDSPORE):
     return {key: value for key, value in found.items() if key[1].startswith(TEXT_TAG)}
 
 
-def test_the_slow_and_the_sick_rank_are_told_live_and_a_merge_of_the_files_says_the_same(four, capsys):
+def test_the_slow_and_the_sick_rank_are_reported_live_and_a_merge_of_the_files_says_the_same(four, capsys):
     live = four.live()
     live.poll()
     write(four, live)
@@ -68,21 +68,21 @@ def test_the_slow_and_the_sick_rank_are_told_live_and_a_merge_of_the_files_says_
         (2, "forward", 40, 89),
         (1, "nan", 100, None),
     ]
-    assert 40 <= alerts[0]["first_told_step"] <= 50
-    told = capsys.readouterr().err.splitlines()
-    assert [one.split(":")[1] for one in told] == [
+    assert 40 <= alerts[0]["reported_step"] <= 50
+    reported = capsys.readouterr().err.splitlines()
+    assert [one.split(":")[1] for one in reported] == [
         " Rank 2 has held up the run since step 40",
         " Rank 1 had the first number that is not finite, at step 100",
     ]
-    assert all(one.endswith(f". More: distsummary why {four.run_dir.base}") for one in told)
+    assert all(one.endswith(f". More: distsummary why {four.run_dir.base}") for one in reported)
     verdicts = judge_files(four.run_dir)
     assert [one.as_json() for one in verdicts] == [
         {name: value for name, value in alert.items() if name not in ("time", "attempt")} for alert in alerts
     ]
     by_hand, by_hand_too = shown(four), shown(four, TENSORBOARD)
-    assert [step for step, _ in by_hand["text", TEXT_TAG]] == [alerts[0]["first_told_step"], 100]
+    assert [step for step, _ in by_hand["text", TEXT_TAG]] == [alerts[0]["reported_step"], 100]
     assert [(step, float(rank)) for step, rank in by_hand["scalar", RANK_TAG]] == [
-        (alerts[0]["first_told_step"], 2.0),
+        (alerts[0]["reported_step"], 2.0),
         (100, 1.0),
     ]
     before = four.run_dir.alerts_path.read_bytes()
@@ -135,14 +135,14 @@ def test_at_how_many_steps_processors_were_too_busy_is_logged_once_and_counted_b
     assert capsys.readouterr().out.splitlines()[-1] == line
 
 
-def test_a_verdict_is_told_once_also_after_a_restart_and_a_torn_line_is_left_out(tmp_path, four, capsys):
-    verdict = Verdict(rank=1, cause="data", since_step=3, until_step=None, evidence="slow", first_told_step=9)
-    Alerts(four.run_dir).tell(0, verdict)
+def test_a_verdict_is_reported_once_also_after_a_restart_and_a_torn_line_is_left_out(tmp_path, four, capsys):
+    verdict = Verdict(rank=1, cause="data", since_step=3, until_step=None, evidence="slow", reported_step=9)
+    Alerts(four.run_dir).report(0, verdict)
     with open(four.run_dir.alerts_path, "ab") as file:
         file.write(b'{"rank": 1, "cau\n')
     again = Alerts(four.run_dir)
-    again.tell(0, verdict)
-    again.tell(1, verdict)  # another attempt
+    again.report(0, verdict)
+    again.report(1, verdict)  # another attempt
     found = read_alerts(four.run_dir)
     assert [(one["attempt"], one["rank"], one["evidence"]) for one in found] == [
         (0, 1, "slow"),
@@ -169,28 +169,28 @@ def slow(rank, since=3, until=None):
         since_step=since,
         until_step=until,
         evidence="slow",
-        first_told_step=since + 6,
+        reported_step=since + 6,
     )
 
 
-def told_of(run_dir):
+def reports_of(run_dir):
     return [(one["rank"], one["since_step"], one["until_step"]) for one in read_alerts(run_dir)]
 
 
 def test_a_full_disk_loses_no_alert_and_tears_no_line(tmp_path, capsys):
     run_dir = RunDir(tmp_path).create()
     alerts = Alerts(run_dir)
-    alerts.tell(0, slow(1))
+    alerts.report(0, slow(1))
     before = run_dir.alerts_path.read_bytes()
     with disk_with_room_for(len(before) + 20):
-        alerts.tell(0, slow(2))
-        alerts.tell(0, slow(1, until=50))
+        alerts.report(0, slow(2))
+        alerts.report(0, slow(1, until=50))
         with pytest.raises(OSError, match="File too large"):
             alerts.write()
         assert run_dir.alerts_path.read_bytes() == before
     assert len(capsys.readouterr().err.splitlines()) == 2  # the line of rank 2 comes at once
-    alerts.tell(0, slow(2))
-    assert told_of(run_dir) == [(1, 3, 50), (2, 3, None)]
+    alerts.report(0, slow(2))
+    assert reports_of(run_dir) == [(1, 3, 50), (2, 3, None)]
     alerts.write()
     assert run_dir.alerts_path.read_bytes().count(b"\n") == 3
     assert capsys.readouterr().err == ""
@@ -198,11 +198,11 @@ def test_a_full_disk_loses_no_alert_and_tears_no_line(tmp_path, capsys):
 
 def test_an_alert_after_half_a_line_of_a_process_that_died_has_a_line_of_its_own(tmp_path):
     run_dir = RunDir(tmp_path).create()
-    Alerts(run_dir).tell(0, slow(1))
+    Alerts(run_dir).report(0, slow(1))
     with open(run_dir.alerts_path, "ab") as file:
         file.write(b'{"rank": 1, "cau')
-    Alerts(run_dir).tell(0, slow(2))
-    assert told_of(run_dir) == [(1, 3, None), (2, 3, None)]
+    Alerts(run_dir).report(0, slow(2))
+    assert reports_of(run_dir) == [(1, 3, None), (2, 3, None)]
 
 
 def test_alerts_that_cannot_be_read_or_written_delay_no_merge_and_are_written_later(four, capsys, caplog):
@@ -216,11 +216,11 @@ def test_alerts_that_cannot_be_read_or_written_delay_no_merge_and_are_written_la
     ]
     four.run_dir.alerts_path.rmdir()
     live.close()
-    assert told_of(four.run_dir) == [(2, 40, 89), (1, 100, None)]
+    assert reports_of(four.run_dir) == [(2, 40, 89), (1, 100, None)]
     assert [step for step, _ in shown(four)["scalar", RANK_TAG]][1:] == [100]
 
 
-def test_what_ranks_tell_late_moves_the_begin_of_an_episode_and_tells_it_no_second_time(four, capsys):
+def test_what_ranks_report_late_moves_the_begin_of_an_episode_and_reports_it_no_second_time(four, capsys):
     """The values of rank 2 at the first slow steps come when these have been judged without them."""
     live = four.live()
     live.poll()
@@ -245,11 +245,11 @@ def test_what_ranks_tell_late_moves_the_begin_of_an_episode_and_tells_it_no_seco
     assert capsys.readouterr().err == ""
 
 
-def test_the_last_merge_tells_the_end_of_an_episode_that_began_otherwise_while_the_ranks_trained(four):
+def test_the_last_merge_reports_the_end_of_an_episode_that_began_otherwise_while_the_ranks_trained(four):
     write(four)
-    Alerts(four.run_dir).tell(0, slow(2, since=44))
+    Alerts(four.run_dir).report(0, slow(2, since=44))
     forward = replace(slow(2, since=44), cause="forward")
-    Alerts(four.run_dir).tell(0, forward)
+    Alerts(four.run_dir).report(0, forward)
     merge_run(four.run_dir)
     assert [
         (one["rank"], one["cause"], one["since_step"], one["until_step"]) for one in read_alerts(four.run_dir)
@@ -268,8 +268,8 @@ def test_a_hang_is_shown_at_its_step_which_no_rank_ends_and_a_merge_of_the_files
             if rank < 3 or step < 3:  # what rank 3 tells is late: the merged run is behind
                 live.add(four.write(rank, [scalar(step, loss=1.0)]))
     live.advance({0, 1, 2, 3}, 1.0)
-    hang = Verdict(rank=2, cause="hang", since_step=6, until_step=None, evidence="waits", first_told_step=6)
-    Alerts(four.run_dir).tell(0, hang)
+    hang = Verdict(rank=2, cause="hang", since_step=6, until_step=None, evidence="waits", reported_step=6)
+    Alerts(four.run_dir).report(0, hang)
     live.show([hang])
     live.advance({0, 1, 2, 3}, 2.0)
     said = {
@@ -286,7 +286,7 @@ def test_a_hang_is_shown_at_its_step_which_no_rank_ends_and_a_merge_of_the_files
     report = merge_run(four.run_dir)
     assert (report.steps, shown(four), shown(four, TENSORBOARD)) == (5, said, said)
     # it went on
-    Alerts(four.run_dir).tell(0, replace(hang, until_step=6))
+    Alerts(four.run_dir).report(0, replace(hang, until_step=6))
     for step in (6, 7):
         for rank in range(4):
             four.write(rank, [scalar(step, loss=1.0)])
@@ -301,9 +301,9 @@ def test_a_hang_at_a_step_that_a_later_attempt_repeats_is_not_shown(tmp_path):
             for rank in range(2):
                 ranks.write(rank, [scalar(step, loss=1.0)])
         hang = Verdict(
-            rank=1, cause="hang", since_step=4, until_step=None, evidence="x", first_told_step=4 + attempt
+            rank=1, cause="hang", since_step=4, until_step=None, evidence="x", reported_step=4 + attempt
         )
-        Alerts(ranks.run_dir).tell(attempt, hang)
+        Alerts(ranks.run_dir).report(attempt, hang)
         ranks.close()
     merge_run(ranks.run_dir)
     assert [step for step, _ in shown(ranks)["scalar", RANK_TAG]] == [5]
@@ -329,7 +329,7 @@ def test_a_verdict_about_a_step_that_has_been_merged_is_shown_there(four):
     assert steps == [*range(1, 31)]
 
 
-def test_a_world_that_becomes_smaller_is_judged_anew(tmp_path):
+def test_a_world_that_becomes_smaller_is_judged_again(tmp_path):
     """Rank 2 of four is slow, then rank 0 of two, whose steps go on behind those of the first attempt."""
     place = tmp_path / "run"
     for attempt, (world_size, slow) in enumerate(((4, 2), (2, 0))):
@@ -345,7 +345,7 @@ def test_a_world_that_becomes_smaller_is_judged_anew(tmp_path):
     assert found == [(2, "forward", 31), (0, "forward", 91)]
 
 
-def test_why_tells_what_alerts_say_of_earlier_attempts_whose_steps_were_repeated(tmp_path, capsys):
+def test_why_reports_what_alerts_say_of_earlier_attempts_whose_steps_were_repeated(tmp_path, capsys):
     """Attempt 0 has a NaN at step 50; attempt 1 begins at step 1 again, and rank 2 becomes slow."""
     for attempt in (0, 1):
         ranks = Ranks(tmp_path / "run", 4, attempt)
@@ -359,7 +359,7 @@ def test_why_tells_what_alerts_say_of_earlier_attempts_whose_steps_were_repeated
         ranks.close()
     merge_run(ranks.run_dir)
     forgotten = slow(0, since=70, until=75)  # the files do not show it
-    Alerts(ranks.run_dir).tell(1, forgotten)
+    Alerts(ranks.run_dir).report(1, forgotten)
     path = str(ranks.run_dir.base)
     assert [(one["attempt"], one["rank"]) for one in read_alerts(ranks.run_dir)] == [(0, 3), (1, 2), (1, 0)]
     capsys.readouterr()
@@ -374,10 +374,10 @@ def test_why_tells_what_alerts_say_of_earlier_attempts_whose_steps_were_repeated
         "All of them, in full",
     ]
     assert main(["why", path, "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)["verdicts"]
-    assert [(one["rank"], one["cause"], one["since_step"], one["until_step"]) for one in told] == [
+    reported = json.loads(capsys.readouterr().out)["verdicts"]
+    assert [(one["rank"], one["cause"], one["since_step"], one["until_step"]) for one in reported] == [
         (3, "nan", 50, None),
         (2, "forward", 40, None),
         (0, "data", 70, 75),
     ]
-    assert set(told[0]) == {field.name for field in fields(Verdict)}
+    assert set(reported[0]) == {field.name for field in fields(Verdict)}

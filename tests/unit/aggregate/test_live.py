@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from distsummary.aggregate import hearing
+from distsummary.aggregate import receiver
 from distsummary.aggregate.charts import LAYOUT_TAG
 from distsummary.aggregate.merged_files import is_merged
 from distsummary.aggregate.rank_tail import RankTail
@@ -45,7 +45,7 @@ def two(tmp_path):
     ranks.close()
 
 
-def test_a_step_is_written_when_every_living_rank_has_told_a_later_one(two):
+def test_a_step_is_written_when_every_living_rank_has_reported_a_later_one(two):
     live = two.live()
     live.poll()
     for step in (1, 2, 3):
@@ -60,7 +60,7 @@ def test_a_step_is_written_when_every_living_rank_has_told_a_later_one(two):
     assert points(two, "perf/ranks") == [(1, 2.0), (2, 2.0), (3, 1.0)]
 
 
-def test_the_newest_step_is_written_when_its_ranks_have_told_nothing_more_for_two_seconds(two):
+def test_the_newest_step_is_written_when_its_ranks_have_reported_nothing_more_for_two_seconds(two):
     live = two.live()
     live.poll()
     live.add(two.write(0, [scalar(1, loss=1.0)]))
@@ -151,7 +151,7 @@ def test_a_slow_disk_is_read_by_several_threads(tmp_path, monkeypatch):
         return read(self, limit)
 
     monkeypatch.setattr(RankTail, "read", noted_read)
-    monkeypatch.setattr(hearing, "SLOW_S", -1.0)  # any disk is slow
+    monkeypatch.setattr(receiver, "SLOW_S", -1.0)  # any disk is slow
     live = ranks.live()
     for step in range(1, 6):
         for rank in range(6):
@@ -348,7 +348,7 @@ class Dying(Files):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_an_aggregator_that_is_killed_at_any_byte_is_followed_by_one_that_goes_on(seed, two):
+def test_an_aggregator_that_is_killed_at_any_byte_is_followed_by_one_that_continues(seed, two):
     rng = random.Random(seed)
     live, deaths, dying = None, 0, Dying(rng.randrange(3000))
     for step in range(1, 13):

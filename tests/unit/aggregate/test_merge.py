@@ -244,7 +244,7 @@ def test_a_nan_of_one_rank_is_visible_and_named(run):
     assert run.points("loss/argmax_rank") == [(1, 1.0)]
 
 
-def test_a_rank_that_lacks_a_step_does_not_count_there(run):
+def test_a_rank_that_misses_a_step_does_not_count_there(run):
     run.write(0, [scalar(1, loss=1.0), scalar(2, loss=3.0)])
     run.write(1, [scalar(1, loss=2.0)])
     report = run.merge()
@@ -302,7 +302,7 @@ def test_attempts_in_different_dialects_are_one_run(run, formats):
     assert (report.attempts, report.superseded, report.damage) == ((0, 1), 0, ())
 
 
-def test_damage_and_events_of_other_programs_are_told_of_the_files_that_count(run):
+def test_damage_and_events_of_other_programs_are_reported_of_the_files_that_count(run):
     run.write(0, [scalar(1, loss=1.0), scalar(2, loss=1.0)])
     rank_dir = run.run_dir.rank_dirs()[0]
     [twin] = segments(rank_dir, TENSORBOARD)
@@ -598,7 +598,7 @@ def test_two_merges_at_once_are_refused_by_the_lock(run, monkeypatch):
     assert run.points("loss") == [(1, 1.0)]
 
 
-def test_damage_of_a_rank_is_left_out_and_told(run):
+def test_damage_of_a_rank_is_left_out_and_reported(run):
     run.write(0, [scalar(1, loss=1.0)])
     run.write(1, [scalar(1, loss=3.0), scalar(2, loss=4.0)], formats=(MINDSPORE,))
     (path,) = segments(run.run_dir.rank_dirs()[1], MINDSPORE)

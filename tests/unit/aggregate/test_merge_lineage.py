@@ -83,7 +83,7 @@ def test_the_lowest_rank_wins_a_disagreement_that_is_listed_by_rank():
     assert conflicts[0].as_json()["by_rank"] == {"0": "Adam", "1": "Adam", "2": "SGD"}
 
 
-def test_the_device_number_is_the_world_size_not_that_of_the_ranks_that_told():
+def test_the_device_number_is_the_world_size_not_that_of_the_ranks_that_reported():
     merged, conflicts = merge_lineage({0: trained(device_num=1)}, 8)
     assert merged.train.hyper_parameters.device_num == 8
     assert conflicts == []

@@ -20,9 +20,7 @@ from distsummary.training.callbacks import CallbackParams, RunContext
 
 
 def verdict(rank: int, until: int | None = None) -> Verdict:
-    return Verdict(
-        rank=rank, cause="data", since_step=3, until_step=until, evidence="slow", first_told_step=9
-    )
+    return Verdict(rank=rank, cause="data", since_step=3, until_step=until, evidence="slow", reported_step=9)
 
 
 @pytest.fixture(autouse=True)
@@ -69,19 +67,19 @@ def server():
         thread.join()
 
 
-def told_to(callback: OnAlert, run_dir: RunDir, *verdicts: Verdict) -> None:
+def sent_to(callback: OnAlert, run_dir: RunDir, *verdicts: Verdict) -> None:
     """One training, in which the aggregator tells the verdicts."""
     with callback:
         callback.on_train_begin(RunContext(CallbackParams()))
         for one in verdicts:
-            Alerts(run_dir).tell(1, one)
+            Alerts(run_dir).report(1, one)
 
 
 def test_a_function_gets_each_alert_of_this_training_once(tmp_path):
     run_dir, got, failures = RunDir(tmp_path).create(), [], []
-    Alerts(run_dir).tell(0, verdict(7))  # an earlier attempt
+    Alerts(run_dir).report(0, verdict(7))  # an earlier attempt
     callback = OnAlert(run_dir, got.append, failures.append)
-    told_to(callback, run_dir, verdict(1), verdict(2), verdict(1, until=20))
+    sent_to(callback, run_dir, verdict(1), verdict(2), verdict(1, until=20))
     assert [(one["rank"], one["cause"], one["attempt"]) for one in got] == [(1, "data", 1), (2, "data", 1)]
     assert got[1]["text"] == "distsummary: Rank 2 has held up the run since step 3: slow."
     assert got[1]["run_dir"] == str(run_dir.base)
@@ -95,12 +93,12 @@ def test_a_function_that_raises_is_counted_and_gets_the_next_alert(tmp_path):
         ranks.append(alert["rank"])
         raise RuntimeError("no network")
 
-    told_to(OnAlert(run_dir, fail, failures.append), run_dir, verdict(1), verdict(2))
+    sent_to(OnAlert(run_dir, fail, failures.append), run_dir, verdict(1), verdict(2))
     assert ranks == [1, 2]
     assert failures == ["on_alert: RuntimeError: no network"] * 2
 
 
-def test_alerts_that_cannot_be_read_end_no_training_and_are_told_when_they_can_be(tmp_path):
+def test_alerts_that_cannot_be_read_end_no_training_and_are_reported_when_they_can_be(tmp_path):
     run_dir, got, failures, waiting = RunDir(tmp_path).create(), [], [], threading.Event()
     run_dir.alerts_path.mkdir()
     with (callback := OnAlert(run_dir, got.append, failures.append)):
@@ -108,7 +106,7 @@ def test_alerts_that_cannot_be_read_end_no_training_and_are_told_when_they_can_b
         while len(failures) < 2:  # at the begin, and at a look
             waiting.wait(0.01)
         run_dir.alerts_path.rmdir()
-        Alerts(run_dir).tell(1, verdict(2))
+        Alerts(run_dir).report(1, verdict(2))
     assert [one["rank"] for one in got] == [2]
     assert {one.split("[")[0] for one in failures} == {"on_alert: IsADirectoryError: "}
 
@@ -118,7 +116,7 @@ def test_a_server_gets_json_also_if_it_refuses_twice(tmp_path, server):
     server.refusals = 2
     with (callback := OnAlert(run_dir, server.url, failures.append)):
         callback.on_train_begin(RunContext(CallbackParams()))
-        Alerts(run_dir).tell(0, verdict(2))
+        Alerts(run_dir).report(0, verdict(2))
         while not server.taken and not failures:
             taken.wait(0.01)
     [(kind, alert)] = server.taken
@@ -130,7 +128,7 @@ def test_a_server_that_never_takes_it_is_counted(tmp_path, server):
     server.refusals = 99
     with (callback := OnAlert(run_dir, server.url, failures.append)):
         callback.on_train_begin(RunContext(CallbackParams()))
-        Alerts(run_dir).tell(0, verdict(2))
+        Alerts(run_dir).report(0, verdict(2))
         while not failures:
             waiting.wait(0.01)
     assert failures == ["on_alert: HTTPError: HTTP Error 503: Service Unavailable"]
@@ -141,7 +139,7 @@ def test_a_redirect_is_not_followed(tmp_path, server):
     run_dir, failures, waiting = RunDir(tmp_path).create(), [], threading.Event()
     with (callback := OnAlert(run_dir, server.url.replace("/alerts", "/moved"), failures.append)):
         callback.on_train_begin(RunContext(CallbackParams()))
-        Alerts(run_dir).tell(0, verdict(2))
+        Alerts(run_dir).report(0, verdict(2))
         while not failures:
             waiting.wait(0.01)
     assert failures == ["on_alert: HTTPError: HTTP Error 302: Found"]
@@ -154,10 +152,10 @@ def test_a_login_in_the_url_is_sent_and_never_written(tmp_path, server):
     server.refusals = 3
     with (callback := OnAlert(run_dir, url, failures.append)):
         callback.on_train_begin(RunContext(CallbackParams()))
-        Alerts(run_dir).tell(0, verdict(1))
+        Alerts(run_dir).report(0, verdict(1))
         while not failures:
             waiting.wait(0.01)
-        Alerts(run_dir).tell(0, verdict(2))
+        Alerts(run_dir).report(0, verdict(2))
     assert server.logins == ["Basic " + base64.b64encode(b"me:p@ss").decode()]
     assert failures == ["on_alert: HTTPError: HTTP Error 503: Service Unavailable"]
     with pytest.raises(InvalidValueError) as caught:
@@ -170,7 +168,7 @@ def test_a_server_that_does_not_answer_holds_the_end_for_five_seconds_at_most(tm
     assert on_alert.CLOSE_S <= 5.0
     monkeypatch.setattr(on_alert, "CLOSE_S", 0.02)
     server.released.clear()
-    told_to(OnAlert(run_dir, server.url, failures.append), run_dir, verdict(1))
+    sent_to(OnAlert(run_dir, server.url, failures.append), run_dir, verdict(1))
     assert server.taken == []
     server.released.set()
 
@@ -182,7 +180,7 @@ def test_alerts_that_are_held_back_are_not_passed_on_and_of_too_many_the_count_i
     run_dir.update_manifest(lambda manifest: manifest.update(attempts=[entry | {"diagnose": options}]))
     nan = replace(verdict(0), cause="nan", level="error")
     started = replace(verdict(0), cause="started", level="info")
-    told_to(
+    sent_to(
         OnAlert(run_dir, got.append, failures.append),
         run_dir, nan, started, *(verdict(rank) for rank in range(1, 6)),
     )  # fmt: skip
@@ -258,7 +256,7 @@ def test_slack_gets_its_payload_over_http(tmp_path, server, monkeypatch):
     run_dir, failures, waiting = RunDir(tmp_path).create(), [], threading.Event()
     with (callback := OnAlert(run_dir, "http://hooks.slack.com/services/x", failures.append)):
         callback.on_train_begin(RunContext(CallbackParams()))
-        Alerts(run_dir).tell(0, verdict(2))
+        Alerts(run_dir).report(0, verdict(2))
         while not server.taken and not failures:
             waiting.wait(0.01)
     assert failures == []

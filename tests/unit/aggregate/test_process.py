@@ -29,16 +29,16 @@ def test_one_rank_of_a_node_where_rank_0_does_not_appear_says_so_once(
         attempt = coordinator.register(place).attempt
         for step in range(2):
             coordinator.beat(place, attempt, Heartbeat(step, "step", 0.1, None))
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == (0 if is_shared else 1)
-    assert all("not begun to record here within 0 s" in one and "rank_00002" in one for one in told)
+    reported = [record.getMessage() for record in caplog.records]
+    assert len(reported) == (0 if is_shared else 1)
+    assert all("not begun to record here within 0 s" in one and "rank_00002" in one for one in reported)
 
 
 @pytest.mark.parametrize(
     ("how", "again_s", "times"),
     [("", 0.0, [1, 2, 3]), ("", 60.0, [1, 1, 2]), ("was ended by SIGKILL", 0.0, [1, 1, 1])],
 )
-def test_a_rank_0_that_goes_on_starts_the_next_aggregator_unless_it_has_failed_for_good(
+def test_a_rank_0_that_continues_starts_the_next_aggregator_unless_it_has_failed_for_good(
     tmp_path: Path, how: str, again_s: float, times: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[AggregatorProcess] = []

@@ -73,20 +73,20 @@ def test_an_event_that_is_half_written_is_left_for_the_next_poll(tmp_path):
     writer.close()
 
 
-def test_what_has_been_told_is_not_read(tmp_path):
+def test_what_has_been_reported_is_not_read(tmp_path):
     writer = writer_of(tmp_path, limits=Limits(rotate_bytes=1000))
     tail = RankTail(tmp_path, RUN, 0)
     write(writer, range(1, 6))
     first = writer.path(MINDSPORE)
-    place = tail.told(first.name, first.stat().st_size)
+    place = tail.reported(first.name, first.stat().st_size)
     assert place == (first, 0, first.stat().st_size)
     assert steps_in(tail) == []
     write(writer, range(6, 8))
-    assert tail.told(first.name, first.stat().st_size).start == place.end
+    assert tail.reported(first.name, first.stat().st_size).start == place.end
     write(writer, range(8, 30))
     newest = writer.path(MINDSPORE)
     assert newest != first
-    tail.told(newest.name, newest.stat().st_size)  # and so everything in the older ones
+    tail.reported(newest.name, newest.stat().st_size)  # and so everything in the older ones
     write(writer, range(30, 33))
     assert steps_in(tail) == [30, 31, 32]
     writer.close()

@@ -19,14 +19,14 @@ def four(tmp_path):
     ranks.close()
 
 
-def tell_facts(ranks):
+def send_facts(ranks):
     for rank in range(4):
         settings = {"seed torch": "1" if rank == 1 else "2", "local rank": str(rank)}
         directory = ranks.run_dir.writer_dir("train", rank, 4)
         write_facts(directory, 0, RankFacts(settings, NAMES, {"whole": [0, 2]}))
 
 
-def told_at(step, rank):
+def reported_at(step, rank):
     """Rank 3 drifts at step 21, rank 0 and 2 have the same batches, and rank 2 a parameter that is NaN."""
     sums = weights_of(2)[1] * step
     sums[1] += rank == 3 and step >= 21
@@ -44,11 +44,11 @@ def expected():
 
 @pytest.mark.parametrize("chunk", [1, 7])
 def test_they_are_named_live_and_from_the_files_alike(four, chunk):
-    tell_facts(four)
+    send_facts(four)
     live = four.live()
     for step in range(1, STEPS + 1):
         for rank in range(4):
-            live.add(four.write(rank, [told_at(step, rank)]))
+            live.add(four.write(rank, [reported_at(step, rank)]))
         if step % chunk == 0:
             live.advance({0, 1, 2, 3}, float(step))
     live.close()
@@ -66,22 +66,22 @@ def test_they_are_named_live_and_from_the_files_alike(four, chunk):
 
 
 def test_without_facts_parameters_have_numbers_and_settings_are_not_compared(four):
-    tell_facts(four)
+    send_facts(four)
     for rank in range(4):
         (four.run_dir.writer_dir("train", rank, 4) / FACTS).write_text("damaged")
-        four.write(rank, [told_at(step, rank) for step in range(1, STEPS + 1)])
+        four.write(rank, [reported_at(step, rank) for step in range(1, STEPS + 1)])
     verdicts = judge_files(four.run_dir)
     assert [(one.rank, one.cause, one.since_step) for one in verdicts] == expected()[1:]
     assert verdicts[1].evidence.startswith("the parameter number 2 differs from 3 replicas")
 
 
-def test_the_settings_of_three_ranks_are_compared_if_the_fourth_tells_none(four):
-    tell_facts(four)
+def test_the_settings_of_three_ranks_are_compared_if_the_fourth_reports_none(four):
+    send_facts(four)
     (four.run_dir.writer_dir("train", 0, 4) / FACTS).unlink()
     for rank in range(4):
         four.write(rank, [scalar(step, loss=1.0) for step in range(1, STEPS + 1)])
     [verdict] = judge_files(four.run_dir)
-    assert (verdict.rank, verdict.since_step, verdict.first_told_step) == (1, 1, 1)
+    assert (verdict.rank, verdict.since_step, verdict.reported_step) == (1, 1, 1)
 
 
 def test_samples_that_come_after_their_step_name_the_rank_with_more_memory(four):
@@ -97,7 +97,7 @@ def test_samples_that_come_after_their_step_name_the_rank_with_more_memory(four)
         live.advance({0, 1, 2, 3}, float(step))
     live.close()
     [alert] = read_alerts(four.run_dir)
-    assert (alert["rank"], alert["cause"], alert["since_step"], alert["first_told_step"]) == (
+    assert (alert["rank"], alert["cause"], alert["since_step"], alert["reported_step"]) == (
         2,
         "memory",
         30,

@@ -158,7 +158,7 @@ def test_a_step_that_does_not_come_after_the_earlier_ones_is_refused():
         merged((2, 1, {"a": 1.0}), rule=rule)
 
 
-def test_a_tag_may_come_late_but_its_step_has_told_its_ranks_by_then():
+def test_a_tag_may_come_late_but_its_step_has_reported_its_ranks_by_then():
     rule = StatisticsRule()
     merged((1, 0, {"a": 1.0}), (2, 0, {"a": 1.0}), (3, 0, {"a": 1.0}), rule=rule)
     found = merged(

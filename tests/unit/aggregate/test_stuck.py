@@ -7,7 +7,7 @@ import pytest
 from distsummary.aggregate.stuck import StuckRanks
 from distsummary.diagnosis import stuck_files
 from distsummary.diagnosis.alerts import read_alerts
-from distsummary.diagnosis.stuck import Collective, Group, Telling
+from distsummary.diagnosis.stuck import Collective, Group, RankReport
 from distsummary.diagnosis.stuck_files import FORMAT
 from distsummary.run_dir import STUCK, RunDir
 from distsummary.states import AttemptState, RankState
@@ -32,19 +32,19 @@ def busy(tmp_path, monkeypatch):
     found: set[int] = set()
     monkeypatch.setattr(stuck_files, "are_busy", lambda processes: found & processes.keys())
     for rank in (0, 1, 3):
-        telling = Telling(
+        report = RankReport(
             rank=rank, step=60, phase="wait", late_s=4.0, limit_s=1.0, recorder="on",
             groups=(Group("0", tuple(range(WORLD)), (PENDING,)),),
         )  # fmt: skip
         path = RunDir(tmp_path).writer_dir("train", rank, WORLD) / STUCK
         path.parent.mkdir(parents=True)
         path.write_text(
-            json.dumps({"format": FORMAT, "attempt": 0, "rank": rank, "is_over": False} | telling.as_json())
+            json.dumps({"format": FORMAT, "attempt": 0, "rank": rank, "is_over": False} | report.as_json())
         )
     return found
 
 
-def told(run_dir):
+def reported(run_dir):
     return [(one["rank"], one["since_step"], one["until_step"]) for one in read_alerts(run_dir)]
 
 
@@ -56,27 +56,27 @@ def test_a_hang_that_one_look_does_not_see_has_not_ended(tmp_path, busy, capsys)
         busy.update({2} if computes else ())
         assert stuck.look(attempt()) == []
         busy.clear()
-    assert told(run_dir) == [(2, 60, None)]
+    assert reported(run_dir) == [(2, 60, None)]
     assert run_dir.alerts_path.read_bytes().count(b"\n") == 1
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_a_hang_that_is_seen_again_goes_on_and_has_no_second_line_on_the_console(tmp_path, busy, capsys):
+def test_a_hang_that_is_seen_again_continues_and_has_no_second_line_on_the_console(tmp_path, busy, capsys):
     run_dir = RunDir(tmp_path)
     stuck = StuckRanks(run_dir)
     stuck.look(attempt())
     busy.add(2)
     for _ in range(2):
         stuck.look(attempt())
-    assert told(run_dir) == [(2, 60, 60)]
+    assert reported(run_dir) == [(2, 60, 60)]
     busy.clear()
     assert stuck.look(attempt()) == []
-    assert told(run_dir) == [(2, 60, None)]
-    assert told(RunDir(tmp_path)) == [(2, 60, None)]
+    assert reported(run_dir) == [(2, 60, None)]
+    assert reported(RunDir(tmp_path)) == [(2, 60, None)]
     assert len(capsys.readouterr().err.splitlines()) == 1
     stuck = StuckRanks(run_dir)  # of the next aggregator
     assert stuck.look(attempt()) == []
-    assert told(run_dir) == [(2, 60, None)]
+    assert reported(run_dir) == [(2, 60, None)]
 
 
 def test_a_hang_has_ended_when_its_rank_has_finished_a_later_step(tmp_path, busy):
@@ -85,10 +85,10 @@ def test_a_hang_has_ended_when_its_rank_has_finished_a_later_step(tmp_path, busy
     stuck.look(attempt())
     busy.add(2)
     stuck.look(attempt(step=61))
-    assert told(run_dir) == [(2, 60, 60)]
+    assert reported(run_dir) == [(2, 60, 60)]
 
 
-def test_a_hang_is_told_also_while_alerts_cannot_be_read(tmp_path, busy, capsys):
+def test_a_hang_is_reported_also_while_alerts_cannot_be_read(tmp_path, busy, capsys):
     run_dir = RunDir(tmp_path)
     run_dir.alerts_path.mkdir()
     stuck = StuckRanks(run_dir)
@@ -97,5 +97,5 @@ def test_a_hang_is_told_also_while_alerts_cannot_be_read(tmp_path, busy, capsys)
         stuck.look(attempt())
     run_dir.alerts_path.rmdir()
     assert stuck.look(attempt()) == []
-    assert told(run_dir) == [(2, 60, None)]
+    assert reported(run_dir) == [(2, 60, None)]
     assert len(capsys.readouterr().err.splitlines()) == 1

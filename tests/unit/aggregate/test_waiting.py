@@ -16,7 +16,7 @@ SAMPLE = "system/process/memory_gib"
 PLACE = Place(Path("events"), 0, 10)
 
 
-def tell(waiting: Waiting, rank: int, step: int, **values: float) -> None:
+def report(waiting: Waiting, rank: int, step: int, **values: float) -> None:
     tags = tuple(values)
     packed = row_struct(len(tags)).pack(100.0 + step + rank, step, *values.values())
     waiting.add_row(rank, step, 100.0 + step + rank, tags, packed)
@@ -26,50 +26,50 @@ def due_below(waiting: Waiting, floor: float, now_s: float = 0.0, wait_s: float 
     return waiting.due(floor, floor, now_s, wait_s)
 
 
-def told(due: Due) -> tuple[list[int], ...]:
+def pending(due: Due) -> tuple[list[int], ...]:
     return list(due.steps), list(due.late), list(due.sampled)
 
 
 def test_steps_are_due_in_rising_order_below_the_floor():
     waiting = Waiting()
     for step in (3, 7, 5):
-        tell(waiting, step, step, loss=1.0)
-    assert told(due_below(waiting, 6)) == ([3, 5], [], [])
-    assert told(due_below(waiting, 6)) == ([], [], [])
-    assert told(due_below(waiting, math.inf)) == ([7], [], [])
+        report(waiting, step, step, loss=1.0)
+    assert pending(due_below(waiting, 6)) == ([3, 5], [], [])
+    assert pending(due_below(waiting, 6)) == ([], [], [])
+    assert pending(due_below(waiting, math.inf)) == ([7], [], [])
     assert waiting.is_empty
     assert waiting.reached == {3: 3, 5: 5, 7: 7}
 
 
 def test_a_step_that_has_waited_long_enough_is_due_with_those_before_it():
     waiting = Waiting()
-    tell(waiting, 0, 8, loss=1.0)
-    assert told(due_below(waiting, 0, now_s=10.0, wait_s=30.0)) == ([], [], [])
-    tell(waiting, 1, 4, loss=1.0)
-    tell(waiting, 0, 9, loss=1.0)
+    report(waiting, 0, 8, loss=1.0)
+    assert pending(due_below(waiting, 0, now_s=10.0, wait_s=30.0)) == ([], [], [])
+    report(waiting, 1, 4, loss=1.0)
+    report(waiting, 0, 9, loss=1.0)
     due = due_below(waiting, 0, now_s=40.0, wait_s=30.0)
-    assert (told(due), due.short) == (([4, 8], [], []), 2)
+    assert (pending(due), due.short) == (([4, 8], [], []), 2)
 
 
-def test_what_is_told_of_an_older_step_waits_for_the_ranks_that_may_tell_it_still():
+def test_what_is_reported_of_an_older_step_waits_for_the_ranks_that_may_report_it_still():
     waiting = Waiting()
-    tell(waiting, 0, 1, loss=1.0)
-    tell(waiting, 0, 4, loss=1.0)
-    tell(waiting, 0, 1, acc=0.5)
-    tell(waiting, 1, 6, loss=1.0)
-    tell(waiting, 1, 1, acc=0.7)
-    assert told(due_below(waiting, 5)) == ([1, 4], [], [])
-    assert told(due_below(waiting, 6)) == ([], [], [])
+    report(waiting, 0, 1, loss=1.0)
+    report(waiting, 0, 4, loss=1.0)
+    report(waiting, 0, 1, acc=0.5)
+    report(waiting, 1, 6, loss=1.0)
+    report(waiting, 1, 1, acc=0.7)
+    assert pending(due_below(waiting, 5)) == ([1, 4], [], [])
+    assert pending(due_below(waiting, 6)) == ([], [], [])
     due = due_below(waiting, 7)
-    assert told(due) == ([6], [1], [])
+    assert pending(due) == ([6], [1], [])
     assert [row.rank for row in due.late[1].rows] == [0, 1]
 
 
 def test_samples_wait_as_long_as_it_takes_and_are_divided_from_the_rest():
     waiting = Waiting()
-    tell(waiting, 0, 2, **{"loss": 1.0, SAMPLE: 3.0, "": 9.0, "x" * (MAX_TAG_BYTES + 1): 9.0})
+    report(waiting, 0, 2, **{"loss": 1.0, SAMPLE: 3.0, "": 9.0, "x" * (MAX_TAG_BYTES + 1): 9.0})
     due = waiting.due(3, 2, 100.0, 0.0)
-    assert told(due) == ([2], [], [])
+    assert pending(due) == ([2], [], [])
     assert [(row.tags, row_struct(1).unpack(row.packed)) for row in due.steps[2].rows] == [
         (("loss",), (102.0, 2, 1.0))
     ]
@@ -86,7 +86,7 @@ def test_the_lowest_rank_has_the_bulk_value_and_a_graph_has_no_step():
         waiting.add_bulk(rank, 0, 100.0, ("graph", "net"), PLACE._replace(start=start))
         waiting.add_shard(rank, 7, 100.0, ("histogram", "weight"), PLACE._replace(start=start))
     due = due_below(waiting, 8)
-    assert told(due) == ([7], [], [])
+    assert pending(due) == ([7], [], [])
     assert [(key, bulk.rank, bulk.place.start) for key, bulk in due.steps[7].bulk.items()] == [
         (("text", "note"), 1, 3)
     ]
@@ -106,10 +106,10 @@ def test_memory_is_bounded_the_older_half_is_given_up(monkeypatch: pytest.Monkey
     monkeypatch.setattr(module, "MAX_HELD_BYTES", 10_000)
     waiting = Waiting()
     for step in range(100):
-        tell(waiting, 0, step, loss=1.0)
+        report(waiting, 0, step, loss=1.0)
     due = due_below(waiting, -math.inf)
-    assert (told(due), due.short) == ((list(range(51)), [], []), 51)
-    assert told(due_below(waiting, -math.inf)) == ([], [], [])
+    assert (pending(due), due.short) == ((list(range(51)), [], []), 51)
+    assert pending(due_below(waiting, -math.inf)) == ([], [], [])
 
 
 def test_rows_of_several_sets_of_tags_keep_their_order():

@@ -125,7 +125,7 @@ def test_a_state_that_the_format_cannot_hold_is_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_library_is_told_with_its_pip_line(tmp_path, monkeypatch):
+def test_a_missing_library_is_reported_with_its_pip_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "safetensors", None)
     with pytest.raises(MissingExtraError, match="pip install safetensors"):
         write_safetensors(tmp_path / "a.safetensors", ARRAYS)

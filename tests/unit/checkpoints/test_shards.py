@@ -153,10 +153,10 @@ def test_a_selection_has_new_names_and_another_process_gets_arrays(ckpt_dir):
 
 def test_the_metadata_names_rank_0s_files_and_how_many_there_are(ckpt_dir):
     save(ckpt_dir, numbers=[1, 3])
-    told = json.loads((ckpt_dir / METADATA).read_text())
-    assert told["model_params_file_map"] == {str(n): str(path_of(ckpt_dir, n, 0)) for n in (1, 3)}
-    assert told["shards"] == {"1": RANKS, "3": RANKS}
-    assert told["sha256"] == {"1": "", "3": ""}, "each file has its own inside"
+    reported = json.loads((ckpt_dir / METADATA).read_text())
+    assert reported["model_params_file_map"] == {str(n): str(path_of(ckpt_dir, n, 0)) for n in (1, 3)}
+    assert reported["shards"] == {"1": RANKS, "3": RANKS}
+    assert reported["sha256"] == {"1": "", "3": ""}, "each file has its own inside"
     assert sorted(os.listdir(ckpt_dir)) == sorted(
         [METADATA, *(path_of(ckpt_dir, n, rank).name for n in (1, 3) for rank in range(RANKS))]
     )
@@ -328,14 +328,14 @@ def test_a_header_that_is_none_of_ours_is_refused(tmp_path, header):
 
 def test_a_name_in_the_metadata_that_is_no_shard_is_refused(ckpt_dir):
     save(ckpt_dir, numbers=[1])
-    told = json.loads((ckpt_dir / METADATA).read_text())
+    reported = json.loads((ckpt_dir / METADATA).read_text())
     for wrong in ("Net_1_step.ckpt", "../" + path_of(ckpt_dir, 1, 1).name):
-        told["model_params_file_map"] = {"1": wrong}
-        (ckpt_dir / METADATA).write_text(json.dumps(told))
+        reported["model_params_file_map"] = {"1": wrong}
+        (ckpt_dir / METADATA).write_text(json.dumps(reported))
         with pytest.raises(DamagedFileError, match="must end with _rank_00000_of_"):
             read(ckpt_dir).open(1)
     for count in (1, "2", 1 << 40):
-        (ckpt_dir / METADATA).write_text(json.dumps({**told, "shards": {"1": count}}))
+        (ckpt_dir / METADATA).write_text(json.dumps({**reported, "shards": {"1": count}}))
         with pytest.raises(DamagedFileError, match="shards"):
             read(ckpt_dir)
 

@@ -170,7 +170,7 @@ def test_a_second_training_of_the_same_run_starts_over(ckpt_dir):
     assert read(ckpt_dir).numbers == (1,)
 
 
-def test_damaged_metadata_is_replaced_and_told(ckpt_dir, caplog):
+def test_damaged_metadata_is_replaced_and_reported(ckpt_dir, caplog):
     ckpt_dir.mkdir(parents=True)
     (ckpt_dir / METADATA).write_text("{")
     _writer(ckpt_dir).save(1, _state(1))

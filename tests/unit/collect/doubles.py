@@ -100,22 +100,22 @@ def train(collector, *, steps=4, epochs=1, batch=IMAGES, log=None, network=None,
     return run
 
 
-def drive(collector, *, steps, epochs=1, **told):
+def drive(collector, *, steps, epochs=1, **reported):
     """The hooks as another framework's loop calls them, without anything of ours in what it tells."""
-    told = CallbackParams(
+    reported = CallbackParams(
         {"mode": "train", "epoch_num": epochs, "batch_num": steps, "cur_step_num": 0, "network": Model(),
-         "optimizer": Momentum(), "list_callback": None} | told
+         "optimizer": Momentum(), "list_callback": None} | reported
     )  # fmt: skip
-    context = RunContext(told)
+    context = RunContext(reported)
     with collector:
         collector.on_train_begin(context)
         for epoch in range(1, epochs + 1):
-            told.cur_epoch_num = epoch
+            reported.cur_epoch_num = epoch
             collector.on_train_epoch_begin(context)
             for _ in range(steps):
-                told.cur_step_num += 1
-                if not told.get("dataset_sink_mode"):
+                reported.cur_step_num += 1
+                if not reported.get("dataset_sink_mode"):
                     collector.on_train_step_end(context)
-                yield told.cur_step_num
+                yield reported.cur_step_num
             collector.on_train_epoch_end(context)
         collector.on_train_end(context)

@@ -78,12 +78,12 @@ def test_the_recorded_steps_are_mindspores(tmp_path, writers, case, compat):
 
 def test_steps_that_jump_are_recorded_when_a_multiple_was_crossed(tmp_path, writers):
     collector = SummaryCollector(tmp_path, collect_freq=10)
-    told = CallbackParams(mode="train", network=Model(), cur_step_num=0, cur_epoch_num=1)
+    reported = CallbackParams(mode="train", network=Model(), cur_step_num=0, cur_epoch_num=1)
     with collector:
-        collector.on_train_begin(RunContext(told))
+        collector.on_train_begin(RunContext(reported))
         for step in range(7, 60, 7):
-            told.cur_step_num = step
-            collector.on_train_step_end(RunContext(told))
+            reported.cur_step_num = step
+            collector.on_train_step_end(RunContext(reported))
     assert writers[0].steps("histogram") == [7, 14, 21, 35, 42, 56]
 
 
@@ -172,7 +172,7 @@ def test_outputs_that_are_no_loss_are_counted_and_said_once(tmp_path, writers, c
     assert writers[0].steps("scalar", "loss/auto") == []
 
 
-def test_a_run_whose_user_logs_no_loss_has_nothing_to_tell(tmp_path, writers):
+def test_a_run_whose_user_logs_no_loss_has_nothing_to_report(tmp_path, writers):
     collector = SummaryCollector(tmp_path, collect_freq=1)
     train(collector, log={"accuracy": 0.5})
     assert collector.health().errors == {}

@@ -76,10 +76,10 @@ def test_an_evaluation_alone_and_then_a_training_share_one_session(tmp_path, wri
 
 def test_metrics_that_are_no_numbers_cost_themselves_alone(tmp_path, writers):
     collector = SummaryCollector(tmp_path)
-    told = CallbackParams(mode="eval", metrics={"good": 1, "bad": [1, 2]}, cur_step_num=0)
+    reported = CallbackParams(mode="eval", metrics={"good": 1, "bad": [1, 2]}, cur_step_num=0)
     with collector:
-        collector.on_eval_begin(RunContext(told))
-        collector.on_eval_end(RunContext(told))
+        collector.on_eval_begin(RunContext(reported))
+        collector.on_eval_end(RunContext(reported))
     assert writers[0].values("scalar") == {"eval/good": 1.0}
     assert any("metric 'bad'" in reason for reason in collector.health().errors)
 
@@ -109,14 +109,14 @@ HOOKS = ("train_epoch_begin", "train_step_end", "train_epoch_end", "train_end", 
 
 @pytest.mark.parametrize("sink", [{}, {"dataset_sink_mode": True}, {"dataset_sink_mode": np.ones(2)}])
 @pytest.mark.parametrize(
-    "told",
+    "reported",
     [{}, {"cur_step_num": "x", "cur_epoch_num": None}, {"epoch_num": "x", "batch_num": 1.5, "logged": 1}],
 )
-def test_no_hook_raises_whatever_the_loop_tells(tmp_path, writers, told, sink):
+def test_no_hook_raises_whatever_the_loop_reports(tmp_path, writers, reported, sink):
     collector = SummaryCollector(tmp_path, collect_landscape={"intervals": [[1, 2, 3]]})
     collector.on_train_begin(RunContext(CallbackParams(mode="train", network=Model())))
     for hook in HOOKS:
-        getattr(collector, f"on_{hook}")(RunContext(CallbackParams(mode="train", **told, **sink)))
+        getattr(collector, f"on_{hook}")(RunContext(CallbackParams(mode="train", **reported, **sink)))
     collector.close()
     assert collector.health().errors
 
@@ -148,7 +148,7 @@ def test_another_mode_is_refused_at_the_begin(tmp_path, writers):
         SummaryCollector(tmp_path).on_train_begin(RunContext(CallbackParams(mode="predict")))
 
 
-def test_leaving_tells_the_coordinator_how_it_went(tmp_path, writers):
+def test_leaving_reports_the_coordinator_how_it_went(tmp_path, writers):
     coordinator = ListCoordinator()
     collector = SummaryCollector(tmp_path, coordinator=coordinator)
     train(collector)
@@ -184,7 +184,7 @@ def test_leaving_closes_everything_even_if_a_part_fails(tmp_path, writers, monke
     assert len(coordinator.finished) == 1
 
 
-def test_leaving_tells_the_coordinator_even_if_nobody_knows_what_was_written(tmp_path, writers, monkeypatch):
+def test_leaving_reaches_the_coordinator_even_if_what_was_written_is_unknown(tmp_path, writers, monkeypatch):
     monkeypatch.setattr(ListWriter, "health", lambda self: 1 / 0)
     coordinator = ListCoordinator()
     train(SummaryCollector(tmp_path, coordinator=coordinator))
@@ -518,7 +518,7 @@ def test_pictures_of_the_batch_get_rarer_by_default_as_histograms_do(tmp_path, w
     assert steps_of_pictures(histograms=True) == [1, 2, 4, 8, 16]
 
 
-def test_a_second_training_in_a_run_dir_is_told_on_the_console_and_has_its_own_lineage(
+def test_a_second_training_in_a_run_dir_is_reported_on_the_console_and_has_its_own_lineage(
     nasty_tmp_path, capsys
 ):
     for name in ("first", "second"):
@@ -526,7 +526,7 @@ def test_a_second_training_in_a_run_dir_is_told_on_the_console_and_has_its_own_l
         with ds.Run(callbacks=[collector]) as run:
             for step in run.steps(range(2)):
                 run.log(loss=float(step))
-        told = capsys.readouterr().err
-        assert ("holds a training already; this one is attempt 1, which" in told) == (name == "second")
-    assert str(nasty_tmp_path) in told
+        reported = capsys.readouterr().err
+        assert ("holds a training already; this one is attempt 1, which" in reported) == (name == "second")
+    assert str(nasty_tmp_path) in reported
     assert [[*entry.map_str] for entry in read_lineage(nasty_tmp_path).custom.user_info] == [["second"]]

@@ -6,14 +6,14 @@ import threading
 import pytest
 
 from distsummary.collect import heartbeat
-from distsummary.collect.heartbeat import Pulse, Told, with_means
+from distsummary.collect.heartbeat import Beat, Pulse, with_means
 from distsummary.deal import Heartbeat
 from distsummary.writing.health import Failures, Health
 from tests.patience import PATIENCE_S
 
 
 @pytest.mark.parametrize(
-    ("told", "pace"),
+    ("beats", "pace"),
     [
         ([(0, 100.0)], 0.0),
         ([(7, 100.0), (7, 105.0)], 0.0),
@@ -21,30 +21,30 @@ from tests.patience import PATIENCE_S
         ([(9, 100.0), (3, 105.0)], 0.0),
     ],
 )
-def test_a_pace_is_the_mean_over_all_heartbeats_that_are_kept(told, pace):
-    assert with_means(Heartbeat(), [Told(*one) for one in told]).step_s == pace
+def test_a_pace_is_the_mean_over_all_heartbeats_that_are_kept(beats, pace):
+    assert with_means(Heartbeat(), [Beat(*one) for one in beats]).step_s == pace
 
 
 def test_own_and_waiting_time_are_means_of_the_same_steps():
-    sums = [Told(10, 100.0, None, None), Told(14, 105.0, 40.0, 8.0), Told(20, 110.0, 70.0, 20.0)]
+    sums = [Beat(10, 100.0, None, None), Beat(14, 105.0, 40.0, 8.0), Beat(20, 110.0, 70.0, 20.0)]
     place = Heartbeat(step=20, own_ms=70.0, wait_ms=20.0)
     assert with_means(place, sums)[-2:] == (7.0, 2.0)
     assert with_means(place, sums[1:])[-2:] == (5.0, 2.0)
     assert with_means(place, sums[2:])[-2:] == (None, None)
-    assert with_means(Heartbeat(step=20), [Told(10, 100.0), Told(20, 110.0)])[-2:] == (None, None)
+    assert with_means(Heartbeat(step=20), [Beat(10, 100.0), Beat(20, 110.0)])[-2:] == (None, None)
 
 
 def test_heartbeats_of_the_last_half_minute_make_the_pace(monkeypatch):
     """By a clock that makes 5 s a heartbeat; a resumed training has 1,000 steps behind it."""
-    ticks, told, is_done = iter(range(100, 1000, 5)), [], threading.Event()
+    ticks, beats, is_done = iter(range(100, 1000, 5)), [], threading.Event()
     steps = iter([1000, 1000, *[1001] * 7, 1051, 1101])
 
     def place():
         return Heartbeat(step=next(steps))
 
-    def tell(beat):
-        told.append(beat.step_s)
-        if len(told) == 11:
+    def report(beat):
+        beats.append(beat.step_s)
+        if len(beats) == 11:
             is_done.set()
         return ()
 
@@ -52,11 +52,11 @@ def test_heartbeats_of_the_last_half_minute_make_the_pace(monkeypatch):
     monkeypatch.setattr(heartbeat, "FIRST_S", 0.0)
     monkeypatch.setattr(heartbeat, "BEAT_S", 0.001)
     monkeypatch.setattr(heartbeat, "WINDOW_S", 0.006)
-    pulse = Pulse(place, tell, lambda deal: None, Failures(Health(), logging.getLogger()), 1000)
+    pulse = Pulse(place, report, lambda deal: None, Failures(Health(), logging.getLogger()), 1000)
     assert is_done.wait(PATIENCE_S)
     pulse.stop()
-    assert told[:4] == [0.0, 0.0, 5.0, 10.0]
-    assert told[8:11] == [0.0, 30 / 50, 30 / 100]
+    assert beats[:4] == [0.0, 0.0, 5.0, 10.0]
+    assert beats[8:11] == [0.0, 30 / 50, 30 / 100]
 
 
 def test_a_heartbeat_that_fails_is_counted_and_the_next_one_follows(monkeypatch):
@@ -64,14 +64,14 @@ def test_a_heartbeat_that_fails_is_counted_and_the_next_one_follows(monkeypatch)
     monkeypatch.setattr(heartbeat, "BEAT_S", 0.001)
     failures, is_done = [OSError("full"), SystemExit(0)], threading.Event()
 
-    def tell(beat):
+    def report(beat):
         if failures:
             raise failures.pop()
         is_done.set()
         return ()
 
     health = Health()
-    pulse = Pulse(Heartbeat, tell, lambda deal: None, Failures(health, logging.getLogger()))
+    pulse = Pulse(Heartbeat, report, lambda deal: None, Failures(health, logging.getLogger()))
     assert is_done.wait(PATIENCE_S)
     pulse.stop()
     assert list(health.errors) == ["heartbeat: SystemExit: 0", "heartbeat: OSError: full"]

@@ -61,7 +61,7 @@ def cross_entropy(outputs, labels):
     return 0.0
 
 
-def told(**more):
+def reported(**more):
     return CallbackParams(
         {"network": DistributedDataParallel(Model()), "optimizer": Momentum(), "loss_fn": cross_entropy,
          "epoch_num": 3, "batch_num": 2, "parallel_mode": "data_parallel",
@@ -69,8 +69,8 @@ def told(**more):
     )  # fmt: skip
 
 
-def test_the_lineage_of_a_training_says_what_its_loop_tells():
-    message = train_lineage(told(), Topology(world_size=2), loss=0.5)
+def test_the_lineage_of_a_training_says_what_its_loop_reports():
+    message = train_lineage(reported(), Topology(world_size=2), loss=0.5)
     hyper = message.hyper_parameters
     assert (hyper.optimizer, hyper.learning_rate, hyper.loss_function) == ("Momentum", 0.25, "cross_entropy")
     assert (hyper.epoch, hyper.parallel_mode, hyper.device_num, hyper.batch_size) == (
@@ -85,7 +85,7 @@ def test_the_lineage_of_a_training_says_what_its_loop_tells():
     assert (json.loads(message.model.path), message.model.size) == ({"ckpt": None}, 0)
 
 
-def test_what_the_loop_does_not_tell_stays_unset():
+def test_what_the_loop_does_not_report_stays_unset():
     message = train_lineage(CallbackParams(), Topology())
     assert not message.algorithm.HasField("network")
     assert not message.algorithm.HasField("loss")
@@ -96,7 +96,7 @@ def test_what_the_loop_does_not_tell_stays_unset():
 
 
 def test_values_that_a_field_cannot_hold_do_not_stop_the_lineage():
-    message = train_lineage(told(epoch_num=2**40), Topology(), loss=1e300)
+    message = train_lineage(reported(epoch_num=2**40), Topology(), loss=1e300)
     assert not message.hyper_parameters.HasField("epoch")
     assert message.algorithm.loss == float("inf")
 
@@ -105,7 +105,7 @@ def test_text_that_is_none_is_escaped_and_costs_no_lineage():
     class Odd(Digits):
         root = "/data/\udcff"
 
-    message = train_lineage(told(train_dataset=DataLoader(Odd())), Topology())
+    message = train_lineage(reported(train_dataset=DataLoader(Odd())), Topology())
     assert message.train_dataset.train_dataset_path == "/data/\\udcff"
     assert message.hyper_parameters.epoch == 3
     graph = dataset_graph(DataLoader(Odd()))
@@ -116,7 +116,7 @@ def test_text_that_is_none_is_escaped_and_costs_no_lineage():
 
 def test_the_last_checkpoint_is_named_with_its_size(tmp_path):
     (tmp_path / "last.ckpt").write_bytes(b"1234")
-    model = train_lineage(told(latest_ckpt_file=str(tmp_path / "last.ckpt")), Topology()).model
+    model = train_lineage(reported(latest_ckpt_file=str(tmp_path / "last.ckpt")), Topology()).model
     assert (json.loads(model.path)["ckpt"], model.size) == (str(tmp_path / "last.ckpt"), 4)
 
 
@@ -127,7 +127,7 @@ def test_the_size_of_the_model_is_that_of_its_parameters_but_mindspores_that_of_
     (tmp_path / "last.ckpt").write_bytes(b"1234")
     network = Model()
     network.parameters = {"weight": np.zeros((2, 3), np.float32)}
-    params = told(network=network, latest_ckpt_file=str(tmp_path / "last.ckpt"))
+    params = reported(network=network, latest_ckpt_file=str(tmp_path / "last.ckpt"))
     assert train_lineage(params, Topology(), mindspore_compat=mindspore_compat).model.size == size
 
 
@@ -137,7 +137,7 @@ def test_a_model_whose_parameters_cannot_be_counted_has_its_lineage(caplog):
         def parameters(self):
             raise RuntimeError("no parameters before the first call")
 
-    assert train_lineage(told(network=Broken()), Topology()).model.size == 0
+    assert train_lineage(reported(network=Broken()), Topology()).model.size == 0
     assert "no parameters before the first call" in caplog.text
 
 

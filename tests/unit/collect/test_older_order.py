@@ -78,7 +78,7 @@ NETWORK = Model()
         ((None,), [None, None, None, False, None]),
     ],
 )
-def test_the_arguments_of_a_record_are_told_apart_by_their_types(caplog, arguments, meant):
+def test_the_arguments_of_a_record_are_distinguished_by_their_types(caplog, arguments, meant):
     assert Constructed("dir", "events", "_MS", *arguments).given == meant
     assert (SAID in caplog.text) == (len(arguments) > 0 and meant[0] == 32)
 

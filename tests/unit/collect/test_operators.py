@@ -18,7 +18,7 @@ from distsummary.writing.health import Failures
 logger = logging.getLogger("test")
 
 
-class Heard:
+class Received:
     """A listener that listens until the end of the test, and the health that it counts in."""
 
     def __init__(self, **options):
@@ -36,11 +36,11 @@ class Heard:
 def _nobody_listens_afterwards():
     yield
     gc.collect()
-    assert not operators.is_heard()
+    assert not operators.is_listening()
 
 
 def test_every_listener_takes_what_was_tapped_since_it_took_last():
-    first, second = Heard(), Heard()
+    first, second = Received(), Received()
     operators.tap_number("a", 1.0)
     operators.tap("histogram", "h", "once")
     assert first.take() == ({"a": 1.0}, [("h", "once")])
@@ -53,61 +53,64 @@ def test_every_listener_takes_what_was_tapped_since_it_took_last():
     assert first.take() == ({"a": 3.0}, [])
 
 
-def test_a_paused_listener_keeps_what_it_heard_before():
-    heard = Heard()
+def test_a_paused_listener_keeps_what_it_received_before():
+    last_seen = Received()
     operators.tap_number("a", 1.0)
-    heard.listener.pause()
+    last_seen.listener.pause()
     operators.tap_number("a", 2.0)
     operators.tap("tensor", "t", "evaluated")
-    heard.listener.resume()
+    last_seen.listener.resume()
     operators.tap_number("b", 3.0)
-    assert heard.take() == ({"a": 1.0, "b": 3.0}, [])
+    assert last_seen.take() == ({"a": 1.0, "b": 3.0}, [])
 
 
 def test_the_end_of_a_step_ends_a_pause():
-    heard = Heard()
-    heard.listener.pause()  # an evaluation that raised
-    heard.take()
+    last_seen = Received()
+    last_seen.listener.pause()  # an evaluation that raised
+    last_seen.take()
     operators.tap_number("a", 1.0)
-    assert heard.take() == ({"a": 1.0}, [])
+    assert last_seen.take() == ({"a": 1.0}, [])
 
 
 def test_what_was_gathered_is_taken_without_what_came_later():
-    heard = Heard()
+    last_seen = Received()
     operators.tap_number("a", 1.0)
-    heard.listener.gather()
+    last_seen.listener.gather()
     operators.tap_number("a", 2.0)
-    assert heard.take() == ({"a": 1.0}, [])
-    assert heard.take() == ({"a": 2.0}, [])
+    assert last_seen.take() == ({"a": 1.0}, [])
+    assert last_seen.take() == ({"a": 2.0}, [])
 
 
 def test_a_value_that_cannot_be_recorded_is_counted():
     def snapshot(plugin, name, value):
         raise ValueError("too large")
 
-    heard = Heard()
-    heard.listener._snapshot = snapshot
+    last_seen = Received()
+    last_seen.listener._snapshot = snapshot
     operators.tap("tensor", "t", 1)
-    assert heard.take() == ({}, [])
-    assert (heard.health.dropped, list(heard.health.errors)) == ({"tensor": 1}, ["not recorded: too large"])
+    assert last_seen.take() == ({}, [])
+    assert (last_seen.health.dropped, list(last_seen.health.errors)) == (
+        {"tensor": 1},
+        ["not recorded: too large"],
+    )
 
 
 def test_names_without_end_are_counted():
-    heard = Heard()
+    last_seen = Received()
     for number in range(operators.MAX_NAMES + 3):
         operators.tap_number(f"n{number}", 0.0)
         operators.tap("tensor", f"n{number}", 0)
-    numbers, values = heard.take()
+    numbers, values = last_seen.take()
     assert len(numbers) == len(values) == operators.MAX_NAMES
-    assert heard.health.dropped == {"scalar": 3, "tensor": 3}
+    assert last_seen.health.dropped == {"scalar": 3, "tensor": 3}
 
 
-def test_a_name_that_is_tapped_again_is_told_once(caplog):
-    heard = Heard(says_repeats=True)
+def test_a_name_that_is_tapped_again_is_reported_once(caplog):
+    last_seen = Received(says_repeats=True)
     for _ in range(2):
         for value in (1.0, 2.0):
             operators.tap_number("a", value)
-        assert heard.take() == ({"a": 2.0}, [])
+        assert last_seen.take() == ({"a": 2.0}, [])
     assert [record.message[:30] for record in caplog.records] == ["'a' was tapped several times b"]
 
 
@@ -127,11 +130,11 @@ class Late:
 def test_numbers_of_a_device_come_with_a_later_step(monkeypatch):
     late = [Late({"a": 1.0}, is_there=False), Late({"a": 2.0}, is_there=True)]
     waiting = list(late)
-    heard = Heard()
+    last_seen = Received()
     monkeypatch.setattr(operators, "_sources", [lambda: ({}, waiting.pop(0) if waiting else None)])
-    assert heard.listener.take(1).earlier == heard.listener.take(2).earlier == []  # in order
+    assert last_seen.listener.take(1).earlier == last_seen.listener.take(2).earlier == []  # in order
     late[0].is_there = True
-    assert heard.listener.take(3).earlier == [(1, {"a": 1.0}), (2, {"a": 2.0})]
+    assert last_seen.listener.take(3).earlier == [(1, {"a": 1.0}), (2, {"a": 2.0})]
 
 
 def collected(steps, *, deal="parameters", group=None, is_parameter=False, **options):

@@ -37,7 +37,7 @@ def test_a_sketch_that_is_due_when_the_step_was_left_unseen_is_counted(tmp_path,
     assert read_sketches(tmp_path / "ckpt_dir").steps == (1,)
 
 
-def test_a_second_attempt_of_a_run_goes_on_in_a_file_of_its_own(tmp_path, writers):
+def test_a_second_attempt_of_a_run_continues_in_a_file_of_its_own(tmp_path, writers):
     for _ in range(2):
         train(SummaryCollector(tmp_path, collect_landscape={"sketch": 1}), steps=3)
     names = sorted(path.name for path in (tmp_path / "ckpt_dir").iterdir())
@@ -76,7 +76,7 @@ def test_arrays_that_take_the_place_of_others_are_sketched(tmp_path, writers):
     np.testing.assert_allclose(found.read(3), Sketcher().sketch(network.parameters), atol=1e-3)
 
 
-def test_a_step_that_cannot_be_sketched_has_its_checkpoint_and_is_told(tmp_path, writers):
+def test_a_step_that_cannot_be_sketched_has_its_checkpoint_and_is_reported(tmp_path, writers):
     network = Model()
     collector = SummaryCollector(tmp_path, collect_landscape={"sketch": 1, "intervals": [[1, 2, 3]]})
     with Run(callbacks=collector, network=network) as run:

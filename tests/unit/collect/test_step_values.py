@@ -100,9 +100,9 @@ def test_a_learning_rate_on_a_device_is_not_waited_for(monkeypatch):
         def learning_rate(self, optimizer):
             return self.snapshot(np.array(0.25, np.float32))
 
-    told = CallbackParams({"optimizer": object()})
-    assert learning_rate_values(told) == []
+    reported = CallbackParams({"optimizer": object()})
+    assert learning_rate_values(reported) == []
     monkeypatch.setattr(gather, "framework_of", lambda optimizer: OnDevice())
-    [value] = learning_rate_values(told)
+    [value] = learning_rate_values(reported)
     assert not isinstance(value.data, float)
     assert value.data.result() == 0.25

@@ -69,7 +69,7 @@ def test_totals_become_growth_per_second(failures: Failures) -> None:
     assert sampler.sample() == {"level": 1.0, "rate": 0.0}
 
 
-def test_a_source_that_fails_is_counted_once_and_the_others_go_on(failures: Failures) -> None:
+def test_a_source_that_fails_is_counted_once_and_the_others_continue(failures: Failures) -> None:
     def broken() -> Reading:
         raise PermissionError("hidden")
 

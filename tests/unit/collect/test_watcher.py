@@ -26,7 +26,7 @@ def test_no_step_is_late_before_the_length_of_a_step_is_known() -> None:
     assert paced(90.0)[0].limit_s("forward") == UNKNOWN_S  # the first one may compile
 
 
-def test_many_steps_between_two_looks_tell_a_limit_though_the_start_is_among_them() -> None:
+def test_many_steps_between_two_looks_report_a_limit_though_the_start_is_among_them() -> None:
     pace = Pace(Place(0, OUTSIDE), 0.0)
     pace.look(Place(19, "forward"), 0.5)
     assert pace.limit_s("forward") == UNKNOWN_S
@@ -47,9 +47,9 @@ def test_a_step_is_late_after_three_medians_and_at_least_a_second() -> None:
     assert paced(9.0, *[2.0] * 18, 40.0)[0].limit_s("forward") == 6.0
 
 
-def test_a_rank_tells_where_it_is_before_a_step_is_late() -> None:
-    assert paced()[0].telling_s() == 1.0
-    assert paced(9.0, *[2.0] * 4)[0].telling_s() == 4.0
+def test_a_rank_reports_where_it_is_before_a_step_is_late() -> None:
+    assert paced()[0].report_after_s() == 1.0
+    assert paced(9.0, *[2.0] * 4)[0].report_after_s() == 4.0
 
 
 def test_of_steps_of_different_lengths_the_long_ones_are_not_late() -> None:

@@ -34,7 +34,7 @@ def test_ranks_with_the_same_batches_are_named_in_one_verdict(sick: int) -> None
     digests = own(4)
     digests[sick] = digests[0][:]
     [verdict] = batches(digests)
-    assert (verdict.rank, verdict.cause, verdict.since_step, verdict.first_told_step) == (0, "shard", 1, 2)
+    assert (verdict.rank, verdict.cause, verdict.since_step, verdict.reported_step) == (0, "shard", 1, 2)
     assert verdict.ranks == (0, sick)
     assert verdict.evidence.startswith("at steps 1 and 2, for example; give each rank")
 
@@ -63,7 +63,7 @@ def test_shards_that_overlap_are_found_at_other_steps() -> None:
     digests = own(4)
     digests[3] = digests[1][10:] + digests[3][:10]
     [verdict] = batches(digests)
-    assert (verdict.rank, verdict.since_step, verdict.first_told_step) == (1, 11, 14)
+    assert (verdict.rank, verdict.since_step, verdict.reported_step) == (1, 11, 14)
     assert verdict.ranks == (1, 3)
     assert "steps 1 and 2 of rank 3 are steps 11 and 12 of rank 1, for example" in verdict.evidence
 
@@ -90,7 +90,7 @@ def test_a_rank_that_takes_more_memory_for_three_samples_is_named_once() -> None
     usual = [(step, rank, 3.0 + 0.1 * rank) for step in range(10, 100, 10) for rank in range(4)]
     assert memory(usual) == []
     [verdict] = memory([(s, r, 5.5 if r == 2 and s >= 40 else v) for s, r, v in usual])
-    assert (verdict.rank, verdict.cause, verdict.since_step, verdict.first_told_step) == (2, "memory", 40, 60)
+    assert (verdict.rank, verdict.cause, verdict.since_step, verdict.reported_step) == (2, "memory", 40, 60)
     assert memory([(s, r, 5.5 if r == 2 and s in (40, 50, 70) else v) for s, r, v in usual]) == []
     small = [(s, r, (v + (0.9 if r == 2 else 0)) / 3) for s, r, v in usual]  # less than a GiB more
     assert memory(small) == []
@@ -158,7 +158,7 @@ def test_ranks_that_differ_in_the_same_way_are_one_verdict() -> None:
 
 
 def test_the_verdict_names_three_settings_and_counts_the_others() -> None:
-    told = {rank: {f"config {name}": "1" if rank == 2 else "0" for name in "abcde"} for rank in range(4)}
-    [verdict] = different_settings({rank: RankFacts(settings) for rank, settings in told.items()}, 5)
+    reported = {rank: {f"config {name}": "1" if rank == 2 else "0" for name in "abcde"} for rank in range(4)}
+    [verdict] = different_settings({rank: RankFacts(settings) for rank, settings in reported.items()}, 5)
     assert verdict.evidence.endswith("; and 2 more settings")
     assert verdict.since_step == 5

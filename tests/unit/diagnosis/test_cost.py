@@ -8,7 +8,7 @@ import pytest
 from distsummary.diagnosis.cost import Costs, StepTimes, excess_ms, joined, shared_ms, step_times, union
 from distsummary.diagnosis.verdict import Verdict
 
-SLOW = Verdict(rank=2, cause="data", since_step=100, until_step=None, evidence="e", first_told_step=105)
+SLOW = Verdict(rank=2, cause="data", since_step=100, until_step=None, evidence="e", reported_step=105)
 
 
 def alone(rank: int) -> dict[str, int]:
@@ -31,7 +31,7 @@ def test_the_excess_is_over_the_median_of_the_peers() -> None:
     assert excess_ms(found, 9, same) == 0.0  # it has not recorded the step
 
 
-def test_what_nobody_waited_for_is_not_lost() -> None:
+def test_what_no_one_waited_for_is_not_lost() -> None:
     two, three = (2, "data", 1), (3, "data", 1)
     assert shared_ms(times(1, [5, 5, 20, 5]), {two: 15.0}) == {two: 15.0}
     assert shared_ms(times(1, [5, 5, 20, 5], [0, 0, 0, 0]), {two: 15.0}) == {two: 0.0}
@@ -137,7 +137,7 @@ def test_a_rank_that_is_slow_for_the_same_cause_several_times_is_one_verdict() -
     ]
     assert found[0].intervals == ((100, 119), (200, 220), (300, None))
     assert (found[0].since_step, found[0].until_step, found[0].evidence) == (100, None, "dearest")
-    assert (found[0].lost_s, found[0].first_told_step) == (3.0, 105)
+    assert (found[0].lost_s, found[0].reported_step) == (3.0, 105)
     assert found[1] == parts[1]
     assert joined([found[0], replace(SLOW, since_step=300, until_step=310)])[0].intervals[-1] == (300, None)
 

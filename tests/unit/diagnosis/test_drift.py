@@ -10,14 +10,14 @@ from distsummary.diagnosis.verdict import Verdict
 from distsummary.format.check_tags import bits_tags, located, packed, weights_of
 
 NAMES = [f"layer{number}.weight" for number in range(40)]
-Told = dict[int, dict[int, tuple[int, int, int]]]  # step -> rank -> what it tells
+Reported = dict[int, dict[int, tuple[int, int, int]]]  # step -> rank -> what it tells
 
 
-def look(drift: Drift, told: Told, split: tuple[str, ...] = ()) -> list[Verdict]:
+def look(drift: Drift, reported: Reported, split: tuple[str, ...] = ()) -> list[Verdict]:
     tags = bits_tags(split)
     rows = [
         (tag, rank, step, float(np.float32(number)))
-        for step, by_rank in told.items()
+        for step, by_rank in reported.items()
         for rank, numbers in by_rank.items()
         for tag, number in enumerate(numbers)
     ]
@@ -33,7 +33,7 @@ def sums_of(arrays: list[np.ndarray]) -> np.ndarray:
     return np.array([np.add.reduce(array.view(np.int64)) for array in arrays])
 
 
-def equal(ranks: int, first: int, last: int) -> Told:
+def equal(ranks: int, first: int, last: int) -> Reported:
     return {step: dict.fromkeys(range(ranks), (step, 2, 3)) for step in range(first, last)}
 
 
@@ -46,24 +46,24 @@ def test_a_flipped_bit_is_named_with_rank_parameter_and_step_300_of_300_times() 
         values = [
             generator.normal(size=2 * chance.randint(1, 40)).astype(np.float32) for _ in range(len(NAMES))
         ]
-        told: Told = {}
+        reported: Reported = {}
         for number in range(1, 15):
             values = [one + np.float32(0.01) for one in values]
             own = [one.copy() for one in values]
             if number >= step:
                 own[index].view(np.uint32)[chance.randrange(len(own[index]))] ^= 1
             good, bad = packed(sums_of(values), weights), packed(sums_of(own), weights)
-            told[number] = {other: bad if other == rank else good for other in range(ranks)}
-        [verdict] = look(drift_of(), told)
+            reported[number] = {other: bad if other == rank else good for other in range(ranks)}
+        [verdict] = look(drift_of(), reported)
         assert (verdict.rank, verdict.cause, verdict.since_step) == (rank, "drift", step), episode
         assert repr(NAMES[index]) in verdict.evidence
 
 
-def test_of_two_replicas_both_are_named_and_the_end_is_told() -> None:
-    told = equal(2, 1, 9)
+def test_of_two_replicas_both_are_named_and_the_end_is_reported() -> None:
+    reported = equal(2, 1, 9)
     for step in (4, 5):
-        told[step][1] = (step + 5, 7, 3 + 5)
-    found = look(drift_of(), told)
+        reported[step][1] = (step + 5, 7, 3 + 5)
+    found = look(drift_of(), reported)
     assert [(one.rank, one.ranks, one.since_step, one.until_step) for one in found] == [
         (0, (0, 1), 4, None), (0, (0, 1), 4, 5),
     ]  # fmt: skip
@@ -80,16 +80,16 @@ def test_copies_that_differ_from_the_first_comparison_on_are_asked_for_ddp() -> 
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 100])
-def test_it_is_told_once_however_the_steps_are_divided(chunk: int) -> None:
-    told = equal(4, 1, 20)
+def test_it_is_reported_once_however_the_steps_are_divided(chunk: int) -> None:
+    reported = equal(4, 1, 20)
     for step in range(7, 20):
-        told[step][2] = (step + 1, 3, 4)
+        reported[step][2] = (step + 1, 3, 4)
     drift, found = drift_of(), []
     for low in range(1, 20, chunk):
-        part = {step: told[step] for step in range(low, min(low + chunk, 20))}
+        part = {step: reported[step] for step in range(low, min(low + chunk, 20))}
         found += look(drift, part)
     [verdict] = found
-    assert (verdict.rank, verdict.since_step, verdict.first_told_step) == (2, 7, 7)
+    assert (verdict.rank, verdict.since_step, verdict.reported_step) == (2, 7, 7)
     assert NAMES[0] in verdict.evidence
 
 
@@ -100,24 +100,24 @@ def test_ranks_that_are_no_copies_are_not_compared() -> None:
     shards = {rank: {"dp_shard": rank} for rank in range(4)}
     assert look(drift_of(shards), different, ("dp_shard",)) == []
     both = {rank: {"dp_replicate": rank // 2, "dp_shard": rank % 2} for rank in range(4)}
-    told: Told = {1: {0: (1, 1, 1), 1: (2, 2, 2), 2: (1, 1, 1), 3: (2, 2, 2)}}
-    assert look(drift_of(both), told, ("dp_shard",)) == []
-    told[1][3] = (3, 3, 3)
-    assert [one.ranks for one in look(drift_of(both), told, ("dp_shard",))] == [(1, 3)]
+    reported: Reported = {1: {0: (1, 1, 1), 1: (2, 2, 2), 2: (1, 1, 1), 3: (2, 2, 2)}}
+    assert look(drift_of(both), reported, ("dp_shard",)) == []
+    reported[1][3] = (3, 3, 3)
+    assert [one.ranks for one in look(drift_of(both), reported, ("dp_shard",))] == [(1, 3)]
 
 
 def test_without_a_majority_all_are_named() -> None:
-    told = equal(4, 1, 3) | {3: {rank: (rank, 0, 0) for rank in range(4)}}
-    [verdict] = look(drift_of(), told)
+    reported = equal(4, 1, 3) | {3: {rank: (rank, 0, 0) for rank in range(4)}}
+    [verdict] = look(drift_of(), reported)
     assert (verdict.rank, verdict.ranks) == (0, (0, 1, 2, 3))
     assert "no majority of 4 agrees" in verdict.evidence
 
 
-def test_two_of_four_that_tell_a_step_wait_for_the_others() -> None:
-    told = equal(4, 1, 4)
-    told |= {4: {0: (1, 1, 1), 2: (2, 3, 5)}, 8: dict.fromkeys(range(4), (8, 8, 8))}
-    told[8][2] = (9, 9, 9)
-    [verdict] = look(drift_of(), told)
+def test_two_of_four_that_report_a_step_wait_for_the_others() -> None:
+    reported = equal(4, 1, 4)
+    reported |= {4: {0: (1, 1, 1), 2: (2, 3, 5)}, 8: dict.fromkeys(range(4), (8, 8, 8))}
+    reported[8][2] = (9, 9, 9)
+    [verdict] = look(drift_of(), reported)
     assert (verdict.rank, verdict.since_step) == (2, 8)
 
 
@@ -134,26 +134,26 @@ def test_several_parameters_that_differ_are_not_taken_for_one() -> None:
 
 def test_one_rank_alone_and_one_that_starts_late_are_no_alarm() -> None:
     assert look(drift_of(), equal(1, 1, 9)) == []
-    told = equal(3, 1, 9)
+    reported = equal(3, 1, 9)
     for step in range(5, 9):
-        told[step] = told[step] | {3: (step, 2, 3)}
-    assert look(drift_of(), told) == []
+        reported[step] = reported[step] | {3: (step, 2, 3)}
+    assert look(drift_of(), reported) == []
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
-def test_two_that_are_left_of_three_do_not_wait_for_a_rank_that_tells_nothing_any_more(chunk: int) -> None:
-    told = equal(3, 1, 9) | equal(2, 9, 600)
+def test_two_that_are_left_of_three_do_not_wait_for_a_rank_that_reports_nothing_any_more(chunk: int) -> None:
+    reported = equal(3, 1, 9) | equal(2, 9, 600)
     for step in range(300, 600):
-        told[step][1] = (step + 1, 3, 4)
+        reported[step][1] = (step + 1, 3, 4)
     drift, found = drift_of(), []
     for low in range(1, 600, chunk):
-        part = {step: told[step] for step in range(low, min(low + chunk, 600))}
+        part = {step: reported[step] for step in range(low, min(low + chunk, 600))}
         found += look(drift, part)
     assert [(one.ranks, one.since_step) for one in found] == [((0, 1), 300)]
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
-def test_a_rank_that_tells_something_else_is_waited_for(chunk: int) -> None:
+def test_a_rank_that_reports_something_else_is_waited_for(chunk: int) -> None:
     """The sums of rank 2 cost more: it tells them at each 512th step."""
     tags = [*bits_tags(()), "loss"]
     rows = []

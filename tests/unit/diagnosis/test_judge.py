@@ -14,7 +14,7 @@ from distsummary.errors import InvalidValueError
 CPU, BLOCKED = range(2)
 
 
-def told(step: int, ranks: int, *, data: float = 5.0, slow: int | None = None) -> OwnTimes:
+def reported(step: int, ranks: int, *, data: float = 5.0, slow: int | None = None) -> OwnTimes:
     """A step in which all phases but data take 1 ms; `data` ms are added to rank `slow`."""
     rng = np.random.default_rng(step)
     times = np.zeros((ranks, 2, len(PHASES)))
@@ -65,12 +65,12 @@ def test_a_verdict_begins_ends_and_survives_json() -> None:
     changed = [
         verdict
         for step in range(1, 301)
-        for verdict in judge.add(told(step, 4, slow=2 if 100 <= step < 200 else None))
+        for verdict in judge.add(reported(step, 4, slow=2 if 100 <= step < 200 else None))
     ]
     begun, ended = changed
     assert (begun.rank, begun.cause, begun.since_step, begun.until_step) == (2, "data", 100, None)
-    assert begun.first_told_step <= 110
-    assert (ended.since_step, ended.until_step, ended.first_told_step) == (100, 199, begun.first_told_step)
+    assert begun.reported_step <= 110
+    assert (ended.since_step, ended.until_step, ended.reported_step) == (100, 199, begun.reported_step)
     assert re.fullmatch(r"loading data took 6 ms a step, on its peers 1\S* ms", begun.evidence)
     assert Verdict.from_json(json.loads(json.dumps(ended.as_json()))) == ended
     with pytest.raises(InvalidValueError, match="cause"):
@@ -88,14 +88,14 @@ def test_a_rank_that_is_slow_beside_its_model_is_named_with_the_cause(
     tags = [f"perf/phase/{phase}/{measure}"]
     found = []
     for step in range(1, 201):
-        times = told(step, 4)
+        times = reported(step, 4)
         [more] = own_times(tags, np.zeros(1, int), np.array([2]), np.array([step]), np.array([5.0]))
         if step >= 100:
             times.times[2] += more.times[0]
         found += judge.add(times)
     [verdict] = found
     assert (verdict.rank, verdict.cause, verdict.since_step) == (2, cause, 100)
-    assert verdict.first_told_step <= 110
+    assert verdict.reported_step <= 110
 
 
 def test_of_two_ranks_the_quicker_one_is_the_measure() -> None:
@@ -103,25 +103,25 @@ def test_of_two_ranks_the_quicker_one_is_the_measure() -> None:
     [verdict] = [
         verdict
         for step in range(1, 201)
-        for verdict in judge.add(told(step, 2, slow=1 if step >= 100 else None))
+        for verdict in judge.add(reported(step, 2, slow=1 if step >= 100 else None))
     ]
     assert (verdict.rank, verdict.cause) == (1, "data")
     assert re.fullmatch(r"loading data took \S+ ms a step, on its peer \S+ ms", verdict.evidence)
 
 
-@pytest.mark.parametrize(("queued", "is_told"), [(5.0, True), (20.0, False)])
+@pytest.mark.parametrize(("queued", "is_reported"), [(5.0, True), (20.0, False)])
 def test_nothing_is_said_while_ranks_wait_for_processors_much_longer_than_they_work(
-    queued: float, is_told: bool
+    queued: float, is_reported: bool
 ) -> None:
     judge = Judge(one_axis)
     found = []
     for step in range(1, 201):
-        one = told(step, 4, slow=2 if 100 <= step < 150 else None)
+        one = reported(step, 4, slow=2 if 100 <= step < 150 else None)
         if step < 180:
             one.queued[:] = queued * 10.0  # a step takes 8 to 13 ms
         found += judge.add(one)
-    assert {(verdict.rank, verdict.cause) for verdict in found} == ({(2, "data")} if is_told else set())
-    assert (judge.steps, 170 < judge.abstained < 200) == (200, not is_told)
+    assert {(verdict.rank, verdict.cause) for verdict in found} == ({(2, "data")} if is_reported else set())
+    assert (judge.steps, 170 < judge.abstained < 200) == (200, not is_reported)
 
 
 def test_what_blocks_a_rank_in_fewer_than_half_of_the_steps_while_it_computes_is_no_habit() -> None:
@@ -129,19 +129,19 @@ def test_what_blocks_a_rank_in_fewer_than_half_of_the_steps_while_it_computes_is
     found = []
     for step in range(1, 201):
         for judge, every in ((rare, 3), (often, 1)):
-            one = told(step, 4)
+            one = reported(step, 4)
             if step >= 100 and step % every == 0:
                 one.times[3, BLOCKED, PHASES.index("forward")] = 20.0
             found += judge.add(one)
     [verdict] = found
     assert (verdict.rank, verdict.cause, 100 <= verdict.since_step <= 105) == (3, "forward", True)
-    assert verdict.first_told_step <= 112
+    assert verdict.reported_step <= 112
 
 
 def test_a_loader_that_blocks_now_and_then_is_named() -> None:
     judge, found = Judge(one_axis), []
     for step in range(1, 201):
-        one = told(step, 4)
+        one = reported(step, 4)
         if step >= 100 and step % 3 == 0:
             one.times[2, BLOCKED, PHASES.index("data")] = 30.0
         found += judge.add(one)
@@ -152,7 +152,7 @@ def test_ranks_of_different_stages_of_a_pipeline_are_not_compared() -> None:
     judge, all_alike = Judge(lambda rank: {"pp": rank // 2, "dp": rank % 2}), Judge(one_axis)
     blamed = []
     for step in range(1, 101):
-        times = told(step, 8)
+        times = reported(step, 8)
         times.times[6:, CPU, PHASES.index("forward")] += 3.0  # the last stage has more layers
         assert judge.add(times) == []
         blamed += all_alike.add(times)
@@ -161,13 +161,15 @@ def test_ranks_of_different_stages_of_a_pipeline_are_not_compared() -> None:
 
 def test_ranks_that_split_each_layer_are_compared() -> None:
     judge = Judge(lambda rank: {"dp": rank // 2, "tp": rank % 2})
-    found = [one for step in range(1, 201) for one in judge.add(told(step, 4, slow=2 if step > 99 else None))]
+    found = [
+        one for step in range(1, 201) for one in judge.add(reported(step, 4, slow=2 if step > 99 else None))
+    ]
     assert [(one.rank, one.cause, one.since_step) for one in found] == [(2, "data", 100)]
 
 
 def test_a_single_rank_has_no_verdict() -> None:
     judge = Judge(one_axis)
-    assert all(judge.add(told(step, 1)) == [] for step in range(1, 101))
+    assert all(judge.add(reported(step, 1)) == [] for step in range(1, 101))
 
 
 def test_a_rank_that_joins_later_is_compared_too() -> None:
@@ -175,7 +177,7 @@ def test_a_rank_that_joins_later_is_compared_too() -> None:
     found = [
         verdict
         for step in range(1, 301)
-        for verdict in judge.add(told(step, 4 if step > 100 else 3, slow=3 if step > 200 else None))
+        for verdict in judge.add(reported(step, 4 if step > 100 else 3, slow=3 if step > 200 else None))
     ]
     assert [(one.rank, one.cause, one.since_step) for one in found] == [(3, "data", 201)]
 
@@ -184,7 +186,7 @@ def test_a_rank_that_joins_ends_no_verdict_and_is_not_blamed_for_its_first_steps
     judge = Judge(one_axis)
     changed = []
     for step in range(1, 401):
-        one = told(step, 4 if step > 100 else 3, slow=1 if 50 <= step < 300 else None)
+        one = reported(step, 4 if step > 100 else 3, slow=1 if 50 <= step < 300 else None)
         if 100 < step <= 115:
             one.times[3] *= 3.0  # it fills its caches, and compiles
         changed += judge.add(one)
@@ -194,46 +196,46 @@ def test_a_rank_that_joins_ends_no_verdict_and_is_not_blamed_for_its_first_steps
 
 
 @pytest.mark.parametrize("last", [10, 64, 100, 130])
-def test_a_rank_that_is_gone_holds_up_nobody(last: int) -> None:
+def test_a_rank_that_is_gone_holds_up_no_one(last: int) -> None:
     """Rank 3 tells every 64th step, and nothing after `last`."""
     judge = Judge(one_axis)
     changed = []
     for step in range(1, 1001):
-        one = told(step, 4, slow=1 if step >= 200 else None)
+        one = reported(step, 4, slow=1 if step >= 200 else None)
         one.every[3] = 64
         if step > last or (step > 8 and step % 64):
             one = first(one, 3)
         changed += judge.add(one)
     [begun] = changed
     assert (begun.rank, begun.cause, begun.since_step) == (1, "data", 200)
-    assert begun.first_told_step <= 210
+    assert begun.reported_step <= 210
 
 
 def test_a_rank_that_comes_back_is_no_alarm() -> None:
     judge = Judge(one_axis)
     for step in range(1, 201):
-        one = told(step, 4)
+        one = reported(step, 4)
         one.times[:, BLOCKED, PHASES.index("forward")] = 1.0
         if 50 < step < 100:
             one = first(one, 3)
         assert judge.add(one) == []
 
 
-def test_only_steps_that_all_ranks_tell_are_judged() -> None:
+def test_only_steps_that_all_ranks_report_are_judged() -> None:
     judge = Judge(one_axis)
     changed = []
     for step in range(1, 401):
-        one = told(step, 4, slow=1 if step >= 200 else None)
+        one = reported(step, 4, slow=1 if step >= 200 else None)
         one.every[3] = 4  # rank 3 tells every fourth step
         if step > 20 and step % 4:
             one = first(one, 3)
         changed += judge.add(one)
     [begun] = changed
     assert (begun.rank, begun.cause, begun.since_step) == (1, "data", 200)
-    assert begun.first_told_step == 212  # four steps that are told
+    assert begun.reported_step == 212  # four steps that are told
 
 
-def test_own_times_tells_which_step_a_rank_tells_next() -> None:
+def test_own_times_reports_which_step_a_rank_reports_next() -> None:
     tags = ["perf/phase/data/cpu_ms", "perf/phase/every"]
     which, ranks = np.array([0, 0, 1]), np.array([0, 1, 1])
     [one] = own_times(tags, which, ranks, np.array([8, 8, 8]), np.array([1.0, 2.0, 8.0]))

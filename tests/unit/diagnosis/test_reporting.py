@@ -15,7 +15,7 @@ from distsummary.run_dir import RunDir
 
 
 def verdict(cause, since=3, rank=1, **fields):
-    fields = {"until_step": None, "evidence": f"because {since}", "first_told_step": since, **fields}
+    fields = {"until_step": None, "evidence": f"because {since}", "reported_step": since, **fields}
     return Verdict(rank=rank, cause=cause, since_step=since, **fields)
 
 
@@ -68,16 +68,16 @@ def test_an_alert_of_a_low_level_or_a_muted_cause_is_written_and_not_printed(run
     choose(run_dir, level="error", mute=["nan"], most_per_hour=20)
     alerts = Alerts(run_dir)
     for cause in ("data", "nan", "drift"):
-        assert alerts.tell(0, verdict(cause))
+        assert alerts.report(0, verdict(cause))
     assert lines(capsys) == ["Rank 1 has held other weights since step 3: because 3."]
     assert held(run_dir) == ["level", "mute", None]
 
 
 def test_infos_are_written_and_not_printed_unless_asked_for(run_dir, capsys):
-    Alerts(run_dir).tell(0, verdict("started", evidence="4 ranks"))
+    Alerts(run_dir).report(0, verdict("started", evidence="4 ranks"))
     assert (lines(capsys), held(run_dir)) == ([], ["level"])
     choose(run_dir, level="info")
-    Alerts(run_dir).tell(0, verdict("finished", evidence="4 ranks"))
+    Alerts(run_dir).report(0, verdict("finished", evidence="4 ranks"))
     assert lines(capsys) == ["The run finished at step 3: 4 ranks."]
 
 
@@ -85,7 +85,7 @@ def test_more_than_so_many_an_hour_are_counted_and_the_count_is_said_once(run_di
     choose(run_dir, most_per_hour=2)
     alerts = Alerts(run_dir)
     for since in range(1, 6):
-        alerts.tell(0, verdict("data", since, rank=since, until_step=since))
+        alerts.report(0, verdict("data", since, rank=since, until_step=since))
     assert lines(capsys) == [
         "Rank 1 held up the run in step 1: because 1.",
         "Rank 2 held up the run in step 2: because 2.",
@@ -93,7 +93,7 @@ def test_more_than_so_many_an_hour_are_counted_and_the_count_is_said_once(run_di
     ]
     clock.now += reporting.HOUR_S + 1
     for since in range(6, 8):
-        alerts.tell(0, verdict("data", since, rank=since, until_step=since))
+        alerts.report(0, verdict("data", since, rank=since, until_step=since))
     assert lines(capsys) == [
         "Rank 6 held up the run in step 6: because 6. 3 more alerts were held back, as too many came "
         "within an hour (ds.Diagnose(most_per_hour=)).",
@@ -105,10 +105,10 @@ def test_more_than_so_many_an_hour_are_counted_and_the_count_is_said_once(run_di
 def test_warnings_hold_back_no_error_and_the_rate_is_that_of_all_processes_of_the_run(run_dir, capsys, clock):
     choose(run_dir, most_per_hour=2)
     for since in range(1, 4):
-        Alerts(run_dir).tell(0, verdict("data", since, rank=since, until_step=since))
+        Alerts(run_dir).report(0, verdict("data", since, rank=since, until_step=since))
     last = Alerts(run_dir)
     for since in (10, 20, 30):
-        last.tell(0, verdict("nan", since, rank=since))
+        last.report(0, verdict("nan", since, rank=since))
     assert held(run_dir) == [None, None, "rate", None, None, "rate"]
     capsys.readouterr()
     last.close()
@@ -121,18 +121,18 @@ def test_warnings_hold_back_no_error_and_the_rate_is_that_of_all_processes_of_th
 def test_what_another_process_has_reported_is_not_reported_again(run_dir, capsys):
     first, second = Alerts(run_dir), Alerts(run_dir)
     second.write()  # it has read the file, which has no line yet
-    assert first.tell(0, verdict("nan"))
-    assert not second.tell(0, verdict("nan"))
-    assert second.tell(0, verdict("failed", 9, rank=2))
-    assert not first.tell(0, verdict("failed", 10, rank=3))  # the run fails once
+    assert first.report(0, verdict("nan"))
+    assert not second.report(0, verdict("nan"))
+    assert second.report(0, verdict("failed", 9, rank=2))
+    assert not first.report(0, verdict("failed", 10, rank=3))  # the run fails once
     assert len(lines(capsys)) == 2
     assert run_dir.alerts_path.read_bytes().count(b"\n") == 2
 
 
-def test_messages_of_one_step_are_told_apart_by_what_they_say(run_dir, capsys):
+def test_messages_of_one_step_are_distinguished_by_what_they_say(run_dir, capsys):
     alerts = Alerts(run_dir)
     for text in ("low accuracy: 0.1", "low accuracy: 0.1", "high loss"):
-        alerts.tell(0, verdict("message", 7, evidence=text, level="warning", until_step=7))
+        alerts.report(0, verdict("message", 7, evidence=text, level="warning", until_step=7))
     assert lines(capsys) == [
         "Rank 1 reports at step 7: low accuracy: 0.1.",
         "Rank 1 reports at step 7: high loss.",
@@ -180,11 +180,11 @@ def test_a_wrong_option_names_its_range(options, error, words):
 def test_a_rank_that_is_slow_again_for_the_same_cause_is_one_alert_with_its_intervals(run_dir, capsys):
     alerts = Alerts(run_dir)
     first = verdict("data", 10, until_step=None)
-    assert alerts.tell(0, first)
-    assert not alerts.tell(0, replace(first, until_step=20, lost_s=1.5))
+    assert alerts.report(0, first)
+    assert not alerts.report(0, replace(first, until_step=20, lost_s=1.5))
     again = replace(first, until_step=None, intervals=((10, 20), (50, None)), lost_s=1.6)
-    assert not alerts.tell(0, again)
-    assert not alerts.tell(0, replace(again, until_step=70, intervals=((10, 20), (50, 70)), lost_s=4.0))
+    assert not alerts.report(0, again)
+    assert not alerts.report(0, replace(again, until_step=70, intervals=((10, 20), (50, 70)), lost_s=4.0))
     [found] = read_alerts(run_dir)
     assert (found["since_step"], found["until_step"], found["lost_s"]) == (10, 70, 4.0)
     assert found["intervals"] == [[10, 20], [50, 70]]
@@ -193,18 +193,18 @@ def test_a_rank_that_is_slow_again_for_the_same_cause_is_one_alert_with_its_inte
     # another object judges the same files from their beginning
     once_more = Alerts(run_dir)
     for one in (first, replace(first, until_step=20, lost_s=1.5), again):
-        once_more.tell(0, one)
+        once_more.report(0, one)
     assert run_dir.alerts_path.read_bytes() == before
-    assert once_more.tell(0, verdict("forward", 12))
-    assert once_more.tell(1, first)
+    assert once_more.report(0, verdict("forward", 12))
+    assert once_more.report(1, first)
 
 
 def test_what_costs_more_is_written_and_not_printed_again(run_dir, capsys):
     alerts = Alerts(run_dir)
     slow = verdict("data", 10, until_step=None)
-    alerts.tell(0, slow)
-    alerts.tell(0, replace(slow, lost_s=3.0, evidence="now it takes longer"))
-    alerts.tell(0, replace(slow, lost_s=2.0))
+    alerts.report(0, slow)
+    alerts.report(0, replace(slow, lost_s=3.0, evidence="now it takes longer"))
+    alerts.report(0, replace(slow, lost_s=2.0))
     [found] = read_alerts(run_dir)
     assert (found["lost_s"], found["evidence"]) == (3.0, "now it takes longer")
     assert len(lines(capsys)) == 1

@@ -13,7 +13,7 @@ SLOW = Verdict(
     since_step=1200,
     until_step=1419,
     evidence="forward took 5.7 ms a step, on its peers 1.3 ms",
-    first_told_step=1203,
+    reported_step=1203,
     lost_s=1.04,
 )
 

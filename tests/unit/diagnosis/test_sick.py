@@ -55,7 +55,7 @@ def test_the_first_step_and_its_rank_are_reported_once_however_steps_are_divided
     bad: float, chunk: int
 ) -> None:
     [verdict] = by_chunks(numbers("loss", {(3, 2): bad, **everywhere(4, bad), **everywhere(5, bad)}), chunk)
-    assert (verdict.rank, verdict.cause, verdict.since_step, verdict.first_told_step) == (2, "nan", 3, 3)
+    assert (verdict.rank, verdict.cause, verdict.since_step, verdict.reported_step) == (2, "nan", 3, 3)
     assert verdict.evidence == f"loss is {bad}, finite on 3 other ranks"
     assert verdict.ranks == ()
 
@@ -86,7 +86,7 @@ def test_an_input_comes_before_the_loss_of_the_same_rank() -> None:
     )
 
 
-def test_an_input_tells_the_rank_if_all_have_the_same_loss() -> None:
+def test_an_input_reports_the_rank_if_all_have_the_same_loss() -> None:
     [verdict] = look(FirstNonFinite(), [*numbers("loss", everywhere(3)), (3, 2, INPUT, 1.0)])
     assert (verdict.rank, verdict.ranks) == (2, ())
     assert verdict.evidence.startswith("tensor 2 of the input batch")
@@ -153,7 +153,7 @@ def test_the_parameter_is_named_with_the_loss_or_alone() -> None:
     assert verdict.evidence.endswith("; also the gradient of the parameter '0.bias' on all 4 ranks")
     rows = [*numbers("loss", {}), (4, 1, WEIGHT, 0.0), (5, 1, GRADIENT, 1.0), (5, 1, GRADIENT + LAG, 2.0)]
     [verdict] = by_chunks(rows)
-    assert (verdict.rank, verdict.since_step, verdict.first_told_step) == (1, 3, 5)
+    assert (verdict.rank, verdict.since_step, verdict.reported_step) == (1, 3, 5)
     assert verdict.evidence == "the gradient of the parameter '0.bias' is not finite"
 
 

@@ -54,7 +54,7 @@ def test_the_rank_and_the_phase_are_named_in_time(phase: str, excess: float, wit
     times[300:420, culprit, PHASES.index(phase)] += excess * OWN_MS
     begun, ended = judged(times)
     assert (begun.rank, begun.phase) == (culprit, phase)
-    assert 301 <= begun.told <= 300 + within
+    assert 301 <= begun.reported <= 300 + within
     assert abs(begun.since - 301) <= 5
     assert begun.until is None
     assert ended.until is not None
@@ -66,7 +66,7 @@ def test_a_rank_that_is_slow_from_the_beginning_is_named() -> None:
     times = step_times(3, 200, 4)
     times[:, 2, PHASES.index("forward")] += 0.15 * OWN_MS
     [found] = judged(times)
-    assert (found.rank, found.phase, found.told <= 60) == (2, "forward", True)
+    assert (found.rank, found.phase, found.reported <= 60) == (2, "forward", True)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from distsummary.diagnosis.stuck import AFTER_RUN, Collective, Group, Telling, hung
+from distsummary.diagnosis.stuck import AFTER_RUN, Collective, Group, RankReport, hung
 
 RANKS = (0, 1, 2, 3)
 BEGUN = Collective(64, "all_reduce", ((2632,),))
@@ -16,22 +16,22 @@ def group(*collectives: Collective, ranks: tuple[int, ...] = RANKS, name: str = 
     return Group(name, ranks, collectives)
 
 
-def waits(rank: int, *collectives: Collective, late_s: float = 3.5) -> Telling:
-    return Telling(
+def waits(rank: int, *collectives: Collective, late_s: float = 3.5) -> RankReport:
+    return RankReport(
         rank=rank, step=60, phase="wait", late_s=late_s, limit_s=1.0, recorder="on",
         groups=(group(*(collectives or (BEGUN, PENDING))),), line="train.py:9 in step: loss.backward()",
     )  # fmt: skip
 
 
-def sleeps(rank: int, late_s: float = 3.4) -> Telling:
+def sleeps(rank: int, late_s: float = 3.4) -> RankReport:
     return replace(
         waits(rank, BEGUN, late_s=late_s), phase="forward", line="train.py:7 in step: time.sleep(9)"
     )
 
 
-def others(*tellings: Telling) -> list[Telling]:
+def others(*reports: RankReport) -> list[RankReport]:
     """These, and ranks that wait for them."""
-    given = {one.rank: one for one in tellings}
+    given = {one.rank: one for one in reports}
     return [given.get(rank) or waits(rank) for rank in RANKS]
 
 
@@ -45,13 +45,13 @@ def test_the_rank_that_has_not_begun_what_the_others_wait_for_is_named_with_its_
     assert (verdict.lost_s, verdict.ranks) == (3.5, ())
 
 
-def test_a_rank_that_waits_but_has_not_told_for_what_is_not_blamed() -> None:
+def test_a_rank_that_waits_but_has_not_reported_for_what_is_not_blamed() -> None:
     early = replace(waits(0), limit_s=600.0, recorder="", groups=())
     assert [one.rank for one in hung(others(early, sleeps(2)))] == [2]
 
 
-def test_a_rank_that_tells_nothing_is_told_by_the_others() -> None:
-    silent = Telling(rank=1, step=41)
+def test_a_rank_that_reports_nothing_is_reported_by_the_others() -> None:
+    silent = RankReport(rank=1, step=41)
     [verdict] = hung(others(silent))
     assert (verdict.rank, verdict.since_step) == (1, 60)
     assert "native code in it holds the interpreter lock" in verdict.evidence
@@ -59,16 +59,16 @@ def test_a_rank_that_tells_nothing_is_told_by_the_others() -> None:
     assert "stopped by a signal" in verdict.evidence
 
 
-def test_a_rank_that_tells_nothing_but_finds_no_processor_is_given_a_minute() -> None:
-    busy = Telling(rank=1, step=41, is_moving=True)
+def test_a_rank_that_reports_nothing_but_finds_no_processor_is_given_a_minute() -> None:
+    busy = RankReport(rank=1, step=41, is_moving=True)
     assert hung(others(busy)) == []
     long = [replace(one, late_s=61.0) if one.late_s else one for one in others(busy)]
     assert [one.rank for one in hung(long)] == [1]
 
 
-def test_nothing_is_said_before_all_have_had_time_to_tell() -> None:
-    assert hung([waits(rank, late_s=2.9) for rank in (0, 1, 3)] + [Telling(rank=2)]) == []
-    assert hung([Telling(rank=rank, step=60) for rank in RANKS]) == []
+def test_nothing_is_said_before_all_have_had_time_to_report() -> None:
+    assert hung([waits(rank, late_s=2.9) for rank in (0, 1, 3)] + [RankReport(rank=2)]) == []
+    assert hung([RankReport(rank=rank, step=60) for rank in RANKS]) == []
     assert hung(others(replace(sleeps(2), limit_s=None))) == []
 
 
@@ -86,8 +86,8 @@ def test_a_rank_that_computes_is_given_a_minute() -> None:
 
 
 def test_a_rank_that_has_just_gone_on_is_not_blamed() -> None:
-    assert hung(others(Telling(rank=2, step=60, went_on_s=0.4))) == []
-    assert [one.rank for one in hung(others(Telling(rank=2, step=60, went_on_s=30.0)))] == [2]
+    assert hung(others(RankReport(rank=2, step=60, went_on_s=0.4))) == []
+    assert [one.rank for one in hung(others(RankReport(rank=2, step=60, went_on_s=30.0)))] == [2]
 
 
 def test_other_orders_of_collectives() -> None:
@@ -112,17 +112,17 @@ def test_other_orders_of_collectives() -> None:
 
 def test_of_two_ranks_that_differ_both_are_named() -> None:
     pair = (0, 1)
-    told = [
+    reported = [
         replace(waits(rank), groups=(group(Collective(65, name, (), True), ranks=pair),))
         for rank, name in enumerate(("all_reduce", "broadcast"))
     ]
-    [verdict] = hung(told)
+    [verdict] = hung(reported)
     assert verdict.ranks == (0, 1)
     assert "there is no majority" in verdict.evidence
 
 
 def test_an_exited_rank() -> None:
-    [verdict] = hung(others(Telling(rank=2, step=59, state="finished")))
+    [verdict] = hung(others(RankReport(rank=2, step=59, state="finished")))
     assert verdict.rank == 2
     assert verdict.cause == "hang"
     assert verdict.evidence == (
@@ -132,27 +132,29 @@ def test_an_exited_rank() -> None:
     # the others have lost the connection, and failed
     reset = "RuntimeError: [gloo/transport/tcp/pair.cc:1] Connection closed by peer"
     failed = [replace(waits(rank), state="failed", error=reset, late_s=0.3) for rank in (0, 1, 3)]
-    [verdict] = hung([*failed, Telling(rank=2, step=59, state="lost")])
+    [verdict] = hung([*failed, RankReport(rank=2, step=59, state="lost")])
     assert (verdict.rank, verdict.cause) == (2, "lost")
     assert verdict.evidence == (
         "lost; ranks 0, 1 and 3 waited until the connection broke in all_reduce of 2,632 elements "
         "(collective 65 of group 0)"
     )
     cut = [replace(waits(rank), is_cut_off=True, late_s=0.3, state="lost") for rank in (0, 1, 3)]
-    assert [one.rank for one in hung([*cut, Telling(rank=2, state="lost")])] == [2]
+    assert [one.rank for one in hung([*cut, RankReport(rank=2, state="lost")])] == [2]
     assert hung(failed) == []
     # those that do not tell yet may be cut off in a moment, and those that told may be killed by the launcher
-    assert hung([failed[0], Telling(rank=1), Telling(rank=2), failed[2]]) == []
-    [verdict] = hung([failed[0], replace(waits(1), state="lost"), Telling(rank=2, state="lost"), failed[2]])
+    assert hung([failed[0], RankReport(rank=1), RankReport(rank=2), failed[2]]) == []
+    [verdict] = hung(
+        [failed[0], replace(waits(1), state="lost"), RankReport(rank=2, state="lost"), failed[2]]
+    )
     assert verdict.rank == 2
     # what it told when an earlier step was long says nothing about its end
     [verdict] = hung([*failed, replace(waits(2, BEGUN), step=20, state="lost")])
     assert (verdict.since_step, verdict.cause) == (60, "lost")
 
 
-def test_a_rank_that_raised_is_told_once_with_its_error() -> None:
+def test_a_rank_that_raised_is_reported_once_with_its_error() -> None:
     error = "ValueError: bad batch"
-    raised = Telling(rank=2, step=59, state="failed", error=error)
+    raised = RankReport(rank=2, step=59, state="failed", error=error)
     [verdict] = hung(others(raised))
     assert (verdict.rank, verdict.cause, verdict.since_step) == (2, "failed", 60)
     assert verdict.evidence.startswith(
@@ -165,7 +167,7 @@ def test_a_rank_that_raised_is_told_once_with_its_error() -> None:
     both = [waits(0), replace(raised, rank=1), raised, waits(3)]
     [verdict] = hung(both)
     assert (verdict.rank, verdict.ranks) == (1, (1, 2))
-    assert hung([*both[:3], Telling(rank=3, step=60)]) == []
+    assert hung([*both[:3], RankReport(rank=3, step=60)]) == []
     [verdict] = hung(others(replace(raised, state="interrupted", error="SystemExit: 0")))
     assert verdict.evidence.startswith(
         "it has ended its training (SystemExit: 0) after step 59; it has not begun"
@@ -173,7 +175,7 @@ def test_a_rank_that_raised_is_told_once_with_its_error() -> None:
 
 
 def test_what_most_ranks_raise_or_a_signal_that_ends_the_job_is_no_hang() -> None:
-    raised = Telling(rank=0, step=59, state="failed", error="ValueError: no such optimizer")
+    raised = RankReport(rank=0, step=59, state="failed", error="ValueError: no such optimizer")
     everywhere = [replace(raised, rank=rank) for rank in RANKS]
     assert hung(everywhere) == []
     assert hung([*everywhere[:3], waits(3)]) == []
@@ -186,10 +188,10 @@ def test_what_most_ranks_raise_or_a_signal_that_ends_the_job_is_no_hang() -> Non
     assert [one.rank for one in verdicts] == [2]
 
 
-def test_ranks_that_were_killed_together_are_told_as_they_were() -> None:
+def test_ranks_that_were_killed_together_are_reported_as_they_were() -> None:
     [verdict] = hung([replace(one, state="lost") for one in others(sleeps(2))])
     assert (verdict.rank, "time.sleep(9)" in verdict.evidence) == (2, True)
-    [verdict] = hung([replace(one, state="lost") for one in others(Telling(rank=2, step=40))])
+    [verdict] = hung([replace(one, state="lost") for one in others(RankReport(rank=2, step=40))])
     assert (verdict.rank, "it reports nothing, and all have ended" in verdict.evidence) == (2, True)
 
 
@@ -211,7 +213,7 @@ def test_ranks_that_start_late_or_never_record_are_not_blamed() -> None:
     here = [waits(rank) for rank in (0, 1, 2)]
     [verdict] = hung(here)
     assert "rank 3 of the group, for which they may wait, recorded nothing here" in verdict.evidence
-    starting = Telling(rank=3, step=1, phase="compile", late_s=20.0, limit_s=600.0, recorder="on")
+    starting = RankReport(rank=3, step=1, phase="compile", late_s=20.0, limit_s=600.0, recorder="on")
     assert hung([*here, starting]) == []
 
 
@@ -227,9 +229,9 @@ def test_without_a_flight_recorder_the_stacks_decide() -> None:
     assert verdict.rank == 2
     assert "flight recorder is off" in verdict.evidence
     assert "time.sleep(9)" in verdict.evidence
-    [verdict] = hung([*blind[:2], Telling(rank=2, went_on_s=30.0), blind[3]])
+    [verdict] = hung([*blind[:2], RankReport(rank=2, went_on_s=30.0), blind[3]])
     assert (verdict.rank, "reports nothing" in verdict.evidence) == (2, True)
-    assert hung([*blind[:2], Telling(rank=2, went_on_s=0.3), blind[3]]) == []
+    assert hung([*blind[:2], RankReport(rank=2, went_on_s=0.3), blind[3]]) == []
     order = replace(blind[0], rank=2, line="train.py:5 in step: dist.broadcast(x, 0)")
     [verdict] = hung([*blind[:2], order, blind[3]])
     assert (verdict.rank, "dist.broadcast(x, 0)" in verdict.evidence) == (2, True)
@@ -237,7 +239,7 @@ def test_without_a_flight_recorder_the_stacks_decide() -> None:
 
 def test_without_collectives_a_rank_that_stands_still_alone_is_named() -> None:
     alone = replace(sleeps(1, late_s=4.1), groups=(), recorder="")
-    going = [Telling(rank=rank, step=80) for rank in (0, 2, 3)]
+    going = [RankReport(rank=rank, step=80) for rank in (0, 2, 3)]
     [verdict] = hung([going[0], alone, *going[1:]])
     assert (verdict.rank, "while other ranks have" in verdict.evidence) == (1, True)
     # all of them, which may be the end of their work, are given a minute
@@ -247,8 +249,8 @@ def test_without_collectives_a_rank_that_stands_still_alone_is_named() -> None:
     assert verdict.ranks == RANKS
 
 
-def test_a_telling_goes_through_json() -> None:
-    assert Telling.from_json(json.loads(json.dumps(waits(2).as_json()))) == waits(2)
+def test_a_reporting_goes_through_json() -> None:
+    assert RankReport.from_json(json.loads(json.dumps(waits(2).as_json()))) == waits(2)
 
 
 # --- a rank that skips a collective of one number at step 60 and goes on into backward of step 61
@@ -259,21 +261,21 @@ RESET = "RuntimeError: [gloo/transport/tcp/pair.cc:1] Connection closed by peer"
 METRICS = "train.py:5 in metrics: dist.all_reduce(v)"
 
 
-def skips(rank: int, state: str = "interrupted") -> Telling:
+def skips(rank: int, state: str = "interrupted") -> RankReport:
     """It went on, and SIGTERM ended it at once."""
     backward = waits(rank, BEGUN, GRADIENTS, late_s=0.2)
     return replace(backward, step=61, state=state, error="Terminated: SIGTERM", ended_s=1.0)
 
 
-def cut_off(rank: int) -> Telling:
+def cut_off(rank: int) -> RankReport:
     """Its connection broke while it waited for the others to give their loss."""
     loss = waits(rank, BEGUN, LOSS, late_s=0.0)
     return replace(loss, line=METRICS, state="failed", error=RESET, is_cut_off=True, ended_s=1.0)
 
 
-def crashed(rank: int, line: str = METRICS) -> Telling:
+def crashed(rank: int, line: str = METRICS) -> RankReport:
     """gloo aborted it, since it received more than it expected."""
-    return Telling(
+    return RankReport(
         rank=rank, step=59, state="lost", error="its process is gone", crash="Aborted", line=line, ended_s=1.0
     )
 
@@ -283,14 +285,14 @@ def crashed(rank: int, line: str = METRICS) -> Telling:
 def test_a_rank_that_skips_a_collective_is_named_and_not_the_one_that_crashes_of_it(
     odd: int, line: str
 ) -> None:
-    told = {
+    reported = {
         odd: skips(odd),
         (odd + 1) % 3: cut_off((odd + 1) % 3),
         (odd + 2) % 3: crashed((odd + 2) % 3, line),
     }
     three = [
         replace(one, groups=tuple(group(*each.collectives, ranks=(0, 1, 2)) for each in one.groups))
-        for _, one in sorted(told.items())
+        for _, one in sorted(reported.items())
     ]
     [verdict] = hung(three)
     assert (verdict.rank, verdict.ranks, verdict.cause, verdict.since_step) == (odd, (), "hang", 60)
@@ -322,7 +324,7 @@ def test_of_two_the_one_that_is_a_step_ahead_is_named_first() -> None:
 
 def test_it_is_waited_for_what_a_rank_that_still_runs_reports() -> None:
     """The launcher is about to end rank 2, which has not been late for long."""
-    running = Telling(rank=2, step=60)
+    running = RankReport(rank=2, step=60)
     assert hung([cut_off(0), crashed(1), running]) == []
     long_ago = [replace(one, ended_s=11.0) for one in (cut_off(0), crashed(1))]
     assert [(one.rank, one.cause) for one in hung([*long_ago, running])] == [(1, "lost")]
@@ -339,15 +341,15 @@ def test_a_crashed_rank_at_another_line_than_all_others_is_the_odd_one() -> None
 
 def test_broadcasts_from_other_roots() -> None:
     sent = Collective(65, "broadcast", ((7,),), True)
-    told = [replace(waits(rank, BEGUN, sent), root=3 if rank == 1 else 0) for rank in RANKS]
-    [verdict] = hung(told)
+    reported = [replace(waits(rank, BEGUN, sent), root=3 if rank == 1 else 0) for rank in RANKS]
+    [verdict] = hung(reported)
     assert verdict.rank == 1
     assert "broadcast of 7 elements (root: rank 3)" in verdict.evidence
     # the others got theirs, and wait in what comes next
     later = [
         waits(rank, BEGUN, sent._replace(is_pending=False), PENDING._replace(number=66)) for rank in (0, 2, 3)
     ]
-    [verdict] = hung([later[0], told[1], *later[1:]])
+    [verdict] = hung([later[0], reported[1], *later[1:]])
     assert verdict.rank == 1
     assert verdict.evidence.startswith(
         "it is in broadcast of 7 elements (collective 65 of group 0) (root: rank 3), which "
@@ -380,11 +382,11 @@ def test_a_rank_whose_loop_has_ended_is_named_with_the_line_at_which_it_waits() 
         "it has ended its training after step 59 and was at train.py:31 in main: queue.get(), "
         "after the end of its run; it has not begun all_reduce"
     )
-    assert hung([reads, *(Telling(rank=rank, step=70) for rank in (0, 1, 3))]) == []
+    assert hung([reads, *(RankReport(rank=rank, step=70) for rank in (0, 1, 3))]) == []
 
 
 def test_a_run_that_hung_before_a_signal_ended_it_still_did() -> None:
-    def ended(late_s: float) -> list[Telling]:
+    def ended(late_s: float) -> list[RankReport]:
         return [
             replace(one, late_s=late_s, state="interrupted", error="Terminated: SIGTERM")
             for one in others(sleeps(2))
@@ -415,7 +417,7 @@ def test_a_crashed_rank_at_the_line_of_all_others_expected_the_least(sizes: tupl
     """Rank 0 has another size than ranks 1 and 2; gloo ends one with the smaller size."""
     died = min((1, 2, 0), key=lambda rank: sizes[rank])
 
-    def here(rank: int) -> Telling:
+    def here(rank: int) -> RankReport:
         begun = Collective(65, "all_reduce", ((sizes[rank],),), True)
         return (
             crashed(rank) if rank == died else replace(cut_off(rank), groups=(group(begun, ranks=(0, 1, 2)),))

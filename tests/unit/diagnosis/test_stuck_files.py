@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from distsummary.diagnosis import stuck_files
-from distsummary.diagnosis.stuck import Collective, Group, Telling
+from distsummary.diagnosis.stuck import Collective, Group, RankReport
 from distsummary.diagnosis.stuck_files import FORMAT, hung_ranks
 from distsummary.run_dir import STUCK, RunDir
 from distsummary.states import AttemptState, RankState
@@ -31,11 +31,11 @@ def attempt(number: int = 0, world_size: int = WORLD, **states: str) -> AttemptS
 
 
 @pytest.fixture
-def tell(tmp_path):
+def report(tmp_path):
     """Writes what a rank tells: it waits, or (`sleeps`) stands still; `clock`: how far its clock is off."""
 
-    def told(rank, *, sleeps=False, clock=0.0, ago=0.5, number=0, world_size=WORLD, **other):
-        telling = Telling(
+    def reported(rank, *, sleeps=False, clock=0.0, ago=0.5, number=0, world_size=WORLD, **other):
+        report = RankReport(
             rank=rank, step=60, phase="forward" if sleeps else "wait", late_s=3.5, limit_s=1.0, recorder="on",
             line="train.py:7 in step: time.sleep(9)" if sleeps else "train.py:9 in step: loss.backward()",
             groups=(Group("0", tuple(range(world_size)), (BEGUN,) if sleeps else (BEGUN, PENDING)),),
@@ -43,57 +43,57 @@ def tell(tmp_path):
         path = RunDir(tmp_path).writer_dir("train", rank, world_size) / STUCK
         path.parent.mkdir(parents=True, exist_ok=True)
         head = {"format": FORMAT, "attempt": number, "rank": rank, "time": NOW + clock, "is_over": False}
-        path.write_text(json.dumps(head | telling.as_json() | other))
+        path.write_text(json.dumps(head | report.as_json() | other))
         os.utime(path, (NOW - ago, NOW - ago))  # as the file system says
 
-    return told
+    return reported
 
 
 def named(tmp_path, state):
     return [verdict.rank for verdict in hung_ranks(RunDir(tmp_path), state, now=NOW)]
 
 
-def test_clocks_that_are_hours_apart_change_nothing(tmp_path, tell):
+def test_clocks_that_are_hours_apart_change_nothing(tmp_path, report):
     for rank in range(WORLD):
-        tell(rank, sleeps=rank == 2, clock=(-7200.0, 0.0, 86_400.0, 3.0)[rank])
+        report(rank, sleeps=rank == 2, clock=(-7200.0, 0.0, 86_400.0, 3.0)[rank])
     [verdict] = hung_ranks(RunDir(tmp_path), attempt(), now=NOW)
     assert (verdict.rank, verdict.since_step) == (2, 60)
     assert "ranks 0, 1 and 3 have waited 4.0 s" in verdict.evidence
 
 
-def test_what_was_told_a_while_ago_counts_a_second_more(tmp_path, tell):
+def test_what_was_reported_a_while_ago_counts_a_second_more(tmp_path, report):
     """The others may have found no processor, either: nobody has had the time to tell."""
     for rank in (0, 1, 3):
-        tell(rank, ago=4.5, late_s=1.5)
+        report(rank, ago=4.5, late_s=1.5)
     assert named(tmp_path, attempt()) == []
     for rank in (0, 1, 3):
-        tell(rank, ago=4.5, late_s=2.5)
+        report(rank, ago=4.5, late_s=2.5)
     assert named(tmp_path, attempt()) == [2]
 
 
-def test_what_an_earlier_attempt_of_another_size_told_is_no_news(tmp_path, tell):
+def test_what_an_earlier_attempt_of_another_size_reported_is_no_news(tmp_path, report):
     for rank in range(WORLD):
-        tell(rank, sleeps=rank == 2)
+        report(rank, sleeps=rank == 2)
     assert named(tmp_path, attempt(number=1, world_size=2)) == []
     for rank in range(2):
-        tell(rank, sleeps=rank == 1, number=1, world_size=2)
+        report(rank, sleeps=rank == 1, number=1, world_size=2)
     assert named(tmp_path, attempt(number=1, world_size=2)) == [1]
 
 
-def test_a_run_of_one_rank_hangs_when_it_stands_still(tmp_path, tell):
-    tell(0, world_size=1, sleeps=True, late_s=1000.0)
+def test_a_run_of_one_rank_hangs_when_it_stands_still(tmp_path, report):
+    report(0, world_size=1, sleeps=True, late_s=1000.0)
     assert named(tmp_path, attempt(world_size=1)) == [0]
 
 
-def test_a_rank_that_has_not_told_for_long_has_begun_what_it_had_begun(tmp_path, tell, monkeypatch):
+def test_a_rank_that_has_not_reported_for_long_has_begun_what_it_had_begun(tmp_path, report, monkeypatch):
     """On a busy host, threads that write what they know find no processor for seconds."""
     for rank in (0, 1, 3):
-        tell(rank, ago=0.5 if rank == 0 else 60.0)
-    tell(2, sleeps=True, ago=60.0)
+        report(rank, ago=0.5 if rank == 0 else 60.0)
+    report(2, sleeps=True, ago=60.0)
     [verdict] = hung_ranks(RunDir(tmp_path), attempt(), now=NOW)
     assert verdict.rank == 2
     assert "its last report was from train.py:7 in step" in verdict.evidence
-    tell(2, ago=60.0)
+    report(2, ago=60.0)
     assert named(tmp_path, attempt()) == []  # all have begun it
     later = replace(attempt(), ranks=tuple(replace(one, step=60) for one in attempt().ranks))
     assert [one.ranks for one in hung_ranks(RunDir(tmp_path), later, now=NOW)] == [
@@ -103,9 +103,9 @@ def test_a_rank_that_has_not_told_for_long_has_begun_what_it_had_begun(tmp_path,
     assert "its process is stopped" in hung_ranks(RunDir(tmp_path), attempt(), now=NOW)[0].evidence
 
 
-def test_a_file_that_is_torn_or_of_another_version_is_that_of_a_rank_that_tells_nothing(tmp_path, tell):
+def test_a_file_that_is_torn_or_of_another_version_is_that_of_a_rank_that_reports_nothing(tmp_path, report):
     for rank in range(WORLD):
-        tell(rank)
+        report(rank)
     place = RunDir(tmp_path).writer_dir("train", 2, WORLD) / STUCK
     for content in (
         '{"format": 1, "att',
@@ -118,7 +118,7 @@ def test_a_file_that_is_torn_or_of_another_version_is_that_of_a_rank_that_tells_
         assert named(tmp_path, attempt()) == [2], content
 
 
-def test_a_rank_that_an_elastic_training_does_without_holds_up_nobody(tmp_path, tell):
+def test_a_rank_that_an_elastic_training_does_without_holds_up_no_one(tmp_path, report):
     assert named(tmp_path, attempt(rank2="lost")) == []
-    tell(2, sleeps=True)  # as it stood when it was killed; the others go on
+    report(2, sleeps=True)  # as it stood when it was killed; the others go on
     assert named(tmp_path, attempt(rank2="lost")) == []

@@ -41,7 +41,7 @@ def test_a_loader_that_takes_most_of_the_time_is_found_and_its_cost_follows(at_o
     first, *later = loaders(np.full(STEPS, 25.0), at_once=at_once)
     assert (first.cause, first.level, first.since_step, first.until_step) == ("loader", "warning", 21, None)
     assert first.evidence == "62% of the time, 25 of 40 ms a step"
-    assert first.first_told_step == 20 + 2 * 125  # two windows of 5 s
+    assert first.reported_step == 20 + 2 * 125  # two windows of 5 s
     assert first.lost_s == pytest.approx(6.25)
     costs = [one.lost_s for one in (first, *later)]
     assert all(second > 2 * one for one, second in itertools.pairwise(costs))
@@ -129,5 +129,5 @@ def test_the_verdict_names_rank_amount_and_pace():
     [verdict] = memory(
         np.array([np.full(60, 2.0), 2 + 0.1 * np.arange(60)]), tag="system/gpu/allocated_gib", ranks=2
     )
-    assert (verdict.rank, verdict.since_step, verdict.first_told_step) == (1, 300, 2600)
+    assert (verdict.rank, verdict.since_step, verdict.reported_step) == (1, 300, 2600)
     assert verdict.evidence == "its memory on its GPU grew from 2.3 to 4.6 GiB by step 2,600, 1.02 MiB a step"

@@ -32,7 +32,7 @@ def layout(*charts: layout_pb2.Chart) -> layout_pb2.Layout:
     return layout_pb2.Layout(category=[layout_pb2.Category(title="loss and learning rate", chart=charts)])
 
 
-TOLD = layout(
+REPORTED = layout(
     margin("loss: mean, min to max", "loss", "loss/min", "loss/max"),
     layout_pb2.Chart(
         title="loss: rank of the max",
@@ -67,7 +67,7 @@ def own_summary(layout: layout_pb2.Layout) -> Summary:
 
 
 def test_the_bytes_are_those_of_tensorboards_own_function() -> None:
-    assert own_summary(TOLD).SerializeToString() == GOLDEN
+    assert own_summary(REPORTED).SerializeToString() == GOLDEN
     event = TensorBoardEvent(step=2, wall_time=14.0, summary=own_summary(OURS))
     assert payload(charts(STATISTICS), None) == event.SerializeToString()
 

@@ -39,7 +39,7 @@ def test_what_was_framed_is_read_again(payloads: list[bytes]):
     assert [f.end - f.offset for f in frames] == [len(p) + OVERHEAD for p in payloads]
 
 
-def test_reading_goes_on_where_it_stopped(nasty_tmp_path: Path):
+def test_reading_continues_where_it_stopped(nasty_tmp_path: Path):
     path = nasty_tmp_path / "growing"
     path.write_bytes(joined(PAYLOADS[:2]) + frame(PAYLOADS[2])[:-1])
     first = list(read_frames(path))

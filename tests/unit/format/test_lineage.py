@@ -31,7 +31,7 @@ def test_lineage_survives_the_way_to_bytes_and_back(lineage):
 
 
 @pytest.mark.parametrize("end", range(1, len(FULL.to_bytes()), 7))
-def test_torn_lineage_is_refused_or_lacks_whole_messages_only(end):
+def test_torn_lineage_is_refused_or_misses_whole_messages_only(end):
     data = FULL.to_bytes()[:end]
     try:
         lineage = Lineage.from_bytes(data)

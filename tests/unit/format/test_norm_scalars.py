@@ -50,7 +50,7 @@ def test_the_totals_are_norms_over_all_parameters():
     )
 
 
-def test_updates_that_are_measured_in_turn_are_told_when_all_have_been():
+def test_updates_that_are_measured_in_turn_are_reported_when_all_have_been():
     scalars, n = NormScalars(), 4
     for cycle in (1.0, 2.0):
         for turn in range(n):

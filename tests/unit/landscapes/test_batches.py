@@ -72,7 +72,7 @@ def test_other_mappings_become_dicts_for_a_copy_may_look_at_the_same_memory() ->
     assert mapped(types.MappingProxyType({"a": 1}), lambda leaf: leaf + 1) == {"a": 2}
 
 
-def test_structures_tell_kinds_and_names() -> None:
+def test_structures_report_kinds_and_names() -> None:
     found = [structure(batch) for batch in (*CONTAINERS, [1], {"b": 1, "c": [2]}, 1)]
     assert all(one != other for at, one in enumerate(found) for other in found[:at])
 

@@ -19,7 +19,7 @@ from distsummary.landscapes.model.data import (
     host_bytes,
     mindspore_batches,
     read_data,
-    tell_unweighted,
+    warn_unweighted,
 )
 from distsummary.landscapes.model.repeatable_loader import Steady
 
@@ -93,12 +93,12 @@ def test_arrays_count_wherever_they_lie() -> None:
     assert [batch_bytes(kind(7, ROWS)) for kind in (Sample, lambda _, x: Held(x))] == [ROWS.nbytes] * 2
 
 
-def test_several_batches_without_rows_are_told_by_the_name_of_their_data_set(
+def test_several_batches_without_rows_are_reported_by_the_name_of_their_data_set(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    tell_unweighted({"a": [(1.0, 2.0)], "b": [["x", "y"]] * 2, "c": [ROWS] * 2})
+    warn_unweighted({"a": [(1.0, 2.0)], "b": [["x", "y"]] * 2, "c": [ROWS] * 2})
     assert not caplog.text
-    tell_unweighted({"a": [(ROWS,)], "b": [(1.0, 2.0)] * 2})
+    warn_unweighted({"a": [(ROWS,)], "b": [(1.0, 2.0)] * 2})
     [message] = [record.message for record in caplog.records]
     assert message.startswith("batches of b hold no array whose rows could be counted: each batch")
 
@@ -112,7 +112,7 @@ def test_a_loader_is_held_where_it_fits_and_read_again_where_not() -> None:
     assert loader.read == 4 + COMPARED
 
 
-def test_a_length_tells_with_the_first_batch() -> None:
+def test_a_length_reports_with_the_first_batch() -> None:
     loader = Sized(30)
     assert read_data(loader, streamed=None, limit=29 * BATCH_BYTES) == (Steady(loader), True)
     assert loader.read == 1 + COMPARED
@@ -151,7 +151,7 @@ def test_data_that_is_none_is_refused() -> None:
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-def test_an_empty_data_set_and_one_without_a_name_are_told(streamed: bool) -> None:
+def test_an_empty_data_set_and_one_without_a_name_are_reported(streamed: bool) -> None:
     for empty in ([], Sized(0)):
         with pytest.raises(InvalidValueError, match="batches of test must hold at least one batch, got none"):
             read_data({"train": [batch()], "test": empty}, streamed=streamed, limit=1)
@@ -160,7 +160,7 @@ def test_an_empty_data_set_and_one_without_a_name_are_told(streamed: bool) -> No
             read_data({name: [batch()]}, streamed=streamed, limit=1)  # type: ignore[dict-item]
 
 
-def test_a_streamed_loader_of_unknown_length_that_gives_nothing_is_told_by_name() -> None:
+def test_a_streamed_loader_of_unknown_length_that_gives_nothing_is_reported_by_name() -> None:
     class Nothing:
         def __iter__(self) -> Iterator[Any]:
             return iter(())
@@ -176,7 +176,7 @@ def test_a_streamed_loader_of_unknown_length_is_no_empty_one(caplog: pytest.LogC
 
     data, _ = read_data(Numbers(), streamed=True, limit=1)
     assert list(data_sets(data, streamed=True)[""]) == [1.0, 2.0]
-    tell_unweighted(data)
+    warn_unweighted(data)
     assert "hold no array whose rows could be counted" in caplog.text
 
 

@@ -28,7 +28,7 @@ def test_losses_that_are_not_finite_are_counted_out_of_those_computed() -> None:
     assert doubts({"pca": make_grid(z=all_but_one)}) == "pca: 11 of 12 computed losses are not finite"
 
 
-def test_points_that_were_lost_are_not_told_again() -> None:
+def test_points_that_were_lost_are_not_reported_again() -> None:
     lost = make_grid(z=HOLES, computed=np.isfinite(HOLES), lost_points=3)
     assert not_finite(lost) == 0
     assert doubts({"pca": lost}) == ""

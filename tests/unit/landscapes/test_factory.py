@@ -66,7 +66,7 @@ def test_a_file_in_the_working_directory_hides_no_module_of_python(
         ),
     ],
 )
-def test_a_module_that_raises_is_told_by_its_line(
+def test_a_module_that_raises_is_reported_by_its_line(
     text: str, match: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "broken_" + {"d": "syntax", "x": "zero", "i": "attribute", "\n": "import"}[text[0]]

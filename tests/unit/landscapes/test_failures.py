@@ -44,7 +44,7 @@ def test_what_the_users_code_raises_is_named_in_one_line_and_is_the_cause() -> N
         raise AssertionError
 
 
-def test_hints_are_told_behind_the_error_and_other_notes_are_not() -> None:
+def test_hints_are_reported_behind_the_error_and_other_notes_are_not() -> None:
     error = TypeError("no\nmore")
     error.add_note("someone else's")
     hint(error, "name it")

@@ -201,7 +201,7 @@ CENTRE = float(Mlp().parameters["d1.weight"][0, 0])
         ({"run_dir": f"{__file__}/run"}, "must be a directory, but it or a parent is a file"),
     ],
 )
-def test_what_cannot_be_is_told_before_planes_are_made(
+def test_what_cannot_be_is_reported_before_planes_are_made(
     changes: dict[str, Any], match: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(generator, "prepare", lambda *_: pytest.fail("planes were made"))
@@ -220,7 +220,7 @@ UNLABELLED = (np.ones((3, 4), np.float32), "no labels")
         ({"train": batches(), "test": [batches()[0], UNLABELLED]}, "batch 2 of test"),
     ],
 )
-def test_a_loss_that_raises_is_told_with_its_batch(data: Any, name: str) -> None:
+def test_a_loss_that_raises_is_reported_with_its_batch(data: Any, name: str) -> None:
     def loss_fn(model: Mlp, batch: Any) -> float:
         if isinstance(batch[1], str):
             raise ValueError("no labels.")
@@ -230,7 +230,7 @@ def test_a_loss_that_raises_is_told_with_its_batch(data: Any, name: str) -> None
         draw(batch_loss=loss_fn, batches=data, around=None)
 
 
-def test_a_loss_that_raises_somewhere_is_told_with_its_place() -> None:
+def test_a_loss_that_raises_somewhere_is_reported_with_its_place() -> None:
     with pytest.raises(LandscapeError) as failed:
         draw(batch_loss=raising_at(CENTRE), around=None)
     assert isinstance(failed.value.__cause__, ValueError)
@@ -246,14 +246,14 @@ def test_what_was_finished_before_a_loss_raised_is_kept_and_not_evaluated_again(
     arguments = {"around": None, "run_dir": tmp_path}
     with pytest.raises(LandscapeError, match=r"the 2 finished points are kept in .*journal-"):
         draw(batch_loss=raising_at(CENTRE), **arguments)
-    told: list[Progress] = []
-    grid = draw(batch_loss=raising_at(np.inf), **arguments, progress=told.append)
-    assert (told[-1].fresh, told[-1].done) == (25, 27)
+    reported: list[Progress] = []
+    grid = draw(batch_loss=raising_at(np.inf), **arguments, progress=reported.append)
+    assert (reported[-1].fresh, reported[-1].done) == (25, 27)
     assert grid.z.tobytes() == draw(around=None).z.tobytes()
 
 
 @pytest.mark.usefixtures("no_matplotlib")
-def test_a_landscape_that_goes_on_elsewhere_says_so(
+def test_a_landscape_that_continues_elsewhere_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     arguments = {"around": None, "run_dir": tmp_path}
@@ -281,13 +281,13 @@ def test_a_function_of_model_and_batch_takes_batches_of_any_kind() -> None:
         draw(batches=named, around=None)
 
 
-def test_the_progress_is_told_up_to_the_last_point() -> None:
-    told: list[Progress] = []
-    draw(directions="random", progress=told.append)
-    done = [progress.done for progress in told]
+def test_the_progress_is_reported_up_to_the_last_point() -> None:
+    reported: list[Progress] = []
+    draw(directions="random", progress=reported.append)
+    done = [progress.done for progress in reported]
     assert done == sorted(done)
-    assert (told[-1].done, told[-1].total, told[-1].fresh) == (27, 27, 27)
-    assert all(progress.by_worker["here"] > 0 for progress in told)
+    assert (reported[-1].done, reported[-1].total, reported[-1].fresh) == (27, 27, 27)
+    assert all(progress.by_worker["here"] > 0 for progress in reported)
 
 
 def test_numbers_that_were_never_saved_are_left_out_and_named(
@@ -448,7 +448,7 @@ def test_an_output_that_is_no_directory_is_refused_by_its_name(output: Any) -> N
         (os.mkdir, "run/landscape/landscape.png"),
     ],
 )
-def test_an_output_that_is_taken_by_something_else_is_told_before_anything_is_computed(
+def test_an_output_that_is_taken_by_something_else_is_reported_before_anything_is_computed(
     tmp_path: Path, make: Any, name: str
 ) -> None:
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

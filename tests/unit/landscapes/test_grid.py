@@ -361,12 +361,12 @@ def test_what_is_explained_is_the_explained_variance() -> None:
 
 def test_a_grid_and_a_cancelled_landscape_are_shown_in_a_line() -> None:
     grid = make_grid(kind="pca")
-    told = "LossGrid(pca, 4 x 3 points, loss 0 to 23, explained variance 0.8 + 0.15, numpy-naive)"
-    assert repr(grid) == told
+    reported = "LossGrid(pca, 4 x 3 points, loss 0 to 23, explained variance 0.8 + 0.15, numpy-naive)"
+    assert repr(grid) == reported
     nothing = random_grid(z=np.full((3, 4), np.nan), computed=np.eye(3, 4) > 0, engine="")
     assert repr(nothing) == "LossGrid(Random, 4 x 3 points, no finite loss, 3 of 12 computed)"
     assert "loss 1 to 23" in repr(make_grid(z=np.where(np.eye(3, 4) > 0, np.nan, grid.z)))
-    assert repr(LandscapeCancelled({"pca": grid})) == f"LandscapeCancelled({{'pca': {told}}})"
+    assert repr(LandscapeCancelled({"pca": grid})) == f"LandscapeCancelled({{'pca': {reported}}})"
 
 
 def test_tags_are_mindspores() -> None:

@@ -198,7 +198,7 @@ def test_tensors_of_the_model_count_by_their_names() -> None:
     assert loss_hash(closing(one.parameters["w"]), one) != loss_hash(closing(one.parameters["w"]), other)
 
 
-def test_code_that_is_not_pythons_is_told_by_its_name() -> None:
+def test_code_that_is_not_pythons_is_reported_by_its_name() -> None:
     assert loss_hash(np.linalg.norm) == loss_hash(np.linalg.norm) != loss_hash(np.linalg.det)
     assert loss_hash(str.upper) != loss_hash(str.lower)
 

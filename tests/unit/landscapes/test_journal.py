@@ -54,7 +54,7 @@ def test_what_was_entered_is_there_again_bit_for_bit(path: Path):
         assert again.results[chunk(0)].tobytes() == special.tobytes()
 
 
-def test_a_journal_goes_on_where_it_stood(path: Path):
+def test_a_journal_continues_where_it_stood(path: Path):
     fill(path, 2)
     with Journal(path, PLAN) as journal:
         assert sorted(found.row for found in journal.results) == [0, 1]
@@ -115,7 +115,7 @@ def test_a_torn_end_is_cut_and_costs_the_last_chunk_only(path: Path, cut: int):
 
 
 @pytest.mark.parametrize("size", [0, 1, 30])
-def test_a_journal_that_ended_within_its_header_begins_anew(path: Path, size: int):
+def test_a_journal_that_ended_within_its_header_begins_again(path: Path, size: int):
     Journal(path, PLAN).close()
     os.truncate(path, size)
     fill(path, 1)
@@ -144,7 +144,7 @@ def test_the_journal_of_another_landscape_is_refused_with_what_differs_and_stays
         assert len(journal.results) == 1
 
 
-def test_it_begins_anew_when_asked_to(path: Path):
+def test_it_begins_again_when_asked_to(path: Path):
     fill(path, 3)
     other = {"seed": "8"}
     with Journal(path, other, resume=False) as journal:
@@ -153,7 +153,7 @@ def test_it_begins_anew_when_asked_to(path: Path):
         assert journal.results == {}
 
 
-def test_a_damaged_header_is_told_as_what_it_is(path: Path):
+def test_a_damaged_header_is_reported_as_what_it_is(path: Path):
     fill(path, 1)
     data = bytearray(path.read_bytes())
     data[data.index(b'"seed"')] ^= 1
@@ -224,7 +224,7 @@ def test_who_looks_whether_it_is_held_does_not_hold_it(path: Path, monkeypatch: 
             assert len(journal.results) == 1
 
 
-def test_a_file_system_without_locks_is_told_by_name(path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_file_system_without_locks_is_reported_by_name(path: Path, monkeypatch: pytest.MonkeyPatch):
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOSYS, "Function not implemented")
 
@@ -258,7 +258,7 @@ def test_what_another_made_in_the_place_of_a_removed_journal_stays(path: Path):
     assert path.exists()
 
 
-def test_a_journal_that_is_removed_while_another_opens_it_is_made_anew(
+def test_a_journal_that_is_removed_while_another_opens_it_is_made_again(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     held = [Journal(path, PLAN)]
@@ -292,7 +292,7 @@ def test_chunks_behind_a_damaged_choice_are_not_those_of_the_choice_before(path:
 
 
 @pytest.mark.parametrize("taken", [0, 10])
-def test_a_full_disk_is_told_with_what_is_kept_and_costs_nothing_of_it(
+def test_a_full_disk_is_reported_with_what_is_kept_and_costs_nothing_of_it(
     path: Path, monkeypatch: pytest.MonkeyPatch, taken: int
 ):
     write = os.write
@@ -324,14 +324,14 @@ def test_one_that_has_no_room_for_its_header_is_not_left_behind(path: Path, monk
     assert not path.exists()
 
 
-def test_a_journal_that_cannot_be_opened_is_told_by_name(path: Path):
+def test_a_journal_that_cannot_be_opened_is_reported_by_name(path: Path):
     path.symlink_to("elsewhere")
     with pytest.raises(RunDirError, match=r"landscape\.journal cannot be opened: .*write to another run_dir"):
         Journal(path, PLAN)
 
 
 @pytest.mark.parametrize(("make", "kind"), [(os.mkfifo, "no regular file"), (os.mkdir, "a directory")])
-def test_a_journal_whose_place_is_taken_by_something_else_is_told_by_name(path: Path, make, kind: str):
+def test_a_journal_whose_place_is_taken_by_something_else_is_reported_by_name(path: Path, make, kind: str):
     make(path)
     with pytest.raises(RunDirError, match=rf"landscape\.journal cannot be written: it is {kind}"):
         Journal(path, PLAN)

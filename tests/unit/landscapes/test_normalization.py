@@ -143,7 +143,7 @@ def test_empty_and_half_precision_parameters_are_normalised_too() -> None:
 SHAPES = {"up.weight": (8, 4, 3, 3), "fc.weight": (5, 7), "fc.bias": (5,)}
 
 
-def test_a_hook_overrules_what_the_modules_tell() -> None:
+def test_a_hook_overrules_what_the_modules_report() -> None:
     found = {"up.weight": (1, 2), "frozen.weight": 1}
     assert resolve_filter_axes(None, SHAPES, found) == {"up.weight": (1, 2)}
     assert resolve_filter_axes({"fc.weight": -1}, SHAPES, found) == {"up.weight": (1, 2), "fc.weight": -1}

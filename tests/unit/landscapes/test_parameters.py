@@ -94,7 +94,7 @@ def test_a_state_may_have_either_name_of_a_tied_parameter_or_both(is_mapped: boo
         canonical("checkpoint 1", stored(different), {"head": "embed"})
 
 
-def test_a_state_that_is_no_mapping_or_lacks_a_parameter_is_refused() -> None:
+def test_a_state_that_is_no_mapping_or_misses_a_parameter_is_refused() -> None:
     found = moving(Tied(), "standard")
     with pytest.raises(InvalidTypeError, match="checkpoint 4 must be arrays by name, got list"):
         found.check("checkpoint 4", [1, 2])  # type: ignore[arg-type]  # wrong on purpose
@@ -107,7 +107,7 @@ WRAPPERS = ("module.", "_orig_mod.", "module._orig_mod.", "module.module.")
 
 @pytest.mark.parametrize("is_mapped", [False, True])
 @pytest.mark.parametrize("prefix", WRAPPERS)
-def test_names_may_have_the_prefix_of_a_wrapper_or_lack_it(
+def test_names_may_have_the_prefix_of_a_wrapper_or_miss_it(
     prefix: str, is_mapped: bool, tmp_path: Path
 ) -> None:
     state: Any = {prefix + name: array for name, array in Tied().parameters.items()}
@@ -127,7 +127,7 @@ def test_names_may_have_the_prefix_of_a_wrapper_or_lack_it(
 
 
 @pytest.mark.parametrize("prefix", ["", "module."])
-def test_names_may_have_torch_compiles_wrapper_around_a_layer_or_lack_it(prefix: str) -> None:
+def test_names_may_have_torch_compiles_wrapper_around_a_layer_or_miss_it(prefix: str) -> None:
     plain = Tied().parameters
     partly = {prefix + name.replace("fc.", "fc._orig_mod."): array for name, array in plain.items()}
     assert list(moving(Tied(), "standard").check("it", partly)) == ["embed", "fc.weight"]
@@ -141,9 +141,9 @@ def test_names_may_have_torch_compiles_wrapper_around_a_layer_or_lack_it(prefix:
     assert named["fc.weight"].tolist() == plain["fc.weight"].tolist()  # two are never made one
 
 
-def test_names_that_differ_otherwise_are_told_of_both_sides() -> None:
+def test_names_that_differ_otherwise_are_reported_of_both_sides() -> None:
     found = moving(Tied(), "standard")
-    told = r"\(only in the state: {}; only in the model: {}\); give the model that made"
+    reported = r"\(only in the state: {}; only in the model: {}\); give the model that made"
     some = {f"net.{name}": array for name, array in Tied().parameters.items()}
     half = Tied().parameters | {"module.fc.weight": np.ones((2, 2))}
     del half["fc.weight"]
@@ -152,7 +152,7 @@ def test_names_that_differ_otherwise_are_told_of_both_sides() -> None:
         (half, "module.fc.weight", "fc.weight, running_mean"),
         ({}, "none", "embed, fc.weight, running_mean"),
     ]:
-        with pytest.raises(InvalidValueError, match=told.format(only, gone)):
+        with pytest.raises(InvalidValueError, match=reported.format(only, gone)):
             found.check("the state", state)
 
 

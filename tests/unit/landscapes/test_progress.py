@@ -11,8 +11,8 @@ import pytest
 
 from distsummary import Progress
 from distsummary.errors import InvalidTypeError
-from distsummary.landscapes.run.progress import MOST_RATES, line, open_teller
-from distsummary.telling import Estimate
+from distsummary.landscapes.run.progress import MOST_RATES, line, progress_callback
+from distsummary.terminal import Estimate
 
 
 class Clock:
@@ -103,32 +103,32 @@ def test_points_of_a_journal_count_as_done_and_not_into_the_rate() -> None:
 def test_a_terminal_has_one_line_that_is_written_over_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     stream, clock = Terminal(), Clock()
     monkeypatch.setattr(sys, "stderr", stream)
-    tell = open_teller(True, clock=clock)
-    assert tell is not None
-    tell(at(32, by_worker=WORKERS))
+    report = progress_callback(True, clock=clock)
+    assert report is not None
+    report(at(32, by_worker=WORKERS))
     assert stream.screen == [first(at(32, by_worker=WORKERS))]
     clock.now += 0.4
-    tell(at(64))
+    report(at(64))
     assert stream.screen == [first(at(32, by_worker=WORKERS))]  # too soon
     clock.now += 0.2
-    tell(at(96))
+    report(at(96))
     assert stream.screen == [first(at(96))]  # nothing is left of the longer one
-    tell(at(2601))  # the end is told at once,
+    report(at(2601))  # the end is told at once,
     assert stream.screen == [first(at(2601)), ""]
     clock.now += 9.0
-    tell(at(2601))  # and once
+    report(at(2601))  # and once
     assert stream.screen == [first(at(2601)), ""]
 
 
 def test_after_a_pause_lines_come_no_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     stream, clock = Terminal(), Clock()
     monkeypatch.setattr(sys, "stderr", stream)
-    tell = open_teller(True, clock=clock)
-    assert tell is not None
+    report = progress_callback(True, clock=clock)
+    assert report is not None
     clock.now += 9.0
-    tell(at(32))
+    report(at(32))
     clock.now += 0.4
-    tell(at(64))
+    report(at(64))
     assert stream.screen == [first(at(32))]
 
 
@@ -150,14 +150,14 @@ def test_a_line_never_wraps_in_a_narrow_terminal(
         "os.get_terminal_size", lambda descriptor: SimpleNamespace(columns=columns if descriptor == 7 else 1)
     )
     monkeypatch.setattr(sys, "stderr", stream)
-    tell = open_teller(True, clock=Clock())
-    assert tell is not None
-    tell(at(512))
+    report = progress_callback(True, clock=Clock())
+    assert report is not None
+    report(at(512))
     assert stream.screen == [shown]
 
 
 @pytest.mark.parametrize("error", [OSError, ValueError, AttributeError])
-def test_a_terminal_that_does_not_tell_its_width_has_the_whole_line(
+def test_a_terminal_that_does_not_report_its_width_has_the_whole_line(
     monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
     def fileno() -> int:
@@ -166,9 +166,9 @@ def test_a_terminal_that_does_not_tell_its_width_has_the_whole_line(
     stream = Terminal()
     monkeypatch.setattr(stream, "fileno", fileno)
     monkeypatch.setattr(sys, "stderr", stream)
-    tell = open_teller(True, clock=Clock())
-    assert tell is not None
-    tell(at(512))
+    report = progress_callback(True, clock=Clock())
+    assert report is not None
+    report(at(512))
     assert stream.screen == [first(at(512))]
 
 
@@ -178,29 +178,29 @@ def test_without_a_terminal_the_log_has_a_line_now_and_then_and_one_at_the_end(
     stream, clock = io.StringIO(), Clock()
     monkeypatch.setattr(sys, "stderr", stream)
     caplog.set_level(logging.INFO, "distsummary.landscapes.run.progress")
-    tell = open_teller(True, clock=clock)
-    assert tell is not None
+    report = progress_callback(True, clock=clock)
+    assert report is not None
     for second in range(100):
         clock.now = 100.0 + second
-        tell(at(second + 1))
+        report(at(second + 1))
     said = ["41 points/s, 43 min left", "41 points/s, 42 min left", "41 points/s, 42 min left"]
     assert caplog.messages == [
         f"landscape: {done}/2601 points, {text}" for done, text in zip((31, 61, 91), said, strict=True)
     ]
-    tell(at(2601))
-    tell(at(2601))
+    report(at(2601))
+    report(at(2601))
     assert caplog.messages[3:] == [first(at(2601))]
     assert stream.getvalue() == ""
 
 
-def test_a_process_without_stderr_tells_the_log(
+def test_a_process_without_stderr_reports_the_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(sys, "stderr", None)
     caplog.set_level(logging.INFO, "distsummary.landscapes.run.progress")
-    tell = open_teller(True, clock=Clock())
-    assert tell is not None
-    tell(at(2601))
+    report = progress_callback(True, clock=Clock())
+    assert report is not None
+    report(at(2601))
     assert caplog.messages == [first(at(2601))]
 
 
@@ -224,20 +224,20 @@ def test_a_notebook_has_one_display_that_is_updated_in_place(monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "IPython.display", display)
     stream = Terminal()
     monkeypatch.setattr(sys, "stderr", stream)
-    tell = open_teller(True, clock=clock)
-    assert tell is not None
+    report = progress_callback(True, clock=clock)
+    assert report is not None
     for done in (32, 64, 96):
-        tell(at(done))
+        report(at(done))
         clock.now += 0.3
-    tell(at(2601))
+    report(at(2601))
     assert display.shown == [[{"text/plain": first(at(done))} for done in (32, 96, 2601)]]
     assert stream.getvalue() == ""
 
 
-def test_a_function_gets_every_progress_and_false_tells_nothing() -> None:
-    told: list[Progress] = []
-    assert open_teller(told.append) == told.append
-    assert open_teller(False) is None
+def test_a_function_gets_every_progress_and_false_reports_nothing() -> None:
+    reported: list[Progress] = []
+    assert progress_callback(reported.append) == reported.append
+    assert progress_callback(False) is None
 
 
 @pytest.mark.parametrize("wrong", [None, 1, "yes", np.True_])
@@ -245,4 +245,4 @@ def test_anything_else_is_refused(wrong: Any) -> None:
     with pytest.raises(
         InvalidTypeError, match="progress must be True, False or a function of a Progress, got"
     ):
-        open_teller(wrong)
+        progress_callback(wrong)

@@ -165,7 +165,7 @@ def test_a_diverged_point_ends_after_its_first_batch_and_keeps_its_loss() -> Non
         np.testing.assert_array_equal(loss, [5.0, diverged])
 
 
-def test_a_loss_at_the_cap_goes_on() -> None:
+def test_a_loss_at_the_cap_continues() -> None:
     tally = stopped(Evaluation(cap=5.0), [[5.0, np.nextafter(5.0, 6.0)], [1.0, 1.0]], has_rows=False)
     np.testing.assert_array_equal(tally.values()[:, 1], [32, 16])
 

@@ -34,7 +34,9 @@ def test_axes_that_move_different_parameters_span_a_plane() -> None:
 
 
 def test_the_message_names_some_of_what_moves_and_counts_the_rest() -> None:
-    for count, told in ((5, r"\(a, b, c, d, e\)"), (6, r"\(a, b, c, d, e and 1 more\)")):
+    for count, reported in ((5, r"\(a, b, c, d, e\)"), (6, r"\(a, b, c, d, e and 1 more\)")):
         axis = dict.fromkeys("abcdefg"[:count], (1, 2))
-        with pytest.raises(LandscapeError, match=rf"is 1 times the y direction, in all that varies {told}"):
+        with pytest.raises(
+            LandscapeError, match=rf"is 1 times the y direction, in all that varies {reported}"
+        ):
             refuse(axis, axis)

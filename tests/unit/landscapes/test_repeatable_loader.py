@@ -92,7 +92,7 @@ def test_a_generator_that_somebody_puts_in_the_place_of_numpys_is_put_back() -> 
     assert states() == before
 
 
-def test_lists_stay_lists_and_a_length_is_told() -> None:
+def test_lists_stay_lists_and_a_length_is_reported() -> None:
     batches = [1, 2]
     assert steady(batches) is batches
     assert steady(found := Steady(Shuffling())) is found
@@ -139,6 +139,6 @@ def test_others_are_not_refused() -> None:
         refuse_unsteady(source)
 
 
-def test_a_name_is_told() -> None:
+def test_a_name_is_reported() -> None:
     with pytest.raises(InvalidValueError, match="streamed batches of test must be"):
         refuse_unsteady(Own(), "test")

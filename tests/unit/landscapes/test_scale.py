@@ -76,7 +76,7 @@ def test_ticks_are_round_and_within_the_levels(low: float, high: float, expected
     assert tick_labels(scale_for(z).ticks(9)) == expected.split()
 
 
-def test_losses_over_a_factor_of_ten_are_told_apart_at_the_bottom() -> None:
+def test_losses_over_a_factor_of_ten_are_distinguished_at_the_bottom() -> None:
     levels = scale_for(np.geomspace(0.3, 3.24, 400).reshape(20, 20)).levels
     assert (levels < 0.7).sum() > 6
 
@@ -86,6 +86,6 @@ def test_the_axis_of_the_losses_says_what_stretches_them() -> None:
     assert labels == {"linear": "loss", "log": "loss (log scale)", "levels": "loss (uneven scale)"}
 
 
-def test_losses_that_differ_far_behind_the_point_are_told_apart() -> None:
+def test_losses_that_differ_far_behind_the_point_are_distinguished() -> None:
     assert tick_labels(1e6 + np.array([0.001, 0.002])) == ["1000000.001", "1000000.002"]
     assert tick_labels(np.array([0.25, 0.5])) == ["0.25", "0.5"]

@@ -91,7 +91,7 @@ def test_a_silent_worker_is_reported_and_then_after_twice_as_long() -> None:
 
 def test_an_answer_ends_a_silence_also_for_what_was_asked_before_it() -> None:
     silences = Silences(60.0)
-    silences.hear("a", 50.0)
+    silences.receive("a", 50.0)
     assert silences.report({"a": 0.0}, {"a"}, 109.0) == {}
     assert silences.report({"a": 0.0}, {"a"}, 110.0) == {"a": 60.0}
 

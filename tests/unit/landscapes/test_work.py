@@ -37,7 +37,7 @@ def test_groups_of_a_dead_worker_are_handed_out_again_in_their_order() -> None:
     assert [work.next_job("other", 1) for _ in range(3)] == [("sent", 1), ("sent", 2), None]
 
 
-def test_what_the_users_code_raises_is_told_with_what_was_computed() -> None:
+def test_what_the_users_code_raises_is_reported_with_what_was_computed() -> None:
     error = ZeroDivisionError("no")
     assert "ZeroDivisionError: no in a product" in str(ProductWork("sent", 1).failure(("sent", 0), error))
     assert isinstance(ProductWork("sent", 1).failure(("sent", 0), error), LandscapeError)

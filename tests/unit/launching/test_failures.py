@@ -14,11 +14,11 @@ from distsummary.launching.failures import (
     Failure,
     Trace,
     death,
-    exits_are_told,
+    error_lines,
     raised,
     read_trace,
+    reporting_exits,
     stderr_path,
-    told,
 )
 
 GONE = """The actor died unexpectedly before finishing this task.
@@ -48,7 +48,7 @@ Worker unexpectedly exits with a connection error code 2. End of file. Some comm
         ),
     ],
 )
-def test_a_process_that_is_gone_is_told_by_its_trace(trace, text):
+def test_a_process_that_is_gone_is_reported_by_its_trace(trace, text):
     assert death(GONE, trace) == text
 
 
@@ -75,7 +75,7 @@ def test_causes_come_first_then_those_that_lost_their_peers_then_the_stopped():
         Failure(4, "exit code 4 (os._exit)"),
         Failure(0, "stopped", STOPPED),
     ]
-    assert told(failures).splitlines() == [
+    assert error_lines(failures).splitlines() == [
         "[rank 2] killed by signal 9 (SIGKILL)",
         "[rank 5] exit code 3 (os._exit)",
         "[rank 4] exit code 4 (os._exit)",
@@ -85,7 +85,7 @@ def test_causes_come_first_then_those_that_lost_their_peers_then_the_stopped():
 
 
 def test_without_a_cause_the_first_line_is_plain():
-    assert told([Failure(1, "RuntimeError: Connection reset", CONSEQUENCE)]).startswith(
+    assert error_lines([Failure(1, "RuntimeError: Connection reset", CONSEQUENCE)]).startswith(
         "[rank 1] RuntimeError"
     )
 
@@ -96,7 +96,7 @@ def test_what_peers_of_a_dead_rank_raise_is_a_consequence():
         assert raised(0, RuntimeError(text)).kind == CONSEQUENCE
 
 
-def test_a_module_that_nobody_finds_has_no_remedy():
+def test_a_module_that_no_one_finds_has_no_remedy():
     absent = ModuleNotFoundError("No module named 'surely_absent'")
     assert raised(0, absent).text == "ModuleNotFoundError: No module named 'surely_absent'"
 
@@ -130,8 +130,8 @@ def test_a_fatal_signal_is_read_with_the_line_of_the_users_code(tmp_path):
 def test_a_stderr_that_is_no_file_is_no_path():
     assert read_trace("", 1 << 60) == Trace()
     assert re.fullmatch(r"|/.*", stderr_path())
-    with exits_are_told():
-        assert os._exit.__name__ == "tell"
+    with reporting_exits():
+        assert os._exit.__name__ == "report"
     assert os._exit.__name__ == "_exit"
 
 

@@ -16,26 +16,26 @@ def test_a_quick_start_says_nothing(capsys):
     assert not [one for one in threading.enumerate() if one.name == "distsummary-stages"]
 
 
-def test_a_slow_stage_is_told_and_then_the_end(capsys, monkeypatch):
-    was_told = threading.Event()
+def test_a_slow_stage_is_reported_and_then_the_end(capsys, monkeypatch):
+    was_reported = threading.Event()
     monkeypatch.setattr("distsummary.launching.stages.EVERY_S", 60.0)
     with Stages((0.0,)) as stages:
-        real = stages._tell
+        real = stages._report
 
-        def tell(what, ended):
+        def report(what, ended):
             original = ended.wait
 
             def wait(timeout):
                 if timeout > 1:
-                    was_told.set()
+                    was_reported.set()
                 return original(timeout)
 
             ended.wait = wait
             real(what, ended)
 
-        stages._tell = tell
+        stages._report = report
         stages.begin("starting Ray")
-        assert was_told.wait(PATIENCE_S)
+        assert was_reported.wait(PATIENCE_S)
         stages.done("the training begins")
     first, last = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"distsummary: starting Ray \(\d+ s\)", first)

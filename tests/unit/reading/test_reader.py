@@ -59,7 +59,7 @@ def flip(path: Path, position: int) -> None:
 
 
 @pytest.mark.parametrize(("dialect", "name"), [("mindspore", MINDSPORE), ("tensorboard", TENSORBOARD)])
-def test_the_name_tells_the_dialect(nasty_tmp_path: Path, dialect: str, name: str):
+def test_the_name_reports_the_dialect(nasty_tmp_path: Path, dialect: str, name: str):
     frames = scalar_frames(dialect, range(1, 4))
     path = write(nasty_tmp_path, name.format(17), frames)
     events = list(read_file(path))
@@ -73,7 +73,7 @@ def test_the_name_tells_the_dialect(nasty_tmp_path: Path, dialect: str, name: st
     assert events[0].offset == len(frames[0])
 
 
-def test_lineage_files_are_told_by_their_suffix():
+def test_lineage_files_are_reported_by_their_suffix():
     assert dialect_of(Path("a") / LINEAGE.format(5)) == "lineage"
     assert dialect_of(MINDSPORE.format(5)) == "mindspore"
     assert dialect_of(TENSORBOARD.format(5)) == "tensorboard"
@@ -148,7 +148,7 @@ def test_skip_reads_everything_behind_damage_that_hides_it_from_the_viewers(
     assert read_last_seq(nasty_tmp_path, "mindspore", RUN, 0) == 100
 
 
-def test_reading_goes_on_at_the_end_of_an_earlier_event(nasty_tmp_path: Path):
+def test_reading_continues_at_the_end_of_an_earlier_event(nasty_tmp_path: Path):
     path = write(nasty_tmp_path, MINDSPORE.format(17), scalar_frames("mindspore", range(1, 6)))
     third = list(read_file(path))[2]
     assert [event.seq for event in read_file(path, start=third.end)] == [4, 5]
@@ -292,7 +292,7 @@ def test_a_later_evaluation_is_added_to_the_lineage(nasty_tmp_path: Path):
     )
 
 
-def test_a_later_training_begins_the_lineage_anew(nasty_tmp_path: Path):
+def test_a_later_training_begins_the_lineage_again(nasty_tmp_path: Path):
     lineage_file(nasty_tmp_path, 9, Lineage(evaluation=samples.EVALUATION, custom=samples.custom(a=1)))
     lineage_file(nasty_tmp_path, 10, Lineage(train=samples.TRAIN))
     assert read_lineage(nasty_tmp_path) == Lineage(train=samples.TRAIN)

@@ -74,7 +74,7 @@ def test_damage_at_the_end_waits_until_something_intact_follows(nasty_tmp_path: 
     assert len(recorded.damage) == 1
 
 
-def test_a_file_that_is_replaced_or_cut_is_read_anew(nasty_tmp_path: Path):
+def test_a_file_that_is_replaced_or_cut_is_read_again(nasty_tmp_path: Path):
     name, recorded = MINDSPORE.format(17), Recorded(nasty_tmp_path)
     write(nasty_tmp_path, name, scalar_frames("mindspore", range(1, 9)))
     assert steps(recorded) == [10 * seq for seq in range(1, 9)]

@@ -70,7 +70,7 @@ def test_scalars_of_all_ranks_of_one_and_of_the_merged_run(tmp_path):
     assert run.scalars("loss/max", rank="merged")["value"].tolist() == [1.25, 2.25]
 
 
-def test_a_notebook_shows_what_a_run_is_and_what_was_told_of_its_ranks(tmp_path):
+def test_a_notebook_shows_what_a_run_is_and_what_was_reported_of_its_ranks(tmp_path):
     path = tmp_path / "<b>"
     for rank in range(2):
         record(path, rank=rank, ranks=2)
@@ -78,8 +78,8 @@ def test_a_notebook_shows_what_a_run_is_and_what_was_told_of_its_ranks(tmp_path)
     assert "&lt;b&gt;: no run.json, 2 ranks, steps 1 to 5</p>" in shown
     assert "<p>tags: scalar 2</p>" in shown
     assert "<b>" not in shown
-    told = {"rank": 1, "cause": "data", "since_step": 1, "until_step": None, "first_told_step": 2}
-    RunDir(path).alerts_path.write_text(json.dumps(told | {"evidence": "3 < 4"}) + "\n")
+    reported = {"rank": 1, "cause": "data", "since_step": 1, "until_step": None, "reported_step": 2}
+    RunDir(path).alerts_path.write_text(json.dumps(reported | {"evidence": "3 < 4"}) + "\n")
     assert "<td>3 &lt; 4</td>" in ds.open_run(path)._repr_html_()
 
 
@@ -161,7 +161,7 @@ def test_an_attempt_without_files_of_mindspore_is_read_from_those_of_tensorboard
 
 
 @pytest.mark.parametrize("uses_index", [True, False])
-def test_a_run_that_goes_on_is_followed_and_a_table_stays(tmp_path, uses_index):
+def test_a_run_that_continues_is_followed_and_a_table_stays(tmp_path, uses_index):
     writer = RankWriter(WriterSpec(directory=tmp_path, run_id=RUN))
     seq, tables = 1, []
     run = None
@@ -499,9 +499,9 @@ def test_attempts_name_the_rank_that_died_without_a_word(tmp_path):
             for _ in run.steps(range(3)):
                 run.log(loss=1.0)
     path = tmp_path / "rank_00001" / "manifest.json"
-    told = json.loads(path.read_text())
-    told["attempts"][0] |= {"state": "running", "pid_start": "1"}  # of a process that is gone
-    path.write_text(json.dumps(told))
+    reported = json.loads(path.read_text())
+    reported["attempts"][0] |= {"state": "running", "pid_start": "1"}  # of a process that is gone
+    path.write_text(json.dumps(reported))
     [attempt] = ds.open_run(tmp_path).attempts
     assert (attempt.state, attempt.failed_rank) == ("lost", 1)
     assert attempt.error.startswith("its process is gone from ")
@@ -522,7 +522,7 @@ def test_verdicts_are_read_line_by_line(tmp_path):
     said = {"rank": 2, "cause": "slow: data", "since_step": 40, "until_step": None, "evidence": "12.5 ms"}
     (tmp_path / "alerts.jsonl").write_text(f"{json.dumps(said | {'first_told_step': 45})}\nno json\n")
     [row] = run.verdicts
-    assert (row.rank, row.cause, row.since_step, row.until_step, row.first_told_step) == (
+    assert (row.rank, row.cause, row.since_step, row.until_step, row.reported_step) == (
         2,
         said["cause"],
         40,
@@ -535,9 +535,9 @@ def test_verdicts_are_read_line_by_line(tmp_path):
     assert (len(run.verdicts), run.problems) == (1, [])
 
 
-def test_a_verdict_that_is_being_written_is_no_problem_while_the_run_goes_on(tmp_path):
-    told = {"rank": 0, "cause": "data", "since_step": 1, "until_step": None, "evidence": "e"}
-    line = json.dumps(told | {"first_told_step": 2})
+def test_a_verdict_that_is_being_written_is_no_problem_while_the_run_continues(tmp_path):
+    reported = {"rank": 0, "cause": "data", "since_step": 1, "until_step": None, "evidence": "e"}
+    line = json.dumps(reported | {"reported_step": 2})
     with ds.init(tmp_path, aggregate=False, quiet=True) as run:
         for _ in run.steps(range(1)):
             run.log(loss=1.0)
@@ -634,7 +634,7 @@ def test_what_may_not_be_read_is_named_and_all_else_is_shown(tmp_path, monkeypat
         assert [line["rank"] for line in curve["lines"]] == [1, 2]
         assert [line["values"].size for line in curve["lines"]] == [5, 5]
         assert overview(run).steps == (1, 5)
-        told = "\n".join(shown["overview"]["problems"])
+        reported = "\n".join(shown["overview"]["problems"])
         for text in (
             f"rank 0: {RunDir(tmp_path).rank_dirs()[0]} cannot be read: Permission denied",
             f"the merged run: {tmp_path} cannot be read: Permission denied",
@@ -643,7 +643,7 @@ def test_what_may_not_be_read_is_named_and_all_else_is_shown(tmp_path, monkeypat
             f"{RunDir(tmp_path).alerts_path} cannot be read: Is a directory",
             "a.npz",
         ):
-            assert text in told
+            assert text in reported
     for path in (lineage, RunDir(tmp_path).alerts_path, tmp_path / "landscape" / "a.npz"):
         path.rmdir()
     shown = page(run)

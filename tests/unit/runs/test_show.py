@@ -45,9 +45,13 @@ def test_a_run_is_shown_on_one_screen_and_as_json(runs, capsys):
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 100
     assert main(["show", str(runs / "a"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["state"], told["facts"]["config.opt.lr"], told["curves_of"]) == ("finished", 0.5, "merged")
-    assert told["problems"] == []
+    reported = json.loads(capsys.readouterr().out)
+    assert (reported["state"], reported["facts"]["config.opt.lr"], reported["curves_of"]) == (
+        "finished",
+        0.5,
+        "merged",
+    )
+    assert reported["problems"] == []
 
 
 def test_who_recorded_what_is_shown(tmp_path, capsys):
@@ -66,7 +70,7 @@ def test_who_recorded_what_is_shown(tmp_path, capsys):
     assert (first["rank"], first["parameters"], first["steps"]) == (0, ["layer2.weight"], [1, 10, 20])
 
 
-def test_a_run_that_is_not_merged_is_shown_by_a_rank_and_damage_is_told(tmp_path, capsys):
+def test_a_run_that_is_not_merged_is_shown_by_a_rank_and_damage_is_reported(tmp_path, capsys):
     for rank in range(2):
         directory = record(tmp_path, rank=rank, ranks=2, steps=range(1, 40))
     [file] = segments(directory, MINDSPORE)
@@ -86,7 +90,7 @@ def test_a_rank_with_another_setting_is_a_difference_of_runs_and_its_verdict_has
     for rank, seed in enumerate(("0", "0", "77")):
         directory = RunDir(runs / "b").writer_dir("train", rank, 3)
         write_facts(directory, 0, RankFacts({"seed torch": seed, "local rank": f"{rank}"}))
-    verdict = {"rank": 2, "cause": "config", "since_step": 1, "until_step": None, "first_told_step": 1}
+    verdict = {"rank": 2, "cause": "config", "since_step": 1, "until_step": None, "reported_step": 1}
     alert = verdict | {"evidence": "seed torch is 77 on rank 2, 0 on 2 others"}
     RunDir(runs / "b").alerts_path.write_text(json.dumps(alert))
     assert main(["compare", str(runs / "a"), str(runs / "b")]) == 0
@@ -125,9 +129,9 @@ def test_what_differs_between_two_runs_and_where_their_curves_part(runs, capsys)
     assert loss == ["loss", "step", "6", "step", "6", "10", "0.6", "8.6"]
     assert any(line.startswith("only in ") and line.endswith("only_b") for line in lines)
     assert main(["compare", str(runs / "a"), str(runs / "a"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["differing"] == {}
-    assert {one["first_difference"] for one in told["curves"].values()} == {None}
+    reported = json.loads(capsys.readouterr().out)
+    assert reported["differing"] == {}
+    assert {one["first_difference"] for one in reported["curves"].values()} == {None}
 
 
 def part(a, b, steps=None, other=None):
@@ -235,14 +239,14 @@ def test_scalars_are_exported_and_read_back(runs, tmp_path, capsys, monkeypatch)
 
 
 def test_dump_is_narrowed_by_tag_kind_dialect_and_rank(runs, capsys):
-    def told(*options):
+    def reported(*options):
         assert main(["dump", str(runs / "a"), *options]) == 0
         return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
-    loss = told("--tag", "loss", "--dialect", "mindspore", "--rank", "1")
+    loss = reported("--tag", "loss", "--dialect", "mindspore", "--rank", "1")
     assert [row["step"] for row in loss] == list(range(1, 11))
     assert {(row["tag"], row["dialect"]) for row in loss} == {("loss", "mindspore")}
-    assert {row["plugin"] for row in told("--plugin", "train_lineage")} == {"train_lineage"}
+    assert {row["plugin"] for row in reported("--plugin", "train_lineage")} == {"train_lineage"}
     assert main(["dump", str(runs / "a"), "--rank", "5"]) == 2
     assert "dump: --rank must be one that has a directory (0-1), got 5" in capsys.readouterr().err
     assert main(["dump", str(runs / "a"), "--plugin", "scalars"]) == 2

@@ -94,13 +94,13 @@ def test_a_matrix_of_ranks_that_are_behind_fall_or_have_a_step_twice():
     expected = {(step, rank): value for rank, *both in curves for step, value in zip(*both, strict=True)}
     steps, ranks, values = found
     assert (steps.tolist(), ranks.tolist()) == ([1, 2, 4, 6, 8], [0, 1, 2, 3, 4, 5, 6, 8])
-    told = {
+    reported = {
         (step, rank): float(values[row, column])
         for row, step in enumerate(steps.tolist())
         for column, rank in enumerate(ranks.tolist())
         if not np.isnan(values[row, column])
     }
-    assert told == expected
+    assert reported == expected
 
 
 def test_a_column_that_is_not_there_is_named(table):

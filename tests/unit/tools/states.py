@@ -9,7 +9,7 @@ BEGAN = 1_800_000_000.0
 
 
 def rank_state(rank: int, state: str = "running", **fields) -> RankState:
-    fields = {"step": 120, "phase": "training", "step_s": 0.0123, "heard_s": 2.0, **fields}
+    fields = {"step": 120, "phase": "training", "step_s": 0.0123, "last_seen_s": 2.0, **fields}
     return RankState(
         role=fields.pop("role", "train"),
         attempt=fields.pop("attempt", 0),
@@ -40,8 +40,8 @@ def status_of(*attempts: AttemptState, merged: Merged | None = None, **fields) -
 
 
 def lost(rank: int, **fields) -> RankState:
-    fields = {"heard_s": 95.0, "reason": "its process is gone from node-0", **fields}
-    return rank_state(rank, "lost", lost_since=BEGAN + 3120 - fields["heard_s"], **fields)
+    fields = {"last_seen_s": 95.0, "reason": "its process is gone from node-0", **fields}
+    return rank_state(rank, "lost", lost_since=BEGAN + 3120 - fields["last_seen_s"], **fields)
 
 
 def failure(rank: int, error: str) -> Failure:

@@ -38,7 +38,7 @@ def write(directory: Path, dialects: tuple[str, ...], *, attempt: int = 0, first
     writer.close()
 
 
-def told(directory: Path, dialect: str) -> list[tuple[object, ...]]:
+def reported(directory: Path, dialect: str) -> list[tuple[object, ...]]:
     """What both dialects can hold of a directory's events."""
     return [
         (event.run_id, event.attempt, event.seq, event.step, event.wall_time, value.tag, plain(value.data))
@@ -61,7 +61,7 @@ def test_a_directory_gets_the_dialect_that_the_writer_would_have_written(nasty_t
     assert converted.events == 5
     assert converted.left_out == {"tensor": 5}
     assert converted.damage == ()
-    assert told(nasty_tmp_path / "one", "tensorboard") == told(nasty_tmp_path / "both", "tensorboard")
+    assert reported(nasty_tmp_path / "one", "tensorboard") == reported(nasty_tmp_path / "both", "tensorboard")
     (made,) = segments(nasty_tmp_path / "one", "tensorboard")
     assert made == converted.file
     (source,) = segments(nasty_tmp_path / "one", "mindspore")
@@ -73,15 +73,15 @@ def test_and_back(nasty_tmp_path: Path):
     write(nasty_tmp_path / "one", ("tensorboard",))
     (converted,) = convert(nasty_tmp_path / "one", to="mindspore").converted
     assert converted.left_out == {}
-    assert told(nasty_tmp_path / "one", "mindspore") == told(nasty_tmp_path / "one", "tensorboard")
+    assert reported(nasty_tmp_path / "one", "mindspore") == reported(nasty_tmp_path / "one", "tensorboard")
     assert fsck(nasty_tmp_path / "one").findings == ()
 
 
 def test_real_mindspore_files_are_converted_to_another_place(nasty_tmp_path: Path):
     report = convert(GOLDEN / "lenet_images" / "summary", out=nasty_tmp_path / "tb")
     assert report.converted[0].left_out.keys() == {"graph", "tensor"}
-    source = told(GOLDEN / "lenet_images" / "summary", "mindspore")
-    made = told(nasty_tmp_path / "tb", "tensorboard")
+    source = reported(GOLDEN / "lenet_images" / "summary", "mindspore")
+    made = reported(nasty_tmp_path / "tb", "tensorboard")
     assert [(row[3], row[4], row[5]) for row in made] == [(row[3], row[4], row[5]) for row in source]
     assert {type(row[6]) for row in made} == {type(row[6]) for row in source}
     assert not segments(GOLDEN / "lenet_images" / "summary", "tensorboard")

@@ -59,14 +59,15 @@ def test_a_scalar_says_where_it_stands(nasty_tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("number", "told"), [(math.nan, "NaN"), (math.inf, "Infinity"), (-math.inf, "-Infinity"), (-0.0, -0.0)]
+    ("number", "reported"),
+    [(math.nan, "NaN"), (math.inf, "Infinity"), (-math.inf, "-Infinity"), (-0.0, -0.0)],
 )
-def test_numbers_that_json_has_not_are_words(nasty_tmp_path: Path, number: float, told: object):
+def test_numbers_that_json_has_not_are_words(nasty_tmp_path: Path, number: float, reported: object):
     tensor = np.array([[1.0, number]], np.float32)
     path = event_file(nasty_tmp_path, Value("scalar", "loss", number), Value("tensor", "t", tensor))
     scalar, array = lines(path, full=True)
-    assert scalar["value"] == told
-    assert array["value"] == {"dtype": "float32", "shape": [1, 2], "data": [[1.0, told]]}
+    assert scalar["value"] == reported
+    assert array["value"] == {"dtype": "float32", "shape": [1, 2], "data": [[1.0, reported]]}
 
 
 def test_each_plugin_has_its_fields(nasty_tmp_path: Path):
@@ -122,7 +123,7 @@ def test_arrays_without_elements_and_without_axes(nasty_tmp_path: Path):
     assert none["value"] == {"dtype": "int32", "shape": [0, 3], "data": []}
 
 
-def test_a_shape_that_only_claims_to_be_large_is_told_and_not_built(nasty_tmp_path: Path):
+def test_a_shape_that_only_claims_to_be_large_is_reported_and_not_built(nasty_tmp_path: Path):
     huge = Value("tensor", "huge", np.empty((2**31, 0), np.float32))
     (record,) = lines(event_file(nasty_tmp_path, huge), full=True)
     assert record["value"] == {"dtype": "float32", "shape": [2**31, 0], "data": []}
@@ -140,14 +141,14 @@ def test_a_graph_says_how_many_nodes_it_has(nasty_tmp_path: Path):
     assert (record["plugin"], record["value"]["nodes"]) == ("graph", 1)
 
 
-def test_lineage_is_told_by_its_fields(nasty_tmp_path: Path):
+def test_lineage_is_reported_by_its_fields(nasty_tmp_path: Path):
     lineage = Lineage(
         train=samples.TRAIN, evaluation=samples.EVALUATION, custom=samples.custom(a=1, b="x", c=0.5)
     )
     payloads = encode_lineage(lineage, 1.0)
     path = write(nasty_tmp_path, LINEAGE.format(17), [frame(payload) for payload in payloads])
-    told = {record["plugin"]: record["value"] for record in lines(path)}
-    assert told == {
+    reported = {record["plugin"]: record["value"] for record in lines(path)}
+    assert reported == {
         "custom_lineage_data": {
             "user_info": [{"map_int32": {"a": 1}}, {"map_str": {"b": "x"}}, {"map_double": {"c": 0.5}}]
         },
@@ -156,13 +157,13 @@ def test_lineage_is_told_by_its_fields(nasty_tmp_path: Path):
     }
 
 
-def test_damage_and_a_torn_end_are_told_with_their_bytes(nasty_tmp_path: Path):
+def test_damage_and_a_torn_end_are_reported_with_their_bytes(nasty_tmp_path: Path):
     frames = scalar_frames("mindspore", range(1, 5))
     path = write(nasty_tmp_path, MINDSPORE.format(17), [*frames, frames[-1][:-3]])
     second = len(frames[0]) + len(frames[1])
     flip(path, second)
-    told = [(r["plugin"], r["seq"], r.get("offset")) for r in lines(path)]
-    assert told == [
+    reported = [(r["plugin"], r["seq"], r.get("offset")) for r in lines(path)]
+    assert reported == [
         ("scalar", 1, None),
         ("damage", None, second),
         ("scalar", 3, None),
@@ -171,7 +172,7 @@ def test_damage_and_a_torn_end_are_told_with_their_bytes(nasty_tmp_path: Path):
     ]
 
 
-def test_a_run_is_told_with_its_ranks_in_both_dialects(nasty_tmp_path: Path):
+def test_a_run_is_reported_with_its_ranks_in_both_dialects(nasty_tmp_path: Path):
     for place in (nasty_tmp_path, nasty_tmp_path / "rank_00000"):
         writer = RankWriter(WriterSpec(directory=place, run_id=RUN))
         events = [
@@ -180,10 +181,10 @@ def test_a_run_is_told_with_its_ranks_in_both_dialects(nasty_tmp_path: Path):
         ]
         writer.write(Batch(run_id=RUN, attempt=0, rank=0, first_seq=1, events=events))
         writer.close()
-    told = [(Path(r["file"]).parent.name, r["dialect"], r["plugin"]) for r in lines(nasty_tmp_path)]
+    reported = [(Path(r["file"]).parent.name, r["dialect"], r["plugin"]) for r in lines(nasty_tmp_path)]
     own = nasty_tmp_path.name
     kinds = [("mindspore", "scalar"), ("mindspore", "train_lineage"), ("tensorboard", "scalar")]
-    assert told == [(place, *kind) for place in (own, "rank_00000") for kind in kinds]
+    assert reported == [(place, *kind) for place in (own, "rank_00000") for kind in kinds]
 
 
 def test_a_file_of_another_name_is_read_as_mindspores(nasty_tmp_path: Path):
@@ -201,7 +202,7 @@ def test_what_is_not_there_is_named_at_once(nasty_tmp_path: Path):
 
 
 @pytest.mark.parametrize("case", sorted(path.parent.name for path in GOLDEN.glob("*/summary")))
-def test_real_mindspore_files_are_told_in_strict_json(case: str):
+def test_real_mindspore_files_are_reported_in_strict_json(case: str):
     assert lines(GOLDEN / case / "summary", full=True)
 
 

@@ -413,7 +413,7 @@ def test_lineage_that_mindinsight_rejects_or_forgets_is_named(nasty_tmp_path: Pa
 # --- the manifest
 
 
-def test_a_damaged_manifest_is_made_anew_and_the_old_one_kept(nasty_tmp_path: Path):
+def test_a_damaged_manifest_is_made_again_and_the_old_one_kept(nasty_tmp_path: Path):
     run = a_run(nasty_tmp_path, ranks=2)
     run.manifest_path.write_bytes(b"{broken")
     assert kinds(fsck(nasty_tmp_path)) == ["manifest_damaged"]
@@ -470,7 +470,7 @@ def test_a_missing_manifest_of_several_ranks_is_made(nasty_tmp_path: Path):
     assert not list(nasty_tmp_path.glob("*.bak"))
 
 
-def test_what_the_ranks_tell_is_kept_if_run_json_is_lost(nasty_tmp_path: Path):
+def test_what_the_ranks_report_is_kept_if_run_json_is_lost(nasty_tmp_path: Path):
     run = RunDir(nasty_tmp_path).create()
     for rank in range(2):
         place = Topology(rank=rank, world_size=2, incarnation="start-1", host=f"n{rank}")
@@ -494,7 +494,7 @@ def test_what_the_ranks_tell_is_kept_if_run_json_is_lost(nasty_tmp_path: Path):
 
 @pytest.mark.parametrize("damage", [b"{broken", b"", b"[]", b'{"format": 2, "attempts": []}',
                                     b'{"format": 1, "attempts": [{"attempt": 0}]}'])  # fmt: skip
-def test_a_damaged_file_of_a_rank_is_made_anew_and_the_old_one_kept(nasty_tmp_path: Path, damage: bytes):
+def test_a_damaged_file_of_a_rank_is_made_again_and_the_old_one_kept(nasty_tmp_path: Path, damage: bytes):
     run = a_run(nasty_tmp_path, ranks=2)
     file = run.writer_dir("train", 1, 2) / "manifest.json"
     file.write_bytes(damage)
@@ -506,7 +506,7 @@ def test_a_damaged_file_of_a_rank_is_made_anew_and_the_old_one_kept(nasty_tmp_pa
     assert [rank.state for rank in read_run(run).attempts[0].ranks] == ["unknown", "unknown"]
 
 
-def test_a_rank_that_recorded_without_telling_so_is_entered(nasty_tmp_path: Path):
+def test_a_rank_that_recorded_without_reporting_so_is_entered(nasty_tmp_path: Path):
     run = a_run(nasty_tmp_path, ranks=3)
     (run.writer_dir("train", 2, 3) / "manifest.json").unlink()
     [found] = fsck(nasty_tmp_path).findings
@@ -541,11 +541,11 @@ def test_a_run_of_an_older_version_is_divided_among_its_ranks(nasty_tmp_path: Pa
     for rank in range(2):
         (run.writer_dir("train", rank, 2) / "manifest.json").unlink()
     places = [Topology(rank=rank, world_size=2, incarnation="start-1", host=f"n{rank}") for rank in range(2)]
-    told = [
+    reported = [
         {"state": "finished", "health": {"events": 11}},
         {"state": "failed", "health": {"failed": 1, "error": "ValueError: no"}},
     ]
-    ranks = {str(rank): asdict(places[rank]) | told[rank] for rank in range(2)}
+    ranks = {str(rank): asdict(places[rank]) | reported[rank] for rank in range(2)}
     attempt = {
         "role": "train", "attempt": 0, "incarnation": "start-1", "world_size": 2, "started": 5.0,
         "ranks": ranks, "failure": {"rank": 1, "error": "ValueError: no"}, "config": {"lr": 0.1},
@@ -576,7 +576,7 @@ def test_a_run_of_an_older_version_is_divided_among_its_ranks(nasty_tmp_path: Pa
         fsck(nasty_tmp_path, repair=True)
 
 
-def test_a_manifest_of_another_run_is_made_anew(nasty_tmp_path: Path):
+def test_a_manifest_of_another_run_is_made_again(nasty_tmp_path: Path):
     run = a_run(nasty_tmp_path)
     run.update_manifest(lambda manifest: manifest.update({"run_id": "f" * 16}))
     assert kinds(fsck(nasty_tmp_path)) == ["manifest_stale"]

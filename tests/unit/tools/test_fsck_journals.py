@@ -71,7 +71,7 @@ def test_a_directory_of_a_journal_alone_can_be_checked(nasty_tmp_path: Path):
         assert (fsck(base).findings, fsck(base).files) == ((), 1)
 
 
-def test_a_torn_tail_is_cut_and_kept_and_the_landscape_goes_on(run: RunDir):
+def test_a_torn_tail_is_cut_and_kept_and_the_landscape_continues(run: RunDir):
     path = a_journal(run)
     *_, last, end = borders(path)
     os.truncate(path, end - 7)
@@ -174,7 +174,7 @@ def damaged_header(path: Path) -> None:
         (damaged_header, "its header is damaged: the payload has a wrong CRC"),
     ],
 )
-def test_a_journal_whose_landscape_cannot_go_on_with_it_is_named(run: RunDir, spoil, message: str):
+def test_a_journal_whose_landscape_cannot_continue_with_it_is_named(run: RunDir, spoil, message: str):
     path = a_journal(run)
     spoil(path)
     before = path.read_bytes()

@@ -62,9 +62,13 @@ def test_how_long_a_copied_run_lasted_is_what_was_recorded_not_the_times_of_its_
         written.record(7)
     shutil.copytree(tmp_path / "run", tmp_path / "lost")
     manifest = tmp_path / "lost" / RANK_MANIFEST
-    told = json.loads(manifest.read_text())
-    told["attempts"][0] |= {"state": "running", "ended": None, "pid_start": "0"}  # which is no process now
-    manifest.write_text(json.dumps(told))
+    reported = json.loads(manifest.read_text())
+    reported["attempts"][0] |= {
+        "state": "running",
+        "ended": None,
+        "pid_start": "0",
+    }  # which is no process now
+    manifest.write_text(json.dumps(reported))
     for path in (*tmp_path.rglob("run.json"), *tmp_path.rglob(RANK_MANIFEST)):  # recorded two hours ago
         path.write_text(re.sub(r"\b\d{10}\.\d+", lambda time: str(float(time[0]) - 7200), path.read_text()))
     for path in (tmp_path / "record").iterdir():
@@ -166,7 +170,7 @@ def test_a_rank_that_is_behind_is_noted(tmp_path, monkeypatch):
         True,
         "Rank 0 is 8,100 steps, 100 s, behind the others (12.3 ms a step against 12.3 ms).",
     )
-    hang = Verdict(rank=0, cause="hang", since_step=901, until_step=None, evidence="", first_told_step=901)
+    hang = Verdict(rank=0, cause="hang", since_step=901, until_step=None, evidence="", reported_step=901)
     monkeypatch.setattr("distsummary.tools.runs.read_status", lambda place: replace(slow, stuck=(hang,)))
     [row] = find_runs(tmp_path)
     assert (row.is_healthy, row.note) == (False, "stuck at step 901: rank 0")

@@ -128,7 +128,7 @@ def test_a_run_that_lost_a_rank_names_it_and_why():
 
 
 def test_a_dead_run_says_where_it_ended_and_what_to_do():
-    silent = attempt_state([lost(rank, heard_s=95.0 - 4 * rank) for rank in range(2)], "lost")
+    silent = attempt_state([lost(rank, last_seen_s=95.0 - 4 * rank) for rank in range(2)], "lost")
     status = status_of(silent, merged=Merged(100, 2))
     assert hints(status) == [
         "The run is dead at step 120.",
@@ -148,11 +148,11 @@ HANG = Verdict(
     until_step=None,
     evidence="it has not begun all_reduce of 10 elements (collective 7 of group 0), for which ranks 0 and 1 "
     "have waited 340 s; it has stood for 339.0 s at train.py:36 in step: lock.acquire(), in phase forward",
-    first_told_step=121,
+    reported_step=121,
 )
 
 
-NAN = Verdict(rank=1, cause="nan", since_step=61, until_step=None, evidence="loss is nan", first_told_step=61)
+NAN = Verdict(rank=1, cause="nan", since_step=61, until_step=None, evidence="loss is nan", reported_step=61)
 
 
 def slow(rank, since, until=None, **fields):
@@ -162,14 +162,14 @@ def slow(rank, since, until=None, **fields):
         since_step=since,
         until_step=until,
         evidence="slow",
-        first_told_step=since,
+        reported_step=since,
         **fields,
     )
 
 
 def message(level, text="low"):
     return Verdict(
-        rank=0, cause="message", since_step=7, until_step=7, evidence=text, first_told_step=7, level=level
+        rank=0, cause="message", since_step=7, until_step=7, evidence=text, reported_step=7, level=level
     )
 
 
@@ -241,8 +241,8 @@ def test_values_that_ranks_dropped_are_an_error_also_if_no_alert_reports_them(tm
 def test_muted_findings_and_those_of_earlier_attempts_do_not_count(tmp_path):
     with ds.init(tmp_path, quiet=True, diagnose=ds.Diagnose(mute=["data"])) as run:
         run.log(loss=1.0)
-    Alerts(RunDir(tmp_path)).tell(0, slow(0, 1))
-    Alerts(RunDir(tmp_path)).tell(1, NAN)
+    Alerts(RunDir(tmp_path)).report(0, slow(0, 1))
+    Alerts(RunDir(tmp_path)).report(1, NAN)
     status = read_status(tmp_path)
     assert (status.findings, status.earlier, status.exit_code) == ((), 1, 0)
     assert hints(status)[1] == f"1 finding of earlier attempts: distsummary why {tmp_path}"
@@ -264,13 +264,14 @@ def test_a_run_that_is_stuck_says_so_first_also_when_it_is_dead():
         findings=(HANG, NAN),
         earlier=2,
     )
-    told = hints(dead)
+    reported = hints(dead)
     assert (
-        told[0] == f"The run is dead; it was stuck at step 120: look at rank 2, with 1 more finding: {BAD}."
+        reported[0]
+        == f"The run is dead; it was stuck at step 120: look at rank 2, with 1 more finding: {BAD}."
     )
-    assert told[2] == sentence(HANG, is_over=True)
-    assert told[3].startswith("What ended the ranks then was not reported")
-    assert "evidence and 2 findings of earlier attempts: distsummary why /runs/mine" in told
+    assert reported[2] == sentence(HANG, is_over=True)
+    assert reported[3].startswith("What ended the ranks then was not reported")
+    assert "evidence and 2 findings of earlier attempts: distsummary why /runs/mine" in reported
     assert max(map(len, text_of(dead).splitlines())) <= 100
 
 
@@ -281,12 +282,12 @@ def test_commands_stay_whole_where_lines_are_broken():
     assert "  distsummary merge /a/b/c" in text_of(status, width=80).splitlines()
 
 
-def test_verdicts_that_were_told_of_a_run_are_counted_and_an_alert_is_no_merged_step(tmp_path):
+def test_verdicts_that_were_reported_of_a_run_are_counted_and_an_alert_is_no_merged_step(tmp_path):
     for rank in range(2):
         with ds.init(tmp_path, quiet=True, rank=rank, world_size=2, aggregate=False) as run:
             for step in run.steps(range(3)):
                 run.log(loss=float(step))
-    Alerts(RunDir(tmp_path)).tell(0, replace(HANG, rank=1, since_step=4, first_told_step=4))
+    Alerts(RunDir(tmp_path)).report(0, replace(HANG, rank=1, since_step=4, reported_step=4))
     merge_run(RunDir(tmp_path))
     status = read_status(tmp_path)
     assert hints(status)[:2] == [
@@ -509,19 +510,19 @@ def test_a_lost_rank_has_the_step_that_its_files_hold(tmp_path):
 
 
 def test_what_is_no_run_is_named(tmp_path):
-    def told(path):
+    def reported(path):
         with pytest.raises(MissingFileError) as caught:
             read_status(path)
         return str(caught.value)
 
-    assert f"{tmp_path / 'absent'} is missing; name the directory of a run" in told(tmp_path / "absent")
+    assert f"{tmp_path / 'absent'} is missing; name the directory of a run" in reported(tmp_path / "absent")
     (tmp_path / "file").write_text("")
-    assert "is a file" in told(tmp_path / "file")
-    assert "no run.json; name the directory that ds.init was given" in told(tmp_path)
+    assert "is a file" in reported(tmp_path / "file")
+    assert "no run.json; name the directory that ds.init was given" in reported(tmp_path)
     with ds.init(tmp_path / "run", rank=0, world_size=2, quiet=True, aggregate=False) as run:
         list(run.steps(range(1)))
-    assert f"it holds runs: distsummary runs {tmp_path}" in told(tmp_path)
-    assert f"it belongs to the run {tmp_path / 'run'}" in told(tmp_path / "run" / "rank_00000")
+    assert f"it holds runs: distsummary runs {tmp_path}" in reported(tmp_path)
+    assert f"it belongs to the run {tmp_path / 'run'}" in reported(tmp_path / "run" / "rank_00000")
 
 
 def test_half_written_files_are_named_not_raised_through(tmp_path):

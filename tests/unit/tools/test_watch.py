@@ -104,9 +104,9 @@ def test_a_run_that_stands_still_is_one_line_and_ranks_behind_are_named(monkeypa
     ]
 
 
-def test_a_run_that_is_stuck_and_goes_on_is_a_line_each(monkeypatch):
+def test_a_run_that_is_stuck_and_continues_is_a_line_each(monkeypatch):
     ranks = [rank_state(rank, step=9) for rank in range(2)]
-    hang = Verdict(rank=1, cause="hang", since_step=9, until_step=None, evidence="", first_told_step=9)
+    hang = Verdict(rank=1, cause="hang", since_step=9, until_step=None, evidence="", reported_step=9)
     stuck = replace(at(1, *ranks), stuck=(hang,))
     Looks(monkeypatch, at(0, *ranks), stuck, at(2, *ranks), at(3, lost(0), lost(1), state="lost"))
     out = io.StringIO()

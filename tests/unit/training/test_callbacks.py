@@ -53,14 +53,14 @@ def call(callbacks: CallbackList, hook: str) -> None:
 
 
 def test_missing_parameters_raise_both_attribute_and_key_errors():
-    told = CallbackParams(batch_num=3)
-    told.cur_step_num = 2
-    assert (told.batch_num, told["cur_step_num"]) == (3, 2)
+    reported = CallbackParams(batch_num=3)
+    reported.cur_step_num = 2
+    assert (reported.batch_num, reported["cur_step_num"]) == (3, 2)
     with pytest.raises(MissingParameterError, match="'loss_fn'"):
-        _ = told.loss_fn
+        _ = reported.loss_fn
     with pytest.raises(KeyError):
-        _ = told.loss_fn
-    assert getattr(told, "loss_fn", None) is None
+        _ = reported.loss_fn
+    assert getattr(reported, "loss_fn", None) is None
 
 
 def test_a_context_takes_only_a_dict():
@@ -143,11 +143,11 @@ def test_loss_monitor_refuses_bad_intervals(times, error):
 
 
 def drive_monitor(monitor, losses, batch_num=5):
-    told = CallbackParams(batch_num=batch_num, cur_step_num=0)
-    monitor.on_train_begin(RunContext(told))
+    reported = CallbackParams(batch_num=batch_num, cur_step_num=0)
+    monitor.on_train_begin(RunContext(reported))
     for step, loss in enumerate(losses, 1):
-        told |= {"cur_step_num": step, "cur_epoch_num": (step - 1) // batch_num + 1, "net_outputs": loss}
-        monitor.on_train_step_end(RunContext(told))
+        reported |= {"cur_step_num": step, "cur_epoch_num": (step - 1) // batch_num + 1, "net_outputs": loss}
+        monitor.on_train_step_end(RunContext(reported))
 
 
 def test_loss_monitor_prints_every_nth_step_with_the_step_in_its_epoch(capsys):
@@ -183,23 +183,28 @@ def test_loss_monitor_stops_at_the_step_whose_loss_is_not_finite_printed_or_not(
 
 
 def test_loss_monitor_prints_again_after_a_loop_went_back(capsys):
-    told, monitor = CallbackParams(batch_num=100, cur_step_num=0), LossMonitor(2)
-    monitor.on_train_begin(RunContext(told))
+    reported, monitor = CallbackParams(batch_num=100, cur_step_num=0), LossMonitor(2)
+    monitor.on_train_begin(RunContext(reported))
     for step in (1, 2, 3, 4, 1, 2, 3):
-        told |= {"cur_step_num": step, "net_outputs": 1.0}
-        monitor.on_train_step_end(RunContext(told))
+        reported |= {"cur_step_num": step, "net_outputs": 1.0}
+        monitor.on_train_step_end(RunContext(reported))
     assert [line.split()[3] for line in capsys.readouterr().out.splitlines()] == ["2,", "4,", "2,"]
 
 
 def test_monitors_print_on_rank_0_only_and_stop_every_rank(capsys):
-    told = {"topology": Topology(rank=3, world_size=4), "mode": "train", "batch_num": 1, "cur_step_num": 1}
-    told |= {"cur_epoch_num": 1, "net_outputs": 1.0, "metrics": {"accuracy": 1.0}}
+    reported = {
+        "topology": Topology(rank=3, world_size=4),
+        "mode": "train",
+        "batch_num": 1,
+        "cur_step_num": 1,
+    }
+    reported |= {"cur_epoch_num": 1, "net_outputs": 1.0, "metrics": {"accuracy": 1.0}}
     for monitor in (LossMonitor(), TimeMonitor()):
         for hook in HOOKS[:6]:
-            getattr(monitor, hook)(context(**told))
+            getattr(monitor, hook)(context(**reported))
     assert capsys.readouterr().out == ""
     with pytest.raises(InvalidValueError, match="the loss is nan on rank 3"):
-        LossMonitor().on_train_step_end(context(**told | {"net_outputs": float("nan")}))
+        LossMonitor().on_train_step_end(context(**reported | {"net_outputs": float("nan")}))
 
 
 def test_loss_monitor_says_that_it_saw_no_loss(caplog):
@@ -229,17 +234,17 @@ def test_a_subclass_of_a_monitor_may_override_the_older_name(capsys):
 
 
 def test_time_monitor_uses_its_data_size_when_the_loader_has_no_length(capsys):
-    told = CallbackParams(batch_num=0, mode="train", logged={"perf/data_wait_ms": 500.0})
+    reported = CallbackParams(batch_num=0, mode="train", logged={"perf/data_wait_ms": 500.0})
     monitor = TimeMonitor(data_size=2, data_time=True)
-    monitor.on_train_epoch_begin(RunContext(told))
-    monitor.on_train_step_end(RunContext(told))
-    monitor.on_train_epoch_end(RunContext(told))
+    monitor.on_train_epoch_begin(RunContext(reported))
+    monitor.on_train_step_end(RunContext(reported))
+    monitor.on_train_epoch_end(RunContext(reported))
     out = capsys.readouterr().out
     assert out.startswith("Train epoch time: ")
     assert "(data time: 250.000 ms)" in out
 
 
-def test_time_monitor_is_silent_where_nobody_knows_the_steps(capsys):
+def test_time_monitor_is_silent_where_no_one_knows_the_steps(capsys):
     with pytest.raises(InvalidValueError, match="data_size"):
         TimeMonitor(data_size=0)
     for kind in (TypeError, ValueError):  # MindSpore's code and its documentation

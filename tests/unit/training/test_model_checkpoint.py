@@ -91,7 +91,7 @@ def test_a_later_training_takes_other_names_and_removes_none_of_the_earlier(tmp_
     assert len(names(tmp_path)) == 3
 
 
-def test_the_same_object_goes_on_in_a_resumed_training(tmp_path):
+def test_the_same_object_continues_in_a_resumed_training(tmp_path):
     checkpoint = ds.ModelCheckpoint("a", tmp_path, ds.CheckpointConfig(4))
     train(checkpoint, epochs=1)
     train(checkpoint, epochs=2, initial_step=5, initial_epoch=1)
@@ -219,7 +219,7 @@ def test_encrypted_files_need_the_key(tmp_path, mode, format):
 
 
 @pytest.mark.parametrize("async_save", [False, True])
-def test_a_failed_save_is_said_and_counted_and_the_training_goes_on(
+def test_a_failed_save_is_said_and_counted_and_the_training_continues(
     tmp_path, monkeypatch, caplog, async_save
 ):
     def full(*args, **kwargs):
@@ -250,7 +250,7 @@ def test_a_failed_save_keeps_the_older_checkpoints(tmp_path, monkeypatch):
     assert ds.load_checkpoint(tmp_path)["w"][0] == 5
 
 
-def test_while_a_file_is_written_the_training_goes_on(tmp_path, monkeypatch):
+def test_while_a_file_is_written_the_training_continues(tmp_path, monkeypatch):
     release, write = threading.Event(), model_state.write_model
 
     def slow(path, *args, **kwargs):

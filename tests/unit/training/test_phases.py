@@ -134,7 +134,7 @@ def test_other_threads_do_not_change_the_phase(clocks: Turned, phases: Phases) -
     assert of(phases.take(REST), FORWARD) == (1, 0, 0)
 
 
-def test_the_clocks_of_this_thread_go_on_and_are_closed() -> None:
+def test_the_clocks_of_this_thread_continue_and_are_closed() -> None:
     clocks = ThreadClocks()
     first = clocks.wall(), clocks.cpu(), clocks.queue()
     sum(range(100_000))
@@ -220,14 +220,14 @@ def test_a_step_that_ends_after_its_loop_has_no_phases() -> None:
 
 
 def test_no_step_can_be_late_after_the_end_of_the_loop() -> None:
-    told: list[tuple[str, bool]] = []
+    reported: list[tuple[str, bool]] = []
 
-    class Tells(Callback):
+    class Reports(Callback):
         def on_train_epoch_end(self, run_context: RunContext) -> None:
-            told.append(("epoch", run_context.original_args().phases.is_in_loop))
+            reported.append(("epoch", run_context.original_args().phases.is_in_loop))
 
         def on_train_end(self, run_context: RunContext) -> None:
-            told.append(("training", run_context.original_args().phases.is_in_loop))
+            reported.append(("training", run_context.original_args().phases.is_in_loop))
 
     def by_log(run: Run) -> None:
         run.log(loss=1.0)
@@ -238,12 +238,12 @@ def test_no_step_can_be_late_after_the_end_of_the_loop() -> None:
             pass
 
     for loop in (by_log, by_next_step):
-        with Run(callbacks=Tells(), topology=Topology(rank=0, world_size=2)) as run:
+        with Run(callbacks=Reports(), topology=Topology(rank=0, world_size=2)) as run:
             loop(run)
             phases = run.context.original_args().phases
             assert phases.is_in_loop
         assert not phases.is_in_loop
-    assert told == [("epoch", False), ("training", False)] * 2
+    assert reported == [("epoch", False), ("training", False)] * 2
 
 
 def test_no_step_can_be_late_after_the_loader_has_raised() -> None:
@@ -392,23 +392,23 @@ def test_a_batch_that_is_late_since_workers_waited_for_a_processor_is_not_the_ra
     clocks: Turned,
 ) -> None:
     gc.disable()
-    phases, told = Phases(clocks, workers=(workers := Starved())), []
+    phases, reported = Phases(clocks, workers=(workers := Starved())), []
     for first, second, late in ((1, 4, 0), (0, 0, 3), (0, 0, 3), (9, 10, 3)):
         workers.waited_ms = first, second
         phases.enter(DATA)
         clocks.turn(cpu=1, blocked=late, queue=2)
         phases.enter(REST)
         clocks.turn(blocked=5)
-        told.append(phases.take(RECORDING))
+        reported.append(phases.take(RECORDING))
     phases.close()
     gc.enable()
-    assert [of(found, DATA) for found in told] == [
+    assert [of(found, DATA) for found in reported] == [
         (1, 0, 2),
         (1, 0, 5),  # the one that waited longest waited for 4 ms, of which 3.6 ms count in the next step
         (1, 2.46, 2.54),  # 0.9 * 0.6 ms are left
         (1, 0, 5),
     ]
-    assert all(of(found, REST) == (0, 5, 0) for found in told)
+    assert all(of(found, REST) == (0, 5, 0) for found in reported)
 
 
 def test_short_steps_are_marked_at_every_few_steps_and_marks_cost_less_than_a_share(
@@ -425,9 +425,9 @@ def test_short_steps_are_marked_at_every_few_steps_and_marks_cost_less_than_a_sh
             phases.enter(FORWARD)
             assert phases.current == (FORWARD if step % phases.every == 0 else UNKNOWN)
             clocks.turn(cpu=cpu / 2)
-            if told := phases.end_step(step):
-                found[step] = told
-                assert told[OWN_MS] == pytest.approx(cpu)  # of this step alone
+            if reported := phases.end_step(step):
+                found[step] = reported
+                assert reported[OWN_MS] == pytest.approx(cpu)  # of this step alone
         return found
 
     first = steps(range(1, 3 * FIRST_MEASURED), 2.0)
@@ -437,8 +437,8 @@ def test_short_steps_are_marked_at_every_few_steps_and_marks_cost_less_than_a_sh
     assert [step for step in first if step > FIRST_MEASURED] == [
         step for step in range(FIRST_MEASURED + 1, 3 * FIRST_MEASURED) if step % every == 0
     ]
-    assert all(EVERY not in told for step, told in first.items() if step < FIRST_MEASURED)
-    assert all(told[EVERY] == every for step, told in first.items() if step >= FIRST_MEASURED)
+    assert all(EVERY not in reported for step, reported in first.items() if step < FIRST_MEASURED)
+    assert all(reported[EVERY] == every for step, reported in first.items() if step >= FIRST_MEASURED)
     assert marks[:2] == [False, True]
     steps(range(3 * FIRST_MEASURED, 3 * FIRST_MEASURED + every * MEASURED + every), 30.0)
     assert phases.every == 1  # steps have become so long that marks take less than the share

@@ -39,11 +39,11 @@ class Recorder(Callback):
 
 def _keep(hook):
     def method(self, run_context):
-        told = run_context.original_args()
+        reported = run_context.original_args()
         self.hooks.append(hook)
         if hook in ("on_train_step_end", "on_train_epoch_end", "on_train_end"):
-            values = {name: value for name, value in told.logged.items() if not name.startswith("perf/")}
-            self.logged.append((hook, told.cur_step_num, values))
+            values = {name: value for name, value in reported.logged.items() if not name.startswith("perf/")}
+            self.logged.append((hook, reported.cur_step_num, values))
 
     return method
 
@@ -75,19 +75,19 @@ def test_the_shortest_loop_is_one_epoch():
 
 
 def test_epochs_count_from_zero_and_the_callbacks_from_one():
-    told = []
+    reported = []
 
     class Epochs(Callback):
         def step_end(self, run_context):
             args = run_context.original_args()
-            told.append(
+            reported.append(
                 (args.cur_epoch_num, args.epoch_num, args.batch_num, args.cur_step_num, args.step_in_epoch)
             )
 
     with Run(callbacks=[Epochs()]) as run:
         seen = [epoch for epoch in run.epochs(2) for _ in run.steps("ab")]
     assert seen == [0, 0, 1, 1]
-    assert told == [(1, 2, 2, 1, 1), (1, 2, 2, 2, 2), (2, 2, 2, 3, 1), (2, 2, 2, 4, 2)]
+    assert reported == [(1, 2, 2, 1, 1), (1, 2, 2, 2, 2), (2, 2, 2, 3, 1), (2, 2, 2, 4, 2)]
 
 
 def test_an_evaluation_stands_inside_its_epoch():
@@ -105,15 +105,15 @@ def test_an_evaluation_stands_inside_its_epoch():
     ]  # fmt: skip
 
 
-def test_evaluations_tell_their_metrics_and_the_step_of_the_training():
-    told = {}
+def test_evaluations_report_their_metrics_and_the_step_of_the_training():
+    reported = {}
 
     class Metrics(Callback):
         def on_eval_end(self, run_context):
-            told.update(run_context.original_args())
+            reported.update(run_context.original_args())
 
         def on_train_epoch_end(self, run_context):
-            told["at the epoch's end"] = run_context.original_args().metrics
+            reported["at the epoch's end"] = run_context.original_args().metrics
 
     network = object()
     with Run(callbacks=Metrics(), network=network) as run:
@@ -121,9 +121,9 @@ def test_evaluations_tell_their_metrics_and_the_step_of_the_training():
             if run.step == 2:
                 with run.eval([7]) as evaluation:
                     evaluation.log({"top/5": 1}, accuracy=0.5)
-    assert told["metrics"] == told["at the epoch's end"] == {"top/5": 1.0, "accuracy": 0.5}
-    assert (told["mode"], told["global_step"], told["cur_step_num"]) == ("eval", 2, 0)
-    assert (told["valid_dataset"], told["batch_num"], told["network"]) == ([7], 1, network)
+    assert reported["metrics"] == reported["at the epoch's end"] == {"top/5": 1.0, "accuracy": 0.5}
+    assert (reported["mode"], reported["global_step"], reported["cur_step_num"]) == ("eval", 2, 0)
+    assert (reported["valid_dataset"], reported["batch_num"], reported["network"]) == ([7], 1, network)
     with pytest.raises(ClosedError, match="evaluation is over"):
         evaluation.log(accuracy=1)
 
@@ -197,8 +197,10 @@ def test_a_step_ends_when_its_iterator_is_released(way):
 
     class Weights(Callback):
         def on_train_step_end(self, run_context):
-            told = run_context.original_args()
-            seen.append((told.cur_step_num, weight[0], told.logged[STEP_MS], told.get("ended_late")))
+            reported = run_context.original_args()
+            seen.append(
+                (reported.cur_step_num, weight[0], reported.logged[STEP_MS], reported.get("ended_late"))
+            )
 
     def train():
         batches = run.steps(range(9))
@@ -247,26 +249,26 @@ def test_a_step_that_is_left_before_it_logged_is_not_counted_even_by_an_evaluati
 
 @pytest.mark.parametrize("call", ["steps", "next_step", "close", "epochs"])
 def test_the_step_of_an_iterator_that_is_held_ends_late_at_the_next_call(call):
-    told = []
+    reported = []
 
     class Late(Callback):
         def on_train_step_end(self, run_context):
             args = run_context.original_args()
-            told.append((args.cur_step_num, sorted(args.logged), args.get("ended_late", False)))
+            reported.append((args.cur_step_num, sorted(args.logged), args.get("ended_late", False)))
 
     run = Run(callbacks=Late())
     batches = run.steps([1, 2])
     next(batches)
     run.log(loss=0.5)
-    assert told == []
+    assert reported == []
     if call == "epochs":
         next(run.epochs(9))
     else:
         getattr(run, call)(*[[]] * (call == "steps"))
-    assert told == [(1, ["loss"], True)]
+    assert reported == [(1, ["loss"], True)]
     step = run.step
     del batches  # of a step that has ended: changes nothing
-    assert (run.step, len(told)) == (step, 1)
+    assert (run.step, len(reported)) == (step, 1)
     run.close()
 
 
@@ -525,12 +527,12 @@ def test_steps_without_a_loader_count_for_ever():
 
 
 def test_accumulated_batches_are_one_step():
-    clock, recorder, told = Clock(), Recorder(), []
+    clock, recorder, reported = Clock(), Recorder(), []
 
     class Times(Callback):
         def step_end(self, run_context):
             args = run_context.original_args()
-            told.append((args.batch_num, args.logged[STEP_MS], args.logged[DATA_WAIT_MS]))
+            reported.append((args.batch_num, args.logged[STEP_MS], args.logged[DATA_WAIT_MS]))
 
     class Loader:
         def __iter__(self):
@@ -550,7 +552,7 @@ def test_accumulated_batches_are_one_step():
     assert steps_of(recorder) == [
         (1, {"loss": 1, "n0": 1, "n1": 1}), (2, {"loss": 3, "n2": 1, "n3": 1}), (3, {"loss": 4, "n4": 1}),
     ]  # fmt: skip
-    assert told == [(3, 22000.0, 2000.0), (3, 22000.0, 2000.0), (3, 11000.0, 1000.0)]
+    assert reported == [(3, 22000.0, 2000.0), (3, 22000.0, 2000.0), (3, 11000.0, 1000.0)]
 
 
 def test_values_between_steps_go_to_the_end_of_the_epoch_and_of_the_training():
@@ -615,7 +617,7 @@ def test_a_requested_stop_ends_the_epochs_and_the_training(hook):
     assert counted(stop, "on_train_epoch_end") == counted(stop, "on_train_end") == 1
 
 
-def test_a_resumed_run_goes_on_at_its_step_and_epoch():
+def test_a_resumed_run_continues_at_its_step_and_epoch():
     with Run(initial_step=10, initial_epoch=2) as run:
         epochs = []
         for epoch in run.epochs(4):
@@ -623,7 +625,7 @@ def test_a_resumed_run_goes_on_at_its_step_and_epoch():
     assert epochs == [(2, [11, 12]), (3, [13, 14])]
 
 
-def test_loaders_without_a_length_tell_no_number_of_steps():
+def test_loaders_without_a_length_report_no_number_of_steps():
     seen = []
 
     class Length(Callback):
@@ -678,7 +680,7 @@ def test_a_strict_run_raises_for_a_bad_value_and_logs_nothing_of_its_call():
     assert recorder.logged[0] == ("on_train_step_end", 1, {"kept": 1.0})
 
 
-def test_a_run_that_nobody_closed_is_closed_at_exit_and_aborted_after_a_crash(monkeypatch):
+def test_a_run_that_no_one_closed_is_closed_at_exit_and_aborted_after_a_crash(monkeypatch):
     finished, crashed = Recorder(), Recorder()
     for recorder, error in ((finished, None), (crashed, OSError("crash"))):
         run = Run(callbacks=recorder)
@@ -724,7 +726,7 @@ def test_a_forked_process_neither_closes_nor_leaves_the_run(monkeypatch):
     assert (recorder.hooks[-1], recorder.exits) == ("on_train_end", [None])
 
 
-def test_the_parallel_mode_is_told_by_the_mesh():
+def test_the_parallel_mode_is_reported_by_the_mesh():
     assert parallel_mode(Topology()) == "stand_alone"
     assert parallel_mode(Topology(world_size=4)) == "data_parallel"
     assert parallel_mode(Topology(world_size=4, mesh={"dp": (0, 4)})) == "data_parallel"
@@ -741,10 +743,10 @@ def test_a_run_finds_its_rank_as_init_does(monkeypatch):
 def test_the_callbacks_see_what_the_step_that_failed_had_logged():
     class Last(Callback):
         def on_train_begin(self, run_context):
-            self.told = run_context.original_args()
+            self.reported = run_context.original_args()
 
         def __exit__(self, kind, error, trace):
-            self.logged = self.told.logged
+            self.logged = self.reported.logged
 
     def train(callback):
         with Run(callbacks=callback) as run:

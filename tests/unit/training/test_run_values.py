@@ -354,7 +354,7 @@ def test_nan_in_a_step_that_was_left_stops_at_the_next_call():
 
 
 @pytest.mark.parametrize("on_nan", ["warn", "stop"])
-def test_a_loss_monitor_names_the_loss_and_nobody_else_does(on_nan, caplog):
+def test_a_loss_monitor_names_the_loss_and_no_one_else_does(on_nan, caplog):
     run = Run(callbacks=[LossMonitor(0), Keeper()], on_nan=on_nan)
     batches = run.steps([1])
     next(batches)

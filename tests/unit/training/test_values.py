@@ -61,6 +61,6 @@ def test_other_outputs_have_no_loss(outputs):
     assert mean_of(outputs) is None
 
 
-def test_a_mean_tells_the_bytes_that_it_holds_until_it_is_asked_for():
+def test_a_mean_reports_the_bytes_that_it_holds_until_it_is_asked_for():
     mean = Mean(FRAMEWORK.snapshot(np.arange(4.0)))
     assert (mean.nbytes, mean.result()) == (32, 1.5)

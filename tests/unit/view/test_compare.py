@@ -27,7 +27,7 @@ def curve(spoilt_from=10**9, more=()):
     ]
 
 
-def test_curves_are_beside_each_other_and_where_they_part_is_told(tmp_path):
+def test_curves_are_beside_each_other_and_where_they_part_is_reported(tmp_path):
     runs = [tmp_path / name for name in ("x/run", "y/run", "z")]
     record(runs[0], steps=range(1, 5001), values=curve(more=["only"]))
     record(runs[1], steps=range(1, 4001), values=curve(700))
@@ -54,7 +54,7 @@ def test_curves_are_beside_each_other_and_where_they_part_is_told(tmp_path):
     assert found["not_in_all"] == [["only", [True, False, False]]]
 
 
-def test_facts_that_differ_are_told_with_the_value_of_each_run(tmp_path):
+def test_facts_that_differ_are_reported_with_the_value_of_each_run(tmp_path):
     for name, config in (("a", {"lr": 0.1, "opt": {"wd": NAN}}), ("b", {"lr": 0.2, "opt": {"wd": NAN}})):
         with ds.init(tmp_path / name, config=config, rank=0, world_size=1, quiet=True) as run:
             for _ in run.steps(range(3)):

@@ -42,7 +42,7 @@ def test_of_many_steps_the_first_and_the_newest_stay_and_the_rest_is_spread_even
     assert {*np.diff(one["steps"])} == {8, 9}
 
 
-def test_the_rank_that_recorded_a_tag_is_told_and_many_tags_are_left_out(tmp_path):
+def test_the_rank_that_recorded_a_tag_is_reported_and_many_tags_are_left_out(tmp_path):
     for rank in range(2):
         tags = {f"t{number}": [1.0, 2.0] for number in range(rank, 120, 2)}
         record(

@@ -56,7 +56,7 @@ def test_losses_that_span_much_have_a_log_scale(tmp_path):
     assert (np.diff(found["flat"]["levels"]) > 0).all()
 
 
-def test_how_each_point_came_by_its_loss_is_told(tmp_path):
+def test_how_each_point_came_by_its_loss_is_reported(tmp_path):
     computed = np.ones((3, 4), bool)
     computed[0, 1] = computed[1, 1] = False
     z = make_grid().z.copy()

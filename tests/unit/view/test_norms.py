@@ -77,8 +77,8 @@ def test_of_many_parameters_and_steps_each_extreme_is_exact_and_the_first_nan_is
         ("highest", 77.123456, 151, "layers.100.v.weight"), ("lowest", 0.0012345, 152, "layers.100.k.weight")
     ):  # fmt: skip
         one = gradient[end]
-        told = one["values"][row], one["steps"][row], found["names"][one["names"][row]]
-        assert told == (np.float32(value), step, name)
+        reported = one["values"][row], one["steps"][row], found["names"][one["names"][row]]
+        assert reported == (np.float32(value), step, name)
     column = np.searchsorted(found["first_steps"], 151, "right") - 1
     assert gradient["values"][row, column] == pytest.approx(77.123456, rel=1e-3)
     assert found["first_steps"][column] + gradient["at_step"][row, column] == 151

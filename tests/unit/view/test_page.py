@@ -31,9 +31,16 @@ def slow(tmp_path_factory):
     path = tmp_path_factory.mktemp("view") / "slow"
     for rank in range(4):
         record(path, rank=rank, ranks=4, steps=range(1, 8001), values=timed)
-    told = {"time": 1.0, "rank": 2, "cause": "data", "since_step": 1200, "until_step": None, "evidence": "e"}
-    told |= {"lost_s": 2.5, "ranks": [2, 3]}
-    (path / "alerts.jsonl").write_text(json.dumps(told | {"first_told_step": 1240}) + "\n")
+    reported = {
+        "time": 1.0,
+        "rank": 2,
+        "cause": "data",
+        "since_step": 1200,
+        "until_step": None,
+        "evidence": "e",
+    }
+    reported |= {"lost_s": 2.5, "ranks": [2, 3]}
+    (path / "alerts.jsonl").write_text(json.dumps(reported | {"reported_step": 1240}) + "\n")
     return page(ds.open_run(path))
 
 
@@ -53,7 +60,7 @@ def test_a_spike_of_one_rank_is_in_the_band_the_line_and_the_heat_map_with_its_p
     assert ratio["values"].max() == pytest.approx(912 / 12, rel=1e-3)
 
 
-def test_nan_that_was_recorded_is_told_with_its_step(slow):
+def test_nan_that_was_recorded_is_reported_with_its_step(slow):
     [curve] = [one for one in slow["curves"] if one["tag"] == "loss"]
     assert (curve["not_finite"], curve["first_not_finite"], curve["points"]) == (1, 50, 32_000)
     [heat] = [one for one in slow["maps"] if (one["tag"], one["kind"]) == ("loss", "value")]
@@ -81,12 +88,12 @@ def test_the_page_says_how_grave_the_worst_finding_is(tmp_path, cause, until, le
     with ds.init(tmp_path, quiet=True) as run:
         for _ in run.steps(range(5)):
             run.log(loss=1.0)
-    told = {"time": 1.0, "attempt": 0, "rank": 0, "since_step": 2, "until_step": until, "evidence": "e"}
-    ended = told | {"cause": "failed", "first_told_step": 2}
+    reported = {"time": 1.0, "attempt": 0, "rank": 0, "since_step": 2, "until_step": until, "evidence": "e"}
+    ended = reported | {"cause": "failed", "reported_step": 2}
     (tmp_path / "alerts.jsonl").write_text(
         json.dumps(ended)
         + "\n"
-        + json.dumps(told | {"cause": cause or "finished", "first_told_step": 2})
+        + json.dumps(reported | {"cause": cause or "finished", "reported_step": 2})
         + "\n"
     )
     found = page(ds.open_run(tmp_path))["overview"]
@@ -98,7 +105,7 @@ def test_the_page_says_how_grave_the_worst_finding_is(tmp_path, cause, until, le
     assert (row.level, row.findings, row.is_healthy) == (level, int(bool(level)), level != "error")
 
 
-def test_verdicts_and_what_is_missing_are_told(slow):
+def test_verdicts_and_what_is_missing_are_reported(slow):
     [verdict] = slow["overview"]["verdicts"]
     assert (verdict["lost_s"], verdict["ranks"]) == (2.5, [2, 3])
     assert (verdict["rank"], verdict["cause"], verdict["since_step"], verdict["until_step"]) == (
@@ -187,8 +194,8 @@ def test_the_steps_begin_with_the_curves_and_of_the_phases_those_that_verdicts_n
             else [Value("scalar", tag, 1.0) for tag in ("loss", *phases)]
         ),
     )
-    told = {"rank": 0, "cause": "data", "since_step": 1, "until_step": None, "evidence": "e"}
-    (tmp_path / "alerts.jsonl").write_text(json.dumps(told | {"first_told_step": 2}) + "\n")
+    reported = {"rank": 0, "cause": "data", "since_step": 1, "until_step": None, "evidence": "e"}
+    (tmp_path / "alerts.jsonl").write_text(json.dumps(reported | {"reported_step": 2}) + "\n")
     found = page(ds.open_run(tmp_path))
     assert found["overview"]["steps"] == [1, 3]
     assert [curve["tag"] for curve in found["curves"]] == ["loss", *(phases[at] for at in (1, 0, 2))]

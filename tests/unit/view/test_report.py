@@ -77,8 +77,8 @@ def test_the_command_names_the_file_and_its_size(tmp_path, monkeypatch, capsys):
     assert main(["report", "run"]) == 0
     assert capsys.readouterr().out == "run.html: 0.0 MB\n"
     assert main(["report", "run", "-o", "other.html", "--tag", "loss", "--rank", "0", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told == {"file": "other.html", "bytes": (tmp_path / "other.html").stat().st_size}
+    reported = json.loads(capsys.readouterr().out)
+    assert reported == {"file": "other.html", "bytes": (tmp_path / "other.html").stat().st_size}
     record(tmp_path / "second")
     assert main(["report", "run", "--with", "second", "-o", "both.html"]) == 0
     assert '"compare":{"runs":[{"name":"run"' in (tmp_path / "both.html").read_text()

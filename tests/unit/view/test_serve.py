@@ -104,7 +104,7 @@ def test_pages_and_data_are_answered_and_nothing_else(tmp_path, bundle):
             assert raw.recv(100).startswith(b"HTTP/1.1 501")
 
 
-def test_a_tab_that_asks_again_gets_what_is_new_and_is_told_that_the_run_is_gone(tmp_path):
+def test_a_tab_that_asks_again_gets_what_is_new_and_is_reported_that_the_run_is_gone(tmp_path):
     record(tmp_path / "run")
     with serving(tmp_path) as server:
         first, before = ask(server, "data?run=run")
@@ -129,7 +129,7 @@ def test_a_damaged_run_json_hides_nothing_but_the_states(tmp_path):
         assert ask(server, "data?run=run")[0].status == 200
 
 
-def test_a_port_in_use_is_told_and_another_is_taken_if_none_was_named(tmp_path):
+def test_a_port_in_use_is_reported_and_another_is_taken_if_none_was_named(tmp_path):
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

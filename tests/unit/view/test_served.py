@@ -83,7 +83,7 @@ def test_tabs_that_ask_together_have_it_read_once(tmp_path, monkeypatch):
     assert [contents(one) for one in found] == [{"number": 1}] * 5
 
 
-def test_a_run_that_was_removed_is_told_and_another_of_its_name_is_read_anew(tmp_path):
+def test_a_run_that_was_removed_is_reported_and_another_of_its_name_is_read_again(tmp_path):
     record(tmp_path / "run")
     served = Served(tmp_path, every_s=0.0)
     served.page("run")

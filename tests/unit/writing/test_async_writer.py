@@ -441,7 +441,7 @@ def test_ctrl_c_in_a_wait_for_room_drops_its_step_and_is_raised():
     adds_up(writer, scalar=2)
 
 
-def test_a_loop_that_waits_for_most_of_its_time_is_told_so_once(
+def test_a_loop_that_waits_for_most_of_its_time_is_reported_so_once(
     ticking: Ticking, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     class Obliging(Sink):
@@ -457,10 +457,10 @@ def test_a_loop_that_waits_for_most_of_its_time_is_told_so_once(
         writer.write_row(("a", "b"), row(step, 0.5, 1.5))
     writer.close()
     assert sink.steps == [0, 1, 2, 3, 4]
-    told = [line for line in caplog.messages if "slows the training down" in line]
-    assert len(told) == 1
-    assert "for 60 % of the time it waits till its values are written (2 in this step)" in told[0]
-    assert "only those of every 3. step (for example: if run.step % 3 == 0)" in told[0]
+    reported = [line for line in caplog.messages if "slows the training down" in line]
+    assert len(reported) == 1
+    assert "for 60 % of the time it waits till its values are written (2 in this step)" in reported[0]
+    assert "only those of every 3. step (for example: if run.step % 3 == 0)" in reported[0]
 
 
 def test_a_background_failure_is_raised_on_the_next_call_if_asked_for():
@@ -474,7 +474,7 @@ def test_a_background_failure_is_raised_on_the_next_call_if_asked_for():
     writer.close()
 
 
-def test_a_writer_that_cannot_start_hangs_nobody_and_counts_what_it_loses():
+def test_a_writer_that_cannot_start_hangs_no_one_and_counts_what_it_loses():
     class Broken(Sink):
         def start(self) -> int:
             raise RuntimeError("the collector did not come up")
@@ -633,7 +633,7 @@ def test_rows_and_events_keep_the_order_of_their_calls_and_rows_travel_packed():
     assert sink.batches[-1].last_seq == 12
 
 
-def test_a_burst_of_rows_is_handed_over_in_pieces_that_hold_nobody_up():
+def test_a_burst_of_rows_is_handed_over_in_pieces_that_hold_no_one_up():
     sink = Sink()
     writer = start(sink, interval_s=3600.0)
     for step in range(3 * AT_ONCE):

@@ -119,7 +119,7 @@ def test_every_file_begins_at_the_time_that_the_spec_gives(tmp_path):
     assert {struct.unpack("<d", head[1:9]) for head in heads} == {(5.0,)}  # field 1 of both dialects
 
 
-def test_where_no_new_file_can_be_made_the_old_ones_go_on(tmp_path):
+def test_where_no_new_file_can_be_made_the_old_ones_continue(tmp_path):
     clock = Clock()
     rank_writer = writer(tmp_path, clock, limits=Limits(rotate_bytes=300))
     for first in range(1, 41, 10):
@@ -262,7 +262,7 @@ def test_what_a_failed_sync_may_have_lost_is_written_again_and_nothing_twice(tmp
     assert not any(path.stat().st_size == 0 for path in tmp_path.iterdir())
 
 
-def test_a_sync_that_keeps_failing_is_told_and_can_be_tried_again(tmp_path):
+def test_a_sync_that_keeps_failing_is_reported_and_can_be_tried_again(tmp_path):
     clock = Clock()
     rank_writer = writer(tmp_path, clock, delivery=SYNCED)
     rank_writer.write(batch(1, 4))
@@ -330,7 +330,7 @@ def test_bulk_values_are_dropped_and_counted_while_the_disk_is_nearly_full(tmp_p
     assert any("nearly full" in reason for reason in rank_writer.health().errors)
 
 
-def test_a_bulk_value_that_one_file_lacks_is_counted_by_the_next_writer_that_leaves_it_out(tmp_path):
+def test_a_bulk_value_that_one_file_misses_is_counted_by_the_next_writer_that_leaves_it_out(tmp_path):
     class FullForOne(Clock):
         left = 3  # writes: the heads of two files, and the batch in one of them
 

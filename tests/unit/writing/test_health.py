@@ -7,7 +7,7 @@ import pytest
 
 from distsummary.errors import WriteError
 from distsummary.format.records import Health
-from distsummary.writing.health import BoundedWait, DroppedSteps, Failures, Slowdown, told
+from distsummary.writing.health import BoundedWait, DroppedSteps, Failures, Slowdown, error_line
 
 
 def failures(**options) -> Failures:
@@ -37,7 +37,7 @@ def test_a_reason_is_one_line_without_colours():
     counted = failures()
     counted.count("\x1b[36mray::B.x()\x1b[39m (pid=7)\n    ^^^^\n\nValueError: no")
     assert counted.health.errors == {"ray::B.x() (pid=7) ^^^^ ValueError: no": 1}
-    assert told(ValueError("one\n  two")) == "ValueError: one two"
+    assert error_line(ValueError("one\n  two")) == "ValueError: one two"
 
 
 def test_a_failure_of_the_background_is_raised_once_if_asked_for():
@@ -108,21 +108,21 @@ def test_a_wait_may_have_a_limit_whatever_is_done():
     assert at.now == 10.0
 
 
-def test_the_share_of_waiting_is_told_for_each_window():
+def test_the_share_of_waiting_is_reported_for_each_window():
     at = Waiting()
     slowdown = Slowdown(lambda: at.now)
     shares = []
     for _ in range(44):  # 0.1 s of work, 0.4 s of waiting
         at.now += 0.5
         shares.append(slowdown.waited(0.4))
-    told = [share for share in shares if share]
-    assert len(told) == 2
-    assert told == pytest.approx([0.8, 0.8], abs=0.02)
+    reported = [share for share in shares if share]
+    assert len(reported) == 2
+    assert reported == pytest.approx([0.8, 0.8], abs=0.02)
     at.now += 1000.0
     assert slowdown.waited(0.5) < 0.01
 
 
-def test_steps_that_are_dropped_are_told_when_it_begins_and_when_it_ends(caplog):
+def test_steps_that_are_dropped_are_reported_when_it_begins_and_when_it_ends(caplog):
     at, counted = Waiting(), failures()
     steps = DroppedSteps(counted, logging.getLogger(__name__), "rank=1 ", lambda: at.now)
     steps.end()

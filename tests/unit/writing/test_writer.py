@@ -87,7 +87,7 @@ def test_a_batch_sent_twice_is_written_once(tmp_path):
     assert [seq for _, seq, _, _ in recorded(tmp_path)] == [1, 2, 3, 4, 5]
 
 
-def test_a_restarted_writer_goes_on_behind_what_each_file_holds(tmp_path):
+def test_a_restarted_writer_continues_behind_what_each_file_holds(tmp_path):
     first = writer(tmp_path)
     first.write(batch(1, scalars(1, 3)))
     first.close()
@@ -189,7 +189,7 @@ def test_a_later_writer_keeps_the_lineage_that_it_does_not_replace(tmp_path):
     assert (lineage.train, lineage.evaluation) == (train, evaluation)
 
 
-def test_a_later_attempt_begins_its_lineage_anew(tmp_path):
+def test_a_later_attempt_begins_its_lineage_again(tmp_path):
     for attempt in (0, 1):
         rank_writer = writer(tmp_path, attempt=attempt)
         for number in range(2):
@@ -201,7 +201,7 @@ def test_a_later_attempt_begins_its_lineage_anew(tmp_path):
     assert kept == {"attempt 1, 0", "attempt 1, 1"}
 
 
-def test_a_later_attempt_tells_tensorboard_where_it_starts(tmp_path):
+def test_a_later_attempt_reports_tensorboard_where_it_starts(tmp_path):
     for attempt, first_step in ((0, 1), (1, 50)):
         rank_writer = writer(tmp_path, attempt=attempt)
         rank_writer.write(batch(1, scalars(first_step, 2), attempt=attempt))
@@ -229,7 +229,7 @@ def test_max_file_size_stops_a_file_at_the_first_frame_that_does_not_fit(tmp_pat
     assert (health.events, health.dropped) == (len(kept), {"scalar": 21 - len(kept)})
 
 
-def test_what_one_of_two_full_files_lacks_is_dropped_and_what_both_lack_is_no_event(tmp_path):
+def test_what_one_of_two_full_files_misses_is_dropped_and_what_both_miss_is_no_event(tmp_path):
     rank_writer = writer(tmp_path, limits=Limits(max_file_size=4000))
     for seq in [*range(1, 21), 20]:  # the last one is sent again
         rank_writer.write(batch(seq, [Event(seq, 1.0, [Value("histogram", "h", np.arange(100.0))])]))

@@ -190,17 +190,17 @@ def make_out_of_place(graph: fx.Graph) -> None:
         if not is_operation(node) or not is_mutable(node):
             continue
         name, _, overload = node.target.name().removeprefix("aten::").partition(".")
-        anew = getattr(getattr(aten, name.removesuffix("_"), None), overload or "default", None)
+        fresh = getattr(getattr(aten, name.removesuffix("_"), None), overload or "default", None)
         first = node.args[0] if node.args else None
-        if anew is None or anew is node.target or not isinstance(first, fx.Node) or not is_operation(first):
+        if fresh is None or fresh is node.target or not isinstance(first, fx.Node) or not is_operation(first):
             continue
         is_alias = is_view(first) or first.target is aten._unsafe_view.default
         if is_alias or is_mutable(first) or len(first.users) != 1:
             continue  # other nodes may read the memory that is overwritten
-        found, before = outline_of(anew, node.args, node.kwargs), node.meta["val"]
+        found, before = outline_of(fresh, node.args, node.kwargs), node.meta["val"]
         # Out of place, a + b may promote to a wider dtype than a.add_(b) keeps.
         if (found.shape, found.dtype) == (before.shape, before.dtype):
-            node.target = anew
+            node.target = fresh
 
 
 def refuse_unfaithful(graph: fx.Graph) -> None:

@@ -90,7 +90,7 @@ def vectors(kind):
     return one, {name: one[name] * 0.5 + rng.normal(size=shape) * 0.5 for name, shape in shapes.items()}
 
 
-def test_the_digest_tells_names_and_shapes_apart_but_not_their_order():
+def test_the_digest_reports_names_and_shapes_apart_but_not_their_order():
     one = digest({"a": (2, 3), "b": (4,)})
     assert one == digest({"b": [4], "a": [2, 3]})
     assert len({one, digest({"a": (3, 2), "b": (4,)}), digest({"a": (2, 3), "c": (4,)}), digest({})}) == 4

@@ -197,7 +197,7 @@ def file_size_limit(limit):
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_a_write_that_fails_leaves_no_trace_and_the_next_one_goes_on(tmp_path, first):
+def test_a_write_that_fails_leaves_no_trace_and_the_next_one_continues(tmp_path, first):
     header = SketchHeader(run_id=RUN)
     writer = SketchWriter(tmp_path, header)
     if not first:

@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from distsummary.collect import teller
+from distsummary.collect import notifier
+from distsummary.collect.notifier import Notifier
 from distsummary.collect.rank_collector import RankCollector
-from distsummary.collect.teller import Teller
 from distsummary.errors import StaleAttemptError
 from distsummary.format.digest import Digest
 from distsummary.format.records import Batch, Scalars
@@ -16,12 +16,12 @@ from distsummary.writing.spec import WriterSpec
 RUN_ID = "00000000000000ab"
 
 
-class Hearing:
+class Receiver:
     def __init__(self) -> None:
         self.digests: list[Digest] = []
         self.settled = 0
 
-    def tell(self, digest: Digest) -> None:
+    def report(self, digest: Digest) -> None:
         self.digests.append(digest)
 
     def settle(self, timeout_s: float) -> None:
@@ -34,56 +34,56 @@ def batch_of(first_seq: int, count: int = 2) -> Batch:
 
 
 def test_what_is_written_within_a_second_is_one_digest_and_the_last_one_goes_at_once(monkeypatch):
-    monkeypatch.setattr(teller, "INTERVAL_S", 3600.0)
-    hearing = Hearing()
-    telling = Teller(hearing, "train")
-    telling.wrote(batch_of(1), "a", 100)
+    monkeypatch.setattr(notifier, "INTERVAL_S", 3600.0)
+    receiver = Receiver()
+    reporting = Notifier(receiver, "train")
+    reporting.wrote(batch_of(1), "a", 100)
     for first_seq in range(3, 21, 2):
-        telling.wrote(batch_of(first_seq), "a", 100 + first_seq)
-    telling.close()
-    telling.close()
-    seqs = [(digest.first_seq, digest.last_seq) for digest in hearing.digests]
+        reporting.wrote(batch_of(first_seq), "a", 100 + first_seq)
+    reporting.close()
+    reporting.close()
+    seqs = [(digest.first_seq, digest.last_seq) for digest in receiver.digests]
     assert 1 <= len(seqs) <= 2  # the first one may have gone alone
     assert (seqs[0][0], seqs[-1][1]) == (1, 20)
-    assert hearing.digests[-1].end == 119
-    assert all(len(digest.scalars) == 1 for digest in hearing.digests)
-    assert hearing.settled == 1
-    assert not telling._thread.is_alive()
+    assert receiver.digests[-1].end == 119
+    assert all(len(digest.scalars) == 1 for digest in receiver.digests)
+    assert receiver.settled == 1
+    assert not reporting._thread.is_alive()
 
 
-def test_a_teller_goes_on_after_its_interval(monkeypatch):
-    monkeypatch.setattr(teller, "INTERVAL_S", 0.001)
-    hearing = Hearing()
-    telling = Teller(hearing, "train")
+def test_a_teller_continues_after_its_interval(monkeypatch):
+    monkeypatch.setattr(notifier, "INTERVAL_S", 0.001)
+    receiver = Receiver()
+    reporting = Notifier(receiver, "train")
     for first_seq in (1, 3, 5):
-        telling.wrote(batch_of(first_seq), "a", first_seq)
-        while not hearing.digests or hearing.digests[-1].last_seq < first_seq + 1:
+        reporting.wrote(batch_of(first_seq), "a", first_seq)
+        while not receiver.digests or receiver.digests[-1].last_seq < first_seq + 1:
             os.sched_yield()
-    telling.close()
-    assert [digest.first_seq for digest in hearing.digests] == [1, 3, 5]
+    reporting.close()
+    assert [digest.first_seq for digest in receiver.digests] == [1, 3, 5]
 
 
-def test_a_collector_tells_what_is_in_which_file_and_nothing_that_was_refused(tmp_path):
-    hearing = Hearing()
-    collector = RankCollector(WriterSpec(directory=tmp_path, run_id=RUN_ID, rank=3, role="eval"), hearing)
+def test_a_collector_reports_what_is_in_which_file_and_nothing_that_was_refused(tmp_path):
+    receiver = Receiver()
+    collector = RankCollector(WriterSpec(directory=tmp_path, run_id=RUN_ID, rank=3, role="eval"), receiver)
     session = collector.hello().session
     collector.write(session, batch_of(1))
     with pytest.raises(StaleAttemptError):
         collector.write("another session", batch_of(3))
     collector.close()
-    [digest] = hearing.digests
+    [digest] = receiver.digests
     [file] = tmp_path.glob("*.summary.*")
     assert (digest.role, digest.rank, digest.first_seq, digest.last_seq) == ("eval", 3, 1, 2)
     assert (digest.file, digest.end) == (file.name, file.stat().st_size)
 
 
-def test_a_batch_that_was_sent_again_is_told_without_a_place(tmp_path):
+def test_a_batch_that_was_sent_again_is_reported_without_a_place(tmp_path):
     first = RankCollector(WriterSpec(directory=tmp_path, run_id=RUN_ID, rank=3))
     first.write(first.hello().session, batch_of(1, 1))
     first.close()
-    hearing = Hearing()
-    collector = RankCollector(WriterSpec(directory=tmp_path, run_id=RUN_ID, rank=3), hearing)
+    receiver = Receiver()
+    collector = RankCollector(WriterSpec(directory=tmp_path, run_id=RUN_ID, rank=3), receiver)
     collector.write(collector.hello().session, batch_of(1, 3))
     collector.close()
-    [digest] = hearing.digests
+    [digest] = receiver.digests
     assert (digest.first_seq, digest.last_seq, digest.file, digest.end) == (1, 3, "", 0)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distsummary import telling as door
-from distsummary.telling import Estimate, clear, doing, fitting, telling
+from distsummary import terminal as door
+from distsummary.terminal import Estimate, clear, doing, fitting, showing_progress
 from tests.patience import PATIENCE_S
 
 LINE = "landscape: 512/2601 points, 41 points/s, 51 s left, 4 workers (8 + 12 + 10 + 9.9 points/s)"
@@ -87,7 +87,7 @@ class Terminal(io.StringIO):
 def test_a_terminal_shows_what_is_done_and_is_left_clean(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door, "SHOWN_AFTER_S", 0.01)
     stream = Terminal()
-    with telling("fsck", stream):
+    with showing_progress("fsck", stream):
         doing("checking directory", 3, 64)
         assert stream.written.wait(PATIENCE_S)
         assert re.search(r"\rdistsummary fsck: checking directory 3 of 64, \d+ s so far", stream.getvalue())
@@ -98,20 +98,20 @@ def test_a_terminal_shows_what_is_done_and_is_left_clean(monkeypatch: pytest.Mon
 
 def test_a_file_gets_plain_lines_and_a_short_command_none(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
-    with telling("merge", stream):
+    with showing_progress("merge", stream):
         doing("reading part", 1, 2)
     assert stream.getvalue() == ""
     monkeypatch.setattr(door, "PLAIN_S", (0.01, 0.01))
-    told = threading.Event()
+    reported = threading.Event()
 
     class File(io.StringIO):
         def flush(self) -> None:
             if " 1 of 2" in self.getvalue():
-                told.set()
+                reported.set()
 
     file = File()
-    with telling("merge", file):
+    with showing_progress("merge", file):
         doing("reading part", 1, 2)
-        assert told.wait(PATIENCE_S)
+        assert reported.wait(PATIENCE_S)
     assert re.search(r"^distsummary merge: reading part 1 of 2, \d+ s so far$", file.getvalue(), re.MULTILINE)
     assert "\r" not in file.getvalue()

@@ -100,7 +100,7 @@ def fitting(text: str, width: int) -> str:
     return text[:width]
 
 
-class _Teller(threading.Thread):
+class _Progress(threading.Thread):
     """Shows every half second what `doing` noted last."""
 
     def __init__(self, name: str, stream: TextIO) -> None:
@@ -141,20 +141,20 @@ class _Teller(threading.Thread):
             wait = EVERY_S if self.line else min(longest, wait * 2)
 
 
-_teller: _Teller | None = None
+_progress: _Progress | None = None
 
 
 def doing(text: str, done: float = 0, total: float = 0) -> None:
     """Note what is being done now, such as "reading rank", and how much of it; total 0: nobody knows."""
-    if _teller is not None:
-        _teller.noted = (text, done, total)
+    if _progress is not None:
+        _progress.noted = (text, done, total)
 
 
 def clear() -> None:
     """Empty the line of the terminal, before something else is written there."""
-    if _teller is not None and _teller.line is not None:
-        with _teller.lock:
-            _teller.line.clear()
+    if _progress is not None and _progress.line is not None:
+        with _progress.lock:
+            _progress.line.clear()
 
 
 def cleaned(text: str) -> str:
@@ -164,13 +164,13 @@ def cleaned(text: str) -> str:
 
 def printed(text: str, *, file: TextIO | None = None) -> None:
     """Print cleaned lines on stdout or `file`; no progress is shown while `less` keeps it waiting."""
-    teller = _teller
-    if teller is None:
+    progress = _progress
+    if progress is None:
         print(cleaned(text), file=file, flush=file is not None)
         return
-    with teller.lock:
-        if teller.line is not None:
-            teller.line.clear()
+    with progress.lock:
+        if progress.line is not None:
+            progress.line.clear()
         print(cleaned(text), file=file)
 
 
@@ -181,24 +181,24 @@ def announced(text: str) -> None:
 
 
 @contextmanager
-def telling(name: str, stream: TextIO | None = None) -> Iterator[None]:
+def showing_progress(name: str, stream: TextIO | None = None) -> Iterator[None]:
     """While it is open, tell on stderr (or `stream`) what `doing` notes, from the first second on.
 
     Where stderr is no terminal, as in a batch job, there is a line after 2 s and then after twice the time
     each, but at least every minute.
     """
-    global _teller
+    global _progress
     stream = stream or sys.stderr
-    if stream is None or _teller is not None:  # a process without stderr; or somebody tells already
+    if stream is None or _progress is not None:  # a process without stderr; or somebody tells already
         yield
         return
-    teller = _teller = _Teller(name, stream)
-    teller.start()
+    progress = _progress = _Progress(name, stream)
+    progress.start()
     try:
         yield
     finally:
-        _teller = None
-        teller.over.set()
-        teller.join()
-        if teller.line is not None:
-            teller.line.clear()
+        _progress = None
+        progress.over.set()
+        progress.join()
+        if progress.line is not None:
+            progress.line.clear()

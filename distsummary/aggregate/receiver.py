@@ -42,12 +42,12 @@ class _Rank:
 
     tail: RankTail
     seq: int = 0
-    told: int = 0
+    reported: int = 0
     is_sending: bool = False
     has_lived: bool = False
     is_ended: bool = False
     is_drained: bool = False  # ended, and its files have been read to their ends since
-    heard_s: float | None = -math.inf
+    last_seen_s: float | None = -math.inf
     looked_s: float | None = -math.inf  # when its files held nothing new
 
 
@@ -56,11 +56,11 @@ class _Read(NamedTuple):
 
     pieces: list[Piece]
     waited_s: float
-    told: int
+    reported: int
     error: OSError | None
 
 
-class Hearing:
+class Receiver:
     """Puts what the ranks tell into `waiting`, each event once, and knows how far they are.
 
     `add` may be called from any thread, the other methods from one.
@@ -114,12 +114,12 @@ class Hearing:
 
     def _take(self, rank: _Rank, digest: Digest) -> None:
         """Take a digest, or note that the files have to be read, because one before it was lost."""
-        rank.is_sending, rank.heard_s = True, None
-        rank.told = max(rank.told, digest.last_seq)
+        rank.is_sending, rank.last_seen_s = True, None
+        rank.reported = max(rank.reported, digest.last_seq)
         if digest.first_seq != rank.seq + 1 or (digest.bulk and not digest.file):
             return
         rank.seq = digest.last_seq
-        place = rank.tail.told(digest.file, digest.end)
+        place = rank.tail.reported(digest.file, digest.end)
         bulk = deque(digest.bulk)
         for tags, rows in digest.scalars:
             size = row_dtype(len(tags)).itemsize
@@ -208,7 +208,7 @@ class Hearing:
         except OSError as raised:
             error = raised
         waited_s = (time.perf_counter() - began_s) - (time.thread_time() - began_cpu_s)
-        return _Read(pieces, waited_s, rank.told, error)
+        return _Read(pieces, waited_s, rank.reported, error)
 
     def _take_read(self, number: int, rank: _Rank, read: _Read) -> bool:
         """Take what was read of a rank; returns whether there is no more of it now."""
@@ -225,19 +225,23 @@ class Hearing:
             else:
                 self._take_event(number, rank, piece)
         if read.pieces:
-            rank.heard_s = None
+            rank.last_seen_s = None
         if not rank.tail.is_at_end:
             return False
-        rank.seq = max(rank.seq, read.told)  # the files hold what was told, except for lineage
+        rank.seq = max(rank.seq, read.reported)  # the files hold what was told, except for lineage
         rank.is_drained = rank.is_ended
         rank.looked_s = None
         return True
 
     def _has_to_read(self, rank: _Rank) -> bool:
-        if not rank.is_sending or rank.told > rank.seq or (rank.is_ended and not rank.is_drained):
+        if not rank.is_sending or rank.reported > rank.seq or (rank.is_ended and not rank.is_drained):
             return True
-        heard_s, looked_s = rank.heard_s, rank.looked_s
-        return heard_s is not None and looked_s is not None and self._now_s - max(heard_s, looked_s) > LOOK_S
+        last_seen_s, looked_s = rank.last_seen_s, rank.looked_s
+        return (
+            last_seen_s is not None
+            and looked_s is not None
+            and self._now_s - max(last_seen_s, looked_s) > LOOK_S
+        )
 
     def read_to_the_end(self) -> None:
         """Take all that is left: the ranks have ended."""
@@ -258,8 +262,8 @@ class Hearing:
         self._now_s = now
         floor = strict_floor = math.inf
         for number, rank in self._ranks.items():
-            if rank.heard_s is None:
-                rank.heard_s = now
+            if rank.last_seen_s is None:
+                rank.last_seen_s = now
                 self._first_s = now if self._first_s is None else self._first_s
             if rank.looked_s is None:
                 rank.looked_s = now
@@ -275,8 +279,8 @@ class Hearing:
                 if rank.has_lived or waits:
                     floor = strict_floor = -math.inf
                 continue
-            quiet_s = (now if rank.is_sending else rank.looked_s) - rank.heard_s
-            is_silent = quiet_s >= SILENT_S and rank.told <= rank.seq and not self._unread
+            quiet_s = (now if rank.is_sending else rank.looked_s) - rank.last_seen_s
+            is_silent = quiet_s >= SILENT_S and rank.reported <= rank.seq and not self._unread
             floor = min(floor, reached + 1 if is_silent else reached)
             strict_floor = min(strict_floor, reached)
         return floor, strict_floor

@@ -12,7 +12,7 @@ INTERVAL_S = 1.0  # a thousand ranks are a thousand digests in this time
 CLOSE_S = 1.0  # how long `close` waits for the last one
 
 
-class Teller:
+class Notifier:
     """Sends digests of batches to a listener; what was written since the last ones goes as one digest.
 
     It never makes the caller wait, except that `close` waits a second for the last digest to arrive.
@@ -47,7 +47,7 @@ class Teller:
                 self._changed.wait_for(lambda: self._waiting or self._is_closed)
                 digests, self._waiting = joined_digests(self._waiting), []
             for digest in digests:
-                self._listener.tell(digest)
+                self._listener.report(digest)
             with self._changed:
                 if not self._changed.wait_for(lambda: self._is_closed, INTERVAL_S):
                     continue
@@ -56,9 +56,9 @@ class Teller:
         self._listener.settle(CLOSE_S)
 
 
-def write_and_tell(writer: RankWriter, batch: Batch, teller: Teller | None) -> None:
+def write_and_notify(writer: RankWriter, batch: Batch, notifier: Notifier | None) -> None:
     """Write a batch, then tell of it; raises what `RankWriter.write` raises."""
     is_new = batch.first_seq > writer.last_seq
     writer.write(batch)
-    if teller is not None:  # of a batch that was sent again, older files may hold a part
-        teller.wrote(batch, *(writer.written_to() if is_new else ()))
+    if notifier is not None:  # of a batch that was sent again, older files may hold a part
+        notifier.wrote(batch, *(writer.written_to() if is_new else ()))
