@@ -43,7 +43,7 @@ Record = Callable[[int], None]
 
 def begin(model: nn.Module, directory: str, **options: Any) -> tuple[Any, Any]:
     """A run of distsummary, and the iterator of its steps, of which the first has begun."""
-    import distsummary as ds  # the interpreter that has wandb may lack it
+    import distsummary as ds  # the interpreter that has wandb may not have it
 
     run = ds.init(
         directory, watch=model, histograms=False, system_metrics=False, aggregate=False, quiet=True, **options

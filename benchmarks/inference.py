@@ -1,4 +1,4 @@
-"""The memory of a landscape of a large model beside a plain forward: `python -m benchmarks.inference`.
+"""The memory of a landscape of a large model next to a plain forward: `python -m benchmarks.inference`.
 
 The model is a GPT-2 of 124 million parameters (12 layers, 768, 50,257 words, tied, float32), or one of a
 billion (18 layers, 2,048; `--shape billion`), on one CPU thread:

@@ -134,7 +134,7 @@ def whole_map(task: str, path: Path, device: str) -> dict[str, Any]:
 
 
 def transformer(shape: Shape, device: str) -> Iterator[dict[str, Any]]:
-    """A point of a large model beside its forward pass."""
+    """A point of a large model next to its forward pass."""
     torch.manual_seed(0)
     with torch.device(device):
         model = Gpt(shape).eval()

@@ -81,5 +81,5 @@ class MindSpore(Own):
 
     def grid(self, steps: int) -> None:
         """See Own."""
-        with contextlib.redirect_stdout(io.StringIO()):  # it tells of every point
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints every point
             self._landscape._create_landscape_by_random([1], 0.2, steps, [0], self._parts, None)

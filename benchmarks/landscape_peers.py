@@ -60,7 +60,7 @@ class Plain:
 
 
 class Naive(Plain):
-    """The loop that everybody writes: each parameter anew at every point, in place."""
+    """The loop that everybody writes: each parameter again at every point, in place."""
 
     engine = "naive"
 
@@ -329,7 +329,7 @@ def serve(name: str, requests: Iterator[str], answer: Callable[[dict[str, Any]],
                 answer({"engine": peer.engine, "prepare_s": made["prepare_s"]})
             else:
                 answer(measure(peer, asked["rows"], asked["columns"]))
-        except Exception as error:  # whatever a peer raises is its result, the others go on
+        except Exception as error:  # whatever a peer raises is its result, the others continue
             answer({"absent": f"{type(error).__name__}: {error}"[:300]})
 
 

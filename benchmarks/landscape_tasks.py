@@ -31,7 +31,7 @@ LARGE = {"resnet56n256": Task("resnet56", 256, 3)}  # for GPUs
 
 
 class Block(nn.Module):
-    """Two 3 x 3 convolutions with BN beside a shortcut (He et al. 2016, section 4.2)."""
+    """Two 3 x 3 convolutions with BN next to a shortcut (He et al. 2016, section 4.2)."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()

@@ -251,7 +251,7 @@ def rank_of_exact(place: Path, rank: int) -> dict[str, Any]:
 
 
 def on_ranks(command: str, place: Path) -> list[dict[str, Any]]:
-    """What the ranks of a command tell."""
+    """What the ranks of a command report."""
     base = {**os.environ, "WORLD_SIZE": str(RANKS), "MASTER_ADDR": "x", "MASTER_PORT": "1"}
     arguments = [sys.executable, "-m", "benchmarks.norms", command, "--place", str(place)]
     ranks = [

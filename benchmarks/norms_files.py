@@ -62,7 +62,7 @@ def measured(table: ParameterTable, random: np.random.Generator, ranks: int = 1)
 
 
 def event(step: int, norms: ParameterNorms) -> Event:
-    """Norms beside a loss."""
+    """Norms and a loss."""
     return Event(step, 1.0 + step, [Value("scalar", "loss", 1.0), Value(NORMS, NORMS_TAG, norms)])
 
 

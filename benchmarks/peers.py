@@ -143,17 +143,17 @@ class OursRun:
         time.sleep(1)  # a thread looks up the versions of packages
 
     def step1(self, step: int, x: float) -> None:
-        """Log one value, and go on to the next step."""
+        """Log one value, and proceed to the next step."""
         self.log(loss=x)
         self.go_on()
 
     def step_of_tags(self, step: int, values: dict[str, float]) -> None:
-        """Log a dict of values, and go on to the next step."""
+        """Log a dict of values, and proceed to the next step."""
         self.log(values)
         self.go_on()
 
     def step10(self, step: int, x: float) -> None:
-        """Log ten values, and go on to the next step."""
+        """Log ten values, and proceed to the next step."""
         self.log(loss=x, lr=x, a=x, b=x, c=x, d=x, e=x, f=x, g=x, h=x)
         self.go_on()
 
@@ -166,7 +166,7 @@ class OursRun:
 
 
 class OursFrozen(Ours):
-    """The same, given arrays that nobody can write to: they are not copied."""
+    """The same, given arrays that no one can write to: they are not copied."""
 
     def _add(self, plugin: str, step: int, data: np.ndarray) -> None:
         data.flags.writeable = False

@@ -1,6 +1,6 @@
 """What many ranks cost the processes that serve them: `python -m benchmarks.ranks live|merge|status|join`.
 
-`live`: the aggregator's merge while the ranks train. Each simulated rank tells one step a second, of 20
+`live`: the aggregator's merge while the ranks train. Each simulated rank reports one step a second, of 20
 scalars in which the ranks differ, by a digest (pickled, as Ray brings it) or, with `--files`, by its event
 files. The seconds are simulated: the figures are CPU seconds a simulated second, in which `poll` and
 `advance` are called twice, then the time from the last rank's digest to the bytes in the files, and the
@@ -120,7 +120,7 @@ def status(ranks: int, calls: int) -> dict[str, float]:
                 [sys.executable, "-m", "distsummary", "status", directory], capture_output=True, text=True
             )
             times.append(time.perf_counter() - started)
-        if done.returncode != 1 or "goes on without rank 1:" not in done.stdout:
+        if done.returncode != 1 or "continues without rank 1:" not in done.stdout:
             raise RuntimeError(f"the status is wrong: {done.stdout}{done.stderr}")
         lines = float(len(done.stdout.splitlines()))
         return {"least s": min(times), "most s": max(times), "lines": lines}

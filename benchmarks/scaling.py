@@ -9,7 +9,7 @@ Prints one JSON line for each part. The task is the MLP with 1797 rows, engine "
 - kills: every 5 s a worker, chosen at random, gets SIGKILL. "identical": the grid, losses and path, has the
   bytes of an undisturbed one. "seconds" from the first finished chunk to the last, of both.
 - driver: the process that asked is killed at half of the points and the landscape is asked for again.
-  "finished" points were told of before the kill, "recomputed" of them are evaluated again.
+  "finished" points were reported before the kill, "recomputed" of them are evaluated again.
 
 Only processes that this command started are killed.
 """
@@ -47,7 +47,7 @@ WORKER = "ray::LandscapeActor"  # how Ray titles the processes of the workers
 
 
 class Watch:
-    """A `progress` callback that keeps what it was told and when."""
+    """A `progress` callback that keeps what it received and when."""
 
     def __init__(self, then: Callable[[Progress], None] = lambda progress: None) -> None:
         self.reported: list[tuple[float, Progress]] = []
@@ -66,8 +66,8 @@ class Watch:
     def points_per_s(self, workers: int) -> float:
         """Between a tenth and nine tenths of the points, when so many workers were at it.
 
-        Workers tell of several chunks at once. Both ends are moments when one just has: what others have
-        done by then and not told is on average the same at both.
+        Workers report several chunks at once. Both ends are moments when one just has: what others have
+        done by then and not reported is on average the same at both.
         """
         known = [
             (now, at)
@@ -161,7 +161,7 @@ def survive_kills(path: Path, size: int) -> dict[str, Any]:
 
 
 def draw_half(path: Path, size: int, output: Path, address: str, answers: IO[str]) -> None:
-    """The driver that is killed: told of half of the points, it says how many that were and dies."""
+    """The driver that is killed: after half of the points, it prints how many that were and dies."""
 
     def die(progress: Progress) -> None:
         if 2 * progress.done >= progress.total:
@@ -208,7 +208,7 @@ def main() -> None:
     parser.add_argument("--half", nargs=4, help=argparse.SUPPRESS)  # what `resume_driver` runs
     asked = parser.parse_args()
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # Ray tells of killed workers on stdout
+    os.dup2(2, 1)  # Ray reports killed workers on stdout
     if asked.half:
         path, output, size, address = asked.half
         draw_half(Path(path), int(size), Path(output), address, answers)

@@ -138,7 +138,7 @@ WAYS_OF_RANKS = {
 
 
 class Counting(operators.Listener):
-    """Counts how often each value is told, and keeps the last one."""
+    """Counts how often each value is reported, and keeps the last one."""
 
     def __init__(self) -> None:
         self.health = Health()
@@ -163,7 +163,7 @@ class Counting(operators.Listener):
 
 
 class Result(NamedTuple):
-    """What STEPS steps gave: the numbers of each step, how often each name was told in it, losses, breaks."""
+    """What STEPS steps gave: the numbers of each step, how often it reported each name, losses, breaks."""
 
     numbers: list[dict[str, float]]
     times: list[dict[str, int]]
@@ -231,7 +231,7 @@ def faults(way: Way, kinds: tuple[str, ...], backend: str, plain: Result | None 
         times = [step.get(kind, 0) for step in tapped.times]
         mine = list(common)
         if times != [wanted * (1 + is_twice)] * STEPS:  # a buffer holds the last value of a name
-            mine.append(f"told {times} times")
+            mine.append(f"reported {times} times")
         if eager is not None and kind in ("scalar", "gradient"):
             for step, (a, b) in enumerate(zip(tapped.numbers, eager.numbers, strict=True)):
                 if abs(a.get(kind, 0.0) - b.get(kind, 0.0)) > 1e-2 * (way.context is amp) + 1e-6:
@@ -324,11 +324,11 @@ def block_us(step: Callable[[Tensor, Tensor], Tensor], run: ds.Run, x: Tensor, m
 
 
 def print_costs(rounds: int, backend: str) -> None:
-    """The CPU time of a tap in a run that records, and in one to which nobody listens."""
+    """The CPU time of a tap in a run that records, and in one without a listener."""
     torch.set_num_threads(1)
     x = torch.randn(8, 64)
     print(f"torch {torch.__version__}; microseconds of CPU of a tap, median of {rounds} rounds\n")
-    print("| tap | mode | recorded | nobody listens | limit |")
+    print("| tap | mode | recorded | no listener | limit |")
     print("|---|---|---|---|---|")
     for kind in ("scalar", "gradient", "histogram"):
         more = torch.rand(TAPS, 1 if kind == "scalar" else 8).requires_grad_(kind == "gradient")

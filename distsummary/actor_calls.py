@@ -36,7 +36,7 @@ class _Calls:
         self.forget()
 
     def forget(self) -> None:
-        """Start anew: the threads of a parent process do not exist in its fork."""
+        """Start from scratch: the threads of a parent process do not exist in its fork."""
         self._inside: Counter[int] = Counter()
         self._ending: int | None = None  # the thread that shuts Ray down
         self._changed = threading.Condition()

@@ -30,7 +30,7 @@ _STATE_KEYS = {
     "incomplete": "missing",
 }  # in a rank's health
 PROCESS = ("pid", "pid_space", "pid_start")  # the fields of a Topology that identify a process
-_FIRST = ("rank", "host", *PROCESS, "session", "source")  # what run.json tells of the rank that came first
+_FIRST = ("rank", "host", *PROCESS, "session", "source")  # what run.json says of the rank that came first
 _STRONGER = {  # state of a run -> the states that it does not replace
     "failed": ("failed",),
     "interrupted": ("failed", "interrupted"),
@@ -45,7 +45,7 @@ class Registration:
     """What a rank learns when it joins a run: `run_id` is 16 hex digits, `attempt` counts from 0.
 
     `created` is when the run was created, in seconds since the epoch; 0: unknown. `nonce` is that of the
-    manifest on the host where the rank was registered, so that the rank can tell whether it sees the same.
+    manifest on the host where the rank was registered, so that the rank can check whether it sees the same.
     `protocol` is that of the aggregator. `deals` are those of the attempt so far.
     """
 
@@ -76,10 +76,10 @@ def note_evaluation(run_dir: RunDir, topology: Topology, attempt: int) -> bool:
 def note_deaths(
     run_dir: RunDir, role: str, attempt: int, deaths: Mapping[int, str], *, state: str = "lost"
 ) -> None:
-    """Note why ranks died without telling it themselves, such as "killed by signal 9 (SIGKILL)".
+    """Note why ranks died without reporting it themselves, such as "killed by signal 9 (SIGKILL)".
 
-    For launchers and others that see it. The first reason is kept. Of a rank that told its end, its own word
-    holds. Raises StaleAttemptError for an unknown attempt, and as `update_manifest`.
+    For launchers and others that see it. The first reason is kept. Of a rank that reported its end, its own
+    word holds. Raises StaleAttemptError for an unknown attempt, and as `update_manifest`.
 
     Args:
         deaths: rank -> reason.
@@ -111,7 +111,7 @@ def note_deaths(
 def attempts_seen(run_dir: RunDir, manifest: Manifest, topology: Topology) -> list[Manifest]:
     """The attempts of a rank's role, each with its `ranks` as far as this rank looks at them.
 
-    These are the rank itself and, where that does not tell its attempt, ranks spread over the newest attempt
+    These are the rank itself and, where that does not say its attempt, ranks spread over the newest attempt
     and over the newest of the same start.
     """
     attempts = [entry | {"ranks": {}} for entry in manifest["attempts"] if entry["role"] == topology.role]
@@ -286,7 +286,7 @@ def is_superseded(manifest: Manifest, entry: Manifest) -> bool:
 
 
 def rank_states(entry: Manifest) -> dict[str, str]:
-    """Rank -> the state that it told, of an attempt with its ranks (see `with_ranks`).
+    """Rank -> the state that it reported, of an attempt with its ranks (see `with_ranks`).
 
     running; finished; incomplete: it finished, but events are missing from its files (a full disk; the reason
     is `missing` in its health); failed: its training raised; interrupted: Ctrl-C,
@@ -296,12 +296,12 @@ def rank_states(entry: Manifest) -> dict[str, str]:
 
 
 def with_ranks(run_dir: RunDir, entry: Manifest) -> Manifest:
-    """The manifest's entry of an attempt, and in `ranks` what each of its ranks tells in its own file."""
+    """The manifest's entry of an attempt, and in `ranks` what each of its ranks reports in its own file."""
     return entry | {"ranks": ranks_of(run_dir, entry)}
 
 
 def is_complete(entry: Manifest) -> bool:
-    """Whether every rank of the attempt (with its ranks) has joined and then told its end."""
+    """Whether every rank of the attempt (with its ranks) has joined and then reported its end."""
     states = rank_states(entry).values()
     return len(states) == entry["world_size"] and all(state in ENDED for state in states)
 

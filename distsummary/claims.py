@@ -38,7 +38,7 @@ FAR_POLL_S = 0.5
 class OpenTraining:
     """A training of this process, which may not begin while another one of the same rank is open in the run.
 
-    The manifest cannot tell these apart: it names the process of a rank.
+    The manifest cannot distinguish these: it names the process of a rank.
 
     Args:
         place: the line that made the run. resumes: it replaces one that failed and may still be open.
@@ -128,7 +128,7 @@ def refuse_other_world(run_dir: RunDir, entry: Manifest, topology: Topology) -> 
 def refuse_reuse(run_dir: RunDir, topology: Topology, *, refuse_finished: bool) -> None:
     """See `refuse_taken`; for a rank that has not joined the run. Also sees jobs on other machines.
 
-    Whether a process on another machine lives, cannot be asked. If one was heard lately, this waits FAR_S for
+    Whether a process on another machine lives, cannot be asked. If one was seen lately, this waits FAR_S for
     its next heartbeat.
     """
     manifest = run_dir.read_manifest()
@@ -256,7 +256,7 @@ def next_run_dir(run_dir: RunDir, topology: Topology) -> RunDir:
     is_free = False
 
     def mark(manifest: Manifest) -> str:
-        """The job, in a form that names nobody."""
+        """The job, in a form that names no one."""
         return job_of(masked(topology, str(manifest["run_id"])).incarnation)
 
     def is_decided(manifest: Manifest) -> bool:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # Messages name arguments of Python functions; the command line names its options instead. An argument is
 # recognised by the "=" after it (ARGUMENTS), or at the beginning of a message as its subject (FIELDS).
 WORDS = {
-    "resume=False": "--anew",
+    "resume=False": "--fresh",
     "gpus_per_worker": "--gpus-per-worker",
     "the same call": "the same command",
     "'merged', None or one of": "'merged' or one of",
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         kept = "what was written so far is readable"
         # An interrupted landscape (LandscapeCancelled) keeps its finished points in the journal.
         if any(grid.computed.any() for grid in getattr(stop, "grids", {}).values()):
-            kept += f", and the same command{' without --fresh' if options.fresh else ''} goes on from there"
+            kept += f", and the same command{' without --fresh' if options.fresh else ''} resumes from there"
         printed(f"distsummary {options.verb}: {str(stop) or 'interrupted'}; {kept}", file=sys.stderr)
         return 130
 
@@ -216,7 +216,7 @@ def merge(options: argparse.Namespace) -> None:
         printed(f"{report.path}: {report.steps} steps of {len(report.ranks)} ranks")
         if report.completed:
             printed(
-                f"  steps that the merged run lacked or had of fewer ranks: {report.completed}, now completed"
+                f"  steps that the merged run missed or had of fewer ranks: {report.completed}, now completed"
             )
         if report.short_norms:
             printed(f"  norms of parameters that are NaN, as parts are missing: {report.short_norms}")
@@ -296,12 +296,12 @@ def refuse_centring(value: str) -> None:
     argument("--gpus-per-worker", type=float, help="GPUs of each worker, or a share of one (1)"),
     argument("--engine", default="auto", help="auto, row, or the engine of an earlier landscape"),
     argument("--memory", choices=("inference",), help="inference: compute within the model's own memory"),
-    argument("--anew", action="store_true", help="start again instead of resuming an interrupted landscape"),
+    argument("--fresh", action="store_true", help="start again instead of resuming an interrupted landscape"),
     example="landscape runs/digits train:factory --size 31",
 )
 def landscape(options: argparse.Namespace) -> None:
     """Draw loss landscapes around the trajectory of a run."""
-    with ExitStack() as before_and_after:  # of the points, which tell of themselves
+    with ExitStack() as before_and_after:  # of the points, which report their own progress
         before_and_after.enter_context(showing_progress("landscape"))
         import distsummary as ds
         from distsummary.landscapes.directions.sources import is_single

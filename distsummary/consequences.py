@@ -1,4 +1,4 @@
-"""Recognises the ends of ranks that follow from the end of another rank, which is to be told first."""
+"""Recognises the ends of ranks that follow from the end of another rank, which is to be reported first."""
 
 import re
 

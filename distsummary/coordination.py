@@ -3,7 +3,7 @@
 An attempt is one start of the job; a restart gets the next number. A rank asks the run's coordinator for its
 attempt. Under Ray, this is the aggregator actor; otherwise a LocalCoordinator, which uses only files.
 
-`run.json` tells of the run alone. Each rank tells of itself in a file of its own (see `rank_manifest`), so
+`run.json` describes the run alone. Each rank describes itself in a file of its own (see `rank_manifest`), so
 that thousands of ranks do not wait for one lock:
 
 - The first rank of a start enters the attempt in run.json under the run's lock. The others find it there
@@ -15,7 +15,7 @@ that thousands of ranks do not wait for one lock:
   first that still runs or whose end was shown after its own: that one looks too, and sees this end. Only the
   last to be shown finds neither, and sets the state of the run. N ranks look at about N log N files in all,
   whether they leave one after the other or at once. With an aggregator, it counts in memory instead.
-- Nobody writes into another rank's file. A dead rank therefore stays `running` there and in run.json, and
+- No one writes into another rank's file. A dead rank therefore stays `running` there and in run.json, and
   readers conclude that it is lost (see `states`); what a launcher learns of a death, it adds to run.json.
 """
 
@@ -55,13 +55,13 @@ CLAIMS = 3  # a rank that another process takes at the same moment chooses its a
 
 
 class Listener(Protocol):
-    """Hears, while the ranks train, what a collector has written; can be pickled."""
+    """Receives, while the ranks train, what a collector has written; can be pickled."""
 
     def report(self, digest: Any) -> None:
-        """Hear a `Digest`. Never waits and never raises: what is not heard is in the files."""
+        """Receive a `Digest`. Never waits and never raises: what is not received is in the files."""
 
     def settle(self, timeout_s: float) -> None:
-        """Wait until what was told has arrived, at most `timeout_s` seconds; never raises."""
+        """Wait until what was reported has arrived, at most `timeout_s` seconds; never raises."""
 
 
 class Coordinator(Protocol):
@@ -75,7 +75,7 @@ class Coordinator(Protocol):
         """
 
     def beat(self, topology: Topology, attempt: int, heartbeat: Heartbeat) -> tuple[Deal, ...]:
-        """Tell that this rank lives and how far it is; returns the deals of the attempt so far."""
+        """Report that this rank lives and how far it is; returns the deals of the attempt so far."""
 
     def finish(self, topology: Topology, attempt: int, health: Mapping[str, int | str]) -> None:
         """Leave the run after everything is written; the last rank's call may start merging the files."""
@@ -84,11 +84,11 @@ class Coordinator(Protocol):
         """Report that an evaluation was added to the files of a training's attempt, without a new attempt."""
 
     def listener(self) -> Listener | None:
-        """Who hears what collectors have written; None: nobody, the files are read instead."""
+        """The receiver of what collectors have written; None: there is none, the files are read instead."""
 
     @property
     def on_written(self) -> Callable[[Any], None] | None:
-        """Takes each `Batch` that this process has written, in the writer's thread; None: nobody does."""
+        """Takes each `Batch` that this process has written, in the writer's thread; None: nothing does."""
 
 
 class LocalCoordinator:
@@ -180,8 +180,8 @@ class LocalCoordinator:
     def leave(self, topology: Topology, attempt: int, health: Mapping[str, int | str]) -> Manifest:
         """Write the rank's end into its file; returns the manifest's entry of the attempt.
 
-        `health` may have, beside the rank's counters, `failed` or `interrupted` with `error` (what the
-        training raised), and `missing` (why events are missing from the files).
+        `health` may have, in addition to the rank's counters, `failed` or `interrupted` with `error` (what
+        the training raised), and `missing` (why events are missing from the files).
 
         Raises InvalidValueError if the rank never joined the attempt, StaleAttemptError if the job was
         started again, RunDirError if the file cannot be written.
@@ -219,7 +219,7 @@ class LocalCoordinator:
             )
 
     def listener(self) -> None:
-        """Nobody listens."""
+        """No one listens."""
 
     on_written = None  # the aggregator, if there is one, reads the files
 

@@ -75,7 +75,7 @@ class Steps:
 
 
 class Heartbeat(NamedTuple):
-    """What a rank tells about itself, every BEAT_S.
+    """What a rank reports about itself, every BEAT_S.
 
     `step`: the newest recorded one; 0 before the first. `phase`: what the process does, such as "training".
     `step_s`: seconds a step, the mean of the last 30 s; 0 if none was made. `total`: how many steps the

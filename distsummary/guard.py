@@ -9,7 +9,7 @@ Behind a door our code may fail at any line. These exceptions pass a door unchan
 - errors of distsummary that are raised on purpose: by the door itself, by a function with the decorator
   `check` that the door calls directly, or by one with the decorator `deliberate` at any depth.
 
-The traceback tells which of these an exception is, so that nothing is paid for it while nothing is raised.
+The traceback shows which of these an exception is, so that nothing is paid for it while nothing is raised.
 """
 
 import functools
@@ -92,7 +92,7 @@ class Guard:
 
     Args:
         failures: returns what counts the failures; by default, they are logged.
-        mend: called after each failure; brings the object into a state in which it can go on.
+        mend: called after each failure; brings the object into a state in which it can continue.
         clock: returns seconds.
 
     Attributes:
@@ -188,7 +188,7 @@ def door(
     Args:
         otherwise: called in place of the method if that fails or is switched off, with the same arguments;
             its result is returned. By default None is.
-        again: if the method fails, it is called a second time; for methods that go on where they stopped.
+        again: if the method fails, it is called a second time; for methods that continue where they stopped.
     """
 
     def decorate(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:

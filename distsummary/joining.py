@@ -1,4 +1,4 @@
-"""How a rank joins its run: by Ray's aggregator, beside an aggregator process, or by the manifest alone."""
+"""How a rank joins its run: by Ray's aggregator, with an aggregator process, or by the manifest alone."""
 
 from distsummary import topology as topologies
 from distsummary.aggregate.alone import LoneRank

@@ -239,7 +239,7 @@ class _Rank:
             sys.last_value = error
             raise ended_by(error) from error
         except BaseException as error:
-            sys.last_value = error  # tells exit handlers that the process failed, as the interpreter would do
+            sys.last_value = error  # shows exit handlers that the process failed, as the interpreter would do
             raise
 
     def leave(self, is_received: bool) -> None:
@@ -356,7 +356,7 @@ def _wait(
 ) -> list[Any]:
     """The results of all ranks; raises RanksFailedError at most GRACE_S after the first failure.
 
-    `deaths` then gets the ranks that died or were stopped, and why: they cannot tell it themselves.
+    `deaths` then gets the ranks that died or were stopped, and why: they cannot report it themselves.
     """
     rank_of = {reference: rank for rank, reference in enumerate(running)}
     results: dict[int, Any] = {}
@@ -392,7 +392,7 @@ def _wait(
 
 
 def _interrupt(running: list[Any], places: Sequence[Place]) -> None:
-    """Ask the ranks to end, as Ctrl-C asks this process, and wait: then they tell it and close their files.
+    """Ask the ranks to end, as Ctrl-C asks this process, and wait: then they report it and close their files.
 
     Ray blocks SIGINT in its workers and raises SystemExit in them at SIGTERM.
     """

@@ -27,7 +27,7 @@ KEPT = 16  # attempts
 
 @dataclass(frozen=True, slots=True)
 class RankFacts:
-    """What a rank tells of itself at its first step, to be compared with other ranks.
+    """What a rank reports of itself at its first step, to be compared with other ranks.
 
     Attributes:
         settings: name -> text; None: not known.

@@ -1,4 +1,4 @@
-"""The manifest.json of a rank: a small file in which the rank tells its own state, and nobody else writes.
+"""The manifest.json of a rank: a small file in which the rank reports its own state, and no one else writes.
 
 It lies in the rank's directory, for a run of one rank in the run dir itself:
 
@@ -30,7 +30,7 @@ from distsummary.run_records import RankRecord
 from distsummary.topology import Topology
 
 FORMAT = 1
-SILENT_S = 30.0  # six heartbeats: a rank that was not heard for so long is taken for dead
+SILENT_S = 30.0  # six heartbeats: a rank that was not seen for so long is taken for dead
 CLAIM_S = 60.0  # how long a rank waits for another process that claims the same rank
 _REMEDY = "rebuild it with: distsummary fsck --repair"
 _BLOCK = 512  # bytes, the unit of st_blocks
@@ -42,8 +42,9 @@ os.register_at_fork(after_in_child=_locks.clear)  # a thread of the parent may h
 class RankEntries(NamedTuple):
     """What a rank's file says: the entries of its attempts.
 
-    `heard`: when it was last written, in seconds since the epoch by the file system's clock. `shown_ns`: when
-    it got its name, and so could be seen, in nanoseconds. `error`: why it cannot be read; empty if it was.
+    `last_seen`: when it was last written, in seconds since the epoch by the file system's clock. `shown_ns`:
+    when it got its name, and so could be seen, in nanoseconds. `error`: why it cannot be read; empty if it
+    was.
     """
 
     last_seen: float
@@ -95,7 +96,7 @@ class RankManifest:
             lock.release()
 
     def beat(self, attempt: int, heartbeat: Heartbeat) -> None:
-        """Tell a heartbeat, unless the rank has told its end or a later attempt of the rank has begun."""
+        """Write a heartbeat, unless the rank has reported its end or has begun a later attempt."""
 
         def report(entry: Manifest, now: float) -> None:
             entry["heartbeat"] = {"time": now, **heartbeat._asdict()}
@@ -108,7 +109,7 @@ class RankManifest:
                 self._write(attempts, attempt, report)
 
     def leave(self, attempt: int, state: str, *, error: str, health: Mapping[str, int | str]) -> None:
-        """Tell how the rank ended, and as `step` in its health the newest step, which ends the heartbeats.
+        """Report how the rank ended, and as `step` in its health the newest step, which ends the heartbeats.
 
         Raises InvalidValueError if the rank never claimed its place in the attempt.
         """
@@ -229,7 +230,7 @@ def read_ranks(
 
 
 def ranks_of(run_dir: RunDir, attempt: Manifest, ranks: Collection[int] | None = None) -> dict[str, Manifest]:
-    """Rank -> its entry of an attempt, with `heard` and `shown_ns` (see Told), as far as it entered it.
+    """Rank -> its entry of an attempt, with `last_seen` and `shown_ns` (see RankEntries), if it entered it.
 
     A file that cannot be read gives an entry in state unknown. `ranks`: see `read_ranks`.
     """
@@ -237,7 +238,7 @@ def ranks_of(run_dir: RunDir, attempt: Manifest, ranks: Collection[int] | None =
 
 
 def entries_of(attempt: Manifest, record: Mapping[int, RankEntries]) -> dict[str, Manifest]:
-    """See `ranks_of`; `told` is what `read_ranks` returned for the attempt's role and world size."""
+    """See `ranks_of`; `record` is what `read_ranks` returned for the attempt's role and world size."""
     found: dict[str, Manifest] = {}
     for rank, one in record.items():
         entry = one.entry(attempt["attempt"])

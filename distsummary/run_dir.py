@@ -84,7 +84,7 @@ class RunDir:
 
     @property
     def alerts_path(self) -> Path:
-        """Where it is kept which ranks were told to be slow, stuck or sick: one JSON object a line."""
+        """The file of the ranks that were reported as slow, stuck or sick: one JSON object a line."""
         return self.base / "alerts.jsonl"
 
     @property
@@ -141,16 +141,16 @@ class RunDir:
     def numbered_dirs(self) -> dict[int, Path]:
         """Number -> the directory that a script names `path + str(number)`; empty if there is none.
 
-        These are numbers in the run dir, as for the path `runs/`, or else beside it, as for `runs/summary`.
+        These are numbers in the run dir, as for the path `runs/`, or else next to it, as for `runs/summary`.
         """
         inside = {number: path for path in _children(self.base) if (number := _number(path.name)) is not None}
-        beside = {
+        adjacent = {
             number: path
             for path in _children(self.base.parent)
             if path.name.startswith(self.base.name)
             and (number := _number(path.name[len(self.base.name) :])) is not None
         }
-        return dict(sorted((inside or beside).items()))
+        return dict(sorted((inside or adjacent).items()))
 
     def without_number(self) -> tuple["RunDir", int] | None:
         """The run dir that this one belongs to by `numbered_dirs`, and the number; None without a number."""
@@ -318,7 +318,7 @@ def _number(text: str) -> int | None:
 def refuse_temporary(field: str, path: str | os.PathLike[str]) -> None:
     """Raise InvalidValueError for a relative path where the working directory is Ray's copy of a job's files.
 
-    Ray unpacks the `working_dir` of a job anew on each node, and removes it when the job has ended.
+    Ray unpacks the `working_dir` of a job again on each node, and removes it when the job has ended.
     """
     if os.path.isabs(os.path.expanduser(path)) or not _RAY_COPY.search(here := os.getcwd()):
         return

@@ -223,7 +223,7 @@ class CollectiveRecord(NamedTuple):
 
 
 class StuckRecord(TypedDict):
-    """The stuck.json of a rank; see `diagnosis.stuck.Telling`."""
+    """The stuck.json of a rank; see `diagnosis.stuck.RankReport`."""
 
     format: int
     is_over: bool

@@ -39,7 +39,7 @@ class _Sibling(NamedTuple):
 class SiblingRun(RunDir):
     """The run dir PREFIX of ranks in `PREFIX0`, `PREFIX1` and so on.
 
-    Its manifest is that of PREFIX with the attempts that the ranks' own manifests tell.
+    Its manifest is that of PREFIX with the attempts that the ranks' own manifests list.
 
     Args:
         path: PREFIX.
@@ -188,7 +188,7 @@ def _mixed(run: RunDir, texts: list[str]) -> RunDirError:
 
 
 def _differences(ranks: Mapping[int, _Sibling]) -> list[str]:
-    """What the manifests of nested siblings tell differently of the same attempt."""
+    """What the manifests of nested siblings say differently of the same attempt."""
     reported: dict[tuple[str, int], tuple[Path, Manifest]] = {}
     for one in ranks.values():
         for entry in one.manifest["attempts"]:
@@ -204,7 +204,7 @@ def _differences(ranks: Mapping[int, _Sibling]) -> list[str]:
 
 
 def _plain_differences(ranks: Mapping[int, _Sibling]) -> list[str]:
-    """What the files of plain siblings tell differently: when they were written, and what was trained."""
+    """What the files of plain siblings say differently: when they were written, and what was trained."""
     from distsummary.reading.reader import read_lineage  # see `_look`
 
     places = [one.path for one in ranks.values()]

@@ -1,8 +1,8 @@
 """The states of a run, its attempts and its ranks, derived by the reader from run.json and the ranks' files.
 
-A rank tells its own state in its file: running, finished, incomplete (finished, but events are missing from
-its files), failed (its training raised) or interrupted. Nobody writes that a rank is dead; who reads the run
-concludes it. Of a rank that told no end:
+A rank reports its own state in its file: running, finished, incomplete (finished, but events are missing
+from its files), failed (its training raised) or interrupted. No one writes that a rank is dead; who reads
+the run concludes it. Of a rank that reported no end:
 
 - superseded: a later start of the job has replaced it;
 - lost: its launcher noted its death, or its process is gone from this machine, or its file was not written
@@ -10,7 +10,7 @@ concludes it. Of a rank that told no end:
 - running: otherwise.
 
 Ranks that never registered are `missing`, not lost: a training may record on one of its ranks only. Nothing
-follows from the silence of an aggregator, from an evaluation beside the training, or from older attempts.
+follows from the silence of an aggregator, from an evaluation next to the training, or from older attempts.
 """
 
 import os
@@ -29,7 +29,7 @@ from distsummary.topology import is_alive
 LOST_S = SILENT_S
 NO_END = "it recorded no end"
 TERMINATED = "Terminated: "  # the error of a rank that SIGTERM or SIGHUP ended
-GONE, SILENT = "its process is gone from", "its heartbeats stopped"  # why a rank is lost, if nobody told
+GONE, SILENT = "its process is gone from", "its heartbeats stopped"  # why a rank is lost, if not reported
 STATES = ("failed", "interrupted", "running", "lost", "superseded", "unknown")  # of an attempt, first first
 
 
@@ -55,13 +55,13 @@ class RankState:
             the step is None if there was no heartbeat.
         own_ms, wait_ms: milliseconds a step that it worked by itself and that it waited for others, likewise;
             None if they were not measured.
-        heard_s: seconds since the rank last told anything.
-        lost_since: of a lost rank, when it last told anything, in seconds since the epoch; else None.
+        last_seen_s: seconds since the rank last reported anything.
+        lost_since: of a lost rank, when it last reported anything, in seconds since the epoch; else None.
         error: what its training raised: the type and the message's first line.
         reason: why it is lost, or what else is known about its end; of a superseded rank, what the later
             attempt hides.
         host, pid: its process. process: the same for `topology.is_alive`.
-        health: its counters, told at its end; before, `dropped` alone, by its last heartbeat.
+        health: its counters, reported at its end; before, `dropped` alone, by its last heartbeat.
     """
 
     role: str
@@ -84,7 +84,7 @@ class RankState:
 
     @property
     def dropped(self) -> int | None:
-        """How many values it has dropped; None if it has not told."""
+        """How many values it has dropped; None if it has not reported it."""
         count = self.health.get("dropped")
         return count if isinstance(count, int) else None
 
@@ -100,8 +100,8 @@ class AttemptState:
         started: seconds since the epoch.
         ranks: those that registered, by rising number. missing: those that never did.
         failure: the first one in time, but a cause before its consequences, such as the broken connections
-            of other ranks; None if nobody told of a failure or a death: of ranks that only fell silent,
-            nobody knows which one was the first.
+            of other ranks; None if no one reported a failure or a death: of ranks that only fell silent,
+            no one knows which one was the first.
     """
 
     role: str
@@ -207,9 +207,9 @@ def _attempt(
         failures += [Failure(one.rank, one.reason, now - one.last_seen_s) for one in silent]
 
     def precedence(failure: Failure) -> tuple[bool, bool, float]:
-        """What follows from the end of another rank comes last, also if it was told before that end was seen.
+        """What follows from the end of another rank comes last, also if reported before that end was seen.
 
-        Of a death that nobody saw, only the last heartbeat is known, not the time.
+        Of a death that no one saw, only the last heartbeat is known, not the time.
         """
         return follows_from_another(failure.error), failure.rank in unseen, failure.time
 
@@ -301,7 +301,7 @@ def _rank(
 
 
 def is_silent(rank: RankState) -> bool:
-    """Whether a rank is known to have died without telling its end."""
+    """Whether a rank is known to have died without reporting its end."""
     return rank.state == "lost" or (rank.state == "superseded" and rank.reason != NO_END)
 
 

@@ -66,7 +66,7 @@ def histogram(name: str, value: Tensor) -> None:
 
 
 def gradient(name: str, x: Tensor, kind: str = "norm") -> Tensor:
-    """Record the gradient of the loss with respect to x; returns x, which the network has to go on with.
+    """Record the gradient of the loss with respect to x; returns x, which the network has to continue with.
 
     Example: `x = ds.summary.gradient("encoder", x)`.
 

@@ -1,7 +1,7 @@
 """What a long command does now: a line of the terminal that is written over, else a plain line at times.
 
 Code that works for long calls `doing`, which costs next to nothing and says nothing unless somebody opened
-`telling`, as the command line does.
+`showing_progress`, as the command line does.
 """
 
 import math
@@ -104,7 +104,7 @@ class _Progress(threading.Thread):
     """Shows every half second what `doing` noted last."""
 
     def __init__(self, name: str, stream: TextIO) -> None:
-        super().__init__(name="distsummary-telling", daemon=True)
+        super().__init__(name="distsummary-progress", daemon=True)
         self.lock = threading.Lock()
         self.line = TerminalLine(stream) if stream.isatty() else None
         self.over = threading.Event()
@@ -136,7 +136,7 @@ class _Progress(threading.Thread):
                         self.line(", ".join(parts))
                     else:
                         print(", ".join(parts), file=self._stream, flush=True)
-            except (OSError, ValueError):  # the stream was closed: nobody looks
+            except (OSError, ValueError):  # the stream was closed: no one looks
                 return
             wait = EVERY_S if self.line else min(longest, wait * 2)
 
@@ -145,7 +145,7 @@ _progress: _Progress | None = None
 
 
 def doing(text: str, done: float = 0, total: float = 0) -> None:
-    """Note what is being done now, such as "reading rank", and how much of it; total 0: nobody knows."""
+    """Note what is being done now, such as "reading rank", and how much of it; total 0: unknown."""
     if _progress is not None:
         _progress.noted = (text, done, total)
 
@@ -182,14 +182,14 @@ def announced(text: str) -> None:
 
 @contextmanager
 def showing_progress(name: str, stream: TextIO | None = None) -> Iterator[None]:
-    """While it is open, tell on stderr (or `stream`) what `doing` notes, from the first second on.
+    """While it is open, show on stderr (or `stream`) what `doing` notes, from the first second on.
 
     Where stderr is no terminal, as in a batch job, there is a line after 2 s and then after twice the time
     each, but at least every minute.
     """
     global _progress
     stream = stream or sys.stderr
-    if stream is None or _progress is not None:  # a process without stderr; or somebody tells already
+    if stream is None or _progress is not None:  # a process without stderr; or progress is shown already
         yield
         return
     progress = _progress = _Progress(name, stream)

@@ -40,11 +40,11 @@ class Terminated(KeyboardInterrupt):
 
 
 def on_termination(report: Callable[[Terminated], None], *, at_step_end: bool = False) -> Callable[[], None]:
-    """Call `tell` in a thread of its own when SIGTERM or SIGHUP ends this process; returns how to stop that.
+    """Call `report` in its own thread when SIGTERM or SIGHUP ends this process; returns how to stop that.
 
-    The training is not disturbed: nothing is raised in it, it goes on until `tell` has returned (or 20 s have
-    passed), and then the process dies of the signal, also if its main thread hangs in a collective operation.
-    Its exit status is that of the default action, -15 for SIGTERM.
+    The training is not disturbed: nothing is raised in it, it continues until `report` has returned (or 20 s
+    have passed), and then the process dies of the signal, also if its main thread hangs in a collective
+    operation. Its exit status is that of the default action, -15 for SIGTERM.
 
     Those with `at_step_end`, which wait for the end of the step and save it, are called first: the others
     then record that step, too.
@@ -85,14 +85,14 @@ class _Listener:
         for number in free:
             signal.signal(number, self._handler)
         self._handled += free
-        if free:  # with it, the thread hears of a signal although the main thread runs no Python code
+        if free:  # with it, the thread notices a signal although the main thread runs no Python code
             known = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
             if known not in (-1, self._writer):  # an event loop's
                 signal.set_wakeup_fd(known)
         self._callbacks.append((report, at_step_end))
 
     def remove(self, report: Callable[[Terminated], None]) -> None:
-        """Stop listening if nobody else listens; outside of the main thread the handlers have to stay."""
+        """Stop listening if no one else listens; outside of the main thread the handlers have to stay."""
         found = [each for each in self._callbacks if each[0] == report]
         if not found:
             return

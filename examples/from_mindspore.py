@@ -62,7 +62,7 @@ def small_dataset():
 
 
 def summary_collector():
-    """Records a training twice, first everything, then what it is told."""
+    """Records a training twice, first everything, then what its settings select."""
     ds_train = create_dataset()
     network = LeNet5(10)
     net_loss = nn.CrossEntropyLoss()
@@ -195,7 +195,7 @@ def summary_landscape():
                                                                          "num_samples": 2048,
                                                                          "intervals": [interval_1]},
                                                         device_ids=[1])
-    # that draws nothing, as the page has both False; unchanged, it draws what the training was told
+    # that draws nothing, as the page has both False; unchanged, it draws what the training was given
     grids = summary_landscape.gen_landscapes_with_multi_process(callback_fn, device_ids=[1])
     print("landscapes:", *(grid.tag for grid in grids.values()))
 
@@ -244,7 +244,7 @@ def monitors():
 
 
 def learning_rate_scheduler():
-    """Changes the learning rate as the training goes on."""
+    """Changes the learning rate as the training continues."""
 
     def learning_rate_function(lr, cur_step_num):
         if cur_step_num%1000 == 0:

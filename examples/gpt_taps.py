@@ -1,6 +1,6 @@
-"""A small GPT under torch.compile tells what happens in it: `python examples/gpt_taps.py runs/gpt_taps`
+"""A small GPT under torch.compile shows what happens in it: `python examples/gpt_taps.py runs/gpt_taps`
 
-Each block records three numbers that tell a diverging training early: its largest attention logit, the
+Each block records three numbers that show a diverging training early: its largest attention logit, the
 entropy of its attention, and the RMS of its output; and the gradient that flows through it. `norms=True` adds
 the norm of every parameter, its gradient and its update, and names the first that is NaN. The
 numbers come at every step; histograms and pictures of the attention at step 1 and every `collect_freq` steps.

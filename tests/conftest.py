@@ -7,7 +7,7 @@ os.environ["RAY_AUTH_MODE"] = "disabled"  # else a new local cluster writes ~/.r
 os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # what Ray's warning about num_gpus=0 asks for
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_BACKEND_LOG_LEVEL"] = "error"
-os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # else 15: workers hardly move beside busy tests
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # else 15: workers hardly move while busy tests run
 os.environ["GRPC_VERBOSITY"] = "ERROR"
 os.environ["MPLBACKEND"] = "Agg"
 # Before NumPy and torch: threads that wait for each other spin, and tripled the CPU of tests on small models.
@@ -92,7 +92,7 @@ def own_places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
     They are this process's own: what is there, its own tests left.
     """
-    tmp_path_factory.getbasetemp()  # beside the others, to be looked at when the tests are over
+    tmp_path_factory.getbasetemp()  # next to the others, to be looked at when the tests are over
     with tempfile.TemporaryDirectory(prefix="tests-", ignore_cleanup_errors=True) as place:
         before, former = tempfile.tempdir, os.getcwd()
         with pytest.MonkeyPatch.context() as patch:
@@ -196,7 +196,7 @@ def describe_process(process: psutil.Process) -> str:
     try:
         return f"pid {process.pid}: {' '.join(process.cmdline()) or process.name()}"
     except psutil.ZombieProcess:
-        return f"pid {process.pid}: ended, but nobody waited for it"
+        return f"pid {process.pid}: ended, but no one waited for it"
     except psutil.NoSuchProcess:
         return f"pid {process.pid}: gone"
 

@@ -17,7 +17,7 @@ def sigint(action: Any) -> Iterator[None]:
 
 
 class Dropping:
-    """Interrupts where Python can only report it and goes on: when it is destroyed."""
+    """Interrupts where Python can only report it and continue: when it is destroyed."""
 
     def __del__(self) -> None:
         signal.raise_signal(signal.SIGINT)

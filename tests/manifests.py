@@ -1,4 +1,4 @@
-"""The whole manifest of a run for assertions: run.json, and what each rank tells in its own file."""
+"""The whole manifest of a run for assertions: run.json, and what each rank reports in its own file."""
 
 from os import PathLike
 from typing import Any

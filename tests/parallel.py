@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
 RAY = "tests/ray/"
-# These files of tests/ray take half of its time, and have a cluster of their own beside that of the others.
+# These files of tests/ray take half of its time, and have a cluster of their own next to that of the others.
 DRAWING = ("test_absent_modules", "test_crew", "test_landscape", "test_summary_landscape")
 # What takes longest begins first, so that no process is left alone with it at the end.
 FIRST = (RAY, "tests/demo/", "tests/docs/test_examples.py", "tests/frameworks/", "tests/torture/")

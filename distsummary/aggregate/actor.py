@@ -30,7 +30,7 @@ NAMESPACE = "distsummary"
 ASIDE = "aside"  # the Ray concurrency group of the calls that are answered even during a merge
 _TRIES = 5
 RETRY_S = 0.5
-REGISTER_S = 60.0  # seconds after which a rank goes on without the aggregator's answer
+REGISTER_S = 60.0  # seconds after which a rank continues without the aggregator's answer
 NAMED_S = 10.0  # after so long without an answer, a rank that joins says what it waits for
 PING_S = 5.0  # how often `settle` asks whether the aggregator still answers, and how long it waits for that
 SERVES_S = 15.0  # how long `settle` waits for aggregators to say whether they serve the launch
@@ -72,7 +72,7 @@ def _get_or_start(run_dir: RunDir) -> Any:
 
 
 class AggregatorClient:
-    """A Coordinator that calls the aggregator actor, and keeps telling it that this process is alive.
+    """A Coordinator that calls the aggregator actor, and keeps reporting to it that this process is alive.
 
     If the actor does not answer in time, or after `ray.shutdown()`, the client uses the run dir without the
     actor: nothing is lost, but the merged run may have to be written by `distsummary merge`.
@@ -102,7 +102,7 @@ class AggregatorClient:
         return registration
 
     def beat(self, topology: Topology, attempt: int, heartbeat: Heartbeat) -> tuple[Deal, ...]:
-        """Tell that this rank lives, by the run dir; returns the deals that the aggregator wrote there.
+        """Report in the run dir that this rank lives; returns the deals that the aggregator wrote there.
 
         An aggregator that has ended, because it was killed or took all ranks for dead, is started again.
         """
@@ -175,7 +175,7 @@ class AggregatorClient:
         return getattr(self._local, method)(*args, **options)
 
     def listener(self) -> DigestListener:
-        """The aggregator hears what the collectors have written."""
+        """Sends the aggregator what the collectors have written."""
         return DigestListener(actor_name(self._run_dir), NAMESPACE, ASIDE)
 
     on_written = None  # the aggregator reads the files
@@ -184,7 +184,7 @@ class AggregatorClient:
 def settle(launch_id: str, deaths: Mapping[int, str] | None = None, state: str = "lost") -> None:
     """Make the aggregators of a launch write their merged runs now; call it once all its ranks have ended.
 
-    `deaths` are the ranks that died and why, `state` is how readers then name those that did not tell it.
+    `deaths` are the ranks that died and why; readers then give `state` to those that reported no end.
 
     Never raises. Waits at most SERVES_S for all aggregators in the cluster to say whether they serve the
     launch, then at most MERGE_S for those that serve it to merge.

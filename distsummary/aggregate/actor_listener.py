@@ -1,4 +1,4 @@
-"""DigestListener: tells the aggregator actor of a run what a rank's collector has written."""
+"""DigestListener: reports to the aggregator actor of a run what a rank's collector has written."""
 
 import contextlib
 import logging
@@ -19,10 +19,10 @@ ON_WAY = 8  # digests on their way to an aggregator that does not answer; more a
 
 
 class DigestListener:
-    """Sends digests to the aggregator of a run; can be pickled, and then begins anew.
+    """Sends digests to the aggregator of a run; can be pickled, and then starts from scratch.
 
     It finds the actor by its name, again when another has taken its place, and starts none. Nothing is
-    repeated: the aggregator reads in the files what it has not heard. Only one thread may use it.
+    repeated: the aggregator reads in the files what it has not received. Only one thread may use it.
 
     Args:
         name, namespace: of the actor.
@@ -79,7 +79,7 @@ class DigestListener:
         return self._actor
 
     def _receive_answers(self) -> None:
-        """Fetch the answers that have come, because Ray prints each error that nobody fetches."""
+        """Fetch the answers that have come, because Ray prints each error that is not fetched."""
         if not self._on_way:
             return
         come, self._on_way = ray.wait(self._on_way, num_returns=len(self._on_way), timeout=0)

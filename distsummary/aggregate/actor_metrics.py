@@ -23,7 +23,7 @@ class RankGauges:
         self._waiting = Gauge(WAITING_MS, "Milliseconds a step that a rank waits, mean of 30 s.", TAGS)
 
     def set(self, heartbeat: Heartbeat) -> None:
-        """Show what a heartbeat tells; times that were not measured stay as they were."""
+        """Show what a heartbeat reports; times that were not measured stay as they were."""
         self._step.set(heartbeat.step, self._tags)
         self._own.set(heartbeat.own_ms, self._tags)
         self._waiting.set(heartbeat.wait_ms, self._tags)

@@ -42,13 +42,13 @@ from distsummary.writing.health import error_line
 logger = logging.getLogger(__name__)
 
 ROUND_S = 0.5
-LOOK_S = 2.0  # seconds between two looks at the files in which the ranks tell their states
+LOOK_S = 2.0  # seconds between two looks at the files in which the ranks report their states
 LOOK_SHARE = 20  # a look that takes long, on a slow disk, is repeated after this many times as long
 JOIN_S = 30.0  # how long after the start of an attempt further ranks may join it; then the missing are named
-EVALUATED_S = 30.0  # how long after one rank the others may tell of their evaluations
+EVALUATED_S = 30.0  # how long after one rank the others may report their evaluations
 HIDDEN_S = 75.0  # how long a merge waits for files that do not show all yet; NFS caches sizes for up to 60 s
 GIVE_UP_S = 5.0  # how long a merge that fails is tried again
-REPORT_S = 10.0  # how long it stays to tell a launch that ends that a merge failed
+REPORT_S = 10.0  # how long it stays to report a failed merge to a launch that ends
 UNREADABLE_S = 60.0  # how long the aggregator stays although it cannot read how the ranks are
 GRACE_S = 2.0
 LAUNCHER_S = 90.0  # how long after the end of a rank its launcher may report why it died
@@ -63,16 +63,16 @@ class Aggregator:
     """A Coordinator that follows the ranks of a run; the data that they record do not pass through it.
 
     It learns from their files how the ranks are (see `states`). Their calls only make it faster, so that it
-    works the same as an actor, which the ranks call, and as a process that nobody calls. All its lasting
-    state is in the run dir: if it dies, the next one goes on where it stopped.
+    works the same as an actor, which the ranks call, and as a process that no one calls. All its lasting
+    state is in the run dir: if it dies, the next one continues where it stopped.
 
     Every ROUND_S its thread
 
     - appends to the merged run of the newest training (see LiveMerge),
-    - tells which rank is stuck, if one is (see `diagnosis/stuck.py`),
+    - reports which rank is stuck, if one is (see `diagnosis/stuck.py`),
     - deals the recording of equal values among the ranks that live (see `deal`),
     - settles each attempt none of whose ranks runs any more. If the merged run is not what a merge of all
-      files would give, because a rank told something late or an attempt repeated steps, it is merged anew.
+      files would give, because a rank reported something late or an attempt repeated steps, it merges again.
 
     When every attempt is settled, no rank has called for `grace_s` seconds, and `ds.launch` has reported why
     its ranks died (or has not for LAUNCHER_S), the thread ends and calls `on_end`; also if what is left could
@@ -113,7 +113,7 @@ class Aggregator:
         self._running: set[int] = set()  # ranks of the training that `_live` merges
         self._alerts = Alerts(self._run_dir)
         self._stuck = StuckRanks(self._run_dir, self._alerts)
-        self._is_blind = False  # a look for stuck ranks has raised something, which was told
+        self._is_blind = False  # a look for stuck ranks has raised something, which was logged
         self._watched: list[AttemptState] = []  # trainings of several ranks that run, or have just ended
         self._digests: deque[Digest] = deque(maxlen=MAX_DIGESTS)
         try:
@@ -135,7 +135,7 @@ class Aggregator:
             self._last_contact_s = time.monotonic()
 
     def digest(self, digest: Digest) -> None:
-        """Take what a rank's collector tells of a batch; never waits."""
+        """Take what a rank's collector reports of a batch; never waits."""
         self._digests.append(digest)
 
     def serves(self, launch_id: str) -> bool:
@@ -160,7 +160,7 @@ class Aggregator:
     def settle(self, launch_id: str, deaths: Mapping[int, str] = NO_DEATHS, state: str = "lost") -> None:
         """Settle the attempts of a launch whose processes have ended; returns when they are settled.
 
-        `deaths` and `state` say of ranks that could not tell it how they ended; see
+        `deaths` and `state` say how ranks ended that could not report it; see
         `coordination.note_deaths`.
         """
         if deaths:
@@ -175,8 +175,8 @@ class Aggregator:
         newest = newest_attempts(self._run_dir.read_manifest())
         keys = {_key(entry) for entry in newest if entry["incarnation"].startswith(launch_id)}
         for attempt in read_run(self._run_dir).attempts:
-            untold = {one.rank for one in attempt.ranks if one.state in ("running", "lost")}
-            died = {rank: reason for rank, reason in deaths.items() if rank in untold}
+            unreported = {one.rank for one in attempt.ranks if one.state in ("running", "lost")}
+            died = {rank: reason for rank, reason in deaths.items() if rank in unreported}
             if died and (attempt.role, attempt.attempt) in keys:
                 note_deaths(self._run_dir, attempt.role, attempt.attempt, died, state=state)
 
@@ -204,7 +204,7 @@ class Aggregator:
                 with self._changed:
                     if self._asked == self._answered:
                         self._changed.wait(ROUND_S)
-        except Exception:  # nobody waits for this thread; the rank files can still be merged later
+        except Exception:  # no one waits for this thread; the rank files can still be merged later
             logger.exception("%s: the aggregator ends; run: distsummary merge", self._run_dir.base)
         finally:
             if self._live is not None:  # of an attempt that went with its run.json
@@ -243,7 +243,7 @@ class Aggregator:
             return 0
 
     def _look(self) -> None:
-        """Look how the ranks are: which attempts go on, and which are over and not settled."""
+        """Look how the ranks are: which attempts still run, and which are over and not settled."""
         over: list[Manifest] = []
         watched: list[AttemptState] = []
         was_busy, self._is_busy = self._is_busy, False
@@ -300,7 +300,7 @@ class Aggregator:
         self._note(entry, "missing", {"ranks": [*missing], "after_s": JOIN_S})
 
     def _awaits_evaluations(self, entry: Manifest) -> bool:
-        """Whether some ranks have told of an evaluation, and others may still."""
+        """Whether some ranks have reported an evaluation, and others may still do so."""
         reported = len(entry.get("evaluated", []))
         if not reported or reported >= len(entry["ranks"]):
             return False
@@ -359,7 +359,7 @@ class Aggregator:
         found = {rank: file.entry(entry["attempt"]) for rank, file in files.items()}
         ranks = {rank: one for rank, one in found.items() if one is not None and one["heartbeat"]}
         if ranks.keys() != self._running:
-            return  # the first heartbeat of a rank tells its number of steps, which the deal needs
+            return  # the first heartbeat of a rank reports its number of steps, which the deal needs
         beats = {
             rank: Heartbeat(**{k: v for k, v in one["heartbeat"].items() if k in Heartbeat._fields})
             for rank, one in ranks.items()
@@ -407,7 +407,7 @@ class Aggregator:
             self._live, self._can_merge_live = None, False
 
     def _report_stuck(self) -> None:
-        """Tell which ranks of the trainings that run are stuck."""
+        """Report which ranks of the trainings that run are stuck."""
         for attempt in self._watched:
             try:
                 new = self._stuck.look(attempt)
@@ -415,7 +415,7 @@ class Aggregator:
                     self._live.show(new)
             except OSError as error:  # such as a full disk; the next round tries again
                 self._warn(f"which rank is stuck cannot be determined: {error_line(error)}")
-            except Exception:  # the merge goes on
+            except Exception:  # the merge continues
                 if not self._is_blind:
                     logger.exception("%s: which rank is stuck cannot be determined", self._run_dir.base)
                 self._is_blind = True
@@ -425,7 +425,7 @@ class Aggregator:
         return describe(run_dir, role, run_dir.read_manifest(), run_dir.rank_dirs(role))
 
     def _close_live(self, about: Description | None = None) -> LiveReport | None:
-        """End the live merge; returns what it wrote, None if the files of the ranks have to be merged anew.
+        """End the live merge; returns what it wrote, None if the files of the ranks have to be merged again.
 
         about: what the run says about itself, if the attempt is over.
         """

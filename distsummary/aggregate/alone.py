@@ -48,7 +48,7 @@ MOST_TABLES = 1 << 8  # of them that wait for a round, as of rows
 
 
 class LoneRank:
-    """A Coordinator that judges what its rank records, in a thread, beside the one that it wraps.
+    """A Coordinator that wraps another one, and judges in a thread what its rank records.
 
     What the writer has written passes by as packed rows, of which few have to be judged; see `_Sieve`.
 

@@ -1,4 +1,4 @@
-"""What a merged run says about itself beside its steps: lineage, settings and their end, and a text."""
+"""What a merged run says about itself apart from its steps: lineage, settings and their end, and a text."""
 
 import logging
 from collections.abc import Mapping, Sequence

@@ -15,8 +15,8 @@ from distsummary.reading.segments import segments
 class EarlierMerge:
     """On how many ranks each step of the merged files stands, and what a new merge makes of it.
 
-    `completed` counts the steps that the earlier files lacked or had of fewer ranks; it stays 0 if they do
-    not say on how many ranks their steps stand, or if there are none. Needs 64 bytes a step.
+    `completed` counts the steps that the earlier files did not have or had of fewer ranks; it stays 0 if
+    they do not say on how many ranks their steps stand, or if there are none. Needs 64 bytes a step.
 
     Args:
         directory: that of the merged files; all its event files are merged ones.
@@ -43,7 +43,7 @@ class EarlierMerge:
             self._kept[place] = True
 
     def lost(self, before: float) -> list[int]:
-        """The steps below `before` that the new merge lacks or has of fewer ranks, in rising order."""
+        """The steps below `before` that the new merge misses or has of fewer ranks, in rising order."""
         found = np.array(self._steps, np.int64)[~self._kept]
         return [step for step in found.tolist() if step < before]
 

@@ -30,9 +30,9 @@ LOCK = ".aggregator.lock"
 
 
 class Follower:
-    """Runs the run's Aggregator, which nobody calls here.
+    """Runs the run's Aggregator, which no one calls here.
 
-    Only one follower of a run works; a second one waits until the first has ended, then goes on from the
+    Only one follower of a run works; a second one waits until the first has ended, then continues from the
     files, or ends when there is nothing left to do.
     """
 

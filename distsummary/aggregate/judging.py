@@ -23,8 +23,8 @@ class Judging:
 
     Args:
         meshes: where the ranks are in the mesh.
-        tell: called with the attempt and each verdict that is new, ends, or costs much more than before; of a
-            slow rank, with all times at which it was so for that cause.
+        on_verdict: called with the attempt and each verdict that is new, ends, or costs much more than
+            before; of a slow rank, with all times at which it was so for that cause.
     """
 
     def __init__(self, meshes: Meshes, on_verdict: Callable[[int, Verdict], object] | None = None) -> None:
@@ -143,7 +143,7 @@ def by_attempt(ranks: RankFiles, rows: Rows) -> Iterable[tuple[Rows, int]]:
 def alert_values(changed: Iterable[Verdict], least: int = 0) -> Mapping[int, list[Value]]:
     """What the merged run shows of new verdicts: step -> a text for all, and the rank of the first.
 
-    `least`: a verdict that was told before this step is shown here.
+    `least`: a verdict that was reported before this step is shown here.
     """
     reported: dict[int, list[Verdict]] = {}
     for verdict in changed:

@@ -51,13 +51,13 @@ class LiveReport:
 
     Attributes:
         steps: how many steps the merged files of the attempt have.
-        short: how many of them were written while a rank that lived had not told them for 30 s.
+        short: how many of them were written while a rank that lived had not reported them for 30 s.
         late: how many values came after their step had been written without them, or could not be read or
             written when it was; the files of the ranks have them. Of what came late to an earlier LiveMerge
             of the attempt, it counts scalars that differ and values that are missing.
         sharded: how many shards could not be put together, as in `MergeReport`. short_norms: likewise.
         last_step: the highest step; last_s: the latest wall time, in seconds since the epoch.
-        last_steps: rank -> the highest step that it told.
+        last_steps: rank -> the highest step that it reported.
         damage: the parts of rank files that could not be read.
     """
 
@@ -80,14 +80,14 @@ class LiveReport:
 class LiveMerge:
     """Appends the merged run of one attempt, step by step, while the ranks train.
 
-    A step is written, with what `StatisticsRule` makes of it, when each living rank has told a later step,
-    or has told this one and then nothing for SILENT_S; or WAIT_S after the first rank told it. What comes
-    afterwards is still written if its tag has not been written at this or a later step, and otherwise counted
-    as late: a merge of the rank files has it. Ranks that have never been heard of count as living for
-    WAIT_S. Bulk values (histograms, images ...) come from the lowest rank that has them.
+    A step is written, with what `StatisticsRule` makes of it, when each living rank has reported a later
+    step, or has reported this one and then nothing for SILENT_S; or WAIT_S after the first rank reported it.
+    What comes afterwards is still written if its tag has not been written at this or a later step, and
+    otherwise counted as late: a merge of the rank files has it. Ranks that have never reported count as
+    living for WAIT_S. Bulk values (histograms, images ...) come from the lowest rank that has them.
 
-    The ranks are heard by `add`, and by `poll`, which reads the files of those that send nothing or of which
-    a digest was lost. An object for an attempt whose merged files exist goes on from them.
+    `add` receives what the ranks send, and `poll` reads the files of those that send nothing or of which
+    a digest was lost. An object for an attempt whose merged files exist continues from them.
 
     `add` may be called from any thread, the other methods from one. They never wait for a rank.
 
@@ -146,11 +146,11 @@ class LiveMerge:
         self._steps = self._short = self._late = 0
 
     def add(self, digest: Digest) -> None:
-        """Hear a rank's digest; it is taken by the next `poll` or `advance`."""
+        """Receive a rank's digest; the next `poll` or `advance` takes it."""
         self._receiver.add(digest)
 
     def poll(self, budget_s: float = POLL_S) -> None:
-        """Read what the files of the ranks hold that no digest told; may leave ranks to the next call."""
+        """Read what the files of the ranks hold that no digest reported; may leave ranks to the next call."""
         self._receiver.poll(budget_s)
 
     def advance(self, living: Collection[int], now: float) -> int:
@@ -251,7 +251,7 @@ class LiveMerge:
     def _counted(
         self, step: int, values: list[Value], pending: PendingStep, sampled: PendingStep | None
     ) -> list[Value]:
-        """The merged scalars of a step, with the ranks counted that have told only samples of the system."""
+        """The merged scalars of a step, with the ranks counted that have reported only system samples."""
         last = values[-1]
         if last.tag != RANKS_TAG or RANKS_TAG in self._recorded:
             return values
@@ -348,7 +348,8 @@ class LiveMerge:
         )
 
     def abandon(self) -> None:
-        """Close the files as they are: another LiveMerge may go on from them. What was due may be missing."""
+        """Close the files as they are: another LiveMerge may continue from them. Values that were due may
+        be missing."""
         self._files.abandon()
 
 

@@ -69,7 +69,7 @@ class LiveFiles:
     """Appends the merged values of one attempt to the files of a directory, in both dialects.
 
     After a restart, what the files hold already is not written again: the caller may give everything from
-    the first step on. A file that lacks its newest events, because the process died between the two
+    the first step on. A file without its newest events, because the process died between the two
     dialects, gets them first.
 
     Args:
@@ -79,8 +79,8 @@ class LiveFiles:
         begun: the time in the first record of each file, as in `WriterSpec`.
 
     Attributes:
-        differing: how many of the given values the files lack, although they hold the tag at a later step, or
-            hold with another number.
+        differing: how many of the given values the files do not have, although they hold the tag at a later
+            step, or hold with another number.
         last_step, last_s: the highest step that was written or is about to be, and the latest wall time.
         has_graph: whether a graph was written.
         left_out: how many steps were left out because the disk took nothing for long.

@@ -61,7 +61,7 @@ class MergeReport:
         missing_ranks: the ranks of the last attempt that have no directory.
         steps: how many steps were written. last_steps: rank -> its last step.
         completed: how many steps the merged files before, as an aggregator writes them while the ranks train,
-            lacked or had of fewer ranks; 0 if there were none.
+            did not have or had of fewer ranks; 0 if there were none.
         conflicts: fields of the lineage on which the ranks disagree.
         damage: the parts of rank files that could not be read. refused: values that could not be written.
         superseded: how many events were left out because a later attempt repeated their steps.
@@ -97,8 +97,8 @@ def merge_run(
 ) -> MergeReport:
     """Merge the directories of a run's ranks into one run in the run dir itself.
 
-    The files are written in MindSpore's and in TensorBoard's dialect; beside files that another program wrote
-    for TensorBoard, only in the latter. A scalar becomes its mean over the
+    The files are written in MindSpore's and in TensorBoard's dialect; next to files that another program
+    wrote for TensorBoard, only in the latter. A scalar becomes its mean over the
     ranks that recorded it at the step. Tags in KEY_TAGS or `key_tags`, and other tags in which the ranks
     differ, also get `<tag>/min`, `/median`, `/max` and `/argmax_rank` (see `statistics.StatisticsRule`). The
     graph and each histogram, tensor,
@@ -173,7 +173,7 @@ def merge_run(
 
 
 def formats_of(manifest: Manifest, directories: Iterable[Path]) -> tuple[str, ...]:
-    """The dialects of the merged run: beside the files of another writer of TensorBoard's, only that one."""
+    """The dialects of the merged run: next to the files of another writer of TensorBoard's, only that one."""
     has_attempts = bool(manifest["attempts"])
     is_ours = has_attempts or any(segments(one, MINDSPORE) or lineage_files(one) for one in directories)
     return DIALECTS if is_ours else (TENSORBOARD,)
@@ -215,7 +215,7 @@ def _merge_role(
         norms = AddedNorms(meshes)
         judging = Judging(meshes) if role == "train" else None
         hangs = [
-            hang._replace(verdict=replace(hang.verdict, until_step=None))  # each is shown where it was told
+            hang._replace(verdict=replace(hang.verdict, until_step=None))  # each is shown where reported
             for hang in (reported_hangs(run_dir) if role == "train" and ranks.attempts else ())
             if ranks.attempt_of(hang.verdict.reported_step) == hang.attempt  # and not repeated
         ]

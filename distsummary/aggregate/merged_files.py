@@ -163,7 +163,7 @@ class MergedFiles:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Remove everything that was not published; a full disk is told with what to do."""
+        """Remove everything that was not published; the error of a full disk says what to do."""
         written = 0
         for segment in self._segments.values():
             with contextlib.suppress(OSError):  # published, or never made

@@ -49,7 +49,7 @@ class Meshes:
         known = self._known.get((attempt, rank))
         if known is None:
             entry = None
-            with suppress(DistSummaryError):  # fsck tells of it; axes that are not known are told below
+            with suppress(DistSummaryError):  # fsck reports it; unknown axes are reported below
                 record = read_entries(self.directories[rank])
                 entry = record and record.entry(attempt)
             if not entry:
@@ -100,7 +100,8 @@ class AddedNorms:
     At each step the parts of a parameter are those of the ranks that differ in their coordinates on the axes
     that split it; of ranks that do not, the lowest counts, and of updates the lowest that measured it. The
     parts must have as many elements as the parameter: else its sums are NaN, since the norms of some rank
-    are missing. If the manifests lack an axis, each rank counts as a part, provided that all ranks are there.
+    are missing. If an axis is missing from the manifests, each rank counts as a part, provided that all ranks
+    are there.
 
     Attributes:
         short: how many parameters had no norm at a step, summed over steps.
@@ -121,7 +122,7 @@ class AddedNorms:
         """The merged norms of a step and their scalars; empty if no rank has any.
 
         Args:
-            attempt: of the step; in a new one, the past that `NormScalars` looks at begins anew.
+            attempt: of the step; in a new one, the past that `NormScalars` looks at begins again.
             by_rank: what the ranks recorded; what has no table (UnnamedNorms) is missing.
         """
         found = {rank: norms for rank, norms in sorted(by_rank.items()) if isinstance(norms, ParameterNorms)}

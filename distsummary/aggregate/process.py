@@ -33,7 +33,7 @@ START_S = 1.0  # how long rank 0 waits at its end for the start of an aggregator
 MERGE_WAIT_S = 10.0  # how long the last rank's `finish` waits for the merged run
 POLL_S = 0.1
 # Without `-P`, files in the working directory would hide modules of the standard library. The package is that
-# of this process, whatever its sys.path; what it imports is found as usual, then beside it.
+# of this process, whatever its sys.path; what it imports is found as usual, then next to it.
 _CODE = (
     "import sys; sys.path.insert(0, sys.argv[1]); import distsummary; sys.path.append(sys.path.pop(0)); "
     "del sys.argv[1]; from distsummary.aggregate.follow import main; main()"
@@ -43,7 +43,7 @@ _CODE = (
 class AggregatorProcess:
     """The aggregator as a child process, kept by a thread: it is started again when it dies, a few times.
 
-    Nobody waits for the start. The child has a session of its own, so that Ctrl-C in the terminal does not
+    No one waits for the start. The child has a session of its own, so that Ctrl-C in the terminal does not
     end it before the ranks have left the run; it ends by itself when the run is over. Its stderr is that of
     this process.
     """
@@ -133,7 +133,7 @@ class ProcessCoordinator(LocalCoordinator):
         """As of LocalCoordinator; says once if rank 0, which starts the aggregator, has not begun here.
 
         Ranks that were stopped, or whose heartbeats found no room on the disk, counted as lost, and the
-        aggregator may have ended. While rank 0 goes on it starts the next one, at ever longer intervals.
+        aggregator may have ended. While rank 0 continues, it starts the next one, at ever longer intervals.
         """
         if time.monotonic() > self._start_at_s:
             self._start(topology)
@@ -189,6 +189,6 @@ class ProcessCoordinator(LocalCoordinator):
         if is_merged or "running" in ended or entry is not newest_attempt(manifest, role):
             return False
         place = manifest.get("aggregator", {})
-        # On another host it cannot be known whether it lives; before it has told its place, it is starting.
+        # On another host it cannot be known whether it lives; until it has written its place, it starts.
         is_dead = bool(place) and is_alive(place) is False
         return not is_dead if self._process is None else self._process.is_kept

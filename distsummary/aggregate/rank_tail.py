@@ -55,9 +55,9 @@ class RankTail:
         self._changed_ns, self._changed_s = -1, 0.0  # the directory's time of change, and when it was noticed
 
     def reported(self, name: str, end: int) -> Place | None:
-        """Note that everything up to byte `end` of the file `name`, and in older files, has been told.
+        """Note that everything up to byte `end` of the file `name`, and in older files, has been reported.
 
-        Returns the place of what was told last: the part that was not known before.
+        Returns the place of what was reported last: the part that was not known before.
         """
         if not name:
             return None

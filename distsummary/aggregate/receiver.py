@@ -1,4 +1,4 @@
-"""Hears the ranks of one attempt: takes their digests, and reads the files of those that send none."""
+"""Follows the ranks of one attempt: takes their digests, and reads the files of those that send none."""
 
 import logging
 import math
@@ -21,8 +21,8 @@ from distsummary.format.scalar_rows import row_dtype, row_struct
 from distsummary.reading.reader import Damage, Piece, ReadEvent
 from distsummary.reading.scalar_columns import ScalarColumns
 
-WAIT_S = 30.0  # a step waits this long for ranks that have not told it, and no longer
-SILENT_S = 2.0  # a rank that has told a step, and nothing since, has told all of it
+WAIT_S = 30.0  # a step waits this long for ranks that have not reported it, and no longer
+SILENT_S = 2.0  # a rank that has reported a step, and nothing since, has reported all of it
 LOOK_S = 3.0  # the files of a rank that sends digests are looked at when it has sent none for this long
 POLL_S = 0.4  # the longest that one `poll` takes
 SLOW_S = 0.001  # a rank; a disk that takes longer is read by several threads at a time
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Rank:
-    """One rank: `seq` is the last event that was taken; `told` the last one that a digest has named.
+    """One rank: `seq` is the last event that was taken; `reported` the last one that a digest has named.
 
     Times are by the clock of `advance`; None: since its last call.
     """
@@ -52,7 +52,7 @@ class _Rank:
 
 
 class _Read(NamedTuple):
-    """What was read of one rank: `waited_s` is the time without the CPU; `told` is as in _Rank, before it."""
+    """What was read of one rank: `waited_s`: the time without the CPU; `reported`: as in _Rank, before it."""
 
     pieces: list[Piece]
     waited_s: float
@@ -61,7 +61,7 @@ class _Read(NamedTuple):
 
 
 class Receiver:
-    """Puts what the ranks tell into `waiting`, each event once, and knows how far they are.
+    """Puts what the ranks report into `waiting`, each event once, and knows how far they are.
 
     `add` may be called from any thread, the other methods from one.
 
@@ -102,7 +102,7 @@ class Receiver:
         return tuple(damage for rank in self._ranks.values() for damage in rank.tail.damage)
 
     def add(self, digest: Digest) -> None:
-        """Hear a rank's digest; it is taken by the next `poll` or `advance`."""
+        """Receive a rank's digest; the next `poll` or `advance` takes it."""
         self._inbox.append(digest)
 
     def _take_inbox(self) -> None:
@@ -126,7 +126,7 @@ class Receiver:
             table = np.frombuffer(rows, row_dtype(len(tags)))
             heads = zip(table["step"].tolist(), table["wall_time"].tolist(), strict=True)
             for row, (step, wall_s) in enumerate(heads):
-                while bulk and bulk[0].step < step:  # were told before: a step's values are told in order
+                while bulk and bulk[0].step < step:  # were reported before: values come in order
                     self._take_bulk(digest.rank, bulk.popleft(), place)
                 packed = rows[row * size : (row + 1) * size]
                 self._waiting.add_row(digest.rank, step, wall_s, tags, packed)
@@ -170,7 +170,7 @@ class Receiver:
         rank.seq = max(rank.seq, int(columns.seqs.max(initial=0)))
 
     def poll(self, budget_s: float = POLL_S) -> None:
-        """Read what the files of the ranks hold that no digest told; may leave ranks to the next call."""
+        """Read what the files of the ranks hold that no digest reported; may leave ranks to the next call."""
         self._take_inbox()
         end_s = time.monotonic() + budget_s
         order = [*range(self._next, len(self._ranks)), *range(self._next)]
@@ -228,7 +228,7 @@ class Receiver:
             rank.last_seen_s = None
         if not rank.tail.is_at_end:
             return False
-        rank.seq = max(rank.seq, read.reported)  # the files hold what was told, except for lineage
+        rank.seq = max(rank.seq, read.reported)  # the files hold what was reported, except for lineage
         rank.is_drained = rank.is_ended
         rank.looked_s = None
         return True
@@ -252,7 +252,7 @@ class Receiver:
         self._unread.clear()
 
     def floors(self, living: Collection[int], now: float) -> tuple[float, float]:
-        """The first step that is not complete, and the first that a rank may still tell more of.
+        """The first step that is not complete, and the first that a rank may still report more of.
 
         Args:
             living: the ranks that have registered and not ended.

@@ -30,7 +30,7 @@ FRESH_S = 1.0  # for so long run.json is not read again: others change it only r
 class Registrar:
     """Gives the ranks that call their attempt, and counts those that leave.
 
-    Each rank tells the same in its own file, which its client writes. From these files a new Registrar learns
+    Each rank's own file, which its client writes, says the same. From these files a new Registrar learns
     what the last one knew. Any thread may call the methods.
     """
 
@@ -62,7 +62,7 @@ class Registrar:
             )
 
     def leave(self, topology: Topology, attempt: int, health: Mapping[str, int | str]) -> bool:
-        """Note a rank's end; returns whether all ranks of the attempt have told theirs.
+        """Note a rank's end; returns whether all ranks of the attempt have reported theirs.
 
         Raises StaleAttemptError if the job was started again.
         """

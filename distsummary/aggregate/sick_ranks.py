@@ -12,11 +12,11 @@ from distsummary.diagnosis.sick import FirstNonFinite
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.rank_facts import RankFacts, read_facts
 
-PATIENCE = 20  # steps until the settings of the ranks that told theirs are compared without the others
+PATIENCE = 20  # steps until the settings of the ranks that reported theirs are compared without the others
 
 
 class SickRanks:
-    """Judges the ranks of one attempt by what they told of it, step by step.
+    """Judges the ranks of one attempt by what they reported of it, step by step.
 
     Args:
         meshes: where the ranks are in the mesh, and their directories, which hold their facts.
@@ -57,7 +57,7 @@ class SickRanks:
         return dict(self._meshes.place(self._attempt, rank).coordinates)
 
     def _settings(self, rows: Rows) -> list[Verdict]:
-        """Compare the settings of the ranks, once: when all have told theirs, or after PATIENCE steps."""
+        """Compare the settings of the ranks, once: when all have reported theirs, or after PATIENCE steps."""
         if self._first_step is None:
             self._first_step = int(rows.steps.min())
         self._seen.update(rows.ranks.tolist())
@@ -69,7 +69,7 @@ class SickRanks:
         return different_settings({rank: self._facts[rank] for rank in reported}, self._first_step)
 
     def _of(self, rank: int) -> RankFacts | None:
-        """The facts of a rank, None as long as it has not told them."""
+        """The facts of a rank, None as long as it has not reported them."""
         if rank not in self._facts:
             directory = self._meshes.directories.get(rank)
             found = None if directory is None else read_facts(directory, self._attempt)

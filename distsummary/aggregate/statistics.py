@@ -313,7 +313,7 @@ class _Newest:
 
 
 def _without_phases(rows: Rows) -> Rows:
-    """The rows without the scalars that only tell the ranks apart."""
+    """The rows without the scalars that only distinguish the ranks."""
     names = np.array([tag.startswith((PHASE_TAGS, CHECK_TAGS)) for tag in rows.tags], np.bool_)
     if not names.any():
         return rows

@@ -1,4 +1,4 @@
-"""StuckRanks: tells while the ranks train which of them is stuck, and when it goes on."""
+"""StuckRanks: reports while the ranks train which of them is stuck, and when it continues."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -10,8 +10,8 @@ from distsummary.diagnosis.verdict import HANG, Verdict
 from distsummary.run_dir import RunDir
 from distsummary.states import AttemptState, is_over
 
-ACTIVE_S = 3.0  # after a rank has told something; one that is late tells it again every second
-LOOKED_AT = 64  # ranks of which it is seen in one look whether they tell that a step is late
+ACTIVE_S = 3.0  # after a rank has reported something; one that is late reports again every second
+LOOKED_AT = 64  # ranks of which one look checks whether they report a late step
 
 
 class StuckRanks:
@@ -62,7 +62,7 @@ class StuckRanks:
     def _report(
         self, attempt: AttemptState, lasting: Mapping[int, Verdict], *, has_ended: bool
     ) -> list[Verdict]:
-        """Tell what began and what ended, of hangs that were told and last, by rank; returns what is new."""
+        """Report which hangs began, and which of the `lasting` ones, by rank, ended; returns the new ones."""
         number = attempt.attempt
         found = {verdict.rank: verdict for verdict in hung_ranks(self._run_dir, attempt)}
         new = []

@@ -1,4 +1,4 @@
-"""What ranks have told of steps that are not in the merged run yet, and which of it is due."""
+"""What ranks have reported of steps that are not in the merged run yet, and which of it is due."""
 
 import math
 from collections.abc import Iterable
@@ -39,10 +39,10 @@ class Bulk(NamedTuple):
 
 @dataclass(slots=True)
 class PendingStep:
-    """What the ranks have told of one step; times in seconds.
+    """What the ranks have reported of one step; times in seconds.
 
-    `until`: it is complete when every rank has told a later step than this one. `first_s`: when the first
-    rank told it, by the clock of `Waiting.due`. `wall_s`: the latest wall time.
+    `until`: it is complete when every rank has reported a later step than this one. `first_s`: when the first
+    rank reported it, by the clock of `Waiting.due`. `wall_s`: the latest wall time.
     """
 
     until: int
@@ -63,15 +63,15 @@ class Due(NamedTuple):
 
 
 class Waiting:
-    """Keeps what ranks tell until it is due.
+    """Keeps what ranks report until it is due.
 
-    What a rank tells of the newest of its steps is due with this step. What it tells of an older step, or of
-    one that is merged already, is `late`: due when all ranks have told a step beyond the newest one that a
-    rank had told by then. So are the SAMPLED tags, which a rank may tell at any time during a step; they
-    alone wait as long as it takes.
+    What a rank reports of the newest of its steps is due with this step. What it reports of an older step, or
+    of one that is merged already, is `late`: due when all ranks have reported a step beyond the newest one
+    that a rank had reported by then. So are the SAMPLED tags, which a rank may report at any time during a
+    step; they alone wait as long as it takes.
 
     Attributes:
-        reached: rank -> the newest step that it has told.
+        reached: rank -> the newest step that it has reported.
     """
 
     def __init__(self) -> None:
@@ -161,8 +161,8 @@ class Waiting:
         """Take what is due.
 
         Args:
-            floor: the steps below it are complete. strict_floor: those below it will not be told again.
-            now_s, wait_s: what was told at `now_s - wait_s` or before is due, complete or not.
+            floor: the steps below it are complete. strict_floor: those below it will not be reported again.
+            now_s, wait_s: what was reported at `now_s - wait_s` or before is due, complete or not.
         """
         before = now_s - wait_s
         for pending in chain(self._steps.values(), self._late.values()):

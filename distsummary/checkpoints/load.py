@@ -31,8 +31,8 @@ def load_checkpoint(
 ) -> Mapping[str, Any]:
     """The content of a checkpoint by name: NumPy arrays, and the texts of append_info as str.
 
-    Beside the parameters and buffers it holds `epoch_num` and `step_num` (0-d int64) and, if the training had
-    an optimizer, `optimizer/...`; `load_param_into_net` takes them all.
+    In addition to parameters and buffers, it holds `epoch_num` and `step_num` (0-d int64) and, if the
+    training had an optimizer, `optimizer/...`; `load_param_into_net` takes them all.
 
         parameters = ds.load_checkpoint("checkpoints/CKP-3_100.safetensors")
         ds.load_param_into_net(model, parameters)

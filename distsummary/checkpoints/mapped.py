@@ -173,8 +173,8 @@ def map_file(path: Path) -> mmap.mmap:
     if not path.is_file():
         if path.exists():
             raise DamagedFileError(f"the checkpoint {path} is not a regular file")
-        beside = [path.with_suffix(suffix) for suffix in (".safetensors", ".ckpt")]
-        found = next((other.name for other in beside if other.is_file()), "")
+        siblings = [path.with_suffix(suffix) for suffix in (".safetensors", ".ckpt")]
+        found = next((other.name for other in siblings if other.is_file()), "")
         raise MissingFileError(
             f"the checkpoint {path} does not exist; "
             + (f"next to it is {found}" if found else "choose the checkpoint of another step or epoch")

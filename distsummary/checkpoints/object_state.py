@@ -12,7 +12,7 @@ from distsummary.errors import DamagedFileError, InvalidTypeError
 from distsummary.frameworks.base import framework_of, load
 from distsummary.json_door import parse_json
 
-KIND = "$"  # the key of a dict that stands for something that JSON lacks
+KIND = "$"  # the key of a dict that stands for something that JSON does not have
 
 
 def state_entries(name: str, state: object) -> dict[str, "Array | str"]:

@@ -40,7 +40,7 @@ def map_safetensors(path: str | os.PathLike[str]) -> MappedState:
     """The arrays of a file in the order of its header. Reads only the header; an array is read on access.
 
     BF16 is decoded to float32. Raises MissingFileError, DamagedFileError for bytes that are not safetensors,
-    InvalidValueError for a dtype that NumPy lacks (floats of 8 bits or less), or MissingExtraError.
+    InvalidValueError for a dtype that NumPy does not have (floats of 8 bits or less), or MissingExtraError.
     """
     data, arrays, _ = open_safetensors(path)
     return MappedState(data, arrays)

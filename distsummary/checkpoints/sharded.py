@@ -44,7 +44,7 @@ class ShardedArray:
 
 
 class ShardedState(StoredState):
-    """The arrays in the files of one checkpoint, read anew at each access; bfloat16 becomes float32.
+    """The arrays in the files of one checkpoint, read again at each access; bfloat16 becomes float32.
 
     The constructor raises DamagedFileError if the slices of an array do not cover every element exactly once.
     An access raises that error if the file has been replaced since it was first opened.

@@ -5,7 +5,7 @@ Names of entries (see `object_state`):
     training/<rank>           of each rank: where it stands, its random numbers, the loss scale
     training/states/<name>    of an object in append_info
 
-Those of a rank that writes no part of the checkpoint are in `<stem>.training/<rank>.<suffix>` beside it.
+Those of a rank that writes no part of the checkpoint are in `<stem>.training/<rank>.<suffix>` next to it.
 """
 
 import re
@@ -34,13 +34,13 @@ STATES = f"{TRAINING}states/"
 
 
 def rank_file(path: Path, rank: int) -> Path:
-    """The file of a rank's training state beside the checkpoint at `path`."""
+    """The file of a rank's training state next to the checkpoint at `path`."""
     suffix = path.suffix if path.suffix in SUFFIXES else SUFFIXES[0]
     return path.with_name(stem_of(path) + FOLDER) / f"{rank:05d}{suffix}"
 
 
 def write_rank_file(path: Path, rank: int, state: State, *, key: bytes | None, mode: str) -> None:
-    """Write a rank's training state beside the checkpoint at `path`; raises the errors of `write_model`."""
+    """Write a rank's training state next to the checkpoint at `path`; raises the errors of `write_model`."""
     own = rank_file(path, rank)
     ensure_directory(own.parent)
     write_model(own, state, key=key, mode=mode)
@@ -60,11 +60,11 @@ def training_state(
 ) -> dict[str, Any] | None:
     """The state of a rank in the checkpoint at `path`, opened as `stored`; None if it was not saved."""
     name = f"{TRAINING}{rank}"
-    beside = rank_file(path, rank)
+    own = rank_file(path, rank)
     if not _has(stored, name):
-        if not beside.is_file():
+        if not own.is_file():
             return None
-        stored = read_model(beside, key=key, mode=mode)
+        stored = read_model(own, key=key, mode=mode)
     state: dict[str, Any] = named_state(name, stored)
     return state
 

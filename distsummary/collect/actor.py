@@ -68,7 +68,7 @@ def missing_room() -> str:
     if ray.util.client.ray.is_connected():
         return "it is connected by Ray Client, whose actors run on other machines"
     try:
-        # private, but they heed the limits of containers, and Ray itself kills by these numbers
+        # private, but they respect the limits of containers, and Ray itself kills by these numbers
         size, used = ray._private.utils.get_system_memory(), ray._private.utils.get_used_memory()
     except Exception as error:
         logger.debug("the free memory is unknown: %r", error)
@@ -92,7 +92,7 @@ def driver_command() -> list[str]:
         jobs = ray._private.state.jobs()
         commands = [job.get("Entrypoint", "") for job in jobs if job["JobID"] == context.get_job_id()]
         return split_command(commands[0]) if commands else []
-    except Exception as error:  # a private interface: another version of Ray may lack it
+    except Exception as error:  # a private interface: another version of Ray may not have it
         logger.debug("the driver's command line is unknown: %r", error)
         return []
 

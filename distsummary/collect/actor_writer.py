@@ -59,11 +59,11 @@ class RemoteWriter:
 
     A collector that hangs is killed. After that, and after a collector that does not come back (see
     `Patience`) or after `ray.shutdown()`, this process writes the files itself for the rest of the run,
-    beginning with the unacknowledged batches; files take only the events that they lack.
+    beginning with the unacknowledged batches; files take only events that they do not have yet.
 
     Args:
         spec: where and how to write.
-        listener: is told what was written, by the collector or by this process.
+        listener: is notified of what the collector or this process wrote.
         scope: whose collector it is: "rank", of this process, or "node", of all ranks of the node.
 
     Attributes:
@@ -86,7 +86,7 @@ class RemoteWriter:
         # Batches with references to their answers; None: the batch has not been sent to the new session yet.
         self._sent: deque[tuple[Batch, Any]] = deque()
         self._own: RankWriter | None = None  # writes the files if no collector does
-        self._notifier: Notifier | None = None  # beside it
+        self._notifier: Notifier | None = None  # used with `_own`
         self._gave_up = ""  # why there is no collector any more
         self._refusal = ""  # why the last write failed
         self._taken = 0  # rises while collectors write; the bytes that earlier writers of this process wrote
@@ -530,7 +530,7 @@ class RemoteWriter:
     # --- batches that are lost
 
     def _ignore_answers(self) -> None:
-        """Fetch the answers that no longer count, because Ray prints each error that nobody fetches."""
+        """Fetch the answers that no longer count, because Ray prints each error that is not fetched."""
         for _, reference in self._sent:
             if reference is not None:
                 with contextlib.suppress(Exception):

@@ -1,4 +1,4 @@
-"""batch_digest: a number by which ranks tell whether they are given the same data."""
+"""batch_digest: a number that shows whether ranks are given the same data."""
 
 import hashlib
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Checks: what a rank records so that ranks which should be alike can be compared, and others told apart."""
+"""Checks: what a rank records so that like ranks can be compared, and others distinguished."""
 
 import math
 import statistics
@@ -10,10 +10,12 @@ from distsummary.checks import check_int
 from distsummary.collect.batch_digest import batch_digest
 from distsummary.collect.own_settings import own_settings
 from distsummary.collect.sources import Source
+from distsummary.diagnosis.settings import HOST, LOCAL_RANK
 from distsummary.errors import InvalidTypeError
 from distsummary.format.check_tags import BATCH_TAGS
 from distsummary.format.records import Value
 from distsummary.rank_facts import RankFacts
+from distsummary.topology import Topology
 from distsummary.training.affordable import affordable_every
 from distsummary.training.callbacks import CallbackParams
 from distsummary.training.phases import OWN_MS
@@ -46,14 +48,14 @@ def check_checksums(checksums: object) -> bool | int:
 class Checks(Source):
     """Records the bit sums of replicated parameters and digests of the first batches.
 
-    At its first step it also tells the facts of the rank: its settings as they are when this object is made,
-    and the names of the model's parameters.
+    At its first step it also reports the facts of the rank: its settings as they are when this object is
+    made, and the names of the model's parameters.
 
     Args:
         every: as `checksums` in `ds.init`. False: neither parameters nor batches are looked at.
         config: the user's settings by dotted names.
         checksums: sums up the parameters; None: there is no model of torch.
-        tell: takes the facts.
+        report: takes the facts.
     """
 
     what = "checks"
@@ -63,13 +65,14 @@ class Checks(Source):
         every: bool | int,
         config: Mapping[str, object],
         *,
-        local_rank: int,
+        topology: Topology,
         checksums: "Checksums | None",
         report: Callable[[RankFacts], None],
     ) -> None:
         self._checksums = checksums if every is not False else None
         self._report = report
-        self._settings = own_settings(config) | {"local rank": str(local_rank)}
+        place = {LOCAL_RANK: str(topology.local_rank), HOST: topology.host}
+        self._settings = own_settings(config) | place
         self._first: int | None = None
         self._every = every if type(every) is int else 1
         self._is_chosen = type(every) is int  # else, when it is known what it costs

@@ -81,10 +81,10 @@ class SummaryCollector(Callback):
         summary_dir: the run dir, the same for all ranks; created if absent.
         collect_freq: steps between records, >= 1. collect_tensor_freq: the same for whole parameters.
         num_process: accepted for compatibility with MindSpore; it has no effect. Arguments by position in the
-            order of older versions, which lack it, are taken too, with a warning.
+            order of older versions, which do not have it, are taken too, with a warning.
         collect_specified_data: MindSpore's keys (`collect_metric` ... `histogram_regular`,
             `collect_landscape`), and `tensor_regular`, a pattern for parameters to record whole.
-            `collect_metric=False` leaves out all numbers that nobody logged: `loss/auto`,
+            `collect_metric=False` leaves out all numbers that no one logged: `loss/auto`,
             `learning_rate/auto` and the times of the steps, `perf/...`.
         keep_default_action: False collects only what `collect_specified_data` names.
         custom_lineage_data: a dict of values of any kind, recorded like `config`, but not in the manifest;
@@ -332,7 +332,7 @@ class SummaryCollector(Callback):
         refuse_unfit(self._collected, network, topology)
 
     def _place(self, session: Session, params: CallbackParams) -> Place:
-        """Where the loop is, as far as it tells; called by another thread."""
+        """Where the loop is, as far as its parameters show; called by another thread."""
         phases, phase = params.get("phases"), EVALUATION if session.phase == "evaluating" else ""
         if phases is not None and not phase:
             is_step = phases.is_in_loop or phases.current in (EVALUATION, CHECKPOINT)
@@ -423,7 +423,7 @@ class SummaryCollector(Callback):
         )
 
     def _compare(self, session: Session, network: Any) -> None:
-        """Record what tells this rank from the others, where it should not differ."""
+        """Record what distinguishes this rank from the others, where it should not differ."""
         checksums = None
         if network is not None and framework_of(network).name == "torch":
             from distsummary.collect.torch_checksums import Checksums  # imports torch, imported already
@@ -432,7 +432,7 @@ class SummaryCollector(Callback):
         checks = Checks(
             self._checksums,
             self._config.flat,
-            local_rank=session.topology.local_rank,
+            topology=session.topology,
             checksums=checksums,
             report=session.send_facts,
         )
@@ -452,7 +452,7 @@ class SummaryCollector(Callback):
             self._session.total = self._schedule.begin_epoch(params)
 
     def on_train_step_begin(self, run_context: RunContext) -> None:
-        """Tell the sources of values, if any may be due at the step's end."""
+        """Notify the sources of values, if any may be due at the step's end."""
         params = run_context.original_args()
         if not self._is_plain(params):
             self._schedule.begin_step(params)

@@ -12,7 +12,7 @@ from distsummary.run_dir import CRASH
 class CrashLog:
     """Python's faulthandler, with a file in the rank's directory; without one if the user has it on already.
 
-    The file is removed by `close`, so that one which is left tells of a crash.
+    The file is removed by `close`, so that a file which is left shows a crash.
 
     Args:
         directory: the rank's directory. attempt: see `Topology`. thread_id: of the loop's thread.

@@ -1,4 +1,4 @@
-"""Exports tensors as .npy files beside the events."""
+"""Exports tensors as .npy files next to the events."""
 
 import hashlib
 import time

@@ -64,7 +64,7 @@ def observe(network: Any, how: str, failures: Failures) -> Observer | None:
 
 
 def graph_value(graph: Graph, report: Callable[..., None] = logger.warning) -> Value:
-    """A graph as a value; one that is too large for the viewers is reduced, and `tell` says so."""
+    """A graph as a value; one that is too large for the viewers is reduced, and `report` says so."""
     small = reduced(graph, MAX_NODES)
     if small is not graph:
         report(

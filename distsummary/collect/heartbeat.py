@@ -1,4 +1,4 @@
-"""A rank's heartbeat: a thread that tells every few seconds how far the rank is, and learns of new deals."""
+"""A rank's heartbeat: a thread that reports every few seconds how far the rank is, and receives new deals."""
 
 import threading
 import time
@@ -9,20 +9,20 @@ from typing import NamedTuple
 from distsummary.deal import BEAT_S, FIRST, Deal, Heartbeat
 from distsummary.writing.health import Failures
 
-FIRST_S = 1.0  # the first heartbeat comes early: it tells the number of steps, which the first deal needs
-WINDOW_S = 30.0  # the seconds a step are told as the mean over so long
-STOP_S = 1.0  # `stop` waits this long for a heartbeat that is being told
+FIRST_S = 1.0  # the first heartbeat comes early: it has the number of steps, which the first deal needs
+WINDOW_S = 30.0  # the seconds per step are reported as the mean over this time
+STOP_S = 1.0  # `stop` waits this long for a heartbeat that is being sent
 
 
 class Pulse:
-    """Tells heartbeats until it is stopped; one that cannot be told is counted, and the next one is tried.
+    """Sends heartbeats until it is stopped; one that cannot be sent is counted, and the next one is tried.
 
-    It is a thread of the training process, so that its end is the end of that process. It goes on while the
-    training hangs: the step it tells then stays the same.
+    It is a thread of the training process, so that its end is the end of that process. It continues while the
+    training hangs: the step that it reports then stays the same.
 
     Args:
         place: returns a heartbeat without the time of a step; `own_ms` and `wait_ms` are sums of all steps.
-        tell: sends a heartbeat; returns the deals of the run so far.
+        report: sends a heartbeat; returns the deals of the run so far.
         follow: called with each deal that is new.
         failures: counts what raises.
         step: the newest step when the training begins; a resumed one has some behind it.
@@ -41,7 +41,7 @@ class Pulse:
         self._place, self._report, self._follow, self._failures = place, report, follow, failures
         self._version = FIRST  # of the newest deal
         self._follow_new(deals)
-        # The steps of the newest heartbeats, and when they were told: as many as WINDOW_S has.
+        # The steps of the newest heartbeats, and when they were sent: as many as WINDOW_S has.
         self._beats = deque([Beat(step, time.monotonic())], maxlen=1 + round(WINDOW_S / BEAT_S))
         self._is_stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="distsummary-heartbeat", daemon=True)
@@ -77,7 +77,7 @@ class Pulse:
 
 
 class Beat(NamedTuple):
-    """What was told with a heartbeat; the milliseconds are sums of all steps so far."""
+    """What was sent with a heartbeat; the milliseconds are sums of all steps so far."""
 
     step: int
     at_s: float
@@ -86,7 +86,7 @@ class Beat(NamedTuple):
 
 
 def with_means(place: Heartbeat, beats: Sequence[Beat]) -> Heartbeat:
-    """A heartbeat with the means of the steps from the first to the last that were told; 0 s without any."""
+    """A heartbeat with the means of the steps from the first to the last that were sent; 0 s without any."""
     first, last = beats[0], beats[-1]
     steps = last.step - first.step
     if steps <= 0:

@@ -52,7 +52,7 @@ class UpdateDeal:
     """Which updates this rank measures: of each parameter one of its replicas does, at its turn.
 
     The ranks that hold the same part of a parameter divide such parameters by size. If they are fewer than
-    SPREAD, they also spread them over steps, so that nobody copies more than 1 / SPREAD of the parameters at
+    SPREAD, they also spread them over steps, so that no rank copies more than 1 / SPREAD of the parameters at
     a step. Ranks that hold different parts of a parameter measure it at the same steps.
 
     Args:

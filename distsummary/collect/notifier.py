@@ -1,4 +1,4 @@
-"""Teller: tells the aggregator in a thread, about once a second, what a rank has written."""
+"""Notifier: reports to the aggregator in a thread, about once a second, what a rank has written."""
 
 import threading
 
@@ -23,12 +23,12 @@ class Notifier:
         self._waiting: list[Digest] = []
         self._is_closed = False
         self._changed = threading.Condition()
-        run = Guard().wrap("the teller", self._run)
-        self._thread = threading.Thread(target=run, name="distsummary-teller", daemon=True)
+        run = Guard().wrap("the notifier", self._run)
+        self._thread = threading.Thread(target=run, name="distsummary-notifier", daemon=True)
         self._thread.start()
 
     def wrote(self, batch: Batch, file: str = "", end: int = 0) -> None:
-        """Tell of a batch that is in the files; for `file` and `end` see `Digest`."""
+        """Report a batch that is in the files; for `file` and `end` see `Digest`."""
         digest = digest_of(batch, self._role, file, end)
         with self._changed:
             self._waiting.append(digest)
@@ -57,7 +57,7 @@ class Notifier:
 
 
 def write_and_notify(writer: RankWriter, batch: Batch, notifier: Notifier | None) -> None:
-    """Write a batch, then tell of it; raises what `RankWriter.write` raises."""
+    """Write a batch, then report it; raises what `RankWriter.write` raises."""
     is_new = batch.first_seq > writer.last_seq
     writer.write(batch)
     if notifier is not None:  # of a batch that was sent again, older files may hold a part

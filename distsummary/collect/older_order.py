@@ -20,11 +20,11 @@ NO_NETWORK = (bool, int, float, complex, str, bytes, dict, list, tuple, set)
 def without_num_process(
     place: int, is_older: Callable[[Sequence[Any]], bool]
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator of a constructor that also takes the older order, which lacks `num_process`, and says so.
+    """A decorator of a constructor that also takes the older order, without `num_process`, and says so.
 
     Args:
         place: the place of `num_process`, counted from 1 without `self`.
-        is_older: tells by the arguments that were passed by position (without `self`) whether they come in
+        is_older: decides by the arguments passed by position (without `self`) whether they come in
             the older order: by a type that the newer order does not take at that place.
     """
 
@@ -48,7 +48,7 @@ def without_num_process(
 
 
 def is_older_collector(given: Sequence[Any]) -> bool:
-    """Whether a SummaryCollector's arguments go on with `collect_specified_data, keep_default_action`."""
+    """Whether a SummaryCollector's arguments continue with `collect_specified_data, keep_default_action`."""
     specified = given[2]
     return isinstance(specified, dict) or (
         specified is None and len(given) > 3 and isinstance(given[3], bool)
@@ -56,7 +56,7 @@ def is_older_collector(given: Sequence[Any]) -> bool:
 
 
 def is_older_record(given: Sequence[Any]) -> bool:
-    """Whether the arguments of a SummaryRecord go on with `network, max_file_size, raise_exception`."""
+    """Whether the arguments of a SummaryRecord continue with `network, max_file_size, raise_exception`."""
     network, *rest = given[3:]
     if network is not None:
         return not isinstance(network, NO_NETWORK)

@@ -1,4 +1,4 @@
-"""Operators: who listens to the values tapped inside of a network, and what each listener has heard."""
+"""Operators: who listens to the values tapped inside of a network, and what each listener has received."""
 
 import logging
 import os
@@ -30,7 +30,7 @@ class Numbers(Protocol):
 
 
 class Taken(NamedTuple):
-    """What a listener heard: numbers and values of this step, and numbers of earlier steps, the oldest first.
+    """What a listener received: numbers and values of this step, and numbers of earlier steps, oldest first.
 
     Numbers that were on a device when their step ended come with a later step.
     """
@@ -49,7 +49,7 @@ class Received:
     late: list[Numbers] = field(default_factory=list)
 
     def add(self, more: "Received") -> None:
-        """Add what was heard later."""
+        """Add what was received later."""
         self.numbers |= more.numbers
         self.values |= more.values
         self.late += more.late
@@ -158,18 +158,18 @@ class Listener:
         self._listen_to_devices()
 
     def pause(self) -> None:
-        """Hear nothing until `resume` or `take`: an evaluation begins."""
+        """Receive nothing until `resume` or `take`: an evaluation begins."""
         self._held.add(self._listen_to_devices())
         self._is_deaf = True
 
     def resume(self) -> None:
-        """Hear again, and forget what compiled code has tapped meanwhile."""
+        """Receive again, and forget what compiled code has tapped meanwhile."""
         if self._is_deaf:
             self._listen_to_devices()
             self._is_deaf = False
 
     def take(self, step: int, *, waits: bool = False) -> Taken:
-        """Everything heard since the last `take`, as that of a step; `waits`: also for numbers on devices."""
+        """Everything received since the last `take`, as that of a step; `waits`: also for device numbers."""
         self.resume()
         if not self.is_gathered:
             self._held.add(self._listen_to_devices())
@@ -202,13 +202,13 @@ def is_listening() -> bool:
 
 
 def listen(listener: Listener) -> None:
-    """Tell a listener everything that is tapped from now on."""
+    """Pass everything that is tapped from now on to a listener."""
     listener.discard()  # what compiled code left in its buffers before
     _listeners.append(weakref.ref(listener, _listeners.remove))
 
 
 def stop_listening(listener: Listener) -> None:
-    """Tell a listener nothing more; a second call does nothing."""
+    """Pass nothing more to a listener; a second call does nothing."""
     _listeners[:] = [one for one in _listeners if one() is not listener]
 
 
@@ -218,7 +218,7 @@ def add_source(read: Callable[[], tuple[Mapping[str, float], Numbers | None]]) -
 
 
 def read_sources() -> None:
-    """Tell the listeners what compiled code has left in its buffers."""
+    """Pass what compiled code has left in its buffers to the listeners."""
     for read in _sources:
         numbers, late = read()
         if numbers or late is not None:
@@ -227,13 +227,13 @@ def read_sources() -> None:
 
 
 def tap_number(name: str, number: float) -> None:
-    """Tell a number that is on the host."""
+    """Pass a number that is on the host to the listeners."""
     for listener in listeners():
         listener.receive_number(name, number)
 
 
 def tap(plugin: str, name: str, value: object, *, is_parameter: bool = False) -> None:
-    """Tell a value; each listener copies it if it wants it."""
+    """Pass a value to the listeners; each copies it if it wants it."""
     for listener in listeners():
         listener.receive(plugin, name, value, is_parameter=is_parameter)
 

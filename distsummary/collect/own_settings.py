@@ -1,4 +1,4 @@
-"""own_settings: what a rank tells of its settings, seeds and versions, to be compared with other ranks."""
+"""own_settings: what a rank reports of its settings, seeds and versions, to be compared with other ranks."""
 
 import platform
 import random

@@ -19,7 +19,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 4.0  # before the second start; doubled b
 
 
 class Patience:
-    """Tells how long to wait for an answer, and when to wait no more.
+    """Decides how long to wait for an answer, and when to wait no more.
 
     `clock` gives the time in seconds; all other times returned are on the same clock. Any thread may call
     `hurry`; the other methods are for the thread that calls the collector. `deaths`: how often the collector

@@ -35,7 +35,7 @@ class RankCollector:
     A session ends at a restart or a failed write. A batch that names an ended session is refused, so that
     batches stay in order. An acknowledged batch is in the files: it survives the death of any process.
 
-    `listener` hears, without being waited for, what is in the files; None: nobody does.
+    `listener` receives reports of what is in the files, and is not waited for; None: there is no listener.
     """
 
     def __init__(self, spec: WriterSpec, listener: Listener | None = None) -> None:

@@ -59,7 +59,7 @@ class SummaryRecord:
         network: a torch model, whose graph is recorded by the first `record()` after it was called, or when
             the record is closed. For a model of another framework nothing is drawn.
         num_process: accepted for compatibility with MindSpore; it has no effect. Arguments by
-            position in the order of older versions, which lack num_process, are taken too, with a warning.
+            position in the order of older versions, without num_process, are taken too, with a warning.
         max_file_size: limit of each file in bytes, or None. After the first event that does not fit, the file
             takes no more events.
         raise_exception: raise a failure in the background as WriteError on the next call.

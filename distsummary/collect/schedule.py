@@ -34,7 +34,7 @@ class Schedule:
         collected: what is recorded.
         freq, tensor_freq, deal, exports, mindspore_compat: see `SummaryCollector` and `Parameters`.
         precision: of the norms, see `collect.norms.check_norms`; None: there are none.
-        recorder: is told before which step all are plain, and copies what operators tap.
+        recorder: receives the step before which all are plain, and copies what operators tap.
         failures: counts what sources raise.
 
     Attributes:
@@ -203,7 +203,7 @@ class Schedule:
         """Take this rank's share of a deal that begins now.
 
         A rank that it leaves out was taken for dead, and the others have its share; it waits for the next
-        deal. A rank whose values are on no other one goes on as before.
+        deal. A rank whose values are on no other one continues as before.
         """
         self._version, self._total = deal.version, deal.total
         place = deal.place(self._topology.rank)
@@ -234,7 +234,7 @@ class Schedule:
         self._whole.steps = self.taps.tensors = tensor_steps(total, self._freq, self._tensor_freq)
 
     def begin_step(self, params: CallbackParams) -> None:
-        """Tell the sources that a step begins which is not plain."""
+        """Notify the sources that a step begins which is not plain."""
         for source in self._sources:
             self._failures.call(source.what, source.begin, params)
 
@@ -288,6 +288,6 @@ class Schedule:
             self._recorder.plain_before = self.plain_before if self._compat else due_in_run
 
     def close(self) -> None:
-        """Let go of the model."""
+        """Release the model."""
         for source in self._sources:
             source.close()

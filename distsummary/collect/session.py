@@ -64,7 +64,7 @@ NOTHING: Mapping[str, object] = MappingProxyType({})
 # A checkpoint cannot be recorded later, so the training waits up to this long for a slow disk; but it waits
 # only once for a disk that does not respond.
 CHECKPOINT_WAIT_S = 5.0
-GIVE_UP_S = 4.0  # more for the end of the run, after it was told to drop what it waits for
+GIVE_UP_S = 4.0  # more for the end of the run, after it was asked to drop what it waits for
 LEAVE_S = 2.0  # of the time that a signal leaves, for the rank's manifest
 ENDED_LATE = (
     "the end of a step was noticed only at a later call on the run, so nothing was read from the model; "
@@ -245,7 +245,7 @@ class Session:
         return has_judge and self.topology.role == "train" and not self._is_past
 
     def begin_heartbeats(self, follow: Callable[[Deal], None], step: int = 0) -> None:
-        """From now on, tell the coordinator how far this rank is; `follow` is called with each new deal.
+        """From now on, report to the coordinator how far this rank is; `follow` is called with each new deal.
 
         `step`: how many steps a resumed training has behind it.
         """
@@ -257,14 +257,14 @@ class Session:
     def _beat(self, heartbeat: Heartbeat) -> tuple[Deal, ...]:
         try:
             return self._coordinator.beat(self.topology, self._registration.attempt, heartbeat)
-        except MissingRunDirError as error:  # no file of the run is made again; the training goes on
+        except MissingRunDirError as error:  # no file of the run is made again; the training continues
             logger.warning("rank=%d %s: nothing is recorded any more", self.topology.rank, error)
             self._is_missing = self._is_terminated = True
             threading.Thread(target=self.close, name="distsummary-end", daemon=True).start()
             return ()
 
     def watch_steps(self, place: Callable[[], Place]) -> None:
-        """From now on, tell in stuck.json when a step of this thread is late; `place` says where it is."""
+        """From now on, report in stuck.json when a step of this thread is late; `place` says where it is."""
         if self._watcher is None and self.topology.role == "train":
             directory = self._run_dir.writer_dir(
                 self.topology.role, self.topology.rank, self.topology.world_size
@@ -317,7 +317,7 @@ class Session:
 
         Numbers alone take the quick way, without an object for each of them.
         """
-        if self._is_terminated:  # by a signal, while the loop goes on: the run has ended
+        if self._is_terminated:  # by a signal, while the loop continues: the run has ended
             return
         begun_s = time.perf_counter()
         self._step = step
@@ -348,7 +348,7 @@ class Session:
             else:
                 self._writer.write_row(tags, row)
         except ClosedError:
-            if not self._is_terminated:  # by a signal, while the loop goes on
+            if not self._is_terminated:  # by a signal, while the loop continues
                 raise
         finally:
             self.overhead.spent_s += time.perf_counter() - begun_s
@@ -388,7 +388,7 @@ class Session:
                 if value.plugin != "custom_lineage_data":  # which is the user's own
                     strip_directories(value.data)
         if values:
-            with suppress(*[ClosedError] * self._is_terminated):  # while the loop goes on
+            with suppress(*[ClosedError] * self._is_terminated):  # while the loop continues
                 self._writer.write(Event(step, time.time(), values))
 
     def report_alert(self, cause: str, step: int, evidence: str, level: str, *, lost_s: float = 0.0) -> None:
@@ -526,7 +526,7 @@ class Session:
         self._writer.end_within(max(0.0, seconds - LEAVE_S), reason)
 
     def _terminate(self, error: Terminated) -> None:
-        """Close in a thread of its own, while the training goes on, before a signal ends the process."""
+        """Close in a thread of its own, while the training continues, before a signal ends the process."""
         self._is_terminated = True
         self.close(error)
 

@@ -39,14 +39,14 @@ class Source:
         return None
 
     def close(self) -> None:
-        """Let go of the model; called when the training is over, and more than once."""
+        """Release the model; called when the training is over, and more than once."""
 
     def plan(self, last: int) -> None:
         """Set `at` to the first due step after `last`."""
         raise NotImplementedError
 
     def values(self, params: CallbackParams, step: int) -> list[Value]:
-        """The values of a step at which they are due. What it raises is counted, and the step goes on.
+        """The values of a step at which they are due. What it raises is counted, and the step continues.
 
         If the parameter `ended_late` is set, the model may have changed since the step: do not read it.
         """

@@ -88,7 +88,7 @@ class Parameters:
         deal: "parameters": each rank records its share at all steps; "steps": the ranks take turns: at
             each step, one rank records all parameters; "all": every rank always records all parameters.
         exports, mindspore_compat: see `checked_values.checked_copy`.
-        tell: called once with a remark on the selection, if there is something to say.
+        report: called once with a remark on the selection, if there is something to say.
     """
 
     def __init__(

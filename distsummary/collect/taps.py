@@ -15,8 +15,8 @@ class Taps:
 
     Numbers are recorded at every step, as those that a loop logs; images and histograms at the steps of
     `regular`, tensors at those of `tensors`. All ranks record what they tap, as it differs on them; of a
-    parameter, which is equal on the ranks of `group`, only one does. Which one follows from the name: nobody
-    knows beforehand what is tapped.
+    parameter, which is equal on the ranks of `group`, only one does. Which one follows from the name: it
+    is not known beforehand what is tapped.
 
     Args:
         snapshot: see `operators.Listener`. failures: counts what cannot be recorded.

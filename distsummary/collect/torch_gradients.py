@@ -44,7 +44,7 @@ class Gradients(Source):
         parameters: which parameters, and which of them this rank records.
         steps: when gradients are due; the collector may change the attribute.
         spread: the steps for a number of elements, once it is known; None: `steps` holds.
-        params: the parameters of the training, which tell its current step.
+        params: the parameters of the training, which have its current step.
         failures: counts what went wrong.
     """
 
@@ -127,7 +127,7 @@ class Gradients(Source):
         return {name: (tensor, shard) for name, tensor, shard in due}
 
     def _has_any(self) -> bool:
-        """Whether the due gradients, of all ranks, are any: all may be frozen, which was told."""
+        """Whether any gradient of any rank is due: all may be frozen, which was reported."""
         if self._due is None:
             self._due = self._look_up()
         return self.parameters.elements > 0

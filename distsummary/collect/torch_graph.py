@@ -226,7 +226,7 @@ class ParameterCounts:
 
 
 def leaves(module: nn.Module, above: Place | None = None) -> Iterator[Place]:
-    """The modules inside that call no others, as far as can be told without a call.
+    """The modules inside that call no others, as far as is known without a call.
 
     `above`: the place of the module itself, if it is not the whole model.
     """

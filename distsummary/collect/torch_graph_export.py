@@ -17,8 +17,8 @@ from distsummary.guard import passes
 class ExportObserver(TreeObserver):
     """Keeps the first arguments and exports the model when the graph is asked for.
 
-    Exporting runs the model's code once more, on shapes alone. If it fails, `tell` says why, and the graph is
-    the tree of the modules.
+    Exporting runs the model's code once more, on shapes alone. If it fails, `report` says why, and the graph
+    is the tree of the modules.
     """
 
     KEEPS_ARGUMENTS = True

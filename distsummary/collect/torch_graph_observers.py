@@ -14,7 +14,7 @@ def observer_of(
 ) -> TreeObserver | OperationsObserver:
     """Begin to observe a model: "modules", "ops" or "export".
 
-    `failed` takes an exception that ended the observation, `tell` says why another graph is drawn than asked.
+    `failed` takes an exception that ended the observation, `report` says why another graph is drawn.
     """
     if how == "export":
         return ExportObserver(network, failed, report)

@@ -32,7 +32,7 @@ _HIDDEN = ("c10d", "_c10d_functional", "fsdp", "inductor", "profiler")  # of how
 class OperationsObserver(PassObserver):
     """Draws every operation of the forward pass; see `TreeObserver` for the arguments.
 
-    If no operation was seen, `tell` says so, and the graph is the tree of the modules.
+    If no operation was seen, `report` says so, and the graph is the tree of the modules.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ def _is_of_tap() -> bool:
     """Whether an operator of `ds.summary` computes this to record a value: it is no part of the model."""
     frame = sys._getframe(2)
     while frame is not None and (name := frame.f_code.co_name) != "_call_impl":  # a tap calls no module
-        if frame.f_globals.get("__name__") == _TAPS and name != "gradient":  # whose view goes on as x
+        if frame.f_globals.get("__name__") == _TAPS and name != "gradient":  # whose view replaces x
             return True
         frame = frame.f_back  # type: ignore[assignment]
     return False

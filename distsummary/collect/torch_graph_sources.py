@@ -1,4 +1,4 @@
-"""Tells which calls of modules made a tensor, by the tensor's identity and by torch's autograd graph."""
+"""Finds which calls of modules made a tensor, by the tensor's identity and by torch's autograd graph."""
 
 import weakref
 from collections.abc import Iterable, Iterator

@@ -20,7 +20,7 @@ from distsummary.frameworks.torch_modules import compiled_from
 from distsummary.frameworks.torch_modules import wrapped as wrapped_by
 from distsummary.guard import Given, Guard, passes
 
-MAX_CALLS = 16  # of one module that are told; a graph with each step of a recurrent cell would be no help
+MAX_CALLS = 16  # of one module that are reported; a graph with each step of a recurrent cell would be no help
 
 
 class Place(NamedTuple):
@@ -105,7 +105,7 @@ class Call:
 
 
 class Listener(Protocol):
-    """What hears of the calls, in the thread that makes them."""
+    """What receives the calls, in the thread that makes them."""
 
     def begin(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A call begins."""
@@ -115,10 +115,10 @@ class Listener(Protocol):
 
 
 class ModuleCalls:
-    """Tells a listener the module calls of the model's next forward pass, MAX_CALLS of a module at most.
+    """Reports to a listener the module calls of the model's next forward pass, MAX_CALLS of a module at most.
 
     A model whose parts are called one by one (such as a generator and a discriminator) has one pass for each
-    part. What repeats a pass, such as a second batch or activation checkpointing, is not told.
+    part. What repeats a pass, such as a second batch or activation checkpointing, is not reported.
 
     Args:
         network: the model; hooks are on it until `close`.
@@ -135,7 +135,7 @@ class ModuleCalls:
         self._reinstall = self._guard.wrap("graph", self._install)
         self._suspend = self._guard.wrap("graph", self._suspended)
         self._places = {id(place.module): place for place in places(network)}
-        # Module and call; None instead of a call that is not told, and of those inside.
+        # Module and call; None instead of a call that is not reported, and of those inside.
         self._stack: list[tuple[nn.Module, Call | None]] = []
         self._counted: Counter[int] = Counter()
         self._names = Names()
@@ -249,7 +249,7 @@ class ModuleCalls:
 
 
 class PassObserver:
-    """Observes the next forward pass of a model; subclasses draw a graph of what the listener was told.
+    """Observes the next forward pass of a model; subclasses draw a graph of what the listener received.
 
     The arguments are those of `ModuleCalls`.
     """

@@ -1,7 +1,7 @@
 """The norms of every parameter of a torch model at every step, measured around the optimizer's step.
 
 Each rank measures the elements that it holds: no collective operation runs, the merge adds up the ranks. On
-an accelerator, nothing waits: the results are copied to the host while the training goes on.
+an accelerator, nothing waits: the results are copied to the host while the training continues.
 """
 
 import logging
@@ -57,10 +57,10 @@ class Norms(Source):
 
     Args:
         model: a torch.nn.Module, which `collect.norms.refuse_unmeasured` does not refuse.
-        params: of the run, whose phases tell the time that this takes as that of recording.
+        params: of the run, whose phases count the time that this takes as that of recording.
         precision: "float32" or "float64"; see `host_sums`.
         group, mesh: see `UpdateDeal`.
-        finite: is told of the first parameter that is not finite.
+        finite: receives the first parameter that is not finite.
         failures: counts what cannot be measured.
         is_quiet: whether another rank says what is the same on all ranks.
     """
@@ -291,7 +291,7 @@ class Norms(Source):
             measured.arriving.append((arrive, FRAMEWORK.snapshot(packed)))
 
     def _look(self, step: int, norms: ParameterNorms) -> None:
-        """Tell the first parameter that is not finite; may be called from any thread."""
+        """Report the first parameter that is not finite; may be called from any thread."""
         for kind in ("gradient", "weight"):
             counts = getattr(norms, f"{kind}_nonfinite")
             bad = np.flatnonzero(counts)

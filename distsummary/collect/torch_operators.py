@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # torch leaves these decorators untyped
     def _not_compiled(function: Callable[P, R]) -> Callable[P, R]: ...
 else:
     _while_compiling = torch.compiler.assume_constant_result  # called while torch compiles
-    _not_compiled = torch.compiler.disable  # beside compiled code, torch would compile what these call
+    _not_compiled = torch.compiler.disable  # next to compiled code, torch would compile what these call
 
 GRADIENTS = ("norm", "histogram", "tensor", "image")
 _PAGE = 64  # numbers in a page: the graph rewrites a whole page for each tap, so pages are small
@@ -146,7 +146,7 @@ def _compiled_value(plugin: str, name: str, value: Tensor) -> None:
 
 @_not_compiled
 def _report(plugin: str, name: str, value: Tensor, *, is_parameter: bool) -> None:
-    """Tell the listeners a value that exists now; one that would fill the host's memory is counted."""
+    """Pass a value that exists now to the listeners; one that would fill the host's memory is counted."""
     is_on_host = value.device.type in ("cpu", "mps")
     if plugin != "scalar" and is_on_host and value.numel() > _LARGEST_IN_HAND:
         operators.refuse(
@@ -405,7 +405,7 @@ _note_traced = _while_compiling(operators.GUARD.wrap("operators", _note_compilat
 
 
 def _is_traced_again(plugin: str, name: str, *, by_attempt: bool = True) -> bool:
-    """Whether the current compilation has seen this tap; `by_attempt`: since it began anew, as it may do."""
+    """Whether the current compilation has seen this tap; `by_attempt`: since it began again, as it may do."""
     context = torch._guards.CompileContext.try_get()
     now = None if context is None else (str(context.compile_id), context.attempt if by_attempt else 0)
     if len(_traced) > operators.MAX_NAMES:

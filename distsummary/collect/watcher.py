@@ -33,19 +33,19 @@ from distsummary.training.phases import BACKWARD, CHECKPOINT, DATA, EVALUATION, 
 from distsummary.writing.health import Failures
 
 LOOK_S = 0.5  # seconds between two looks at the step
-REPORT_S = 1.0  # seconds between two tellings, while it lasts
+REPORT_S = 1.0  # seconds between two reports, while it lasts
 MOST_S = 1.0  # counts of the time between two looks; one that comes later found no processor, as others may
 LEAST_S = 1.0  # no step is late before
-REPORT_MEDIANS = 2  # of the recent steps: a rank that goes on for longer tells where it is
+REPORT_MEDIANS = 2  # of the recent steps: a rank whose step takes longer reports where it is
 MEDIANS = 3  # a step is late after so many medians of the recent ones
 UNKNOWN_S = 600.0  # the limit before the length of a step, or of a phase, is known: code is compiled, too
 PHASE_LEAST_S = 60.0  # the least limit of an evaluation or a checkpoint, and
 PHASE_FACTOR = 3  # so many times the longest one so far
 RECENT = 60  # looks at which the step had changed, whose steps are remembered
-ENOUGH = 20  # of them, until the long ones among them count; and steps, until their mean tells a limit
+ENOUGH = 20  # of them, until the long ones among them count; and steps, until their mean gives a limit
 BLOCKED_S = 2.0  # after so long, a thread that is blocked reports its collectives in any phase
 LONG_FACTOR = 1.5  # a step is not late before so many times the length that one in twenty exceeds
-ALONE_REPORT_S = 20.0  # one rank alone tells nobody who waits for it
+ALONE_REPORT_S = 20.0  # no other rank waits for the report of a rank that is alone
 ALONE_FACTOR = 3  # so many times the longest time without progress is the limit of a rank that is alone
 MOVING = 0.2  # of the wall time, spent on computing or in the run queue: the thread is not blocked
 STACK_LINES = 40
@@ -95,7 +95,7 @@ class Pace:
         self._seen = 0
 
     def look(self, place: Place, now: float) -> bool:
-        """Note where the loop is; returns whether it has gone on since the last look."""
+        """Note where the loop is; returns whether it has advanced since the last look."""
         passed_s, self._looked_s = now - self._looked_s, now
         before, self.place = self.place, place
         made = place.step - before.step
@@ -113,7 +113,7 @@ class Pace:
         return True
 
     def report_after_s(self) -> float:
-        """After how many seconds without progress the rank tells where it is, in any phase.
+        """After how many seconds without progress the rank reports where it is, in any phase.
 
         The others may wait for it: if it said nothing, they would take it for one that cannot.
         """
@@ -145,10 +145,10 @@ class Watcher:
         groups: reads the collectives, of which the newest may have raised; returns whether the flight
             recorder is "on" or "off", and the groups.
         failures: counts what raises.
-        is_alone: whether there are no other ranks, so that a step that takes its time holds up nobody. It is
+        is_alone: whether there are no other ranks, so that a step that takes its time holds up no one. It is
             late then only if it takes ALONE_FACTOR times as long as anything before, and UNKNOWN_S if this
             process or a child of it computes meanwhile.
-        names_places: whether the directories of files are told, and the names of host and user in texts.
+        names_places: whether the directories of files are reported, and the names of host and user in texts.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class Watcher:
 
         After an error, also a signal that ends the process, stuck.json has where the training was, and which
         collectives it had begun. Otherwise the file is removed, and written again by a `_AfterRun` if the
-        process goes on and other ranks may wait for it.
+        process continues and other ranks may wait for it.
         """
         self._is_stopped.set()
         self._thread.join(_STOP_S)
@@ -297,7 +297,7 @@ class Watcher:
         self._write({"time": time.time(), "is_over": False, **report.as_json()})
 
     def _report_over(self) -> None:
-        """Write that the step has ended: silence would look as if this rank could not tell anything."""
+        """Write that the step has ended: silence would look as if this rank could not report anything."""
         self._write({"time": time.time(), "is_over": True, "step": self._pace.place.step})
         self._is_reported = False
 

@@ -44,9 +44,9 @@ def read_alerts(
 ) -> list[Alert]:
     """The alerts of a run: "time", "attempt" and what `Verdict.as_json` gives; the last line of each counts.
 
-    A line that is no alert, such as one that was not written whole, is left out; `tell` is called with its
-    number, from 1, and what is wrong with it. Of a run that goes on (`is_growing`), a last line without its
-    end is still being written, and not told. Raises OSError if the file is there and cannot be read.
+    A line that is no alert, such as one that was not written whole, is left out; `report` is called with its
+    number, from 1, and what is wrong with it. Of a run that continues (`is_growing`), a last line without its
+    end is still being written, and not reported. Raises OSError if the file is there and cannot be read.
     """
     found: dict[Key, Alert] = {}
     try:
@@ -141,7 +141,7 @@ def worst_level(findings: Iterable[Verdict]) -> str:
 
 
 class Reported(NamedTuple):
-    """A verdict that was told. `time_s`: when, in seconds since the epoch."""
+    """A verdict that was reported. `time_s`: when, in seconds since the epoch."""
 
     attempt: int
     verdict: Verdict
@@ -159,10 +159,10 @@ def hangs_among(alerts: Iterable[Alert], causes: Collection[str] = (HANG,)) -> l
 
 
 def with_reported(judged: Iterable[tuple[int, Verdict]], run_dir: RunDir) -> list[tuple[int, Verdict]]:
-    """Verdicts on a run from its files, with what only alerts.jsonl tells, but for hangs; raises OSError.
+    """Verdicts on a run from its files, with what only alerts.jsonl has, except hangs; raises OSError.
 
-    That is what was told of steps which a later attempt has repeated, or whose files are gone. Each verdict
-    has its attempt; they come by attempt, then in the order in which they were told.
+    That is what was reported of steps which a later attempt has repeated, or whose files are gone. Each
+    verdict has its attempt; they come by attempt, then in the order in which they were reported.
     """
     found = [*judged]
     left = {
@@ -235,10 +235,10 @@ def key_of(alert: Mapping[str, Any]) -> Key:
 
 
 def same_episode(alert: Alert, others: Mapping[Key, Alert]) -> Key | None:
-    """The key of that of the others which tells the same, None if none does.
+    """The key of the alert among `others` that reports the same episode, None if none does.
 
     If none has the same first step, it is one whose steps overlap those of the alert, and begin nearest. The
-    steps of an episode are not the same in all tellings: some ranks tell late what they did.
+    steps of an episode are not the same in all reports: some ranks report late what they did.
     """
     key = key_of(alert)
     if key in others:
@@ -252,7 +252,7 @@ def same_episode(alert: Alert, others: Mapping[Key, Alert]) -> Key | None:
 
 
 def _verdict_of(alert: Alert) -> Reported | None:
-    """What an alert tells; None if a field is missing or wrong: no alert of ours."""
+    """What an alert reports; None if a field is missing or wrong: no alert of ours."""
     with suppress(KeyError, TypeError, ValueError):
         verdict = Verdict.from_json(alert)
         return Reported(int(alert.get("attempt", 0)), verdict, float(alert.get("time", 0.0)))

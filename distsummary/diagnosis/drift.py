@@ -16,7 +16,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Sums = tuple[int, ...]
 
-SILENT = 128  # steps: a rank that has told nothing at all for so long is not waited for
+SILENT = 128  # steps: a rank that has reported nothing at all for so long is not waited for
 NAMED = 8  # ranks that are named at a step
 
 _Peers = tuple[str, tuple[tuple[str, int], ...]]  # a group of parameters, and the place of those that hold it
@@ -91,7 +91,7 @@ class Drift:
         if len(reported) == 2 and any(
             step - self._last_seen.before(rank, step) < SILENT for rank in replicas.seen.difference(reported)
         ):
-            return []  # the third may tell which one is right, later
+            return []  # the third may show which one is right, later
         vote = _voted(reported)
         over = {
             id(verdict): replace(verdict, until_step=replicas.last)
@@ -172,14 +172,14 @@ class _Replicas:
     __slots__ = ("equal", "last", "open", "seen")
 
     def __init__(self) -> None:
-        self.seen: set[int] = set()  # the ranks that told sums
-        self.open: dict[int, Verdict] = {}  # rank -> what was told of it
+        self.seen: set[int] = set()  # the ranks that reported sums
+        self.open: dict[int, Verdict] = {}  # rank -> what was reported of it
         self.equal: int | None = None  # the newest step at which all were equal
         self.last: int | None = None  # the newest one at which they were not
 
 
 class _LastSeen:
-    """At which steps each rank has told anything."""
+    """At which steps each rank has reported anything."""
 
     def __init__(self) -> None:
         self._newest = np.empty(0, np.int64)  # of each rank, before the steps that were added last
@@ -187,7 +187,7 @@ class _LastSeen:
         self._of: dict[int, Ints] = {}  # of some of these ranks: their steps, in rising order
 
     def add(self, ranks: Ints, steps: Ints) -> None:
-        """Hear of steps that are larger than those before."""
+        """Add steps that are larger than those before."""
         more = int(self._ranks.max(initial=-1)) + 1 - len(self._newest)
         self._newest = np.append(self._newest, np.full(max(0, more), -SILENT))
         np.maximum.at(self._newest, self._ranks, self._steps)

@@ -44,7 +44,7 @@ class OwnTimes(NamedTuple):
     """What R ranks did at a step: `times` (R, 2, P) are milliseconds in PHASES, of CPU time and blocked.
 
     `queued` (R,) are those in the run queue. `ranks` (R,) rise. `every` (R,): the next step that the rank
-    tells is the next multiple of this.
+    reports is the next multiple of this.
     """
 
     step: int
@@ -149,7 +149,7 @@ class _Peers:
         self.ranks = np.array(ranks)
         self.is_judged = self.is_busy = False  # at the newest step
         self._slow = SlowRanks(ranks)
-        self._next = np.zeros(len(ranks), np.int64)  # of each rank, the step that it tells next
+        self._next = np.zeros(len(ranks), np.int64)  # of each rank, the step that it reports next
         self._skipped = np.zeros(len(ranks), np.int64)  # so many of its steps are not compared
         # of the newest steps: (W, computing phases); how long all waited for processors, and their own time
         self._blocked: deque[Floats] = deque(maxlen=BLOCKED_STEPS)
@@ -174,8 +174,8 @@ class _Peers:
         times = np.full((len(self.ranks), 2, len(PHASES)), np.nan)
         times[index] = reported.times[is_peer]
         self._next[index] = (reported.step // every + 1) * every
-        # Not if a rank does not tell the step: what the others took at it says little. One that told nothing
-        # when it should have is not waited for.
+        # Not if a rank does not report the step: what the others took at it says little. One that reported
+        # nothing when it should have is not waited for.
         is_awaited = self._next > reported.step
         is_awaited[index] = False
         self.is_judged = not is_awaited.any()
@@ -184,7 +184,7 @@ class _Peers:
         times[self._skipped > 0] = np.nan
         self._skipped[index] = np.maximum(self._skipped[index] - 1, 0)
         self._blocked.append(times[:, _BLOCKED, _COMPUTING])
-        # 0 for a rank that has told only a few of these steps
+        # 0 for a rank that has reported only a few of these steps
         times[:, _BLOCKED, _COMPUTING] = np.nan_to_num(np.median(self._blocked, axis=0))
         own = times.sum(axis=1)
         self._loads.append((float(reported.queued[is_peer].sum()), float(np.nansum(own))))

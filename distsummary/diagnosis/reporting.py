@@ -33,7 +33,7 @@ from distsummary.run_dir import RunDir
 
 HOUR_S = 3600.0
 LOCK_S = 2.0  # a line that is appended without the lock may only be lost where others write at this moment
-LOW, RATE = "level", "rate"  # of `held`, beside MUTED
+LOW, RATE = "level", "rate"  # of `held`, in addition to MUTED
 
 
 def held_back(count: int) -> str:
@@ -61,8 +61,8 @@ class Alerts:
         self._run_dir = run_dir
         self._lock = threading.RLock()
         self._newest: dict[Key, Alert] = {}  # the newest line of each
-        self._unmatched: dict[Key, Alert] = {}  # of these, what only other objects told
-        self._reported_as: dict[Key, Key] = {}  # by which of these a verdict was told
+        self._unmatched: dict[Key, Alert] = {}  # of these, what only other objects reported
+        self._reported_as: dict[Key, Key] = {}  # by which of these a verdict was reported
         self._due: list[Alert] = []  # lines that the file does not have yet
         self._reported: list[tuple[float, int]] = []  # when, and the level as a number, of what was not held
         self._held = 0  # by the rate, which was not said yet
@@ -144,7 +144,7 @@ class Alerts:
             return Diagnose()
 
     def write(self) -> None:
-        """Write what was told and could not be written; raises OSError if it still cannot be."""
+        """Write what was reported and could not be written; raises OSError if it still cannot be."""
         with self._lock:
             if not self._due:
                 self._read()
@@ -203,7 +203,7 @@ class Alerts:
                 self._newest[key] = alert
 
     def _key_of(self, alert: Alert) -> Key:
-        """The key by which it was told, its own if it was not."""
+        """The key by which it was reported, its own if it was not."""
         key = key_of(alert)
         if key not in self._reported_as:
             found = same_episode(alert, self._unmatched)

@@ -4,15 +4,17 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 
+from distsummary.diagnosis.sentence import named_ranks
 from distsummary.diagnosis.verdict import CONFIG, Verdict
 from distsummary.rank_facts import RankFacts
 
-Settings = Mapping[str, str | None]  # what a rank tells, by name; None or absent: not known
+Settings = Mapping[str, str | None]  # what a rank reports, by name; None or absent: not known
 
 CONFIG_PREFIX = "config "  # of the names of the user's own settings
 ENVIRONMENT_PREFIX = "environment "
 SEED_PREFIX = "seed "
-LOCAL_RANK = "local rank"  # among the settings: not compared, it tells who may do more than others
+LOCAL_RANK = "local rank"  # among the settings, but not compared: the first rank of a host may do more
+HOST = "host"  # not compared either: where it is
 ABSENT = "absent"
 NAMED = 3  # settings in a message
 DERIVED_SEED = 10**8  # hardly anybody chooses a larger one by hand, and a date has eight digits
@@ -21,6 +23,9 @@ _OF_RANK = re.compile(
     r"(?<![a-z])(rank|ranks|device|devices|gpu|gpus|cuda|host|hostname|node|port|pid|worker|master|main|is_main"
     r"|primary|verbose|quiet)(?![a-z])",
     re.IGNORECASE,
+)
+_OF_GROUP = re.compile(
+    r"(?<![a-z])(stage|stages|pipeline|group|role|shard|split|pp|tp|dp|ep)(?![a-z])", re.IGNORECASE
 )
 _NOTHING = ("None", "False", "''", "", "0", "[]", "{}", ABSENT)
 
@@ -33,12 +38,16 @@ def different_settings(facts: Mapping[int, RankFacts], first_step: int) -> list[
     found: dict[int, dict[str, str]] = defaultdict(dict)
     for name, rank, reason in differences(facts):
         found[rank][name] = reason
+    both = (
+        {name for name in found[min(found)] if all(name in found.get(rank, ()) for rank in facts)}
+        if found
+        else set()
+    )
     alike: dict[object, list[int]] = defaultdict(list)  # ranks that differ in the same way
     for rank, reasons in sorted(found.items()):
-        is_pair = len(facts) == 2
-        alike[tuple((name, None if is_pair else facts[rank].settings.get(name)) for name in reasons)].append(
-            rank
-        )
+        alike[
+            tuple((name, None if name in both else facts[rank].settings.get(name)) for name in reasons)
+        ].append(rank)
     return [
         Verdict(
             rank=ranks[0],
@@ -58,7 +67,7 @@ def usual_settings(facts: Mapping[int, RankFacts]) -> dict[str, str]:
     """The settings that a strict majority of the ranks agree on, by name.
 
     Args:
-        facts: rank -> what it told of itself.
+        facts: rank -> what it reported of itself.
     """
     reported: dict[str, Counter[str | None]] = defaultdict(Counter)
     for of_rank in facts.values():
@@ -72,16 +81,17 @@ def differences(facts: Mapping[int, RankFacts]) -> list[tuple[str, int, str]]:
     """What differs between ranks: setting, rank and value, such as "77 on rank 1, 0 on 3 others".
 
     A setting that a strict majority of the ranks agrees on is right, and the others are named. Of two ranks
-    that differ, both are, unless their seeds look as if each rank were meant to have its own. Without a
-    majority, as with a seed for each rank, nobody is.
+    that differ, both are, unless their seeds look as if each rank were meant to have its own. If one half of
+    the hosts has one value and the other half another one, all are. Otherwise no rank is named without a
+    majority, as with a seed for each rank.
 
     What only the first rank of a node has set is left out: it may do more than others, such as writing a log.
 
     Args:
-        facts: rank -> what it told of itself.
+        facts: rank -> what it reported of itself.
     """
     reported: dict[int, Settings] = {
-        rank: {name: value for name, value in of_rank.settings.items() if name != LOCAL_RANK}
+        rank: {name: value for name, value in of_rank.settings.items() if name not in (LOCAL_RANK, HOST)}
         for rank, of_rank in facts.items()
     }
     leaders = {0, *(rank for rank, of_rank in facts.items() if of_rank.settings.get(LOCAL_RANK) == "0")}
@@ -92,6 +102,8 @@ def differences(facts: Mapping[int, RankFacts]) -> list[tuple[str, int, str]]:
             values = {rank: ABSENT if value is None else value for rank, value in values.items()}
         known = {rank: value for rank, value in values.items() if value is not None}
         found += [(name, rank, said) for rank, said in _differing(name, known, leaders).items()]
+        if len(known) == len(facts) and (halves := _halves(name, known, facts)):
+            found += [(name, rank, halves) for rank in known]
     return found
 
 
@@ -122,8 +134,34 @@ def _differing(name: str, values: Mapping[int, str], leaders: set[int]) -> dict[
     return {}
 
 
+def _halves(name: str, values: Mapping[int, str], facts: Mapping[int, RankFacts]) -> str:
+    """The two values of a setting that two sets of hosts have, of as many ranks each; empty if it is not so.
+
+    Seeds may differ by design, and the settings of groups of ranks, such as those of a pipeline's stage.
+    """
+    sides: dict[str, list[int]] = defaultdict(list)
+    for rank, value in sorted(values.items()):
+        sides[value].append(rank)
+    hosts = [{facts[rank].settings.get(HOST) for rank in side} for side in sides.values()]
+    if len(sides) != 2 or len(values) < 4 or len({*map(len, sides.values())}) != 1:
+        return ""
+    if None in hosts[0] | hosts[1] or hosts[0] & hosts[1]:
+        return ""
+    is_of_host = any(str(host) in value for value, its in zip(sides, hosts, strict=True) for host in its)
+    if is_of_host or name.startswith(SEED_PREFIX):
+        return ""
+    if name.startswith((CONFIG_PREFIX, ENVIRONMENT_PREFIX)) and (
+        _OF_GROUP.search(name) or _OF_RANK.search(name)
+    ):
+        return ""
+    return ", ".join(
+        f"{value} on {', '.join(sorted(map(str, its)))} ({named_ranks(side)})"
+        for (value, side), its in zip(sides.items(), hosts, strict=True)
+    )
+
+
 def _is_seed_of_each(one: str, other: str) -> bool:
-    """Whether two ranks with two seeds are as they should be, so far as one can tell.
+    """Whether two ranks with two seeds are as they should be, as far as the seeds show.
 
     A seed for each rank is mostly a common one plus the rank, or so many tens, hundreds ... for each rank, or
     times the rank's number from one; or it is made at random or by a digest, and then long.

@@ -176,7 +176,7 @@ class _Candidate(NamedTuple):
     """A number that is not finite at a step, on these ranks in rising order.
 
     `reported`: the step at which it was recorded. `finite`: on how many other ranks it is. `is_of_rank`:
-    whether it tells the ranks on which it is so from others.
+    whether it distinguishes the ranks on which it is so from others.
     """
 
     step: int

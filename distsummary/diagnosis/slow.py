@@ -35,7 +35,7 @@ CLIP = 0.35  # a single step counts no more than this, so that one long step is 
 SIGMAS = 6.0  # an excess is reported only if it is so many standard errors above its history
 MARGIN = 1.5  # and so many times larger than the largest one while all was well
 HISTORY = 400  # clean steps that are remembered
-KNOWN = 200  # so many of them tell what is usual: a host may be busy for half of the first hundred
+KNOWN = 200  # so many of them show what is usual: a host may be busy for half of the first hundred
 FIRST = 20  # steps until the first alarm; those of the start are not typical
 REFRESH = 20  # steps between two looks at the history
 SKIPPED = 5  # first steps, in which caches are filled and code is compiled
@@ -93,7 +93,7 @@ class SlowRanks:
         self._usual = np.zeros(shape)
         self._limits = np.repeat(UNKNOWN * FLOORS[:, None], len(PHASES), axis=1)
         self._now = np.zeros((len(WINDOWS), *shape))  # the mean excess of each window, above the usual one
-        self._open: dict[int, Slow] = {}  # the index of a rank -> what was told of it
+        self._open: dict[int, Slow] = {}  # the index of a rank -> what was reported of it
         self._reported_at: dict[int, int] = {}  # and `_seen` then
 
     def join(self, ranks: Sequence[int]) -> None:
@@ -122,7 +122,7 @@ class SlowRanks:
         Args:
             step: larger than in the calls before.
             own: the milliseconds of the ranks' own in each of PHASES (W, P); a row of NaN for a rank that did
-                not tell this step.
+                not report this step.
             computed: of these, the CPU time (W, P).
             is_busy: the ranks wait so long for processors that nothing begins with this step.
         """

@@ -1,4 +1,4 @@
-"""hung: which rank holds up the others, from what each rank tells when its step does not end.
+"""hung: which rank holds up the others, from what each rank reports when its step does not end.
 
 A rank whose step is late reports where it is (see `collect/watcher.py`): step, phase, source line, and the
 collectives of torch.distributed that it has begun. So does one that a signal ends, or whose connection to
@@ -18,14 +18,14 @@ from distsummary.diagnosis.sentence import named_ranks, seconds
 from distsummary.diagnosis.source_lines import is_same_line
 from distsummary.diagnosis.verdict import FAILED, HANG, LOST, Verdict
 
-CONFIRM_S = 2.0  # a step that is late is told after so long: each rank has told where it stands by then
-APART_S = 1.0  # and so much later if nobody waits for it: the others may be about to tell that they do
+CONFIRM_S = 2.0  # a step that is late is reported after so long: each rank has said where it stands by then
+APART_S = 1.0  # and so much later if no one waits for it: the others may be about to report that they do
 LONG_S = 60.0  # the least limit for a rank that computes, and for ranks none of which waits for another one
 WAITING = "wait"  # the phase in which a rank waits for the gradients of others
 ENDED = ("finished", "incomplete", "failed", "lost")  # states of ranks for which others may still wait
 RAISED = ("failed", "interrupted")  # of those that have ended: by an exception, such as SystemExit
 ALIKE = ("all_reduce", "broadcast", "reduce", "allreduce")  # collectives whose sizes are equal on all ranks
-AFTER_RUN = "after the run"  # the phase of a rank whose process goes on although its run is closed
+AFTER_RUN = "after the run"  # the phase of a rank whose process continues although its run is closed
 PATIENCE_S = 10.0  # after a rank has ended, those that still run may be about to report where they are
 STANDS = ("has been at", "was at")  # of a rank that reports where it is
 _PHASES = {  # how a phase is said, where its name says little
@@ -44,7 +44,7 @@ class Collective(NamedTuple):
     """A collective that a rank has begun.
 
     `number`: counts those of its group. `name`: such as all_reduce. `sizes`: the shapes of its input.
-    `is_pending`: whether it goes on.
+    `is_pending`: whether it has not ended yet.
     """
 
     number: int
@@ -71,7 +71,7 @@ class Group(NamedTuple):
 
     @property
     def pending(self) -> Collective | None:
-        """The first collective that goes on."""
+        """The first pending collective."""
         return next((one for one in self.collectives if one.is_pending), None)
 
     @property
@@ -87,12 +87,12 @@ class RankReport:
     One that reported at this step, and does not any more, has begun the collectives in `groups` nevertheless.
 
     Attributes:
-        step: the one that does not end; of a rank that does not tell, its newest.
+        step: the one that does not end; of a rank that does not report, its newest.
         phase: of the step, such as forward. late_s: seconds without progress. limit_s: how long its steps,
             or this phase, usually take at most; None: unknown yet.
         is_moving: whether the loop's thread computes or waits for a processor, or its stack changes.
         is_cut_off: whether its newest collective has raised, as another rank is gone.
-        went_on_s: seconds since a step that was late ended; None if that was not told.
+        went_on_s: seconds since a step that was late ended; None if that was not reported.
         recorder: "on", "off" (its size is 0), or empty without torch.distributed.
         line: the line of the user's code at which it is, such as `train.py:12 in step: y = model(x)`.
         stack: the lines of its stack, the innermost first.
@@ -188,10 +188,10 @@ class RankReport:
 
 
 def hung(reports: Sequence[RankReport]) -> list[Verdict]:
-    """The ranks for which others wait, or that stand still while others go on; none if all is well.
+    """The ranks for which others wait, or that stand still while others continue; none if all is well.
 
     Args:
-        tellings: one for each rank that has registered, by rising rank.
+        reports: one for each rank that has registered, by rising rank.
     """
     left = [one.step for one in reports if one.is_waiting and not one.has_ended and _has_stopped(one)]
     if left:  # what a rank that has ended reported at an earlier step is no longer where it was
@@ -342,7 +342,7 @@ def _missing(reports: Sequence[RankReport], waiting: Sequence[RankReport]) -> li
             if seen is not None and seen.newest >= number:
                 continue
             if other.phase == WAITING and _has_stopped(other) and not other.groups:
-                continue  # it waits, too; what for, it tells when it is late by its own measure
+                continue  # it waits, too; what for, it reports when it is late by its own measure
             who = [one.rank for one in inside if one.rank != rank]
             if who:
                 awaited.setdefault(rank, f"has not begun {what}, in which {_waits(who, inside)}")
@@ -372,7 +372,7 @@ def _missing(reports: Sequence[RankReport], waiting: Sequence[RankReport]) -> li
         return _all_wait(reports, waiting, awaited, unknown)
     longest_s = max(one.late_s or 0.0 for one in waiting)
     if any(_goes_on(one, longest_s) for one, _ in found):
-        return []  # the others wait for an evaluation, a checkpoint, or a rank that has gone on
+        return []  # the others wait for an evaluation, a checkpoint, or a rank that has continued
     return _on_each(found, reports)
 
 
@@ -487,7 +487,7 @@ def _behind(waiting: Sequence[RankReport]) -> list[RankReport]:
 
 
 def _still(reports: Sequence[RankReport]) -> list[Verdict]:
-    """No rank waits for a collective: some stand still while others go on, or all do."""
+    """No rank waits for a collective: some stand still while others continue, or all do."""
     running = [one for one in reports if one.state == "running"]
     late = [one for one in running if one.is_over_limit()]
     if not late:

@@ -18,8 +18,8 @@ from distsummary.states import AttemptState, RankState
 from distsummary.topology import are_busy, is_stopped
 
 FORMAT = 1
-FRESH_S = 1.0  # what a rank told may be older if it finds no processor; then it is no later than it said
-STALE_S = 5.0  # who is late tells it again every second; who has not for so long cannot, or went on long ago
+FRESH_S = 1.0  # what a rank reported may be older if it finds no processor; then it is no later than it said
+STALE_S = 5.0  # a late rank reports every second; one that has not for so long cannot, or continued long ago
 _PROCESSES: dict[bool | None, str] = {  # by `topology.is_stopped`
     True: "its process is stopped by a signal (SIGCONT lets it go on)",
     False: "its process lives, so that native code in it holds the interpreter lock, or its disk hangs",
@@ -30,7 +30,7 @@ def hung_ranks(run_dir: RunDir, attempt: AttemptState, *, now: float | None = No
     """The verdicts of `stuck.hung` on the ranks of an attempt, from files alone.
 
     Args:
-        now: seconds since the epoch; None asks the file system's clock, if any rank tells that it is late.
+        now: seconds since the epoch; None asks the file system's clock, if any rank reports that it is late.
     """
     if attempt.role != "train":
         return []
@@ -63,7 +63,7 @@ def hung_ranks(run_dir: RunDir, attempt: AttemptState, *, now: float | None = No
 
 
 def written_ns(run_dir: RunDir, rank: int, world_size: int) -> int:
-    """When a rank last told that a step was long, in nanoseconds; 0 if never. Takes a few microseconds."""
+    """When a rank last reported a long step, in nanoseconds; 0 if never. Takes a few microseconds."""
     try:
         return os.stat(run_dir.writer_dir("train", rank, world_size) / STUCK).st_mtime_ns
     except OSError:

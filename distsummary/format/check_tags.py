@@ -1,7 +1,7 @@
 """The scalars by which ranks that should be alike are compared, such as the bit sums of their parameters.
 
 Files hold float32, so each scalar is a whole number below 2**24, which float32 holds exactly. Bit sums of any
-number of parameters become three of them, from which the number of a parameter that differs can be told.
+number of parameters become three of them, from which the number of a parameter that differs can be found.
 """
 
 from collections.abc import Sequence
@@ -58,7 +58,7 @@ def packed(sums: Ints, weights: Ints) -> tuple[int, int, int]:
 def located(one: Sequence[int], other: Sequence[int]) -> int | None:
     """The index of the only parameter whose bit sums differ, from what `packed` made of two ranks' sums.
 
-    None if several differ. That is told from one by 2 of 3 numbers; both are right but for 1 in 16 million.
+    None if several differ. 2 of 3 numbers distinguish that from one; both are right but for 1 in 16 million.
     """
     first, second, third = ((a - b) % PRIME for a, b in zip(one, other, strict=True))
     if not first or first * third % PRIME != second * second % PRIME:

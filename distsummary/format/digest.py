@@ -1,4 +1,4 @@
-"""Digests: what a collector tells the aggregator of each batch, to merge while the ranks train."""
+"""Digests: what a collector sends the aggregator for each batch, to merge while the ranks train."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -51,7 +51,7 @@ def digest_of(batch: Batch, role: str, file: str = "", end: int = 0) -> Digest:
     """The digest of a batch; packed scalars are referenced, not copied.
 
     A scalar that is not a number is left out, as it is from the files. A bulk value is named even if the
-    files lack it, because its data were refused or the disk was nearly full.
+    files do not have it, because its data were refused or the disk was nearly full.
     """
     scalars: list[Scalars] = []
     bulk: list[BulkName] = []

@@ -42,7 +42,7 @@ class Node:
     Attributes:
         name: unique in the graph; the parts before its last "/" are the scopes that contain the node.
         op: what the node does, such as Linear or addmm.
-        inputs: in the order of the arguments; sources that the graph lacks are ignored.
+        inputs: in the order of the arguments; sources missing in the graph are ignored.
         outputs: the types of the outputs, empty if they are not known.
         parameters: how many numbers the node's own parameters hold.
         attributes: what else a viewer shows of the node.
@@ -96,7 +96,7 @@ def clean(name: str, forbidden: Collection[str]) -> str:
 
 
 def renamed(graph: Graph, forbidden: Collection[str]) -> Graph:
-    """The graph with names that a viewer takes, and without edges from nodes that it lacks."""
+    """The graph with names that a viewer takes, and without edges from nodes that it does not have."""
     names = Names()
     new = {node.name: names.unique(clean(node.name, forbidden)) for node in graph.nodes}
     return Graph(

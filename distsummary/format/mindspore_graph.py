@@ -69,7 +69,7 @@ def _type_proto(kind: TensorType) -> pb.TypeProto:
 def decode(data: bytes) -> Graph:
     """The graph in the bytes of a GraphProto, whether `encode` or MindSpore made it.
 
-    MindSpore's constants are left out; a parameter becomes a node beside the first node that uses it.
+    MindSpore's constants are left out; a parameter becomes a node next to the first node that uses it.
     Raises InvalidValueError for bytes of another kind.
     """
     try:

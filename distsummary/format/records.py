@@ -22,14 +22,14 @@ TENSORBOARD_PLUGINS = (HPARAMS, CUSTOM_SCALARS)
 MINDSPORE = "mindspore"
 TENSORBOARD = "tensorboard"
 DIALECTS = (MINDSPORE, TENSORBOARD)
-# How tags begin that tell what the loop's thread did in each phase of a step, to find out which rank is slow;
+# How tags begin that show what the loop's thread did in each phase of a step, to find out which rank is slow;
 # each rank has them, but not the merged run.
 PHASE_TAGS = "perf/phase/"
 # How tags begin by which ranks that should be alike are compared: see `format/check_tags.py`. As above, the
 # merged run has none.
 CHECK_TAGS = "perf/check/"
 RANKS_TAG = "perf/ranks"  # of the merged run: on how many ranks a step stands
-# Of the merged run: the evidence of verdicts, and the rank, at the step at which they were told. The step of
+# Of the merged run: the evidence of verdicts, and the rank, at the step where they were reported. The step of
 # a hang may be one that no rank ends.
 ALERT_TAGS = ("alerts", "alerts/rank")
 
@@ -112,7 +112,7 @@ class Value(NamedTuple):
     TensorBoard's pages: their protobuf message. Until a writer thread resolves `data`, it may also be any
     object with `result()` (a device copy in progress).
 
-    `description` is what TensorBoard shows beside a histogram or image, that of the first one of a tag. It is
+    `description` is what TensorBoard shows with a histogram or image, that of the first one of a tag. It is
     in no other dialect, and readers of this package leave it out.
     """
 

@@ -56,8 +56,8 @@ class Framework(Protocol):
     def to_numpy(self, tensor: Any) -> Array:
         """A copy on the host, in the same shape; for a sharded tensor, a copy of the local part.
 
-        The dtype is kept, in native byte order, except that small dtypes which NumPy lacks (bfloat16, float8
-        ...) become float32, which holds all their values.
+        The dtype is kept, in native byte order, except that small dtypes unknown to NumPy (bfloat16,
+        float8 ...) become float32, which holds all their values.
         """
 
     def number(self, tensor: Any) -> float | None:

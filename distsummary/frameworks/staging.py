@@ -33,7 +33,7 @@ def blank(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 
 
 def is_frozen(array: Array) -> bool:
-    """Whether nobody can write to the array: it and all arrays that it is a view of are read-only."""
+    """Whether no one can write to the array: it and all arrays that it is a view of are read-only."""
     owner: Any = array
     while isinstance(owner, np.ndarray):
         if owner.flags.writeable:

@@ -13,14 +13,14 @@ from torch.distributed import distributed_c10d
 
 from distsummary.diagnosis.stuck import Collective, Group
 
-NEWEST = 32  # collectives of a group that are told, besides those that go on
+NEWEST = 32  # collectives of a group that are reported, in addition to the pending ones
 ON, OFF = "on", "off"
 
 
 def read_groups(*, is_broken: bool = False) -> tuple[str, tuple[Group, ...]]:
     """Whether it is ON or OFF, or empty without process groups; and the groups of this rank.
 
-    `is_broken`: the newest collective has raised, and counts as one that goes on.
+    `is_broken`: the newest collective has raised, and counts as a pending one.
     """
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return "", ()
@@ -47,7 +47,7 @@ def read_groups(*, is_broken: bool = False) -> tuple[str, tuple[Group, ...]]:
 
 
 def _collectives(entries: list[dict[str, Any]]) -> tuple[Collective, ...]:
-    """The newest by rising number, and those before that go on."""
+    """The newest by rising number, and the pending ones before them."""
     first = len(entries) - NEWEST
     return tuple(
         Collective(

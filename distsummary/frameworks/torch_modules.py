@@ -10,7 +10,7 @@ from distsummary.errors import InvalidTypeError
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The module inside DDP, DataParallel and torch.compile; its parameter names lack wrapper prefixes."""
+    """The module inside DDP, DataParallel and torch.compile; its parameter names have no wrapper prefixes."""
     if not isinstance(model, nn.Module):
         raise InvalidTypeError(f"a PyTorch model must be torch.nn.Module, got {type(model).__name__}")
     while (inner := wrapped(model)) is not None:

@@ -1,4 +1,4 @@
-"""Tells when an optimizer that holds parameters of a model is about to step, and when it has stepped."""
+"""Reports when an optimizer that holds parameters of a model is about to step, and when it has stepped."""
 
 import logging
 import os
@@ -68,11 +68,11 @@ class OptimizerStep:
 class OptimizerSteps:
     """Calls `before` and `after` around each step of the optimizers that hold parameters of a model.
 
-    The optimizers need not be given, nor exist yet: torch's hooks of all optimizers tell. A step that calls
+    The optimizers need not be given, nor exist yet: torch's hooks of all optimizers report. A step that calls
     another (of its base class, or of an optimizer that it wraps) for the same parameters counts once. If a
     step raises, `after` is not called. If it is given a closure, which computes the gradients, `before` is
     called when the optimizer has called that for the first time. A step that GradScaler leaves out is not
-    told, except that of a fused optimizer, which `OptimizerStep.is_skipped` tells apart.
+    reported, except that of a fused optimizer, which `OptimizerStep.is_skipped` distinguishes.
 
     What `before` and `after` raise, and what goes wrong here, is counted in `failures` and never reaches the
     training. In a forked child, nothing is called. The hooks are removed by `close`, and at the latest when
@@ -80,9 +80,9 @@ class OptimizerSteps:
 
     Args:
         model: a torch.nn.Module; it may be wrapped by DDP or torch.compile.
-        before, after: called in the thread of the step; `current` then tells which step it is. With an
+        before, after: called in the thread of the step; `current` then shows which step it is. With an
             optimizer for each parameter that steps during backward, they are called for each of them.
-        is_due: asked first, at every step of any optimizer; False: this step is not told. None: all are.
+        is_due: asked first, at every step of any optimizer; False: this step is not reported. None: all are.
         failures: counts what went wrong; by default, it is only logged.
     """
 
@@ -113,7 +113,7 @@ class OptimizerSteps:
             if os.getpid() == pid and (steps := this()) is not None:
                 steps._end(optimizer)
 
-        # torch.compile must not look into these: it would compile the step anew as the run changes.
+        # torch.compile must not look into these: it would compile the step again as the run changes.
         hidden_begin = torch.compiler.disable(guard.wrap(BEFORE, begin))  # type: ignore[no-untyped-call]
         hidden_end = torch.compiler.disable(guard.wrap(AFTER, end))  # type: ignore[no-untyped-call]
 

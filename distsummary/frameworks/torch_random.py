@@ -9,7 +9,7 @@ from torch import Tensor
 def random_state() -> dict[str, Tensor]:
     """The states by device; that of CUDA only if CUDA is in use."""
     states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch lacks the annotation
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch has no annotation
         states["cuda"] = torch.cuda.get_rng_state()
     return states
 

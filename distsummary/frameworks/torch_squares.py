@@ -170,7 +170,7 @@ def _plan(sizes: tuple[int, ...]) -> _Plan:
 
 @cache
 def _zeros(size: int) -> Tensor:
-    """So many zeros, fewer than BLOCK; beside wider elements, they get their dtype."""
+    """So many zeros, fewer than BLOCK; next to wider elements, they get their dtype."""
     return torch.zeros(size, dtype=torch.float32, device="cpu")
 
 

@@ -108,7 +108,7 @@ def landscape(
 
     Args:
         model: a torch module or a numpy model (`frameworks.numpy`). With `around` or `runs`, the model's own
-            values are used only where the checkpoints have none: buffers that they lack, such as running
+            values are used only where the checkpoints have none: buffers missing from them, such as running
             statistics, and parameters that are not varied.
         loss_fn: a criterion (module or function) for batches (inputs, targets). The loss of a batch is
             `loss_fn(model(inputs), targets)`, the mean over its rows. Batches are weighted by their number of
@@ -159,7 +159,7 @@ def landscape(
             model, and at most one for 20 points; nodes that join later are used too.
         address: that of the Ray cluster to use, such as "10.0.0.1:6379", "ray://host:10001", "auto" for the
             cluster of this machine, or "local" for a new one. Default: see `workers`.
-        gpus_per_worker: GPUs for each Ray worker: a share of one GPU, such as 0.25 beside a running training,
+        gpus_per_worker: GPUs for each Ray worker: a share of one GPU, such as 0.25 while a training runs,
             or a whole number. Default: one for torch models, none for other models (give a number here if
             their code uses GPUs). If at first no worker can get its GPUs, workers use CPUs instead of
             waiting; otherwise, GPUs that become free later are used too.
@@ -170,7 +170,7 @@ def landscape(
             pass that name here, nothing is timed and the bits are the same on equal hardware. A landscape
             that is resumed keeps its engine.
         memory: "inference" writes each point's values into the model's own parameters and draws random
-            directions anew at each point, which needs hardly more memory than a forward pass. A temporary
+            directions again at each point, which needs hardly more memory than a forward pass. A temporary
             file keeps the model's values, to restore them. Slower; gives the same bits as engine "row".
         unit, step_per_epoch: what the numbers of the checkpoints count ("step" or "epoch"), and the number of
             steps in an epoch. Default: those of the trajectory.

@@ -76,8 +76,8 @@ class SummaryLandscape:
                 Ray chooses the devices. None: one worker for each free GPU, or each free core if there are no
                 GPUs, in the connected Ray cluster or in a new local one. An empty list: this process computes
                 the landscapes, as it also does for one number if it is not connected to Ray.
-            output: the run dir to write to, `summary_dir` by default; the loss curve beside the landscapes is
-                always that of `summary_dir`.
+            output: the run dir to write to, `summary_dir` by default; the loss curve next to the landscapes
+                is always that of `summary_dir`.
             resume: True continues a stopped earlier call for the same landscapes; False starts again.
             address: that of the Ray cluster to use, as in `landscape`.
 

@@ -15,7 +15,7 @@ from distsummary.run_text import as_ranges
 
 TAIL_BYTES = 1 << 18  # of a rank's stderr that are searched for its last words
 MAX_LINE = 300  # characters of Ray's detail on a failure's first line; the whole follows on the next
-CAUSE, CONSEQUENCE, STOPPED = range(3)  # the order in which failures are told
+CAUSE, CONSEQUENCE, STOPPED = range(3)  # the order in which failures are reported
 
 _SAYS_EXIT = "distsummary: this rank calls os._exit"
 _EXITED = re.compile(rf"{re.escape(_SAYS_EXIT)}\((-?\d+)\)")
@@ -45,7 +45,7 @@ class Trace:
 
     Attributes:
         exit_code: that it gave to os._exit; None if it did not call that function.
-        signal: the name of the fatal signal that it told before it ended, such as "SIGSEGV", or "".
+        signal: the name of the fatal signal that it reported before it ended, such as "SIGSEGV", or "".
         place: the innermost line of the user's code at that signal, or "".
         out_of_memory: how many processes of the node the kernel has killed for want of memory meanwhile.
     """
@@ -58,7 +58,7 @@ class Trace:
 
 @contextmanager
 def reporting_exits() -> Iterator[None]:
-    """Let os._exit write its argument to stderr in the block, since nothing else would tell it."""
+    """Let os._exit write its argument to stderr in the block, since nothing else would report it."""
     own, leave = os.getpid(), os._exit
 
     def report(status: int) -> None:

@@ -13,10 +13,10 @@ EVERY_S = 30.0
 class Stages:
     """The stages of a start, one after the other; a context manager, which ends the last stage.
 
-    A stage that ends within the first of `told_after_s` says nothing.
+    A stage that ends within the first of `reported_after_s` says nothing.
 
     Args:
-        told_after_s: seconds after the beginning of a stage at which it is told.
+        reported_after_s: seconds after the beginning of a stage at which it is reported.
     """
 
     def __init__(self, reported_after_s: tuple[float, ...] = REPORTED_AFTER_S) -> None:
@@ -42,7 +42,7 @@ class Stages:
             self._thread.join()
 
     def done(self, what: str) -> None:
-        """End the last stage; say `what` has begun, with the seconds since the start, if a stage was told."""
+        """End the last stage; say `what` has begun, with the seconds since the start, if one was reported."""
         self.end()
         if self._has_reported:
             say(f"{what} ({time.monotonic() - self._begun:.0f} s after the start)")

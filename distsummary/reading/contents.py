@@ -127,7 +127,7 @@ def scan(path: Path, start: int = 0) -> Part:
     """Read a file from byte `start` (0, or the `end` of an earlier part) to its last whole event.
 
     Damage is skipped; at the end of the file it is not damage yet, for the file may be growing. If the format
-    is a newer one, that is told as damage of the first byte. Raises MissingFileError.
+    is a newer one, that is reported as damage of the first byte. Raises MissingFileError.
     """
     damage: list[Damage] = []
     built = _Builder()

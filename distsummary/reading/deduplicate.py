@@ -15,7 +15,7 @@ class Seen:
     """Remembers which events, identified by (run id, attempt, seq), were seen.
 
     An attempt is one start of the run; a seq is the number of an event in it. Seqs rise, with gaps where a
-    file lacks an event, so the highest seq and the gaps are enough. Beyond 65536 gaps the oldest gap is
+    file has no event, so the highest seq and the gaps are enough. Beyond 65536 gaps the oldest gap is
     forgotten: an event that belongs there counts as seen.
     """
 

@@ -146,7 +146,7 @@ class Beginning(NamedTuple):
 
 
 def index_path(segment: Path) -> Path:
-    """The index of an event file, beside it; no viewer takes the name for that of an event file."""
+    """The index of an event file, next to it; no viewer takes the name for that of an event file."""
     return segment.parent / f"seg-{hashlib.blake2b(segment.name.encode(), digest_size=8).hexdigest()}.idx"
 
 

@@ -47,7 +47,7 @@ def _found(file: Path, digest: bytes) -> ParameterTable | None:
                 if (table := known_table(digest)) is not None:
                     return table
     except OSError:
-        return None  # removed meanwhile, or not to be read: whoever reads the events tells it
+        return None  # removed meanwhile, or not to be read: whoever reads the events reports it
     _missing[file, digest] = None
     if len(_missing) > _MAX_MISSING:
         _missing.popitem(last=False)

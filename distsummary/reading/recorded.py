@@ -112,12 +112,12 @@ class _File:
         return True
 
     def forget(self) -> None:
-        """Begin anew, without the index."""
+        """Begin again, without the index."""
         self.parts, self._indexed, self._known = [], 0, (0, 0, 0)
 
     def mend(self, error: DamagedIndexError) -> bool:
-        """Go on with the index that has replaced the one that was read; False if the file is to be read anew,
-        by `refresh`.
+        """Continue with the index that has replaced the one that was read; False if `refresh` is to read the
+        file again.
         """
         with suppress(OSError):  # removed
             is_same = self._known[:1] == (self.path.stat().st_ino,)
@@ -144,7 +144,7 @@ class Recorded:
     Args:
         directory: where the files are.
         belongs: which of them count, by their path.
-        uses_index: read the indexes beside the files, and write those that are missing.
+        uses_index: read the indexes next to the files, and write those that are missing.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class Recorded:
     def mend(self, error: DamagedIndexError) -> bool:
         """After an index was not what it had been: whether all is at hand again that was read.
 
-        If not, `refresh` reads the file anew.
+        If not, `refresh` reads the file again.
         """
         for file in self._files.values():
             if index_path(file.path) == error.path and file.parts:

@@ -8,7 +8,7 @@ from pathlib import Path
 from distsummary.format.records import MINDSPORE, TENSORBOARD
 
 LINEAGE_SUFFIX = "_lineage"
-LANDSCAPE = "landscape"  # the `source` of files of landscapes that stand beside those of the training
+LANDSCAPE = "landscape"  # the `source` of files of landscapes that stand next to those of the training
 
 _MINDSPORE_NAME = re.compile(r"summary\.(?P<stamp>\d{1,10})\.")
 _HIDDEN_LINEAGE_NAME = re.compile(rf"lineage\.(?P<stamp>\d{{1,10}})\..*{LINEAGE_SUFFIX}$")
@@ -77,7 +77,7 @@ def lineage_files(directory: Path) -> list[Path]:
 
 
 def landscape_files(directory: Path) -> list[Path]:
-    """The files of landscapes, in MindSpore's dialect, beside those of a training; oldest first."""
+    """The files of landscapes, in MindSpore's dialect, next to those of a training; oldest first."""
     found = [
         p for p in directory.iterdir() if source_of(p.name) == LANDSCAPE and stamp_of(p.name) is not None
     ]

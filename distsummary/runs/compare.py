@@ -1,4 +1,4 @@
-"""Two runs beside each other: what differs in config, code and data, and where their curves part."""
+"""Two runs next to each other: what differs in config, code and data, and where their curves part."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -46,8 +46,8 @@ class Comparison:
     """What differs between two runs.
 
     `differing`: fact -> its values, None where a run does not know it. `equal`: how many facts are the same.
-    `curves`: by tag. `only`: the tags that one of them alone has. `verdicts`: what was told about the ranks
-    of each run, in words.
+    `curves`: by tag. `only`: the tags that one of them alone has. `verdicts`: what was reported about the
+    ranks of each run, in words.
     """
 
     paths: tuple[str, str]
@@ -144,7 +144,7 @@ def is_reported(tag: str, one: Parting) -> bool:
 
 
 def verdicts_of(run: RecordedRun) -> tuple[str, ...]:
-    """What was told about the ranks of a run, such as "rank 3: forward, from step 502 on"."""
+    """What was reported about the ranks of a run, such as "rank 3: forward, from step 502 on"."""
     return tuple(
         verdict_text({name: getattr(row, name) for name in run.verdicts.columns}) for row in run.verdicts
     )

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
-from distsummary.diagnosis.settings import CONFIG_PREFIX, LOCAL_RANK, differences, usual_settings
+from distsummary.diagnosis.settings import CONFIG_PREFIX, HOST, LOCAL_RANK, differences, usual_settings
 from distsummary.many_files import read_each
 from distsummary.rank_facts import read_facts
 from distsummary.run_dir import RunDir
@@ -35,6 +35,7 @@ _KNOWN = (
     CONFIG_PREFIX,
     "version ",
     LOCAL_RANK,
+    HOST,
 )  # settings of ranks that are facts of the run anyway, or of none
 DIFFERENCES = 16  # between ranks of a run
 DATA_PIPELINE = "data.pipeline"  # a hash of its stages

@@ -18,7 +18,7 @@ _REALS = ("weight", "gradient", "update", "update_max")
 def norms_table(
     found: Iterable[tuple[int, Place]], parameter: str | Sequence[str] | None, problems: dict[str, None]
 ) -> Table:
-    """The norms at these places, by rank, in recording order; what cannot be read is put into `told`.
+    """The norms at these places, by rank, in recording order; what cannot be read is put into `problems`.
 
     Raises InvalidValueError for a parameter that is nowhere.
     """

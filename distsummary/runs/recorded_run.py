@@ -72,7 +72,7 @@ def open_run(path: str | os.PathLike[str], *, role: str = "train", index: bool =
             MindSpore, which is read as a run of one rank; or PREFIX, where the ranks wrote to `PREFIX0`,
             `PREFIX1` and so on.
         role: "train", or "eval" for the evaluation of several ranks.
-        index: keep the columns of event files beside them, in `seg-<hash>.idx`, so that the next reader need
+        index: keep the columns of event files next to them, in `seg-<hash>.idx`, so that the next reader need
             not read the files. Without, or where the directory cannot be written, nothing is written.
 
     Raises:
@@ -86,7 +86,7 @@ def open_run(path: str | os.PathLike[str], *, role: str = "train", index: bool =
 class RecordedRun:
     """A run on disk; see `open_run`.
 
-    Each call and each property reads what the run has recorded until then, so a run that goes on is followed
+    Each call and each property reads what the run has recorded until then, so a running one is followed
     by asking again; a table that was returned does not change. What cannot be read is left out, and named in
     `problems`.
 
@@ -111,7 +111,7 @@ class RecordedRun:
         return f"open_run({str(self.path)!r})"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: what the run is, how much it recorded, and what was told of its ranks."""
+        """What a notebook shows: what the run is, how much it recorded, and the verdicts on its ranks."""
         steps = "" if self.steps is None else f", steps {self.steps[0]:,} to {self.steps[1]:,}"
         counts = ", ".join(f"{plugin} {len(tags):,}" for plugin, tags in self.tags.items())
         found = findings_in_short(findings(self), is_over=self.state != "running")
@@ -134,7 +134,7 @@ class RecordedRun:
 
     @property
     def state(self) -> str:
-        """As `distsummary status` tells it: running, finished, failed, lost and so on.
+        """As `distsummary status` reports it: running, finished, failed, lost and so on.
 
         "no run.json" for event files of other programs, "unreadable" if the run.json cannot be read.
         """
@@ -166,9 +166,9 @@ class RecordedRun:
 
     @property
     def health(self) -> Table:
-        """The ranks of all attempts: rank, attempt, role, state, step (-1: none told), heard_s (seconds since
-        the last sign of life), dropped values (-1: not told), error, host, and `counters`, a dict of what the
-        rank told about itself.
+        """The ranks of all attempts: rank, attempt, role, state, step (-1: none reported), last_seen_s
+        (seconds since the last sign of life), dropped values (-1: not reported), error, host, and `counters`,
+        a dict of what the rank reported about itself.
         """
         state = self._state()
         rows = []
@@ -552,7 +552,7 @@ class RecordedRun:
         return value_table(found, join if rank is None else None, f"{plugin} values")
 
     def _state(self) -> RunState | None:
-        """What the manifests tell; None if run.json cannot be read."""
+        """What the manifests say; None if run.json cannot be read."""
         problems = self._problems["state"] = {}
         try:
             return read_run(self._run_dir)
@@ -596,7 +596,7 @@ def _run_dir(path: str | os.PathLike[str]) -> RunDir:
     """The run dir, that of siblings too; a damaged run.json hides nothing else."""
     run = RunDir(path)
     if not run.manifest_path.exists() and run.base.is_dir() and all_event_files(run.base):
-        return run  # its own files are the run, whatever is beside it
+        return run  # its own files are the run, whatever is next to it
     try:
         return sibling_run(path) or run
     except DamagedFileError:
@@ -609,7 +609,7 @@ def _check_is_run(run: RunDir, given: str, role: str) -> None:
     """Raise unless the directory holds a run or event files."""
     base = run.base
     if run.rank_dirs(role) or (role == "train" and run.manifest_path.exists()):
-        return  # ranks may be beside a directory that no merge has made yet, see `sibling_run`
+        return  # ranks may be next to a directory that no merge has made yet, see `sibling_run`
     if not base.exists():
         raise MissingFileError(f"there is no {given}; name the directory of a run")
     if not base.is_dir():

@@ -46,7 +46,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """What `show` tells about a run.
+    """What `show` reports about a run.
 
     `source`: which run the curves are of, "merged" or a rank. `counts`: plugin -> tag -> how many ranks have
     it. `started`: seconds since the epoch, None if unknown.

@@ -44,7 +44,7 @@ Columns: TypeAlias = Mapping[str, Array | Labels]
 
 
 class Table:
-    """Rows of a run as columns; it does not change when the run goes on.
+    """Rows of a run as columns; it does not change when the run continues.
 
     `table["step"]` is a NumPy array (n,), `len(table)` is n, and `for row in table` gives named tuples.
 

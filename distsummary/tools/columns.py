@@ -33,7 +33,7 @@ def aligned(rows: Sequence[Sequence[str]], *, right: Collection[int] = (), width
 
 def wrapped_rows(rows: Sequence[Sequence[str]], *, width: int = WIDTH) -> list[str]:
     """Rows of equal length as aligned lines of at most `width` characters; a cell of any column but the first
-    that is longer than its share of the width goes on in the lines below, so that nothing is left out.
+    that is longer than its share of the width continues in the lines below, so that nothing is left out.
     """
     first = min(max(len(row[0]) for row in rows), width // 3)
     share = max(8, (width - first) // (len(rows[0]) - 1) - 2)

@@ -51,13 +51,13 @@ def dump(
     """Yield one object for each value in an event file, or in the files of a directory and its children.
 
     Duplicates are included. A damaged place yields an object with the plugin "damage" and the byte offset of
-    the place; reading continues after it. Numbers that JSON lacks become "NaN", "Infinity" and "-Infinity".
+    the place; reading continues after it. Numbers unknown to JSON become "NaN", "Infinity" and "-Infinity".
 
     Args:
         path: an event file, the directory of a rank, or a run dir (its direct children are read, too).
         full: include the numbers of tensors and landscapes, the bytes of images (base64) and whole texts, of
             which the first MAX_TEXT characters are shown otherwise.
-        tags, plugins: only values with one of these tags, of one of these plugins; damage is always told.
+        tags, plugins: only values with one of these tags, of one of these plugins; damage is always reported.
         dialect: only files of this dialect. rank: only those of this rank's directory.
 
     Raises:

@@ -46,9 +46,8 @@ KINDS = {
     # values that viewers reject
     "buckets": Kind(WARNING, "record histograms of at most 90 buckets"),
     "tensor_elements": Kind(WARNING, "record a part of the tensor or its histogram"),
-    "tensor_tags": Kind(WARNING, "record fewer tensors: MindInsight keeps the six newest tags per directory"),
-    "tags": Kind(WARNING, "record fewer tags: MindInsight keeps 300 per directory"),
-    "merged_tags": Kind(NOTE, "the directories of the ranks show the others; TensorBoard shows all"),
+    "tensor_tags": Kind(NOTE, "TensorBoard shows all; MindInsight keeps the six newest tags per directory"),
+    "tags": Kind(NOTE, "TensorBoard and the page show all; MindInsight keeps 300 per directory"),
     "graph_names": Kind(ERROR, "rename the nodes"),
     "metric": Kind(ERROR, "write the metrics as JSON"),
     "metric_not_finite": Kind(WARNING, "leave out metrics that are not finite: JSON has no such numbers"),

@@ -83,7 +83,7 @@ def fsck(path: str | os.PathLike[str], *, repair: bool = False, files: Files | N
 
     A repair cuts the torn tail (the incomplete last frame) off event files and journals of landscapes, and
     keeps it in `torn-<n>.bin`. It rebuilds run.json and the manifest.json of the ranks from each other and
-    from the event files, and keeps the old ones beside them. It deletes nothing, and does not touch files
+    from the event files, and keeps the old ones next to them. It deletes nothing, and does not touch files
     that a live writer uses.
 
     Args:
@@ -175,7 +175,7 @@ def _check(base: Path) -> _Tree:
 
 
 def _siblings(base: Path) -> list[Path]:
-    """The directories of ranks that are beside `base`; see `sibling_run`, also for errors."""
+    """The directories of ranks that are next to `base`; see `sibling_run`, also for errors."""
     run = _sibling_run(base) if base.exists() else sibling_run(base)
     return [path for path in run.siblings.values() if path.parent != run.base] if run else []
 

@@ -144,10 +144,8 @@ def _check_directory(directory: Path, facts: DirectoryFacts) -> Iterator[Finding
         text = f"{tensors} tensor tags: MindInsight shows {MAX_TENSOR_TAGS} per directory"
         yield finding(directory, "tensor_tags", text)
     if len(facts.tags) > MAX_TAGS:
-        # `<tag>/max` and its like over ranks, which a merge adds to a tag
-        made = {key for key in facts.tags if (key[0], key[1].rpartition("/")[0]) in facts.tags}
         text = f"{len(facts.tags)} tags: MindInsight shows {MAX_TAGS} per directory"
-        yield finding(directory, "merged_tags" if len(facts.tags - made) <= MAX_TAGS else "tags", text)
+        yield finding(directory, "tags", text)
     if facts.has_landscape and ("scalar", LOSS_TAG) not in facts.tags:
         text = f"landscapes without the scalar {LOSS_TAG!r}: MindInsight reports that the data do not exist"
         yield finding(directory, "landscape_alone", text)

@@ -81,8 +81,8 @@ def check_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> l
 def repair_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> None:
     """Rebuild the manifests, or add what is missing; each old one is kept as `<name>.<n>.bak`.
 
-    The manifests of the ranks tell the attempts that run.json lacks. A run.json of format 1 is divided among
-    them. What only event files tell gets the state unknown.
+    The manifests of the ranks name the attempts missing in run.json. A run.json of format 1 is divided among
+    them. What only event files show gets the state unknown.
 
     Raises RunDirError if a manifest cannot be written, or if a rank of a run of format 1 still runs.
     """
@@ -132,7 +132,7 @@ def _complete(
     by_attempt: Mapping[tuple[str, int], dict[int, Manifest]],
     in_files: list[_Attempt],
 ) -> None:
-    """Add the attempts that run.json lacks, by an old run.json, the ranks' files and the event files."""
+    """Add the attempts missing in run.json, by an old run.json, the ranks' files and the event files."""
     if old:
         manifest |= {key: old[key] for key in ("run_id", "created", "state", "key_tags") if key in old}
     missing = _missing(manifest, in_files)
@@ -168,7 +168,7 @@ def _complete(
 
 
 def _write_ranks(run: RunDir, by_attempt: Mapping[tuple[str, int], dict[int, Manifest]]) -> None:
-    """Write the files of the ranks that lack an attempt."""
+    """Write the files of the ranks that do not have each of their attempts."""
     wanted: dict[Path, tuple[str, int, list[Manifest]]] = {}
     for (role, _), ranks in sorted(by_attempt.items()):
         for rank, entry in ranks.items():
@@ -261,7 +261,7 @@ def _attempts(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> list[_
 
 
 def _missing(manifest: Manifest, attempts: list[_Attempt]) -> list[_Attempt]:
-    """The attempts that the manifest lacks; all of the newest run if no file is of the manifest's run."""
+    """The attempts missing in the manifest; all of the newest run if no file is of the manifest's run."""
     if not attempts:
         return []
     known = {(entry["role"], entry["attempt"]) for entry in manifest["attempts"]}

@@ -35,7 +35,7 @@ class RunRow:
 
     Attributes:
         name: the path relative to the directory that was searched.
-        state: as `distsummary status` tells it; "no run.json" for files that a SummaryRecord wrote alone,
+        state: as `distsummary status` reports it; "no run.json" for files that a SummaryRecord wrote alone,
             "unreadable" if the run.json cannot be read.
         is_healthy: whether `distsummary status` exits with 0; None without a run.json.
         level, findings: the level of what is wrong with it ("error", "warning" or empty), and how many such

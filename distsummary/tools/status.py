@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 GOOD = ("running", "finished")  # states of a run and of its ranks
 EACH_RANK = 32  # up to so many ranks have a line each
-BEHIND_S = 15.0  # three heartbeats; a rank that lacks more than the steps of this time is behind
-BEHIND_STEPS = 10  # instead, where no rank tells its pace
+BEHIND_S = 15.0  # three heartbeats; a rank that is missing the steps of more than this time is behind
+BEHIND_STEPS = 10  # instead, where no rank reports its pace
 NEWEST = 5  # merged steps that say on how many ranks the merged run stands now
 
 
@@ -74,7 +74,7 @@ class Status:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the run goes on or has finished, and so has each of its ranks, without an error."""
+        """Whether the run continues or has finished, and so has each of its ranks, without an error."""
         newest = self.run.newest
         return (
             newest is not None
@@ -91,7 +91,7 @@ class Status:
 
     @property
     def step(self) -> int | None:
-        """The newest step that a rank has told; while ranks run, that is merged, if it is newer; or None."""
+        """The newest step a rank has reported; while ranks run, that is merged, if it is newer; or None."""
         reported = newest_step(self.run.newest)
         if reported and self.run.state != "running":
             return reported
@@ -152,12 +152,12 @@ def read_status(path: str | os.PathLike[str]) -> Status:
 
 
 def newest_step(attempt: AttemptState | None) -> int | None:
-    """The newest step that a rank of the attempt has told; None if none has."""
+    """The newest step that a rank of the attempt has reported; None if none has."""
     return max((rank.step for rank in attempt.ranks if rank.step), default=None) if attempt else None
 
 
 def ranks_behind(ranks: Sequence[RankState]) -> dict[int, int]:
-    """Rank -> by how many steps it is behind the first, of ranks that run and lack the steps of BEHIND_S."""
+    """Rank -> by how many steps it is behind the first, of ranks that run and miss the steps of BEHIND_S."""
     running = [rank for rank in ranks if rank.state == "running"]
     paces = [rank.step_s for rank in running if rank.step_s]
     allowed = max(2.0, BEHIND_S / statistics.median(paces)) if paces else BEHIND_STEPS
@@ -223,7 +223,7 @@ def _recorded_step(directory: Path, attempt: int | None = None) -> int | None:
 
 
 def _merged(base: Path, newest: AttemptState) -> Merged | None:
-    """What the ends of the merged files tell; None without any."""
+    """What the ends of the merged files say; None without any."""
     from distsummary.format.records import ALERT_TAGS, RANKS_TAG  # both load NumPy, as above
     from distsummary.reading.newest import newest_events, step_since
 

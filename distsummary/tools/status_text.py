@@ -43,7 +43,7 @@ _HEAD = ("rank", "state", "step", "phase", "ms/step", "own", "waiting", "seen", 
 _RIGHT = (2, 4, 5, 6, 7, 8)
 # A command is one word where lines are broken, so that it can be copied.
 _COMMAND = re.compile(r"(distsummary \w+|tensorboard --logdir) (?=\S)")
-_MEASURED = (5, 6)  # columns that are shown if any rank told them
+_MEASURED = (5, 6)  # columns that are shown if any rank reported them
 
 
 def text_of(status: Status, *, width: int = WIDTH) -> str:
@@ -211,7 +211,7 @@ def _attempt_as_json(attempt: AttemptState, status: Status) -> dict[str, Any]:
 
 
 def _other_line(attempt: AttemptState, newest: AttemptState) -> str:
-    """What an attempt beside the newest one came to."""
+    """What an attempt other than the newest one came to."""
     step = newest_step(attempt)
     came = "" if step is None else f", came to step {step:,}"
     if attempt.role != newest.role:
@@ -344,7 +344,7 @@ def _of_hosts(ranks: Sequence[RankState], attempt: AttemptState) -> str:
 
 
 def _since(moments: Sequence[float], now: float) -> str:
-    """When ranks were last heard of, such as: since 14:35:00 (5 min ago)."""
+    """When ranks were last seen, such as: since 14:35:00 (5 min ago)."""
     if not moments:
         return ""
     ends = dict.fromkeys(clock(moment, now) for moment in (min(moments), max(moments)))
@@ -386,13 +386,14 @@ def _pace(seconds: float) -> str:
 
 
 def _merged_short(status: Status, living: Sequence[RankState]) -> list[str]:
-    """Whether the newest merged steps lack ranks that run."""
+    """Whether ranks that run are missing from the newest merged steps."""
     merged = status.merged
     if merged is None or merged.ranks is None or merged.ranks >= len(living):
         return []
     since = "" if merged.short_since is None else f" since step {merged.short_since:,} or so"
     late = [rank.rank for rank in living if (rank.step or 0) < merged.step]
-    callbacks = f": {named(late, 'rank')} {'tells' if len(late) == 1 else 'tell'} steps 30 s after the first"
+    reports = "reports" if len(late) == 1 else "report"
+    callbacks = f": {named(late, 'rank')} {reports} steps 30 s after the first"
     return [
         f"The merged run stands on {merged.ranks:,} of the {len(living):,} ranks that run{since}"
         f"{callbacks if late else ''}; the merge at the end completes it."

@@ -13,7 +13,7 @@ from distsummary.tools.status import Status, read_status
 from distsummary.tools.status_text import as_json as json_of
 from distsummary.tools.status_text import findings_of, stuck_in_short, text_of
 
-PROGRESS_S = 60.0  # at most so often a line tells new steps
+PROGRESS_S = 60.0  # at most so often a line reports new steps
 _CLEAR = "\x1b[H\x1b[2J"  # the cursor goes to the corner of an empty screen
 
 
@@ -28,7 +28,7 @@ def watch(
     """Show the run every `every_s` seconds; returns its last state when none of its ranks runs any more.
 
     On a terminal, the screen is drawn again each time. Otherwise a line is written when a state changes and,
-    if the steps go on, once in PROGRESS_S; the whole text comes at the end, also if KeyboardInterrupt or
+    if the steps continue, once in PROGRESS_S; the whole text comes at the end, also if KeyboardInterrupt or
     SystemExit ends it. With `as_json`, each line is an object, and nothing else is written.
 
     Raises the errors of `read_status`.

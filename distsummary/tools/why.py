@@ -74,7 +74,7 @@ def text_of(
 
 
 def page_of(cause: str) -> str:
-    """The path of the page about a cause: a wheel has these pages beside this package, a checkout in docs."""
+    """The path of the page about a cause: a wheel has them next to this package, a checkout in docs."""
     package = Path(__file__).parents[1]
     installed = package / "verdicts" / f"{cause}.md"
     return str(installed if installed.exists() else package.parent / "docs/verdicts" / installed.name)

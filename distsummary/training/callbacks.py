@@ -382,7 +382,7 @@ class TimeMonitor(Callback):
     def epoch_end(self, run_context: RunContext) -> None:
         """Print the times, unless the number of steps is unknown (as in an evaluation without a loader).
 
-        Of an epoch that a resumed training goes on with, those of the steps that were left, if any were.
+        Of an epoch that a resumed training continues with, those of the steps that were left, if any were.
         """
         params = run_context.original_args()
         is_eval = params.get("mode") == "eval"

@@ -29,7 +29,7 @@ class CheckpointConfig:
         integrated_save: of a model that is sharded over ranks (FSDP2, tensor parallel), True: gather it, one
             tensor at a time, and save one file on rank 0. False: each rank saves its shards, without any
             communication, always as safetensors.
-        async_save: True, "thread" or "process": write in a thread, while the training goes on; the training
+        async_save: True, "thread" or "process": write in a thread, while the training continues; the training
             waits only for a copy of the state. A process is not forked, which a process with threads, as all
             of torch's are, may not survive.
         saved_network: the model to save instead of the one in training.

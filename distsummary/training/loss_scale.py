@@ -28,7 +28,7 @@ class LossScaleManager:
         return {}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Go on with what `state_dict` gave."""
+        """Continue with what `state_dict` gave."""
 
     def get_update_cell(self) -> None:
         """None: torch has no cells; Model itself calls `update_loss_scale`."""
@@ -109,7 +109,7 @@ class DynamicLossScaleManager(LossScaleManager):
         return {"loss_scale": self.loss_scale, "good_steps": self._good_steps, "bad_steps": self._bad_steps}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Go on with what `state_dict` gave."""
+        """Continue with what `state_dict` gave."""
         self.loss_scale = float(state["loss_scale"])
         self._good_steps, self._bad_steps = int(state["good_steps"]), int(state["bad_steps"])
 

@@ -159,7 +159,7 @@ class Model:
             dataset_sink_mode: False: hooks are called at every step. True: once for each epoch, with the
                 number of its last step; a collector then counts `collect_freq` in epochs. The steps
                 themselves are the same.
-            sink_size: in sink mode, the number of steps of an epoch; the next epoch goes on with the batches
+            sink_size: in sink mode, the number of steps of an epoch; the next one continues with the batches
                 that follow, and a data set that ends begins again. -1: an epoch is the whole data set.
             initial_epoch: the number of epochs that a resumed training has completed: the `epoch_num` of a
                 checkpoint that was saved at the end of an epoch.
@@ -168,7 +168,7 @@ class Model:
                 is within an epoch, the epoch's data begin again.
             resume: a checkpoint, or a directory: then its newest one, if it holds any. Network, optimizer,
                 loss scale, random numbers and the objects in append_info of a ModelCheckpoint among the
-                callbacks are loaded, and the training goes on with the batch after that of the checkpoint,
+                callbacks are loaded, and the training continues with the batch after that of the checkpoint,
                 as if it had not been interrupted. The epochs and steps before come from it. With a
                 sink_size, the data begin again.
 
@@ -483,7 +483,7 @@ def _has_length(dataset: Any) -> bool:
 
 
 def _set_epoch(dataset: Any, number: int) -> None:
-    """Tell a loader or its sampler the number of the epoch, from 0, by which it may shuffle."""
+    """Pass the number of the epoch, from 0, to a loader or its sampler, which may shuffle by it."""
     for asking in (dataset, getattr(dataset, "sampler", None)):
         if callable(report := getattr(asking, "set_epoch", None)):
             report(number)

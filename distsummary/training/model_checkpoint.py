@@ -196,7 +196,7 @@ class ModelCheckpoint(Callback):
         """End the training, if a signal or Ctrl-C came in the step, whose end all callbacks have seen."""
         if self._wanted.is_set():
             self._is_saved.set()
-            sleep(END_S)  # make no step that the checkpoint lacks: the process dies of the signal
+            sleep(END_S)  # make no step that the checkpoint does not have: the process dies of the signal
             self._wanted.clear()
         self._interrupts.let_go()
 

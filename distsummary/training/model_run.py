@@ -78,6 +78,6 @@ class ModelRun(Run):
         super()._begin_epoch(self._dataset, self._batch_num, done=done)
 
     def _recorder_of_steps(self) -> Recorder | NoRecorder:
-        if self._params["optimizer"] is None:  # a collector plans loss/auto only beside a learning rate
+        if self._params["optimizer"] is None:  # a collector plans loss/auto only with a learning rate
             return NoRecorder(-math.inf, self._own_failures)
         return super()._recorder_of_steps()

@@ -41,12 +41,12 @@ ON_DEVICE = (*COMPUTING, WAIT)
 OWN_MS = "perf/own_ms"  # what the thread did by itself: CPU and blocked time of all phases but WAIT
 WAIT_MS = "perf/wait_ms"
 _NOTHING = (0.0, 0.0, 0.0)
-EVERY = f"{PHASE_TAGS}every"  # the next marked step is the next multiple of this; not told while it is 1
+EVERY = f"{PHASE_TAGS}every"  # the next marked step is the next multiple of this; not reported while it is 1
 STEP_PHASES = (
     *(tag for tags in TAGS.values() for tag in tags),
     *(OWN_MS, WAIT_MS, EVERY),
 )
-UNKNOWN = ""  # the phase of a step that is not marked, where only hooks of torch could tell it
+UNKNOWN = ""  # the phase of a step that is not marked, where only hooks of torch could report it
 FIRST_MEASURED = 16  # the first steps, which are all marked, to know what it costs
 MEASURED = 64  # marked steps after which it is looked again how long a step takes
 SKIPPED = 8  # of the first, in which caches are filled
@@ -130,12 +130,12 @@ class Phases:
         # Whether the thread may wait for other ranks, or for the device, while it computes, and nothing shows
         # when: then blocked time of these phases is waiting.
         self.is_computing_shared = False
-        self._waits = 0  # calls that go on, each within the other, which may wait for other ranks
+        self._waits = 0  # pending calls, each within the other, which may wait for other ranks
         self._asked_s: tuple[float, float] | None = None  # wall and CPU when the outermost one began
         self._is_waiting = False  # what is accounted now was waiting in it
         self._on_device = ""  # the device's phase that it interrupts
         self.is_in_backward = False
-        self.is_backward_shared = False  # DDP waits in the next backward pass, or in this one, as it goes on
+        self.is_backward_shared = False  # DDP waits in the next backward pass, or in this one, as it proceeds
         self._before = REST  # the phase in which that one began
         self.on_backward: Callable[[], None] = lambda: None
         self.device: DeviceTimes | None = None  # then "blocked" is how much longer the device computed

@@ -65,7 +65,7 @@ class NoRecorder:
     """Stands for the Recorder of a Run whose callbacks record nothing.
 
     Args:
-        plain_before: -inf if there are callbacks, which find the numbers in their parameters; inf if nobody
+        plain_before: -inf if there are callbacks, which find the numbers in their parameters; inf if no one
             sees the numbers, so that they are counted as dropped.
         failures: counts the dropped numbers.
     """

@@ -300,7 +300,7 @@ class Run(Recording):
                     phases.enter(self._body)
                 try:
                     yield batch
-                except GeneratorExit:  # the loop was left; nobody would see an exception raised here
+                except GeneratorExit:  # the loop was left; no one would see an exception raised here
                     if self._opener is opener and os.getpid() == self._pid:
                         try:
                             self._end_step(clock())

@@ -23,7 +23,7 @@ LEARNING = 3  # backward passes until the hooks of all parameters but the last o
 
 
 class TorchPhases:
-    """Tells `phases` what a model does, by hooks that are removed by `close`; raises if the model takes none.
+    """Reports to `phases` what a model does, by hooks that `close` removes; raises if the model takes none.
 
     `TorchWaits` reports when a backward pass begins and ends, of any model. On a CUDA device, events of
     its stream divide the phases, too. There DDP has the stream wait for the other ranks after the last

@@ -1,4 +1,4 @@
-"""The data of a page that shows a run beside others: what differs, and their curves on top of each other."""
+"""The data of a page that shows a run next to others: what differs, and their curves on top of each other."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +32,7 @@ def refuse_others(run: Path, others: Sequence[Path]) -> None:
 def comparison(
     run: RecordedRun, others: Sequence[RecordedRun], tags: Sequence[str], *, width: int
 ) -> dict[str, Any] | None:
-    """A run beside others; None without any.
+    """A run next to others; None without any.
 
     Of each run: its name, unlike those of the others, path, state, ranks, steps, verdicts in words, and of
     which rank its curves are (-1: the merged run). Of each fact that differs: the value of each run, None

@@ -88,7 +88,7 @@ def _landscape(name: str, grid: Grid, count: int) -> dict[str, Any]:
 
 
 def _grid(found: Any) -> Grid:
-    """A landscape of event files as a grid that lacks what these do not hold."""
+    """A landscape of event files as a grid without what these do not hold."""
     if not isinstance(found, Landscape):
         grid: Grid = found
         return grid

@@ -74,7 +74,7 @@ def norms(run: RecordedRun) -> dict[str, Any] | None:
                     reduced.add(column, part)
         if not new:
             break
-        names = (*names, *new)  # parameters that came later have rows of their own: begin anew
+        names = (*names, *new)  # parameters that came later have rows of their own: begin again
     return {
         "rank": rank,
         "steps": int(steps.size),

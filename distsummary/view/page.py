@@ -68,7 +68,7 @@ def page(
         run: the run.
         ranks: those that have lines of their own in any case; a run of up to 16 ranks has lines of all.
         tags: the scalars to show; None: all, the first `MAX_TAGS` of them by interest.
-        others: runs to show it beside, see `comparison`.
+        others: runs to show next to it, see `comparison`.
 
     Raises InvalidValueError for a rank or a tag that is not there, and for others that cannot be compared;
     MissingFileError if a run was removed.
@@ -87,7 +87,7 @@ def _page(
     verdicts = [{name: plain(getattr(row, name)) for name in run.verdicts.columns} for row in run.verdicts]
     shown, left_out = _shown(run, tags, {row["cause"] for row in verdicts})
     planes = landscapes(run)
-    beside = comparison(run, others, shown, width=WIDTH)
+    compared = comparison(run, others, shown, width=WIDTH)
     named = [*dict.fromkeys([*ranks, *(int(row["rank"]) for row in verdicts)])]
     maps = _map_tags(shown, verdicts) if len(run.ranks) > 1 else {}
     merged = _merged_curves(run, shown)
@@ -119,7 +119,7 @@ def _page(
         "timeline": timeline,
         "landscapes": planes,
         "norms": norms(run),
-        "compare": beside,
+        "compare": compared,
         "histograms": histograms(run),
         "media": media(run),
     }

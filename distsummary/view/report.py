@@ -1,4 +1,4 @@
-"""The page of a run as one HTML file that needs nothing but a browser and asks nobody for anything."""
+"""The page of a run as one HTML file that needs nothing but a browser and sends no requests."""
 
 import base64
 import hashlib
@@ -54,7 +54,7 @@ def report(
         out: the file; None: the name of the run with .html, in the current directory.
         ranks: those that have curves of their own in any case, see `page`.
         tags: the scalars to show; None: all.
-        others: runs to show it beside: what differs, and their curves on top of each other.
+        others: runs to show next to it: what differs, and their curves on top of each other.
 
     Raises MissingExtraError if the front end is not built, RunDirError if the file cannot be written, and the
     errors of `open_run` and `page`.

@@ -1,8 +1,8 @@
 """The pages of runs over HTTP, for one person on one machine: `distsummary serve`.
 
-Who knows the token in the URL may read; nobody may write. The server listens on this machine alone unless it
-is told otherwise, and answers only requests that name this machine as their host, so that a page of another
-site, whose name was made to point here, cannot ask.
+Who knows the token in the URL may read; no one may write. The server listens on this machine alone unless it
+is given another host, and answers only requests that name this machine as their host, so that a page of
+another site, whose name was made to point here, cannot ask.
 """
 
 import errno
@@ -138,7 +138,7 @@ def serve(directory: str | os.PathLike[str], *, host: str = HOST, port: int | No
 
 
 def _refused(error: OSError, host: str, port: int) -> DistSummaryError:
-    """Why nobody can listen there."""
+    """Why the server cannot listen there."""
     if error.errno == errno.EADDRINUSE:
         why = "is in use by another program; name another port, or 0 for any that is free"
     elif error.errno == errno.EACCES:
@@ -250,5 +250,5 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are told only to who asks for it, without the token."""
+        """Log requests only at level debug, without the token."""
         logger.debug("%s", (format % args).replace(self.server.token, "..."))

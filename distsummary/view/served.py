@@ -71,7 +71,7 @@ class Served:
         return self._listing.get(self._list)
 
     def page(self, name: str, others: Sequence[str] = ()) -> Answer:
-        """The page of a run, beside others, as `packing.sent` writes it.
+        """The page of a run, next to others, as `packing.sent` writes it.
 
         Raises UnknownRunError; MissingFileError if a run was removed; errors of `page`.
         """
@@ -152,7 +152,7 @@ class _Kept:
 
 
 class _Run:
-    """A run that is shown, alone or beside others; between two looks at the files, all that is asked for is
+    """A run that is shown, alone or with others; between two looks at the files, all that is asked for is
     of the moment of the first.
     """
 

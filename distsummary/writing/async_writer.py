@@ -420,8 +420,8 @@ class AsyncWriter:
         return self._put - self._got
 
     def _counted(self) -> Health:
-        # What the inner writer accepted, it has written unless it says otherwise. Other threads go on: what
-        # was given is read last, so that it is never less than the rest.
+        # What the inner writer accepted, it has written unless it says otherwise. Other threads continue:
+        # what was given is read last, so that it is never less than the rest.
         pending = self._writer.pending(self._next_seq)
         inner = self._writer.health()
         accepted = Counter(dict(self._accepted))

@@ -103,7 +103,7 @@ class RankWriter:
     """The only live writer of a directory. It writes each event at most once per file, in whole frames.
 
     A restarted writer of the same attempt opens new segments and continues after the last seq of each
-    dialect, so that a batch that is sent again goes only to the files that lack it. While the disk is nearly
+    dialect, so that a batch that is sent again goes only to the files without it. While the disk is nearly
     full, bulk values are dropped and counted, to leave room for scalars, lineage and the training itself.
 
     Args:
@@ -122,7 +122,7 @@ class RankWriter:
             spec.run_id, spec.attempt, spec.formats, mindspore_compat=spec.mindspore_compat
         )
         self._is_closed = False
-        self._left_out: tuple[int, Sequence[Value]] = 0, ()  # the first seq of a batch, and what a file lacks
+        self._left_out: tuple[int, Sequence[Value]] = 0, ()  # a batch's first seq, and what a file is missing
         self._norm_scalars = NormScalars()
         self._shown: tuple[int, dict[int, list[Value]]] = 0, {}  # last seq of a batch; place in it -> scalars
         self._health = Health()
@@ -235,7 +235,7 @@ class RankWriter:
     def _count_refused(
         self, batch: Batch, refused_from: Mapping[str, int], counted: int, others: Counter[str]
     ) -> int:
-        """Count as dropped the values that a full file lacks; returns the last seq that some file took.
+        """Count as dropped the values missing in a full file; returns the last seq that some file took.
 
         Events up to the seq `counted` have been counted before. Lineage has a file of its own, without limit.
         `others`: how many values of each plugin are counted for other reasons, so that none counts twice.
@@ -252,8 +252,8 @@ class RankWriter:
                     events += 1
         if events:
             self._failures.count(
-                f"max_file_size of {self.spec.limits.max_file_size} bytes is reached: a file lacks what "
-                "was recorded since; raise it, or use rotate_bytes instead, which begins new files",
+                f"max_file_size of {self.spec.limits.max_file_size} bytes is reached: a file does not "
+                "have what was recorded since; raise it, or use rotate_bytes instead, which begins new files",
                 events,
                 dropped=dropped & (batch.plugins() - others),
             )

@@ -26,7 +26,7 @@ def start(out, *arguments: str) -> subprocess.Popen:
 
 
 def python(*arguments: str) -> subprocess.Popen:
-    """A process that heeds Ctrl-C, though the tests may ignore it, as in a script's `make test &`."""
+    """A process that reacts to Ctrl-C, though the tests may ignore it, as in a script's `make test &`."""
     with sigint(signal.default_int_handler):
         return subprocess.Popen(
             [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -9,6 +9,6 @@ EVENT_FILES = sorted(path.relative_to(GOLDEN).as_posix() for path in GOLDEN.glob
 
 
 def decoded(file: str) -> list[dict[str, Any]]:
-    """The records of an event file as decoded.json tells them."""
+    """The records of an event file as decoded.json has them."""
     case, _, inner = file.partition("/")
     return json.loads((GOLDEN / case / "decoded.json").read_bytes())["files"][inner]["events"]

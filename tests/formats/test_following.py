@@ -1,4 +1,4 @@
-"""open_run beside a writer that is another process, whose writes the reader meets half done."""
+"""open_run while another process writes, whose writes the reader meets half done."""
 
 import os
 import subprocess

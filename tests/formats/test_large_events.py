@@ -42,7 +42,7 @@ def is_tensor(found: np.ndarray, nbytes: int) -> bool:
 
 
 @pytest.mark.parametrize("nbytes", [64 * MIB, LARGEST])
-def test_a_large_tensor_is_recorded_beside_other_values(tmp_path: Path, nbytes: int):
+def test_a_large_tensor_is_recorded_next_to_other_values(tmp_path: Path, nbytes: int):
     with ds.SummaryRecord(tmp_path) as record:
         for step in (1, 2, 3):
             record.scalars(step, {"loss": 0.5})

@@ -1,4 +1,4 @@
-"""open_run on what MindSpore, TensorBoard and torch wrote, beside their own account of it."""
+"""open_run on what MindSpore, TensorBoard and torch wrote, compared with their own account of it."""
 
 import shutil
 
@@ -18,7 +18,7 @@ FIELDS = {"scalarValue": "scalar", "tensor": "tensor", "histogram": "histogram",
 
 
 def reported(case):
-    """(Plugin, tag) -> the steps, as decoded.json of the golden data tells them."""
+    """(Plugin, tag) -> the steps, as decoded.json of the golden data has them."""
     found = {}
     for file in EVENT_FILES:
         if not file.startswith(f"{case}/") or file.endswith("_lineage"):

@@ -2,7 +2,7 @@
 
 What a machine without a GPU can find out about code for one: operations that mix devices raise, as a real one
 lets them; so does what waits for the device, or reads the host, while a graph is captured; and a captured
-graph repeats its operations on the tensors it was captured with. Speed, streams and libraries it cannot tell.
+graph repeats its operations on the tensors it was captured with. It cannot test speed, streams or libraries.
 """
 
 from collections.abc import Iterator

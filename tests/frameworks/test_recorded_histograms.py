@@ -81,7 +81,7 @@ def test_compatibility_has_edges_in_the_dtype_wherever_the_parameter_lies(tmp_pa
         assert expected.left.tobytes() != as_counted(dtype).left.tobytes()
 
 
-def test_a_sparse_parameter_is_recorded_with_its_zeros_beside_the_others(tmp_path, place):
+def test_a_sparse_parameter_is_recorded_with_its_zeros_next_to_the_others(tmp_path, place):
     module = nn.Linear(2, 1).to(place)
     module.mask = nn.Parameter(torch.eye(2, device=place).to_sparse())
     collector = SummaryCollector(tmp_path, collect_specified_data={"tensor_regular": ".*"})

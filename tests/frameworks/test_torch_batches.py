@@ -24,7 +24,7 @@ class Pair(NamedTuple):
 
 
 class Graph:
-    """As Data of PyG: an object, whose repr tells shapes alone."""
+    """As Data of PyG: an object, whose repr shows shapes alone."""
 
     def __init__(self, x: Any, y: Any) -> None:
         self.x, self.y = x, y

@@ -20,6 +20,7 @@ from distsummary.format.check_tags import BITS_TAGS, located, packed, weights_of
 from distsummary.format.records import Value
 from distsummary.rank_facts import read_facts
 from distsummary.run_dir import RunDir
+from distsummary.topology import Topology
 from distsummary.training.callbacks import CallbackParams
 from tests.frameworks.alike_ranks import AFTER, BEFORE, flip_lowest_bit, train
 
@@ -172,7 +173,7 @@ def steps_summed(step_ms: float, cost_s: float, monkeypatch: pytest.MonkeyPatch)
         list_parameters=lambda: None, names=[], groups={}, device_bytes=0,
         measure=lambda: [Value("scalar", f"{BITS_TAGS}whole/0", 1.0)],
     )  # fmt: skip
-    source: Any = Checks(True, {}, local_rank=0, checksums=measured, report=lambda facts: None)  # type: ignore[arg-type]
+    source: Any = Checks(True, {}, topology=Topology(), checksums=measured, report=lambda facts: None)  # type: ignore[arg-type]
     found = []
     for step in range(1, 201):
         params = CallbackParams(logged={"perf/step_ms": step_ms}, train_dataset_element=torch.randn(3))
@@ -200,7 +201,7 @@ def test_batches_have_the_same_digest_if_and_only_if_their_tensors_are_equal() -
 
 
 def test_only_the_first_batches_have_digests(tmp_path: Path) -> None:
-    source = Checks(True, {}, local_rank=0, checksums=None, report=lambda facts: None)
+    source = Checks(True, {}, topology=Topology(), checksums=None, report=lambda facts: None)
     counted = 0
     for step in range(1, 100):
         if step >= source.at:

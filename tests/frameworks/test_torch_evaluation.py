@@ -1,4 +1,4 @@
-"""What is computed at a point beside the loss, and how the batches are gone through."""
+"""What is computed at a point in addition to the loss, and how the batches are gone through."""
 
 import sys
 from collections.abc import Iterator
@@ -149,7 +149,7 @@ def test_of_a_criterion_that_weighs_its_rows_the_loss_is_its_own_and_the_error_t
     else:
         criterion, even = nn.CrossEntropyLoss(), batches[0]
         batches = [(x, torch.where(torch.arange(8) < 3, -100, labels)) for x, labels in batches]
-    if first == "even":  # which tells nothing of the others
+    if first == "even":  # which says nothing about the others
         batches[0] = even
     found = values_of(engine_at(net, batches, choice, loss_fn=criterion, stderr=True))
     plain = values_of(engine_at(net, batches, choice, loss_fn=criterion))

@@ -1,4 +1,4 @@
-"""Losses that take gradients themselves: how they can, and what is told where they cannot."""
+"""Losses that take gradients themselves: how they can, and which error is raised where they cannot."""
 
 from typing import Any
 

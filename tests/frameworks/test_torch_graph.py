@@ -18,7 +18,7 @@ HOWS = ("modules", "ops", "export")
 
 
 class Observed:
-    """An observation whose failures fail the test; `told` are the remarks."""
+    """An observation whose failures fail the test; `reported` has the remarks."""
 
     def __init__(self, network: nn.Module, how: str = "modules") -> None:
         self.reported: list[str] = []

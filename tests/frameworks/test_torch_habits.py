@@ -81,7 +81,7 @@ class Cached(Net):
 def test_what_a_batch_leaves_for_the_next_is_not_recorded(
     kind: type[Net], match: str, options: tuple[str, ...]
 ) -> None:
-    """A recording of a batch gives the same whatever came before it; at one point the proof cannot tell."""
+    """A recording of a batch gives the same whatever came before it; at one point the proof cannot decide."""
     net = make_net(kind)
     nn.init.normal_(next(net.parameters()))
     engine = engine_at(net, net.batches(), EngineChoice(engine="graph", options=options))

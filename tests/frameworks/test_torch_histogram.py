@@ -22,7 +22,7 @@ ARRAYS = st.sampled_from(DTYPES).flatmap(
 
 
 def check(array: np.ndarray, tensor: torch.Tensor) -> None:
-    """Everything equal; the sum as far as its order of adding can tell."""
+    """Everything equal; the sum as far as its order of adding allows."""
     assert_same(counted(tensor).result(), count_histogram(array))
     assert_same(counted_fixed(tensor).result(), count_histogram(array, fixed=True))
 
@@ -48,8 +48,8 @@ def test_any_array_is_counted_as_numpy_counts_it(device: str, array: np.ndarray)
 def test_values_at_the_edges_fall_into_the_same_bins(device: str, seed: int):
     array = np.random.default_rng(seed).uniform(-1, 1, 1000).astype(np.float32)
     edges = count_histogram(array).left[1:].astype(np.float32)  # within min and max, which stay
-    beside = np.concatenate([edges, np.nextafter(edges, np.float32(-2)), np.nextafter(edges, np.float32(2))])
-    array = np.concatenate([array, beside])
+    near = np.concatenate([edges, np.nextafter(edges, np.float32(-2)), np.nextafter(edges, np.float32(2))])
+    array = np.concatenate([array, near])
     check(array, torch.from_numpy(array).to(device))
 
 

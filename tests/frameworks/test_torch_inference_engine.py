@@ -432,7 +432,7 @@ SHAPE = 12_000, 512, 8, 4, 1024
 
 
 def test_no_copy_of_the_model_is_made(tmp_path: Path) -> None:
-    """Of 19 million parameters, 74 MB; what is needed beside them does not grow with the model."""
+    """Of 19 million parameters, 74 MB; what is needed in addition does not grow with the model."""
     inference.measure("save", inference.Shape(*SHAPE), 1, 1, tmp_path / "a.safetensors")
     script = MEASURE.replace("SHAPE", repr(SHAPE))
     command = [sys.executable, "-W", "ignore", "-c", script, str(tmp_path / "a.safetensors")]

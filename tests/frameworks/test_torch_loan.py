@@ -14,7 +14,7 @@ from tests.frameworks.test_torch_landscape import CRITERION, Mlp, fingerprint, g
 
 
 class Noisy(nn.Module):
-    """What tells training from evaluation, one that is frozen, and a buffer that it writes to in both."""
+    """What distinguishes training from evaluation, one that is frozen, and a buffer written to in both."""
 
     def __init__(self, seen: set[bool]) -> None:
         super().__init__()

@@ -269,7 +269,7 @@ def test_a_model_over_two_devices_moves_where_it_lies(engine: str) -> None:
 
 
 def test_random_numbers_begin_again_on_the_gpus_of_the_model_and_on_no_other() -> None:
-    """The others' are not kept: a training that goes on there would get the same numbers again."""
+    """The others' are not kept: a training that continues there would get the same numbers again."""
     net = make_net(Mlp)
     to_gpu(net, torch.device("cuda:1"))
     before = [generator.get_state() for generator in GENERATORS]

@@ -32,7 +32,7 @@ OF_RANKS = ("DDP", "DDP, compile", "FSDP2", "FSDP2, checkpoint, compile")
 
 
 @pytest.fixture(autouse=True)
-def _nobody_listens_afterwards():
+def _no_one_listens_afterwards():
     yield
     gc.collect()
     assert not operators.is_listening()

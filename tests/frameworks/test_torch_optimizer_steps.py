@@ -22,7 +22,7 @@ COMPILES = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
 
 class Reported(OptimizerSteps):
-    """Keeps what was told: ("before" or "after", the names, the value of the first bias)."""
+    """Keeps what was reported: ("before" or "after", the names, the value of the first bias)."""
 
     def __init__(self, model):
         self.calls = []

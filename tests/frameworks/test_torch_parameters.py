@@ -1,4 +1,4 @@
-"""What torch modules tell of their parameters: filter axes, tied names, subspaces of checkpoints."""
+"""What torch modules report about their parameters: filter axes, tied names, subspaces of checkpoints."""
 
 import pickle
 from functools import partial
@@ -21,7 +21,7 @@ from distsummary.landscapes.model.torch_loan import Loan, portable
 
 
 class Language(nn.Module):
-    """A head tied to its embedding, attention, LayerNorm, and an adapter beside frozen weights."""
+    """A head tied to its embedding, attention, LayerNorm, and an adapter next to frozen weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -285,7 +285,7 @@ def test_running_statistics_that_are_nan_are_reported_by_name(directions: str) -
     for bn_mode in ("batch", "recompute"):
         assert np.isfinite(draw_normed(model, evaluation=Evaluation(bn_mode=bn_mode)).z).all()
     state = {n: t for n, t in Normed().state_dict().items() if "running" not in n}
-    with pytest.raises(LandscapeError, match=r"running_var of the model \(the checkpoint lacks it\)"):
+    with pytest.raises(LandscapeError, match=r"running_var of the model \(the checkpoint does not have it\)"):
         draw_normed(model, around=state, directions=directions)
 
 

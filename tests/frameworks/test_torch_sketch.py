@@ -258,7 +258,7 @@ def test_many_additions_lose_no_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert errors[1] < errors[0] < 1e-5
 
 
-def test_ones_are_not_lost_beside_millions() -> None:
+def test_ones_are_not_lost_next_to_millions() -> None:
     """A bucket has one of each: of 32 bits, their sum would be rounded."""
     million, one = torch.full((BUCKETS,), 2.0**24), torch.ones(BUCKETS)
     between = [SketchedPart(name=str(n), tensor=torch.zeros(1)) for n in range(SUMMED)]
@@ -272,9 +272,9 @@ def test_ones_are_not_lost_beside_millions() -> None:
 
 def test_small_steps_of_parameters_in_float64_are_kept() -> None:
     torch.manual_seed(0)
-    whole, beside = torch.randn(3 * BUCKETS, dtype=torch.float64), torch.ones(5)
+    whole, bias = torch.randn(3 * BUCKETS, dtype=torch.float64), torch.ones(5)
     sketching = open_sketching(
-        load("torch"), [SketchedPart(name="b", tensor=beside), SketchedPart(name="w", tensor=whole)]
+        load("torch"), [SketchedPart(name="b", tensor=bias), SketchedPart(name="w", tensor=whole)]
     )
     first, before = sketching.take().result(), whole.numpy().copy()
     whole += 1e-9 * torch.randn_like(whole)
@@ -284,7 +284,7 @@ def test_small_steps_of_parameters_in_float64_are_kept() -> None:
 
 def sharded(plain: nn.Module, rank: int, rows: dict[int, slice]) -> nn.Module:
     """The model as a rank of an FSDP mesh holds it: some rows of each weight, biases whole."""
-    # torch remembers offsets by mesh, whose equality does not tell ranks apart: names do
+    # torch remembers offsets by mesh, whose equality does not distinguish ranks: names do
     mesh = init_device_mesh("cpu", (len(rows),), mesh_dim_names=(f"dp{rank}",))
     model = copy.deepcopy(plain)
     for layer in model:

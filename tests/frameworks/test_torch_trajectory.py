@@ -76,7 +76,7 @@ CUTS: dict[str, tuple[Any, list[int]]] = {
 def test_what_the_ranks_save_is_the_state_of_the_whole_model(
     nasty_tmp_path: Path, cut: Any, writing: list[int]
 ) -> None:
-    # torch remembers offsets by mesh, whose equality does not tell ranks apart: names of axes do
+    # torch remembers offsets by mesh, whose equality does not distinguish ranks: names of axes do
     plain, sizes = network(), {}
     for rank in range(WORLD):
         with process_group("fake", store=FakeStore(), rank=rank, world_size=WORLD):

@@ -18,7 +18,7 @@ Forward = Callable[[Any, Tensor], Tensor]
 
 
 class Unusual(Net):
-    """(n, 6) to three classes; `more` are modules, parameters or values that it has beside."""
+    """(n, 6) to three classes; `more` are modules, parameters or values that it has in addition."""
 
     def __init__(self, forward: Forward, more: dict[str, Callable[[], Any]]) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ def traced(net: Any, x: Tensor) -> Tensor:
 
 
 @unusual(last=lambda: None)
-def a_view_that_nobody_reads_again(net: Any, x: Tensor) -> Tensor:
+def a_view_that_no_one_reads_again(net: Any, x: Tensor) -> Tensor:
     net.last = net.fc.weight.t()
     return net.out(x @ net.last)
 

@@ -54,7 +54,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     left = _end_what_is_left(mark)
     assert done.returncode == 0, done.stdout + done.stderr
     with mock.patch.object(recorded, "LEAST_BYTES", 1):
-        ds.open_run(run_dir).scalars()  # leaves an index beside each event file: no viewer minds
+        ds.open_run(run_dir).scalars()  # leaves an index next to each event file: no viewer minds
     assert any(is_index(path) for path in run_dir.iterdir())
     return Demo(run_dir, done.stdout.splitlines(), left)
 
@@ -68,7 +68,7 @@ def mindinsight() -> Path:
 
 
 class Recorded(NamedTuple):
-    """What MindSpore wrote live: the arrays that it was given, tag -> (steps, ...), and what it told."""
+    """What MindSpore wrote live: the arrays that it was given, tag -> (steps, ...), and what it reported."""
 
     record: Path
     training: Path
@@ -83,12 +83,12 @@ def mindspore_wrote(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     run_mindspore("mindspore_records.py", place)
     with np.load(place / "inputs.npz") as inputs:
         arrays = dict(inputs)
-    reported = json.loads((place / "told.json").read_text())
+    reported = json.loads((place / "reported.json").read_text())
     return Recorded(place / "record", place / "training", arrays, reported)
 
 
 def run_mindspore(script: str, place: Path) -> None:
-    """A script of this folder, told `place`, in MindSpore's interpreter; its helpers end with it."""
+    """Runs a script of this folder on `place` in MindSpore's interpreter; its helpers end with it."""
     python = ROOT / ".venv-mindspore" / "bin" / "python"
     assert python.exists(), f"there is no {python}; run: make interop"
     with subprocess.Popen(

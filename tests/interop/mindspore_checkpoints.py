@@ -1,4 +1,4 @@
-"""Run by MindSpore's Python: reads our checkpoints and tells what it found, then writes its own.
+"""Run by MindSpore's Python: reads our checkpoints and reports what it found, then writes its own.
 
 Usage: python mindspore_checkpoints.py DIRECTORY
 """
@@ -21,7 +21,7 @@ for path in sorted(place.glob("*.ckpt")):
     }
     net = ms.nn.SequentialCell(ms.nn.Dense(3, 2))
     reported[path.name]["not loaded"] = ms.load_param_into_net(net, found)[0]
-(place / "told.json").write_text(json.dumps(reported))
+(place / "reported.json").write_text(json.dumps(reported))
 
 values = [{"name": "w", "data": ms.Tensor(np.arange(6, dtype=np.float32).reshape(2, 3))}]
 (place / "theirs").mkdir()

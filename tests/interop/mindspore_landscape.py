@@ -3,7 +3,7 @@
 usage: PYTHON mindspore_landscape.py DIR
 
 makes DIR/training (SummaryCollector with collect_landscape: events and ckpt_dir), DIR/landscape (what
-SummaryLandscape drew), DIR/data.npz and DIR/told.json. With more than 500 parameters MindSpore takes a
+SummaryLandscape drew), DIR/data.npz and DIR/reported.json. With more than 500 parameters MindSpore takes a
 randomised SVD for paths of four checkpoints and more, else a full one: there is a path of either kind.
 """
 
@@ -58,7 +58,7 @@ def train(directory: Path, rows: tuple[Any, Any]) -> None:
 
 
 def draw(training: Path, output: Path, rows: tuple[Any, Any]) -> None:
-    """All landscapes that the collector was told of."""
+    """Draws all landscapes that the settings of the collector name."""
     network, metrics = MLP(), {"Loss": nn.Loss()}
     model = mindspore.Model(network, loss_fn(), metrics=metrics)
     landscape = mindspore.SummaryLandscape(str(training))
@@ -74,7 +74,7 @@ def dataset(rows: tuple[Any, Any]) -> Any:
 
 
 def main(place: Path) -> None:
-    """Make the data, draw, tell."""
+    """Makes the data, draws, and writes the report."""
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
     mindspore.set_device("CPU")
     random = np.random.default_rng(8)
@@ -85,7 +85,7 @@ def main(place: Path) -> None:
     draw(place / "training", place / "landscape", (x, labels))
     reported = {"version": mindspore.__version__, "seed": SEED, "batch": BATCH, "spec": LANDSCAPE}
     reported["sizes"] = [INPUTS, HIDDEN, CLASSES]
-    (place / "told.json").write_text(json.dumps(reported))
+    (place / "reported.json").write_text(json.dumps(reported))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 usage: PYTHON mindspore_model.py DIR
 
-makes DIR/inputs.npz (predictions, labels, the data and first weights of the training) and DIR/told.json.
+makes DIR/inputs.npz (predictions, labels, the data and first weights of the training) and DIR/reported.json.
 """
 
 import json
@@ -101,7 +101,7 @@ def main() -> None:
         },
         "training": trained(given, given["data"], given["labels"]),
     }
-    (place / "told.json").write_text(json.dumps(reported))
+    (place / "reported.json").write_text(json.dumps(reported))
 
 
 if __name__ == "__main__":

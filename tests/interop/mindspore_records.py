@@ -1,9 +1,9 @@
-"""Run by MindSpore's own interpreter: records every kind of value, live, and keeps what it put in beside it.
+"""Run by MindSpore's own interpreter: records every kind of value, live, and keeps its inputs next to them.
 
 usage: PYTHON mindspore_records.py DIR
 
 makes DIR/record (SummaryRecord), DIR/training (SummaryCollector in a small training and its evaluation),
-DIR/inputs.npz and DIR/told.json.
+DIR/inputs.npz and DIR/reported.json.
 """
 
 import json
@@ -57,7 +57,7 @@ class Reported(mindspore.Callback):
 
 
 def train(directory: Path) -> dict[str, Any]:
-    """Train and evaluate a small network under a collector; what it told."""
+    """Train and evaluate a small network under a collector; returns its results."""
     random = np.random.default_rng(6)
     rows = [(random.normal(size=(6,)).astype(np.float32), np.int32(n % 3)) for n in range(BATCH * BATCHES)]
 
@@ -82,14 +82,14 @@ def train(directory: Path) -> dict[str, Any]:
 
 
 def main(place: Path) -> None:
-    """Record, train, tell."""
+    """Records, trains, and writes the report."""
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
     mindspore.set_device("CPU")
     values = inputs()
     record(place / "record", values)
     np.savez(place / "inputs.npz", **values)
     reported = train(place / "training") | {"version": mindspore.__version__}
-    (place / "told.json").write_text(json.dumps(reported))
+    (place / "reported.json").write_text(json.dumps(reported))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The demo tells what it did in one line that a script can read, and ends what it started."""
+"""The demo reports what it did in one line that a script can read, and ends what it started."""
 
 import json
 

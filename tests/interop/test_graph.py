@@ -71,7 +71,7 @@ class Server:
     def close(self) -> None:
         self._process.terminate()
         assert self._process.stderr is not None
-        self._process.stderr.read()  # it says that it exits, and hangs if nobody listens
+        self._process.stderr.read()  # it says that it exits, and hangs if no one listens
         self._process.wait()
         self._process.stderr.close()
 

@@ -32,7 +32,7 @@ def before(run_dir: RunDir, mindinsight: Path) -> Verdict:
 
 @pytest.fixture(scope="module")
 def after(run_dir: RunDir, before: Verdict, mindinsight: Path) -> Verdict:
-    """The path of 9 to 15 drawn anew, with other axes."""
+    """The path of 9 to 15 drawn again, with other axes."""
     five = np.linspace(-2, 2, 5)
     write_landscapes(run_dir, [make_grid(x=five, y=five, z=np.ones((5, 5)), numbers=(9, 12, 15))])
     return check(run_dir.base, mindinsight)
@@ -59,7 +59,7 @@ def test_a_replaced_landscape_is_drawn_in_the_place_of_the_older_one(after: Verd
     assert read["final"]["grid"] == [3, 4]
 
 
-def test_beside_the_planes_there_are_the_curves_of_the_training_and_a_copy_of_the_loss(
+def test_next_to_the_planes_there_are_the_curves_of_the_training_and_a_copy_of_the_loss(
     before: Verdict, after: Verdict
 ) -> None:
     for verdict in (before, after):

@@ -42,7 +42,7 @@ def test_both_readers_see_what_was_appended_since_they_began(tmp_path: Path) -> 
         expected = [(1, 1.5), (2, 2.5)]
         assert served() == expected
         for newest in (4, 5, 6):
-            if newest == 5:  # the aggregator dies, and the next one goes on in files of its own
+            if newest == 5:  # the aggregator dies, and the next one continues in files of its own
                 live.abandon()
                 live = ranks.live()
                 live.poll()

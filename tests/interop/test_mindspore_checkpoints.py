@@ -33,7 +33,7 @@ def test_checkpoints_are_read_both_ways(tmp_path):
             optimizer.step()
     run_mindspore("mindspore_checkpoints.py", tmp_path)
 
-    reported = json.loads((tmp_path / "told.json").read_text())
+    reported = json.loads((tmp_path / "reported.json").read_text())
     assert {"plain-1_2.ckpt", "AES-GCM-1_2.ckpt", "AES-CBC-1_2.ckpt"} <= reported.keys()
     moments = optimizer.state[model[0].weight]["exp_avg"]
     for name in ("plain-1_2.ckpt", "AES-GCM-1_2.ckpt", "AES-CBC-1_2.ckpt"):

@@ -40,7 +40,7 @@ class Mlp:
 
 
 class Drawn(NamedTuple):
-    """MindSpore's training and landscapes, the data of both, and what the script told."""
+    """MindSpore's training and landscapes, the data of both, and what the script reported."""
 
     training: Path
     landscapes: dict[str, Landscape]
@@ -56,7 +56,7 @@ class Drawn(NamedTuple):
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Drawn:
     place = tmp_path_factory.mktemp("mindspore_landscape")
     run_mindspore("mindspore_landscape.py", place)
-    reported = json.loads((place / "told.json").read_text())
+    reported = json.loads((place / "reported.json").read_text())
     with np.load(place / "data.npz") as data:
         x, labels = data["x"], data["labels"]
     size = reported["batch"]

@@ -28,7 +28,7 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], 
     place: Path = tmp_path_factory.mktemp("mindspore_model")
     run_mindspore("mindspore_model.py", place)
     with np.load(place / "inputs.npz") as inputs:
-        return dict(inputs), json.loads((place / "told.json").read_text())
+        return dict(inputs), json.loads((place / "reported.json").read_text())
 
 
 @pytest.mark.parametrize("kind", OF_KIND)

@@ -1,4 +1,4 @@
-"""What `landscape` computes beside the loss, leaves out, and keeps when it is interrupted."""
+"""What `landscape` computes in addition to the loss, leaves out, and keeps when it is interrupted."""
 
 import logging
 import signal
@@ -156,7 +156,7 @@ def test_an_interrupt_gives_and_saves_what_there_is_and_the_next_call_continues(
     partial = stopped.value.grids["random"]
     assert 0 < partial.computed.sum() < undisturbed.computed.sum()
     assert partial.z[partial.computed].tobytes() == undisturbed.z[partial.computed].tobytes()
-    assert np.isfinite(partial.z).all()  # what lacks is interpolated
+    assert np.isfinite(partial.z).all()  # missing points are interpolated
     [saved] = (tmp_path / "landscape").glob("*.npz")
     assert LossGrid.load(saved).computed.tobytes() == partial.computed.tobytes()
     seen = stop_at(None)

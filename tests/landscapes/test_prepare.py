@@ -157,7 +157,7 @@ def test_only_what_a_pattern_names_moves(tmp_path: Path) -> None:
         draw(around=run, parameters="d3")
 
 
-def test_directions_of_ones_own_may_name_a_part_of_the_parameters_beside_others() -> None:
+def test_directions_of_ones_own_may_name_a_part_of_the_parameters_next_to_others() -> None:
     x, y = {"d2.bias": np.array([1, 0, 0.0])}, {"d2.bias": [0, 1, 0.0]}
     given = Directions(x=x, y=y)  # type: ignore[arg-type]  # lists are taken, too
     both = draw(around=None, directions=[given, "random"], normalization="none")

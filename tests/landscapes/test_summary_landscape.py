@@ -138,11 +138,11 @@ def test_an_empty_create_landscape_is_what_was_recorded(run_dir: RunDir) -> None
 
 
 def test_nothing_asked_for_writes_nothing_and_calls_no_one(run_dir: RunDir) -> None:
-    def nobody() -> None:
+    def never() -> None:
         raise AssertionError
 
     nothing = {"create_landscape": {"train": False, "result": False}}
-    assert generate(run_dir, callback_fn=nobody, collect_landscape=nothing) == {}
+    assert generate(run_dir, callback_fn=never, collect_landscape=nothing) == {}
     assert not run_dir.landscape_dir.exists()
 
 

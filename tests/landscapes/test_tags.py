@@ -25,7 +25,7 @@ def files(run: RunDir) -> list[str]:
     return sorted(path.name for path in run.landscape_dir.glob("*.npz"))
 
 
-def test_own_directions_beside_random_ones_and_others_have_keys_tags_and_files_of_their_own(
+def test_own_directions_next_to_random_ones_and_others_have_keys_tags_and_files_of_their_own(
     tmp_path: Path,
 ) -> None:
     run = make_run(tmp_path / "run", 1)

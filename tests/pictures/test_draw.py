@@ -145,7 +145,7 @@ def test_each_run_of_a_joint_plane_has_its_own_line_and_name() -> None:
     figure = figure_for()
     draw_contours(figure, joint, scale_for(joint.z))
     named = {line.get_label(): line.get_xydata() for line in figure.axes[0].lines}
-    assert "sgd" not in named  # one checkpoint makes no line: its name stands beside it
+    assert "sgd" not in named  # one checkpoint makes no line: its name stands next to it
     assert [text.get_text() for text in figure.axes[0].texts] == ["sgd", "5", "9"]
     np.testing.assert_array_equal(named["adam"], joint.path[1:])
     assert title(joint) == "joint PCA plane of sgd, adam"
@@ -154,7 +154,7 @@ def test_each_run_of_a_joint_plane_has_its_own_line_and_name() -> None:
     assert [line.split()[-1] for line in checkpoint_lines(joint)[1:]] == ["sgd", "adam", "adam"]
 
 
-def test_steps_known_by_sketches_are_a_line_beside_the_path() -> None:
+def test_steps_known_by_sketches_are_a_line_next_to_the_path() -> None:
     steps = np.column_stack((np.linspace(-0.9, 0, 30), np.linspace(0.1, 0, 30)))
     grid = make_grid(steps=tuple(range(30)), step_path=steps)
     figure = figure_for()
@@ -233,7 +233,7 @@ def test_no_legend_lies_over_an_axes(kind: str, monkeypatch: pytest.MonkeyPatch)
     draw(grid, "surface" if kind == "surface" else "contour")
     [figure] = drawn
     legends = every_legend(figure)
-    assert len(legends) == 1 + (kind != "curve")  # of the picture, and of the losses beside it
+    assert len(legends) == 1 + (kind != "curve")  # of the picture, and of the losses next to it
     below = [part._supxlabel for part in (figure, *figure.subfigs)]
     notes_below = [text for text in below if text is not None and text.get_text()]
     assert len(notes_below) == (kind in ("contour", "surface"))

@@ -184,7 +184,7 @@ def test_the_grids_are_saved_even_if_the_events_cannot_be_written(run_dir: RunDi
 
 
 def record(directory: Path, run_id: str, attempt: int = 0, **losses: float) -> RankWriter:
-    """A training that has recorded one step and goes on."""
+    """A training that has recorded one step and continues."""
     writer = RankWriter(WriterSpec(directory=directory, run_id=run_id, attempt=attempt))
     values = [Value("scalar", tag, loss) for tag, loss in losses.items()]
     writer.write(Batch(run_id=run_id, attempt=attempt, rank=0, first_seq=1, events=[Event(7, 1.0, values)]))
@@ -192,7 +192,7 @@ def record(directory: Path, run_id: str, attempt: int = 0, **losses: float) -> R
 
 
 @pytest.mark.usefixtures("no_matplotlib")
-def test_a_landscape_beside_a_training_is_none_of_its_files(run_dir: RunDir) -> None:
+def test_a_landscape_next_to_a_training_is_none_of_its_files(run_dir: RunDir) -> None:
     """The reader of a training, the next attempt, a resumed writer and a merge: none takes it for its own."""
     before, findings = list(read_directory(run_dir.base)), fsck(run_dir.base).findings
     write_landscapes(run_dir, [make_grid()])
@@ -237,7 +237,7 @@ def test_the_loss_is_not_copied_where_the_training_has_it_under_the_name_that_mi
 
 
 @pytest.mark.usefixtures("no_matplotlib")
-def test_beside_a_training_that_continues_the_landscape_is_no_newer_than_its_files(tmp_path: Path) -> None:
+def test_next_to_a_training_that_continues_the_landscape_is_no_newer_than_its_files(tmp_path: Path) -> None:
     """MindInsight follows only the newest file of a directory."""
     run = RunDir(tmp_path / "run").create()
     place = detect(rank=0, world_size=1)

@@ -77,7 +77,7 @@ def test_ticks_of_a_surface_stand_apart_below_a_checkpoint_far_above_it() -> Non
     assert np.diff(heights).min() > 0.04 * (high - low)
 
 
-def test_the_heights_of_a_surface_over_many_decades_stand_beside_their_axis() -> None:
+def test_the_heights_of_a_surface_over_many_decades_stand_next_to_their_axis() -> None:
     pads = []
     for z in (make_grid().z, 10.0 ** (make_grid().z - 8)):
         figure = make_grid(z=z).plot(kind="surface")

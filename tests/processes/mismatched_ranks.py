@@ -2,7 +2,7 @@
 
 In step AT the odd rank, instead of an `all_reduce` of the loss:
 
-- skip: goes on into the next step. block: waits for something of its own.
+- skip: proceeds to the next step. block: waits for something of its own.
 - size: gives a tensor of another size. op: calls another operation.
 - root: all broadcast, and it expects the data from another rank.
 - uneven: its loop ends, and it waits in a barrier after its run.

@@ -1,4 +1,4 @@
-"""A rank that trains a small network in several distributions with norms, and tells what they should be.
+"""A rank that trains a small network in several distributions with norms, and reports what they should be.
 
 There are four ranks; a run, such as ddp_float32, is recorded in the directory of this name. Each rank prints
 one line of JSON, which has for each run

@@ -179,13 +179,13 @@ def test_an_interrupted_landscape_says_how_far_it_came_and_continues(
     assert main([*arguments, "--directions", "pca"]) == 130
     reported = capsys.readouterr().err
     assert re.search(r"interrupted \(pca: \d+ of 81 points\)", reported)
-    assert "readable, and the same command goes on from there" in reported
+    assert "readable, and the same command resumes from there" in reported
     stop.write_text("x" * 30)
-    assert main([*arguments, "--directions", "pca", "--anew"]) == 130
-    assert "and the same command without --anew goes on from there" in capsys.readouterr().err
+    assert main([*arguments, "--directions", "pca", "--fresh"]) == 130
+    assert "and the same command without --fresh resumes from there" in capsys.readouterr().err
     stop.write_text("x")
-    assert main([*arguments, "--directions", "pca", "--anew"]) == 130
-    assert "goes on" not in capsys.readouterr().err  # there is nothing to go on with
+    assert main([*arguments, "--directions", "pca", "--fresh"]) == 130
+    assert "from there" not in capsys.readouterr().err  # there is nothing to resume
     stop.write_text("x" * 1000)
     assert main([*arguments, "--directions", "pca"]) == 0
     assert re.search(r"pca: 9 x 9 points by numpy-naive, .*explained variance 0\.", capsys.readouterr().out)

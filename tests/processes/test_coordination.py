@@ -93,10 +93,10 @@ def test_a_run_in_use_by_a_living_process_is_refused_at_once(nasty_tmp_path: Pat
                 ds.init(path, exists=exists, rank=0, world_size=1)
         with ds.init(path, role="eval", rank=0, world_size=1) as run, run.eval() as evaluation:
             evaluation.log(accuracy=0.5)
-        beside = ds.init(path, exists="new", rank=0, world_size=1)
+        other = ds.init(path, exists="new", rank=0, world_size=1)
         training.kill()
-    list(beside.steps(range(2)))
-    beside.close()
+    list(other.steps(range(2)))
+    other.close()
     assert RunDir(f"{path}-2").read_manifest()["state"] == "finished"
     with ds.init(path, rank=0, world_size=1) as run:  # the killed one left no process behind
         list(run.steps(range(2)))

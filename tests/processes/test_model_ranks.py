@@ -24,7 +24,7 @@ torch.set_num_threads(1)
 run_dir, store = sys.argv[1:]
 rank = int(os.environ["RANK"])
 torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-told = {}
+reported = {}
 for kind in ("ddp", "fsdp2"):
     torch.manual_seed(0)
     data = [(torch.randn(4, 3), torch.randint(0, 2, (4,))) for _ in range(8)]
@@ -45,9 +45,9 @@ for kind in ("ddp", "fsdp2"):
     scales.append(manager.get_loss_scale())
     now = [getattr(weight, "full_tensor", lambda w=weight: w)() for weight in weights]
     same = [torch.equal(one, other) for one, other in zip(whole, now, strict=True)]
-    told[kind] = {"scales": scales, "split": split, "same": same, "weight": whole[0].tolist()}
+    reported[kind] = {"scales": scales, "split": split, "same": same, "weight": whole[0].tolist()}
 torch.distributed.destroy_process_group()
-print(json.dumps(told))
+print(json.dumps(reported))
 """
 
 

@@ -24,7 +24,7 @@ TOLERANCE = {"float32": 5e-6, "float64": 1e-12}  # of norms
 
 @pytest.fixture(scope="module")
 def reported(fork_server, tmp_path_factory: pytest.TempPathFactory):
-    """What each rank tells, and where the runs are."""
+    """What each rank reports, and where the runs are."""
     directory = tmp_path_factory.mktemp("norms")
     place, output = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "x", "MASTER_PORT": "1"}, directory / "output"
     with forked.ranks(RANKS, norm_ranks.main, str(directory), *RUNS, output=output, **place) as ranks:

@@ -42,7 +42,7 @@ def replacer(nasty_tmp_path):
 
 
 def kill(process) -> Path:
-    """Kill it, and leave it a zombie: nobody has asked for its exit status yet."""
+    """Kill it, and leave it a zombie: no one has asked for its exit status yet."""
     process.send_signal(signal.SIGKILL)
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     return process.temporary

@@ -1,4 +1,4 @@
-"""Which of several ranks is stuck, told while it lasts by alerts, `why` and `status`, from files alone."""
+"""Which of several ranks is stuck, shown while it lasts by alerts, `why` and `status`, from files alone."""
 
 import json
 import subprocess
@@ -30,7 +30,7 @@ def alerts(run_dir: Path, count: int) -> list[dict[str, object]]:
 
 
 def said_by_why(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> list[tuple[object, ...]]:
-    """The hangs that `why` tells, without their evidence."""
+    """The hangs that `why` reports, without their evidence."""
     assert main(["why", str(run_dir), "--json"]) == 1
     verdicts = json.loads(capsys.readouterr().out)["verdicts"]
     return [reports_of(verdict) for verdict in verdicts if verdict["cause"] == "hang"]

@@ -1,4 +1,4 @@
-"""Signals that end a training: the run tells it, and the process dies of the signal as without a run."""
+"""Signals that end a training: the run reports it, and the process dies of the signal as without a run."""
 
 import os
 import signal

@@ -94,7 +94,7 @@ def start(
 
 
 def found(place: Path, run: Path) -> set[str]:
-    """What the names and bytes of a run's files tell of the user and the machine."""
+    """What the names and bytes of a run's files reveal about the user and the machine."""
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=place, capture_output=True, text=True, check=True
     ).stdout.strip()

@@ -1,4 +1,4 @@
-"""A landscape that was stopped goes on where it stood, to the same bits."""
+"""A landscape that was stopped continues where it stood, to the same bits."""
 
 from dataclasses import replace
 from typing import Any

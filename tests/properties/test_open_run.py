@@ -1,4 +1,4 @@
-"""Tables of `open_run`, from files and from indexes, beside a plain loop and beside the merged run."""
+"""Tables of `open_run`, from files and from indexes, compared with a plain loop and the merged run."""
 
 import tempfile
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The streamed plane of a path beside that of an SVD of the whole matrix."""
+"""The streamed plane of a path compared with that of an SVD of the whole matrix."""
 
 import numpy as np
 import pytest

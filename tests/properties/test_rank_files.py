@@ -1,4 +1,4 @@
-"""The windows of the rank files beside a plain loop over all events."""
+"""The windows of the rank files compared with a plain loop over all events."""
 
 import tempfile
 from pathlib import Path

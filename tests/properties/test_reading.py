@@ -140,7 +140,7 @@ def check_values(path: Path) -> None:
 
 
 def check_dump(path: Path) -> None:
-    """`dump` tells the values and the damage that `read_file` gives."""
+    """`dump` shows the values and the damage that `read_file` gives."""
     damage: list[Damage] = []
     reported = [
         (*event[1:4], value.plugin, value.tag)
@@ -153,7 +153,7 @@ def check_dump(path: Path) -> None:
     assert [tuple(record[key] for key in keys) for record in values] == reported
     found = [record["offset"] for record in records if record["plugin"] == "damage"]
     assert found[: len(damage)] == [one.offset for one in damage]
-    assert len(found) - len(damage) in (0, 1)  # a torn tail is told, too
+    assert len(found) - len(damage) in (0, 1)  # a torn tail is shown, too
 
 
 def last_seq(path: Path, run_id: str) -> int:

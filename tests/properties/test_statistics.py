@@ -1,4 +1,4 @@
-"""Statistics over ranks beside numpy's, and the rule of which tags get them beside a plain loop."""
+"""Statistics over ranks against numpy's, and the rule of which tags get them against a plain loop."""
 
 from itertools import pairwise
 from unittest import mock

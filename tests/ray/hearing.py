@@ -1,4 +1,4 @@
-"""An actor that hears digests, in the place of the aggregator."""
+"""An actor that receives digests, in the place of the aggregator."""
 
 import os
 from typing import Any
@@ -11,7 +11,7 @@ NAME, NAMESPACE, GROUP = "aggregator-of-this-test", "test", "aside"
 
 
 def start_receiver(**options: Any) -> Any:
-    """Start it; `heard` returns the digests so far, `pid` its process."""
+    """Start it; `last_seen` returns the digests so far, `pid` its process."""
 
     class Receiver:  # in here, so that Ray's processes need not find this module
         def __init__(self) -> None:

@@ -215,7 +215,7 @@ def test_a_launch_returns_its_results_when_the_merge_of_its_run_fails(run_dir, c
         run = ds.init(run_dir.base)
         for _ in run.steps(range(2)):
             run.log(loss=1.0)
-        if run.rank == 0:  # what a user does beside it
+        if run.rank == 0:  # what a user does in addition
             with ds.SummaryRecord(str(run_dir.base)) as record:
                 record.add_value("scalar", "mine", 1.0)
                 record.record(1)

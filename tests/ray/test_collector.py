@@ -224,7 +224,7 @@ def test_a_collector_that_hangs_at_the_end_costs_no_event(tmp_path, monkeypatch)
         assert seqs(tmp_path, dialect) == list(range(1, 201))
     assert writer.health().dropped == {}
     assert any("writes its files itself" in reason for reason in writer.health().errors)
-    # otherwise it might write once more when it goes on; a zombie is dead, and not reaped yet
+    # otherwise it might write once more when it continues; a zombie is dead, and not reaped yet
     assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
@@ -327,7 +327,7 @@ def test_what_a_killed_collector_wrote_without_acknowledging_is_counted_once(tmp
     remote.write(batch_of(1, np.zeros(1)))
     remote.flush()
     remote.write(batch_of(2, np.zeros(1)))
-    while len(steps(tmp_path, "mindspore")) < 2:  # in the files, and nobody has asked for the answer
+    while len(steps(tmp_path, "mindspore")) < 2:  # in the files, and no one has asked for the answer
         time.sleep(0.01)
     os.kill(collector_pid(remote), signal.SIGKILL)
     [(batch, _)] = remote._sent

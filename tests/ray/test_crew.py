@@ -198,7 +198,7 @@ def test_a_worker_without_a_reservation_takes_the_place_of_those_that_wait_for_g
     assert caplog.text.count("no test worker started in 0 s") == 1
 
 
-def test_it_stands_beside_those_that_wait_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_stands_next_to_those_that_wait_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actor_crew, "START_S", 0.0)
     with crew_of(resources=[AMPLE]) as crew:
         crew.do(work := Numbers())
@@ -310,7 +310,7 @@ def test_errors_in_other_workers_are_not_printed_by_ray(
     monkeypatch.setattr(actor_crew, "original_errors", late)
     with crew_of(function, [ON_CPU] * 2) as crew, pytest.raises(LandscapeError):
         crew.do(Numbers())
-    gc.collect()  # of errors that nobody has read Ray tells when they are gone
+    gc.collect()  # Ray reports errors that no one has read when they are gone
     assert printed == []
 
 

@@ -1,4 +1,4 @@
-"""What collectors tell the aggregator while the ranks train."""
+"""What collectors report to the aggregator while the ranks train."""
 
 import logging
 import os

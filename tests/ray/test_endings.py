@@ -1,4 +1,4 @@
-"""How the ranks of ds.launch end: what the run says of each, and of ranks that could not tell it."""
+"""How the ranks of ds.launch end: what the run says of each, and of ranks that could not report it."""
 
 import functools
 import os

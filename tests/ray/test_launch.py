@@ -208,12 +208,12 @@ class Counted:
         return getattr(self.stream, name)
 
 class Aggregator:
-    def tell(self, rank):
+    def report(self, rank):
         print(f"distsummary: Rank {rank} receives the same batches", file=sys.stderr, flush=True)
 
 def train(printed):
     aggregators = [ray.remote(num_cpus=0)(Aggregator).remote() for _ in range(3)]
-    ray.get([one.tell.remote(rank) for rank, one in enumerate(aggregators)])
+    ray.get([one.report.remote(rank) for rank, one in enumerate(aggregators)])
     until = time.monotonic() + 120
     while not printed.exists() and time.monotonic() < until:  # Ray sends the lines every half second
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""The gauges of ranks in Ray's metrics, from what their heartbeats tell."""
+"""The gauges of ranks in Ray's metrics, from what their heartbeats report."""
 
 import contextlib
 import time

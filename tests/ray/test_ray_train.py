@@ -16,7 +16,7 @@ from tests.patience import PATIENCE_S
 
 STEPS, RESUMED_FROM = 6, 2  # as in ray_train_job.py
 
-EXTRAS = ("fsspec", "pandas", "pyarrow", "pydantic", "requests")  # what ray.train imports beside Ray
+EXTRAS = ("fsspec", "pandas", "pyarrow", "pydantic", "requests")  # what ray.train imports in addition to Ray
 MISSING = [name for name in EXTRAS if importlib.util.find_spec(name) is None]
 pytestmark = [
     pytest.mark.long,

@@ -1,4 +1,4 @@
-"""SummaryLandscape and its workers: those it is told to use, and by default those that are free."""
+"""SummaryLandscape and its workers: as many as device_ids has, and by default all that are free."""
 
 import json
 import subprocess

@@ -21,7 +21,7 @@ FLUSH_S = 60.0
 
 
 class AsyncClient:
-    """Sends the events up to `total` through an AsyncWriter; a later life goes on with events never sent.
+    """Sends the events up to `total` through an AsyncWriter; a later life continues with events never sent.
 
     What a flush returned for is acknowledged: nothing may have been dropped, since every fault passes.
     `opened` opens the writer behind the AsyncWriter; None: it is a RankWriter.

@@ -79,7 +79,7 @@ class Client:
     """Sends the events 1 to `total` in batches to a RankWriter, and again what was not acknowledged.
 
     The batches, resends, flushes and clean restarts follow from `seed`. One instance is one life of the
-    process. It goes on behind what was acknowledged, or, after a power cut, behind what the files hold.
+    process. It continues behind what was acknowledged, or, after a power cut, behind what the files hold.
     """
 
     def __init__(

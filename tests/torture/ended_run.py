@@ -1,4 +1,4 @@
-"""What a run of L2 says when it is over: its states, and its merged run beside an offline merge."""
+"""What a run of L2 says when it is over: its states, and its merged run compared with an offline merge."""
 
 import shutil
 from collections import defaultdict
@@ -41,7 +41,7 @@ def check_states(made: Any) -> Iterator[str]:
             yield f"rank {rank.rank} is {rank.state}, expected {expected}: {_reported(attempt)}"
     if ending.words:
         failure = attempt.failure
-        if failure is None:  # nobody told of a failure or a death
+        if failure is None:  # no one reported a failure or a death
             silent = [one for one in attempt.ranks if one.rank == made.culprit and one.state == "lost"]
             failure = states.Failure(made.culprit, silent[0].reason, 0) if silent else None
         if (
@@ -75,7 +75,7 @@ def check_merged(run: Path) -> list[str]:
     merge_run(RunDir(run))
     after, more = _read(run, "merged again")
     complaints += more + list(_differences("merged again", after, offline))
-    complaints += [f"merged again lacks steps: {sorted(offline.keys() - after.keys())[:COMPARED]}"] * (
+    complaints += [f"merged again misses steps: {sorted(offline.keys() - after.keys())[:COMPARED]}"] * (
         offline.keys() != after.keys()
     )
     shutil.rmtree(copy)

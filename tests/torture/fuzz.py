@@ -34,7 +34,7 @@ from tests.torture.small_files import mutant as small_mutant
 
 EVENTS = "events"
 LARGEST = 60_000  # bytes of a file of the corpus; longer ones are cut
-MEMORY = 128 << 20  # bytes that reading may take beside what the interpreter has: the files are small
+MEMORY = 128 << 20  # bytes that reading may take in addition to the interpreter's: the files are small
 VERBS = (
     ["fsck"], ["fsck", "--repair"], ["dump"], ["dump", "--full"],
     ["convert", "--to", "tensorboard"], ["convert", "--to", "mindspore"],
@@ -219,7 +219,7 @@ def _bound_memory(most: int) -> None:
 
 
 def mutant(corpus: list[Path], seed: int, number: int) -> tuple[str, bytes]:
-    """Mutant `number` of a seed: its file name, which tells the dialect, and its bytes."""
+    """Mutant `number` of a seed: its file name, which shows the dialect, and its bytes."""
     generator = random.Random(seed * 1_000_003 + number)
     source, other = generator.choice(corpus), generator.choice(corpus)
     name = generator.choice(NAMES) if generator.random() < 0.1 else source.name.partition("-")[2]

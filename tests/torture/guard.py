@@ -1,7 +1,7 @@
 """Exceptions injected into distsummary while it records trainings: level guard of `make torture`.
 
 Each training is a process of its own, see guard_rank.py. The state is kept in a directory, so that a round
-that was interrupted goes on where it stopped, and several rounds are summed up.
+that was interrupted continues where it stopped, and several rounds are summed up.
 """
 
 import json

@@ -437,7 +437,7 @@ class Round:
         return True
 
     def _look(self, *, at_once: bool = False) -> None:
-        """Remember the run's processes: those whose parents are killed are nobody's children afterwards."""
+        """Remember the run's processes: those whose parents are killed are no one's children afterwards."""
         if at_once or time.monotonic() > self.looked_s + 0.5:
             self.looked_s = time.monotonic()
             self.known |= {process.pid: process for process in self._fresh() if is_ours(process)}

@@ -1,4 +1,4 @@
-"""One rank of L2: it trains, keeps its own ledger, and ends as it is told.
+"""One rank of L2: it trains, keeps its own ledger, and ends as ordered.
 
     torchrun ... -m tests.torture.rank PLACE SEED COLLECTIVE
 
@@ -64,7 +64,7 @@ def train(place: Path, seed: int, collective: bool) -> None:
 
 
 class Steps:
-    """Asks, beside the training, for the acknowledgement of the steps that have ended, and enters it."""
+    """Asks, during the training, for the acknowledgement of the steps that have ended, and enters it."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.number = 0

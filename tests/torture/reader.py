@@ -58,7 +58,7 @@ def strays(directory: Path) -> list[Path]:
 
 
 def records(data: bytes) -> Iterator[Record]:
-    """Every frame of a file; behind damage it goes on at the next place where a whole frame stands."""
+    """Every frame of a file; behind damage it continues at the next place where a whole frame stands."""
     offset = 0
     while offset < len(data):
         end = _end_of_frame(data, offset)

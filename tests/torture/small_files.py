@@ -1,6 +1,6 @@
-"""Hostile files beside the event files: how each kind of them is made, changed and read.
+"""Hostile files next to the event files: how each kind of them is made, changed and read.
 
-A corpus holds in `base` a run with files of every kind, and a healthy run in `beside`.
+A corpus holds in `base` a run with files of every kind, and a healthy run in `healthy`.
 """
 
 import io
@@ -45,7 +45,7 @@ class SmallFiles(NamedTuple):
 
 
 def write_base(corpus: Path, seed: int) -> None:
-    """A run of two ranks with everything that lies beside event files, and a healthy one."""
+    """A run of two ranks with everything that lies next to event files, and a healthy one."""
     import numpy as np
 
     import distsummary as ds
@@ -69,7 +69,7 @@ def write_base(corpus: Path, seed: int) -> None:
     from tests.unit.landscapes.test_grid import make_grid
 
     base = corpus / "base"
-    for place, ranks in ((base, 2), (corpus / "beside", 1)):
+    for place, ranks in ((base, 2), (corpus / "healthy", 1)):
         for rank in range(ranks):
             with ds.init(
                 place, quiet=True, rank=rank, world_size=ranks, aggregate=False, config={"lr": 0.1},
@@ -136,10 +136,10 @@ def mutant(corpus: Path, kind: SmallFiles, generator: random.Random) -> tuple[st
 
 
 def lay_out(corpus: Path, directory: Path) -> None:
-    """The base in a directory, and the healthy run beside it."""
+    """The base in a directory, and the healthy run next to it."""
     shutil.copytree(corpus / "base", directory)
-    if not (beside := directory.with_name("beside")).exists():
-        shutil.copytree(corpus / "beside", beside)
+    if not (healthy := directory.with_name("healthy")).exists():
+        shutil.copytree(corpus / "healthy", healthy)
 
 
 # --- changes
@@ -257,7 +257,7 @@ def _run_ways(directory: Path, name: str) -> Iterator[tuple[str, Call]]:
     def listed() -> None:
         """The healthy run is in both lists, whatever the other one is."""
         found = {row.name: row.state for row in find_runs(directory.parent)}
-        if found.get("beside") != "finished" or directory.name not in found:
+        if found.get("healthy") != "finished" or directory.name not in found:
             raise AssertionError(f"the runs are {found}")
         Served(directory.parent).runs()
 

@@ -45,7 +45,7 @@ def norms(step: int) -> Value:
 
 
 def spread(step: int) -> np.ndarray:
-    """100 values that spread as steps go on; the first is NaN from step 10 on."""
+    """100 values that spread as steps continue; the first is NaN from step 10 on."""
     values = np.linspace(-step, step, 100, dtype=np.float32)
     values[:1] = np.nan if step >= 10 else -step
     return values
@@ -78,7 +78,7 @@ def alone(step: int, rank: int) -> list[Value]:
 
 
 def main(directory: Path) -> None:
-    """Runs of 1, 4, 64 and 1,000 ranks, and their pages beside them."""
+    """Runs of 1, 4, 64 and 1,000 ranks, and their pages next to them."""
     for ranks, steps in ((1, 50), (4, 800), (64, 800), (1000, 20)):
         path = directory / f"run{ranks}"
         for rank in range(ranks):
@@ -99,7 +99,7 @@ def main(directory: Path) -> None:
     record(directory / "<i>other", steps=range(1, 401), values=slow)
     report(
         directory / "run4",
-        out=directory / "beside.html",
+        out=directory / "compared.html",
         others=[directory / "<i>other", directory / "run64"],
     )
 

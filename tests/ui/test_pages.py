@@ -1,4 +1,4 @@
-"""The page of a run in Chromium: it draws, asks nobody for anything, and what was recorded stays text.
+"""The page of a run in Chromium: it draws, asks no server for anything, and what was recorded stays text.
 
 Run by `make test-ui`, in a virtual environment of its own that has Playwright and nothing of distsummary.
 """
@@ -35,7 +35,7 @@ def pages(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def show(browser, pages):
-    """Opens the page of a run; what it says on the console, and what it asks for, is told at the end."""
+    """Opens the page of a run; at the end, its console output and its requests fail the test."""
     reported: list[str] = []
 
     def opened(name: str, **settings):
@@ -248,8 +248,8 @@ def test_a_landscape_has_contours_the_path_and_both_losses(show):
     assert show("real.html").locator("#landscape").count() == 0
 
 
-def test_runs_are_beside_each_other_and_a_row_leads_to_its_curves(show):
-    page = show("beside.html")
+def test_runs_are_next_to_each_other_and_a_row_leads_to_its_curves(show):
+    page = show("compared.html")
     place = page.locator("#compare")
     names = place.locator("tbody").first.locator(".key .name")
     assert names.all_inner_texts() == ["run4", "<i>other", "run64"]

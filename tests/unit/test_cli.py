@@ -51,7 +51,7 @@ def test_merge_makes_one_run_and_reports_it_as_json(tmp_path, capsys):
     writer.close()
     assert main(["merge", str(run_dir.base)]) == 0
     assert (
-        "steps that the merged run lacked or had of fewer ranks: 1, now completed" in capsys.readouterr().out
+        "steps that the merged run missed or had of fewer ranks: 1, now completed" in capsys.readouterr().out
     )
 
 
@@ -92,8 +92,8 @@ def test_a_name_that_is_too_long_is_one_line(verb, capsys):
 
 
 SAID = {
-    "a.bin is of engine='torch-row', got 'a'; leave engine= out, or use resume=False to begin anew": (
-        "a.bin is of --engine 'torch-row', got 'a'; leave --engine out, or use --anew to begin anew"
+    "a.bin is of engine='torch-row', got 'a'; leave engine= out, or use resume=False to start again": (
+        "a.bin is of --engine 'torch-row', got 'a'; leave --engine out, or use --fresh to start again"
     ),
     "change gpus_per_worker, or use workers=0": "change --gpus-per-worker, or use --workers 0",
     "gpus_per_worker must be a number": "--gpus-per-worker must be a number",

@@ -15,7 +15,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("scheme", ["", "ray://"])
 def test_an_address_where_nothing_listens_is_named(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as bound:  # nobody else can take its port
+    with socket.socket() as bound:  # no one else can take its port
         bound.bind(("127.0.0.1", 0))
         address = f"{scheme}127.0.0.1:{bound.getsockname()[1]}"
         monkeypatch.setenv("RAY_ADDRESS", address)

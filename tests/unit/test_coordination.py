@@ -46,7 +46,7 @@ def run(nasty_tmp_path: Path) -> RunDir:
 
 
 def reported(run: RunDir, attempt: int = 0) -> dict[str, Any]:
-    """What the ranks of an attempt tell in their files."""
+    """What the ranks of an attempt report in their files."""
     ranks: dict[str, Any] = with_ranks(run, find_attempt(run.read_manifest(), "train", attempt))["ranks"]
     return ranks
 
@@ -270,16 +270,16 @@ def test_a_training_that_was_stopped_gets_a_next_attempt_in_its_own_directory(
 @pytest.mark.parametrize("health", [{}, {"failed": 1, "error": "ValueError: no metric"}])
 def test_an_eval_job_does_not_change_the_state_of_a_training(run: RunDir, health: dict[str, Any]) -> None:
     coordinator = LocalCoordinator(run)
-    beside = rank(0, world_size=1, role="eval", incarnation="eval-1")
-    coordinator.register(beside)
-    coordinator.finish(beside, 0, health)
+    evaluation = rank(0, world_size=1, role="eval", incarnation="eval-1")
+    coordinator.register(evaluation)
+    coordinator.finish(evaluation, 0, health)
     assert run.read_manifest()["state"] == ("failed" if health else "finished")  # nothing else is there
     coordinator.register(rank(0, world_size=1))
     for attempt, state in [(1, "running"), (2, "failed")]:
-        beside = rank(0, world_size=1, role="eval", incarnation=f"eval-{attempt + 1}")
-        coordinator.register(beside)
+        evaluation = rank(0, world_size=1, role="eval", incarnation=f"eval-{attempt + 1}")
+        coordinator.register(evaluation)
         assert run.read_manifest()["state"] == state
-        coordinator.finish(beside, attempt, health)
+        coordinator.finish(evaluation, attempt, health)
         assert run.read_manifest()["state"] == state
         if attempt == 1:
             coordinator.finish(rank(0, world_size=1), 0, {"failed": 1})

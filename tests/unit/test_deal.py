@@ -84,7 +84,7 @@ def test_run_json_has_each_deal_that_was_in_force_with_the_parts_of_the_ranks() 
     deals = [Deal(1, 60, ((0, 1),), 1), Deal(2, 60, ((0,),), 30), Deal(3, 60, ((0, 1),), 90)]
     parts = {0: [part(1, 1, "a"), part(2, 30, "a", "b")], 1: [part(1, 1, "b")]}
     stored = json.loads(json.dumps(with_parts(deals, parts, is_over=True)))
-    assert [deal["version"] for deal in stored] == [1, 2]  # nobody came to step 90
+    assert [deal["version"] for deal in stored] == [1, 2]  # no one came to step 90
     assert stored[0]["ranks"]["1"] == [
         {
             "since": 1,

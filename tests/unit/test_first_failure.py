@@ -29,7 +29,7 @@ def await_tick(place: Path) -> None:
 def attempt(
     place: Path, *, reported: dict[int, str], deaths: dict[int, str], gone: int = -1, state: str = "lost"
 ) -> AttemptState:
-    """Four ranks: those that told an error or "", in this order, then deaths; `gone` has no process."""
+    """Four ranks: those that reported an error or "", in this order, then deaths; `gone` has no process."""
     coordinator = LocalCoordinator(RunDir(place).create())
     topologies = {
         rank: Topology(

@@ -51,7 +51,7 @@ def test_what_a_run_omits_is_omitted_by_all_that_is_written_into_it(nasty_tmp_pa
     assert as_recorded(RunDir(nasty_tmp_path), place) is place
 
 
-def test_a_new_run_beside_a_finished_one_is_claimed_without_the_name_of_the_job(
+def test_a_new_run_next_to_a_finished_one_is_claimed_without_the_name_of_the_job(
     nasty_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "gpu-17", "MASTER_PORT": "29"}.items():

@@ -1,4 +1,4 @@
-"""The recommended door: ranks meet in one run, resumed ones keep its past, strangers are told at once."""
+"""The recommended door: ranks meet in one run, resumed ones keep its past, strangers get an error at once."""
 
 import builtins
 import re
@@ -53,7 +53,7 @@ def test_a_resumed_training_continues_and_the_merged_run_keeps_its_past(nasty_tm
         train(nasty_tmp_path, 3, rank=rank, initial_step=4, initial_epoch=1, system_metrics=False)
     report = ds.merge_run(nasty_tmp_path)
     assert list(losses(nasty_tmp_path)) == [1, 2, 3, 4, 5, 6, 7]
-    assert (report.attempts, report.superseded) == ((0, 1), 2)  # step 5 of both ranks was computed anew
+    assert (report.attempts, report.superseded) == ((0, 1), 2)  # step 5 of both ranks was computed again
 
 
 def test_what_resume_returned_gives_step_and_epoch(nasty_tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_run_that_is_open_in_this_process_is_refused_until_it_is_closed(
 ) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
-    ds.init(nasty_tmp_path)  # never begun, so it is in nobody's way
+    ds.init(nasty_tmp_path)  # never begun, so it is in no one's way
     run = ds.init(nasty_tmp_path)
     reported = (
         r"is open in this process \(by the run made at .*test_init.py:\d+\); close it first: run.close\(\)"
@@ -187,8 +187,8 @@ def test_a_run_that_is_open_in_this_process_is_refused_until_it_is_closed(
         with pytest.raises(RunDirError, match=reported):
             next(refused.steps(range(9)))
         refused.close()
-    with ds.init(nasty_tmp_path, exists="new") as beside:
-        beside.log(loss=1.0)
+    with ds.init(nasty_tmp_path, exists="new") as other:
+        other.log(loss=1.0)
     with ds.init(nasty_tmp_path, initial_step=1) as resumed:  # such as in a loop that catches exceptions
         resumed.log(loss=2.0)
     run.close()
@@ -378,7 +378,7 @@ def test_the_config_of_an_evaluation_is_reported_if_the_training_has_another(
     assert [entry["config"]["lr"] for entry in RunDir(tmp_path).read_manifest()["attempts"]] == [0.1]
 
 
-def test_an_evaluation_beside_an_open_run_of_the_process_is_kept_apart(nasty_tmp_path: Path) -> None:
+def test_an_evaluation_next_to_an_open_run_of_the_process_is_kept_apart(nasty_tmp_path: Path) -> None:
     with ds.init(nasty_tmp_path, rank=0, world_size=1) as run:
         for _ in run.steps(range(2)):
             evaluate(nasty_tmp_path)

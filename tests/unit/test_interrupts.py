@@ -15,7 +15,7 @@ LONG_S = 60
 
 
 @pytest.fixture(autouse=True)
-def _heeding():
+def _interruptible():
     with sigint(signal.default_int_handler):
         yield
 

@@ -1,4 +1,4 @@
-"""A file that is replaced is whole at every moment, and nothing is left beside it."""
+"""A file that is replaced is whole at every moment, and nothing is left next to it."""
 
 import os
 import re

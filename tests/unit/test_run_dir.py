@@ -31,7 +31,7 @@ def touch(run: RunDir) -> None:
 # --- paths
 
 
-def test_one_rank_writes_into_the_run_dir_and_several_beside_each_other(run: RunDir) -> None:
+def test_one_rank_writes_into_the_run_dir_and_several_next_to_each_other(run: RunDir) -> None:
     assert run.writer_dir("train", 0, 1) == run.base
     assert run.writer_dir("train", 3, 4) == run.base / "rank_00003"
     assert run.writer_dir("eval", 0, 1) == run.base / "eval"

@@ -31,7 +31,7 @@ def record(prefix, rank, steps=3):
 
 
 def train(prefix, rank, world_size=2, incarnation="host:1+0"):
-    """What a rank of a training writes that was told `prefix + str(rank)`."""
+    """What a rank writes in a training that was given `prefix + str(rank)`."""
     place = Topology(rank=rank, world_size=world_size, incarnation=incarnation)
     directory = RunDir(f"{prefix}{rank}").create()
     coordinator = LocalCoordinator(directory)
@@ -61,7 +61,7 @@ def test_the_ranks_are_merged_into_one_run_by_their_numbers(nasty_tmp_path, writ
     assert fsck(prefix).findings == ()
 
 
-def test_files_of_another_writer_get_no_files_of_mindspore_beside_them(nasty_tmp_path):
+def test_files_of_another_writer_get_no_files_of_mindspore_next_to_them(nasty_tmp_path):
     for rank in range(2):
         with SummaryRecord(f"{nasty_tmp_path}/{rank}", formats=["tensorboard"]) as record:
             for step in range(1, 4):
@@ -182,7 +182,7 @@ def test_who_merges_one_of_them_is_reported_of_the_others(nasty_tmp_path, caplog
     assert message.endswith(f"distsummary merge {RunDir(prefix).base}")
 
 
-def test_a_run_beside_others_with_numbers_is_left_alone(nasty_tmp_path, caplog):
+def test_a_run_next_to_others_with_numbers_is_left_alone(nasty_tmp_path, caplog):
     for name in ("exp", "exp0", "exp1"):
         with Run(callbacks=[SummaryCollector(nasty_tmp_path / name)]) as run:
             for step in run.steps(range(2)):

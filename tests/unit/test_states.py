@@ -108,14 +108,14 @@ def test_a_rank_that_is_not_received_is_lost_and_comes_back_with_its_next_heartb
     file = run.writer_dir("train", 1, WORLD) / RANK_MANIFEST
     now = (run.writer_dir("train", 0, WORLD) / RANK_MANIFEST).stat().st_mtime
     os.utime(file, (now - LOST_S - 5, now - LOST_S - 5))
-    assert states(run, now=now) == ["running", "running", "lost"]  # the run goes on with the others
+    assert states(run, now=now) == ["running", "running", "lost"]  # the run continues with the others
     lost = newest(run, now=now).ranks[1]
     assert (lost.reason, round(lost.last_seen_s)) == ("its heartbeats stopped", 35)
     assert lost.lost_since == pytest.approx(now - LOST_S - 5)
     assert newest(run, now=now).ranks[0].lost_since is None
     assert states(run, now=now - 6) == ["running", "running", "running"]
     assert states(run, now=now + LOST_S + 1) == ["lost", "lost", "lost"]
-    assert newest(run, now=now + LOST_S + 1).failure is None  # nobody knows which one died first
+    assert newest(run, now=now + LOST_S + 1).failure is None  # no one knows which one died first
     coordinator.beat(rank(1, **FAR), 0, Heartbeat(1, "training", 0.1))
     assert states(run) == ["running", "running", "running"]
 
@@ -155,7 +155,7 @@ def test_ranks_that_were_ended_because_another_had_died_were_not_interrupted(
     join(run, 1, **gone)
     leave(run, 0, interrupted=1, error=error)
     file = run.writer_dir("train", int(is_later), WORLD) / RANK_MANIFEST
-    os.utime(file, (file.stat().st_mtime - 1,) * 2)  # the one that was heard last before the other
+    os.utime(file, (file.stat().st_mtime - 1,) * 2)  # the one that was last seen before the other
     assert states(run) == [state, "interrupted", "lost"]
     assert newest(run).failure is not None
     if state == "lost":
@@ -247,12 +247,12 @@ def test_ranks_that_never_registered_are_missing_and_decide_nothing(run: RunDir)
     assert (newest(run).missing, states(run)) == ((1, 2, 3), ["finished", "finished"])
 
 
-def test_an_evaluation_beside_a_training_decides_nothing(run: RunDir) -> None:
-    beside = rank(0, role="eval", incarnation="eval-1", world_size=1)
-    LocalCoordinator(run).register(beside)
+def test_an_evaluation_next_to_a_training_decides_nothing(run: RunDir) -> None:
+    evaluation = rank(0, role="eval", incarnation="eval-1", world_size=1)
+    LocalCoordinator(run).register(evaluation)
     assert read_run(run).state == "running"  # there is nothing else
     join(run, 0)
-    LocalCoordinator(run).finish(beside, 0, {"failed": 1, "error": "ValueError: no"})
+    LocalCoordinator(run).finish(evaluation, 0, {"failed": 1, "error": "ValueError: no"})
     found = read_run(run)
     assert [(one.role, one.state) for one in found.attempts] == [("eval", "failed"), ("train", "running")]
     assert found.state == "running"

@@ -1,4 +1,4 @@
-"""What a long command does is told: over one line of a terminal, else in plain lines; times do not jump."""
+"""A long command shows what it does: over one line of a terminal, else in plain lines; times do not jump."""
 
 import io
 import re

@@ -23,7 +23,7 @@ def refuse_not_finite(
 
     The parameters `moved`, which the landscape varies, must be finite. All other values may be infinite (as
     in masks) but not NaN; without `reads_statistics`, running statistics may have any value. `own` are the
-    model's values, which replace values that the centre lacks.
+    model's values, which replace values that the centre does not have.
     """
     moved = list(moved)
     if name := _first(centre, moved, np.isfinite):
@@ -34,7 +34,7 @@ def refuse_not_finite(
     held = [name for name in rest if name in centre]
     for state, names in ((centre, held), (own, [name for name in rest if name not in centre])):
         if name := _first(state, names, lambda array: ~np.isnan(array)):
-            whose = "the centre" if state is centre else "the model (the checkpoint lacks it)"
+            whose = "the centre" if state is centre else "the model (the checkpoint does not have it)"
             more = "; or recompute the running statistics with ds.Evaluation(bn_mode='recompute')"
             raise LandscapeError(
                 f"{label}: {name} of {whose} holds NaN, so every loss would be NaN, although {name} is "

@@ -39,7 +39,7 @@ class Moving:
     `is_all` is true if these are exactly the trainable parameters. The first name of a tied parameter is
     canonical, and `tied` maps each of the parameter's other names to it. `filter_axes` holds the filter axes
     other than 0. `patterns` are the requested regular expressions. `precisions` are the dtypes of the model's
-    values, see `rounding`. `own` holds all values of the model; they replace values that a checkpoint lacks.
+    values, see `rounding`. `own` holds all values of the model; they replace a checkpoint's missing values.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -58,7 +58,7 @@ class Moving:
     def named(self, what: str, weights: Weights) -> Weights:
         """`weights` under canonical names; raises InvalidValueError if a tied parameter has two values.
 
-        Names may have the prefixes of wrappers, or lack them.
+        Names may have the prefixes of wrappers, or none.
         """
         if isinstance(weights, Mapping):
             for name in weights:

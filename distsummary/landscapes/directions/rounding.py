@@ -37,7 +37,7 @@ def measure(
     rounding instead of the loss. `steps` are the distances between neighbouring points along x and y. If
     `precision` is a key of EXPLICIT_BITS, ulps are those of this precision. Otherwise (as for "") they are
     those of the dtype in which the model keeps the parameter. `kept` holds these dtypes by name; for a name
-    that it lacks, the dtype of the centre's array is used (a checkpoint may have another than the model).
+    not in it, the dtype of the centre's array is used (a checkpoint may have another than the model).
     """
     found, kept = Measured({}, {}), kept or {}
     for axis, step in enumerate(steps):
@@ -77,7 +77,7 @@ def is_rounding(length: float, states: Sequence[Weights], names: Sequence[str]) 
     value by at most half an ulp; the last checkpoint's rounding enters all displacements from it. Float32
     values count as bfloat16 only if the values of all checkpoints fit into it; those of one may by chance.
     """
-    is_narrow = all(  # the lower 16 bits of a float32, which bfloat16 lacks, are 0
+    is_narrow = all(  # the lower 16 bits of a float32, which bfloat16 does not have, are 0
         block.dtype == np.float32 and not (block.view(np.uint32) & 0xFFFF).any()
         for state in reversed(states)
         for block in _blocks(state, names)

@@ -108,7 +108,7 @@ class _Address:
 class OwnState(Mapping[str, Array]):
     """The values of tensors by name, as read-only arrays that view the tensors' memory.
 
-    A tensor on another device, or of a dtype that NumPy lacks, is copied at each access. Pickling copies
+    A tensor on another device, or of a dtype unknown to NumPy, is copied at each access. Pickling copies
     all values.
     """
 
@@ -165,7 +165,7 @@ def _array(tensor: Tensor) -> Array:
         return FRAMEWORK.to_numpy(tensor)
     try:
         array: Array = np.from_dlpack(tensor)  # not numpy(): after it FSDP could not resize the memory
-    except (TypeError, RuntimeError, BufferError):  # the tensor is sparse, or NumPy lacks its dtype
+    except (TypeError, RuntimeError, BufferError):  # the tensor is sparse, or NumPy does not have its dtype
         return FRAMEWORK.to_numpy(tensor)
     array.flags.writeable = False
     return array

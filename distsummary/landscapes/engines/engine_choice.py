@@ -27,7 +27,7 @@ COMPILE_SHARE = 0.1  # compiling may take this share of the landscape's time
 
 
 class MemoryTooSmallError(LandscapeError):
-    """Internal: an engine ran out of memory; the runner catches this error and goes on with `smaller`."""
+    """Internal: an engine ran out of memory; the runner catches this error and continues with `smaller`."""
 
     def __init__(self, message: str, smaller: "EngineChoice") -> None:
         super().__init__(message, smaller)  # both arguments, so that the error can be pickled

@@ -1,4 +1,4 @@
-"""The engine for numpy models: the naive loop, which writes all parameters anew at every point."""
+"""The engine for numpy models: the naive loop, which writes all parameters again at every point."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -39,7 +39,7 @@ class NumpyEngine:
     """
 
     name = "numpy-naive"
-    is_streamed = False  # each point reads streamed data anew
+    is_streamed = False  # each point reads streamed data again
 
     def __init__(
         self,

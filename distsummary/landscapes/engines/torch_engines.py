@@ -1,6 +1,6 @@
 """Engines for torch models that run the user's code unchanged: the naive loop and the row engine.
 
-- naive: writes every parameter anew at every point. In float64 it is the reference for all other engines.
+- naive: writes every parameter again at every point. In float64 it is the reference for all other engines.
 - row: computes centre + y * direction_y once per row, in a flat buffer; adds x * direction_x at each point.
 
 Two more engines have modules of their own: `torch_graph_engine` records the user's code, and

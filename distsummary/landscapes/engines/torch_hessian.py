@@ -60,7 +60,7 @@ class TorchHessian:
             for tensor in self._moved:
                 self._restore.callback(tensor.requires_grad_, tensor.requires_grad)
                 tensor.requires_grad_(True)
-            # cuDNN's kernels for recurrent nets lack the second derivative, and in eval mode also the first.
+            # cuDNN's kernels for recurrent nets have no second derivative, and in eval mode no first one.
             if any(isinstance(part, torch.nn.RNNBase) for part in self._loan.model.modules()):
                 cudnn: Any = torch.backends.cudnn  # Any: torch replaces this module by an object
                 self._restore.callback(setattr, cudnn, "enabled", cudnn.enabled)

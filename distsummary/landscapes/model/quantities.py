@@ -52,7 +52,7 @@ class Evaluation:
         cap: stop after the first batch if its loss is above this or NaN; the point keeps that loss. The
             cap may be any number; with infinity only points with a NaN loss stop.
         bn_mode: for models with batch normalization. "eval": running statistics; "batch": statistics of each
-            batch; "recompute": running statistics computed anew at every point from all batches of the first
+            batch; "recompute": running statistics computed again at every point from all batches of the first
             data set; "": "batch" in mode "mindspore", otherwise "eval".
         precision: "": the model's own, without TF32; "tf32": with TF32 (on GPUs that have it); "bf16" or
             "fp16": torch's autocast; "float64".

@@ -13,7 +13,7 @@ from operator import length_hint
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.random import mtrand  # before NumPy 2.5, `np.random` lacks some of its functions
+from numpy.random import mtrand  # before NumPy 2.5, `np.random` has only some of its functions
 
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.base import framework_of
@@ -61,9 +61,9 @@ def refuse_unsteady(source: Iterable[Any], name: str = "") -> None:
     if not _is_same(first, second):
         raise InvalidValueError(
             f"{called} must be the same each time they are read, got "
-            "a loader whose first batch changes: it draws from a generator that goes on from one reading to "
-            "the next (generator=, persistent_workers=True); leave these out, use shuffle=False, or give a "
-            "list of batches"
+            "a loader whose first batch changes: it draws from a generator that continues from one reading "
+            "to the next (generator=, persistent_workers=True); leave these out, use shuffle=False, or give "
+            "a list of batches"
         )
 
 

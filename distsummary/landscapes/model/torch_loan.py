@@ -284,7 +284,7 @@ def portable(model: nn.Module, batches: Any) -> tuple[nn.Module, Any]:
         with preserved(model):
             tie(model)
             copies: dict[int, Tensor] = {}
-            if goes_home:  # one tensor at a time: the model's device may lack room for a second model
+            if goes_home:  # one tensor at a time: the model's device may have no room for a second model
                 for tensor in named_tensors(model).values():
                     host = tensor.detach().to("cpu", copy=True)
                     is_parameter = isinstance(tensor, nn.Parameter)

@@ -40,13 +40,13 @@ class Measure:
     """
 
     def __init__(self, model: nn.Module, loss_fn: Any, evaluation: Evaluation, device: torch.device) -> None:
-        def beside(targets: Any, outputs: Any) -> Any:
+        def moved(targets: Any, outputs: Any) -> Any:
             """The targets on the outputs' device; for a model over several devices that is the last one."""
             return to_device(targets, outputs.device) if isinstance(outputs, Tensor) else targets
 
         self._evaluation, self._device = evaluation, device
         self._loss_name = loss_name(loss_fn)
-        self._loss = bind_loss(model, loss_fn, beside if spread(model) else None)
+        self._loss = bind_loss(model, loss_fn, moved if spread(model) else None)
         self._by_rows = _by_rows(loss_fn) if evaluation.wants_rows else None
         self._autocast = AUTOCAST.get(evaluation.precision)
         self.has_rows = False

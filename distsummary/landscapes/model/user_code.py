@@ -67,14 +67,14 @@ def check_loss(model: Any, loss_fn: Any, batch_loss: Any) -> Any:
 
 
 def bind_loss(
-    model: Any, loss: Any, beside: Callable[[Any, Any], Any] | None = None
+    model: Any, loss: Any, moved: Callable[[Any, Any], Any] | None = None
 ) -> Callable[[Any], tuple[Any, Any, Any]]:
     """The function that turns a batch into (loss, outputs, targets).
 
     With a `BatchLoss` the user's function gets (model, batch) and returns the loss or (loss, outputs); the
     batch itself is returned as the targets. Any other `loss` is a criterion: each batch is a pair
     (inputs, targets), and the loss is `loss(model(inputs), targets)`. The returned loss is the mean over the
-    rows of the batch, or one number for each row. `beside(targets, outputs)` returns a criterion's targets
+    rows of the batch, or one number for each row. `moved(targets, outputs)` returns a criterion's targets
     on the device of the outputs.
     """
     if isinstance(loss, BatchLoss):
@@ -98,8 +98,8 @@ def bind_loss(
                 "for other batches pass a function of (model, batch) as batch_loss="
             )
         outputs, targets = model(batch[0]), batch[1]
-        if beside is not None:
-            targets = beside(targets, outputs)
+        if moved is not None:
+            targets = moved(targets, outputs)
         try:
             return loss(outputs, targets), outputs, targets
         except (TypeError, AttributeError) as error:  # perhaps the loss expects other arguments

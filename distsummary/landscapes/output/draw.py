@@ -26,7 +26,7 @@ SMALL_LETTERS = 14.0  # per inch of the smaller text
 DPI = 120
 HEIGHT = 5.6  # inches
 WIDTHS = {"contour": 6.8, "surface": 6.8, "checkpoints": 4.8}  # inches
-BESIDE = 12.0  # inches of a picture with the checkpoints beside it
+BESIDE = 12.0  # inches of a picture with the checkpoints next to it
 SIZES = (2.0, 60.0)  # the smallest and the largest width or height, in inches
 MAX_NAMES = 120  # letters of all names in the title
 MUCH_ROUNDING = 0.1  # the picture has a note if rounding loses a larger share of the steps
@@ -54,7 +54,7 @@ def figure_of(
 
     Args:
         kind: "contour", "surface", or "checkpoints", the losses of the path's checkpoints as curve and table.
-        alone: leave out the checkpoints that are otherwise beside contour or surface.
+        alone: leave out the checkpoints that are otherwise next to contour or surface.
         size: width and height in inches. Fonts keep their size, so they are larger in a smaller figure.
         dpi: pixels per inch.
 
@@ -81,19 +81,19 @@ def figure_of(
             "kind must be contour or surface, as this landscape has no path of several checkpoints, got "
             "'checkpoints'"
         )
-    is_beside = has_path and not alone and kind != "checkpoints"
+    has_side = has_path and not alone and kind != "checkpoints"
     require("a picture of a landscape", "matplotlib")
     from distsummary.landscapes.output import panels
 
-    width, height = size or (BESIDE if is_beside else WIDTHS[kind], HEIGHT)
+    width, height = size or (BESIDE if has_side else WIDTHS[kind], HEIGHT)
     figure: Any = panels.empty_figure(width, height, dpi)
     # Notes belong to the whole figure, so that they are below both subfigures and their legends.
-    beside = None
-    if is_beside:
-        main, beside = figure.subfigures(1, 2, width_ratios=[1.5, 1])
+    side = None
+    if has_side:
+        main, side = figure.subfigures(1, 2, width_ratios=[1.5, 1])
     else:
         main = figure.subfigures(1, 1)
-    room = width * (0.6 if is_beside else 1.0)
+    room = width * (0.6 if has_side else 1.0)
     run = grid.run.replace("$", r"\$")
     headline = f"{run}: {title(grid)}" if run else title(grid)
     main.suptitle(_filled(headline, TITLE_LETTERS * room), fontsize="large")
@@ -101,17 +101,17 @@ def figure_of(
     figure.supxlabel("\n".join(below), fontsize=8, color="0.4")
     scale = scale_for(grid.z, grid.path_loss, grid.true_loss)
     if kind == "checkpoints":
-        beside = main
+        side = main
     elif min(grid.z.shape) == 1:
         panels.draw_curve(main.subplots(), grid, scale)
     elif kind == "surface":
         panels.draw_surface(main, grid, scale)
     else:
         panels.draw_contours(main, grid, scale)
-    if beside is not main:
+    if side is not main:
         main.axes[0].set_title(_filled(made_from(grid), SMALL_LETTERS * room), fontsize=8, color="0.3")
-    if beside is not None:
-        losses, numbers = beside.subplots(2, 1, height_ratios=[1.1, 1])
+    if side is not None:
+        losses, numbers = side.subplots(2, 1, height_ratios=[1.1, 1])
         panels.draw_losses(losses, grid, scale)
         panels.draw_text(numbers, [*checkpoint_lines(grid), *plane_lines(grid)])
     if kind == "contour" and min(grid.z.shape) > 1:

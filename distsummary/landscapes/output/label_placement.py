@@ -1,4 +1,4 @@
-"""Places the names of checkpoints in a picture, each beside its point where there is room."""
+"""Places the names of checkpoints in a picture, each next to its point where there is room."""
 
 from collections.abc import Container
 from typing import Any

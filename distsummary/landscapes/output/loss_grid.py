@@ -140,7 +140,7 @@ class LossGrid(Grid):
             path: the file to write.
             kind: "contour" or "surface", with the path on it, or "checkpoints", the losses on the path as a
                 curve and a table. A grid of one row is drawn as a curve.
-            alone: leave out the checkpoints' curve and table, which are otherwise beside contour or surface.
+            alone: leave out the checkpoints' curve and table, otherwise next to contour or surface.
             size: width and height in inches, from 2 to 60 each. Fonts keep their size, so they are relatively
                 larger in a smaller picture.
             dpi: pixels per inch.

@@ -101,7 +101,7 @@ def scale_for(z: Array, *others: Array) -> LossScale:
 
     The losses in `others` do not affect the range of the levels, unless no loss of the surface is finite. If
     they span a large ratio, the scale is logarithmic even over a surface that does not: the curve of the same
-    losses beside it is.
+    losses next to it is.
     """
     surface = clipped(z)
     if not np.isfinite(surface).any():

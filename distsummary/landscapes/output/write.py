@@ -127,7 +127,7 @@ def write_landscapes(
                     width, height = struct.unpack(">II", card[16:24])  # PNG: length, "IHDR", width, height
                     image = Image(height=height, width=width, encoded=card)
                     cards.append(Event(end_step(grid), now, [Value("image", tag, image)]))
-                    if kind != "checkpoints":  # the others have them beside the plane
+                    if kind != "checkpoints":  # the others have them next to the plane
                         files[tag] = draw(grid, kind)
         except MissingExtraError as error:
             _log.warning("no pictures are drawn: %s", error)
@@ -255,7 +255,7 @@ def _publish_for_mindinsight(run_dir: RunDir, events: Sequence[Event]) -> None:
     """Write events to a new file in the run dir, where a training may be recording.
 
     The events have no run id, attempt and seq, as those of the training identify its events. MindInsight
-    follows only the newest file of a directory: beside a training that runs, the file is the oldest one.
+    follows only the newest file of a directory: while a training runs, the file is the oldest one.
     """
     files = Files()
     payloads = [encode_version(files.now())]
@@ -275,7 +275,7 @@ def _publish_for_mindinsight(run_dir: RunDir, events: Sequence[Event]) -> None:
 
 
 def _is_recorded(run_dir: RunDir) -> bool:
-    """Whether a training of the run goes on now, as far as its files tell."""
+    """Whether a training of the run runs now, as far as its files show."""
     try:
         return read_run(run_dir).state == "running"
     except (RunDirError, DamagedFileError):

@@ -74,7 +74,7 @@ class RayWorkers:
         """See `runner.Workers`; chooses in this process, or on a worker if the workers use GPUs."""
         resources = self._resources(task.model, 1)[:1]
         if not resources[0].get("num_gpus"):
-            # Other nodes may lack a C++ compiler, or their compiled code may give different last bits.
+            # Other nodes may have no C++ compiler, or their compiled code may give different last bits.
             can_compile = None if sum(node["Alive"] for node in ray.nodes()) == 1 else False
             with user_errors(CHOOSING), self._memory.measured(task.model):
                 return choose_engine(portable_task(task), can_compile=can_compile).choice

@@ -80,7 +80,7 @@ class ActorCrew:
         beginning: the last words of messages about errors in `begin`, such as `failures.OPENING`.
         more: given the number of waiting points, returns the resources of each actor that could be added
             now; None: no actors are added.
-        forgo: called when the crew stops waiting for GPUs and goes on without them.
+        forgo: called when the crew stops waiting for GPUs and continues without them.
         max_deaths: after this many successive deaths without a result, or earlier if all workers fail to
             begin in the same way, LandscapeError is raised, with `remedy` in its message.
     """
@@ -200,7 +200,7 @@ class ActorCrew:
         return dropped.options
 
     def _look_after_workers(self) -> None:
-        """Report silent workers; if none can start for lack of resources, start one that reserves none."""
+        """Report silent workers; if none finds enough resources to start, start one that reserves none."""
         now = time.monotonic()
         unknown = {one.place: one for one in self._workers.values() if not one.has_started}
         for place in ray.wait(list(unknown), num_returns=len(unknown), timeout=0)[0] if unknown else ():

@@ -171,7 +171,7 @@ class _Walk:
             return
         array = value
         if not isinstance(value, np.ndarray):
-            self._text(str(value.dtype))  # NumPy lacks some of torch's dtypes
+            self._text(str(value.dtype))  # NumPy has only some of torch's dtypes
             try:
                 array = framework_of(value).to_numpy(value)
             except NO_ARRAY:

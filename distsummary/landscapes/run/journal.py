@@ -157,7 +157,7 @@ class Journal:
         if changed := sorted(n for n in {*identity, *found} if identity.get(n) != found.get(n)):
             raise LandscapeError(
                 f"{self.path} is the journal of another landscape, with other {', '.join(changed)}; "
-                "give the arguments that it was begun with, or resume=False to begin anew"
+                "give the arguments that it was begun with, or resume=False to start again"
             )
         for payload in (framed.payload for framed in frames if framed.damage is None):
             line, _, data = payload.partition(b"\n")
@@ -172,7 +172,7 @@ class Journal:
                     self._note_hardware(entry.get("on", ""))
             except (ValueError, KeyError, TypeError) as error:
                 raise DamagedFileError(
-                    f"{self.path} has an entry that cannot be read ({error}); use resume=False to begin anew"
+                    f"{self.path} has an entry that cannot be read ({error}); use resume=False to start again"
                 ) from error
 
     def enter_choice(self, choice: Mapping[str, Any]) -> None:
@@ -255,7 +255,7 @@ def _choice_hash(choice: Mapping[str, Any] | None) -> str:
 
 
 def leftover_journals(own: Path, identity: Mapping[str, str]) -> str:
-    """A message about the journals of other, stopped landscapes beside `own`; "" if there are none.
+    """A message about the journals of other, stopped landscapes next to `own`; "" if there are none.
 
     It says what differs in each journal: "unknown" if the header cannot be read or was written by another
     version. Journals that a process holds are left out.

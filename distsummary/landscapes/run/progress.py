@@ -14,7 +14,7 @@ from distsummary.topology import in_notebook
 
 REPORT_EVERY_S = EVERY_S  # in a terminal and a notebook
 LOG_EVERY_S = 30.0
-PLAIN_EVERY_S = 10.0  # of the command line, if nobody looks at a terminal
+PLAIN_EVERY_S = 10.0  # of the command line, if no one looks at a terminal
 MOST_RATES = 8  # with more workers, a line shows only the range of their rates; a callback gets them all
 
 _log = logging.getLogger(__name__)

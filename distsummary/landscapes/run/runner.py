@@ -60,7 +60,7 @@ class Crew(Protocol):
     def run(self, scheduler: Scheduler, keep: Keep) -> None:
         """Evaluate all chunks of the scheduler; calls `keep` with every evaluated chunk.
 
-        Raises MemoryTooSmallError if the engine lacks memory, ChunkFailedError if the user's code raises.
+        Raises MemoryTooSmallError if the memory is too small, ChunkFailedError if the user's code raises.
         """
 
 
@@ -115,7 +115,7 @@ def generate(
         if task.choice is not None and task.choice.label != choice.label:
             raise LandscapeError(
                 f"{journal.path} was begun with engine={choice.label!r}, got {task.choice.label!r}; "
-                "leave engine= out to go on with the journal's engine, or use resume=False to begin anew"
+                "leave engine= out to continue with the journal's engine, or use resume=False to start again"
             )
     else:
         choice = workers.choose_engine(task)
@@ -206,7 +206,7 @@ class _Drawing:
             if self._journal is not None:
                 kept = (
                     f"the {done} finished points are kept in {self._journal.path} for a call with the same "
-                    "code; a call with other code begins anew"
+                    "code; a call with other code starts again"
                 )
             where = place(failed.chunk, task.planes)
             raise LandscapeError(f"{raised(failed.cause)} at {where}; {MEND} ({kept})") from failed.cause

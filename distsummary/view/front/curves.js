@@ -21,7 +21,7 @@ export function curves({ curves: all, maps, timeline, overview, compare }, kept 
   }
   const grid = h("div", { class: "grid" })
   const said = h("p", { class: "quiet", "aria-live": "polite" })
-  const cards = all.map((curve) => card({ ...curve, beside: besideOf(compare, curve.tag), others: otherRanks(curve, maps, overview.ranks, (kept.lines ??= new Map())) }, state, timeline.starts, kept))
+  const cards = all.map((curve) => card({ ...curve, compared: comparedOf(compare, curve.tag), others: otherRanks(curve, maps, overview.ranks, (kept.lines ??= new Map())) }, state, timeline.starts, kept))
 
   const arrange = () => {
     const words = state.filter.toLowerCase()
@@ -107,7 +107,7 @@ export function curves({ curves: all, maps, timeline, overview, compare }, kept 
 }
 
 // The curves of the runs that are compared, at this tag.
-function besideOf(compare, tag) {
+function comparedOf(compare, tag) {
   const found = compare?.tags.find((one) => one.tag === tag)
   return found && { ...found, runs: compare.runs }
 }
@@ -199,7 +199,7 @@ function card(curve, state, starts, kept) {
   const element = h("figure", {}, h("figcaption", {}, h("span", { class: "tag" }, curve.tag), curve.unit ? ` (${curve.unit})` : "",
     h("span", { class: "quiet" }, ` ${counted(curve.ranks, "rank")}, ${counted(curve.points, "point")}`),
     note.length ? h("span", { class: "alert" }, ` ${note.join("; ")}`) : null,
-    curve.beside?.partings.map((one, index) => h("span", { class: "quiet" }, " ", named(curve.beside.runs[index + 1].name, index + 1, `: ${parting(one)}`)))), place, outside, absent)
+    curve.compared?.partings.map((one, index) => h("span", { class: "quiet" }, " ", named(curve.compared.runs[index + 1].name, index + 1, `: ${parting(one)}`)))), place, outside, absent)
   let plot = null
   let isSeen = false
   const draw = () => {
@@ -253,10 +253,10 @@ function drawn(curve, state, starts, place, again, zoom, outside) {
     if (smoothing) series.push({ label, stroke, width: 0.5, alpha: 0.35, class: "raw", points }, { label: `${label}, smoothed ${smoothing}`, stroke, width: width + 0.4, value: said, points })
     else series.push({ label, stroke, width, value: said, points: { show: line.steps.length < 40, size: 4 } })
   }
-  if (curve.beside) {
+  if (curve.compared) {
     if (curve.median) add(curve.median, "median", css("--quiet"), 1.6)
-    curve.beside.lines.forEach((line, index) => {
-      const { name, ranks, source } = curve.beside.runs[index]
+    curve.compared.lines.forEach((line, index) => {
+      const { name, ranks, source } = curve.compared.runs[index]
       if (line && state.runs.has(index)) add(line, `${name}${source < 0 ? ", merged" : ranks > 1 ? `, rank ${source}` : ""}`, runColor(index), 1.5)
     })
   } else if (curve.merged) add(curve.merged, "merged", css("--text"), 1)
@@ -267,7 +267,7 @@ function drawn(curve, state, starts, place, again, zoom, outside) {
     if (other.then) other.then(again)
     else if (other.line?.steps.length) add(other.line, other.label, color(rank, state.known), 1)
   }
-  if (curve.median && !curve.beside) add(curve.median, "median", css("--accent"), 2.2) // on top of the ranks
+  if (curve.median && !curve.compared) add(curve.median, "median", css("--accent"), 2.2) // on top of the ranks
   if (!tables.length) {
     place.append(h("p", { class: "quiet" }, "no rank is chosen"))
     return null
@@ -292,7 +292,7 @@ function drawn(curve, state, starts, place, again, zoom, outside) {
     }
     ctx.setLineDash([4, 4])
     for (const start of starts.slice(1)) line(start.first_step, css("--quiet"))
-    curve.beside?.partings.forEach((one, index) => {
+    curve.compared?.partings.forEach((one, index) => {
       if (one?.parts_at != null && state.runs.has(index + 1)) line(one.parts_at, runColor(index + 1))
     })
     ctx.setLineDash([])
@@ -319,7 +319,7 @@ function drawn(curve, state, starts, place, again, zoom, outside) {
     data, place,
   )
   if (before) plot.setScale("x", before)
-  // With the arrow keys, the legend tells the values of one step after the other.
+  // With the arrow keys, the legend shows the values of one step after the other.
   plot.over.tabIndex = 0
   plot.over.setAttribute("aria-label", `values of ${curve.tag}; arrow keys go through its steps`)
   plot.over.addEventListener("keydown", (event) => {
@@ -335,7 +335,7 @@ function drawn(curve, state, starts, place, again, zoom, outside) {
 // As wide as its longest tick, and the same for most curves.
 const axisWidth = (_, texts) => Math.max(64, 24 + 6.5 * Math.max(0, ...(texts ?? []).map((text) => text.length)))
 
-// The range of the points that are shown, without the few that are far out; `outside` tells of these.
+// The range of the points that are shown, without the few that are far out; `outside` reports these.
 function withoutOutliers(u, low, high, outside) {
   outside.textContent = ""
   if (low == null) return [0, 1]

@@ -15,7 +15,7 @@ export async function readData() {
 // The run that this page shows, as the list names it; null on the list itself.
 export const runName = () => new URLSearchParams(location.search).get("run")
 
-// The runs that this page shows it beside.
+// The runs that this page shows next to it.
 export const otherNames = () => new URLSearchParams(location.search).getAll("with")
 
 // What the server answers: { data, version }; `data` is null if it is still that of the given version.

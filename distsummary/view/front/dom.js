@@ -15,20 +15,20 @@ export function h(name, attributes = {}, ...children) {
 // The children that are there; null and false, which `append` would write as words, are left out.
 export const present = (children) => children.flat().filter((child) => child != null && child !== false)
 
-let heard = undefined // the signal that ends what the elements that are being made hear
+let lifetime = undefined // the signal that ends the listeners of the elements that are being made
 
-// What `make` returns; when the signal is aborted, it hears no more of what `on` asked for meanwhile.
+// What `make` returns; when the signal is aborted, the listeners that `on` added meanwhile are removed.
 export function made(signal, make) {
-  heard = signal
+  lifetime = signal
   try {
     return make()
   } finally {
-    heard = undefined
+    lifetime = undefined
   }
 }
 
-// Hear an event of the whole page: "theme", or what a view tells the others ("rank", "tag", "verdict").
-export const on = (name, listener) => document.addEventListener(name, listener, { signal: heard })
+// Listen to an event of the whole page: "theme", or what a view reports to the others ("rank", "tag", "verdict").
+export const on = (name, listener) => document.addEventListener(name, listener, { signal: lifetime })
 
 export function table(head, rows, { numbers = [], caption = null } = {}) {
   const cell = (kind) => (content, column) => h(kind, numbers.includes(column) ? { class: "number" } : {}, content)
@@ -64,7 +64,7 @@ export function given(value) {
   return String(Number(value.toPrecision(digits)))
 }
 
-// The ticks of an axis, as short as they can be told from each other.
+// The ticks of an axis, as short as they can be distinguished.
 export function ticksSaid(ticks) {
   const shown = ticks.filter((tick) => tick != null)
   const largest = Math.max(...shown.map(Math.abs))

@@ -48,7 +48,7 @@ function card(of, state, verdicts, starts) {
   const { element, reset, cell } = heatCanvas({
     height, label: `${title}: ranks by steps`, chosen,
     over: (context, place) => marks(context, place, chosen(), state, verdicts, starts),
-    tell: (cell) => { said.textContent = cell ? told(chosen(), cell, verdicts) : most(chosen()) },
+    report: (cell) => { said.textContent = cell ? described(chosen(), cell, verdicts) : most(chosen()) },
   })
   element.addEventListener("click", () => cell() && document.dispatchEvent(new CustomEvent("rank", { detail: rankOf(chosen(), cell()) })))
   const redraw = () => {
@@ -61,15 +61,15 @@ function card(of, state, verdicts, starts) {
 }
 
 // A canvas with the map that `chosen()` gives: `first_steps`, `last_step`, `rows`, `columns`, `values`, and a text
-// for each row in `labels` (or `ticks`: [part of the height, text]); `left`: the width of these. `over` draws on top of it, `tell` is told the cell that is
+// for each row in `labels` (or `ticks`: [part of the height, text]); `left`: the width of these. `over` draws on top of it, `report` receives the cell that is
 // pointed at or reached by the arrow keys, [row, column], or null.
-export function heatCanvas({ height, label, chosen, over, tell, left = () => LEFT }) {
+export function heatCanvas({ height, label, chosen, over, report, left = () => LEFT }) {
   let cell = null
   const { element, paint } = canvas(height, label, (context, width) => draw(context, width, height, chosen(), left(width), over, cell))
   element.tabIndex = 0
   const move = (next) => {
     cell = next
-    tell(cell)
+    report(cell)
     paint()
   }
   const at = (event) => cellAt(chosen(), event.offsetX, event.offsetY, element.clientWidth, height, left(element.clientWidth))
@@ -166,7 +166,7 @@ function cellAt(one, x, y, width, height, left) {
   return [row, columnAt(one, one.first_steps[0] + part * spanOf(one))]
 }
 
-function told(one, [row, column], verdicts) {
+function described(one, [row, column], verdicts) {
   const index = row * one.columns + column
   const first = one.first_steps[column]
   const last = column + 1 < one.columns ? one.first_steps[column + 1] - 1 : one.last_step

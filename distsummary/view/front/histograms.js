@@ -7,7 +7,7 @@ const BINS = 48
 const HEIGHT = 34 + BINS * 5
 const FIRST = 6 // tags that are shown at first
 
-const state = { filter: "", all: false } // also when the view is made anew
+const state = { filter: "", all: false } // also when the view is made again
 
 export function histograms({ histograms: data, timeline }) {
   if (!data) return []
@@ -61,7 +61,7 @@ function card(one, starts) {
       restarts(context, place, starts)
       lines(context, place, one, part)
     },
-    tell: (cell) => {
+    report: (cell) => {
       if (!cell) { said.textContent = ""; return }
       const [row, at] = cell
       const value = map.values[row * count + at]

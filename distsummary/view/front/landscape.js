@@ -33,10 +33,10 @@ function one(of) {
   }
   const caption = h("figcaption", {}, h("span", { class: "tag" }, of.name), h("span", { class: "quiet" }, ` ${[of.title, of.made].filter(Boolean).join("; ")}`))
   const notes = of.notes.map((note) => h("p", { class: "quiet" }, note))
-  const beside = h("div", {}, ...(path.count > 1 && !of.is_line ? losses(of) : []),
+  const side = h("div", {}, ...(path.count > 1 && !of.is_line ? losses(of) : []),
     h("details", { open: path.count < 2 || of.is_line }, h("summary", {}, "How it was made"), table(null, facts)),
     path.count > 1 ? h("details", {}, h("summary", {}, `Checkpoints (${whole(path.count)})`), h("div", { class: "scroll" }, checkpoints(of))) : null)
-  return [h("figure", { class: "wide" }, caption, h("div", { class: "beside" }, h("div", {}, ...(of.is_line ? line(of) : surface(of)), ...notes), beside))]
+  return [h("figure", { class: "wide" }, caption, h("div", { class: "panes" }, h("div", {}, ...(of.is_line ? line(of) : surface(of)), ...notes), side))]
 }
 
 function checkpoints({ path, unit }) {
@@ -60,7 +60,7 @@ function surface(of) {
   element.tabIndex = 0
   const move = (next) => {
     point = next
-    said.textContent = point ? told(of, point) : ""
+    said.textContent = point ? described(of, point) : ""
     paint()
   }
   element.addEventListener("pointermove", (event) => move(pointAt(of, event.offsetX, event.offsetY, element.clientWidth)))
@@ -123,7 +123,7 @@ function nearest(axis, value) {
   return found
 }
 
-function told(of, { checkpoint: k, column, row }) {
+function described(of, { checkpoint: k, column, row }) {
   const { path } = of
   if (k != null) {
     const run = path.runs.length > 1 ? `${path.runs[path.run[k]]}, ` : ""

@@ -1,4 +1,4 @@
-// A page that is served follows its run: data are asked for again and again, and what is shown is made anew without
+// A page that is served follows its run: data are asked for again and again, and what is shown is made again without
 // losing what the reader chose.
 
 import { ask } from "./data.js"
@@ -8,9 +8,9 @@ const EVERY_MS = 3000
 const SLOWEST_MS = 30000 // after failures
 const TYPING_MS = 5000 // for so long after a key, what it was for stays
 
-// Calls `show` with the data when there are others, and `tell` with null or with the error that came instead of
+// Calls `show` with the data when there are others, and `report` with null or with the error that came instead of
 // them. Nothing is asked for while the page is hidden or `isPaused()`. Returns a function that asks at once.
-export function follow(path, fields, { version, show, tell, isPaused }) {
+export function follow(path, fields, { version, show, report, isPaused }) {
   let timer = null
   let failures = 0
   let isAsking = false
@@ -22,11 +22,11 @@ export function follow(path, fields, { version, show, tell, isPaused }) {
       const answer = await ask(path, fields, version)
       version = answer.version
       failures = 0
-      tell(null)
+      report(null)
       show(answer.data)
     } catch (error) {
       failures += 1
-      tell(error)
+      report(error)
     } finally {
       isAsking = false
     }
@@ -107,7 +107,7 @@ function put(control, old) {
   }
 }
 
-// Tell what lies under the pointer that it is there, as if it had moved.
+// Notify what lies under the pointer, as if the pointer had moved.
 function pointAgain() {
   requestAnimationFrame(() => {
     const at = { clientX: pointer.x, clientY: pointer.y, movementX: 1, bubbles: true }

@@ -16,7 +16,7 @@ import { badge, overview } from "./overview.js"
 import { runsTable } from "./runs.js"
 import { timeline } from "./timeline.js"
 
-// Name, title, and what makes the view of the data; with a key, it is made anew only if what is there has changed.
+// Name, title, and what makes the view of the data; with a key, it is made again only if what is there has changed.
 const VIEWS = [["overview", "Overview", overview], ["compare", "Compare", compare, "compare"], ["curves", "Curves", curves, "curves"], ["heat", "Ranks by steps", heatMaps, "maps"], ["timeline", "Timeline", timeline],
   ["norms", "Norms of parameters", norms, "norms"],
   ["histograms", "Histograms", histograms, "histograms"],
@@ -66,7 +66,7 @@ async function start() {
 
 const theme = () => h("button", { onclick: changeTheme, title: "key d" }, "dark / light")
 
-// What tells how a served page goes on: a button that stops it, and a line for what is wrong.
+// What shows how a served page continues: a button that stops it, and a line for what is wrong.
 function following(path, fields, version, show) {
   const state = h("button", { id: "live", "aria-pressed": true, title: "key p", onclick: () => {
     state.setAttribute("aria-pressed", state.getAttribute("aria-pressed") !== "true")
@@ -76,7 +76,7 @@ function following(path, fields, version, show) {
   const look = follow(path, fields, {
     version, show,
     isPaused: () => state.getAttribute("aria-pressed") !== "true",
-    tell: (error) => { said.textContent = error ? `${error.message}; this is what there was before` : "" },
+    report: (error) => { said.textContent = error ? `${error.message}; this is what there was before` : "" },
   })
   return { state, said }
 }
@@ -94,14 +94,14 @@ function showRun(fields, { data, version }, hasList) {
   return place(header(data.overview, hasList ? h("a", { href: "./" }, "all runs") : null, live), data)
 }
 
-const drawn = new Map() // name of a view -> its data, what it keeps, and the end of what it hears
+const drawn = new Map() // name of a view -> its data, what it keeps, and the end of its listeners
 
 function contentOf([name, , view], data) {
   const of = drawn.get(name) ?? { kept: {} }
-  of.heard?.abort()
-  Object.assign(of, { data, heard: new AbortController() })
+  of.lifetime?.abort()
+  Object.assign(of, { data, lifetime: new AbortController() })
   drawn.set(name, of)
-  return present(made(of.heard.signal, () => view(data, of.kept)) ?? [])
+  return present(made(of.lifetime.signal, () => view(data, of.kept)) ?? [])
 }
 
 function section([name, title], content) {
@@ -145,7 +145,7 @@ function around({ overview: run }) {
   document.querySelector("footer").textContent = `${run.path}, as it was at ${moment(run.made)}. Keys: 1 to ${shown.length} views, / filter, d dark or light${isServed ? ", p pause" : ""}. Made by distsummary.`
 }
 
-// Show other data: each view is made anew, but for those that stay the same and those in use, which follow later.
+// Show other data: each view is made again, but for those that stay the same and those in use, which follow later.
 async function update(data) {
   const first = [...document.querySelectorAll("main > section")].find((one) => one.getBoundingClientRect().bottom > 80)
   const top = first?.getBoundingClientRect().top

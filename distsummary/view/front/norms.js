@@ -22,8 +22,8 @@ export function norms({ norms: data, timeline }) {
     height: 34 + rows * clamp(Math.floor(520 / rows), 4, 18), label: "norms: parameters by steps", chosen,
     left: (width) => Math.round(Math.min(260, width * 0.34)),
     over: (context, place) => restarts(context, place, timeline.starts),
-    tell: (cell) => {
-      said.textContent = cell ? told(data, chosen(), cell) : ""
+    report: (cell) => {
+      said.textContent = cell ? described(data, chosen(), cell) : ""
       ofRow.textContent = cell ? ends(data, chosen(), cell[0]) : ""
     },
   })
@@ -81,7 +81,7 @@ function kinds(data, name, map, rows, columns) {
 
 const about = (data, row) => (data.sizes[row] > 1 ? `${data.labels[row]} (${counted(data.sizes[row], "parameter")})` : data.labels[row])
 
-function told(data, one, [row, column]) {
+function described(data, one, [row, column]) {
   const index = row * one.columns + column
   const first = one.first_steps[column]
   const last = column + 1 < one.columns ? one.first_steps[column + 1] - 1 : one.last_step

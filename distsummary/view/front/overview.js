@@ -51,7 +51,7 @@ function verdicts(found) {
   }))
   const show = (index) => document.dispatchEvent(new CustomEvent("verdict", { detail: index }))
   return [h("h3", {}, `What was found: ${counted(found.length, "verdict")}`),
-    h("div", { class: "scroll told" }, table(["rank", "cause", "level", "steps", "cost", "evidence"], rows, { numbers: [4] }))]
+    h("div", { class: "scroll reports" }, table(["rank", "cause", "level", "steps", "cost", "evidence"], rows, { numbers: [4] }))]
 }
 
 const of_ranks = (one) => one.ranks?.length > 1 ? `ranks ${one.ranks.join(", ")}` : `rank ${one.rank}`
@@ -89,7 +89,7 @@ function health(rows) {
   return [
     h("details", { open: sorted.some(bad) || rows.length <= 8 },
       h("summary", {}, `Ranks (${whole(rows.length)})`),
-      h("div", { class: "scroll told" }, table(["rank", "attempt", "state", "last step", "values dropped", "host", "error"], cells, { numbers: [0, 1, 3, 4] })),
+      h("div", { class: "scroll reports" }, table(["rank", "attempt", "state", "last step", "values dropped", "host", "error"], cells, { numbers: [0, 1, 3, 4] })),
       left > 0 ? h("p", { class: "quiet" }, `and ${whole(left)} more: distsummary status`) : null),
   ]
 }

@@ -35,9 +35,9 @@ export function runsTable({ directory, runs, note }, kept) {
   const link = h("a", { class: "button" })
   const choose = (name, isOn) => {
     state.chosen = [...state.chosen.filter((one) => one !== name), ...(isOn ? [name] : [])]
-    tell()
+    updateLink()
   }
-  const tell = () => {
+  const updateLink = () => {
     const [first, ...others] = state.chosen.filter((name) => runs.some((row) => row.name === name))
     link.hidden = !others.length
     link.href = `?${new URLSearchParams([["run", first ?? ""], ...others.map((name) => ["with", name])])}`
@@ -69,7 +69,7 @@ export function runsTable({ directory, runs, note }, kept) {
     if (next < 0) filter.focus()
     else links[Math.min(next, links.length - 1)]?.focus()
   }
-  tell()
+  updateLink()
   if (!runs.length) return [h("p", {}, note)]
   return [h("div", { onkeydown: move }, h("div", { class: "tools" }, filter, said, link), h("div", { class: "wide-table" }, h("table", { class: "runs" }, h("thead", {}, h("tr", {}, runs.length > 1 ? h("th", { "aria-label": "compare" }) : null, heads)), body)))]
 }

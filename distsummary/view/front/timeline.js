@@ -9,7 +9,7 @@ const COLORS = { finished: "--good", running: "--accent", superseded: "--quiet",
 export function timeline({ overview, timeline: { bars, starts, counts } }) {
   const found = []
   if (bars.length) found.push(chart(bars))
-  else found.push(h("p", { class: "quiet" }, `When the ranks ran is not known: ${{ "no run.json": "there is no run.json", unreadable: "run.json cannot be read" }[overview.state] ?? "no rank has told it"}.`))
+  else found.push(h("p", { class: "quiet" }, `When the ranks ran is not known: ${{ "no run.json": "there is no run.json", unreadable: "run.json cannot be read" }[overview.state] ?? "no rank has reported it"}.`))
   if (starts.length > 1) {
     found.push(h("h3", {}, "Attempts"), table(["attempt", "first step", "last step"], starts.map((one) => [one.attempt, one.first_step, one.last_step].map(whole)), { numbers: [0, 1, 2] }))
   }
@@ -60,13 +60,13 @@ function chart(bars) {
     const distance = tickDistance(0, (end - begin) / unit, plot / 110) * unit
     for (let time = 0; time <= end - begin; time += distance) context.fillText(`${number(time / unit, 3)} ${{ 1: "s", 60: "min", 3600: "h" }[unit]}`, Math.max(LEFT + 8, Math.min(width - 24, toX(begin + time))), height - BOTTOM + 6)
   })
-  const tell = (bar) => {
+  const report = (bar) => {
     said.textContent = bar ? `rank ${bar.rank}, attempt ${bar.attempt} (${bar.role}) on ${bar.host || "an unknown host"}: ${bar.state}, ${moment(bar.begin)} to ${moment(bar.end)}${bar.error ? `: ${bar.error}` : ""}` : ""
   }
   element.addEventListener("pointermove", (event) => {
     const rank = ranks[Math.floor((event.offsetY - TOP) / size)]
     const time = begin + ((event.offsetX - LEFT) / (element.clientWidth - LEFT - RIGHT)) * (end - begin)
-    tell(bars.find((one) => one.rank === rank && one.begin <= time && time <= one.end))
+    report(bars.find((one) => one.rank === rank && one.begin <= time && time <= one.end))
   })
   const ordered = [...bars].sort((a, b) => a.rank - b.rank || a.begin - b.begin)
   let chosen = -1
@@ -76,7 +76,7 @@ function chart(bars) {
     if (!by) return
     event.preventDefault()
     chosen = Math.max(0, Math.min(ordered.length - 1, chosen + by))
-    tell(ordered[chosen])
+    report(ordered[chosen])
   })
   return h("figure", { class: "wide" }, h("figcaption", {}, h("span", { class: "tag" }, "Ranks and attempts"), h("span", { class: "quiet" }, ` since ${moment(begin)}; ends are the last sign of life`)), element, said)
 }

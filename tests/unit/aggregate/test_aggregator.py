@@ -57,7 +57,7 @@ class Life:
         return all(ended.is_set() for _, ended in self._started)
 
     def states(self, attempt: int = 0) -> dict[str, str]:
-        """What the ranks tell in their files."""
+        """What the ranks report in their files."""
         return rank_states(with_ranks(self.run_dir, self.run_dir.read_manifest()["attempts"][attempt]))
 
     def state(self) -> str:
@@ -262,7 +262,7 @@ def test_ranks_that_come_back_after_a_lapse_are_merged_to_their_end(life: Life) 
     for topology in RANKS:
         record(life.run_dir, topology, range(1, 4))
     life.lapse()
-    assert life.states() == {"0": "running", "1": "running"}  # nobody else writes into their files
+    assert life.states() == {"0": "running", "1": "running"}  # no one else writes into their files
     assert life.state() == "lost"
     assert life.merged_steps() == [1, 2, 3]
     aggregator = life.start()

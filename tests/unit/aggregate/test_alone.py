@@ -252,7 +252,7 @@ def test_a_wrong_alert_is_refused(tmp_path, given, error, words):
 
 def test_without_a_recorder_an_alert_is_counted():
     with ds.Run() as run:
-        run.alert("nobody records it")
+        run.alert("no one records it")
         assert run.health().dropped == {"alert": 1}
 
 

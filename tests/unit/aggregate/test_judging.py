@@ -232,7 +232,7 @@ def test_what_ranks_report_late_moves_the_begin_of_an_episode_and_reports_it_no_
         if not 40 <= step < 48:
             live.add(four.write(2, late))
             late = []
-        for second in (0, 50):  # a step is written so long after it was told first
+        for second in (0, 50):  # a step is written so long after its first report
             live.advance({0, 1, 2, 3}, 100.0 * step + second)
     report = live.close()
     before = read_alerts(four.run_dir)
@@ -265,7 +265,7 @@ def test_a_hang_is_shown_at_its_step_which_no_rank_ends_and_a_merge_of_the_files
     live.poll()
     for step in (1, 2, 3, 4, 5):
         for rank in range(4):
-            if rank < 3 or step < 3:  # what rank 3 tells is late: the merged run is behind
+            if rank < 3 or step < 3:  # the reports of rank 3 are late: the merged run is behind
                 live.add(four.write(rank, [scalar(step, loss=1.0)]))
     live.advance({0, 1, 2, 3}, 1.0)
     hang = Verdict(rank=2, cause="hang", since_step=6, until_step=None, evidence="waits", reported_step=6)
@@ -310,7 +310,7 @@ def test_a_hang_at_a_step_that_a_later_attempt_repeats_is_not_shown(tmp_path):
 
 
 def test_a_verdict_about_a_step_that_has_been_merged_is_shown_there(four):
-    """Settings are compared when all ranks have told theirs, from the first step on."""
+    """Settings are compared when all ranks have reported theirs, from the first step on."""
     live = four.live()
     live.poll()
     for step in range(1, 31):
@@ -330,7 +330,7 @@ def test_a_verdict_about_a_step_that_has_been_merged_is_shown_there(four):
 
 
 def test_a_world_that_becomes_smaller_is_judged_again(tmp_path):
-    """Rank 2 of four is slow, then rank 0 of two, whose steps go on behind those of the first attempt."""
+    """Rank 2 of four is slow, then rank 0 of two, whose steps continue behind those of the first attempt."""
     place = tmp_path / "run"
     for attempt, (world_size, slow) in enumerate(((4, 2), (2, 0))):
         ranks = Ranks(place, world_size, attempt)

@@ -1,4 +1,4 @@
-"""The merged run of ranks that still train, beside the merge of their files."""
+"""The merged run of ranks that still train, compared with the merge of their files."""
 
 import errno
 import random
@@ -72,7 +72,7 @@ def test_the_newest_step_is_written_when_its_ranks_have_reported_nothing_more_fo
     live.add(two.write(1, [scalar(2, loss=2.0)]))
     assert live.advance({0, 1}, 4.0) == 0
     live.add(two.write(0, [scalar(2, loss=2.0)]))
-    assert live.advance({0, 1}, 4.5) == 0  # step 2 is not complete, but nobody will tell of step 1 again
+    assert live.advance({0, 1}, 4.5) == 0  # step 2 is not complete, but no one will report step 1 again
     assert points(two, "loss") == [(1, 1.5)]
     assert points(two, "acc") == [(1, 0.5)]
     report = live.close()
@@ -248,7 +248,7 @@ def test_bulk_values_come_from_the_lowest_rank_that_has_them(sends, two):
 
 
 class FullDisk(Files):
-    """Takes `left` writes, then none until it is told otherwise; every third one before only in part."""
+    """Takes `left` writes, then none until `left` is set again; every third one before only in part."""
 
     def __init__(self, left):
         self.left = left
@@ -428,7 +428,7 @@ def test_a_directory_with_files_of_another_writer_is_refused(two):
 
 
 def events_of_rank(rng, rank, world_size, steps):
-    """What a rank records, in its order: ranks agree in some tags, lack some, and tell some late."""
+    """What a rank records, in its order: ranks agree in some tags, do not have some, and report some late."""
     events, older = [], []
     for step in steps:
         values = {"loss": rng.random(), "lr": 0.1 * step, "flat": 1.0}
@@ -450,7 +450,7 @@ def events_of_rank(rng, rank, world_size, steps):
                 Event(
                     step,
                     101.0,
-                    [Value("tensor", "weight", np.full(3, rank, np.float32)), Value("scalar", "beside", 2.0)],
+                    [Value("tensor", "weight", np.full(3, rank, np.float32)), Value("scalar", "other", 2.0)],
                 )
             )
         if step % 4 == 0:

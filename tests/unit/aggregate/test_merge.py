@@ -519,7 +519,7 @@ def test_a_merge_that_fails_leaves_the_older_merged_run_as_it_was(run, left):
     assert run.decoded() == records
 
 
-def test_the_report_counts_the_steps_that_the_merged_run_lacked_or_had_of_fewer_ranks(run):
+def test_the_report_counts_the_steps_that_the_merged_run_did_not_have_or_had_of_fewer_ranks(run):
     run.write(0, [scalar(step, loss=1.0) for step in (1, 2, 3)])
     run.write(1, [scalar(1, loss=2.0)])
     assert run.merge().completed == 0  # there was none

@@ -68,7 +68,7 @@ def server():
 
 
 def sent_to(callback: OnAlert, run_dir: RunDir, *verdicts: Verdict) -> None:
-    """One training, in which the aggregator tells the verdicts."""
+    """One training, in which the aggregator reports the verdicts."""
     with callback:
         callback.on_train_begin(RunContext(CallbackParams()))
         for one in verdicts:

@@ -1,4 +1,4 @@
-"""A rank beside an aggregator process; the process itself is tested in tests/processes."""
+"""A rank with an aggregator process; the process itself is tested in tests/processes."""
 
 from pathlib import Path
 

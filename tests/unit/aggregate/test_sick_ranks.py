@@ -107,7 +107,7 @@ def test_samples_that_come_after_their_step_name_the_rank_with_more_memory(four)
     assert verdict.as_json().items() <= alert.items()
 
 
-def test_facts_of_several_attempts_stand_beside_each_other(tmp_path):
+def test_facts_of_several_attempts_stand_next_to_each_other(tmp_path):
     write_facts(tmp_path, 0, RankFacts({"a": "1", "b": None}, ["x"], {"whole": [0]}))
     write_facts(tmp_path, 3, RankFacts({"a": "2"}))
     assert read_facts(tmp_path, 0) == RankFacts({"a": "1", "b": None}, ["x"], {"whole": [0]})

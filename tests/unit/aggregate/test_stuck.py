@@ -1,4 +1,4 @@
-"""StuckRanks: when hangs are told, and when they end."""
+"""StuckRanks: when hangs are reported, and when they end."""
 
 import json
 
@@ -28,7 +28,7 @@ def attempt(step: int = 59) -> AttemptState:
 
 @pytest.fixture
 def busy(tmp_path, monkeypatch):
-    """The ranks that seem to compute; all but rank 2 wait at step 60, and rank 2 tells nothing."""
+    """The ranks that seem to compute; all but rank 2 wait at step 60, and rank 2 reports nothing."""
     found: set[int] = set()
     monkeypatch.setattr(stuck_files, "are_busy", lambda processes: found & processes.keys())
     for rank in (0, 1, 3):

@@ -62,7 +62,7 @@ def parts(whole=WHOLE, ranks=RANKS, shift=0):
             state, slices = found[number]
             state[name] = changed(array, shift)[(*(slice(*ends) for ends in cell), ...)]
             slices[name] = Shard(global_shape=array.shape, offset=tuple(begin for begin, _ in cell))
-        if len(cells) > 1:  # a rank that the split left with nothing still tells so
+        if len(cells) > 1:  # a rank that the split left with nothing still reports it
             for state, slices in found[len(cells) :]:
                 state[name] = array[:0]
                 slices[name] = Shard(global_shape=array.shape, offset=(len(array), *[0] * (array.ndim - 1)))

@@ -56,7 +56,7 @@ class ListWriter:
 
 
 class ListCoordinator:
-    """Keeps what it was told."""
+    """Keeps what it receives."""
 
     def __init__(self):
         self.registered, self.finished = [], []
@@ -101,7 +101,7 @@ def train(collector, *, steps=4, epochs=1, batch=IMAGES, log=None, network=None,
 
 
 def drive(collector, *, steps, epochs=1, **reported):
-    """The hooks as another framework's loop calls them, without anything of ours in what it tells."""
+    """The hooks as another framework's loop calls them, without anything of ours in what it passes."""
     reported = CallbackParams(
         {"mode": "train", "epoch_num": epochs, "batch_num": steps, "cur_step_num": 0, "network": Model(),
          "optimizer": Momentum(), "list_callback": None} | reported

@@ -16,7 +16,7 @@ ALL = {"collect_specified_data": {"tensor_regular": ".*"}, "keep_default_action"
 
 
 class DealingCoordinator(ListCoordinator):
-    """Deals among the living ranks by their heartbeats; `deal_among` returns when all of them have heard."""
+    """Deals among the living ranks by their heartbeats; `deal_among` returns when all have received it."""
 
     def __init__(self) -> None:
         super().__init__()

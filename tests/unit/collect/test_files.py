@@ -1,4 +1,4 @@
-"""Files beside the events: exported tensors, and the thread that writes them."""
+"""Files next to the events: exported tensors, and the thread that writes them."""
 
 import logging
 import re
@@ -73,7 +73,7 @@ def go():
 
 
 def occupied(go, health, **options):
-    """A thread whose one job goes on until `go`."""
+    """A thread whose one job runs until `go`."""
     background, is_running = Background(health, **options), threading.Event()
     background.submit("first", lambda: is_running.set() or go.wait())
     assert is_running.wait(PATIENCE_S)

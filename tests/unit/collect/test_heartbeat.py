@@ -1,4 +1,4 @@
-"""What a rank tells of its pace."""
+"""What a rank reports about its pace."""
 
 import logging
 import threading

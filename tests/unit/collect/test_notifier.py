@@ -1,4 +1,4 @@
-"""What a collector tells of its batches."""
+"""What a collector reports about its batches."""
 
 import os
 
@@ -51,7 +51,7 @@ def test_what_is_written_within_a_second_is_one_digest_and_the_last_one_goes_at_
     assert not reporting._thread.is_alive()
 
 
-def test_a_teller_continues_after_its_interval(monkeypatch):
+def test_a_notifier_continues_after_its_interval(monkeypatch):
     monkeypatch.setattr(notifier, "INTERVAL_S", 0.001)
     receiver = Receiver()
     reporting = Notifier(receiver, "train")

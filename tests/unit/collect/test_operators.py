@@ -1,4 +1,4 @@
-"""What a listener hears of the taps inside of a network, without a framework."""
+"""What a listener receives from the taps inside of a network, without a framework."""
 
 import gc
 import logging
@@ -33,7 +33,7 @@ class Received:
 
 
 @pytest.fixture(autouse=True)
-def _nobody_listens_afterwards():
+def _no_one_listens_afterwards():
     yield
     gc.collect()
     assert not operators.is_listening()

@@ -332,7 +332,7 @@ def test_a_record_with_a_writer_of_its_own_has_a_directory(record, tmp_path):
     assert record.log_dir == str(tmp_path)
 
 
-def test_exported_tensors_are_beside_the_events_and_in_them(tmp_path):
+def test_exported_tensors_are_next_to_the_events_and_in_them(tmp_path):
     with SummaryRecord(tmp_path, export_options={"tensor_format": "npy"}) as record:
         record.add_value("tensor", "a/b", np.arange(3, dtype=np.int64))
         record.add_value("histogram", "a/b", np.arange(3))

@@ -13,7 +13,7 @@ from distsummary.training.run import Run
 from tests.unit.collect.doubles import ListCoordinator, Model, train
 
 
-def test_a_collector_keeps_sketches_beside_its_record_and_no_checkpoints(tmp_path, writers):
+def test_a_collector_keeps_sketches_next_to_its_record_and_no_checkpoints(tmp_path, writers):
     network = Model()
     with Run(callbacks=SummaryCollector(tmp_path, collect_landscape={"sketch": 2}), network=network) as run:
         for _ in run.steps([1] * 5):

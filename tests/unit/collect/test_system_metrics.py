@@ -65,7 +65,7 @@ def test_totals_become_growth_per_second(failures: Failures) -> None:
     assert sampler.sample() == {"level": 1.0}
     clock.now_s, total = clock.now_s + 0.0625, total + 1
     assert sampler.sample() == {"level": 1.0, "rate": 16.0}
-    clock.now_s, total = clock.now_s + 1, 0.0  # a counter that began anew
+    clock.now_s, total = clock.now_s + 1, 0.0  # a counter that began again
     assert sampler.sample() == {"level": 1.0, "rate": 0.0}
 
 

@@ -57,7 +57,7 @@ def test_hangs_that_were_reported_hold_and_those_that_no_one_reported_follow(tmp
     assert all_hangs(run_dir, attempt, seen) == [*earlier, (1, hang(1, 60, "now")), (1, hang(2, 61, "now"))]
     dead = replace(attempt, state="lost")
     assert all_hangs(run_dir, dead, seen) == reported
-    stood = "it has been at train.py:7 for 340 s"  # as it told before it was killed
+    stood = "it has been at train.py:7 for 340 s"  # as it reported before it was killed
     assert all_hangs(run_dir, dead, [hang(1, 61, stood)]) == [*earlier, (1, hang(1, 60, stood))]
     assert all_hangs(run_dir, replace(attempt, attempt=2), seen) == [*reported, *((2, one) for one in seen)]
     assert all_hangs(RunDir(tmp_path / "none"), attempt, seen) == [(1, one) for one in seen]

@@ -150,6 +150,39 @@ def test_of_two_ranks_with_other_settings_both_are_named_but_one_without_it_of_f
     assert verdict.evidence == "seed torch is 0 on rank 0, 42 on rank 1"
 
 
+def on_hosts(name: str, *values: str, hosts: str = "0011") -> list[Verdict]:
+    facts = {
+        rank: RankFacts({name: value, "host": f"node-{host}", "local rank": str(rank % 2)})
+        for rank, (value, host) in enumerate(zip(values, hosts, strict=True))
+    }
+    return different_settings(facts, 1)
+
+
+@pytest.mark.parametrize(
+    "name", ["config lr", "version distsummary", "version cuda", "environment NCCL_ALGO"]
+)
+def test_two_halves_of_the_hosts_with_other_settings_are_reported_as_two_sets(name: str) -> None:
+    [verdict] = on_hosts(name, "0.1", "0.1", "0.2", "0.2")
+    assert (verdict.rank, verdict.ranks) == (0, (0, 1, 2, 3))
+    assert verdict.evidence == f"{name} is 0.1 on node-0 (ranks 0 and 1), 0.2 on node-1 (ranks 2 and 3)"
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "hosts"),
+    [
+        ("config lr", ("0.1", "0.2", "0.1", "0.2"), "0011"),  # not by host, as of groups of ranks
+        ("config lr", ("0.1", "0.1", "0.2", "0.2"), "0000"),
+        ("config lr", ("0.1", "0.1", "0.2", "0.3"), "0011"),
+        ("seed torch", ("1", "1", "2", "2"), "0011"),
+        ("config pipeline stage", ("0", "0", "1", "1"), "0011"),
+        ("config cache", ("/data/node-0", "/data/node-0", "/data/node-1", "/data/node-1"), "0011"),
+        ("environment MASTER_PORT", ("1", "1", "2", "2"), "0011"),
+    ],
+)
+def test_halves_that_differ_by_design(name: str, values: tuple[str, ...], hosts: str) -> None:
+    assert on_hosts(name, *values, hosts=hosts) == []
+
+
 def test_ranks_that_differ_in_the_same_way_are_one_verdict() -> None:
     one, two = settings("config lr", "0.1", "0.1", "0.2", "0.2", "0.3", *["0.1"] * 6)
     assert (one.rank, one.ranks) == (2, (2, 3))

@@ -10,7 +10,7 @@ from distsummary.diagnosis.verdict import Verdict
 from distsummary.format.check_tags import bits_tags, located, packed, weights_of
 
 NAMES = [f"layer{number}.weight" for number in range(40)]
-Reported = dict[int, dict[int, tuple[int, int, int]]]  # step -> rank -> what it tells
+Reported = dict[int, dict[int, tuple[int, int, int]]]  # step -> rank -> what it reports
 
 
 def look(drift: Drift, reported: Reported, split: tuple[str, ...] = ()) -> list[Verdict]:
@@ -154,7 +154,7 @@ def test_two_that_are_left_of_three_do_not_wait_for_a_rank_that_reports_nothing_
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
 def test_a_rank_that_reports_something_else_is_waited_for(chunk: int) -> None:
-    """The sums of rank 2 cost more: it tells them at each 512th step."""
+    """The sums of rank 2 cost more: it reports them at each 512th step."""
     tags = [*bits_tags(()), "loss"]
     rows = []
     for step in range(1, 1025):

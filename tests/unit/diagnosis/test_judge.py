@@ -81,7 +81,7 @@ def test_a_verdict_begins_ends_and_survives_json() -> None:
     ("phase", "measure", "cause"),
     [("checkpoint", "blocked_ms", "checkpoint"), ("rest", "cpu_ms", "unknown")],
 )
-def test_a_rank_that_is_slow_beside_its_model_is_named_with_the_cause(
+def test_a_rank_that_is_slow_outside_of_its_model_is_named_with_the_cause(
     phase: str, measure: str, cause: str
 ) -> None:
     judge = Judge(one_axis)
@@ -197,7 +197,7 @@ def test_a_rank_that_joins_ends_no_verdict_and_is_not_blamed_for_its_first_steps
 
 @pytest.mark.parametrize("last", [10, 64, 100, 130])
 def test_a_rank_that_is_gone_holds_up_no_one(last: int) -> None:
-    """Rank 3 tells every 64th step, and nothing after `last`."""
+    """Rank 3 reports every 64th step, and nothing after `last`."""
     judge = Judge(one_axis)
     changed = []
     for step in range(1, 1001):
@@ -226,13 +226,13 @@ def test_only_steps_that_all_ranks_report_are_judged() -> None:
     changed = []
     for step in range(1, 401):
         one = reported(step, 4, slow=1 if step >= 200 else None)
-        one.every[3] = 4  # rank 3 tells every fourth step
+        one.every[3] = 4  # rank 3 reports every fourth step
         if step > 20 and step % 4:
             one = first(one, 3)
         changed += judge.add(one)
     [begun] = changed
     assert (begun.rank, begun.cause, begun.since_step) == (1, "data", 200)
-    assert begun.reported_step == 212  # four steps that are told
+    assert begun.reported_step == 212  # four steps that are reported
 
 
 def test_own_times_reports_which_step_a_rank_reports_next() -> None:

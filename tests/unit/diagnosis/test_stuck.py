@@ -1,4 +1,4 @@
-"""Which rank holds up the others, from what the ranks tell."""
+"""Which rank holds up the others, from what the ranks report."""
 
 import json
 from dataclasses import replace
@@ -141,13 +141,13 @@ def test_an_exited_rank() -> None:
     cut = [replace(waits(rank), is_cut_off=True, late_s=0.3, state="lost") for rank in (0, 1, 3)]
     assert [one.rank for one in hung([*cut, RankReport(rank=2, state="lost")])] == [2]
     assert hung(failed) == []
-    # those that do not tell yet may be cut off in a moment, and those that told may be killed by the launcher
+    # ranks without a report may be cut off in a moment, and the launcher may kill ranks that reported
     assert hung([failed[0], RankReport(rank=1), RankReport(rank=2), failed[2]]) == []
     [verdict] = hung(
         [failed[0], replace(waits(1), state="lost"), RankReport(rank=2, state="lost"), failed[2]]
     )
     assert verdict.rank == 2
-    # what it told when an earlier step was long says nothing about its end
+    # its report about an earlier long step says nothing about its end
     [verdict] = hung([*failed, replace(waits(2, BEGUN), step=20, state="lost")])
     assert (verdict.since_step, verdict.cause) == (60, "lost")
 
@@ -160,7 +160,7 @@ def test_a_rank_that_raised_is_reported_once_with_its_error() -> None:
     assert verdict.evidence.startswith(
         "ValueError: bad batch; ranks 0, 1 and 3 have waited 3.5 s in all_reduce"
     )
-    # it had told before that its step was long
+    # it had reported before that its step was long
     [again] = hung(others(replace(sleeps(2), state="failed", error=error)))
     assert again.evidence.startswith("ValueError: bad batch at train.py:7 in step: time.sleep(9); ranks 0, 1")
     # two that raise are one verdict; one that still runs may be about to raise it, too
@@ -253,7 +253,7 @@ def test_a_reporting_goes_through_json() -> None:
     assert RankReport.from_json(json.loads(json.dumps(waits(2).as_json()))) == waits(2)
 
 
-# --- a rank that skips a collective of one number at step 60 and goes on into backward of step 61
+# --- a rank that skips a collective of one number at step 60 and proceeds to backward of step 61
 
 LOSS = Collective(65, "all_reduce", ((1,),), True)
 GRADIENTS = Collective(65, "all_reduce", ((4225,),), True)

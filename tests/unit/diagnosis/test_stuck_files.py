@@ -32,7 +32,7 @@ def attempt(number: int = 0, world_size: int = WORLD, **states: str) -> AttemptS
 
 @pytest.fixture
 def report(tmp_path):
-    """Writes what a rank tells: it waits, or (`sleeps`) stands still; `clock`: how far its clock is off."""
+    """Writes a rank's report: it waits, or (`sleeps`) stands still; `clock`: how far its clock is off."""
 
     def reported(rank, *, sleeps=False, clock=0.0, ago=0.5, number=0, world_size=WORLD, **other):
         report = RankReport(
@@ -62,7 +62,7 @@ def test_clocks_that_are_hours_apart_change_nothing(tmp_path, report):
 
 
 def test_what_was_reported_a_while_ago_counts_a_second_more(tmp_path, report):
-    """The others may have found no processor, either: nobody has had the time to tell."""
+    """The others may have found no processor, either: no one has had the time to report."""
     for rank in (0, 1, 3):
         report(rank, ago=4.5, late_s=1.5)
     assert named(tmp_path, attempt()) == []
@@ -98,7 +98,7 @@ def test_a_rank_that_has_not_reported_for_long_has_begun_what_it_had_begun(tmp_p
     later = replace(attempt(), ranks=tuple(replace(one, step=60) for one in attempt().ranks))
     assert [one.ranks for one in hung_ranks(RunDir(tmp_path), later, now=NOW)] == [
         (1, 2, 3)
-    ]  # what they told was of a step that they have finished since
+    ]  # they reported a step that they have finished since
     monkeypatch.setattr(stuck_files, "is_stopped", lambda process: True)
     assert "its process is stopped" in hung_ranks(RunDir(tmp_path), attempt(), now=NOW)[0].evidence
 
@@ -120,5 +120,5 @@ def test_a_file_that_is_torn_or_of_another_version_is_that_of_a_rank_that_report
 
 def test_a_rank_that_an_elastic_training_does_without_holds_up_no_one(tmp_path, report):
     assert named(tmp_path, attempt(rank2="lost")) == []
-    report(2, sleeps=True)  # as it stood when it was killed; the others go on
+    report(2, sleeps=True)  # as it stood when it was killed; the others continue
     assert named(tmp_path, attempt(rank2="lost")) == []

@@ -14,7 +14,7 @@ from distsummary.format.tensorboard_format import decode_event
 
 IDS = EventIds(run_id="00000000000000ff", attempt=1, seq=7)
 STATISTICS = {f"loss/{name}" for name in ("min", "median", "max", "argmax_rank")}
-# The bytes that TensorBoard 2.21's `custom_scalar.summary.pb(TOLD)` returns with TensorFlow 2.21.
+# The bytes that TensorBoard 2.21's `custom_scalar.summary.pb(REPORTED)` returns with TensorFlow 2.21.
 GOLDEN = bytes.fromhex(
     "0ab9010a18637573746f6d5f7363616c6172735f5f636f6e6669675f5f42880108071200428101127f0a166c6f737320616e64206c6561"
     "726e696e67207261746512360a166c6f73733a206d65616e2c206d696e20746f206d61781a1c0a1a0a046c6f737312086c6f73732f6d69"

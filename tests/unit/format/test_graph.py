@@ -102,7 +102,7 @@ def test_edges_from_nodes_that_are_not_there_are_left_out():
     assert mindspore_graph.decode(mindspore_graph.encode(graph)).nodes[0].inputs == (Edge("a"),)
 
 
-def test_a_graph_of_mindspore_gets_its_parameters_beside_the_nodes_that_use_them():
+def test_a_graph_of_mindspore_gets_its_parameters_next_to_the_nodes_that_use_them():
     message = pb.GraphProto(name="0_train.1")
     message.parameters.add(name="conv.weight").type.CopyFrom(
         pb.TypeProto(data_type=pb.DT_TENSOR, tensor_type=pb.TypeProto.Tensor(elem_type=pb.DT_FLOAT16))

@@ -34,7 +34,7 @@ def prepared(shape: tuple[int, int] = (ROWS, COLUMNS), **known: Any) -> Prepared
 
 
 def loss(chunk: Chunk) -> np.ndarray:
-    """Two quantities of each point that tell where it is from: linear in row and column."""
+    """Two quantities of each point that show where it is from: linear in row and column."""
     kinds = {"grid": 0, "path": 1000, "checkpoint": 2000}
     one = kinds[chunk.kind] + 100.0 * chunk.plane + 10.0 * chunk.row + np.array(chunk.columns)
     return np.stack([one, -one], axis=1)

@@ -70,7 +70,7 @@ def test_the_metadata_is_mindspores(recomputed: dict[str, LossGrid]) -> None:
         assert grid.samples == 16
 
 
-def test_an_even_random_grid_converges_beside_its_centre_as_mindspores_does(tmp_path: Any) -> None:
+def test_an_even_random_grid_converges_next_to_its_centre_as_mindspores_does(tmp_path: Any) -> None:
     grid = landscape(
         golden_mlp.Mlp(),
         golden_mlp.cross_entropy,

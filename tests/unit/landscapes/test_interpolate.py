@@ -43,7 +43,7 @@ FLOAT32, BF16 = 2.0**-17, 2.0**-1  # ulps of numbers from 64 to 128
 
 @pytest.mark.parametrize(
     ("ulp", "more", "is_known"),
-    [(FLOAT32, 0, True), (BF16, 0, True), (BF16, FLOAT32, False)],  # by itself no number tells its precision
+    [(FLOAT32, 0, True), (BF16, 0, True), (BF16, FLOAT32, False)],  # by itself no number shows its precision
 )
 def test_a_triangle_that_is_flat_but_for_rounding_is_none(ulp: float, more: float, is_known: bool) -> None:
     """A between B and C: half of what C lies off the line AB is what A lies off the longest side."""

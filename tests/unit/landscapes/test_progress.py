@@ -1,4 +1,4 @@
-"""The progress of a landscape is told where somebody looks, and not more often than they can read."""
+"""The progress of a landscape is shown where somebody looks, and not more often than they can read."""
 
 import io
 import logging
@@ -113,7 +113,7 @@ def test_a_terminal_has_one_line_that_is_written_over_itself(monkeypatch: pytest
     clock.now += 0.2
     report(at(96))
     assert stream.screen == [first(at(96))]  # nothing is left of the longer one
-    report(at(2601))  # the end is told at once,
+    report(at(2601))  # the end is shown at once,
     assert stream.screen == [first(at(2601)), ""]
     clock.now += 9.0
     report(at(2601))  # and once

@@ -131,7 +131,7 @@ def test_only_the_cells_that_touch_a_point_are_evaluated_next() -> None:
     assert np.array_equal(next_points(losses, computed, 0.1), around & ~computed)
 
 
-def test_computed_losses_stay_what_they_are_beside_those_that_are_not_finite() -> None:
+def test_computed_losses_stay_what_they_are_next_to_those_that_are_not_finite() -> None:
     losses = np.array([[1.0], [np.nan], [np.inf], [np.nan], [3.0], [-np.inf]])
     found = between_rows(losses, ~np.isnan(losses))
     assert found[[0, 2, 4, 5], 0].tolist() == [1.0, np.inf, 3.0, -np.inf]

@@ -83,7 +83,7 @@ def test_the_generators_of_others_are_as_if_nothing_had_been_read() -> None:
 
 
 def test_a_generator_that_somebody_puts_in_the_place_of_numpys_is_put_back() -> None:
-    first = np.random.get_bit_generator()  # type: ignore[attr-defined]  # NumPy's own list lacks it
+    first = np.random.get_bit_generator()  # type: ignore[attr-defined]  # missing in NumPy's own list
     before = states()
     with numbers_kept():
         np.random.set_bit_generator(np.random.PCG64(1))  # type: ignore[attr-defined]  # as above

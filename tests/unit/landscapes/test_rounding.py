@@ -32,7 +32,7 @@ def test_the_floor_is_the_share_of_moved_parameters_whose_step_is_lost(
 ) -> None:
     recipe = Directions(x=ALONG, y={name: np.zeros_like(array) for name, array in ALONG.items()})
     found = measure(CENTRE, recipe, ["a", "b"], (step, step), precision).rounding
-    assert found == {"x": share, "y": 0.0}  # 1e-7 and 1e-8 beside 1: an ulp is 1.2e-7
+    assert found == {"x": share, "y": 0.0}  # 1e-7 and 1e-8 next to 1: an ulp is 1.2e-7
 
 
 def test_a_step_of_an_ulp_is_not_lost_whatever_its_sign() -> None:

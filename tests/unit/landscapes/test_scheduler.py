@@ -238,7 +238,7 @@ def test_chunks_of_a_call_that_killed_go_alone_and_those_behind_it_together() ->
     scheduler = Scheduler(chunks(6))
     for _ in range(2):
         scheduler.next_chunks("a", 2)
-    finish(scheduler, "a", chunks(1)[0])  # the call lacks one chunk now, and is known to be at it
+    finish(scheduler, "a", chunks(1)[0])  # the call has one chunk less now, and is known to be at it
     scheduler.lost("a")
     assert [rows(scheduler.next_chunks("b", 4)) for _ in range(2)] == [[1], [2, 3, 4, 5]]
 

@@ -1,4 +1,4 @@
-"""open_run: runs of one rank, of several, that go on, that were restarted, damaged, removed."""
+"""open_run: runs of one rank, of several, that continue, that were restarted, damaged, removed."""
 
 import json
 import os
@@ -228,7 +228,7 @@ def test_the_index_is_read_in_place_of_the_file_and_only_while_it_is_the_same_fi
     file.write_bytes(data)
     assert rows(ds.open_run(tmp_path).scalars(), "tag", "step", "value") == before
     copy = shutil.copytree(tmp_path, tmp_path / "copy", ignore=shutil.ignore_patterns("copy"))
-    os.utime(copy / file.name)  # a copy without its times: the CRC tells that it is the same
+    os.utime(copy / file.name)  # a copy without its times: the CRC shows that it is the same
     opened = ds.open_run(copy)
     assert rows(opened.scalars(), "tag", "step", "value") == before
 
@@ -452,7 +452,7 @@ def test_shards_are_put_together_and_what_is_missing_is_masked(tmp_path):
         assert run.tensors("w", rank=1).value(0).tolist() == whole[2:].tolist()
         histograms = run.histograms("w")
         assert rows(histograms, "rank", "step") == [(0, 1), (0, 2)]
-        assert [histograms.value(row).count for row in (0, 1)] == [12, 6]  # those of step 2 lack a shard
+        assert [histograms.value(row).count for row in (0, 1)] == [12, 6]  # a shard of step 2 is missing
 
 
 # --- what is said about the run

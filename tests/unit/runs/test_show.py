@@ -1,4 +1,4 @@
-"""show, compare and export: what they tell, as text, JSON and files."""
+"""show, compare and export: what they report, as text, JSON and files."""
 
 import csv
 import json

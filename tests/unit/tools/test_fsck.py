@@ -360,14 +360,6 @@ LOSS = Value("scalar", "loss/auto", 0.5)
         ([Value("tensor", f"t{n}", np.zeros(2)) for n in range(6)], []),
         ([Value("tensor", f"t{n}", np.zeros(2)) for n in range(7)], ["tensor_tags"]),
         ([Value("scalar", f"s{n}", 0.0) for n in range(301)], ["tags"]),
-        (
-            [
-                Value("scalar", f"s{n}{end}", 0.0)
-                for n in range(70)
-                for end in ("", "/min", "/max", "/median", "/argmax_rank")
-            ],
-            ["merged_tags"],
-        ),
         ([Value("text", f"t{n}", "not for MindInsight") for n in range(301)], []),
         ([LOSS, Value("landscape", "l", landscape(np.ones((2, 2))))], []),
         ([LOSS, Value("landscape", "l", landscape(np.full((2, 2), np.nan)))], ["landscape_not_finite"]),

@@ -1,4 +1,4 @@
-"""The journals of landscapes: what a landscape cannot go on from is named, and a torn end is cut."""
+"""The journals of landscapes: what a landscape cannot continue from is named, and a torn end is cut."""
 
 import fcntl
 import os

@@ -100,7 +100,7 @@ def test_failures_and_damage_are_noted(tmp_path):
     [("run.json", "[" * 100_000), ("run.json", None), (RANK_MANIFEST, None), ("alerts.jsonl", "[" * 100_000)],
     ids=["deep", "world", "heartbeat", "alerts"],
 )
-def test_a_run_with_a_damaged_file_is_one_row_beside_the_others(tmp_path, file, text):
+def test_a_run_with_a_damaged_file_is_one_row_next_to_the_others(tmp_path, file, text):
     for name in "abc":
         record(tmp_path / name)
     path = tmp_path / "b" / file

@@ -331,7 +331,7 @@ def test_a_rank_that_is_behind_is_named_in_a_run_of_any_size():
     assert hints(status) == [
         "The run continues: all 4 ranks run, but rank 3 is behind.",
         "Rank 3 is 195 steps, 3 min, behind the others (1.5 s a step against 1.0 s).",
-        "The merged run stands on 3 of the 4 ranks that run since step 61 or so: rank 3 tells steps 30 s "
+        "The merged run stands on 3 of the 4 ranks that run since step 61 or so: rank 3 reports steps 30 s "
         "after the first; the merge at the end completes it.",
         "next: distsummary watch /runs/mine",
     ]

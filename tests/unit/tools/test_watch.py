@@ -1,4 +1,4 @@
-"""The states of a run while it goes on."""
+"""The states of a run while it continues."""
 
 import io
 import json

@@ -37,7 +37,7 @@ from distsummary.training.worker_queues import WorkerQueues
 
 
 class Turned(ThreadClocks):
-    """Clocks that go on only by `turn`, in milliseconds."""
+    """Clocks that advance only by `turn`, in milliseconds."""
 
     def __init__(self) -> None:
         self.wall_s = self.cpu_s = self.queue_s = 0.0
@@ -364,7 +364,7 @@ def test_a_collective_in_a_phase_is_waiting_and_what_else_blocks_is_the_ranks_ow
 
 def test_what_blocks_a_backward_pass_in_which_ddp_waits_is_waiting(clocks: Turned, phases: Phases) -> None:
     phases.enter(FORWARD)
-    phases.is_backward_shared = True  # while the forward pass goes on
+    phases.is_backward_shared = True  # while the forward pass continues
     clocks.turn(blocked=2)
     phases.begin_backward()
     clocks.turn(cpu=1, blocked=7, queue=3)

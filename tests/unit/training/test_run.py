@@ -839,7 +839,7 @@ def test_a_recorder_takes_plain_steps_in_the_place_of_the_hooks():
     assert callback.calls == [(1, ["loss", *times]), (2, times), "begin", ("end", ["loss", *times])]
 
 
-def test_beside_another_callback_of_steps_every_step_has_its_hooks():
+def test_with_another_callback_of_steps_every_step_has_its_hooks():
     callback, other = Plain(), Recorder()
     with Run(callbacks=[callback, other]) as run:
         for _ in run.steps([1, 2]):

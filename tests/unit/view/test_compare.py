@@ -1,4 +1,4 @@
-"""The data of runs beside each other: what differs, their curves, where they part."""
+"""The data of runs next to each other: what differs, their curves, where they part."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from tests.unit.runs.recording import record
 NAN = float("nan")
 
 
-def beside(first, *others, **settings):
+def compared(first, *others, **settings):
     found = page(ds.open_run(first), others=[ds.open_run(other) for other in others], **settings)["compare"]
     packed({"found": found})
     return found
@@ -27,13 +27,13 @@ def curve(spoilt_from=10**9, more=()):
     ]
 
 
-def test_curves_are_beside_each_other_and_where_they_part_is_reported(tmp_path):
+def test_curves_are_next_to_each_other_and_where_they_part_is_reported(tmp_path):
     runs = [tmp_path / name for name in ("x/run", "y/run", "z")]
     record(runs[0], steps=range(1, 5001), values=curve(more=["only"]))
     record(runs[1], steps=range(1, 4001), values=curve(700))
     for rank in range(2):
         record(runs[2], rank=rank, ranks=2, steps=range(1, 5001), values=curve())
-    found = beside(*runs)
+    found = compared(*runs)
     assert [run["name"] for run in found["runs"]][:2] == ["x/run", "y/run"]
     assert [(run["ranks"], run["source"], run["steps"]) for run in found["runs"]] == [
         (1, 0, [1, 5000]), (1, 0, [1, 4000]), (2, 0, [1, 5000])
@@ -60,12 +60,12 @@ def test_facts_that_differ_are_reported_with_the_value_of_each_run(tmp_path):
             for _ in run.steps(range(3)):
                 run.log(loss=1.0)
     record(tmp_path / "c")
-    found = beside(*(tmp_path / name for name in "abc"))
+    found = compared(*(tmp_path / name for name in "abc"))
     differing = dict(found["differing"])
     assert differing["config.lr"] == [0.1, 0.2, None]
     assert differing["state"] == ["finished", "finished", "no run.json"]
     assert differing["config.opt.wd"] == ["nan", "nan", None]
-    two = beside(tmp_path / "a", tmp_path / "b", tags=["loss"])
+    two = compared(tmp_path / "a", tmp_path / "b", tags=["loss"])
     assert "config.opt.wd" not in dict(two["differing"])
     assert two["equal"] > 0
     assert [one["tag"] for one in two["tags"]] == ["loss"]
@@ -75,6 +75,6 @@ def test_what_cannot_be_compared_is_refused_and_without_others_there_is_nothing(
     record(tmp_path / "a")
     assert page(ds.open_run(tmp_path / "a"))["compare"] is None
     with pytest.raises(InvalidValueError, match=r"must be different ones, got .*a twice"):
-        beside(tmp_path / "a", tmp_path / "a")
+        compared(tmp_path / "a", tmp_path / "a")
     with pytest.raises(InvalidValueError, match="with up to 8 others, got 9"):
-        beside(*[tmp_path / "a"] * 10)
+        compared(*[tmp_path / "a"] * 10)

@@ -184,7 +184,7 @@ def test_too_many_or_equal_runs_are_refused_before_one_is_opened(tmp_path, monke
         served.page("0", ["1", "1"])
 
 
-def test_runs_are_beside_each_other_and_the_page_follows_each_of_them(tmp_path):
+def test_runs_are_next_to_each_other_and_the_page_follows_each_of_them(tmp_path):
     for name in "ab":
         record(tmp_path / name)
     served = Served(tmp_path, every_s=0.0)

@@ -84,7 +84,7 @@ def start(sink: Sink, **options) -> AsyncWriter:
 
 
 class Ticking:
-    """A clock that goes on by 50 ms with each look at it."""
+    """A clock that advances by 50 ms with each look at it."""
 
     now = 0.0
 

@@ -209,7 +209,7 @@ def _compile(step: fx.GraphModule, arguments: Sequence[Tensor]) -> None:
 
     With more than one compile thread, inductor would leave a pool of processes behind. Inductor reads the
     number of threads before the `options=` of torch.compile, so the number is set in inductor's configuration
-    (seen in torch 2.6 to 2.13). With a torch version that lacks this setting, CannotTraceError is raised.
+    (seen in torch 2.6 to 2.13). If torch does not have this setting, CannotTraceError is raised.
     """
     try:
         from torch._inductor import config

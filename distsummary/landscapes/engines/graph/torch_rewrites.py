@@ -177,7 +177,7 @@ def in_place(graph: fx.Graph, shared: int, slots: int) -> None:
     """Let `relu` and `add` overwrite an input that nothing else reads: faster, with the same numbers.
 
     The graph's first `slots` inputs are the slots; the first `shared` slots are shared. Only values that are
-    computed anew at every point are overwritten: the other slots, and results computed from any slots.
+    computed again at every point are overwritten: the other slots, and results computed from any slots.
     """
     inputs = placeholders(graph)
     ours = depends_on(graph, inputs[:slots]) - set(inputs[:shared])
