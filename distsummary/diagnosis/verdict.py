@@ -36,7 +36,7 @@ class Verdict:
         since_step: the first step at which it was so.
         until_step: the last one; None while it lasts.
         evidence: the reason, in words and numbers, without rank, cause and steps; see `sentence`.
-        first_told_step: the step at which it was certain enough to be reported.
+        reported_step: the step at which it was certain enough to be reported.
         lost_s: seconds of the run's wall clock that were lost because of it.
         ranks: all ranks that it is about, in rising order, if these are several; `rank` is one of them.
         intervals: where it was so, if it ended and came again: the first and the last step of each time.

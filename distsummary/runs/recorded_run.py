@@ -255,7 +255,7 @@ class RecordedRun:
     def verdicts(self) -> Table:
         """What was found to be wrong, from alerts.jsonl, without muted causes and ends of the run: rank,
         cause, since_step, until_step (-1: to the end), evidence (of a hang, from the newest stuck.json),
-        first_told_step, level ("error" or "warning"), lost_s (seconds of the run that it cost), ranks (all
+        reported_step, level ("error" or "warning"), lost_s (seconds of the run that it cost), ranks (all
         that it is about, if several) and sentence (all of this in words). What ended or spoiled the training
         comes first, then what cost most. Empty if there are none.
         """

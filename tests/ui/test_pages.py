@@ -35,7 +35,7 @@ def pages(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def show(browser, pages):
-    """Opens the page of a run; at the end, its console output and its requests fail the test."""
+    """Opens the page of a run; at the end, console output or a request to a server fails the test."""
     reported: list[str] = []
 
     def opened(name: str, **settings):

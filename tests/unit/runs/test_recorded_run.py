@@ -520,7 +520,7 @@ def test_verdicts_are_read_line_by_line(tmp_path):
     run = ds.open_run(tmp_path)
     assert len(run.verdicts) == 0
     said = {"rank": 2, "cause": "slow: data", "since_step": 40, "until_step": None, "evidence": "12.5 ms"}
-    (tmp_path / "alerts.jsonl").write_text(f"{json.dumps(said | {'first_told_step': 45})}\nno json\n")
+    (tmp_path / "alerts.jsonl").write_text(f"{json.dumps(said | {'reported_step': 45})}\nno json\n")
     [row] = run.verdicts
     assert (row.rank, row.cause, row.since_step, row.until_step, row.reported_step) == (
         2,
@@ -531,7 +531,7 @@ def test_verdicts_are_read_line_by_line(tmp_path):
     )
     assert row.evidence == "12.5 ms"
     assert ["line 2" in line for line in run.problems] == [True]
-    (tmp_path / "alerts.jsonl").write_text(f"{json.dumps(said | {'first_told_step': 45})}\n")
+    (tmp_path / "alerts.jsonl").write_text(f"{json.dumps(said | {'reported_step': 45})}\n")
     assert (len(run.verdicts), run.problems) == (1, [])
 
 
