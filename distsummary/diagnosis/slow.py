@@ -19,7 +19,7 @@ PHASES = ("data", "forward", "backward", "optimizer", "python", "recording", "ch
 WINDOWS = (5, 10, 20, 40)  # steps over which an excess is averaged
 # An excess (a fraction of the peers' own step) that is reported if it lasts as many steps as the window has;
 # until it is known what is usual, UNKNOWN times as much. It must also be LEAST_MS a step.
-FLOORS = np.array([0.18, 0.13, 0.09, 0.07])
+FLOORS = np.array([0.20, 0.15, 0.11, 0.085])
 UNKNOWN = 1.4
 LEAST_MS = 1.0
 OVER = 0.03  # an excess is over only below this, so that one that becomes smaller is not reported twice

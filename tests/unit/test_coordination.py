@@ -34,7 +34,7 @@ from distsummary.errors import (
     StaleAttemptError,
     WorldMismatchError,
 )
-from distsummary.rank_manifest import Reported
+from distsummary.rank_manifest import RankEntries
 from distsummary.run_dir import RunDir
 from distsummary.tools.fsck import fsck
 from distsummary.topology import Topology
@@ -474,7 +474,7 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     found: list[Path] = []
     read_entries = rank_manifest.read_entries
 
-    def read(directory: Path) -> Reported | None:
+    def read(directory: Path) -> RankEntries | None:
         found.append(directory)
         return read_entries(directory)
 

@@ -107,7 +107,7 @@ def test_why_names_them_in_words_and_as_json_and_exits_with_1(four, capsys):
         "Rank 1 had the first number that is not finite, at step 100: loss is nan, finite on 3 other ranks.",
         f"  What it means, and what to do: {page_of('nan')}",
         "",
-        "- Rank 2 held up the run in steps 40 to 89: forward took 9.95 ms a step, on its peers 5 ms.",
+        "- Rank 2 held up the run in steps 40 to 89: forward took 9.95 ms a step, on its peers 5.01 ms.",
         "All of them, in full: --json",
     ]
     assert main(["why", str(four.run_dir.base), "--json"]) == 1

@@ -232,7 +232,7 @@ def test_only_steps_that_all_ranks_report_are_judged() -> None:
         changed += judge.add(one)
     [begun] = changed
     assert (begun.rank, begun.cause, begun.since_step) == (1, "data", 200)
-    assert begun.reported_step == 212  # four steps that are reported
+    assert begun.reported_step == 216  # five steps that are reported
 
 
 def test_own_times_reports_which_step_a_rank_reports_next() -> None:
