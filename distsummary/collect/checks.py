@@ -71,7 +71,7 @@ class Checks(Source):
     ) -> None:
         self._checksums = checksums if every is not False else None
         self._report = report
-        place = {LOCAL_RANK: str(topology.local_rank), HOST: topology.host}
+        place: dict[str, str | None] = {LOCAL_RANK: str(topology.local_rank), HOST: topology.host}
         self._settings = own_settings(config) | place
         self._first: int | None = None
         self._every = every if type(every) is int else 1
