@@ -28,6 +28,7 @@ from distsummary.format.records import DIALECTS, TENSORBOARD
 from distsummary.frameworks.base import framework_of
 from distsummary.identity import as_recorded, without_identity
 from distsummary.joining import coordinator
+from distsummary.processes import in_ray
 from distsummary.run_dir import TIME, RunDir, dated_run_dir, refuse_temporary
 from distsummary.terminal import announced
 from distsummary.topology import Topology
@@ -274,7 +275,7 @@ def announcement(
     `is_merged`: whether an aggregator writes the merged run.
     """
     base, here = directory.base, Path.cwd()
-    if base.is_relative_to(here) and not topologies.in_ray():  # Ray's workers may run elsewhere
+    if base.is_relative_to(here) and not in_ray():  # Ray's workers may run elsewhere
         base = base.relative_to(here)
     parent = shlex.quote(str(base.parent))
     show = f"tensorboard --logdir {parent}"

@@ -4,7 +4,7 @@ import atexit
 import weakref
 from collections.abc import Callable
 
-from distsummary.topology import in_ray
+from distsummary.processes import in_ray
 
 _open: list[weakref.WeakMethod[Callable[[], object]]] = []
 _is_registered = False

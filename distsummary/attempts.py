@@ -12,11 +12,12 @@ from typing import Any
 from distsummary.deal import Deal
 from distsummary.errors import StaleAttemptError
 from distsummary.identity import own_place, salt_of, without_places
+from distsummary.processes import is_alive
 from distsummary.publish import file_system_time
 from distsummary.rank_manifest import entries_of, ranks_of, read_ranks
 from distsummary.redaction import redacted
 from distsummary.run_dir import Manifest, RunDir
-from distsummary.topology import Topology, is_alive
+from distsummary.topology import Topology
 
 PROTOCOL = 2  # of the calls between ranks and aggregator; raise it when they change
 JOIN_WINDOW_S = 60.0  # how much later than the first rank of a start another rank may join it

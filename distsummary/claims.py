@@ -24,10 +24,11 @@ from distsummary.deal import BEAT_S
 from distsummary.errors import RunDirError, WorldMismatchError
 from distsummary.guard import check
 from distsummary.identity import as_recorded
+from distsummary.processes import is_alive
 from distsummary.publish import file_system_time
 from distsummary.rank_manifest import SILENT_S, ranks_of
 from distsummary.run_dir import Manifest, RunDir
-from distsummary.topology import Topology, is_alive, masked
+from distsummary.topology import Topology, masked
 
 SHARED_S = 8.0  # how long a network file system may take to show the run.json of another node
 SHARED_POLL_S = 0.5

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from distsummary.errors import DistSummaryError
+from distsummary.processes import mask_of_host, own_process
 from distsummary.run_dir import Manifest, RunDir
-from distsummary.topology import Topology, mask_of_host, masked, own_process
+from distsummary.topology import Topology, masked
 
 KEY = "identity"  # in run.json
 HIDDEN = "***"

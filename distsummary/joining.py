@@ -1,10 +1,10 @@
 """How a rank joins its run: by Ray's aggregator, with an aggregator process, or by the manifest alone."""
 
-from distsummary import topology as topologies
 from distsummary.aggregate.alone import LoneRank
 from distsummary.aggregate.process import ProcessCoordinator
 from distsummary.aggregate.rank_files import first_free_attempt
 from distsummary.coordination import Coordinator, LocalCoordinator
+from distsummary.processes import in_ray
 from distsummary.run_dir import RunDir
 from distsummary.topology import Topology
 
@@ -17,7 +17,7 @@ def coordinator(run_dir: RunDir, topology: Topology, *, aggregate: bool = True) 
     of one rank is judged in its own process.
     """
     found: Coordinator = LocalCoordinator(run_dir, lambda role: first_free_attempt(run_dir, role))
-    if aggregate and topologies.in_ray():
+    if aggregate and in_ray():
         from distsummary.aggregate.actor import AggregatorClient  # import Ray only where it is used
 
         found = AggregatorClient(run_dir)

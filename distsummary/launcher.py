@@ -39,8 +39,9 @@ from distsummary.launching.failures import (
     stderr_path,
 )
 from distsummary.launching.stages import Stages, say
+from distsummary.processes import own_process
 from distsummary.tools.columns import named
-from distsummary.topology import LAUNCH_ID, LAUNCHED, cluster_address, note_driver, own_process
+from distsummary.topology import LAUNCH_ID, LAUNCHED, cluster_address, note_driver
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from distsummary.errors import NotADirectoryPathError, RunDirError
-from distsummary.topology import is_alive, own_process
+from distsummary.processes import is_alive, own_process
 
 TEMPORARY = ".tmp-"  # prefix of the names of temporary files
 STALE_S = 7 * 86400.0  # a temporary file of another machine counts as abandoned after this time

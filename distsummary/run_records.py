@@ -24,7 +24,7 @@ Counter = int | float | str | bool | None
 
 
 class ProcessRecord(TypedDict):
-    """A process, for `topology.is_alive`."""
+    """A process, for `processes.is_alive`."""
 
     pid: Whole
     pid_space: str

@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 
 from distsummary.attempts import TRAINED, newest_attempt
 from distsummary.consequences import follows_from_another
+from distsummary.processes import is_alive
 from distsummary.publish import file_system_time
 from distsummary.rank_manifest import SILENT_S, RankEntries, read_ranks
 from distsummary.run_dir import Manifest, RunDir
-from distsummary.topology import is_alive
 
 LOST_S = SILENT_S
 NO_END = "it recorded no end"
@@ -60,7 +60,7 @@ class RankState:
         error: what its training raised: the type and the message's first line.
         reason: why it is lost, or what else is known about its end; of a superseded rank, what the later
             attempt hides.
-        host, pid: its process. process: the same for `topology.is_alive`.
+        host, pid: its process. process: the same for `processes.is_alive`.
         health: its counters, reported at its end; before, `dropped` alone, by its last heartbeat.
     """
 

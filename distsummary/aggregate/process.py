@@ -20,9 +20,10 @@ from distsummary.attempts import (
 )
 from distsummary.coordination import LocalCoordinator
 from distsummary.deal import Deal, Heartbeat
+from distsummary.processes import is_alive
 from distsummary.rank_manifest import ranks_of
 from distsummary.run_dir import RunDir
-from distsummary.topology import Topology, is_alive
+from distsummary.topology import Topology
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from distsummary.collect.patience import OUTAGE_S, Patience
 from distsummary.coordination import Listener
 from distsummary.errors import StaleAttemptError
 from distsummary.format.records import QUEUED, SYNCED, Batch, Health
-from distsummary.topology import Effort, is_alive, own_process
+from distsummary.processes import Effort, is_alive, own_process
 from distsummary.writing.health import error_line
 from distsummary.writing.segment import has_live_writer
 from distsummary.writing.spec import WriterSpec

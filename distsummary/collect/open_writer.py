@@ -11,6 +11,7 @@ from distsummary.coordination import Listener
 from distsummary.errors import InvalidValueError
 from distsummary.format.records import Batch
 from distsummary.guard import check
+from distsummary.processes import in_ray
 from distsummary.publish import check_writable
 from distsummary.writing.async_writer import AsyncWriter
 from distsummary.writing.spec import WriterSpec
@@ -36,7 +37,7 @@ def check_collectors(collectors: str | None) -> str | None:
 @check()
 def refuse_unconnected(collectors: str | None) -> None:
     """Raise InvalidValueError for a collector on Ray in a process that is not connected to it."""
-    if collectors in (RANK, NODE) and not topologies.in_ray():
+    if collectors in (RANK, NODE) and not in_ray():
         raise InvalidValueError(
             f"collectors={collectors!r} needs Ray, but this process is not connected to it; start the ranks "
             "by ds.launch, call ray.init() first, or leave collectors out"
@@ -73,7 +74,7 @@ def open_writer(
     without Ray.
     """
     refuse_unconnected(collectors)
-    place = chosen_collectors(collectors, ranks) if topologies.in_ray() else PROCESS
+    place = chosen_collectors(collectors, ranks) if in_ray() else PROCESS
     if place != PROCESS:
         from distsummary.collect.actor import missing_room  # import Ray only where it is used
 

@@ -13,7 +13,7 @@ from distsummary.coordination import Listener
 from distsummary.errors import StaleAttemptError
 from distsummary.format.records import Batch, Health
 from distsummary.guard import Guard
-from distsummary.topology import is_alive, own_process
+from distsummary.processes import is_alive, own_process
 from distsummary.writing.spec import WriterSpec
 from distsummary.writing.writer import RankWriter
 

@@ -43,6 +43,7 @@ from distsummary.frameworks.base import framework_of
 from distsummary.guard import door
 from distsummary.identity import without_places_in
 from distsummary.interrupts import AGAIN_S, interrupts_after, is_interruption, is_of_signal
+from distsummary.processes import is_alive
 from distsummary.rank_facts import RankFacts, write_command, write_facts
 from distsummary.rank_manifest import ranks_of
 from distsummary.rank_parts import write_parts
@@ -52,7 +53,7 @@ from distsummary.run_dir import Manifest, RunDir
 from distsummary.run_text import TAG, run_text
 from distsummary.states import read_run
 from distsummary.termination import END_S, Terminated, on_termination
-from distsummary.topology import Topology, is_alive, lost_driver
+from distsummary.topology import Topology, lost_driver
 from distsummary.training.phases import EVERY, OWN_MS, WAIT_MS
 from distsummary.writing.health import Failures, one_line
 from distsummary.writing.overhead import Overhead

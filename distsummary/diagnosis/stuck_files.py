@@ -11,16 +11,16 @@ from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import DamagedFileError
 from distsummary.json_door import MOST_BYTES, parse_json
 from distsummary.many_files import read_each
+from distsummary.processes import are_busy, is_stopped
 from distsummary.publish import file_system_time
 from distsummary.run_dir import STUCK, RunDir
 from distsummary.run_records import StuckRecord
 from distsummary.states import AttemptState, RankState
-from distsummary.topology import are_busy, is_stopped
 
 FORMAT = 1
 FRESH_S = 1.0  # what a rank reported may be older if it finds no processor; then it is no later than it said
 STALE_S = 5.0  # a late rank reports every second; one that has not for so long cannot, or continued long ago
-_PROCESSES: dict[bool | None, str] = {  # by `topology.is_stopped`
+_PROCESSES: dict[bool | None, str] = {  # by `processes.is_stopped`
     True: "its process is stopped by a signal (SIGCONT lets it go on)",
     False: "its process lives, so that native code in it holds the interpreter lock, or its disk hangs",
 }

@@ -15,8 +15,8 @@ from distsummary.landscapes.factory import named_parts
 from distsummary.landscapes.generator import landscape_set
 from distsummary.landscapes.model.data import check_batches, mindspore_batches
 from distsummary.landscapes.output.loss_grid import LossGrid
+from distsummary.processes import in_ray
 from distsummary.run_dir import RunDir
-from distsummary.topology import in_ray
 
 _RESULT = (
     "(model, loss_fn, batches), a dict with the keys model, batches, and loss_fn or batch_loss, "

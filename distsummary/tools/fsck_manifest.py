@@ -10,6 +10,7 @@ from distsummary.attempts import decides
 from distsummary.errors import DamagedFileError, DistSummaryError, RunDirError
 from distsummary.identity import KEY
 from distsummary.json_door import check_kind, read_json
+from distsummary.processes import is_alive, is_masked
 from distsummary.publish import publish
 from distsummary.rank_manifest import RANK_MANIFEST, encoded, new_entry, read_entries, read_ranks
 from distsummary.run_dir import Manifest, RunDir
@@ -17,7 +18,7 @@ from distsummary.run_records import MOST_S, AttemptRecord, RankEntry
 from distsummary.states import read_run
 from distsummary.tools.findings import Finding, finding
 from distsummary.tools.fsck_files import DirectoryFacts
-from distsummary.topology import Topology, is_alive, is_masked
+from distsummary.topology import Topology
 
 _ROLES = ("train", "eval")
 _NAMED = 5  # attempts or ranks in a message

@@ -10,7 +10,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from distsummary.cli import main
-from distsummary.topology import _pid_start, are_busy, own_process
+from distsummary.processes import are_busy, own_process, pid_start_of
 from tests import forked
 from tests.patience import PATIENCE_S
 from tests.processes import stuck_ranks
@@ -104,7 +104,7 @@ def test_a_process_that_computes_is_busy_and_one_that_sleeps_or_is_stopped_is_no
             child.stdout.readline()
         place = own_process()["pid_space"]
         given = {
-            number: {"pid": child.pid, "pid_space": place, "pid_start": _pid_start(child.pid)}
+            number: {"pid": child.pid, "pid_space": place, "pid_start": pid_start_of(child.pid)}
             for number, child in enumerate(children)
         }
         deadline = time.monotonic() + PATIENCE_S

@@ -14,7 +14,6 @@ import psutil
 import pytest
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
-from tests.ray.receiver import GROUP, NAME, NAMESPACE, start_receiver
 
 from distsummary import SummaryRecord
 from distsummary.aggregate.actor_listener import DigestListener
@@ -30,6 +29,7 @@ from distsummary.writing.async_writer import AsyncWriter
 from distsummary.writing.spec import WriterSpec
 from tests.conftest import ROOT
 from tests.patience import PATIENCE_S
+from tests.ray.receiver import GROUP, NAME, NAMESPACE, start_receiver
 from tests.unit.format import samples
 
 RUN_ID = "00000000000000ab"

@@ -7,7 +7,6 @@ import signal
 
 import pytest
 import ray
-from tests.ray.receiver import GROUP, NAME, NAMESPACE, start_receiver
 
 from distsummary.aggregate import actor_listener
 from distsummary.aggregate.actor_listener import ON_WAY, DigestListener
@@ -16,6 +15,7 @@ from distsummary.format.digest import Digest
 from distsummary.format.records import Event, Value
 from distsummary.writing.async_writer import AsyncWriter
 from distsummary.writing.spec import WriterSpec
+from tests.ray.receiver import GROUP, NAME, NAMESPACE, start_receiver
 
 
 def digest_of_seq(seq: int) -> Digest:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import distsummary as ds
-from distsummary import topology
+from distsummary.processes import in_ray
 from distsummary.writing import async_writer
 from tests.torture.ledger import ACKED, SENT, Ledger
 from tests.torture.workload import ValueSpec, ranked_event
@@ -30,7 +30,7 @@ ERROR = "no data"
 
 def train(place: Path, seed: int, collective: bool) -> None:
     """Train until the order comes."""
-    collectors = ("rank", "node")[seed % 2] if topology.in_ray() else None
+    collectors = ("rank", "node")[seed % 2] if in_ray() else None
     run = ds.init(place / "disk" / "run", histograms=False, on_nan="ignore", collectors=collectors)
     (place / f"pid_{run.rank}").write_text(str(os.getpid()))
     faulthandler.register(signal.SIGUSR1, (place / f"stack_{run.rank}").open("w"))

@@ -16,6 +16,7 @@ from distsummary.attempts import note_deaths
 from distsummary.coordination import LocalCoordinator
 from distsummary.deal import Heartbeat
 from distsummary.errors import DamagedFileError
+from distsummary.processes import own_process
 from distsummary.rank_manifest import RANK_MANIFEST
 from distsummary.run_dir import RunDir
 from distsummary.states import LOST_S, AttemptState, RunState, is_over, living, read_run
@@ -322,7 +323,7 @@ def test_a_rank_that_no_launch_awaits_any_more_has_failed(
 ) -> None:
     launch: dict[str, Any] = {}
     monkeypatch.setattr(topology, "_launch", launch)
-    topology.note_driver(topology.own_process() | gone.pop("driver", {}))
+    topology.note_driver(own_process() | gone.pop("driver", {}))
     launch.update(gone)
     with ds.init(tmp_path / "run", quiet=True) as run:
         run.log(loss=1.0)

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from distsummary.errors import InvalidTypeError, InvalidValueError, WorldMismatchError
-from distsummary.topology import LAUNCH_ID, Topology, detect, in_notebook, in_ray, is_alive, job_name, masked
+from distsummary.processes import in_ray, is_alive
+from distsummary.topology import LAUNCH_ID, Topology, detect, in_notebook, job_name, masked
 
 TORCHRUN = {
     "RANK": "5",

@@ -5,8 +5,8 @@ import pytest
 from distsummary.collect.rank_collector import LINGER_S, Collectors
 from distsummary.errors import StaleAttemptError
 from distsummary.format.records import Batch, Event, Value
+from distsummary.processes import own_process
 from distsummary.reading.reader import read_directory
-from distsummary.topology import own_process
 from distsummary.writing.segment import has_live_writer
 from distsummary.writing.spec import WriterSpec
 

@@ -1,0 +1,152 @@
+"""Processes of this host: whether one is alive, stopped or at work, and how it is identified."""
+
+import hashlib
+import os
+import platform
+import sys
+import time
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+_MASKED = "masked "  # begins a `pid_space` that is masked; then come the salt and the mask
+_MAX_PID = 1 << 22  # PID_MAX_LIMIT of Linux
+_STOPPED = "Tt"  # states of processes in /proc/PID/stat, see proc(5): by a signal, by a debugger
+_ENDED = "ZX"  # zombie, dead
+BUSY_S, BUSY_SHARE = (
+    0.2,
+    0.2,
+)  # a thread is busy that computes, or waits for a processor, for a fifth of 0.2 s
+
+
+def in_ray(modules: Mapping[str, ModuleType] | None = None) -> bool:
+    """Whether this process is connected to a Ray cluster; does not import Ray."""
+    ray = (sys.modules if modules is None else modules).get("ray")
+    is_initialized = getattr(ray, "is_initialized", None)
+    return bool(is_initialized and is_initialized())
+
+
+def is_alive(process: Mapping[str, Any]) -> bool | None:
+    """Whether a process, given by the pid fields of a Topology, still runs; None if that cannot be known."""
+    space = str(process.get("pid_space") or "")
+    salt = space.split()[1] if is_masked(process) else ""
+    if not space or not pid_space_here() or space != _in_space(salt):
+        return None
+    pid = process["pid"]
+    if not isinstance(pid, int) or not 0 < pid <= _MAX_PID:
+        return False
+    state, start = _state_and_start(pid)
+    if start:
+        return mask(salt, start) == str(process["pid_start"]) and state not in _ENDED
+    try:
+        os.kill(pid, 0)  # /proc may hide other users' processes (hidepid), kill(2) does not
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return None
+
+
+def is_stopped(process: Mapping[str, Any]) -> bool | None:
+    """Whether a living process, given as for `is_alive`, was stopped by a signal; None if unknown."""
+    if not is_alive(process):
+        return None
+    return _state_and_start(process["pid"])[0] in _STOPPED
+
+
+def are_busy(processes: Mapping[int, Mapping[str, Any]]) -> set[int]:
+    """Those whose main thread computes or waits for a processor; takes BUSY_S if any lives on this host.
+
+    Args:
+        processes: number -> a process, given as for `is_alive`.
+    """
+    efforts = {number: Effort(process["pid"]) for number, process in processes.items() if is_alive(process)}
+    if efforts:
+        time.sleep(BUSY_S)
+    return {number for number, effort in efforts.items() if effort.is_busy()}
+
+
+class Effort:
+    """Whether the main thread of a process computes or waits for a processor, look by look."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid, self._at, self._busy_s = pid, time.monotonic(), _busy_s(pid)
+
+    def is_busy(self) -> bool:
+        """Whether it did so for BUSY_SHARE of the time since the last look, or does so now."""
+        at, busy_s = time.monotonic(), _busy_s(self._pid)
+        enough_s, spent_s = BUSY_SHARE * (at - self._at), busy_s - self._busy_s
+        self._at, self._busy_s = at, busy_s
+        is_ready = _state_and_start(self._pid)[0] == "R"  # may be so for long without being counted
+        return is_ready or spent_s > enough_s
+
+
+def _busy_s(pid: int) -> float:
+    """The seconds that the main thread of a process has computed or waited for a processor; 0 if unknown."""
+    try:
+        cpu, queue = Path(f"/proc/{pid}/task/{pid}/schedstat").read_bytes().split()[:2]
+        return 1e-9 * (int(cpu) + int(queue))
+    except (OSError, ValueError):
+        return 0.0
+
+
+def own_process(salt: str = "") -> dict[str, Any]:
+    """The pid fields of this process, for `is_alive`; not cached, because a forked child has other values.
+
+    `salt`: see `masked`; empty: they are not masked.
+    """
+    pid = os.getpid()
+    return {"pid": pid, "pid_space": _in_space(salt), "pid_start": mask(salt, pid_start_of(pid))}
+
+
+def is_masked(process: Mapping[str, Any]) -> bool:
+    """Whether the pid fields of a Topology are masked."""
+    return str(process.get("pid_space") or "").startswith(_MASKED)
+
+
+def mask_of_host(salt: str) -> str:
+    """A name for this host: of its boot id, which unlike its name cannot be guessed."""
+    boot, _, _ = pid_space_here().partition(" ")
+    return f"host-{mask(salt, boot or platform.node())}"
+
+
+def _in_space(salt: str) -> str:
+    return f"{_MASKED}{salt} {mask(salt, pid_space_here())}" if salt else pid_space_here()
+
+
+def mask(salt: str, text: str) -> str:
+    """16 hex digits in the place of a text that is not empty; without a salt, the text itself."""
+    if not salt or not text:
+        return text
+    return hashlib.blake2b(text.encode(), key=salt.encode(), digest_size=8).hexdigest()
+
+
+def pid_space_here() -> str:
+    """The boot id and the PID namespace (container) in which process ids are unique; empty if unknown."""
+    return _pid_space_of(os.getpid())
+
+
+@lru_cache(maxsize=1)
+def _pid_space_of(pid: int) -> str:
+    """Read once in a process: a fork into another namespace has another pid, or the same boot at least."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def pid_start_of(pid: int) -> str:
+    """When the process began, in clock ticks since boot; empty if the process is absent or hidden."""
+    return _state_and_start(pid)[1]
+
+
+def _state_and_start(pid: int) -> tuple[str, str]:
+    """State and start time, fields 3 and 22 of /proc/PID/stat; empty if the process is absent or hidden."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return fields[0], fields[19]
+    except OSError:
+        return "", ""
