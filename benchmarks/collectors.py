@@ -33,8 +33,8 @@ from torch import nn
 
 import distsummary as ds
 from benchmarks.overhead import await_files, collector_times
+from distsummary.base.processes import own_process
 from distsummary.collect.actor import start_collector
-from distsummary.processes import own_process
 
 KINDS = {"actor": "rank", "node": "node", "in process": "process"}  # -> the option `collectors`
 NUMBERS = {f"metrics/number_{n}": n / 7 for n in range(20)}

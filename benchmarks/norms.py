@@ -39,8 +39,8 @@ from torch import Tensor, nn
 
 import distsummary as ds
 from benchmarks.overhead import Transformer
+from distsummary.events.reader import read_directory
 from distsummary.frameworks.torch_squares import host_sums
-from distsummary.reading.reader import read_directory
 
 ROUNDS, BLOCK = 9, 10
 DRAIN_S = 0.3  # the writer's thread has written everything by then; sleeping takes no CPU

@@ -19,17 +19,17 @@ import numpy as np
 
 from distsummary.aggregate.live import LiveMerge
 from distsummary.aggregate.merge import merge_run
-from distsummary.coordination import LocalCoordinator
+from distsummary.events.reader import read_directory
+from distsummary.events.spec import WriterSpec
+from distsummary.events.writer import RankWriter
 from distsummary.format.digest import digest_of
 from distsummary.format.encode import EventEncoder
 from distsummary.format.norm_scalars import NormScalars
 from distsummary.format.norms import NORMS_TAG, ParameterNorms, ParameterTable
 from distsummary.format.records import MINDSPORE, NORMS, Batch, Event, Value
-from distsummary.reading.reader import read_directory
-from distsummary.run_dir import RunDir
-from distsummary.topology import Topology
-from distsummary.writing.spec import WriterSpec
-from distsummary.writing.writer import RankWriter
+from distsummary.rundir.coordination import LocalCoordinator
+from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.topology import Topology
 
 RUN = "0" * 16
 PARTS = ("attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.o_proj", "mlp.up", "mlp.down", "norm1", "norm2")

@@ -178,8 +178,8 @@ class OursSync(Ours):
 
     def open(self, directory: str) -> None:
         """Begin a run in an empty directory."""
-        from distsummary.writing.spec import WriterSpec
-        from distsummary.writing.writer import RankWriter
+        from distsummary.events.spec import WriterSpec
+        from distsummary.events.writer import RankWriter
 
         self.record = RankWriter(WriterSpec(directory=directory))
         self.seq = 0

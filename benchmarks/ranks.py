@@ -31,15 +31,15 @@ from benchmarks.ranks_join import PARTS, join
 from distsummary import Topology
 from distsummary.aggregate.live import LiveMerge
 from distsummary.aggregate.merge import merge_run
-from distsummary.coordination import LocalCoordinator
-from distsummary.deal import Heartbeat
+from distsummary.events.spec import WriterSpec
+from distsummary.events.writer import RankWriter
 from distsummary.format.digest import digest_of
 from distsummary.format.records import MINDSPORE, Batch, Scalars
 from distsummary.format.scalar_rows import row_struct
-from distsummary.rank_manifest import RankManifest
-from distsummary.run_dir import RunDir
-from distsummary.writing.spec import WriterSpec
-from distsummary.writing.writer import RankWriter
+from distsummary.rundir.coordination import LocalCoordinator
+from distsummary.rundir.deal import Heartbeat
+from distsummary.rundir.rank_manifest import RankManifest
+from distsummary.rundir.run_dir import RunDir
 
 RUN_ID = "0123456789abcdef"
 TAGS = ("loss", "lr", *(f"metric/{number}" for number in range(18)))

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from distsummary.aggregate.aggregator import Aggregator
-from distsummary.coordination import LocalCoordinator
-from distsummary.run_dir import RunDir
-from distsummary.states import read_run
-from distsummary.topology import Topology
+from distsummary.rundir.coordination import LocalCoordinator
+from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.states import read_run
+from distsummary.rundir.topology import Topology
 
 FAST = 2 * (os.cpu_count() or 1)
 SLOW_S = 0.01  # seconds that each file operation takes longer

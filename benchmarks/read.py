@@ -50,14 +50,14 @@ def _sums(rows: Iterable[tuple[int, float]]) -> Sums:
 
 def ours(path: str) -> Sums:
     """`read_values`, one value after the other."""
-    from distsummary.reading.reader import read_values
+    from distsummary.events.reader import read_values
 
     return _sums((value.step, value.value) for value in read_values(path))
 
 
 def ours_columns(path: str) -> Sums:
     """`scan`, all values of a tag as arrays: what `open_run` reads with."""
-    from distsummary.reading.contents import scan
+    from distsummary.events.contents import scan
 
     part = scan(Path(path))
     steps, found = part.events["step"].load(), part.scalars.values()
@@ -101,9 +101,9 @@ PEERS: dict[str, Callable[[str], Sums]] = {
 
 def write_ours(directory: Path, size_bytes: int, tags: int = 1) -> None:
     """One or several scalars a step, as `SummaryRecord` writes them in TensorBoard's dialect."""
+    from distsummary.events.spec import WriterSpec
+    from distsummary.events.writer import RankWriter
     from distsummary.format.records import Batch, Event, Value
-    from distsummary.writing.spec import WriterSpec
-    from distsummary.writing.writer import RankWriter
 
     names = ["loss", *(f"train/metric_{number}" for number in range(1, tags))]
     writer = RankWriter(WriterSpec(directory=directory, run_id=RUN, formats=("tensorboard",)))

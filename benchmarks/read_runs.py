@@ -89,11 +89,11 @@ WAYS: dict[str, Callable[[str], dict[str, Any]]] = {
 
 def write(path: Path, ranks: int, steps: int, tags: int) -> None:
     """A run as its ranks write it, with all tags of a step in one event; each rank's values are others."""
+    from distsummary.events.spec import WriterSpec
+    from distsummary.events.writer import RankWriter
     from distsummary.format.records import Batch, Scalars
     from distsummary.format.scalar_rows import row_dtype
-    from distsummary.run_dir import RunDir
-    from distsummary.writing.spec import WriterSpec
-    from distsummary.writing.writer import RankWriter
+    from distsummary.rundir.run_dir import RunDir
 
     names = (TAG, *(f"train/metric_{number}" for number in range(1, tags)))
     for rank in range(ranks):

@@ -29,8 +29,8 @@ from torch.utils.checkpoint import checkpoint
 import distsummary as ds
 from distsummary.collect import operators, torch_operators
 from distsummary.collect.checked_values import checked_value
+from distsummary.events.health import Failures
 from distsummary.format.records import Health
-from distsummary.writing.health import Failures
 
 logger = logging.getLogger(__name__)
 

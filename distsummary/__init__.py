@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # type checkers do not run __getattr__
     from distsummary import summary as summary  # a module, named as ds.summary
     from distsummary._init import init
+    from distsummary.aggregate.joining import coordinator as coordinator  # not public: for the collector
     from distsummary.aggregate.merge import MergeReport, merge_run
     from distsummary.checkpoints.load import load_checkpoint, load_param_into_net
     from distsummary.collect.collector import SummaryCollector
@@ -17,7 +18,6 @@ if TYPE_CHECKING:  # type checkers do not run __getattr__
     from distsummary.diagnosis.diagnose import Diagnose
     from distsummary.errors import DistSummaryError, LandscapeCancelled, LandscapeError, NonFiniteError
     from distsummary.format.records import Health
-    from distsummary.joining import coordinator as coordinator  # not public: for the collector
     from distsummary.landscapes.directions.recipe import Directions
     from distsummary.landscapes.directions.sketched import SketchedPath, training_path
     from distsummary.landscapes.generator import landscape, landscape_set
@@ -25,8 +25,14 @@ if TYPE_CHECKING:  # type checkers do not run __getattr__
     from distsummary.landscapes.output.loss_grid import LossGrid
     from distsummary.landscapes.run.progress import Progress
     from distsummary.landscapes.summary_landscape import SummaryLandscape
-    from distsummary.launcher import launch
-    from distsummary.metrics import Accuracy, Loss
+    from distsummary.launching.launcher import launch
+    from distsummary.model.loss_scale import (
+        DynamicLossScaleManager,
+        FixedLossScaleManager,
+        LossScaleManager,
+    )
+    from distsummary.model.metrics import Accuracy, Loss
+    from distsummary.model.model import Model
     from distsummary.pb.mindspore_anf_ir_pb2 import GraphProto, ModelProto
     from distsummary.pb.mindspore_lineage_pb2 import (
         DatasetGraph,
@@ -35,23 +41,17 @@ if TYPE_CHECKING:  # type checkers do not run __getattr__
         UserDefinedInfo,
     )
     from distsummary.pb.mindspore_summary_pb2 import LossLandscape
+    from distsummary.rundir.topology import Topology
     from distsummary.runs.listing import list_runs
     from distsummary.runs.recorded_run import RecordedRun, open_run
     from distsummary.runs.table import ScalarTable, Table, ValueTable
     from distsummary.summary import HistogramSummary, ImageSummary, ScalarSummary, TensorSummary
-    from distsummary.topology import Topology
     from distsummary.training.callbacks import Callback, CallbackParams, LossMonitor, RunContext, TimeMonitor
     from distsummary.training.checkpoint_config import CheckpointConfig
     from distsummary.training.evaluation import EvaluationRun
     from distsummary.training.history import History
     from distsummary.training.lambda_callback import LambdaCallback
     from distsummary.training.learning_rate import LearningRateScheduler
-    from distsummary.training.loss_scale import (
-        DynamicLossScaleManager,
-        FixedLossScaleManager,
-        LossScaleManager,
-    )
-    from distsummary.training.model import Model
     from distsummary.training.model_checkpoint import ModelCheckpoint
     from distsummary.training.resume import Resumed, resume
     from distsummary.training.run import Run
@@ -133,7 +133,7 @@ _NAMES_OF = {  # module -> its public names, as above: only type checkers run th
     "distsummary.diagnosis.diagnose": ("Diagnose",),
     "distsummary.errors": ("DistSummaryError", "LandscapeCancelled", "LandscapeError", "NonFiniteError"),
     "distsummary.format.records": ("Health",),
-    "distsummary.joining": ("coordinator",),
+    "distsummary.aggregate.joining": ("coordinator",),
     "distsummary.landscapes.directions.recipe": ("Directions",),
     "distsummary.landscapes.directions.sketched": ("SketchedPath", "training_path"),
     "distsummary.landscapes.generator": ("landscape", "landscape_set"),
@@ -141,8 +141,8 @@ _NAMES_OF = {  # module -> its public names, as above: only type checkers run th
     "distsummary.landscapes.output.loss_grid": ("LossGrid",),
     "distsummary.landscapes.run.progress": ("Progress",),
     "distsummary.landscapes.summary_landscape": ("SummaryLandscape",),
-    "distsummary.launcher": ("launch",),
-    "distsummary.metrics": ("Accuracy", "Loss"),
+    "distsummary.launching.launcher": ("launch",),
+    "distsummary.model.metrics": ("Accuracy", "Loss"),
     "distsummary.pb.mindspore_anf_ir_pb2": ("GraphProto", "ModelProto"),
     "distsummary.pb.mindspore_lineage_pb2": (
         "DatasetGraph",
@@ -155,7 +155,7 @@ _NAMES_OF = {  # module -> its public names, as above: only type checkers run th
     "distsummary.runs.recorded_run": ("RecordedRun", "open_run"),
     "distsummary.runs.table": ("ScalarTable", "Table", "ValueTable"),
     "distsummary.summary": ("HistogramSummary", "ImageSummary", "ScalarSummary", "TensorSummary"),
-    "distsummary.topology": ("Topology",),
+    "distsummary.rundir.topology": ("Topology",),
     "distsummary.training.callbacks": (
         "Callback",
         "CallbackParams",
@@ -168,12 +168,12 @@ _NAMES_OF = {  # module -> its public names, as above: only type checkers run th
     "distsummary.training.history": ("History",),
     "distsummary.training.lambda_callback": ("LambdaCallback",),
     "distsummary.training.learning_rate": ("LearningRateScheduler",),
-    "distsummary.training.loss_scale": (
+    "distsummary.model.loss_scale": (
         "DynamicLossScaleManager",
         "FixedLossScaleManager",
         "LossScaleManager",
     ),
-    "distsummary.training.model": ("Model",),
+    "distsummary.model.model": ("Model",),
     "distsummary.training.model_checkpoint": ("ModelCheckpoint",),
     "distsummary.training.resume": ("Resumed", "resume"),
     "distsummary.training.run": ("Run",),

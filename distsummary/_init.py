@@ -10,11 +10,12 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
-from distsummary import topology as topologies
+from distsummary.aggregate.joining import coordinator
 from distsummary.aggregate.merge import refuse_foreign_files
 from distsummary.aggregate.on_alert import OnAlert, check_on_alert
-from distsummary.checks import check_choice, check_int, check_type, suggestion
-from distsummary.claims import OpenTraining, next_run_dir, refuse_reuse
+from distsummary.base.checks import check_choice, check_int, check_type, suggestion
+from distsummary.base.processes import in_ray
+from distsummary.base.terminal import announced
 from distsummary.collect.checks import check_checksums
 from distsummary.collect.collector import SummaryCollector
 from distsummary.collect.norms import check_norms, refuse_unmeasured
@@ -26,12 +27,11 @@ from distsummary.diagnosis.verdict import NAN
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.records import DIALECTS, TENSORBOARD
 from distsummary.frameworks.base import framework_of
-from distsummary.identity import as_recorded, without_identity
-from distsummary.joining import coordinator
-from distsummary.processes import in_ray
-from distsummary.run_dir import TIME, RunDir, dated_run_dir, refuse_temporary
-from distsummary.terminal import announced
-from distsummary.topology import Topology
+from distsummary.rundir import topology as topologies
+from distsummary.rundir.claims import OpenTraining, next_run_dir, refuse_reuse
+from distsummary.rundir.identity import as_recorded, without_identity
+from distsummary.rundir.run_dir import TIME, RunDir, dated_run_dir, refuse_temporary
+from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import Callback, RunContext, guarded
 from distsummary.training.finite import IGNORE, WARN
 from distsummary.training.resume import Resumed

@@ -20,11 +20,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from distsummary import __version__
+from distsummary.base.extras import require
+from distsummary.base.interrupts import handles_interrupts
+from distsummary.base.terminal import cleaned, clear, printed, showing_progress
 from distsummary.errors import DistSummaryError, InvalidValueError, WorldMismatchError
-from distsummary.extras import require
-from distsummary.interrupts import handles_interrupts
 from distsummary.landscapes.directions import CENTERINGS, DIRECTIONS
-from distsummary.terminal import cleaned, clear, printed, showing_progress
 
 if TYPE_CHECKING:
     from distsummary.landscapes.output.loss_grid import LossGrid
@@ -307,7 +307,7 @@ def landscape(options: argparse.Namespace) -> None:
         from distsummary.landscapes.directions.sources import is_single
         from distsummary.landscapes.factory import load_factory
         from distsummary.landscapes.run.progress import progress_callback
-        from distsummary.run_dir import RunDir
+        from distsummary.rundir.run_dir import RunDir
 
         around = options.run_dir if options.around is None and options.runs is None else options.around
         usual = "pca" if options.runs is not None else "random" if is_single(around) else "pca,random"
@@ -390,8 +390,8 @@ def why(options: argparse.Namespace) -> int:
         from distsummary.aggregate.judging import judged_files
         from distsummary.diagnosis.alerts import all_hangs, with_reported
         from distsummary.diagnosis.ends import unreported_end
-        from distsummary.run_dir import RunDir
-        from distsummary.states import is_over
+        from distsummary.rundir.run_dir import RunDir
+        from distsummary.rundir.states import is_over
         from distsummary.tools.columns import WIDTH, width_of
         from distsummary.tools.status import read_status
         from distsummary.tools.why import abstaining, as_json, lasted_s, text_of

@@ -16,19 +16,19 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import distsummary as ds
-from distsummary.checks import check_int
+from distsummary.base.checks import check_int
+from distsummary.base.extras import extra, require
+from distsummary.base.terminal import Estimate
 from distsummary.errors import DistSummaryError
-from distsummary.extras import extra, require
+from distsummary.events.reader import read_directory
 from distsummary.landscapes.run.progress import Progress, line
-from distsummary.launcher import connected
 from distsummary.launching.actor_listing import actor_lines
-from distsummary.reading.reader import read_directory
-from distsummary.run_dir import RunDir
+from distsummary.launching.launcher import connected
+from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.states import read_run
 from distsummary.runs.deals import deal_lines
 from distsummary.runs.facts import facts
 from distsummary.runs.show import fact_text
-from distsummary.states import read_run
-from distsummary.terminal import Estimate
 from distsummary.view.report import report as write_report
 
 BATCH = 16

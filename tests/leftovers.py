@@ -35,7 +35,7 @@ TORCH = "torch", "torch.nn.modules.module", "torch.optim.optimizer", "torch.dist
 CLOSERS: dict[tuple[str, str], Callable[[Any], object]] = {
     ("distsummary.training.run", "Run"): lambda run: run.__exit__(OSError, OSError("left open"), None),
     ("distsummary.collect.record", "SummaryRecord"): lambda record: record.close(),
-    ("distsummary.writing.async_writer", "AsyncWriter"): lambda writer: writer.close(),
+    ("distsummary.events.async_writer", "AsyncWriter"): lambda writer: writer.close(),
     ("distsummary.collect.background", "Background"): lambda background: background.close(),
 }
 

@@ -3,8 +3,8 @@
 from os import PathLike
 from typing import Any
 
-from distsummary.attempts import with_ranks
-from distsummary.run_dir import RunDir
+from distsummary.rundir.attempts import with_ranks
+from distsummary.rundir.run_dir import RunDir
 
 
 def whole_manifest(path: str | PathLike[str]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
-METRICS = "distsummary.metrics"  # where the metrics live; Accuracy and Loss are at the top level, too
+METRICS = "distsummary.model.metrics"  # where the metrics live; Accuracy and Loss are at the top level, too
 
 
 class Page(NamedTuple):

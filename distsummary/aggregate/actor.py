@@ -11,18 +11,18 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from distsummary.actor_calls import RayConnection, RayGoneError
 from distsummary.aggregate.actor_listener import DigestListener
 from distsummary.aggregate.actor_metrics import RankGauges
 from distsummary.aggregate.aggregator import Aggregator
 from distsummary.aggregate.rank_files import first_free_attempt
-from distsummary.attempts import Registration
-from distsummary.claims import refuse_other_version, refuse_unshared
-from distsummary.coordination import LocalCoordinator
-from distsummary.deal import Deal, Heartbeat
-from distsummary.run_dir import RunDir
-from distsummary.topology import Topology
-from distsummary.writing.health import error_line
+from distsummary.base.actor_calls import RayConnection, RayGoneError
+from distsummary.events.health import error_line
+from distsummary.rundir.attempts import Registration
+from distsummary.rundir.claims import refuse_other_version, refuse_unshared
+from distsummary.rundir.coordination import LocalCoordinator
+from distsummary.rundir.deal import Deal, Heartbeat
+from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.topology import Topology
 
 logger = logging.getLogger(__name__)
 

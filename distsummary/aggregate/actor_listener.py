@@ -8,9 +8,9 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
-from distsummary.actor_calls import RayConnection
+from distsummary.base.actor_calls import RayConnection
+from distsummary.events.health import error_line
 from distsummary.format.digest import Digest
-from distsummary.writing.health import error_line
 
 logger = logging.getLogger(__name__)
 

@@ -2,8 +2,8 @@
 
 from ray.util.metrics import Gauge
 
-from distsummary.deal import Heartbeat
-from distsummary.run_dir import RunDir
+from distsummary.rundir.deal import Heartbeat
+from distsummary.rundir.run_dir import RunDir
 
 TAGS = ("run", "rank")
 STEP = "distsummary_step"

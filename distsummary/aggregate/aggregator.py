@@ -13,7 +13,13 @@ from distsummary.aggregate.merge import merge_facts, merge_run
 from distsummary.aggregate.registrar import Registrar
 from distsummary.aggregate.stuck import StuckRanks
 from distsummary.aggregate.visible import hidden_ranks
-from distsummary.attempts import (
+from distsummary.diagnosis.ends import attempt_verdicts
+from distsummary.diagnosis.reporting import Alerts
+from distsummary.diagnosis.sentence import named_ranks
+from distsummary.errors import DistSummaryError, RunDirError
+from distsummary.events.health import error_line
+from distsummary.format.digest import Digest
+from distsummary.rundir.attempts import (
     Registration,
     end_of,
     find_attempt,
@@ -26,18 +32,12 @@ from distsummary.attempts import (
     note_state,
     with_ranks,
 )
-from distsummary.deal import WORLD_S, Deal, Heartbeat, deals_in, first_deal, next_deal, with_parts
-from distsummary.diagnosis.ends import attempt_verdicts
-from distsummary.diagnosis.reporting import Alerts
-from distsummary.diagnosis.sentence import named_ranks
-from distsummary.errors import DistSummaryError, RunDirError
-from distsummary.format.digest import Digest
-from distsummary.rank_manifest import read_ranks
-from distsummary.rank_parts import parts_of
-from distsummary.run_dir import Manifest, RunDir
-from distsummary.states import AttemptState, is_over, read_run
-from distsummary.topology import LAUNCHED, Topology
-from distsummary.writing.health import error_line
+from distsummary.rundir.deal import WORLD_S, Deal, Heartbeat, deals_in, first_deal, next_deal, with_parts
+from distsummary.rundir.rank_manifest import read_ranks
+from distsummary.rundir.rank_parts import parts_of
+from distsummary.rundir.run_dir import Manifest, RunDir
+from distsummary.rundir.states import AttemptState, is_over, read_run
+from distsummary.rundir.topology import LAUNCHED, Topology
 
 logger = logging.getLogger(__name__)
 

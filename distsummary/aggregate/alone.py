@@ -15,22 +15,22 @@ from distsummary.aggregate.norms import Meshes
 from distsummary.aggregate.statistics import Rows
 from distsummary.aggregate.stuck import StuckRanks
 from distsummary.aggregate.waiting import Row, rows_of
-from distsummary.attempts import Registration
-from distsummary.coordination import Coordinator, Listener
-from distsummary.deal import Deal, Heartbeat
 from distsummary.diagnosis.ends import attempt_verdicts
 from distsummary.diagnosis.growth import GROWING_TAGS
 from distsummary.diagnosis.loader import DATA_TAG, STEP_TAG
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.sick import LOSSES
+from distsummary.events.health import error_line
 from distsummary.format.check_tags import LAG, NONFINITE_TAGS
 from distsummary.format.digest import digest_of
 from distsummary.format.records import Batch, Scalars
 from distsummary.format.scalar_rows import row_dtype, row_struct
-from distsummary.run_dir import RunDir
-from distsummary.states import AttemptState, read_run
-from distsummary.topology import Topology
-from distsummary.writing.health import error_line
+from distsummary.rundir.attempts import Registration
+from distsummary.rundir.coordination import Coordinator, Listener
+from distsummary.rundir.deal import Deal, Heartbeat
+from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.states import AttemptState, read_run
+from distsummary.rundir.topology import Topology
 
 logger = logging.getLogger(__name__)
 

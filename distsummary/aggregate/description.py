@@ -7,14 +7,14 @@ from functools import partial
 from pathlib import Path
 
 from distsummary.aggregate.merge_lineage import Conflict, merge_lineage
+from distsummary.base.many_files import read_each
+from distsummary.events.reader import read_lineage
 from distsummary.format.hparams import session_end, session_start
 from distsummary.format.lineage import Lineage, custom_values, lineage_values
 from distsummary.format.records import Value
-from distsummary.many_files import read_each
-from distsummary.reading.reader import read_lineage
-from distsummary.run_dir import Manifest, RunDir
-from distsummary.run_text import TAG, run_text
-from distsummary.states import AttemptState, read_run
+from distsummary.rundir.run_dir import Manifest, RunDir
+from distsummary.rundir.run_text import TAG, run_text
+from distsummary.rundir.states import AttemptState, read_run
 
 _NAMED = 10  # settings named in a message
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 
 from distsummary.aggregate.statistics import Floats, Ints
+from distsummary.events.reader import read_once
+from distsummary.events.scalar_columns import ScalarColumns
+from distsummary.events.segments import segments
 from distsummary.format.records import MINDSPORE, RANKS_TAG
-from distsummary.reading.reader import read_once
-from distsummary.reading.scalar_columns import ScalarColumns
-from distsummary.reading.segments import segments
 
 
 class EarlierMerge:

@@ -15,10 +15,10 @@ from types import FrameType
 from filelock import Timeout
 
 from distsummary.aggregate.aggregator import Aggregator
-from distsummary.attempts import open_attempts
 from distsummary.errors import DistSummaryError
-from distsummary.run_dir import RunDir
-from distsummary.states import read_run
+from distsummary.rundir.attempts import open_attempts
+from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.states import read_run
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from distsummary.diagnosis.judge import Judge, own_times
 from distsummary.diagnosis.sentence import sentence
 from distsummary.diagnosis.verdict import SLOW, Verdict
 from distsummary.format.records import ALERT_TAGS, Value
-from distsummary.run_dir import RunDir
+from distsummary.rundir.run_dir import RunDir
 
 TEXT_TAG, RANK_TAG = ALERT_TAGS
 

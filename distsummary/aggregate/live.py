@@ -20,10 +20,13 @@ from distsummary.aggregate.norms import AddedNorms, Meshes
 from distsummary.aggregate.receiver import POLL_S, WAIT_S, Receiver
 from distsummary.aggregate.statistics import Rows, StatisticsRule
 from distsummary.aggregate.waiting import GRAPH, BulkKey, Due, PendingStep, Waiting, rows_of
+from distsummary.base.publish import ensure_directory
 from distsummary.diagnosis.judge import BUSY_STEPS
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import RunDirError
+from distsummary.events.files import Files
+from distsummary.events.reader import Damage
 from distsummary.format.digest import Digest
 from distsummary.format.records import (
     CUSTOM_SCALARS,
@@ -31,10 +34,7 @@ from distsummary.format.records import (
     RANKS_TAG,
     Value,
 )
-from distsummary.publish import ensure_directory
-from distsummary.reading.reader import Damage
-from distsummary.run_dir import RunDir
-from distsummary.writing.files import Files
+from distsummary.rundir.run_dir import RunDir
 
 BUSY = (
     "the ranks wait for processors more than ten times as long as they work: while they do, no rank is "

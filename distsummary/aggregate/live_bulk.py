@@ -10,9 +10,9 @@ from distsummary.aggregate.norms import AddedNorms
 from distsummary.aggregate.rank_tail import Place
 from distsummary.aggregate.step_events import recorded_by
 from distsummary.aggregate.waiting import GRAPH, Bulk, BulkKey
+from distsummary.events.reader import Damage, ReadEvent, read_file
+from distsummary.events.shards import AddedShards
 from distsummary.format.records import NORMS, Value, is_part
-from distsummary.reading.reader import Damage, ReadEvent, read_file
-from distsummary.reading.shards import AddedShards
 
 _MAX_PLACES = 4096  # whose last position is remembered
 _MAX_KEPT = 1 << 18  # bytes of an event that is kept for its step, and not read again

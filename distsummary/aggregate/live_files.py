@@ -12,6 +12,10 @@ import numpy as np
 
 from distsummary.aggregate.merged_files import MERGED, is_merged
 from distsummary.aggregate.step_events import step_events
+from distsummary.events.files import Files
+from distsummary.events.reader import read_directory, read_last_seq
+from distsummary.events.spec import WriterSpec
+from distsummary.events.writer import RankWriter
 from distsummary.format.norm_scalars import with_scalars
 from distsummary.format.norms import NORMS_TAG, ParameterNorms
 from distsummary.format.records import (
@@ -27,10 +31,6 @@ from distsummary.format.records import (
     Value,
 )
 from distsummary.format.scalar_rows import joined
-from distsummary.reading.reader import read_directory, read_last_seq
-from distsummary.writing.files import Files
-from distsummary.writing.spec import WriterSpec
-from distsummary.writing.writer import RankWriter
 
 MAX_QUEUED = 20_000  # steps that wait for a disk that takes nothing; then the oldest ones are left out
 _BATCH_VALUES = 20_000  # scalars that are written at once

@@ -28,22 +28,22 @@ from distsummary.aggregate.norms import AddedNorms, Meshes
 from distsummary.aggregate.rank_files import Bulk, RankFiles
 from distsummary.aggregate.statistics import StatisticsRule
 from distsummary.aggregate.step_events import recorded_by, step_events
-from distsummary.attempts import awaited_aggregator, newest_attempt
-from distsummary.checks import check_type
+from distsummary.base.checks import check_type
+from distsummary.base.publish import ensure_directory
 from distsummary.diagnosis.alerts import Reported, reported_hangs
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import InvalidValueError, MissingFileError, NotADirectoryPathError, RunDirError
+from distsummary.events.files import Files
+from distsummary.events.reader import Damage
+from distsummary.events.segments import lineage_files, segments
+from distsummary.events.shards import AddedShards
+from distsummary.events.sibling_run import sibling_hint, sibling_run
 from distsummary.format.encode import Refusal
 from distsummary.format.norm_scalars import with_scalars
 from distsummary.format.records import DIALECTS, MINDSPORE, NORMS, RANKS_TAG, TENSORBOARD, Event, Value
-from distsummary.publish import ensure_directory
-from distsummary.reading.reader import Damage
-from distsummary.reading.segments import lineage_files, segments
-from distsummary.reading.shards import AddedShards
-from distsummary.run_dir import Manifest, RunDir
-from distsummary.sibling_run import sibling_hint, sibling_run
-from distsummary.writing.files import Files
+from distsummary.rundir.attempts import awaited_aggregator, newest_attempt
+from distsummary.rundir.run_dir import Manifest, RunDir
 
 _ROLES = ("eval", "train")
 _NAMED = 10  # settings or tags named in a message

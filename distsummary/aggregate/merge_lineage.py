@@ -5,9 +5,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from distsummary.base.json_door import parse_json
 from distsummary.errors import DamagedFileError
 from distsummary.format.lineage import Lineage, merge_custom
-from distsummary.json_door import parse_json
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 
 Json: TypeAlias = str | int | float | bool | None

@@ -8,20 +8,20 @@ import shutil
 from pathlib import Path
 from types import TracebackType
 
+from distsummary.base.publish import TEMPORARY, rights_in, sync, temporary_name
 from distsummary.errors import RunDirError
+from distsummary.events.files import Files
+from distsummary.events.index import index_closed
+from distsummary.events.reader import read_file
+from distsummary.events.segment import Segment
+from distsummary.events.segments import SegmentName, lineage_files, next_stamp, segments
 from distsummary.format import mindspore_format, tensorboard_format
 from distsummary.format.encode import Refusal, encode_event
 from distsummary.format.frames import frame
 from distsummary.format.lineage import Lineage, encode_lineage
 from distsummary.format.norms import TableTurns
 from distsummary.format.records import DIALECTS, HPARAMS, MINDSPORE, TENSORBOARD, Event, EventIds
-from distsummary.publish import TEMPORARY, rights_in, sync, temporary_name
-from distsummary.reading.index import index_closed
-from distsummary.reading.reader import read_file
-from distsummary.reading.segments import SegmentName, lineage_files, next_stamp, segments
-from distsummary.run_text import TAG
-from distsummary.writing.files import Files
-from distsummary.writing.segment import Segment
+from distsummary.rundir.run_text import TAG
 
 MERGED = "merged"  # takes the place of the rank in the names of merged files
 _LINEAGE = "lineage"

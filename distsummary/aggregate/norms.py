@@ -15,7 +15,7 @@ from distsummary.errors import DistSummaryError
 from distsummary.format.norm_scalars import NormScalars
 from distsummary.format.norms import NORMS_TAG, ParameterNorms, ParameterTable
 from distsummary.format.records import NORMS, Value
-from distsummary.rank_manifest import read_entries
+from distsummary.rundir.rank_manifest import read_entries
 
 _MAX_PLANS = 4  # each needs 25 bytes for each rank and parameter
 _UNKNOWN = "unknown"

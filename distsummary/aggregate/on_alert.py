@@ -15,6 +15,8 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from distsummary.base.redaction import redacted
+from distsummary.base.termination import Terminated, on_termination
 from distsummary.diagnosis.alerts import Key, key_of, level_in, parsed
 from distsummary.diagnosis.reporting import RATE, held_back
 from distsummary.diagnosis.sentence import sentence
@@ -30,9 +32,7 @@ from distsummary.diagnosis.verdict import (
     Verdict,
 )
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.redaction import redacted
-from distsummary.run_dir import RunDir
-from distsummary.termination import Terminated, on_termination
+from distsummary.rundir.run_dir import RunDir
 from distsummary.training.callbacks import Callback, RunContext, guarded
 
 Alert = Mapping[str, Any]

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from distsummary.aggregate.rank_files import first_free_attempt
-from distsummary.attempts import (
+from distsummary.base.processes import is_alive
+from distsummary.rundir.attempts import (
     Registration,
     find_attempt,
     merged_states,
@@ -18,12 +19,11 @@ from distsummary.attempts import (
     note_evaluation,
     with_ranks,
 )
-from distsummary.coordination import LocalCoordinator
-from distsummary.deal import Deal, Heartbeat
-from distsummary.processes import is_alive
-from distsummary.rank_manifest import ranks_of
-from distsummary.run_dir import RunDir
-from distsummary.topology import Topology
+from distsummary.rundir.coordination import LocalCoordinator
+from distsummary.rundir.deal import Deal, Heartbeat
+from distsummary.rundir.rank_manifest import ranks_of
+from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.topology import Topology
 
 logger = logging.getLogger(__name__)
 

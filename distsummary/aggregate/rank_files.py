@@ -17,7 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsummary.aggregate.statistics import Floats, Ints, Rows
+from distsummary.base.terminal import doing
 from distsummary.errors import DamagedFileError
+from distsummary.events.deduplicate import ends_of_attempts
+from distsummary.events.reader import Damage, Piece, ReadEvent, decode_frame, read_file, read_once
+from distsummary.events.scalar_columns import ScalarColumns, read_pieces
+from distsummary.events.segments import dialect_of, segments
 from distsummary.format.frames import Frame, read_frames
 from distsummary.format.records import (
     DIALECTS,
@@ -28,12 +33,7 @@ from distsummary.format.records import (
     is_part,
 )
 from distsummary.format.wire import read_identity
-from distsummary.reading.deduplicate import ends_of_attempts
-from distsummary.reading.reader import Damage, Piece, ReadEvent, decode_frame, read_file, read_once
-from distsummary.reading.scalar_columns import ScalarColumns, read_pieces
-from distsummary.reading.segments import dialect_of, segments
-from distsummary.run_dir import RunDir
-from distsummary.terminal import doing
+from distsummary.rundir.run_dir import RunDir
 
 WINDOW = 1 << 18  # scalars that are merged at a time, unless the ranks' chunks overlap more
 _MIN_CHUNK, _MAX_CHUNK = 1 << 11, 1 << 13  # values, unless those of _FEW events are more

@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from distsummary.events.reader import Damage, Piece, ReadEvent, read_pieces_of
+from distsummary.events.scalar_columns import ScalarColumns
+from distsummary.events.segments import segments
 from distsummary.format.frames import read_frames
 from distsummary.format.records import DIALECTS
 from distsummary.format.scalar_rows import row_dtype
 from distsummary.format.wire import read_identity
-from distsummary.reading.reader import Damage, Piece, ReadEvent, read_pieces_of
-from distsummary.reading.scalar_columns import ScalarColumns
-from distsummary.reading.segments import segments
 
 _SETTLED_S = 3.0  # a directory that has not changed for this long is not listed again until it changes
 

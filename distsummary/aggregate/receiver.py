@@ -15,11 +15,11 @@ import numpy as np
 
 from distsummary.aggregate.rank_tail import Place, RankTail, place_of, rows_in
 from distsummary.aggregate.waiting import Waiting
+from distsummary.events.reader import Damage, Piece, ReadEvent
+from distsummary.events.scalar_columns import ScalarColumns
 from distsummary.format.digest import BulkName, Digest
 from distsummary.format.records import LINEAGE_PLUGINS, NORMS, TENSORBOARD_PLUGINS, is_part
 from distsummary.format.scalar_rows import row_dtype, row_struct
-from distsummary.reading.reader import Damage, Piece, ReadEvent
-from distsummary.reading.scalar_columns import ScalarColumns
 
 WAIT_S = 30.0  # a step waits this long for ranks that have not reported it, and no longer
 SILENT_S = 2.0  # a rank that has reported a step, and nothing since, has reported all of it

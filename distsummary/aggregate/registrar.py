@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from functools import partial
 
 from distsummary.aggregate.rank_files import first_free_attempt
-from distsummary.attempts import (
+from distsummary.base.publish import file_system_time
+from distsummary.rundir.attempts import (
     ENDED,
     Registration,
     begin_attempt,
@@ -17,12 +18,11 @@ from distsummary.attempts import (
     rank_states,
     refuse_stale,
 )
-from distsummary.claims import refuse_other_world, refuse_taken
-from distsummary.deal import deals_in
-from distsummary.publish import file_system_time
-from distsummary.rank_manifest import new_entry, ranks_of
-from distsummary.run_dir import Manifest, RunDir
-from distsummary.topology import Topology
+from distsummary.rundir.claims import refuse_other_world, refuse_taken
+from distsummary.rundir.deal import deals_in
+from distsummary.rundir.rank_manifest import new_entry, ranks_of
+from distsummary.rundir.run_dir import Manifest, RunDir
+from distsummary.rundir.topology import Topology
 
 FRESH_S = 1.0  # for so long run.json is not read again: others change it only rarely
 

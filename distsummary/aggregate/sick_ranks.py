@@ -10,7 +10,7 @@ from distsummary.diagnosis.settings import different_settings
 from distsummary.diagnosis.shard import SameBatches
 from distsummary.diagnosis.sick import FirstNonFinite
 from distsummary.diagnosis.verdict import Verdict
-from distsummary.rank_facts import RankFacts, read_facts
+from distsummary.rundir.rank_facts import RankFacts, read_facts
 
 PATIENCE = 20  # steps until the settings of the ranks that reported theirs are compared without the others
 

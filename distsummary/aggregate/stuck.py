@@ -7,8 +7,8 @@ from dataclasses import replace
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.stuck_files import hung_ranks, written_ns
 from distsummary.diagnosis.verdict import HANG, Verdict
-from distsummary.run_dir import RunDir
-from distsummary.states import AttemptState, is_over
+from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.states import AttemptState, is_over
 
 ACTIVE_S = 3.0  # after a rank has reported something; one that is late reports again every second
 LOOKED_AT = 64  # ranks of which one look checks whether they report a late step

@@ -6,8 +6,8 @@ newest step that it recorded, so that a merge can wait for it.
 """
 
 from distsummary.errors import DistSummaryError
-from distsummary.reading.newest import newest_step
-from distsummary.run_dir import Manifest, RunDir
+from distsummary.events.newest import newest_step
+from distsummary.rundir.run_dir import Manifest, RunDir
 
 
 def hidden_ranks(run_dir: RunDir, entry: Manifest) -> list[int]:

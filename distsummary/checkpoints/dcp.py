@@ -21,13 +21,13 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from distsummary.base.json_door import parse_json
+from distsummary.base.publish import rights_in, sync, temporary_name
 from distsummary.checkpoints.mapped import Array
 from distsummary.checkpoints.safetensors import open_safetensors
 from distsummary.checkpoints.shard_file import ShardHeader, first_name, sibling_name, write_shards
 from distsummary.checkpoints.sharded import ShardedState, open_shards
 from distsummary.errors import MissingFileError, RunDirError
-from distsummary.json_door import parse_json
-from distsummary.publish import rights_in, sync, temporary_name
 
 SUFFIX = ".dcp"
 STEM = "model"  # of the files in the directory

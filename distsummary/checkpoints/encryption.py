@@ -9,9 +9,9 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from distsummary.checks import check_choice, check_type
+from distsummary.base.checks import check_choice, check_type
+from distsummary.base.extras import extra
 from distsummary.errors import DamagedFileError, InvalidArgumentError, InvalidValueError
-from distsummary.extras import extra
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from distsummary.checks import check_choice, check_int, check_keys, check_type
+from distsummary.base.checks import check_choice, check_int, check_keys, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError
 
 UNITS = ("step", "epoch")

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from distsummary.base.checks import check_type
 from distsummary.checkpoints.encryption import GCM, check_key
 from distsummary.checkpoints.mapped import Array, StoredState, text_in
 from distsummary.checkpoints.model_file import TEXT, TRAINING, read_model
 from distsummary.checkpoints.sharded import ShardedState
-from distsummary.checks import check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.base import Framework, framework_of
 

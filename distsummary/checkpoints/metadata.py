@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from distsummary.base.checks import check_int, check_type
+from distsummary.base.json_door import parse_json
 from distsummary.checkpoints.landscape_spec import LandscapeSpec, check_collect_landscape
-from distsummary.checks import check_int, check_type
 from distsummary.errors import DamagedFileError, InvalidTypeError, InvalidValueError, MissingFileError
-from distsummary.json_door import parse_json
 
 METADATA = "train_metadata.json"
 MAX_BYTES = 16 << 20

@@ -11,6 +11,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from distsummary.base.checks import check_type
+from distsummary.base.publish import replacing
 from distsummary.checkpoints.mapped import (
     MAX_DIMENSIONS,
     MAX_NAME_BYTES,
@@ -22,11 +24,9 @@ from distsummary.checkpoints.mapped import (
     check_stored,
     map_file,
 )
-from distsummary.checks import check_type
 from distsummary.errors import DamagedFileError, InvalidTypeError, InvalidValueError
 from distsummary.format.wire import read_varint
 from distsummary.pb import mindspore_checkpoint_pb2 as pb
-from distsummary.publish import replacing
 
 Bytes: TypeAlias = mmap.mmap | bytes
 

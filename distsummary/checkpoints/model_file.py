@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from distsummary.base.publish import TEMPORARY, replacing
 from distsummary.checkpoints import dcp, encryption
 from distsummary.checkpoints.mapped import Array, StoredState, map_file
 from distsummary.checkpoints.mindspore_ckpt import ckpt_bytes, parse_ckpt, write_ckpt
@@ -17,7 +18,6 @@ from distsummary.checkpoints.shard_file import SUFFIX, read_shards, sibling_name
 from distsummary.checkpoints.sharded import ShardedState, open_shards
 from distsummary.checkpoints.trajectory import map_checkpoint
 from distsummary.errors import DamagedFileError, DistSummaryError, InvalidValueError, MissingFileError
-from distsummary.publish import TEMPORARY, replacing
 
 State: TypeAlias = Mapping[str, "Array | str"]
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from distsummary.base.json_door import parse_json
 from distsummary.checkpoints.mapped import Array
 from distsummary.errors import DamagedFileError, InvalidTypeError
 from distsummary.frameworks.base import framework_of, load
-from distsummary.json_door import parse_json
 
 KIND = "$"  # the key of a dict that stands for something that JSON does not have
 

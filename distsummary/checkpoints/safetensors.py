@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from distsummary.base.checks import check_type
+from distsummary.base.extras import extra
+from distsummary.base.publish import replacing
 from distsummary.checkpoints.mapped import (
     MAX_TENSORS,
     Array,
@@ -17,10 +20,7 @@ from distsummary.checkpoints.mapped import (
     check_stored,
     map_file,
 )
-from distsummary.checks import check_type
 from distsummary.errors import DamagedFileError, InvalidTypeError, InvalidValueError
-from distsummary.extras import extra
-from distsummary.publish import replacing
 
 _DTYPES = {
     "I8": "|i1", "I16": "<i2", "I32": "<i4", "I64": "<i8",

@@ -23,14 +23,14 @@ from typing import Any, TypedDict
 
 import numpy as np
 
+from distsummary.base.checks import check_int, check_type
+from distsummary.base.json_door import check_kind, parse_json
 from distsummary.checkpoints.mapped import Array, StoredArray, check_stored
 from distsummary.checkpoints.metadata import MAX_INT, MAX_SHARDS
 from distsummary.checkpoints.safetensors import open_safetensors, writable, write_safetensors
-from distsummary.checks import check_int, check_type
 from distsummary.errors import DamagedFileError, InvalidTypeError, InvalidValueError
 from distsummary.format.records import Shard
-from distsummary.json_door import check_kind, parse_json
-from distsummary.run_records import Whole
+from distsummary.rundir.run_records import Whole
 
 FORMAT = 1
 ENTRY = "distsummary.shards"

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from distsummary.checkpoints.shard_file import ShardRank
 from distsummary.errors import InvalidValueError
 from distsummary.frameworks.base import framework_of
-from distsummary.topology import Topology
+from distsummary.rundir.topology import Topology
 
 Mesh: TypeAlias = Mapping[str, tuple[int, int]]
 

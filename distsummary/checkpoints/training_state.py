@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from distsummary.base.publish import ensure_directory
 from distsummary.checkpoints.mapped import StoredState, text_in
 from distsummary.checkpoints.model_file import (
     SUFFIXES,
@@ -27,7 +28,6 @@ from distsummary.checkpoints.model_file import (
     write_model,
 )
 from distsummary.checkpoints.object_state import state_of
-from distsummary.publish import ensure_directory
 
 FOLDER = ".training"
 STATES = f"{TRAINING}states/"

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from distsummary.base.checks import check_choice, check_int, check_type
+from distsummary.base.publish import ensure_directory, remove_leftovers, replacing
 from distsummary.checkpoints import safetensors
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.mapped import Array
@@ -26,10 +28,8 @@ from distsummary.checkpoints.shard_file import (
     sibling_name,
     write_shards,
 )
-from distsummary.checks import check_choice, check_int, check_type
 from distsummary.errors import DamagedFileError, InvalidValueError, MissingFileError
 from distsummary.format.records import Shard
-from distsummary.publish import ensure_directory, remove_leftovers, replacing
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import RayError
 
 from distsummary.collect.rank_collector import Collectors
-from distsummary.writing.health import one_line
+from distsummary.events.health import one_line
 
 logger = logging.getLogger(__name__)
 

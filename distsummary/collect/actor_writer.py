@@ -15,24 +15,24 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
 
-from distsummary.actor_calls import (
+from distsummary.base.actor_calls import (
     RAY_IS_GONE,
     SLICE_S,
     RayConnection,
     RayGoneError,
     await_disconnected,
 )
+from distsummary.base.processes import Effort, is_alive, own_process
 from distsummary.collect.actor import NODE, reason_of, start_collector
 from distsummary.collect.notifier import Notifier, write_and_notify
 from distsummary.collect.patience import OUTAGE_S, Patience
-from distsummary.coordination import Listener
 from distsummary.errors import StaleAttemptError
+from distsummary.events.health import error_line
+from distsummary.events.segment import has_live_writer
+from distsummary.events.spec import WriterSpec
+from distsummary.events.writer import RankWriter
 from distsummary.format.records import QUEUED, SYNCED, Batch, Health
-from distsummary.processes import Effort, is_alive, own_process
-from distsummary.writing.health import error_line
-from distsummary.writing.segment import has_live_writer
-from distsummary.writing.spec import WriterSpec
-from distsummary.writing.writer import RankWriter
+from distsummary.rundir.coordination import Listener
 
 logger = logging.getLogger(__name__)
 

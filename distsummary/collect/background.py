@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from distsummary.at_exit import close_at_exit, is_closed
+from distsummary.base.at_exit import close_at_exit, is_closed
+from distsummary.base.guard import check
 from distsummary.errors import ClosedError
+from distsummary.events.health import LOOK_S, BoundedWait, Failures
 from distsummary.format.records import Health
-from distsummary.guard import check
-from distsummary.writing.health import LOOK_S, BoundedWait, Failures
 
 logger = logging.getLogger(__name__)
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from distsummary.base.guard import passes
 from distsummary.collect.figures import drawn
 from distsummary.collect.messages import LINEAGE_CLASSES, graph_bytes, landscape_of, lineage_message
 from distsummary.errors import InvalidArgumentError, InvalidTypeError, InvalidValueError
@@ -12,7 +13,6 @@ from distsummary.format.frames import MAX_PAYLOAD
 from distsummary.format.png import layout_of
 from distsummary.format.records import GIVEN_PLUGINS, Value
 from distsummary.frameworks.base import ArraySpec, framework_of, spec_of
-from distsummary.guard import passes
 from distsummary.training.values import check_tag, refuse_sparse, scalar
 
 # The rest of an event, 8 KiB, is for the tag, the shape, a shard's position (up to 64 axes) and other fields.

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from distsummary.checks import check_int
+from distsummary.base.checks import check_int
 from distsummary.collect.batch_digest import batch_digest
 from distsummary.collect.own_settings import own_settings
 from distsummary.collect.sources import Source
@@ -14,8 +14,8 @@ from distsummary.diagnosis.settings import HOST, LOCAL_RANK
 from distsummary.errors import InvalidTypeError
 from distsummary.format.check_tags import BATCH_TAGS
 from distsummary.format.records import Value
-from distsummary.rank_facts import RankFacts
-from distsummary.topology import Topology
+from distsummary.rundir.rank_facts import RankFacts
+from distsummary.rundir.topology import Topology
 from distsummary.training.affordable import affordable_every
 from distsummary.training.callbacks import CallbackParams
 from distsummary.training.phases import OWN_MS

@@ -11,9 +11,11 @@ from types import TracebackType
 from typing import Any, Self
 
 import distsummary
-from distsummary import topology as topologies
+from distsummary.base.checks import check_choice, check_int, check_type
+from distsummary.base.guard import check, door
+from distsummary.base.interrupts import is_interruption
+from distsummary.base.terminal import announced
 from distsummary.checkpoints.landscape_spec import DEFAULT_SPEC
-from distsummary.checks import check_choice, check_int, check_type
 from distsummary.collect.checks import Checks, check_checksums
 from distsummary.collect.config import read_config
 from distsummary.collect.description import Description
@@ -44,19 +46,17 @@ from distsummary.collect.trajectory_keeper import refuse_unkept
 from distsummary.collect.watcher import OUTSIDE, Place
 from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.errors import ClosedError, InvalidValueError
+from distsummary.events.health import Failures
+from distsummary.events.spec import WriterSpec
 from distsummary.format.records import DIALECTS, WRITTEN, Health, Value
 from distsummary.frameworks.base import framework_of
-from distsummary.guard import check, door
-from distsummary.identity import as_recorded, without_identity
-from distsummary.interrupts import is_interruption
-from distsummary.terminal import announced
-from distsummary.topology import Topology
+from distsummary.rundir import topology as topologies
+from distsummary.rundir.identity import as_recorded, without_identity
+from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import STEP_HOOKS, Callback, CallbackParams, RunContext, guarded, is_sink
 from distsummary.training.phases import CHECKPOINT, EVALUATION, STEP_PHASES, in_phase
 from distsummary.training.recorder import TIMES
 from distsummary.training.run import STEP_TIMES
-from distsummary.writing.health import Failures
-from distsummary.writing.spec import WriterSpec
 
 logger = logging.getLogger(__name__)
 

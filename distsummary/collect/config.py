@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from distsummary.base.redaction import redacted
 from distsummary.errors import InvalidTypeError
-from distsummary.redaction import redacted
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import IO
 
 from distsummary.diagnosis.crash import head_of
-from distsummary.run_dir import CRASH
+from distsummary.rundir.run_dir import CRASH
 
 
 class CrashLog:

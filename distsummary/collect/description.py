@@ -4,13 +4,13 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from distsummary import topology as topologies
 from distsummary.collect.lineage import custom_lineage, dataset_graph, train_lineage
 from distsummary.collect.options import Collected
 from distsummary.collect.session import Session
 from distsummary.format.hparams import session_end, session_start
 from distsummary.format.lineage import custom_values
 from distsummary.format.records import Value
+from distsummary.rundir import topology as topologies
 from distsummary.training.callbacks import CallbackParams
 from distsummary.training.values import mean_of, resolve
 

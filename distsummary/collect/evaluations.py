@@ -6,16 +6,16 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from distsummary.attempts import newest_attempt
 from distsummary.collect.config import differing, listed
 from distsummary.collect.session import Past, Session, find_past
+from distsummary.events.health import Failures
+from distsummary.events.reader import read_last_step
 from distsummary.format.records import Health, Value
-from distsummary.reading.reader import read_last_step
-from distsummary.run_dir import RunDir
-from distsummary.topology import Topology
+from distsummary.rundir.attempts import newest_attempt
+from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import CallbackParams
 from distsummary.training.values import scalar
-from distsummary.writing.health import Failures
 
 logger = logging.getLogger(__name__)
 

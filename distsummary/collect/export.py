@@ -10,14 +10,14 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
+from distsummary.base.guard import check
+from distsummary.base.publish import ensure_directory, replacing, rights_in
 from distsummary.collect.background import Background
 from distsummary.collect.checked_values import OnlyExported
 from distsummary.errors import RunDirError
+from distsummary.events.writer import EventWriter
 from distsummary.format.records import Event, Value
-from distsummary.guard import check
-from distsummary.publish import ensure_directory, replacing, rights_in
-from distsummary.run_dir import export_dir
-from distsummary.writing.writer import EventWriter
+from distsummary.rundir.run_dir import export_dir
 
 MAX_NAME = 200  # bytes; file systems allow 255
 _CUT = "%~"  # no quoted tag contains it, so a shortened tag equals no other

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from distsummary.base.extras import extra
+from distsummary.base.guard import passes
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.extras import extra
 from distsummary.format.frames import MAX_PAYLOAD
-from distsummary.guard import passes
 
 
 def drawn(field: str, figure: Any) -> NDArray[np.uint8]:

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from distsummary.collect.sources import Source
-from distsummary.deal import Steps
 from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.events.health import Failures
 from distsummary.format import mindspore_graph
 from distsummary.format.graph import MAX_NODES, Graph, reduced
 from distsummary.format.records import Value
 from distsummary.frameworks.base import framework_of
+from distsummary.rundir.deal import Steps
 from distsummary.training.callbacks import CallbackParams
-from distsummary.writing.health import Failures
 
 logger = logging.getLogger(__name__)
 

@@ -10,13 +10,13 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from distsummary.base.guard import passes
+from distsummary.base.redaction import redacted
 from distsummary.errors import InvalidTypeError
 from distsummary.frameworks.base import framework_of
-from distsummary.guard import passes
-from distsummary.identity import without_places
 from distsummary.pb import mindspore_lineage_pb2 as pb
-from distsummary.redaction import redacted
-from distsummary.topology import Topology
+from distsummary.rundir.identity import without_places
+from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import CallbackParams
 from distsummary.training.values import resolve, scalar
 

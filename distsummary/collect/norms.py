@@ -4,12 +4,12 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from distsummary.base.guard import check
 from distsummary.collect.options import refuse_without_torch
 from distsummary.collect.plan import group_along, share
-from distsummary.deal import Group
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.norms import ParameterTable
-from distsummary.guard import check
+from distsummary.rundir.deal import Group
 
 PRECISIONS = ("float32", "float64")
 SPREAD = 8  # with fewer replicas, each parameter's update is measured at every 8th step at least

@@ -2,11 +2,11 @@
 
 import threading
 
-from distsummary.coordination import Listener
+from distsummary.base.guard import Guard
+from distsummary.events.writer import RankWriter
 from distsummary.format.digest import Digest, digest_of, joined_digests
 from distsummary.format.records import Batch
-from distsummary.guard import Guard
-from distsummary.writing.writer import RankWriter
+from distsummary.rundir.coordination import Listener
 
 INTERVAL_S = 1.0  # a thousand ranks are a thousand digests in this time
 CLOSE_S = 1.0  # how long `close` waits for the last one

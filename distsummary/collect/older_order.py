@@ -5,8 +5,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
+from distsummary.base.guard import check
 from distsummary.errors import InvalidTypeError
-from distsummary.guard import check
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -5,17 +5,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from distsummary import topology as topologies
-from distsummary.checks import check_choice
-from distsummary.coordination import Listener
+from distsummary.base.checks import check_choice
+from distsummary.base.guard import check
+from distsummary.base.processes import in_ray
+from distsummary.base.publish import check_writable
 from distsummary.errors import InvalidValueError
+from distsummary.events.async_writer import AsyncWriter
+from distsummary.events.spec import WriterSpec
+from distsummary.events.writer import RankWriter, Writer
 from distsummary.format.records import Batch
-from distsummary.guard import check
-from distsummary.processes import in_ray
-from distsummary.publish import check_writable
-from distsummary.writing.async_writer import AsyncWriter
-from distsummary.writing.spec import WriterSpec
-from distsummary.writing.writer import RankWriter, Writer
+from distsummary.rundir import topology as topologies
+from distsummary.rundir.coordination import Listener
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from distsummary.base.guard import Guard, passes
+from distsummary.events.health import Failures
 from distsummary.format.records import Value
-from distsummary.guard import Guard, passes
-from distsummary.writing.health import Failures
 
 logger = logging.getLogger(__name__)
 

@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from distsummary.base.checks import check_choice, check_int, check_keys, check_text, check_type
+from distsummary.base.guard import check
 from distsummary.checkpoints.landscape_spec import DEFAULT_SPEC, LandscapeSpec, check_collect_landscape
-from distsummary.checks import check_choice, check_int, check_keys, check_text, check_type
 from distsummary.collect.config import FlatValue, read_config
 from distsummary.collect.graph import EXPORT, OPERATIONS, check_graph
 from distsummary.collect.selection import BY_DEFAULT, GRADIENTS_BY_DEFAULT, MINDSPORES, Selection
 from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.events.spec import Limits
 from distsummary.format.records import DELIVERIES, DIALECTS, MINDSPORE
 from distsummary.frameworks.base import framework_of
-from distsummary.guard import check
-from distsummary.run_dir import RunDir, refuse_temporary
-from distsummary.topology import EQUAL_AXES, Topology
-from distsummary.writing.spec import Limits
+from distsummary.rundir.run_dir import RunDir, refuse_temporary
+from distsummary.rundir.topology import EQUAL_AXES, Topology
 
 logger = logging.getLogger(__name__)
 

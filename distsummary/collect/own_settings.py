@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from distsummary.collect.provenance import versions
-from distsummary.topology import environment
+from distsummary.rundir.topology import environment
 
 MAX_SHOWN = 80  # characters of a setting
 _FRESH = 624  # the place in a Mersenne Twister's state from which nothing was drawn since it was seeded

@@ -11,10 +11,10 @@ import heapq
 import math
 from collections.abc import Collection, Mapping
 
-from distsummary.checks import check_int
-from distsummary.deal import Group, Steps
+from distsummary.base.checks import check_int
 from distsummary.errors import InvalidValueError
-from distsummary.topology import DATA_AXES, Topology
+from distsummary.rundir.deal import Group, Steps
+from distsummary.rundir.topology import DATA_AXES, Topology
 
 DEALS = ("parameters", "steps", "all")  # how ranks divide replicated parameters; see `SummaryCollector`
 

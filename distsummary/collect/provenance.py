@@ -7,8 +7,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from distsummary.processes import in_ray
-from distsummary.redaction import redacted
+from distsummary.base.processes import in_ray
+from distsummary.base.redaction import redacted
 
 GIT_TIMEOUT_S = 5.0
 MAX_ERROR = 300  # characters

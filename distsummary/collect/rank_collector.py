@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from distsummary.base.guard import Guard
+from distsummary.base.processes import is_alive, own_process
 from distsummary.collect.notifier import Notifier, write_and_notify
-from distsummary.coordination import Listener
 from distsummary.errors import StaleAttemptError
+from distsummary.events.spec import WriterSpec
+from distsummary.events.writer import RankWriter
 from distsummary.format.records import Batch, Health
-from distsummary.guard import Guard
-from distsummary.processes import is_alive, own_process
-from distsummary.writing.spec import WriterSpec
-from distsummary.writing.writer import RankWriter
+from distsummary.rundir.coordination import Listener
 
 LOOK_S = 1.0  # how often an actor looks whether its ranks live
 LINGER_S = 3.0  # how long an actor waits for its first or next rank

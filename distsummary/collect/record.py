@@ -10,8 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from distsummary import topology as topologies
-from distsummary.checks import check_choice, check_int, check_type
+from distsummary.base.checks import check_choice, check_int, check_type
+from distsummary.base.guard import call_user, check, door, passes
+from distsummary.base.interrupts import interrupts_after
 from distsummary.collect import operators
 from distsummary.collect.background import Background
 from distsummary.collect.checked_values import checked_value
@@ -30,15 +31,14 @@ from distsummary.collect.options import (
 )
 from distsummary.collect.plan import regular_steps
 from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError
+from distsummary.events.health import Failures
+from distsummary.events.spec import DROP, WAIT, WriterSpec
+from distsummary.events.writer import EventWriter
 from distsummary.format.records import DIALECTS, WRITTEN, Health, Value
 from distsummary.format.scalar_rows import MAX_PACKERS, row_struct
-from distsummary.guard import call_user, check, door, passes
-from distsummary.interrupts import interrupts_after
+from distsummary.rundir import topology as topologies
 from distsummary.training.values import resolve
 from distsummary.training.values import scalars as values_of
-from distsummary.writing.health import Failures
-from distsummary.writing.spec import DROP, WAIT, WriterSpec
-from distsummary.writing.writer import EventWriter
 
 logger = logging.getLogger(__name__)
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from distsummary.checks import check_choice, check_type
-from distsummary.writing.spec import DROP, WAIT
+from distsummary.base.checks import check_choice, check_type
+from distsummary.events.spec import DROP, WAIT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

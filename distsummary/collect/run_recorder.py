@@ -6,9 +6,9 @@ from pathlib import Path
 
 from distsummary.collect.checked_values import checked_value
 from distsummary.errors import InvalidValueError
+from distsummary.events.health import Failures
+from distsummary.events.overhead import Overhead
 from distsummary.format.records import MINDSPORE, Health, Value
-from distsummary.writing.health import Failures
-from distsummary.writing.overhead import Overhead
 
 ONLY_MINDSPORE = ("tensor", "landscape")  # TensorBoard's files have no place for these plugins
 

@@ -15,12 +15,12 @@ from distsummary.collect.selection import BY_DEFAULT, GRADIENTS_BY_DEFAULT, Sele
 from distsummary.collect.sources import Images, LearningRate, Loss, Source, WatchedParameters
 from distsummary.collect.step_values import Parameters
 from distsummary.collect.taps import Taps
-from distsummary.deal import FIRST, Deal, Group, Part
+from distsummary.events.health import Failures
 from distsummary.format.records import Value
-from distsummary.topology import Topology
+from distsummary.rundir.deal import FIRST, Deal, Group, Part
+from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import CallbackParams, is_sink
 from distsummary.training.finite import WARN, FiniteCheck
-from distsummary.writing.health import Failures
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from re import match, search
 from typing import Any
 
-from distsummary.deal import Steps
+from distsummary.rundir.deal import Steps
 
 MAX_PARAMETERS = 200
 MAX_ELEMENTS = 16_000_000

@@ -14,7 +14,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from distsummary.attempts import Registration, find_attempt, newest_attempt
+from distsummary.base.guard import door
+from distsummary.base.interrupts import AGAIN_S, interrupts_after, is_interruption, is_of_signal
+from distsummary.base.processes import is_alive
+from distsummary.base.redaction import redacted
+from distsummary.base.termination import END_S, Terminated, on_termination
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.share import share_of
 from distsummary.checkpoints.sketch.keeper import SketchKeeper
@@ -31,33 +35,29 @@ from distsummary.collect.provenance import command_line, error_text, provenance
 from distsummary.collect.system_metrics import Sampler, SystemMonitor, sources_of
 from distsummary.collect.trajectory_keeper import KeptTrajectory, keep_trajectory
 from distsummary.collect.watcher import Place, Watcher, groups_of_torch
-from distsummary.coordination import Coordinator, LocalCoordinator
-from distsummary.deal import Deal, Group, Heartbeat, Part
 from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.verdict import ERROR, MESSAGE, OVERHEAD, UNSAVED, WARNING, Verdict
 from distsummary.errors import ClosedError, MissingRunDirError, WriteError
+from distsummary.events.health import Failures, one_line
+from distsummary.events.overhead import Overhead
+from distsummary.events.segments import segments
+from distsummary.events.spec import WriterSpec
 from distsummary.format.records import DIALECTS, LINEAGE_PLUGINS, Event, Health, Value
 from distsummary.format.scalar_rows import MAX_PACKERS, row_struct
 from distsummary.frameworks.base import framework_of
-from distsummary.guard import door
-from distsummary.identity import without_places_in
-from distsummary.interrupts import AGAIN_S, interrupts_after, is_interruption, is_of_signal
-from distsummary.processes import is_alive
-from distsummary.rank_facts import RankFacts, write_command, write_facts
-from distsummary.rank_manifest import ranks_of
-from distsummary.rank_parts import write_parts
-from distsummary.reading.segments import segments
-from distsummary.redaction import redacted
-from distsummary.run_dir import Manifest, RunDir
-from distsummary.run_text import TAG, run_text
-from distsummary.states import read_run
-from distsummary.termination import END_S, Terminated, on_termination
-from distsummary.topology import Topology, lost_driver
+from distsummary.rundir.attempts import Registration, find_attempt, newest_attempt
+from distsummary.rundir.coordination import Coordinator, LocalCoordinator
+from distsummary.rundir.deal import Deal, Group, Heartbeat, Part
+from distsummary.rundir.identity import without_places_in
+from distsummary.rundir.rank_facts import RankFacts, write_command, write_facts
+from distsummary.rundir.rank_manifest import ranks_of
+from distsummary.rundir.rank_parts import write_parts
+from distsummary.rundir.run_dir import Manifest, RunDir
+from distsummary.rundir.run_text import TAG, run_text
+from distsummary.rundir.states import read_run
+from distsummary.rundir.topology import Topology, lost_driver
 from distsummary.training.phases import EVERY, OWN_MS, WAIT_MS
-from distsummary.writing.health import Failures, one_line
-from distsummary.writing.overhead import Overhead
-from distsummary.writing.spec import WriterSpec
 
 logger = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from distsummary.collect.step_values import (
     loss_values,
     unless_logged,
 )
-from distsummary.deal import Group, Share, Steps
+from distsummary.events.health import Failures
 from distsummary.format.records import Value
+from distsummary.rundir.deal import Group, Share, Steps
 from distsummary.training.callbacks import CallbackParams
-from distsummary.writing.health import Failures
 
 
 class Source:

@@ -9,14 +9,14 @@ import numpy as np
 from distsummary.collect.checked_values import checked_copy, is_real
 from distsummary.collect.plan import LEFT_OUT, share
 from distsummary.collect.selection import Selection
-from distsummary.deal import Group, Share, Steps
 from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.events.health import Failures
 from distsummary.format.png import layout_of
 from distsummary.format.records import Shard, Value
 from distsummary.frameworks.base import framework_of, spec_of
+from distsummary.rundir.deal import Group, Share, Steps
 from distsummary.training.callbacks import CallbackParams
 from distsummary.training.values import Mean, mean_of
-from distsummary.writing.health import Failures
 
 LOSS_TAG = "loss/auto"
 LEARNING_RATE_TAG = "learning_rate/auto"

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import psutil
 
 from distsummary.errors import ClosedError
-from distsummary.topology import Topology
-from distsummary.writing.health import Failures
+from distsummary.events.health import Failures
+from distsummary.rundir.topology import Topology
 
 PERIOD_S = 10.0
 FIRST_S = 1.0  # so that a short training has a sample too

@@ -4,10 +4,10 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 
 from distsummary.collect import operators
-from distsummary.deal import Group, Steps
+from distsummary.events.health import Failures
 from distsummary.format.records import Value
+from distsummary.rundir.deal import Group, Steps
 from distsummary.training.callbacks import CallbackParams, number_of
-from distsummary.writing.health import Failures
 
 
 class Taps:

@@ -20,7 +20,7 @@ from distsummary.frameworks.base import Pending
 from distsummary.frameworks.torch import FRAMEWORK, as_dtensor, local_part
 from distsummary.frameworks.torch_modules import has_fsdp1, memory, unwrap
 from distsummary.frameworks.torch_squares import flat
-from distsummary.topology import DATA_AXES
+from distsummary.rundir.topology import DATA_AXES
 
 _WORD = 8  # bytes
 _LISTED_EVERY = 64  # measurements, after which it is looked whether the model has other parameters

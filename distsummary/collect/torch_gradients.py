@@ -8,13 +8,13 @@ from distsummary.collect.checked_values import checked_copy
 from distsummary.collect.session import ENDED_LATE
 from distsummary.collect.sources import Source
 from distsummary.collect.step_values import Parameters
-from distsummary.deal import Group, Share, Steps
+from distsummary.events.health import Failures
 from distsummary.format.records import Shard, Value
 from distsummary.frameworks.base import framework_of
 from distsummary.frameworks.torch_optimizer import OptimizerSteps, as_seen
+from distsummary.rundir.deal import Group, Share, Steps
 from distsummary.training.callbacks import CallbackParams, number_of
 from distsummary.training.phases import RECORDING, in_phase
-from distsummary.writing.health import Failures
 
 logger = logging.getLogger(__name__)
 

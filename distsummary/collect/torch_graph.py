@@ -11,11 +11,11 @@ from typing import Any
 
 from torch import nn
 
+from distsummary.base.guard import passes
 from distsummary.collect.torch_graph_sources import Source, Sources, type_of, types_of
 from distsummary.collect.torch_module_calls import Call, PassObserver, Place, places
 from distsummary.format.graph import INPUT, OUTPUT, PARAMETER, Edge, Graph, Names, Node, TensorType
 from distsummary.frameworks.torch_modules import unwrap
-from distsummary.guard import passes
 
 MAX_SHOWN = 12  # parameters of a node that are listed with their shapes
 MAX_SETTINGS = 200  # characters of what a module says of itself

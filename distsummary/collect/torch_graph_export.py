@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from distsummary.base.guard import passes
 from distsummary.collect.torch_graph import TreeObserver, class_of, named_arguments, within
 from distsummary.collect.torch_graph_sources import types_of
 from distsummary.collect.torch_module_calls import Call
 from distsummary.format.graph import INPUT, OUTPUT, Edge, Graph, Names, Node
-from distsummary.guard import passes
 
 
 class ExportObserver(TreeObserver):

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from distsummary.base.guard import Given, Guard, calls_user
 from distsummary.collect.torch_graph import (
     ParameterCounts,
     TreeObserver,
@@ -20,7 +21,6 @@ from distsummary.collect.torch_graph_sources import address_of, tensors_in, type
 from distsummary.collect.torch_module_calls import Call, PassObserver, places
 from distsummary.format.graph import INPUT, OUTPUT, Edge, Graph, Names, Node
 from distsummary.frameworks.torch_modules import compiled_from, unwrap
-from distsummary.guard import Given, Guard, calls_user
 
 MAX_OPERATIONS = 200_000  # more are not drawn: their record would take gigabytes
 _OURS = ("aten", "prims")  # operations of other namespaces that are drawn have a dot in their name

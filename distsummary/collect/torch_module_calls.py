@@ -14,11 +14,11 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import nn
 
+from distsummary.base.guard import Given, Guard, passes
 from distsummary.format.graph import Names
 from distsummary.frameworks.torch_hook import Hook
 from distsummary.frameworks.torch_modules import compiled_from
 from distsummary.frameworks.torch_modules import wrapped as wrapped_by
-from distsummary.guard import Given, Guard, passes
 
 MAX_CALLS = 16  # of one module that are reported; a graph with each step of a recurrent cell would be no help
 

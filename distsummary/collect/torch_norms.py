@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from distsummary.base.guard import passes
 from distsummary.collect.norms import UpdateDeal
 from distsummary.collect.session import ENDED_LATE
 from distsummary.collect.sources import Source
-from distsummary.deal import Group
+from distsummary.events.health import Failures
 from distsummary.format.check_tags import LAG, NONFINITE_TAGS
 from distsummary.format.norms import COLUMNS, NORMS_TAG, ParameterNorms, ParameterTable
 from distsummary.format.records import Array, Value
@@ -34,11 +35,10 @@ from distsummary.frameworks.torch_squares import (
     host_sums,
     working_dtype,
 )
-from distsummary.guard import passes
+from distsummary.rundir.deal import Group
 from distsummary.training.callbacks import CallbackParams
 from distsummary.training.finite import FiniteCheck
 from distsummary.training.phases import RECORDING, in_phase
-from distsummary.writing.health import Failures
 
 logger = logging.getLogger(__name__)
 

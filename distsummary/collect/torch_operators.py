@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from distsummary.base.guard import check
 from distsummary.collect import operators
 from distsummary.collect.checked_values import MAX_VALUE_BYTES
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.records import MAX_TAG_BYTES
 from distsummary.frameworks.torch import FRAMEWORK, TorchCopy
 from distsummary.frameworks.torch_hook import Hook, torch_door
-from distsummary.guard import check
 from distsummary.training.values import check_tag
 
 P = ParamSpec("P")

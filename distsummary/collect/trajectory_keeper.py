@@ -10,18 +10,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from distsummary.attempts import Registration
+from distsummary.base.extras import require
+from distsummary.base.guard import check
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.share import Share, share_of
 from distsummary.checkpoints.trajectory_writer import TrajectoryWriter
 from distsummary.collect.lineage import class_name
-from distsummary.deal import Group
 from distsummary.errors import InvalidValueError
-from distsummary.extras import require
 from distsummary.format.records import Shard
 from distsummary.frameworks.base import Array, Framework, framework_of
-from distsummary.guard import check
-from distsummary.topology import Topology
+from distsummary.rundir.attempts import Registration
+from distsummary.rundir.deal import Group
+from distsummary.rundir.topology import Topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,16 +21,16 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from distsummary.base.publish import replacing
 from distsummary.collect.crash_log import CrashLog
-from distsummary.consequences import follows_from_another
 from distsummary.diagnosis.source_lines import SourceLine, user_place
 from distsummary.diagnosis.stuck import AFTER_RUN, Group, RankReport
 from distsummary.diagnosis.stuck_files import FORMAT
-from distsummary.identity import without_places_in
-from distsummary.publish import replacing
-from distsummary.run_dir import STUCK
+from distsummary.events.health import Failures
+from distsummary.rundir.consequences import follows_from_another
+from distsummary.rundir.identity import without_places_in
+from distsummary.rundir.run_dir import STUCK
 from distsummary.training.phases import BACKWARD, CHECKPOINT, DATA, EVALUATION, UNKNOWN, WAIT
-from distsummary.writing.health import Failures
 
 LOOK_S = 0.5  # seconds between two looks at the step
 REPORT_S = 1.0  # seconds between two reports, while it lasts

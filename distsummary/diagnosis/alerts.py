@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from distsummary.base.json_door import parse_json
 from distsummary.diagnosis.stuck import says_where
 from distsummary.diagnosis.stuck_files import hung_ranks
 from distsummary.diagnosis.verdict import (
@@ -29,10 +30,9 @@ from distsummary.diagnosis.verdict import (
     level_of,
 )
 from distsummary.errors import DamagedFileError
-from distsummary.json_door import parse_json
-from distsummary.run_dir import RunDir
-from distsummary.run_records import AlertRecord
-from distsummary.states import AttemptState
+from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.run_records import AlertRecord
+from distsummary.rundir.states import AttemptState
 
 Key = tuple[int, int, str, int]
 Alert = dict[str, Any]

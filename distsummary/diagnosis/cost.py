@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from distsummary.diagnosis.verdict import SLOW, Interval, Verdict
 from distsummary.format.records import PHASE_TAGS
-from distsummary.topology import EQUAL_AXES
+from distsummary.rundir.topology import EQUAL_AXES
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from distsummary.diagnosis.source_lines import SourceLine, user_place
-from distsummary.run_dir import CRASH
+from distsummary.rundir.run_dir import CRASH
 
 MAX_BYTES = 1 << 20
 _HEAD = re.compile(r"attempt (\d+), thread 0x([0-9a-f]+)")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from distsummary.checks import check_choice, check_int, check_type
+from distsummary.base.checks import check_choice, check_int, check_type
 from distsummary.diagnosis.verdict import CAUSES, LEVELS
 
 

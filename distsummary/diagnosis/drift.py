@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from distsummary.diagnosis.verdict import DRIFT, Verdict
 from distsummary.format.check_tags import BITS_TAGS, PARTS, axes_of, group_of, located
-from distsummary.topology import DATA_AXES
+from distsummary.rundir.topology import DATA_AXES
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

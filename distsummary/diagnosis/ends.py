@@ -2,10 +2,10 @@
 
 from collections.abc import Collection
 
-from distsummary.consequences import follows_from_another
 from distsummary.diagnosis.alerts import values_dropped
 from distsummary.diagnosis.verdict import FAILED, FINISHED, INTERRUPTED, LOST, STARTED, Verdict
-from distsummary.states import AttemptState, is_over
+from distsummary.rundir.consequences import follows_from_another
+from distsummary.rundir.states import AttemptState, is_over
 
 
 def attempt_verdicts(attempt: AttemptState, *, is_over: bool) -> list[Verdict]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from distsummary.diagnosis.slow import FIRST, PHASES, SKIPPED, Slow, SlowRanks
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.format.records import PHASE_TAGS
-from distsummary.topology import EQUAL_AXES
+from distsummary.rundir.topology import EQUAL_AXES
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from distsummary.base.publish import rights_in
 from distsummary.diagnosis.alerts import (
     MUTED,
     Alert,
@@ -28,8 +29,7 @@ from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.diagnosis.sentence import sentence
 from distsummary.diagnosis.verdict import HANG, LEVELS, SLOW, Interval, Verdict
 from distsummary.errors import DistSummaryError
-from distsummary.publish import rights_in
-from distsummary.run_dir import RunDir
+from distsummary.rundir.run_dir import RunDir
 
 HOUR_S = 3600.0
 LOCK_S = 2.0  # a line that is appended without the lock may only be lost where others write at this moment

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from distsummary.diagnosis.sentence import named_ranks
 from distsummary.diagnosis.verdict import CONFIG, Verdict
-from distsummary.rank_facts import RankFacts
+from distsummary.rundir.rank_facts import RankFacts
 
 Settings = Mapping[str, str | None]  # what a rank reports, by name; None or absent: not known
 

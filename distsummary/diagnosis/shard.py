@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from distsummary.diagnosis.verdict import SHARD, Verdict
 from distsummary.format.check_tags import BATCH_TAGS
-from distsummary.topology import DATA_AXES
+from distsummary.rundir.topology import DATA_AXES
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from distsummary.redaction import redacted
+from distsummary.base.redaction import redacted
 
 _HELPERS = ("torch", "ray", "distsummary")  # installed packages whose lines say little to their user
 

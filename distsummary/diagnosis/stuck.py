@@ -13,10 +13,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, Self
 
-from distsummary.consequences import follows_from_another
 from distsummary.diagnosis.sentence import named_ranks, seconds
 from distsummary.diagnosis.source_lines import is_same_line
 from distsummary.diagnosis.verdict import FAILED, HANG, LOST, Verdict
+from distsummary.rundir.consequences import follows_from_another
 
 CONFIRM_S = 2.0  # a step that is late is reported after so long: each rank has said where it stands by then
 APART_S = 1.0  # and so much later if no one waits for it: the others may be about to report that they do

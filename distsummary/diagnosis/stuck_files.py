@@ -5,17 +5,17 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from distsummary.base.json_door import MOST_BYTES, parse_json
+from distsummary.base.many_files import read_each
+from distsummary.base.processes import are_busy, is_stopped
+from distsummary.base.publish import file_system_time
 from distsummary.diagnosis.crash import read_crash
 from distsummary.diagnosis.stuck import RankReport, hung
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import DamagedFileError
-from distsummary.json_door import MOST_BYTES, parse_json
-from distsummary.many_files import read_each
-from distsummary.processes import are_busy, is_stopped
-from distsummary.publish import file_system_time
-from distsummary.run_dir import STUCK, RunDir
-from distsummary.run_records import StuckRecord
-from distsummary.states import AttemptState, RankState
+from distsummary.rundir.run_dir import STUCK, RunDir
+from distsummary.rundir.run_records import StuckRecord
+from distsummary.rundir.states import AttemptState, RankState
 
 FORMAT = 1
 FRESH_S = 1.0  # what a rank reported may be older if it finds no processor; then it is no later than it said

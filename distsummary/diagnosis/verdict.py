@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, Self
 
-from distsummary.checks import check_choice
+from distsummary.base.checks import check_choice
 
 LEVELS = INFO, WARNING, ERROR = "info", "warning", "error"  # in the order of their weight
 SLOW = ("data", "forward", "backward", "optimizer", "python", "recording", "checkpoint", "unknown")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from distsummary.checks import check_choice, check_text, check_type
+from distsummary.base.checks import check_choice, check_text, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format import mindspore_format, mindspore_graph, tensorboard_format, tensorboard_graph
 from distsummary.format.frames import MAX_PAYLOAD, Framed, Part, frame_parts

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from distsummary.checks import check_type
+from distsummary.base.checks import check_type
 from distsummary.errors import DamagedFileError, InvalidTypeError, InvalidValueError
 from distsummary.format import wire
 from distsummary.format.records import MINDSPORE, TENSORBOARD, Array

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from distsummary.base.extras import missing_extra
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.extras import missing_extra
 from distsummary.format.records import Shard
 
 Array = NDArray[Any]

@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from torch.compiler import is_compiling
 
-from distsummary.guard import Guard, at_door, passes
+from distsummary.base.guard import Guard, at_door, passes
 
 P = ParamSpec("P")
 R = TypeVar("R")

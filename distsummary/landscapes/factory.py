@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from distsummary.checks import check_type
+from distsummary.base.checks import check_type
 from distsummary.errors import DistSummaryError, InvalidTypeError, InvalidValueError, LandscapeError
 
 TUPLE = "model", "loss_fn", "batches", "evaluation"

@@ -11,9 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from distsummary.base.checks import check_type, renamed
+from distsummary.base.interrupts import handles_interrupts
+from distsummary.base.publish import check_writable, refuse_unlike_files
+from distsummary.base.terminal import doing
 from distsummary.checkpoints.metadata import METADATA
 from distsummary.checkpoints.trajectory import Trajectory
-from distsummary.checks import check_type, renamed
 from distsummary.errors import (
     InvalidTypeError,
     InvalidValueError,
@@ -21,7 +24,6 @@ from distsummary.errors import (
     NotADirectoryPathError,
 )
 from distsummary.frameworks.base import framework_of
-from distsummary.interrupts import handles_interrupts
 from distsummary.landscapes.directions.normalization import FilterAxisHook
 from distsummary.landscapes.directions.parameters import Patterns, moving
 from distsummary.landscapes.directions.planes import Prepared, Settings
@@ -54,10 +56,8 @@ from distsummary.landscapes.run.identity import held_modules, landscape_identity
 from distsummary.landscapes.run.journal import Journal, leftover_journals
 from distsummary.landscapes.run.progress import ProgressCallback, progress_callback
 from distsummary.landscapes.run.runner import InProcessWorkers, Workers, generate
-from distsummary.publish import check_writable, refuse_unlike_files
-from distsummary.run_dir import RunDir
-from distsummary.terminal import doing
-from distsummary.topology import has_cluster
+from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.topology import has_cluster
 
 HOST_SHARE = 4  # batches may take 1 / HOST_SHARE of the memory: workers may hold copies
 RENAMED = {"centring": "centering", "output": "run_dir"}  # old names of arguments -> new names

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from distsummary.base.checks import check_choice, check_int, check_type
 from distsummary.checkpoints.landscape_spec import MAX_SIZE, MIN_SIZE, UNITS
 from distsummary.checkpoints.trajectory import Trajectory
-from distsummary.checks import check_choice, check_int, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions import CENTERINGS, CORNERS, DIRECTIONS, OF_RUNS
@@ -21,7 +21,7 @@ from distsummary.landscapes.directions.sources import AnyAround, is_single
 from distsummary.landscapes.engines.base import MODES
 from distsummary.landscapes.engines.engine_choice import EngineChoice
 from distsummary.landscapes.model.quantities import Evaluation
-from distsummary.run_dir import RunDir
+from distsummary.rundir.run_dir import RunDir
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

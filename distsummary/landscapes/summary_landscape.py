@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from distsummary.base.checks import check_choice, check_int, check_type
+from distsummary.base.processes import in_ray
 from distsummary.checkpoints.landscape_spec import check_collect_landscape
 from distsummary.checkpoints.trajectory import Trajectory, read
-from distsummary.checks import check_choice, check_int, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError, NotADirectoryPathError, RunDirError
 from distsummary.landscapes.engines.base import MODES
 from distsummary.landscapes.factory import named_parts
 from distsummary.landscapes.generator import landscape_set
 from distsummary.landscapes.model.data import check_batches, mindspore_batches
 from distsummary.landscapes.output.loss_grid import LossGrid
-from distsummary.processes import in_ray
-from distsummary.run_dir import RunDir
+from distsummary.rundir.run_dir import RunDir
 
 _RESULT = (
     "(model, loss_fn, batches), a dict with the keys model, batches, and loss_fn or batch_loss, "

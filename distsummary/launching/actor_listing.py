@@ -6,8 +6,8 @@ from typing import Any
 import ray
 
 from distsummary.aggregate.actor import actor_name
-from distsummary.run_dir import RunDir
-from distsummary.states import RankState
+from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.states import RankState
 
 Actor = Mapping[str, Any]  # as Ray's table has it
 

@@ -7,14 +7,14 @@ from typing import TextIO
 
 import numpy as np
 
-from distsummary.checks import check_choice
+from distsummary.base.checks import check_choice
+from distsummary.base.extras import extra, require
+from distsummary.base.publish import check_writable, refuse_unlike_files, replacing
+from distsummary.base.terminal import doing
 from distsummary.errors import InvalidValueError
-from distsummary.extras import extra, require
-from distsummary.publish import check_writable, refuse_unlike_files, replacing
 from distsummary.runs.rank_files import Rank, Tags
 from distsummary.runs.recorded_run import open_run
 from distsummary.runs.table import ScalarTable
-from distsummary.terminal import doing
 
 FORMATS = ("parquet", "csv")
 _ROWS = 1 << 20  # of a row group

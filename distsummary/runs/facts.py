@@ -6,12 +6,12 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
+from distsummary.base.many_files import read_each
 from distsummary.diagnosis.settings import CONFIG_PREFIX, HOST, LOCAL_RANK, differences, usual_settings
-from distsummary.many_files import read_each
-from distsummary.rank_facts import read_facts
-from distsummary.run_dir import RunDir
+from distsummary.events.sibling_run import sibling_run
+from distsummary.rundir.rank_facts import read_facts
+from distsummary.rundir.run_dir import RunDir
 from distsummary.runs.recorded_run import RecordedRun
-from distsummary.sibling_run import sibling_run
 
 Fact: TypeAlias = str | int | float | bool | None
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from distsummary.errors import DistSummaryError, InvalidValueError
+from distsummary.events.recorded import Place
 from distsummary.format.norms import ParameterNorms
-from distsummary.reading.recorded import Place
 from distsummary.runs.rank_files import said
 from distsummary.runs.table import Labels, Table
 

@@ -8,15 +8,15 @@ from typing import Final, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
-from distsummary.checks import check_recorded, check_type
+from distsummary.base.checks import check_recorded, check_type
+from distsummary.base.terminal import doing
 from distsummary.errors import DistSummaryError, InvalidValueError, MissingFileError
-from distsummary.reading.deduplicate import ends_of_attempts
-from distsummary.reading.index import DamagedIndexError
-from distsummary.reading.recorded import Place, Recorded
-from distsummary.reading.segments import source_of
-from distsummary.run_dir import RunDir
-from distsummary.run_text import as_ranges
-from distsummary.terminal import doing
+from distsummary.events.deduplicate import ends_of_attempts
+from distsummary.events.index import DamagedIndexError
+from distsummary.events.recorded import Place, Recorded
+from distsummary.events.segments import source_of
+from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.run_text import as_ranges
 
 Result = TypeVar("Result")
 Rank: TypeAlias = int | Literal["merged"] | None

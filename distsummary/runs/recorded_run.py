@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from distsummary.checks import check_choice, check_type
+from distsummary.base.checks import check_choice, check_type
 from distsummary.diagnosis.alerts import (
     MUTED,
     alerts_as_of_now,
@@ -27,17 +27,19 @@ from distsummary.errors import (
     MissingFileError,
     NotADirectoryPathError,
 )
+from distsummary.events.index import is_index
+from distsummary.events.reader import Damage, read_file, read_lineage
+from distsummary.events.recorded import Place
+from distsummary.events.segments import all_event_files, landscape_files
+from distsummary.events.sibling_run import SiblingRun, sibling_run
 from distsummary.format.lineage import Lineage, custom_values, lineage_values
 from distsummary.format.records import NORMS
 from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.pb.mindspore_anf_ir_pb2 import GraphProto
-from distsummary.rank_facts import read_command
-from distsummary.rank_parts import parts_of
-from distsummary.reading.index import is_index
-from distsummary.reading.reader import Damage, read_file, read_lineage
-from distsummary.reading.recorded import Place
-from distsummary.reading.segments import all_event_files, landscape_files
-from distsummary.run_dir import MANIFEST, Manifest, RunDir
+from distsummary.rundir.rank_facts import read_command
+from distsummary.rundir.rank_parts import parts_of
+from distsummary.rundir.run_dir import MANIFEST, Manifest, RunDir
+from distsummary.rundir.states import RunState, is_over, is_silent, read_run
 from distsummary.runs.deals import DealRow, deal_rows
 from distsummary.runs.norms import norms_table
 from distsummary.runs.rank_files import MERGED, MERGED_RANK, Rank, RankFiles, Tags, ends, said, wanted
@@ -52,8 +54,6 @@ from distsummary.runs.table import (
     packed,
 )
 from distsummary.runs.values import added, assembled, readable, value_table
-from distsummary.sibling_run import SiblingRun, sibling_run
-from distsummary.states import RunState, is_over, is_silent, read_run
 from distsummary.tools.dump import fields
 from distsummary.tools.status_text import findings_in_short
 

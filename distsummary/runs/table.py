@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from distsummary.checks import check_choice
+from distsummary.base.checks import check_choice
+from distsummary.base.extras import extra, require
 from distsummary.errors import InvalidValueError
-from distsummary.extras import extra, require
 from distsummary.format.records import Histogram, Image
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from distsummary.errors import DamagedFileError, DistSummaryError
-from distsummary.reading.recorded import Place
-from distsummary.reading.shards import AddedShards
+from distsummary.events.recorded import Place
+from distsummary.events.shards import AddedShards
 from distsummary.runs.rank_files import said
 from distsummary.runs.table import Labels, ValueTable, labels
 

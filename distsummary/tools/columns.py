@@ -7,8 +7,8 @@ import time
 from collections.abc import Collection, Sequence
 from typing import TextIO
 
-from distsummary.run_text import as_ranges
-from distsummary.terminal import cleaned
+from distsummary.base.terminal import cleaned
+from distsummary.rundir.run_text import as_ranges
 
 WIDTH = 100
 MIN_WIDTH = 60  # in narrower terminals, lines are broken

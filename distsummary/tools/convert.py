@@ -11,8 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from distsummary.checks import check_choice
+from distsummary.base.checks import check_choice
+from distsummary.base.publish import ensure_directory, replacing
+from distsummary.base.terminal import doing
 from distsummary.errors import MissingFileError, RunDirError
+from distsummary.events.files import Files
+from distsummary.events.reader import Damage, ReadEvent, read_directory
+from distsummary.events.segments import SegmentName, segments, stamp_of
 from distsummary.format import mindspore_format, tensorboard_format
 from distsummary.format.encode import encode_event
 from distsummary.format.frames import frame
@@ -30,13 +35,8 @@ from distsummary.format.records import (
     Histogram,
     Value,
 )
-from distsummary.publish import ensure_directory, replacing
-from distsummary.reading.reader import Damage, ReadEvent, read_directory
-from distsummary.reading.segments import SegmentName, segments, stamp_of
-from distsummary.run_dir import RunDir
-from distsummary.terminal import doing
+from distsummary.rundir.run_dir import RunDir
 from distsummary.tools.fsck_files import is_live
-from distsummary.writing.files import Files
 
 _FORMATS = {MINDSPORE: mindspore_format, TENSORBOARD: tensorboard_format}
 _SOURCES = (  # for each dialect, finds the part of a file name that identifies the writer

@@ -12,8 +12,13 @@ from typing import Any, TypeAlias
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
-from distsummary.checks import check_choice, check_recorded
+from distsummary.base.checks import check_choice, check_recorded
+from distsummary.base.terminal import doing
 from distsummary.errors import DamagedFileError, InvalidValueError, MissingFileError
+from distsummary.events.reader import ReadValue, decode_frame, values_of
+from distsummary.events.scalar_columns import ScalarColumns, read_pieces
+from distsummary.events.segments import all_event_files, dialect_of, stamp_of
+from distsummary.events.sibling_run import sibling_run
 from distsummary.format.norms import ParameterNorms, UnnamedNorms
 from distsummary.format.records import (
     DIALECTS,
@@ -25,13 +30,8 @@ from distsummary.format.records import (
     Value,
 )
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
-from distsummary.reading.reader import ReadValue, decode_frame, values_of
-from distsummary.reading.scalar_columns import ScalarColumns, read_pieces
-from distsummary.reading.segments import all_event_files, dialect_of, stamp_of
-from distsummary.run_dir import RunDir
-from distsummary.run_text import as_ranges
-from distsummary.sibling_run import sibling_run
-from distsummary.terminal import doing
+from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.run_text import as_ranges
 
 Json: TypeAlias = Any  # what json.dumps takes; Python has no better type for JSON
 

@@ -7,6 +7,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from distsummary.base.json_door import parse_json
+from distsummary.base.terminal import doing
 from distsummary.errors import (
     DamagedFileError,
     DistSummaryError,
@@ -14,20 +16,18 @@ from distsummary.errors import (
     NotADirectoryPathError,
     RunDirError,
 )
+from distsummary.events.files import Files
+from distsummary.events.index import check_index, compare_index, is_index
+from distsummary.events.segment import cut_torn_tail, cut_torn_tails
+from distsummary.events.sibling_run import SiblingRun, sibling_run
 from distsummary.format.npz import read_npz
-from distsummary.json_door import parse_json
-from distsummary.rank_manifest import read_ranks
-from distsummary.reading.index import check_index, compare_index, is_index
-from distsummary.run_dir import MANIFEST, RunDir
-from distsummary.sibling_run import SiblingRun, sibling_run
-from distsummary.terminal import doing
+from distsummary.rundir.rank_manifest import read_ranks
+from distsummary.rundir.run_dir import MANIFEST, RunDir
 from distsummary.tools.findings import Finding, finding
 from distsummary.tools.fsck_files import DirectoryFacts, check_files
 from distsummary.tools.fsck_journals import check_journals, journals
 from distsummary.tools.fsck_manifest import check_manifest, repair_manifest, set_aside
 from distsummary.tools.fsck_names import check_names
-from distsummary.writing.files import Files
-from distsummary.writing.segment import cut_torn_tail, cut_torn_tails
 
 CLEAN, PROBLEMS, UNUSABLE = 0, 1, 2  # exit codes
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from distsummary.errors import DamagedFileError
+from distsummary.events.reader import decode_frame
+from distsummary.events.segments import LANDSCAPE, source_of, stamp_of
 from distsummary.format.frames import read_frames, whole_length
 from distsummary.format.norms import UnnamedNorms
 from distsummary.format.records import MINDSPORE, NORMS, TENSORBOARD
-from distsummary.reading.reader import decode_frame
-from distsummary.reading.segments import LANDSCAPE, source_of, stamp_of
 from distsummary.tools.findings import Finding, finding
 from distsummary.tools.fsck_names import LINEAGE, EventFile
 from distsummary.tools.fsck_steps import StepOrder

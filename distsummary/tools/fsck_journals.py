@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypedDict
 
+from distsummary.base.json_door import parse_json
 from distsummary.errors import DamagedFileError
 from distsummary.format.frames import read_frames, whole_length
-from distsummary.json_door import parse_json
-from distsummary.run_dir import LANDSCAPE_JOURNAL, RunDir
+from distsummary.rundir.run_dir import LANDSCAPE_JOURNAL, RunDir
 from distsummary.tools.findings import Finding, finding
 from distsummary.tools.fsck_files import is_live, limited
 

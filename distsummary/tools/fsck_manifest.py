@@ -6,19 +6,19 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
-from distsummary.attempts import decides
+from distsummary.base.json_door import check_kind, read_json
+from distsummary.base.processes import is_alive, is_masked
+from distsummary.base.publish import publish
 from distsummary.errors import DamagedFileError, DistSummaryError, RunDirError
-from distsummary.identity import KEY
-from distsummary.json_door import check_kind, read_json
-from distsummary.processes import is_alive, is_masked
-from distsummary.publish import publish
-from distsummary.rank_manifest import RANK_MANIFEST, encoded, new_entry, read_entries, read_ranks
-from distsummary.run_dir import Manifest, RunDir
-from distsummary.run_records import MOST_S, AttemptRecord, RankEntry
-from distsummary.states import read_run
+from distsummary.rundir.attempts import decides
+from distsummary.rundir.identity import KEY
+from distsummary.rundir.rank_manifest import RANK_MANIFEST, encoded, new_entry, read_entries, read_ranks
+from distsummary.rundir.run_dir import Manifest, RunDir
+from distsummary.rundir.run_records import MOST_S, AttemptRecord, RankEntry
+from distsummary.rundir.states import read_run
+from distsummary.rundir.topology import Topology
 from distsummary.tools.findings import Finding, finding
 from distsummary.tools.fsck_files import DirectoryFacts
-from distsummary.topology import Topology
 
 _ROLES = ("train", "eval")
 _NAMED = 5  # attempts or ranks in a message

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
+from distsummary.base.publish import TEMPORARY, is_in_use
+from distsummary.events.segments import LINEAGE_SUFFIX, stamp_of
 from distsummary.format.records import MINDSPORE, TENSORBOARD
-from distsummary.publish import TEMPORARY, is_in_use
-from distsummary.reading.segments import LINEAGE_SUFFIX, stamp_of
 from distsummary.tools.findings import Finding, finding
 
 LINEAGE = "lineage"

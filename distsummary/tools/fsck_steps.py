@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from distsummary.events.deduplicate import Seen
 from distsummary.format.records import TENSORBOARD, Event, EventIds
-from distsummary.reading.deduplicate import Seen
 from distsummary.tools.findings import Finding, finding
 from distsummary.tools.fsck_values import short
 

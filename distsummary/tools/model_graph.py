@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from distsummary.errors import MissingFileError
+from distsummary.events.reader import read_file
+from distsummary.events.segments import dialect_of
 from distsummary.format import mindspore_graph
 from distsummary.format.graph import model_explorer
 from distsummary.format.records import DIALECTS
-from distsummary.reading.reader import read_file
-from distsummary.reading.segments import dialect_of
 from distsummary.tools.dump import event_files
 
 

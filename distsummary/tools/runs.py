@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from distsummary.errors import DistSummaryError, MissingFileError
-from distsummary.reading.newest import newest_events, newest_scalars, scalars_of
-from distsummary.reading.reader import ReadEvent
-from distsummary.reading.segments import all_event_files, stamp_of
-from distsummary.run_dir import MANIFEST, RunDir
-from distsummary.run_records import MOST_S
+from distsummary.events.newest import newest_events, newest_scalars, scalars_of
+from distsummary.events.reader import ReadEvent
+from distsummary.events.segments import all_event_files, stamp_of
+from distsummary.rundir.run_dir import MANIFEST, RunDir
+from distsummary.rundir.run_records import MOST_S
 from distsummary.tools.columns import aligned, lasting, numbered, printable, shortened
 from distsummary.tools.status import read_status
 from distsummary.tools.status_text import causes, findings_of, slow_ranks, stuck_in_short

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from distsummary.base.publish import file_system_time
 from distsummary.diagnosis.alerts import is_finding, open_findings, read_alerts, worst_level
 from distsummary.diagnosis.stuck_files import hung_ranks
 from distsummary.diagnosis.verdict import ERROR, Verdict
 from distsummary.errors import DistSummaryError, MissingFileError
-from distsummary.publish import file_system_time
-from distsummary.run_dir import MANIFEST, RunDir
-from distsummary.sibling_run import sibling_hint, sibling_run
-from distsummary.states import AttemptState, RankState, RunState, read_run
+from distsummary.events.sibling_run import sibling_hint, sibling_run
+from distsummary.rundir.run_dir import MANIFEST, RunDir
+from distsummary.rundir.states import AttemptState, RankState, RunState, read_run
 
 if TYPE_CHECKING:
-    from distsummary.reading.reader import ReadEvent
+    from distsummary.events.reader import ReadEvent
 
 GOOD = ("running", "finished")  # states of a run and of its ranks
 EACH_RANK = 32  # up to so many ranks have a line each
@@ -214,7 +214,7 @@ def _unmerged(run_dir: RunDir, attempt: AttemptState, recorded: Mapping[int, int
 
 def _recorded_step(directory: Path, attempt: int | None = None) -> int | None:
     """The newest step in a directory's event files, of one attempt or of all; None if it has none."""
-    from distsummary.reading.newest import newest_events  # loads NumPy, which a running rank does not need
+    from distsummary.events.newest import newest_events  # loads NumPy, which a running rank does not need
 
     try:
         return max((event.step for event in newest_events(directory, attempt=attempt)), default=None)
@@ -224,8 +224,8 @@ def _recorded_step(directory: Path, attempt: int | None = None) -> int | None:
 
 def _merged(base: Path, newest: AttemptState) -> Merged | None:
     """What the ends of the merged files say; None without any."""
+    from distsummary.events.newest import newest_events, step_since
     from distsummary.format.records import ALERT_TAGS, RANKS_TAG  # both load NumPy, as above
-    from distsummary.reading.newest import newest_events, step_since
 
     def ranks_of(event: "ReadEvent") -> int | None:
         """On how many ranks an event of the attempt stands; None if it does not say."""

@@ -13,11 +13,11 @@ from operator import not_
 from pathlib import Path
 from typing import Any
 
-from distsummary import states
 from distsummary.diagnosis.sentence import LEAST_S, finding, seconds, sentence, weight
 from distsummary.diagnosis.verdict import DROPPED, ERROR, HANG, MESSAGE, SLOW, Verdict
-from distsummary.run_dir import RunDir
-from distsummary.states import GONE, SILENT, AttemptState, RankState
+from distsummary.rundir import states
+from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.states import GONE, SILENT, AttemptState, RankState
 from distsummary.tools.columns import (
     WIDTH,
     aligned,

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import TextIO
 
-from distsummary.states import is_over
+from distsummary.rundir.states import is_over
 from distsummary.tools.columns import clock, named, width_of
 from distsummary.tools.status import Status, read_status
 from distsummary.tools.status_text import as_json as json_of

@@ -7,7 +7,7 @@ from typing import Any
 
 from distsummary.diagnosis.sentence import sentence, weight
 from distsummary.diagnosis.verdict import NOTICES, Verdict
-from distsummary.states import AttemptState
+from distsummary.rundir.states import AttemptState
 from distsummary.tools.columns import WIDTH, cut, printable
 
 Found = tuple[int, Verdict]  # with its attempt

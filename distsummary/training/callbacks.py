@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from distsummary.checks import check_int_or_both, check_type
+from distsummary.base.checks import check_int_or_both, check_type
+from distsummary.base.guard import Guard, calls_user, door, is_decorated
 from distsummary.errors import InvalidTypeError, InvalidValueError, MissingParameterError
 from distsummary.frameworks.base import framework_of
-from distsummary.guard import Guard, calls_user, door, is_decorated
-from distsummary.topology import DATA_AXES, Topology
+from distsummary.rundir.topology import DATA_AXES, Topology
 from distsummary.training.recorder import Recorder
 from distsummary.training.values import mean_of, resolve
 

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+from distsummary.base.checks import check_choice, check_int, check_type
+from distsummary.base.extras import require
 from distsummary.checkpoints.encryption import GCM, check_key
 from distsummary.checkpoints.model_file import FORMATS
 from distsummary.checkpoints.object_state import state_entries
-from distsummary.checks import check_choice, check_int, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.extras import require
 from distsummary.frameworks.base import framework_of, spec_of
 
 EPOCH, STEP = "epoch_num", "step_num"

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from distsummary.base.guard import Guard, calls_user, door
 from distsummary.errors import ClosedError
-from distsummary.guard import Guard, calls_user, door
-from distsummary.topology import Topology
+from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import CallbackList, CallbackParams, RunContext, common_params, length
 from distsummary.training.values import Scalar, check_named, resolve
 

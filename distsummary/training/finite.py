@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from distsummary.base.guard import deliberate
 from distsummary.errors import NonFiniteError
+from distsummary.events.health import Failures
 from distsummary.format.check_tags import NONFINITE_TAGS
 from distsummary.frameworks.base import Pending, framework_of, tensors_in
-from distsummary.guard import deliberate
 from distsummary.training.values import Scalar, resolve
-from distsummary.writing.health import Failures
 
 WARN, STOP, IGNORE = "warn", "stop", "ignore"
 ON_NAN = (WARN, STOP, IGNORE)

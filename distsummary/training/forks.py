@@ -11,8 +11,8 @@ from typing import Protocol
 
 import numpy as np
 
+from distsummary.base.guard import Guard
 from distsummary.format.records import PLUGINS
-from distsummary.guard import Guard
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ import logging
 import math
 from collections.abc import Callable
 
-from distsummary.checks import check_type
+from distsummary.base.checks import check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.base import framework_of
 from distsummary.training.callbacks import Callback, RunContext

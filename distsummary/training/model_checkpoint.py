@@ -12,23 +12,23 @@ from time import monotonic, sleep
 from types import TracebackType
 from typing import Any, Self
 
+from distsummary.base.checks import check_type
+from distsummary.base.guard import check, door, passes
+from distsummary.base.interrupts import StepInterrupts
+from distsummary.base.publish import check_writable, ensure_directory, remove_leftovers
+from distsummary.base.termination import END_S, STEP_S, on_termination
 from distsummary.checkpoints import dcp
 from distsummary.checkpoints.model_file import BREAKPOINT, TRAINING, free_prefix, saved_in, superseded
 from distsummary.checkpoints.object_state import state_entries
 from distsummary.checkpoints.training_state import remove_orphans, write_rank_file
-from distsummary.checks import check_type
 from distsummary.diagnosis.verdict import UNSAVED
 from distsummary.errors import DistSummaryError, InvalidArgumentError, InvalidValueError
-from distsummary.guard import check, door, passes
-from distsummary.interrupts import StepInterrupts
-from distsummary.publish import check_writable, ensure_directory, remove_leftovers
-from distsummary.termination import END_S, STEP_S, on_termination
+from distsummary.events.health import one_line
 from distsummary.training.callbacks import Callback, CallbackParams, RunContext, guarded, step_in_epoch
 from distsummary.training.checkpoint_config import CheckpointConfig
 from distsummary.training.model_state import Kept, Source, source_of
 from distsummary.training.phases import CHECKPOINT, in_phase
 from distsummary.training.random_state import random_state
-from distsummary.writing.health import one_line
 
 logger = logging.getLogger(__name__)
 

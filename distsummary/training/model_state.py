@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from distsummary.base.guard import check, passes
 from distsummary.checkpoints import dcp
 from distsummary.checkpoints.mapped import Array
 from distsummary.checkpoints.model_file import with_texts, write_model
@@ -24,8 +25,7 @@ from distsummary.checkpoints.training_state import STATES
 from distsummary.errors import InvalidValueError
 from distsummary.format.records import Shard
 from distsummary.frameworks.base import Framework, Pending, framework_of
-from distsummary.guard import check, passes
-from distsummary.topology import DATA_AXES
+from distsummary.rundir.topology import DATA_AXES
 from distsummary.training.callbacks import CallbackParams
 from distsummary.training.checkpoint_config import INFO, CheckpointConfig
 

@@ -15,8 +15,8 @@ from functools import partial
 from threading import get_ident, get_native_id
 from typing import Any
 
+from distsummary.base.guard import Counts, Guard, door
 from distsummary.format.records import PHASE_TAGS
-from distsummary.guard import Counts, Guard, door
 from distsummary.training.affordable import affordable_every
 from distsummary.training.callbacks import CallbackParams
 from distsummary.training.device_times import DeviceTimes

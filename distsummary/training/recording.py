@@ -13,18 +13,18 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from distsummary.checks import check_choice, check_int, check_type
+from distsummary.base.checks import check_choice, check_int, check_type
+from distsummary.base.guard import Guard, check, door, passes
 from distsummary.diagnosis.verdict import INFO, LEVELS, MESSAGE, level_of
 from distsummary.errors import ClosedError, DistSummaryError, InvalidTypeError, InvalidValueError
+from distsummary.events.health import Failures
 from distsummary.format.records import GIVEN_PLUGINS, LINEAGE_PLUGINS, Health, Value
-from distsummary.guard import Guard, check, door, passes
 from distsummary.training.callbacks import CallbackList, CallbackParams
 from distsummary.training.finite import ON_NAN, WARN, Checked, FiniteCheck
 from distsummary.training.forks import FORKED, Forks, register_for_forks
 from distsummary.training.given import Given
 from distsummary.training.recorder import NOT_RECORDED, TIMES, NoRecorder, Recorder
 from distsummary.training.values import Scalar, check_named, check_tag, scalar
-from distsummary.writing.health import Failures
 
 logger = logging.getLogger(__name__)
 

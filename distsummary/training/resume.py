@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from distsummary.base.checks import check_type
 from distsummary.checkpoints import dcp
 from distsummary.checkpoints.encryption import GCM, check_key
 from distsummary.checkpoints.load import load_param_into_net, parameters_of
 from distsummary.checkpoints.model_file import read_model, saved_in
 from distsummary.checkpoints.training_state import STATES, named_state, saved_states, training_state
-from distsummary.checks import check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.topology import detect
+from distsummary.rundir.topology import detect
 from distsummary.training.random_state import set_random_state
 from distsummary.training.rest import Rest
 

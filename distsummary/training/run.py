@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from distsummary.at_exit import close_at_exit, is_closed
-from distsummary.checks import check_int, check_type
+from distsummary.base.at_exit import close_at_exit, is_closed
+from distsummary.base.checks import check_int, check_type
+from distsummary.base.guard import Guard, calls_user, check, door
 from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError, NonFiniteError
 from distsummary.format.records import Value
 from distsummary.frameworks.base import framework_of
-from distsummary.guard import Guard, calls_user, check, door
-from distsummary.topology import Topology, detect
+from distsummary.rundir.topology import Topology, detect
 from distsummary.training.callbacks import (
     Callback,
     CallbackList,

@@ -11,11 +11,11 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from distsummary.base.guard import Guard
 from distsummary.frameworks.torch import FRAMEWORK
 from distsummary.frameworks.torch_hook import Hook
 from distsummary.frameworks.torch_modules import has_fsdp1
 from distsummary.frameworks.torch_optimizer import is_captured
-from distsummary.guard import Guard
 from distsummary.training.device_times import DeviceTimes
 from distsummary.training.phases import BACKWARD, FORWARD, OPTIMIZER, REST, WAIT, Phases
 

@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import DebugLevel, get_debug_level
 from torch.autograd import Variable
 from torch.compiler import is_compiling
 
-from distsummary.guard import passes
+from distsummary.base.guard import passes
 from distsummary.training.forks import register_for_forks
 from distsummary.training.phases import Phases
 

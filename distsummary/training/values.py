@@ -8,12 +8,12 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from distsummary.checks import check_text, check_type
+from distsummary.base.checks import check_text, check_type
+from distsummary.base.guard import check
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.records import MAX_TAG_BYTES
 from distsummary.frameworks.base import Pending, framework_of, spec_of
 from distsummary.frameworks.numpy import known_numbers
-from distsummary.guard import check
 
 Scalar: TypeAlias = float | Pending
 

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from distsummary.errors import DistSummaryError
-from distsummary.run_text import TAG as RUN_TEXT
+from distsummary.rundir.run_text import TAG as RUN_TEXT
 from distsummary.runs.recorded_run import RecordedRun
 from distsummary.runs.table import ValueTable
 from distsummary.view.packing import shortened, small

@@ -7,8 +7,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from distsummary.base.publish import check_writable, refuse_unlike_files, replacing
 from distsummary.errors import MissingExtraError
-from distsummary.publish import check_writable, refuse_unlike_files, replacing
 from distsummary.runs.recorded_run import open_run
 from distsummary.view.compare import refuse_others
 from distsummary.view.packing import embedded

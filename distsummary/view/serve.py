@@ -19,7 +19,7 @@ from socketserver import TCPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from distsummary.checks import check_int
+from distsummary.base.checks import check_int
 from distsummary.errors import DistSummaryError, InvalidValueError, MissingFileError, RunDirError
 from distsummary.view.report import built
 from distsummary.view.served import Answer, Served, UnknownRunError

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from distsummary.errors import MissingFileError
-from distsummary.run_dir import RunDir
+from distsummary.rundir.run_dir import RunDir
 from distsummary.runs.recorded_run import RecordedRun, open_run
 from distsummary.tools.runs import RunRow, find_runs
 from distsummary.view.compare import refuse_others

@@ -12,10 +12,10 @@ import psutil
 import pytest
 
 from distsummary import LossGrid
+from distsummary.events.reader import read_directory, read_lineage
 from distsummary.format.lineage import custom_values
 from distsummary.format.records import DIALECTS
-from distsummary.reading.reader import read_directory, read_lineage
-from distsummary.run_dir import RunDir
+from distsummary.rundir.run_dir import RunDir
 from distsummary.view.report import BUNDLE
 from tests.interrupts import sigint
 from tests.patience import PATIENCE_S

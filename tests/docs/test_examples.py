@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from distsummary import LossGrid
-from distsummary.reading.reader import read_directory, read_lineage
-from distsummary.run_dir import RunDir
+from distsummary.events.reader import read_directory, read_lineage
+from distsummary.rundir.run_dir import RunDir
 from tests.conftest import ROOT
 from tests.patience import PATIENCE_S
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import distsummary as ds
+from distsummary.events.files import Files
+from distsummary.events.segments import all_event_files
+from distsummary.events.spec import WriterSpec
+from distsummary.events.writer import RankWriter
 from distsummary.format.frames import Part
 from distsummary.format.records import DIALECTS, Batch, Event, Value
-from distsummary.reading.segments import all_event_files
-from distsummary.writing.files import Files
-from distsummary.writing.spec import WriterSpec
-from distsummary.writing.writer import RankWriter
 
 RUN = "0123456789abcdef"
 ROUNDS, EVENTS = 6, 1500  # a round is a segment

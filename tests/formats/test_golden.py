@@ -12,6 +12,8 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 
 import distsummary as ds
+from distsummary.events.reader import read_directory, read_file, read_lineage
+from distsummary.events.segments import dialect_of
 from distsummary.format import mindspore_format
 from distsummary.format.encode import encode_event
 from distsummary.format.frames import frame, read_frames
@@ -22,8 +24,6 @@ from distsummary.format.records import LINEAGE_PLUGINS, Event, Histogram, Image,
 from distsummary.pb import mindspore_checkpoint_pb2 as checkpoint_pb2
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.pb import mindspore_summary_pb2 as summary_pb2
-from distsummary.reading.reader import read_directory, read_file, read_lineage
-from distsummary.reading.segments import dialect_of
 from tests.formats.golden import EVENT_FILES, GOLDEN, decoded
 
 SPECIAL = GOLDEN / "special_values"

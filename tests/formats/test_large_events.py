@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 
 import distsummary as ds
-from distsummary.coordination import LocalCoordinator
+from distsummary.events.async_writer import AsyncWriter
+from distsummary.events.reader import read_directory
+from distsummary.events.spec import WriterSpec
+from distsummary.events.writer import RankWriter
 from distsummary.format.frames import frame
 from distsummary.format.records import Event, Value
 from distsummary.pb import tensorboard_pb2
-from distsummary.reading.reader import read_directory
-from distsummary.run_dir import RunDir
+from distsummary.rundir.coordination import LocalCoordinator
+from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.topology import Topology
 from distsummary.tools.convert import convert
 from distsummary.tools.dump import dump
 from distsummary.tools.fsck import fsck
-from distsummary.topology import Topology
-from distsummary.writing.async_writer import AsyncWriter
-from distsummary.writing.spec import WriterSpec
-from distsummary.writing.writer import RankWriter
 from tests.formats.test_memory import peak_kib
-from tests.unit.reading.test_reader import TENSORBOARD
+from tests.unit.events.test_reader import TENSORBOARD
 
 MIB = 1 << 20
 LARGE, LARGEST = 100 * MIB, 255 * MIB

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distsummary.events.reader import read_file, read_values
 from distsummary.format.encode import encode_event
 from distsummary.format.frames import frame
 from distsummary.format.records import Event, Value
-from distsummary.reading.reader import read_file, read_values
 from distsummary.tools.dump import dump, to_line
-from tests.unit.reading.test_reader import TENSORBOARD
-from tests.unit.reading.test_scalar_columns import foreign
+from tests.unit.events.test_reader import TENSORBOARD
+from tests.unit.events.test_scalar_columns import foreign
 
 READERS: dict[str, Callable[[str], Iterable[Any]]] = {
     "values": read_values,

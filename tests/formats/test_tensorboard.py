@@ -13,13 +13,13 @@ from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util import tensor_util
 
+from distsummary.events.reader import read_directory, read_values
 from distsummary.format import tensorboard_format
 from distsummary.format.encode import encode_event
 from distsummary.format.frames import frame, read_frames
 from distsummary.format.histogram import count_histogram
 from distsummary.format.png import encode_image
 from distsummary.format.records import Event, EventIds, Value
-from distsummary.reading.reader import read_directory, read_values
 from distsummary.tools.dump import dump
 
 RUN = "0123456789abcdef"

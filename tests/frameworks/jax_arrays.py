@@ -10,8 +10,8 @@ import pytest
 from distsummary import SummaryRecord
 from distsummary.collect.checked_values import checked_value
 from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.events.reader import read_directory
 from distsummary.frameworks.base import framework_of
-from distsummary.reading.reader import read_directory
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy

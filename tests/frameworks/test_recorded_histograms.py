@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from distsummary import Run, SummaryCollector, SummaryRecord
+from distsummary.events.reader import read_directory
 from distsummary.format.histogram import count_histogram
 from distsummary.frameworks import torch as framework
-from distsummary.reading.reader import read_directory
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 

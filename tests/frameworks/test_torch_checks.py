@@ -18,9 +18,9 @@ from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.check_tags import BITS_TAGS, located, packed, weights_of
 from distsummary.format.records import Value
-from distsummary.rank_facts import read_facts
-from distsummary.run_dir import RunDir
-from distsummary.topology import Topology
+from distsummary.rundir.rank_facts import read_facts
+from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import CallbackParams
 from tests.frameworks.alike_ranks import AFTER, BEFORE, flip_lowest_bit, train
 

@@ -19,7 +19,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 import distsummary as ds
 from distsummary.errors import InvalidTypeError, InvalidValueError, NoSamplesError
-from distsummary.reading.reader import read_lineage, read_values
+from distsummary.events.reader import read_lineage, read_values
 
 LOSS = nn.CrossEntropyLoss()
 

@@ -16,15 +16,15 @@ from torch import Tensor, nn
 import distsummary as ds
 from distsummary.collect.norms import UpdateDeal
 from distsummary.collect.torch_norms import NONFINITE_TAG, Norms, PendingNorms
-from distsummary.deal import Group
 from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.events.health import Failures
+from distsummary.events.reader import read_directory
 from distsummary.format.norms import ParameterNorms, ParameterTable
 from distsummary.format.records import Health
-from distsummary.reading.reader import read_directory
+from distsummary.rundir.deal import Group
 from distsummary.training.callbacks import CallbackParams
 from distsummary.training.finite import FiniteCheck
 from distsummary.training.phases import OPTIMIZER, REST, Phases
-from distsummary.writing.health import Failures
 from tests.frameworks.named_gpu import Hurried, NamedGpu, OnGpu, gpu, to_gpu
 
 __all__ = ["gpu"]

@@ -20,7 +20,7 @@ import distsummary as ds
 from benchmarks import taps
 from distsummary.collect import operators
 from distsummary.errors import InvalidTypeError, InvalidValueError, NonFiniteError
-from distsummary.reading.reader import read_directory
+from distsummary.events.reader import read_directory
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's compiler warns of code of torch
 

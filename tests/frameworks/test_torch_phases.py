@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from distsummary.topology import Topology
+from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import Callback, RunContext
 from distsummary.training.device_times import DeviceTimes
 from distsummary.training.phases import BACKWARD, FORWARD, OPTIMIZER, REST, UNKNOWN

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import distsummary as ds
-from distsummary.reading.reader import read_directory
+from distsummary.events.reader import read_directory
 
 POISON = {
     "bool histogram": ("histogram", np.array([True, False, True])),

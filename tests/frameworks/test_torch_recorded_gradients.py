@@ -15,10 +15,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import distsummary as ds
 from distsummary.collect.torch_gradients import NO_STEP, SKIPPED
 from distsummary.errors import InvalidTypeError, InvalidValueError, WriteError
+from distsummary.events.reader import read_directory
 from distsummary.format.histogram import count_histogram
-from distsummary.reading.reader import read_directory
-from distsummary.run_dir import RunDir
-from distsummary.topology import Topology
+from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.topology import Topology
 
 X, Y = torch.randn(8, 3, generator=torch.Generator().manual_seed(0)), torch.ones(8, 1)
 

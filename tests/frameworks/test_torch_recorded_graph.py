@@ -11,12 +11,12 @@ from torch import nn
 
 import distsummary as ds
 from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.events.reader import read_directory
+from distsummary.events.segments import segments
 from distsummary.format import mindspore_graph
 from distsummary.format.graph import Graph
-from distsummary.reading.reader import read_directory
-from distsummary.reading.segments import segments
-from distsummary.run_dir import RunDir
-from distsummary.topology import Topology
+from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.topology import Topology
 
 
 def make_net() -> nn.Module:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import distsummary as ds
 from distsummary.errors import InvalidTypeError, InvalidValueError, MissingFileError
-from distsummary.topology import Topology
+from distsummary.rundir.topology import Topology
 
 STEPS = 4  # of an epoch
 

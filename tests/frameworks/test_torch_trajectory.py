@@ -15,14 +15,14 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import distsummary as ds
 from distsummary import Topology
-from distsummary.attempts import Registration
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.sketch.sketch_file import has_sketches
 from distsummary.checkpoints.trajectory import read
 from distsummary.collect.trajectory_keeper import KeptTrajectory, keep_trajectory
-from distsummary.deal import Group
 from distsummary.errors import InvalidValueError
 from distsummary.frameworks.base import load
+from distsummary.rundir.attempts import Registration
+from distsummary.rundir.deal import Group
 from tests.frameworks.test_torch import process_group
 
 WORLD = 4

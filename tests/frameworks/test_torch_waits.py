@@ -17,7 +17,7 @@ from torch.distributed import _functional_collectives as functional
 from torch.distributed import all_reduce
 from torch.nn.parallel import DistributedDataParallel
 
-from distsummary.topology import Topology
+from distsummary.rundir.topology import Topology
 from distsummary.training.phases import Phases
 from distsummary.training.run import Run
 from distsummary.training.torch_waits import TorchWaits

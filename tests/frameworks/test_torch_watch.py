@@ -6,7 +6,7 @@ from torch import nn
 
 import distsummary as ds
 from distsummary.errors import InvalidTypeError
-from distsummary.reading.reader import read_directory
+from distsummary.events.reader import read_directory
 
 
 class Tied(nn.Module):

@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 import distsummary as ds
-from distsummary.reading import recorded
-from distsummary.reading.index import is_index
+from distsummary.events import recorded
+from distsummary.events.index import is_index
 from tests.conftest import ROOT
 
 RANKS = 4

@@ -5,9 +5,9 @@ import json
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from distsummary.events.reader import read_lineage
 from distsummary.format.lineage import custom_values
-from distsummary.reading.reader import read_lineage
-from distsummary.states import read_run
+from distsummary.rundir.states import read_run
 from tests.interop.conftest import RANKS, Demo
 
 pytestmark = pytest.mark.interop

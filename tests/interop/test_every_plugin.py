@@ -7,6 +7,10 @@ import numpy as np
 import pytest
 
 import distsummary as ds
+from distsummary.events.reader import read_directory
+from distsummary.events.segments import segments
+from distsummary.events.spec import Limits, WriterSpec
+from distsummary.events.writer import RankWriter
 from distsummary.format.records import (
     MINDSPORE,
     NORMS,
@@ -20,10 +24,6 @@ from distsummary.format.records import (
 )
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
-from distsummary.reading.reader import read_directory
-from distsummary.reading.segments import segments
-from distsummary.writing.spec import Limits, WriterSpec
-from distsummary.writing.writer import RankWriter
 from tests.interop.test_mindinsight import Verdict, check
 from tests.interop.views import differences, own_view, python_view, server_view
 from tests.unit.format import samples

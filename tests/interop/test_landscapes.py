@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from distsummary.landscapes.output.write import write_landscapes
-from distsummary.run_dir import RunDir
+from distsummary.rundir.run_dir import RunDir
 from tests.interop.test_mindinsight import Verdict, check
 from tests.unit.landscapes.test_generator import recorded_run
 from tests.unit.landscapes.test_grid import make_grid, random_grid

@@ -10,10 +10,10 @@ import pytest
 
 from distsummary import LossGrid, SummaryLandscape, landscape_set
 from distsummary.checkpoints.trajectory import Trajectory, read
+from distsummary.events.reader import read_values
+from distsummary.events.segments import landscape_files, segments
 from distsummary.format.records import Landscape
 from distsummary.landscapes.output.write import landscape_record
-from distsummary.reading.reader import read_values
-from distsummary.reading.segments import landscape_files, segments
 from tests.interop.conftest import run_mindspore
 from tests.unit.landscapes.golden_mlp import cross_entropy, legacy_directions
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import distsummary as ds
-from distsummary import metrics
+from distsummary.model import metrics
 from tests.interop.conftest import run_mindspore
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]

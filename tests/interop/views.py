@@ -23,8 +23,8 @@ from tensorboard.data.grpc_provider import GrpcDataProvider
 from tensorboard.data.proto import data_provider_pb2_grpc
 from tensorboard.util import tensor_util
 
+from distsummary.events.reader import read_directory
 from distsummary.format.records import Histogram
-from distsummary.reading.reader import read_directory
 
 ALL = 1_000_000  # more points than any test has: no reader may sample
 
@@ -75,7 +75,7 @@ def _first_difference(left: Points, right: Points) -> str:
 
 
 def own_view(logdir: Path, dialect: str = "tensorboard") -> View:
-    """What distsummary.reading.reader reads from `logdir` and the directories in it."""
+    """What distsummary.events.reader reads from `logdir` and the directories in it."""
     view = View({}, {}, {}, {})
     for directory in sorted({logdir, *(path for path in logdir.rglob("*") if path.is_dir())}):
         for event in read_directory(directory, dialect):

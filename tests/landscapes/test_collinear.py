@@ -8,7 +8,7 @@ import pytest
 
 from distsummary import Directions
 from distsummary.errors import LandscapeError
-from distsummary.run_dir import RunDir
+from distsummary.rundir.run_dir import RunDir
 from tests.landscapes.test_prepare import between, start_of
 from tests.unit.landscapes.test_generator import draw, save_path
 

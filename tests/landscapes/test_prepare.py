@@ -21,7 +21,7 @@ from distsummary.errors import (
     MissingFileError,
 )
 from distsummary.landscapes.output.write import landscape_record
-from distsummary.run_dir import RunDir
+from distsummary.rundir.run_dir import RunDir
 from tests.unit.landscapes.golden_mlp import Mlp, batches, cross_entropy
 from tests.unit.landscapes.test_generator import draw, save_path, walk
 

@@ -10,7 +10,7 @@ import pytest
 
 from distsummary.checkpoints.safetensors import write_safetensors
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError, MissingFileError
-from distsummary.run_dir import RunDir
+from distsummary.rundir.run_dir import RunDir
 from tests.unit.landscapes.golden_mlp import Mlp
 from tests.unit.landscapes.test_generator import draw, save_path, walk
 

@@ -26,7 +26,7 @@ from distsummary.landscapes.directions.pca import locate, pca_plane
 from distsummary.landscapes.directions.recipe import RandomDirections
 from distsummary.landscapes.directions.sketched import path_in_plane, sketched_path
 from distsummary.landscapes.directions.sources import open_source
-from distsummary.run_dir import RunDir
+from distsummary.rundir.run_dir import RunDir
 from tests.unit.landscapes.golden_mlp import Mlp
 from tests.unit.landscapes.test_generator import draw, walk
 

@@ -21,11 +21,11 @@ from distsummary.errors import (
     NotADirectoryPathError,
     RunDirError,
 )
+from distsummary.events.reader import read_file
+from distsummary.events.segments import landscape_files
 from distsummary.landscapes import summary_landscape
 from distsummary.landscapes.summary_landscape import count_workers, parts_of
-from distsummary.reading.reader import read_file
-from distsummary.reading.segments import landscape_files
-from distsummary.run_dir import RunDir
+from distsummary.rundir.run_dir import RunDir
 from tests.unit.landscapes import golden_mlp
 from tests.unit.landscapes.golden_mlp import Mlp, batches, cross_entropy
 from tests.unit.landscapes.test_generator import make_parts, recorded_run

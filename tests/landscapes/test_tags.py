@@ -9,7 +9,7 @@ import pytest
 from distsummary import Directions, LossGrid
 from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.landscapes.output.write import write_landscapes
-from distsummary.run_dir import RunDir
+from distsummary.rundir.run_dir import RunDir
 from tests.landscapes.test_prepare import make_run, start_of
 from tests.unit.landscapes.golden_mlp import Mlp
 from tests.unit.landscapes.test_generator import draw, save_path, walk

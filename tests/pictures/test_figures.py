@@ -16,8 +16,8 @@ from distsummary import SummaryRecord
 from distsummary.collect import figures
 from distsummary.collect.checked_values import checked_value
 from distsummary.errors import InvalidTypeError, InvalidValueError, MissingExtraError
+from distsummary.events.reader import read_directory
 from distsummary.format.records import DIALECTS
-from distsummary.reading.reader import read_directory
 
 
 def curve(**options: Any) -> Figure:

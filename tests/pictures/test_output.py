@@ -10,17 +10,17 @@ import pytest
 
 from distsummary import LossGrid, Topology, merge_run
 from distsummary.aggregate.rank_files import first_free_attempt
-from distsummary.coordination import LocalCoordinator
 from distsummary.errors import DamagedFileError
+from distsummary.events.reader import ReadEvent, read_directory, read_file
+from distsummary.events.segments import landscape_files, segments, stamp_of
+from distsummary.events.spec import WriterSpec
+from distsummary.events.writer import RankWriter
 from distsummary.format.records import Batch, Event, Landscape, Value
 from distsummary.landscapes.output.write import write_landscapes
-from distsummary.reading.reader import ReadEvent, read_directory, read_file
-from distsummary.reading.segments import landscape_files, segments, stamp_of
-from distsummary.run_dir import RunDir
+from distsummary.rundir.coordination import LocalCoordinator
+from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.topology import detect
 from distsummary.tools.fsck import fsck
-from distsummary.topology import detect
-from distsummary.writing.spec import WriterSpec
-from distsummary.writing.writer import RankWriter
 from tests.unit.landscapes.golden_mlp import Mlp, cross_entropy
 from tests.unit.landscapes.test_generator import draw, recorded_run, save_path, walk
 from tests.unit.landscapes.test_grid import make_grid, random_grid

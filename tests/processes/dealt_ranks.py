@@ -11,8 +11,8 @@ from pathlib import Path
 
 import distsummary as ds
 from distsummary.collect import heartbeat
-from distsummary.coordination import LocalCoordinator
-from distsummary.run_dir import RunDir
+from distsummary.rundir.coordination import LocalCoordinator
+from distsummary.rundir.run_dir import RunDir
 from tests.unit.collect.doubles import Model, Momentum
 
 RANKS, BEAT_S, PACE_S, HURRIED = 4, 0.2, 0.01, 150

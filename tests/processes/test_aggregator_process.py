@@ -17,11 +17,11 @@ import distsummary as ds
 from distsummary.aggregate import aggregator as aggregator_module
 from distsummary.aggregate.follow import Follower
 from distsummary.aggregate.merge import merge_run
-from distsummary.coordination import LocalCoordinator
-from distsummary.processes import is_alive
-from distsummary.reading.reader import read_directory
-from distsummary.run_dir import RunDir
-from distsummary.topology import Topology
+from distsummary.base.processes import is_alive
+from distsummary.events.reader import read_directory
+from distsummary.rundir.coordination import LocalCoordinator
+from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.topology import Topology
 from tests.patience import PATIENCE_S, wait_for
 
 # Logs a step for each line that it reads.

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import distsummary as ds
+from distsummary.base.publish import TEMPORARY
 from distsummary.checkpoints.model_file import saved_in
-from distsummary.publish import TEMPORARY
 from tests.conftest import ROOT
 from tests.patience import PATIENCE_S
 

@@ -13,7 +13,7 @@ from distsummary import LossGrid
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.trajectory_writer import TrajectoryWriter
 from distsummary.cli import main
-from distsummary.run_dir import RunDir
+from distsummary.rundir.run_dir import RunDir
 from tests.conftest import ROOT
 from tests.unit.test_cli import two_ranks
 

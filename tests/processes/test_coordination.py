@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 import distsummary as ds
-from distsummary.coordination import LocalCoordinator
 from distsummary.errors import RunDirError
-from distsummary.run_dir import RunDir
+from distsummary.rundir.coordination import LocalCoordinator
+from distsummary.rundir.run_dir import RunDir
 from tests.patience import PATIENCE_S
-from tests.unit.test_coordination import PORT, rank
+from tests.unit.rundir.test_coordination import PORT, rank
 
 REGISTER_MANY = """
 import sys
-from distsummary.coordination import (LocalCoordinator)
-from distsummary.run_dir import RunDir
-from distsummary.topology import Topology
+from distsummary.rundir.coordination import (LocalCoordinator)
+from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.topology import Topology
 coordinator = LocalCoordinator(RunDir(sys.argv[1]))
 print("ready", flush=True)
 sys.stdin.readline()
@@ -59,7 +59,7 @@ def test_two_processes_at_once_get_every_attempt_once_and_one_run_id(nasty_tmp_p
 def test_an_attempt_of_processes_that_were_killed_is_not_joined(nasty_tmp_path: Path) -> None:
     run = RunDir(nasty_tmp_path / "run").create()
     script = (
-        "import sys\nfrom distsummary.coordination import LocalCoordinator, RunDir, Topology\n"
+        "import sys\nfrom distsummary.rundir.coordination import LocalCoordinator, RunDir, Topology\n"
         "t = Topology(rank=0, world_size=2, incarnation='127.0.0.1:29500+0')\n"
         "print(LocalCoordinator(RunDir(sys.argv[1])).register(t).attempt)"
     )

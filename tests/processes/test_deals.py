@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import distsummary as ds
-from distsummary import deal as deal_module
 from distsummary.aggregate import aggregator as aggregator_module
 from distsummary.aggregate.aggregator import Aggregator
-from distsummary.run_dir import RunDir
+from distsummary.rundir import deal as deal_module
+from distsummary.rundir.run_dir import RunDir
 from tests.patience import PATIENCE_S, wait_for
 from tests.processes.dealt_ranks import BEAT_S, RANKS
 

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from distsummary.states import RunState, read_run
+from distsummary.rundir.states import RunState, read_run
 from tests.patience import PATIENCE_S
 
 RANK = """

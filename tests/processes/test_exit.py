@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from distsummary.collect.collector import SummaryCollector
-from distsummary.reading.reader import read_directory, read_lineage
-from distsummary.run_dir import RunDir
-from distsummary.states import RunState, read_run
+from distsummary.events.reader import read_directory, read_lineage
+from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.states import RunState, read_run
 from distsummary.training.callbacks import CallbackParams, RunContext
 from tests.manifests import whole_manifest
 from tests.patience import PATIENCE_S
@@ -130,7 +130,7 @@ def test_a_run_of_several_processes_is_failed_until_an_attempt_of_all_of_them_fi
 FORK = """
 import os, sys, threading
 from distsummary.collect.collector import SummaryCollector
-from distsummary.states import read_run
+from distsummary.rundir.states import read_run
 from distsummary.training.run import Run
 
 def state():

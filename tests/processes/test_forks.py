@@ -10,7 +10,7 @@ import pytest
 
 import distsummary as ds
 from distsummary.errors import ClosedError
-from distsummary.reading.reader import read_directory
+from distsummary.events.reader import read_directory
 from distsummary.training.forks import FORKED
 from tests.manifests import whole_manifest
 from tests.patience import PATIENCE_S

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import distsummary as ds
 from distsummary.errors import WriteError
-from distsummary.rank_manifest import ranks_of
-from distsummary.run_dir import RunDir
+from distsummary.rundir.rank_manifest import ranks_of
+from distsummary.rundir.run_dir import RunDir
 
 place, kind = Path(sys.argv[1]), sys.argv[2]
 
@@ -66,7 +66,7 @@ with full():
     run.close()
 run_dir = RunDir(place / "run")
 [found["rank"]] = ranks_of(run_dir, run_dir.read_manifest()["attempts"][0]).values()
-from distsummary.reading.reader import read_directory
+from distsummary.events.reader import read_directory
 found["steps"] = [event.step for event in read_directory(place / "record")]
 print(json.dumps(found))
 """

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from distsummary.states import read_run
+from distsummary.rundir.states import read_run
 from tests.patience import PATIENCE_S
 
 PROGRAM = """
 import json, os, sys, threading, time
 from pathlib import Path
 import distsummary as ds
-from distsummary import publish
-from distsummary.writing.files import Files
-from distsummary.writing.spec import WriterSpec
+from distsummary.base import publish
+from distsummary.events.files import Files
+from distsummary.events.spec import WriterSpec
 
 place, hangs_s = Path(sys.argv[1]), float(sys.argv[2])
 os.mkfifo(fifo := place / "fifo")

@@ -4,12 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from distsummary.many_files import FEW, read_each
+from distsummary.base.many_files import FEW, read_each
 
 AT_EXIT = """
 import atexit, sys
 from pathlib import Path
-from distsummary.many_files import FEW, read_each
+from distsummary.base.many_files import FEW, read_each
 
 def read(path):
     return int(path.name)

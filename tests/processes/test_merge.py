@@ -8,7 +8,7 @@ from tests.unit.aggregate.test_merge import Run, names, scalar
 KILLED = """
 import os, sys
 from distsummary.aggregate.merge import merge_run
-from distsummary.writing.files import Files
+from distsummary.events.files import Files
 
 class Killed(Files):
     def sync(self, descriptor):

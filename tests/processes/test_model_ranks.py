@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from distsummary.reading.reader import read_values
+from distsummary.events.reader import read_values
 from tests.patience import PATIENCE_S
 
 TRAIN = """

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import distsummary as ds
+from distsummary.events.reader import read_directory
 from distsummary.format import mindspore_graph
-from distsummary.reading.reader import read_directory
 from tests import forked
 from tests.processes import norm_ranks
 from tests.processes.norm_ranks import RANKS, STEPS

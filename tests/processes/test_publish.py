@@ -9,21 +9,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from distsummary.base.publish import is_in_use, temporary_name
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.trajectory_writer import TrajectoryWriter
+from distsummary.events.spec import WriterSpec
+from distsummary.events.writer import RankWriter
 from distsummary.format.records import Batch, Event, Value
-from distsummary.publish import is_in_use, temporary_name
-from distsummary.run_dir import RunDir
+from distsummary.rundir.run_dir import RunDir
 from distsummary.tools.fsck import fsck
-from distsummary.writing.spec import WriterSpec
-from distsummary.writing.writer import RankWriter
 
 RUN = "00ff00ff00ff00ff"
 
 REPLACE = """
 import sys
 from pathlib import Path
-from distsummary.publish import replacing
+from distsummary.base.publish import replacing
 with replacing(Path(sys.argv[1]) / "file") as temporary:
     temporary.write_bytes(b"half")
     print(temporary.name, flush=True)
@@ -98,7 +98,7 @@ def test_a_name_is_that_of_the_process_that_asks_after_a_fork_too(nasty_tmp_path
     code = """if True:
         import os, sys
         from pathlib import Path
-        from distsummary.publish import is_in_use, temporary_name
+        from distsummary.base.publish import is_in_use, temporary_name
         parents = temporary_name(Path("."))
         read, write = os.pipe()
         child = os.fork()

@@ -12,11 +12,11 @@ import torch
 import distsummary as ds
 from distsummary.checkpoints.sketch.sketch_file import read_sketches
 from distsummary.checkpoints.trajectory import read
+from distsummary.events.reader import read_directory
 from distsummary.format.histogram import count_histogram
 from distsummary.format.records import DIALECTS
 from distsummary.landscapes.directions.pca import pca_plane
-from distsummary.reading.reader import read_directory
-from distsummary.run_dir import RunDir
+from distsummary.rundir.run_dir import RunDir
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.long

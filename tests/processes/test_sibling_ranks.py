@@ -5,12 +5,13 @@ import subprocess
 import sys
 
 from distsummary.cli import main
-from distsummary.reading.reader import read_directory
+from distsummary.events.reader import read_directory
 
 RANK = """
 import sys
 import numpy as np
-from distsummary import Run, SummaryCollector, topology
+from distsummary.rundir import topology
+from distsummary import Run, SummaryCollector
 
 rank = topology.detect().rank
 with Run(callbacks=[SummaryCollector(sys.argv[1] + str(rank), collect_freq=2)]) as run:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from distsummary.termination import on_termination
+from distsummary.base.termination import on_termination
 from tests.manifests import whole_manifest
 from tests.patience import PATIENCE_S
 

@@ -15,5 +15,5 @@ def test_a_scalar_passes_at_most_twenty_one_files_and_seventy_five_functions():
     *lines, total = done.stdout.splitlines()
     files, functions = (int(word) for word in total.split() if word.isdigit())
     assert len(lines) == files <= 21, done.stdout  # three of them pass it on to be judged
-    assert any("write" in line for line in lines if line.startswith("writing/files.py")), done.stdout
+    assert any("write" in line for line in lines if line.startswith("events/files.py")), done.stdout
     assert functions <= 75, done.stdout

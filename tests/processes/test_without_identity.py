@@ -11,8 +11,8 @@ import pytest
 
 import distsummary as ds
 from distsummary.errors import RunDirError
-from distsummary.run_dir import RunDir
-from distsummary.states import GONE, read_run
+from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.states import GONE, read_run
 from distsummary.tools.fsck import fsck
 from tests.conftest import ROOT
 

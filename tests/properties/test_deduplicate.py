@@ -1,6 +1,6 @@
 """A long run with gaps, and many owners."""
 
-from distsummary.reading.deduplicate import Seen
+from distsummary.events.deduplicate import Seen
 
 
 def test_many_gaps_and_owners_take_bounded_memory():

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 
 import distsummary as ds
-from distsummary.reading import recorded
-from distsummary.run_dir import RunDir
+from distsummary.events import recorded
+from distsummary.rundir.run_dir import RunDir
 from tests.properties.test_rank_files import attempts, by_loop, written
 
 

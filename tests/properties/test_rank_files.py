@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from distsummary.aggregate import rank_files
 from distsummary.aggregate.rank_files import RankFiles
+from distsummary.events.spec import WriterSpec
+from distsummary.events.writer import RankWriter
 from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Batch, Event, Value
-from distsummary.writing.spec import WriterSpec
-from distsummary.writing.writer import RankWriter
 
 RUN_ID = "0123456789abcdef"
 

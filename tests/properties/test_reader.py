@@ -5,11 +5,11 @@ import shutil
 from pathlib import Path
 from random import Random
 
+from distsummary.events.reader import Damage, read_file, read_values
 from distsummary.format import wire
 from distsummary.format.frames import frame, read_frames
-from distsummary.reading.reader import Damage, read_file, read_values
 from distsummary.tools.fsck import fsck
-from tests.unit.reading.test_reader import MINDSPORE, TENSORBOARD, scalar_frames, write
+from tests.unit.events.test_reader import MINDSPORE, TENSORBOARD, scalar_frames, write
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "ms"
 GOLDEN_FILES = sorted(GOLDEN.glob("*/summary/events.out.*"))

@@ -13,19 +13,19 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from distsummary.errors import DamagedFileError
+from distsummary.events.contents import scan
+from distsummary.events.reader import Damage, read_directory, read_file, read_last_seq, read_values
+from distsummary.events.scalar_columns import ScalarColumns, read_pieces
+from distsummary.events.segments import dialect_of
 from distsummary.format import mindspore_format, tensorboard_format
 from distsummary.format.encode import EventEncoder, encode_event
 from distsummary.format.frames import frame, read_frames
 from distsummary.format.records import DIALECTS, Event, EventIds, Value
 from distsummary.format.wire import read_identity, refuse_bad_text, refuse_bombs
 from distsummary.pb import mindspore_summary_pb2, tensorboard_pb2
-from distsummary.reading.contents import scan
-from distsummary.reading.reader import Damage, read_directory, read_file, read_last_seq, read_values
-from distsummary.reading.scalar_columns import ScalarColumns, read_pieces
-from distsummary.reading.segments import dialect_of
 from distsummary.tools.dump import dump
 from tests.properties.test_reader import GOLDEN_FILES, mutated
-from tests.unit.reading.test_reader import MINDSPORE, TENSORBOARD
+from tests.unit.events.test_reader import MINDSPORE, TENSORBOARD
 
 RUNS = ("0123456789abcdef", "00ff00ff00ff00ff")
 NAMES = {"mindspore": MINDSPORE.format(17), "tensorboard": TENSORBOARD.format(17)}

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import ray
 
-from distsummary import launcher
+from distsummary.launching import launcher
 from tests.patience import PATIENCE_S
 
 NAMESPACE = "test"

@@ -10,15 +10,16 @@ import pytest
 import ray
 
 import distsummary as ds
-from distsummary import Topology, claims
+from distsummary import Topology
 from distsummary.aggregate import actor as actor_module
 from distsummary.aggregate.actor import ASIDE, NAMESPACE, AggregatorClient, actor_name, settle
 from distsummary.errors import RunDirError, StaleAttemptError, WorldMismatchError
+from distsummary.events.reader import read_directory, read_lineage
+from distsummary.events.spec import WriterSpec
+from distsummary.events.writer import RankWriter
 from distsummary.format.records import Batch, Event, Value
-from distsummary.reading.reader import read_directory, read_lineage
-from distsummary.run_dir import RunDir
-from distsummary.writing.spec import WriterSpec
-from distsummary.writing.writer import RankWriter
+from distsummary.rundir import claims
+from distsummary.rundir.run_dir import RunDir
 from tests.manifests import whole_manifest
 from tests.patience import PATIENCE_S
 

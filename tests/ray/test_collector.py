@@ -20,13 +20,13 @@ from distsummary.aggregate.actor_listener import DigestListener
 from distsummary.collect import patience
 from distsummary.collect.actor_writer import RemoteWriter
 from distsummary.collect.rank_collector import Collectors
+from distsummary.events.async_writer import AsyncWriter
+from distsummary.events.reader import read_directory
+from distsummary.events.segments import segments
+from distsummary.events.spec import WriterSpec
 from distsummary.format.frames import read_frames
 from distsummary.format.records import DIALECTS, NORMS, Batch, Event, Value
 from distsummary.format.wire import read_identity
-from distsummary.reading.reader import read_directory
-from distsummary.reading.segments import segments
-from distsummary.writing.async_writer import AsyncWriter
-from distsummary.writing.spec import WriterSpec
 from tests.conftest import ROOT
 from tests.patience import PATIENCE_S
 from tests.ray.receiver import GROUP, NAME, NAMESPACE, start_receiver
@@ -278,8 +278,8 @@ def test_a_collector_that_dies_again_and_again_is_started_a_few_times_then_done_
 
 def test_a_rank_whose_directory_cannot_be_opened_counts_everything_and_says_why(tmp_path, monkeypatch):
     monkeypatch.setattr(patience, "OUTAGE_S", 0.0)
-    monkeypatch.setattr("distsummary.writing.async_writer.CLOSE_S", 0.1)
-    monkeypatch.setattr("distsummary.writing.async_writer.LATE_S", 0.1)
+    monkeypatch.setattr("distsummary.events.async_writer.CLOSE_S", 0.1)
+    monkeypatch.setattr("distsummary.events.async_writer.LATE_S", 0.1)
     (tmp_path / "rank").touch()
     _, writer = open_remote(tmp_path / "rank", is_up=False)
     for step in range(100):

@@ -11,10 +11,10 @@ import ray
 from distsummary.aggregate import actor_listener
 from distsummary.aggregate.actor_listener import ON_WAY, DigestListener
 from distsummary.collect.actor_writer import RemoteWriter
+from distsummary.events.async_writer import AsyncWriter
+from distsummary.events.spec import WriterSpec
 from distsummary.format.digest import Digest
 from distsummary.format.records import Event, Value
-from distsummary.writing.async_writer import AsyncWriter
-from distsummary.writing.spec import WriterSpec
 from tests.ray.receiver import GROUP, NAME, NAMESPACE, start_receiver
 
 

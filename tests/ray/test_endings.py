@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import distsummary as ds
-from distsummary import launcher
 from distsummary.errors import RanksFailedError
-from distsummary.states import read_run
+from distsummary.launching import launcher
+from distsummary.rundir.states import read_run
 from tests.interrupts import sigint
 from tests.patience import PATIENCE_S
 

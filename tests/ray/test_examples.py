@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from distsummary.run_dir import RunDir
+from distsummary.rundir.run_dir import RunDir
 from tests.conftest import ROOT
 from tests.docs.test_examples import tags
 from tests.patience import PATIENCE_S

@@ -13,14 +13,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from distsummary.launcher import MAX_HOSTS, Place, describe_places
+from distsummary.launching.launcher import MAX_HOSTS, Place, describe_places
 from tests.conftest import ROOT
 from tests.patience import PATIENCE_S
 
 JOINING = """
 import ray
 from distsummary import launch
-from distsummary.launcher import connected
+from distsummary.launching.launcher import connected
 
 def node():
     return ray.get_runtime_context().gcs_address

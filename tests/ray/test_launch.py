@@ -12,9 +12,11 @@ import time
 import pytest
 import ray
 
-from distsummary import launch, launcher, topology
+from distsummary import launch
 from distsummary.errors import InvalidTypeError, InvalidValueError, RanksFailedError
-from distsummary.launcher import Place, plan_environments
+from distsummary.launching import launcher
+from distsummary.launching.launcher import Place, plan_environments
+from distsummary.rundir import topology
 from tests.conftest import ROOT
 from tests.interrupts import Dropping, sigint
 

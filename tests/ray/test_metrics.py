@@ -11,8 +11,8 @@ from ray.util.metrics import Gauge
 
 from distsummary import Topology
 from distsummary.aggregate.actor import NAMESPACE, AggregatorClient, actor_name
-from distsummary.deal import Heartbeat
-from distsummary.run_dir import RunDir
+from distsummary.rundir.deal import Heartbeat
+from distsummary.rundir.run_dir import RunDir
 from tests.patience import PATIENCE_S
 
 BEAT = Heartbeat(step=7, own_ms=12.5, wait_ms=0.25)

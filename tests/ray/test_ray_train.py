@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import ray
 
-from distsummary.reading.reader import read_directory, read_lineage
-from distsummary.run_dir import RunDir
-from distsummary.states import read_run
+from distsummary.events.reader import read_directory, read_lineage
+from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.states import read_run
 from tests.manifests import whole_manifest
 from tests.patience import PATIENCE_S
 

@@ -12,11 +12,12 @@ import pytest
 import ray
 
 import distsummary as ds
-from distsummary import Topology, claims
+from distsummary import Topology
 from distsummary.aggregate.actor import NAMESPACE, AggregatorClient, actor_name
 from distsummary.errors import InvalidValueError, RunDirError
-from distsummary.run_dir import RunDir
-from distsummary.topology import LAUNCH_ID
+from distsummary.rundir import claims
+from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.topology import LAUNCH_ID
 
 
 def by_init(path: str) -> None:

@@ -12,13 +12,13 @@ import pytest
 
 import distsummary as ds
 from distsummary.errors import RanksFailedError
+from distsummary.events.reader import read_directory, read_lineage
+from distsummary.events.segments import segments
 from distsummary.format.frames import read_frames
 from distsummary.format.records import DIALECTS
 from distsummary.format.wire import read_identity
-from distsummary.reading.reader import read_directory, read_lineage
-from distsummary.reading.segments import segments
-from distsummary.run_dir import RunDir
-from distsummary.states import read_run
+from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.states import read_run
 from tests.manifests import whole_manifest
 
 

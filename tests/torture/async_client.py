@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from distsummary.events.async_writer import AsyncWriter
+from distsummary.events.files import Files
+from distsummary.events.spec import WriterSpec
+from distsummary.events.writer import RankWriter, Writer
 from distsummary.format import records
 from distsummary.format.scalar_rows import row_of
-from distsummary.writing.async_writer import AsyncWriter
-from distsummary.writing.files import Files
-from distsummary.writing.spec import WriterSpec
-from distsummary.writing.writer import RankWriter, Writer
 from tests.torture.client import RUN_ID, StuckError, insist, to_event
 from tests.torture.disk import Crash
 from tests.torture.ledger import ACKED, SENT, SYNCED, Ledger, read_account

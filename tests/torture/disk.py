@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distsummary.writing.files import Files
+from distsummary.events.files import Files
 
 SECTOR = 512  # bytes that reach the medium together
 _ASKING = (

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from distsummary import states
 from distsummary.aggregate.merge import merge_run
-from distsummary.run_dir import RunDir
+from distsummary.rundir import states
+from distsummary.rundir.run_dir import RunDir
 from tests.torture.reader import decode, files_of, records
 from tests.torture.workload import DIALECTS
 

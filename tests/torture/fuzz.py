@@ -88,10 +88,10 @@ def collect_corpus(corpus: Path, seed: int) -> None:
 
 def _write_scalars(directory: Path, seed: int) -> None:
     """Stretches of events of scalars alone, which are read in columns."""
+    from distsummary.events.spec import WriterSpec
+    from distsummary.events.writer import RankWriter
     from distsummary.format.records import Batch, Scalars
     from distsummary.format.scalar_rows import row_struct
-    from distsummary.writing.spec import WriterSpec
-    from distsummary.writing.writer import RankWriter
 
     generator = random.Random(seed)
     writer = RankWriter(WriterSpec(directory=directory, run_id=f"{seed:016x}"))
@@ -126,7 +126,7 @@ def _child(
 def read_everything(directory: Path, name: str) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Every way to read the file `name` of `directory`, by a word for it."""
     from distsummary import cli
-    from distsummary.reading import reader
+    from distsummary.events import reader
 
     path = directory / name
     for mode in reader.MODES:
@@ -154,7 +154,7 @@ def _exhaust(read: Callable[..., Iterator[Any]], *arguments: Any) -> None:
 
 def _compare(directory: Path, dialect: str) -> None:
     """Values one by one are those of the events, whichever way the reader takes to them."""
-    from distsummary.reading import reader
+    from distsummary.events import reader
 
     of_events = [
         (event.attempt, event.seq, event.step, event.wall_time, value.tag, _reported(value.data))

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 import distsummary as ds
-from distsummary import guard
+from distsummary.base import guard
 from distsummary.errors import InvalidValueError, RunDirError
 from distsummary.format.records import Health
 from distsummary.frameworks import torch_hook

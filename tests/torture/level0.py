@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from distsummary.events.spec import Limits
 from distsummary.format.records import SYNCED, WRITTEN
-from distsummary.writing.spec import Limits
 from tests.torture.async_client import AsyncClient
 from tests.torture.client import RUN_ID, Client, StuckError
 from tests.torture.disk import Crash, Disk, Fault, FaultyFiles, quiet_crashes

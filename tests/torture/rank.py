@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import distsummary as ds
-from distsummary.processes import in_ray
-from distsummary.writing import async_writer
+from distsummary.base.processes import in_ray
+from distsummary.events import async_writer
 from tests.torture.ledger import ACKED, SENT, Ledger
 from tests.torture.workload import ValueSpec, ranked_event
 

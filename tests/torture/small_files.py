@@ -57,14 +57,14 @@ def write_base(corpus: Path, seed: int) -> None:
     from distsummary.checkpoints.sketch.sketch_file import SketchHeader, SketchWriter
     from distsummary.diagnosis.stuck import Collective, Group, RankReport
     from distsummary.diagnosis.verdict import Verdict
+    from distsummary.events.contents import scan
+    from distsummary.events.index import write_index
+    from distsummary.events.segments import segments
     from distsummary.format.records import MINDSPORE, Shard
     from distsummary.landscapes.engines.chunks import Chunk
     from distsummary.landscapes.run.journal import Journal
-    from distsummary.rank_facts import RankFacts, write_facts
-    from distsummary.reading.contents import scan
-    from distsummary.reading.index import write_index
-    from distsummary.reading.segments import segments
-    from distsummary.run_dir import RunDir
+    from distsummary.rundir.rank_facts import RankFacts, write_facts
+    from distsummary.rundir.run_dir import RunDir
     from tests.unit.checkpoints.sketch.test_sketch_file import Taken
     from tests.unit.landscapes.test_grid import make_grid
 

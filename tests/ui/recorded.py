@@ -9,7 +9,7 @@ import numpy as np
 import distsummary as ds
 from distsummary.format.norms import ParameterNorms, ParameterTable
 from distsummary.format.records import Value
-from distsummary.run_dir import RunDir
+from distsummary.rundir.run_dir import RunDir
 from distsummary.view.report import report
 from tests.unit.landscapes.test_grid import make_grid
 from tests.unit.runs.recording import record

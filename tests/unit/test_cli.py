@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 import distsummary as ds
-from distsummary import terminal
+from distsummary.base import terminal
 from distsummary.cli import FIELDS, grid_line, main
 from distsummary.errors import InvalidValueError
+from distsummary.events.reader import read_directory
+from distsummary.events.spec import WriterSpec
+from distsummary.events.writer import RankWriter
 from distsummary.format.records import Batch, Event, Value
 from distsummary.landscapes.directions import DIRECTIONS
-from distsummary.reading.reader import read_directory
-from distsummary.run_dir import RunDir
-from distsummary.writing.spec import WriterSpec
-from distsummary.writing.writer import RankWriter
+from distsummary.rundir.run_dir import RunDir
 from tests.interrupts import Dropping, sigint
 from tests.patience import PATIENCE_S
 from tests.unit.landscapes.test_grid import make_grid

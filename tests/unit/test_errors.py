@@ -10,7 +10,7 @@ import pytest
 
 import distsummary as ds
 from distsummary import errors
-from distsummary.extras import missing_extra
+from distsummary.base.extras import missing_extra
 
 CLASSES = [
     kind for _, kind in inspect.getmembers(errors, inspect.isclass) if kind.__module__ == errors.__name__

@@ -14,11 +14,11 @@ import pytest
 
 import distsummary as ds
 from distsummary.errors import InvalidTypeError, InvalidValueError, RunDirError
+from distsummary.events.reader import read_directory, read_lineage
 from distsummary.format.lineage import custom_values
-from distsummary.reading.reader import read_directory, read_lineage
-from distsummary.run_dir import RunDir
+from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.topology import LAUNCH_ID
 from distsummary.tools.fsck import fsck
-from distsummary.topology import LAUNCH_ID
 from tests.unit.collect.doubles import Model
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import distsummary as ds
 from distsummary.errors import InvalidTypeError
-from distsummary.reading.reader import read_directory, read_lineage
+from distsummary.events.reader import read_directory, read_lineage
 from tests.conftest import ROOT
 from tests.mindspore_rows import ROWS
 

@@ -25,15 +25,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from distsummary.base.checks import check_int, check_type
+from distsummary.base.json_door import parse_json
+from distsummary.base.publish import ensure_directory, rights_in
 from distsummary.checkpoints.mapped import map_file
 from distsummary.checkpoints.metadata import refuse_absent_run
 from distsummary.checkpoints.sketch.count_sketch import BUCKETS, SKETCH
-from distsummary.checks import check_int, check_type
 from distsummary.errors import DamagedFileError, MissingFileError, RunDirError
 from distsummary.format.frames import HEADER_BYTES, frame, read_frames
 from distsummary.frameworks.base import Pending
-from distsummary.json_door import parse_json
-from distsummary.publish import ensure_directory, rights_in
 
 Array = NDArray[Any]
 

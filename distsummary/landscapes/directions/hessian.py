@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from distsummary.checks import check_int
+from distsummary.base.checks import check_int
 from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.landscapes.directions.array_rows import shape_of
 from distsummary.landscapes.directions.normals import random_normals

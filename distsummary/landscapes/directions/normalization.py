@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from distsummary.checks import check_choice, check_type
+from distsummary.base.checks import check_choice, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.landscapes.directions.array_rows import Rows, array_rows
 from distsummary.landscapes.directions.normals import Array

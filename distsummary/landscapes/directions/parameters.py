@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from distsummary.base.checks import check_type
 from distsummary.checkpoints.mapped import StoredState
-from distsummary.checks import check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions.array_rows import rows_of

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from distsummary.checks import check_choice
+from distsummary.base.checks import check_choice
 from distsummary.errors import LandscapeError
 from distsummary.landscapes.directions import CENTERINGS
 from distsummary.landscapes.directions.array_rows import shape_of

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from distsummary.checks import check_choice, check_int
+from distsummary.base.checks import check_choice, check_int
 from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.landscapes.directions.array_rows import Rows, array_rows, rows_of, shape_of
 from distsummary.landscapes.directions.displacements import inner

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from distsummary.base.checks import check_choice, renamed
 from distsummary.checkpoints.sketch.count_sketch import BUCKETS, Sketcher
 from distsummary.checkpoints.sketch.sketch_file import Sketches, has_sketches, read_sketches
-from distsummary.checks import check_choice, renamed
 from distsummary.errors import LandscapeError
 from distsummary.landscapes.directions.displacements import combine_rows, inner
 from distsummary.landscapes.directions.pca import Gram, NormalEquations, Path, pca_axes, solve

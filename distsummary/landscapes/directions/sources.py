@@ -12,11 +12,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from distsummary.base.checks import check_int
 from distsummary.checkpoints.landscape_spec import MIN_INTERVAL
 from distsummary.checkpoints.metadata import MAX_INT, METADATA
 from distsummary.checkpoints.sketch.sketch_file import Sketches, has_sketches, read_sketches
 from distsummary.checkpoints.trajectory import SUFFIXES, Trajectory, map_checkpoint, read
-from distsummary.checks import check_int
 from distsummary.errors import (
     DamagedFileError,
     InvalidTypeError,
@@ -27,7 +27,7 @@ from distsummary.errors import (
 from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions.parameters import own_state
 from distsummary.landscapes.directions.recipe import SHOWN, Weights
-from distsummary.run_dir import RunDir
+from distsummary.rundir.run_dir import RunDir
 
 # Checkpoints that another library saved, by step or epoch. Each is a file, or a dict of values by name.
 Saved: TypeAlias = Mapping[int, str | os.PathLike[str] | Weights]

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from distsummary.checks import check_choice, check_int, check_keys, check_type
+from distsummary.base.checks import check_choice, check_int, check_keys, check_type
 from distsummary.errors import InvalidValueError, LandscapeError
 
 ENGINES = ("naive", "row", "graph", "inference")

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from distsummary.checks import check_choice
+from distsummary.base.checks import check_choice
 from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.engines.base import MODES, Engine
 from distsummary.landscapes.engines.engine_choice import EngineChoice

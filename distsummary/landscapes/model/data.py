@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from distsummary.checks import check_type
+from distsummary.base.checks import check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.landscapes.model.batches import inside, shape_of
 from distsummary.landscapes.model.quantities import BatchFacts, Evaluation

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from distsummary.checks import check_choice, check_int, check_type
+from distsummary.base.checks import check_choice, check_int, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.landscapes.directions.recipe import Array
 

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from distsummary.base.interrupts import uninterrupted
 from distsummary.checkpoints.mapped import StoredState
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.torch_modules import compiled_from, unwrap
-from distsummary.interrupts import uninterrupted
 from distsummary.landscapes.directions.array_rows import Rows
 from distsummary.landscapes.directions.recipe import Weights, check_fit
 from distsummary.landscapes.directions.torch_parameters import named_tensors, sharing, tie

@@ -3,7 +3,7 @@
 import json
 from typing import TYPE_CHECKING
 
-from distsummary.extras import extra
+from distsummary.base.extras import extra
 from distsummary.landscapes.output.grid import Grid
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ import textwrap
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from distsummary.checks import check_choice
+from distsummary.base.checks import check_choice
+from distsummary.base.extras import require
 from distsummary.errors import InvalidValueError
-from distsummary.extras import require
 from distsummary.landscapes.output.cells import thinned
 from distsummary.landscapes.output.describe import ends_of_line, made_from, not_finite, shortened
 from distsummary.landscapes.output.grid import Grid

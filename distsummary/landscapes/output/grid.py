@@ -15,9 +15,9 @@ from typing import Any, Self, get_type_hints
 import msgspec
 import numpy as np
 
+from distsummary.base.json_door import check_kind, parse_json
 from distsummary.errors import DamagedFileError, InvalidValueError, LandscapeError
 from distsummary.format.npz import read_npz
-from distsummary.json_door import check_kind, parse_json
 from distsummary.landscapes.directions.interpolate import barrier
 from distsummary.landscapes.directions.normalization import FilterAxis
 from distsummary.landscapes.directions.recipe import Array

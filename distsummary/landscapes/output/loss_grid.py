@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from distsummary.checks import check_choice
+from distsummary.base.checks import check_choice
+from distsummary.base.publish import publish, refuse_unlike_files
 from distsummary.errors import (
     DamagedFileError,
     InvalidValueError,
@@ -17,7 +18,6 @@ from distsummary.landscapes.output.dataset import to_dataset
 from distsummary.landscapes.output.describe import in_a_line
 from distsummary.landscapes.output.draw import DPI, FORMATS, KINDS, draw, figure_of
 from distsummary.landscapes.output.grid import Grid
-from distsummary.publish import publish, refuse_unlike_files
 
 if TYPE_CHECKING:
     import xarray

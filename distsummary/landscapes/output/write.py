@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from distsummary.base.publish import ensure_directory, publish
+from distsummary.base.terminal import doing
 from distsummary.errors import (
     DamagedFileError,
     InvalidValueError,
@@ -18,6 +20,19 @@ from distsummary.errors import (
     MissingFileError,
     RunDirError,
 )
+from distsummary.events.files import Files
+from distsummary.events.reader import read_directory, read_file, read_values
+from distsummary.events.segments import (
+    LANDSCAPE,
+    SegmentName,
+    all_event_files,
+    landscape_files,
+    next_stamp,
+    segments,
+    stamp_of,
+)
+from distsummary.events.spec import WriterSpec
+from distsummary.events.writer import RankWriter
 from distsummary.format.encode import encode_event
 from distsummary.format.frames import frame
 from distsummary.format.mindspore_format import encode_version
@@ -27,23 +42,8 @@ from distsummary.landscapes.output.describe import end_step
 from distsummary.landscapes.output.draw import draw
 from distsummary.landscapes.output.grid import finite_bounds, make_finite
 from distsummary.landscapes.output.loss_grid import LossGrid
-from distsummary.publish import ensure_directory, publish
-from distsummary.reading.reader import read_directory, read_file, read_values
-from distsummary.reading.segments import (
-    LANDSCAPE,
-    SegmentName,
-    all_event_files,
-    landscape_files,
-    next_stamp,
-    segments,
-    stamp_of,
-)
-from distsummary.run_dir import RunDir
-from distsummary.states import read_run
-from distsummary.terminal import doing
-from distsummary.writing.files import Files
-from distsummary.writing.spec import WriterSpec
-from distsummary.writing.writer import RankWriter
+from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.states import read_run
 
 LOSS_TAGS = ("loss", "loss/auto")  # distsummary's tag and MindSpore's
 # A picture in TensorBoard is a card about 400 pixels wide: small in inches, so that the fonts are large.

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import ray
 
-from distsummary.cluster import check_reachable, reachable_cluster, start_local
+from distsummary.base.cluster import check_reachable, reachable_cluster, start_local
 from distsummary.errors import ClusterError, LandscapeError
 from distsummary.landscapes.directions.hessian import GROUPS
 from distsummary.landscapes.directions.recipe import Array
@@ -38,6 +38,7 @@ from distsummary.landscapes.run.worker_process import (
     portable,
     portable_task,
 )
+from distsummary.rundir.topology import cluster_address
 
 LEAST_POINTS = 20  # no worker is started for fewer points
 _log = logging.getLogger(__name__)
@@ -191,7 +192,7 @@ def cluster(address: str | None = None) -> Iterator[None]:
     if address not in (None, "local"):
         check_reachable(address, "address", 'pass address="local" to start a cluster on this machine')
         ray.init(address=address, log_to_driver=False, logging_level="warning")
-    elif address is None and reachable_cluster() is not None:
+    elif address is None and reachable_cluster(cluster_address()) is not None:
         ray.init(log_to_driver=False, logging_level="warning")
     else:  # "local" makes Ray ignore traces of an older cluster
         start_local(ray, log_to_driver=False)

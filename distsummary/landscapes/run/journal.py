@@ -29,12 +29,12 @@ from typing import Any, Self, TypedDict
 
 import numpy as np
 
+from distsummary.base.json_door import parse_json
+from distsummary.base.publish import refuse_unlike_files, rights_in
 from distsummary.errors import DamagedFileError, LandscapeError, RunDirError
 from distsummary.format.frames import HEADER_BYTES, begins_frame, frame, read_frames, whole_length
-from distsummary.json_door import parse_json
 from distsummary.landscapes.directions.recipe import Array
 from distsummary.landscapes.engines.chunks import Chunk
-from distsummary.publish import refuse_unlike_files, rights_in
 from distsummary.tools.fsck_files import is_live
 from distsummary.tools.fsck_journals import JournalHeader, journals
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from distsummary.base.terminal import EVERY_S, Estimate, TerminalLine, duration
 from distsummary.errors import InvalidTypeError
-from distsummary.terminal import EVERY_S, Estimate, TerminalLine, duration
-from distsummary.topology import in_notebook
+from distsummary.rundir.topology import in_notebook
 
 REPORT_EVERY_S = EVERY_S  # in a terminal and a notebook
 LOG_EVERY_S = 30.0

@@ -8,7 +8,9 @@ from pathlib import Path
 from distsummary import Topology, merge_run
 from distsummary.aggregate.live import LiveMerge
 from distsummary.aggregate.merged_files import is_merged
-from distsummary.coordination import LocalCoordinator
+from distsummary.events.reader import read_directory
+from distsummary.events.spec import WriterSpec
+from distsummary.events.writer import RankWriter
 from distsummary.format.digest import digest_of
 from distsummary.format.records import (
     MINDSPORE,
@@ -19,10 +21,8 @@ from distsummary.format.records import (
     Value,
 )
 from distsummary.format.scalar_rows import row_of
-from distsummary.reading.reader import read_directory
-from distsummary.run_dir import RunDir
-from distsummary.writing.spec import WriterSpec
-from distsummary.writing.writer import RankWriter
+from distsummary.rundir.coordination import LocalCoordinator
+from distsummary.rundir.run_dir import RunDir
 
 
 class UnhurriedMerge(LiveMerge):

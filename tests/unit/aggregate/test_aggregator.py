@@ -6,23 +6,24 @@ from pathlib import Path
 
 import pytest
 
-from distsummary import Topology, merge_run, states
-from distsummary import run_dir as run_dir_module
+from distsummary import Topology, merge_run
 from distsummary.aggregate import aggregator as aggregator_module
 from distsummary.aggregate.aggregator import Aggregator
 from distsummary.aggregate.rank_files import first_free_attempt
-from distsummary.attempts import Registration, rank_states, with_ranks
-from distsummary.coordination import LocalCoordinator
-from distsummary.deal import Deal, Heartbeat, Part, Share, Steps
 from distsummary.errors import RunDirError, StaleAttemptError
+from distsummary.events.reader import read_directory, read_lineage
+from distsummary.events.spec import WriterSpec
+from distsummary.events.writer import RankWriter
 from distsummary.format.frames import frame
 from distsummary.format.records import Batch, Event, Value
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
-from distsummary.rank_parts import write_parts
-from distsummary.reading.reader import read_directory, read_lineage
-from distsummary.run_dir import RunDir
-from distsummary.writing.spec import WriterSpec
-from distsummary.writing.writer import RankWriter
+from distsummary.rundir import run_dir as run_dir_module
+from distsummary.rundir import states
+from distsummary.rundir.attempts import Registration, rank_states, with_ranks
+from distsummary.rundir.coordination import LocalCoordinator
+from distsummary.rundir.deal import Deal, Heartbeat, Part, Share, Steps
+from distsummary.rundir.rank_parts import write_parts
+from distsummary.rundir.run_dir import RunDir
 from tests.patience import PATIENCE_S, wait_for
 
 RANKS = [Topology(rank=rank, world_size=2, incarnation="launch-1") for rank in range(2)]

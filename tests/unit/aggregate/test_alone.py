@@ -11,14 +11,14 @@ from distsummary.aggregate.alone import LoneRank
 from distsummary.aggregate.judging import judge_files
 from distsummary.cli import main
 from distsummary.collect import heartbeat
-from distsummary.coordination import LocalCoordinator
 from distsummary.diagnosis.alerts import read_alerts
 from distsummary.errors import RunDirError
+from distsummary.events.overhead import Finding, Overhead
 from distsummary.format.records import Batch, Event, Scalars, Value
 from distsummary.format.scalar_rows import row_struct
-from distsummary.run_dir import RunDir
-from distsummary.topology import Topology
-from distsummary.writing.overhead import Finding, Overhead
+from distsummary.rundir.coordination import LocalCoordinator
+from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.topology import Topology
 from tests.unit.collect.doubles import Model
 
 ALONE = Topology(rank=0, world_size=1)

@@ -16,8 +16,8 @@ from distsummary.diagnosis.alerts import read_alerts
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.format.records import MINDSPORE, TENSORBOARD
-from distsummary.rank_facts import RankFacts, write_facts
-from distsummary.run_dir import RunDir
+from distsummary.rundir.rank_facts import RankFacts, write_facts
+from distsummary.rundir.run_dir import RunDir
 from distsummary.tools.why import page_of
 from tests.unit.aggregate.live_ranks import Ranks, scalar, series
 

@@ -13,6 +13,10 @@ from distsummary.aggregate.charts import LAYOUT_TAG
 from distsummary.aggregate.merged_files import is_merged
 from distsummary.aggregate.rank_tail import RankTail
 from distsummary.errors import RunDirError
+from distsummary.events.files import Files
+from distsummary.events.reader import read_directory
+from distsummary.events.spec import WriterSpec
+from distsummary.events.writer import RankWriter
 from distsummary.format.histogram import count_histogram
 from distsummary.format.records import (
     DIALECTS,
@@ -25,10 +29,6 @@ from distsummary.format.records import (
     Value,
 )
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
-from distsummary.reading.reader import read_directory
-from distsummary.writing.files import Files
-from distsummary.writing.spec import WriterSpec
-from distsummary.writing.writer import RankWriter
 from tests.unit.aggregate.live_ranks import Ranks, scalar, series, tagged
 
 SHARD = Shard(global_shape=(4,), offset=(2,))

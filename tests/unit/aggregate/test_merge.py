@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 from distsummary import Topology, merge_run
-from distsummary import run_dir as run_dir_module
 from distsummary.aggregate import rank_files, step_events
 from distsummary.aggregate.charts import LAYOUT_TAG
 from distsummary.aggregate.merged_files import MERGED
 from distsummary.aggregate.rank_files import RankFiles
-from distsummary.coordination import LocalCoordinator
 from distsummary.errors import (
     InvalidTypeError,
     InvalidValueError,
@@ -22,6 +20,12 @@ from distsummary.errors import (
     NotADirectoryPathError,
     RunDirError,
 )
+from distsummary.events.deduplicate import ends_of_attempts
+from distsummary.events.files import Files
+from distsummary.events.reader import read_directory, read_lineage
+from distsummary.events.segments import lineage_files, segments
+from distsummary.events.spec import WriterSpec
+from distsummary.events.writer import RankWriter
 from distsummary.format.frames import frame, read_frames
 from distsummary.format.histogram import count_histogram
 from distsummary.format.records import (
@@ -38,13 +42,9 @@ from distsummary.format.records import (
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.pb import tensorboard_pb2
-from distsummary.reading.deduplicate import ends_of_attempts
-from distsummary.reading.reader import read_directory, read_lineage
-from distsummary.reading.segments import lineage_files, segments
-from distsummary.run_dir import RunDir
-from distsummary.writing.files import Files
-from distsummary.writing.spec import WriterSpec
-from distsummary.writing.writer import RankWriter
+from distsummary.rundir import run_dir as run_dir_module
+from distsummary.rundir.coordination import LocalCoordinator
+from distsummary.rundir.run_dir import RunDir
 
 NAN = float("nan")
 

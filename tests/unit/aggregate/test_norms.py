@@ -9,12 +9,12 @@ import pytest
 from distsummary import merge_run
 from distsummary.aggregate.merged_files import is_merged
 from distsummary.cli import main
+from distsummary.events.reader import read_directory
+from distsummary.events.segments import segments
 from distsummary.format import norms as norms_module
 from distsummary.format.norm_scalars import WARM
 from distsummary.format.norms import NORMS_TAG, ParameterNorms, ParameterTable
 from distsummary.format.records import DIALECTS, MINDSPORE, NORMS, TENSORBOARD, Event, Value
-from distsummary.reading.reader import read_directory
-from distsummary.reading.segments import segments
 from tests.unit.aggregate.live_ranks import Ranks
 
 NAN = float("nan")

@@ -15,7 +15,7 @@ from distsummary.aggregate.on_alert import OnAlert, check_on_alert, payload
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.run_dir import RunDir
+from distsummary.rundir.run_dir import RunDir
 from distsummary.training.callbacks import CallbackParams, RunContext
 
 

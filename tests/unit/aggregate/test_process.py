@@ -6,10 +6,10 @@ import pytest
 
 from distsummary.aggregate import process
 from distsummary.aggregate.process import AggregatorProcess, ProcessCoordinator
-from distsummary.coordination import LocalCoordinator
-from distsummary.deal import Heartbeat
-from distsummary.run_dir import RunDir
-from distsummary.topology import Topology
+from distsummary.rundir.coordination import LocalCoordinator
+from distsummary.rundir.deal import Heartbeat
+from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.topology import Topology
 
 
 @pytest.mark.parametrize("is_shared", [True, False])

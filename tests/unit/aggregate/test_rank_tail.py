@@ -7,13 +7,13 @@ import pytest
 
 from distsummary.aggregate import rank_tail as module
 from distsummary.aggregate.rank_tail import RankTail, rows_in
+from distsummary.events.reader import _events_of, read_pieces_of
+from distsummary.events.scalar_columns import ScalarColumns
+from distsummary.events.segments import segments
+from distsummary.events.spec import Limits, WriterSpec
+from distsummary.events.writer import RankWriter
 from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Batch, Event, Scalars, Value
 from distsummary.format.scalar_rows import events_of, row_of
-from distsummary.reading.reader import _events_of, read_pieces_of
-from distsummary.reading.scalar_columns import ScalarColumns
-from distsummary.reading.segments import segments
-from distsummary.writing.spec import Limits, WriterSpec
-from distsummary.writing.writer import RankWriter
 
 RUN = "00000000000000aa"
 

@@ -9,8 +9,8 @@ from distsummary.diagnosis import stuck_files
 from distsummary.diagnosis.alerts import read_alerts
 from distsummary.diagnosis.stuck import Collective, Group, RankReport
 from distsummary.diagnosis.stuck_files import FORMAT
-from distsummary.run_dir import STUCK, RunDir
-from distsummary.states import AttemptState, RankState
+from distsummary.rundir.run_dir import STUCK, RunDir
+from distsummary.rundir.states import AttemptState, RankState
 
 WORLD = 4
 PENDING = Collective(65, "all_reduce", ((10,),), True)

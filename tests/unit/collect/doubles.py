@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from distsummary.attempts import Registration
 from distsummary.format.records import Health, Scalars
 from distsummary.format.scalar_rows import events_of
+from distsummary.rundir.attempts import Registration
 from distsummary.training.callbacks import CallbackParams, RunContext
 from distsummary.training.run import Run
 

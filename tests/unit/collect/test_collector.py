@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from distsummary.collect.collector import SummaryCollector
-from distsummary.topology import Topology
+from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import CallbackParams, RunContext
 from distsummary.training.run import Run
 from tests.unit.collect.doubles import ListCoordinator, Model, drive, train

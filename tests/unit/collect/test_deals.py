@@ -7,8 +7,8 @@ import pytest
 
 from distsummary.collect import heartbeat
 from distsummary.collect.collector import SummaryCollector
-from distsummary.deal import Deal, Heartbeat, first_deal, next_deal
-from distsummary.topology import Topology
+from distsummary.rundir.deal import Deal, Heartbeat, first_deal, next_deal
+from distsummary.rundir.topology import Topology
 from tests.unit.collect.doubles import ListCoordinator, drive
 
 LENGTHS = [60, 57, 52, 50]  # steps of the loaders

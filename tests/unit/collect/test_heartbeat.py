@@ -7,8 +7,8 @@ import pytest
 
 from distsummary.collect import heartbeat
 from distsummary.collect.heartbeat import Beat, Pulse, with_means
-from distsummary.deal import Heartbeat
-from distsummary.writing.health import Failures, Health
+from distsummary.events.health import Failures, Health
+from distsummary.rundir.deal import Heartbeat
 from tests.patience import PATIENCE_S
 
 

@@ -10,8 +10,8 @@ import pytest
 from distsummary.collect.collector import SummaryCollector
 from distsummary.collect.record import SummaryRecord
 from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.events.reader import read_directory
 from distsummary.format.records import DIALECTS
-from distsummary.reading.reader import read_directory
 from tests.unit.collect.doubles import train
 
 BATCH = np.random.default_rng(0).integers(0, 256, (3, 3, 5, 7), np.uint8)

@@ -16,7 +16,7 @@ from distsummary.collect.lineage import (
     train_lineage,
 )
 from distsummary.collect.provenance import error_text, git_state, provenance
-from distsummary.topology import Topology, hyper_config
+from distsummary.rundir.topology import Topology, hyper_config
 from distsummary.training.callbacks import CallbackParams
 from tests.unit.collect.doubles import Model, Momentum
 

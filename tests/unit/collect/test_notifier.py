@@ -8,10 +8,10 @@ from distsummary.collect import notifier
 from distsummary.collect.notifier import Notifier
 from distsummary.collect.rank_collector import RankCollector
 from distsummary.errors import StaleAttemptError
+from distsummary.events.spec import WriterSpec
 from distsummary.format.digest import Digest
 from distsummary.format.records import Batch, Scalars
 from distsummary.format.scalar_rows import row_struct
-from distsummary.writing.spec import WriterSpec
 
 RUN_ID = "00000000000000ab"
 

@@ -6,7 +6,7 @@ from distsummary.collect.collector import SummaryCollector
 from distsummary.collect.older_order import is_older_record, without_num_process
 from distsummary.collect.record import SummaryRecord
 from distsummary.errors import InvalidTypeError
-from distsummary.reading.reader import read_directory
+from distsummary.events.reader import read_directory
 from tests.unit.collect.doubles import ListWriter, Model, train
 
 SAID = "in the order of older versions of MindSpore, without num_process"

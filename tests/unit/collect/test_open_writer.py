@@ -9,8 +9,8 @@ from distsummary.collect.open_writer import (
     refuse_unconnected,
 )
 from distsummary.errors import InvalidValueError
-from distsummary.topology import COLLECTORS
-from distsummary.writing.spec import WriterSpec
+from distsummary.events.spec import WriterSpec
+from distsummary.rundir.topology import COLLECTORS
 
 
 def test_a_choice_of_the_environment_is_checked_as_one_of_the_argument(monkeypatch):

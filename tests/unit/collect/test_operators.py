@@ -10,10 +10,10 @@ from distsummary.collect import operators
 from distsummary.collect.operators import Listener
 from distsummary.collect.plan import regular_steps, tensor_steps
 from distsummary.collect.taps import Taps
-from distsummary.deal import Group
+from distsummary.events.health import Failures
 from distsummary.format.records import Health, Value
+from distsummary.rundir.deal import Group
 from distsummary.training.callbacks import CallbackParams
-from distsummary.writing.health import Failures
 
 logger = logging.getLogger("test")
 

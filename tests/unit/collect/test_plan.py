@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distsummary.collect.plan import dealing_group, regular_steps, share, tensor_range, tensor_steps
-from distsummary.deal import Group, Steps
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.topology import Topology
+from distsummary.rundir.deal import Group, Steps
+from distsummary.rundir.topology import Topology
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "tensor_ranges.json").read_text())["cases"]
 

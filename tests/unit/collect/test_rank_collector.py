@@ -2,13 +2,13 @@
 
 import pytest
 
+from distsummary.base.processes import own_process
 from distsummary.collect.rank_collector import LINGER_S, Collectors
 from distsummary.errors import StaleAttemptError
+from distsummary.events.reader import read_directory
+from distsummary.events.segment import has_live_writer
+from distsummary.events.spec import WriterSpec
 from distsummary.format.records import Batch, Event, Value
-from distsummary.processes import own_process
-from distsummary.reading.reader import read_directory
-from distsummary.writing.segment import has_live_writer
-from distsummary.writing.spec import WriterSpec
 
 RUN_ID = "00000000000000ab"
 DEAD = {**own_process(), "pid_start": "0"}  # has ended: its pid is another process's

@@ -13,12 +13,12 @@ from distsummary.errors import (
     NotADirectoryPathError,
     WriteError,
 )
+from distsummary.events.reader import read_directory, read_lineage
+from distsummary.events.segments import segments
 from distsummary.format.records import DIALECTS, Landscape
 from distsummary.frameworks.numpy import NumpyFramework
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir
 from distsummary.pb import mindspore_lineage_pb2 as lineage
-from distsummary.reading.reader import read_directory, read_lineage
-from distsummary.reading.segments import segments
 from tests.unit.collect.doubles import ListWriter
 
 
@@ -469,7 +469,7 @@ def test_rotated_files_hold_everything_once(tmp_path):
 
 def test_a_flush_of_the_synced_level_reaches_the_disk(tmp_path, monkeypatch):
     synced = []
-    monkeypatch.setattr("distsummary.writing.files.os.fdatasync", synced.append)
+    monkeypatch.setattr("distsummary.events.files.os.fdatasync", synced.append)
     with SummaryRecord(tmp_path, delivery="synced") as record:
         record.scalars(1, {"loss": 0.5})
         record.flush()

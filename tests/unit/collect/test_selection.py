@@ -16,9 +16,9 @@ from distsummary.collect.selection import (
     default_steps,
     within_bounds,
 )
-from distsummary.deal import Steps
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.topology import Topology
+from distsummary.rundir.deal import Steps
+from distsummary.rundir.topology import Topology
 from distsummary.training.run import Run
 from tests.unit.collect.doubles import ListCoordinator, Model, train
 

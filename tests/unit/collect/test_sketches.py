@@ -8,7 +8,7 @@ from distsummary.checkpoints.sketch.sketch_file import read_sketches
 from distsummary.checkpoints.trajectory import read
 from distsummary.collect.collector import SummaryCollector
 from distsummary.errors import InvalidValueError
-from distsummary.topology import Topology
+from distsummary.rundir.topology import Topology
 from distsummary.training.run import Run
 from tests.unit.collect.doubles import ListCoordinator, Model, train
 

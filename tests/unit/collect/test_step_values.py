@@ -8,11 +8,11 @@ from distsummary.collect import step_values as gather
 from distsummary.collect.plan import regular_steps
 from distsummary.collect.selection import Selection
 from distsummary.collect.step_values import Parameters, image_values, learning_rate_values
-from distsummary.deal import Group
+from distsummary.events.health import Failures
 from distsummary.format.records import Health, Shard
 from distsummary.frameworks.numpy import NumpyFramework
+from distsummary.rundir.deal import Group
 from distsummary.training.callbacks import CallbackParams
-from distsummary.writing.health import Failures
 from tests.unit.collect.doubles import Model
 
 STEPS = regular_steps(10)

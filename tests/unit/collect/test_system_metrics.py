@@ -11,10 +11,10 @@ from distsummary.collect import system_metrics
 from distsummary.collect.collector import SummaryCollector
 from distsummary.collect.system_metrics import Reading, Sampler, SystemMonitor, sources_of
 from distsummary.errors import ClosedError, InvalidTypeError
+from distsummary.events.health import Failures
 from distsummary.format.records import Health
-from distsummary.topology import Topology
+from distsummary.rundir.topology import Topology
 from distsummary.training.run import Run
-from distsummary.writing.health import Failures
 from tests.patience import PATIENCE_S
 from tests.unit.collect.doubles import ListWriter, train
 

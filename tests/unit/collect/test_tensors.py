@@ -10,7 +10,7 @@ from distsummary.collect.checked_values import MAX_VALUE_BYTES, checked_value
 from distsummary.collect.collector import SummaryCollector
 from distsummary.collect.record import SummaryRecord
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.reading.reader import read_directory
+from distsummary.events.reader import read_directory
 from tests.unit.collect.doubles import Model, train
 
 NPY = {"tensor_format": "npy"}

@@ -5,13 +5,13 @@ from itertools import product
 import numpy as np
 import pytest
 
-from distsummary.attempts import Registration
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.share import is_first, shard_rank_of
 from distsummary.collect.trajectory_keeper import keep_trajectory
-from distsummary.deal import Group
 from distsummary.errors import InvalidValueError
-from distsummary.topology import Topology
+from distsummary.rundir.attempts import Registration
+from distsummary.rundir.deal import Group
+from distsummary.rundir.topology import Topology
 from tests.unit.collect.doubles import Model
 
 # The axes of a mesh, the outermost first, and which of them split the tensors of a model.

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from distsummary.collect.watcher import OUTSIDE, UNKNOWN_S, Pace, Place, Watcher
+from distsummary.events.health import Failures
 from distsummary.format.records import Health
-from distsummary.writing.health import Failures
 
 
 def paced(*seconds: float) -> tuple[Pace, float]:

@@ -3,8 +3,8 @@ from dataclasses import replace
 
 from distsummary.diagnosis.alerts import all_hangs, read_alerts
 from distsummary.diagnosis.verdict import Verdict
-from distsummary.run_dir import RunDir
-from distsummary.states import AttemptState
+from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.states import AttemptState
 
 ALERT = {"time": 1.0, "attempt": 0, "rank": 1, "cause": "data", "since_step": 3, "until_step": None}
 

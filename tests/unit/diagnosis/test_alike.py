@@ -8,7 +8,7 @@ from distsummary.diagnosis.settings import different_settings
 from distsummary.diagnosis.shard import SameBatches
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.format.check_tags import BATCH_TAGS, halves
-from distsummary.rank_facts import RankFacts
+from distsummary.rundir.rank_facts import RankFacts
 
 
 def batches(digests: dict[int, list[int]], mesh: dict[int, dict[str, int]] | None = None) -> list[Verdict]:

@@ -11,7 +11,7 @@ from distsummary.diagnosis.alerts import open_findings, read_alerts, worst_level
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.verdict import CAUSES, ENDS, Verdict
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.run_dir import RunDir
+from distsummary.rundir.run_dir import RunDir
 
 
 def verdict(cause, since=3, rank=1, **fields):

@@ -8,7 +8,7 @@ import pytest
 import distsummary
 from distsummary.diagnosis.crash import head_of, read_crash
 from distsummary.diagnosis.source_lines import SourceLine, is_same_line, user_place
-from distsummary.run_dir import CRASH
+from distsummary.rundir.run_dir import CRASH
 
 
 def line(file: str) -> SourceLine:

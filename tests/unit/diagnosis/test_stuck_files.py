@@ -9,8 +9,8 @@ import pytest
 from distsummary.diagnosis import stuck_files
 from distsummary.diagnosis.stuck import Collective, Group, RankReport
 from distsummary.diagnosis.stuck_files import FORMAT, hung_ranks
-from distsummary.run_dir import STUCK, RunDir
-from distsummary.states import AttemptState, RankState
+from distsummary.rundir.run_dir import STUCK, RunDir
+from distsummary.rundir.states import AttemptState, RankState
 
 NOW, WORLD = 1_000_000.0, 4
 BEGUN, PENDING = Collective(64, "all_reduce", ((10,),)), Collective(65, "all_reduce", ((10,),), True)

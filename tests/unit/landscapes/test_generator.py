@@ -22,13 +22,13 @@ from distsummary.errors import (
     NotADirectoryPathError,
     RunDirError,
 )
+from distsummary.events.spec import WriterSpec
+from distsummary.events.writer import RankWriter
 from distsummary.format.records import Batch, Event, Value
 from distsummary.landscapes import generator
 from distsummary.landscapes.engines import numpy_engine
 from distsummary.landscapes.request import Request
-from distsummary.run_dir import RunDir
-from distsummary.writing.spec import WriterSpec
-from distsummary.writing.writer import RankWriter
+from distsummary.rundir.run_dir import RunDir
 from tests.unit.landscapes import golden_mlp
 from tests.unit.landscapes.golden_mlp import Mlp, batches, cross_entropy
 

@@ -27,7 +27,7 @@ from distsummary.format import npz
 from distsummary.landscapes.directions.planes import path_axes
 from distsummary.landscapes.output.grid import finite_bounds
 from distsummary.landscapes.output.write import landscape_record
-from distsummary.run_dir import RunDir
+from distsummary.rundir.run_dir import RunDir
 from distsummary.tools.fsck import fsck
 
 

@@ -14,7 +14,7 @@ from distsummary.errors import DamagedFileError, LandscapeError, RunDirError
 from distsummary.format.frames import frame
 from distsummary.landscapes.engines.chunks import Chunk
 from distsummary.landscapes.run.journal import FORMAT, Journal, leftover_journals
-from distsummary.run_dir import RunDir
+from distsummary.rundir.run_dir import RunDir
 
 PLAN = {"checkpoints": "ab", "seed": "7"}
 HEADER = 12  # bytes of a frame before its payload

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from distsummary import Progress
+from distsummary.base.terminal import Estimate
 from distsummary.errors import InvalidTypeError
 from distsummary.landscapes.run.progress import MOST_RATES, line, progress_callback
-from distsummary.terminal import Estimate
 
 
 class Clock:

@@ -17,7 +17,7 @@ from distsummary.landscapes.request import (
     refuse_unused,
     requested_directions,
 )
-from distsummary.run_dir import RunDir
+from distsummary.rundir.run_dir import RunDir
 from tests.unit.landscapes.golden_mlp import Mlp
 
 GIVEN = Directions(x={"d2.bias": np.arange(3.0)}, y={"d2.bias": np.ones(3)})

@@ -1,7 +1,7 @@
 """The lines about who records a run, from the table of actors that Ray keeps."""
 
 from distsummary.launching.actor_listing import lines_of
-from distsummary.states import RankState
+from distsummary.rundir.states import RankState
 
 HOSTS = {"n0": "alpha", "n1": "beta"}
 

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from distsummary.events.spec import WriterSpec
+from distsummary.events.writer import RankWriter
 from distsummary.format.records import Batch, Event, Value
-from distsummary.run_dir import RunDir
-from distsummary.writing.spec import WriterSpec
-from distsummary.writing.writer import RankWriter
+from distsummary.rundir.run_dir import RunDir
 
 RUN = "00000000000000ab"
 

@@ -1,6 +1,6 @@
 """The deals of a run as rows and as lines."""
 
-from distsummary.deal import Group, Part, Share, Steps
+from distsummary.rundir.deal import Group, Part, Share, Steps
 from distsummary.runs.deals import DealRow, deal_lines, deal_rows
 
 TENSORS = Share("tensor", ("a", "b"), Steps(every=4))

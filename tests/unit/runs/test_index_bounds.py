@@ -7,11 +7,11 @@ import google_crc32c
 import pytest
 
 import distsummary as ds
+from distsummary.events import recorded
+from distsummary.events.contents import Given, Progression
+from distsummary.events.index import index_path, read_index
+from distsummary.events.segments import segments
 from distsummary.format.records import MINDSPORE, Value
-from distsummary.reading import recorded
-from distsummary.reading.contents import Given, Progression
-from distsummary.reading.index import index_path, read_index
-from distsummary.reading.segments import segments
 from distsummary.tools.fsck import fsck
 from tests.unit.runs.recording import record
 

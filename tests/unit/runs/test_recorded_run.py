@@ -10,21 +10,21 @@ import pytest
 import distsummary as ds
 from distsummary.cli import main
 from distsummary.errors import InvalidValueError, MissingFileError, NotADirectoryPathError
+from distsummary.events import index, recorded
+from distsummary.events.contents import scan
+from distsummary.events.index import check_index, index_path, is_index
+from distsummary.events.segments import lineage_files, segments
+from distsummary.events.spec import Limits, WriterSpec
+from distsummary.events.writer import RankWriter
 from distsummary.format import mindspore_format, tensorboard_format, wire
 from distsummary.format.frames import frame
 from distsummary.format.histogram import count_histogram
 from distsummary.format.hparams import session_start
 from distsummary.format.records import MINDSPORE, TENSORBOARD, Batch, Event, Shard, Value
 from distsummary.pb.mindspore_anf_ir_pb2 import GraphProto
-from distsummary.reading import index, recorded
-from distsummary.reading.contents import scan
-from distsummary.reading.index import check_index, index_path, is_index
-from distsummary.reading.segments import lineage_files, segments
-from distsummary.run_dir import RunDir
+from distsummary.rundir.run_dir import RunDir
 from distsummary.runs.show import overview
 from distsummary.view.page import page
-from distsummary.writing.spec import Limits, WriterSpec
-from distsummary.writing.writer import RankWriter
 from tests.unit.landscapes.test_grid import make_grid
 from tests.unit.runs.recording import RUN, record
 

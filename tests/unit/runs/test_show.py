@@ -10,11 +10,11 @@ import pytest
 
 import distsummary as ds
 from distsummary.cli import main
+from distsummary.events.segments import segments
 from distsummary.format.norms import ParameterNorms, ParameterTable
 from distsummary.format.records import MINDSPORE, Value
-from distsummary.rank_facts import RankFacts, write_facts
-from distsummary.reading.segments import segments
-from distsummary.run_dir import RunDir
+from distsummary.rundir.rank_facts import RankFacts, write_facts
+from distsummary.rundir.run_dir import RunDir
 from distsummary.runs.compare import compare, text_of, where_they_part
 from distsummary.runs.show import overview
 from tests.unit.collect.doubles import Model

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from distsummary.states import AttemptState, Failure, RankState, RunState
+from distsummary.rundir.states import AttemptState, Failure, RankState, RunState
 from distsummary.tools.status import Merged, Status
 
 BEGAN = 1_800_000_000.0

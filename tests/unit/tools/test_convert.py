@@ -8,19 +8,19 @@ import pytest
 
 from distsummary.aggregate.charts import charts
 from distsummary.errors import MissingFileError, RunDirError
+from distsummary.events.files import Files
+from distsummary.events.reader import read_directory
+from distsummary.events.segments import segments, stamp_of
+from distsummary.events.spec import WriterSpec
+from distsummary.events.writer import RankWriter
 from distsummary.format.frames import read_frames
 from distsummary.format.histogram import count_histogram
 from distsummary.format.hparams import session_start
 from distsummary.format.records import Batch, Event, Histogram, Shard, Value
 from distsummary.pb import tensorboard_pb2
-from distsummary.reading.reader import read_directory
-from distsummary.reading.segments import segments, stamp_of
 from distsummary.tools import convert as convert_module
 from distsummary.tools.convert import convert, widened
 from distsummary.tools.fsck import fsck
-from distsummary.writing.files import Files
-from distsummary.writing.spec import WriterSpec
-from distsummary.writing.writer import RankWriter
 from tests.unit.format import samples
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "ms"

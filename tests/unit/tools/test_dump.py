@@ -11,6 +11,8 @@ import pytest
 
 from distsummary.aggregate.charts import charts
 from distsummary.errors import MissingFileError
+from distsummary.events.spec import WriterSpec
+from distsummary.events.writer import RankWriter
 from distsummary.format.encode import encode_event
 from distsummary.format.frames import frame
 from distsummary.format.hparams import session_start
@@ -18,10 +20,8 @@ from distsummary.format.lineage import Lineage, encode_lineage
 from distsummary.format.norms import TableTurns
 from distsummary.format.records import Batch, Event, EventIds, Shard, Value
 from distsummary.tools.dump import dump, to_line
-from distsummary.writing.spec import WriterSpec
-from distsummary.writing.writer import RankWriter
+from tests.unit.events.test_reader import LINEAGE, MINDSPORE, RUN, TENSORBOARD, flip, scalar_frames, write
 from tests.unit.format import samples
-from tests.unit.reading.test_reader import LINEAGE, MINDSPORE, RUN, TENSORBOARD, flip, scalar_frames, write
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "ms"
 

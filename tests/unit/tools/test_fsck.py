@@ -8,8 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from distsummary.coordination import LocalCoordinator
+from distsummary.base.publish import TEMPORARY
 from distsummary.errors import MissingFileError, NotADirectoryPathError, RunDirError
+from distsummary.events.segments import segments
+from distsummary.events.spec import WriterSpec
+from distsummary.events.writer import RankWriter
 from distsummary.format.encode import encode_event
 from distsummary.format.frames import frame
 from distsummary.format.histogram import count_histogram
@@ -18,18 +21,14 @@ from distsummary.format.norms import TableTurns
 from distsummary.format.records import Batch, Event, EventIds, Histogram, Landscape, Shard, Value
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
-from distsummary.publish import TEMPORARY
-from distsummary.reading.segments import segments
-from distsummary.run_dir import RunDir
-from distsummary.states import read_run
+from distsummary.rundir.coordination import LocalCoordinator
+from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.states import read_run
+from distsummary.rundir.topology import Topology
 from distsummary.tools import fsck as fsck_module
 from distsummary.tools.findings import KINDS
 from distsummary.tools.fsck import FsckReport, fsck
-from distsummary.topology import Topology
-from distsummary.writing.spec import WriterSpec
-from distsummary.writing.writer import RankWriter
-from tests.unit.format import samples
-from tests.unit.reading.test_reader import (
+from tests.unit.events.test_reader import (
     LINEAGE,
     MINDSPORE,
     RUN,
@@ -38,6 +37,7 @@ from tests.unit.reading.test_reader import (
     scalar_frames,
     write,
 )
+from tests.unit.format import samples
 
 STAMP = 1_700_000_000
 

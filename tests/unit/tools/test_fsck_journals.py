@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from distsummary.events.files import Files
 from distsummary.format.frames import OVERHEAD, frame
 from distsummary.landscapes.engines.chunks import Chunk
 from distsummary.landscapes.run.journal import Journal
-from distsummary.run_dir import RunDir
+from distsummary.rundir.run_dir import RunDir
 from distsummary.tools.fsck import FsckReport, fsck
-from distsummary.writing.files import Files
 from tests.unit.tools.test_fsck import a_run, kinds
 
 PLAN = {"checkpoints": "ab", "seed": "7"}

@@ -12,7 +12,7 @@ import pytest
 import distsummary as ds
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import MissingFileError
-from distsummary.rank_manifest import RANK_MANIFEST
+from distsummary.rundir.rank_manifest import RANK_MANIFEST
 from distsummary.tools.runs import RunRow, find_runs, text_of
 from tests.unit.tools.states import attempt_state, rank_state, status_of
 

@@ -14,7 +14,7 @@ from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.sentence import sentence
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import DamagedFileError, MissingFileError
-from distsummary.run_dir import RunDir
+from distsummary.rundir.run_dir import RunDir
 from distsummary.tools.runs import find_runs
 from distsummary.tools.status import Merged, read_status
 from distsummary.tools.status_text import as_json, hints, text_of

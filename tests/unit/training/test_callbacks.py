@@ -7,7 +7,7 @@ from distsummary.errors import (
     InvalidValueError,
     MissingParameterError,
 )
-from distsummary.topology import Topology
+from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import (
     HOOKS,
     Callback,

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import distsummary as ds
+from distsummary.events.health import Failures
 from distsummary.format.check_tags import NONFINITE_TAGS
 from distsummary.format.records import Health
 from distsummary.training.finite import INPUTS, WARN, FiniteCheck
-from distsummary.writing.health import Failures
 
 INPUT = NONFINITE_TAGS["input"]
 BAD = np.array([[1.0, math.nan]], np.float32)

@@ -17,7 +17,7 @@ from distsummary.errors import (
     MissingFileError,
     RunDirError,
 )
-from distsummary.topology import Topology
+from distsummary.rundir.topology import Topology
 from distsummary.training import model_checkpoint, model_state
 from tests.patience import PATIENCE_S
 

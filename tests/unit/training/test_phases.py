@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from distsummary.format.records import Value
-from distsummary.topology import Topology
+from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import Callback, RunContext
 from distsummary.training.phases import (
     BACKWARD,

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from distsummary import at_exit
+from distsummary.base import at_exit
 from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError, WriteError
+from distsummary.events.health import Failures
 from distsummary.format.records import Health, Value
-from distsummary.topology import Topology
+from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import HOOKS, Callback, parallel_mode
 from distsummary.training.run import DATA_WAIT_MS, STEP_MS, Run
-from distsummary.writing.health import Failures
 
 
 class Clock:

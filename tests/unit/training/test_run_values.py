@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError, NonFiniteError
+from distsummary.events.health import MAX_REASONS, Failures
+from distsummary.events.overhead import Overhead
 from distsummary.format.records import Health, Value
 from distsummary.training.callbacks import Callback, LossMonitor
 from distsummary.training.run import Run
-from distsummary.writing.health import MAX_REASONS, Failures
-from distsummary.writing.overhead import Overhead
 
 HUGE = 1e39  # beyond float32
 BEYOND = "files hold float32, in which it is infinite; log its logarithm"

@@ -5,7 +5,7 @@ import numpy as np
 import distsummary as ds
 from distsummary.format.records import Value
 from distsummary.landscapes.output.write import landscape_record
-from distsummary.run_dir import RunDir
+from distsummary.rundir.run_dir import RunDir
 from distsummary.view.landscape import INTERPOLATED, MISSING, MOST, NOT_FINITE, landscapes
 from distsummary.view.packing import packed
 from distsummary.view.page import page

@@ -10,7 +10,7 @@ import pytest
 import distsummary as ds
 from distsummary.errors import InvalidValueError
 from distsummary.format.records import Value
-from distsummary.run_dir import RunDir
+from distsummary.rundir.run_dir import RunDir
 from distsummary.tools.runs import find_runs
 from distsummary.view.packing import embedded, packed, plain
 from distsummary.view.page import page

@@ -1,0 +1,38 @@
+"""What is still open when the interpreter ends is closed, the newest first; only weak references keep it."""
+
+import atexit
+import weakref
+from collections.abc import Callable
+
+from distsummary.base.processes import in_ray
+
+_open: list[weakref.WeakMethod[Callable[[], object]]] = []
+_is_registered = False
+
+
+def close_at_exit(close: Callable[[], object]) -> None:
+    """Call a bound method when the interpreter ends, if its object is still there."""
+    global _is_registered
+    if not _is_registered or (in_ray() and not _open):  # before what Ray's own handlers end
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)
+        _is_registered = True
+    _open.append(weakref.WeakMethod(close, _open.remove))
+
+
+def is_closed(close: Callable[[], object]) -> None:
+    """Do not call the method any more."""
+    _open[:] = [reference for reference in _open if reference() != close]
+
+
+def _close_all() -> None:
+    failure: BaseException | None = None
+    while _open:
+        close = _open.pop()()
+        try:
+            if close is not None:
+                close()
+        except BaseException as error:  # the others are closed all the same
+            failure = failure or error
+    if failure is not None:
+        raise failure

@@ -1,0 +1,70 @@
+"""The Ray cluster that this process was started for, if it answers soon, and one for this process alone."""
+
+import re
+import socket
+import time
+from typing import Any
+
+from distsummary.errors import ClusterError
+
+CONNECT_S = 5.0
+LOOPBACK = "127.0.0.1"
+_PAUSE_S = 0.5
+_HOST_PORT = re.compile(r"(?:ray://)?\[?(?P<host>[^/\[\]]+?)\]?:(?P<port>\d{1,5})")
+
+
+def reachable_cluster(address: str | None) -> str | None:
+    """The address of the cluster that this process was started for, as in RAY_ADDRESS, or None.
+
+    Raises ClusterError if nothing accepts a connection there within CONNECT_S. Addresses without a host and a
+    port, such as "auto", are not tried.
+    """
+    if address is not None:
+        check_reachable(
+            address, "RAY_ADDRESS", "correct RAY_ADDRESS, or unset it to join the cluster of this machine"
+        )
+    return address
+
+
+def start_local(ray: Any, **options: Any) -> None:  # Any: the module, which this one does not import
+    """Start a Ray cluster on this machine for this process; it listens on loopback alone.
+
+    Ray has the same on Windows and macOS; elsewhere it replaces loopback by an address of the machine.
+    `options`: of `ray.init`.
+    """
+    constants = ray._private.ray_constants
+    before, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
+    try:
+        ray.init(
+            address="local",
+            _node_ip_address=LOOPBACK,
+            include_dashboard=False,
+            logging_level="warning",
+            **options,
+        )
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before
+
+
+def check_reachable(address: str, source: str, remedy: str) -> None:
+    """Raise ClusterError if nothing accepts a connection at `address` within CONNECT_S.
+
+    `source`: where the address is from, such as "RAY_ADDRESS". `remedy`: what to do about it. Addresses
+    without a host and a port, such as "auto", are not tried.
+    """
+    match = _HOST_PORT.fullmatch(address)
+    if match is None:
+        return
+    deadline = time.monotonic() + CONNECT_S
+    while True:
+        try:
+            left_s = max(0.1, deadline - time.monotonic())
+            socket.create_connection((match["host"], int(match["port"])), timeout=left_s).close()
+            return
+        except (OSError, OverflowError) as error:  # a port above 65535 overflows
+            if time.monotonic() + _PAUSE_S > deadline:
+                raise ClusterError(
+                    f"the Ray cluster at {source}={address!r} does not answer within {CONNECT_S:g} s "
+                    f"({getattr(error, 'strerror', None) or error}); start it (ray start --head), or {remedy}"
+                ) from error
+            time.sleep(_PAUSE_S)

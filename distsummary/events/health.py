@@ -1,0 +1,214 @@
+"""Keeps failures of the recording from stopping the training: counts them, logs each once, bounds waits."""
+
+import errno
+import logging
+import math
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import ParamSpec, TypeVar
+
+from distsummary.base.guard import Guard, deliberate
+from distsummary.errors import WriteError
+from distsummary.format.records import Health
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+LOOK_S = 0.25  # how often a wait looks for progress
+WINDOW_S = 10.0  # in which it is added up how long a loop waits
+MAX_REASONS = 1000  # reasons may name tags and steps, and memory has to stay bounded
+NONE: Mapping[str, int] = MappingProxyType({})
+_REMEDIES = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some of the quota",
+    errno.EFBIG: "raise the limit of the file size (ulimit -f)",
+    errno.EROFS: "make the file system writable",
+}
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
+def error_line(error: Exception) -> str:
+    """An error as the reason of a failure, with the remedy if the disk takes no more."""
+    remedy = _REMEDIES.get(error.errno) if isinstance(error, OSError) and error.errno else None
+    return one_line(f"{type(error).__name__}: {error}") + (f"; {remedy}" if remedy else "")
+
+
+def one_line(text: str) -> str:
+    """The text in one line, without colour codes: errors of Ray and C++ are pages of them."""
+    return " ".join(filter(None, map(str.strip, _COLOUR.sub("", text).splitlines())))
+
+
+class Failures:
+    """Counts failures by their reason and logs each reason once.
+
+    Args:
+        health: the counters to update.
+        logger: logs the reasons; each line begins with `prefix`.
+        raise_exception: whether `raise_last`, `call` and `fail` raise failures as WriteError.
+
+    Attributes:
+        guard: counts what is caught at doors (see guard.py) here.
+    """
+
+    def __init__(
+        self, health: Health, logger: logging.Logger, *, raise_exception: bool = False, prefix: str = ""
+    ) -> None:
+        self.health = health
+        self.last: str | None = None  # the newest reason that has not been raised yet
+        self.guard = Guard(lambda: self)
+        self._logger, self._prefix = logger, prefix
+        self._raise_exception = raise_exception
+
+    def count(
+        self, reason: str, times: int = 1, *, dropped: Mapping[str, int] = NONE, logs: bool = True
+    ) -> None:
+        """Count a failure, and log it unless `logs` is False; any thread may call `count`.
+
+        `dropped`: plugin (kind of value) -> lost values.
+        """
+        errors, reason = self.health.errors, one_line(reason)
+        if reason not in errors and len(errors) >= MAX_REASONS:
+            reason = f"further reasons, after {MAX_REASONS} different ones"
+        if logs and reason not in errors:
+            self._logger.warning("%s%s (logged once; counted in health())", self._prefix, reason)
+        self.health.fail(reason, times)
+        self.drop(dropped, reason)
+        self.last = reason
+
+    def drop(self, values: Mapping[str, int], reason: str = "") -> None:
+        """Count lost values by plugin, of a failure that was counted."""
+        for plugin, times in values.items():
+            if times:
+                self.health.drop(plugin, times, reason)
+
+    @deliberate
+    def raise_last(self, cause: Exception | None = None) -> None:
+        """Raise the newest failure as WriteError, once, if `raise_exception` is set."""
+        if self._raise_exception and self.last is not None:
+            reason, self.last = self.last, None
+            raise WriteError(f"not recorded: {reason}") from cause
+
+    def call(self, what: str, function: Callable[P, R], *args: P.args, **named: P.kwargs) -> R | None:
+        """Call the function and return its result; if it raises, count that as of `what` and return None."""
+        return self.guard.call(what, function, *args, **named)
+
+    @deliberate
+    def fail(self, what: str, error: Exception) -> None:
+        """Count an exception, with a reason that begins with `what`; raise WriteError if so configured."""
+        if self._raise_exception and isinstance(error, WriteError):
+            raise error
+        self.count(f"{what}: {type(error).__name__}: {error}")
+        self.raise_last(error)
+
+
+class BoundedWait:
+    """Waits for a thread as long as it makes progress: a dead disk must not delay every step.
+
+    Args:
+        changed: the condition that the thread notifies; the caller must hold it.
+        progress: returns something that changes whenever the thread gets on.
+        clock: the time in seconds.
+    """
+
+    def __init__(
+        self,
+        changed: threading.Condition,
+        progress: Callable[[], object],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._changed, self._progress, self._clock = changed, progress, clock
+        self._stalled_at: object = None  # the progress when a caller last waited in vain
+
+    def wait_for(self, is_over: Callable[[], bool], patience_s: float, limit_s: float = math.inf) -> bool:
+        """Wait until `is_over()`, at most `limit_s` seconds; returns whether it is.
+
+        Gives up as soon as there was no progress for `patience_s` seconds. Later calls then do not wait at
+        all until there is some.
+        """
+        mark = self._progress()
+        begun = since = self._clock()
+        if mark == self._stalled_at:
+            return is_over()
+        while not is_over():
+            now, reached = self._clock(), self._progress()
+            if reached != mark:
+                mark, since = reached, now
+            left_s = min(since + patience_s, begun + limit_s) - now
+            if left_s <= 0:
+                if patience_s > 0:
+                    self._stalled_at = mark
+                return False
+            self._changed.wait(min(left_s, LOOK_S))
+        return True
+
+
+class Slowdown:
+    """Finds out, in windows of WINDOW_S seconds or more, whether a loop waits for most of its time.
+
+    `clock` gives the time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since: float | None = None
+        self._waited_s = 0.0
+
+    def waited(self, seconds: float) -> float:
+        """Note a wait that ends now; returns its share of a window that ends with it, otherwise 0."""
+        now = self._clock()
+        if self._since is None:
+            self._since = now - seconds
+        self._waited_s += seconds
+        passed_s = now - self._since
+        if passed_s < WINDOW_S:
+            return 0.0
+        share = self._waited_s / passed_s
+        self._since, self._waited_s = now, 0.0
+        return share
+
+
+class DroppedSteps:
+    """Counts steps that are dropped, and logs when that begins and, in `end`, what it cost.
+
+    Args:
+        failures: counts the values. logger, prefix: as of Failures. clock: the time in seconds.
+    """
+
+    def __init__(
+        self,
+        failures: Failures,
+        logger: logging.Logger,
+        prefix: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._failures, self._logger, self._prefix, self._clock = failures, logger, prefix, clock
+        self._begun, self._reason = 0.0, ""
+        self._values = 0
+        self.steps = 0  # that were dropped so far; 0: none is being dropped
+
+    def add(self, reason: str, dropped: Mapping[str, int]) -> None:
+        """A step is dropped; `dropped`: plugin -> values."""
+        if not self.steps:
+            self._begun, self._reason = self._clock(), reason
+            self._logger.warning(
+                "%s%s; whole steps are dropped and counted from now on", self._prefix, reason
+            )
+        self.steps += 1
+        self._values += sum(dropped.values())
+        self._failures.count(reason, dropped=dropped, logs=False)
+
+    def end(self) -> None:
+        """No more steps are dropped for now."""
+        if self.steps:
+            self._logger.warning(
+                "%s%s step(s) with %s values were dropped in %.0f s: %s",
+                self._prefix,
+                f"{self.steps:,}",
+                f"{self._values:,}",
+                self._clock() - self._begun,
+                self._reason,
+            )
+            self.steps = self._values = 0

@@ -1,0 +1,109 @@
+"""What is new in a directory, read from few places of its event files without reading the rest."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
+
+from distsummary.events.reader import Damage, ReadEvent, read_file
+from distsummary.events.segments import segments
+from distsummary.format.records import DIALECTS
+
+TAIL_BYTES = 1 << 16
+LONG_TAIL_BYTES = 1 << 23  # for values that large histograms and images may lie behind
+MAX_FILES = 16  # of each dialect that are looked into
+
+
+def newest_events(
+    directory: Path, *, attempt: int | None = None, tail_bytes: int = TAIL_BYTES
+) -> list[ReadEvent]:
+    """The events in the last `tail_bytes` of the newest event file that has any; an empty list without one.
+
+    With `attempt`, only events of that attempt are looked for.
+
+    The file may be growing: an incomplete event at its end is left out. Raises DamagedFileError, OSError.
+    """
+    for file in _newest_files(directory):
+        if found := [event for event in _tail(file, tail_bytes) if attempt in (None, event.attempt)]:
+            return found
+    return []
+
+
+def newest_step(directory: Path, *, attempt: int) -> int | None:
+    """The step of an attempt's newest event; -1 without one, None if its file's end does not show it.
+
+    Raises DamagedFileError, OSError.
+    """
+    for file in _newest_files(directory):
+        for size in (TAIL_BYTES, LONG_TAIL_BYTES):
+            events = _tail(file, size)
+            if found := [event.step for event in events if event.attempt == attempt]:
+                return max(found)
+            if events or file.stat().st_size <= size:
+                break
+        else:
+            return None
+    return -1
+
+
+def newest_scalars(directory: Path, tags: Collection[str]) -> dict[str, float]:
+    """The newest scalars with any of these tags, by tag; those of the newest file that has some in its tail.
+
+    Raises DamagedFileError, OSError.
+    """
+    for file in _newest_files(directory):
+        for size in (TAIL_BYTES, LONG_TAIL_BYTES):
+            found = scalars_of(_tail(file, size), tags)
+            if found:
+                return found
+            if file.stat().st_size <= size:
+                break
+    return {}
+
+
+def scalars_of(events: Iterable[ReadEvent], tags: Collection[str]) -> dict[str, float]:
+    """The last scalars with any of these tags in events, by tag."""
+    return {
+        value.tag: float(value.data)
+        for event in events
+        for value in event.values
+        if value.plugin == "scalar" and value.tag in tags
+    }
+
+
+def _newest_files(directory: Path) -> Iterator[Path]:
+    for dialect in DIALECTS:
+        yield from segments(directory, dialect)[: -MAX_FILES - 1 : -1]
+
+
+def _tail(file: Path, size: int) -> list[ReadEvent]:
+    skipped: list[Damage] = []  # the event in which the tail begins
+    return list(read_file(file, "tail", start=max(0, file.stat().st_size - size), skipped=skipped))
+
+
+def step_since(directory: Path, holds: Callable[[ReadEvent], bool | None]) -> int | None:
+    """About the step from which on `holds` is True of the newest event file; None if it has no such event.
+
+    The file is halved again and again, as if `holds` changed once, from False to True.
+
+    Args:
+        holds: what is asked of an event; None if the event says nothing about it.
+
+    Raises DamagedFileError, OSError.
+    """
+
+    def first(start: int, wanted: tuple[bool, ...]) -> tuple[int, bool] | None:
+        skipped: list[Damage] = []  # the event in which `start` lies
+        events = (
+            (event.step, holds(event)) for event in read_file(file, "tail", start=start, skipped=skipped)
+        )
+        return next(((step, answer) for step, answer in events if answer in wanted), None)
+
+    for dialect in DIALECTS:
+        for file in segments(directory, dialect)[-1:]:
+            low, high = 0, file.stat().st_size
+            while high - low > TAIL_BYTES:
+                middle = (low + high) // 2
+                found = first(middle, (True, False))
+                low, high = (middle, high) if found and not found[1] else (low, middle)
+            found = first(low, (True,))
+            return found and found[0]
+    return None

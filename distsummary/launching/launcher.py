@@ -1,0 +1,453 @@
+"""Start the ranks of a training function on Ray and wait for their results."""
+
+import atexit
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple, TypeVar
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from distsummary.aggregate.actor import settle
+from distsummary.base.checks import check_choice, check_int, check_type
+from distsummary.base.cluster import check_reachable, reachable_cluster, start_local
+from distsummary.base.extras import require
+from distsummary.base.interrupts import handles_interrupts
+from distsummary.base.processes import own_process
+from distsummary.errors import InvalidTypeError, InvalidValueError, RanksFailedError
+from distsummary.launching.actor_output import RankOutput, plain_prefixes, say_last
+from distsummary.launching.failures import (
+    STOPPED,
+    Failure,
+    Trace,
+    death,
+    ended_by,
+    error_lines,
+    memory_kills,
+    raised,
+    read_trace,
+    reporting_exits,
+    stderr_path,
+)
+from distsummary.launching.stages import Stages, say
+from distsummary.rundir.topology import LAUNCH_ID, LAUNCHED, cluster_address, note_driver
+from distsummary.tools.columns import named
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+BACKENDS = ("gloo", "nccl", None)
+PLACEMENT_TIMEOUT_S = 60.0
+INTERRUPT_S = 5.0  # how long the ranks may take to end after Ctrl-C
+GRACE_S = 10.0  # how long the other ranks may run after one has failed
+TRACE_S = 10.0  # how long the nodes of dead ranks may take to say what these ranks left
+MAX_HOSTS = 16  # that are listed at the start
+LEAVE_S = 60.0  # how long a rank's exit handlers may take
+
+
+@handles_interrupts()
+def launch(
+    train_fn: Callable[[], Result],
+    *,
+    ranks: int,
+    resources_per_rank: Mapping[str, float] | None = None,
+    backend: str | None = "gloo",
+    address: str | None = None,
+) -> list[Result]:
+    """Run `train_fn` in one process per rank on Ray and return the results in rank order.
+
+    Each process gets the variables RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR and
+    MASTER_PORT, as torchrun would set them, and an initialised torch.distributed (unless `backend` is None),
+    so that `ds.init` finds the rank by itself. If this process is not connected to Ray, it joins the cluster
+    at RAY_ADDRESS or, if this variable is not set, the one that `ray start` has started for this user on this
+    machine, which is the one that `ray.init()` finds; at the end it disconnects. If there is none, or it runs
+    another version of Ray or has no room for the ranks, a local cluster is started that is large enough; one
+    line gives the reason. A Run that `train_fn` leaves open is closed when the rank's process ends.
+
+    Args:
+        train_fn: takes no arguments; bind them with functools.partial. It and its result must be picklable.
+        ranks: how many processes to start, >= 1; this is their world size.
+        resources_per_rank: Ray resources of each rank, default {"CPU": 1}, with nccl {"CPU": 1, "GPU": 1}.
+        backend: "gloo", "nccl" or None.
+        address: the Ray cluster to use, as in `ray.init`: "host:port", "auto", or "local" for a new one on
+            this machine. None: as above.
+
+    Raises:
+        RanksFailedError: ranks raised or died, or do not fit into the cluster. Equal errors of several ranks
+            share one line. 10 s after the first failure the other ranks are stopped, since they may wait
+            forever in a collective operation.
+        ClusterError: the cluster at `address` or RAY_ADDRESS does not answer.
+        InvalidTypeError, InvalidValueError: an argument is wrong.
+    """
+    if not callable(train_fn):
+        raise InvalidTypeError(f"train_fn must be callable without arguments, got {train_fn!r}")
+    check_int("ranks", ranks, low=1)
+    check_type("resources_per_rank", resources_per_rank, Mapping, optional=True)
+    check_choice("backend", backend, BACKENDS)
+    check_type("address", address, str, optional=True)
+    resources = check_resources(resources_per_rank, backend)
+    with plain_prefixes(), Stages() as stages:
+        if not ray.is_initialized():
+            is_local = address == "local" or (address is None and cluster_address() is None)
+            stages.begin("starting Ray" if is_local else "connecting to Ray")
+        with connected(ranks, resources, address), RankOutput() as output:
+            stages.begin(f"reserving {dict(resources)} for each of {ranks} ranks")
+            with _placed(ranks, resources) as group:
+                return _run(train_fn, group, ranks, resources, backend, stages, output)
+
+
+def _run(
+    train_fn: Callable[[], Result],
+    group: PlacementGroup,
+    ranks: int,
+    resources: dict[str, float],
+    backend: str | None,
+    stages: Stages,
+    output: RankOutput,
+) -> list[Result]:
+    """Start the ranks in their places, train, and end them."""
+    rank_class = ray.remote(
+        num_cpus=resources.get("CPU", 0),
+        num_gpus=resources.get("GPU", 0),
+        resources={name: n for name, n in resources.items() if name not in ("CPU", "GPU")} or None,
+        max_concurrency=1,
+    )(_Rank)
+    stages.begin(f"starting {ranks} processes")
+    actors = [
+        rank_class.options(
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
+        ).remote(rank)
+        for rank in range(ranks)
+    ]
+    launch_id = f"{LAUNCHED}{uuid.uuid4().hex}"
+    running: list[Any] = []
+    places: Sequence[Place] = ()
+    deaths: dict[int, str] = {}
+    state = "lost"
+    try:
+        running[:] = [actor.place.remote() for actor in actors]
+        places = _wait(running)
+        for line in describe_places(places):
+            say(line)
+        stages.begin("importing torch and connecting the ranks" if backend else "connecting the ranks")
+        driver = own_process()
+        running[:] = [
+            actor.join.remote(environment, backend, driver)
+            for actor, environment in zip(actors, plan_environments(places, launch_id), strict=True)
+        ]
+        _wait(running, places)
+        stages.done("the training begins")
+        running[:] = [actor.run.remote(train_fn, backend is not None) for actor in actors]
+        return _wait(running, places, deaths)
+    except (KeyboardInterrupt, SystemExit) as error:  # Ray's handler of SIGTERM raises the latter
+        state = "interrupted"
+        what = "Ctrl-C" if isinstance(error, KeyboardInterrupt) else f"SIGTERM or sys.exit({error.code})"
+        deaths |= dict.fromkeys(range(ranks), f"interrupted: {what} in the process that called ds.launch")
+        _interrupt(running, places)
+        raise
+    finally:
+        _end(actors, running, output)
+        settle(launch_id, deaths, state)
+
+
+def check_resources(resources: Mapping[str, float] | None, backend: str | None) -> dict[str, float]:
+    """The resources of each rank; raises InvalidTypeError or InvalidValueError if Ray cannot reserve them."""
+    if resources is None:
+        return {"CPU": 1, "GPU": 1} if backend == "nccl" else {"CPU": 1}
+    for name, amount in resources.items():
+        check_type(f"resources_per_rank[{name!r}]", amount, (int, float))
+        if amount < 0:
+            raise InvalidValueError(f"resources_per_rank[{name!r}] must be >= 0, got {amount}")
+    if not any(resources.values()):
+        raise InvalidValueError(f"resources_per_rank must reserve something, got {dict(resources)}")
+    return dict(resources)
+
+
+class Place(NamedTuple):
+    """Where a rank runs: its node and host, a free port there, and what `read_trace` needs."""
+
+    node: str
+    host: str
+    address: str
+    port: int
+    stderr: str
+    memory_kills: int
+    pid: int
+
+
+class _Rank:
+    """The process of one rank."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def __repr__(self) -> str:  # Ray puts it before each line that the process prints
+        return f"rank {self._rank}"
+
+    def place(self) -> Place:
+        """Where this process runs, and a port that is free there now."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return Place(
+                ray.get_runtime_context().get_node_id(),
+                socket.gethostname(),
+                ray.util.get_node_ip_address(),
+                probe.getsockname()[1],
+                stderr_path(),
+                memory_kills(),
+                os.getpid(),
+            )
+
+    def join(self, environment: dict[str, str], backend: str | None, driver: Mapping[str, Any]) -> None:
+        """Set the variables of this rank and connect it to the others by torch.distributed.
+
+        `driver`: the process that awaits it, as of `own_process`.
+        """
+        os.environ.update(environment)
+        note_driver(driver)
+        if backend is None:
+            return
+        require(f"backend={backend!r}", "torch")  # a node of the cluster may be without it
+        import torch.distributed
+
+        torch.distributed.init_process_group(backend)
+
+    def run(self, train_fn: Callable[[], Any], is_connected: bool) -> Any:
+        """Call the training function as this rank, and leave torch.distributed."""
+        try:
+            with reporting_exits():
+                try:
+                    return train_fn()
+                finally:
+                    if is_connected:
+                        import torch.distributed
+
+                        if torch.distributed.is_initialized():  # a script for torchrun has left already
+                            torch.distributed.destroy_process_group()
+        except SystemExit as error:  # Ray would treat it as the death of the actor
+            if error.code in (None, 0):
+                return None
+            sys.last_value = error
+            raise ended_by(error) from error
+        except BaseException as error:
+            sys.last_value = error  # shows exit handlers that the process failed, as the interpreter would do
+            raise
+
+    def leave(self, is_received: bool) -> None:
+        """Run the exit handlers before Ray ends this actor, while they can still reach other actors."""
+        atexit.unregister(ray.shutdown)  # the answer to this call still needs Ray
+        atexit._run_exitfuncs()
+        if is_received:
+            say_last()
+
+
+def plan_environments(places: Sequence[Place], launch_id: str) -> list[dict[str, str]]:
+    """The environment variables of each rank, given each rank's place.
+
+    Nodes are numbered in the order of their lowest ranks; rank 0 is the master.
+    """
+    nodes = list(dict.fromkeys(place.node for place in places))
+    on_node: dict[str, list[int]] = defaultdict(list)
+    for rank, place in enumerate(places):
+        on_node[place.node].append(rank)
+    return [
+        {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(len(places)),
+            "LOCAL_RANK": str(on_node[place.node].index(rank)),
+            "LOCAL_WORLD_SIZE": str(len(on_node[place.node])),
+            "NODE_RANK": str(nodes.index(place.node)),
+            "MASTER_ADDR": places[0].address,
+            "MASTER_PORT": str(places[0].port),
+            LAUNCH_ID: launch_id,
+        }
+        for rank, place in enumerate(places)
+    ]
+
+
+def describe_places(places: Sequence[Place]) -> list[str]:
+    """Hosts and process ids of the ranks, a line for each host; of many hosts, the first MAX_HOSTS."""
+    on_host: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for rank, place in enumerate(places):
+        on_host[place.host, place.address].append(rank)
+    lines = [
+        f"{named(ranks, 'rank')} on {host} ({address}), pid {', '.join(str(places[r].pid) for r in ranks)}"
+        for (host, address), ranks in [*on_host.items()][:MAX_HOSTS]
+    ]
+    if len(on_host) > MAX_HOSTS:
+        lines.append(f"... and {len(on_host) - MAX_HOSTS} more hosts")
+    return lines
+
+
+@contextmanager
+def connected(ranks: int, resources: Mapping[str, float], address: str | None = None) -> Iterator[None]:
+    """Connect to a Ray cluster for the block, if this process is not connected yet; see `launch`."""
+    if ray.is_initialized():
+        yield
+        return
+    if address is not None and address != "local":
+        check_reachable(address, "address", 'pass address="local" to start a cluster on this machine')
+    chosen = address or reachable_cluster(cluster_address())
+    if chosen not in (None, "local"):
+        ray.init(address=chosen, logging_level="warning")
+    elif chosen == "local" or not _join_current(ranks, resources):
+        cpus = max(os.cpu_count() or 1, int(ranks * resources.get("CPU", 0)))
+        start_local(ray, num_cpus=cpus)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _join_current(ranks: int, resources: Mapping[str, float]) -> bool:
+    """Connect to the cluster of this machine that `ray.init()` finds, if there is one that fits the ranks.
+
+    Otherwise one line gives the reason and the remedy, and False is returned.
+    """
+    found = ray._private.services.canonicalize_bootstrap_address(None)
+    if found is None:
+        return False
+    remedy = "ray stop ends it"
+    try:
+        check_reachable(found, "/tmp/ray/ray_current_cluster", remedy)
+        ray.init(address=found, logging_level="warning")
+    except Exception as error:  # no answer, or another version of Ray or Python; Ray names both
+        reason = " ".join(str(error).split())
+        remedy = f"install the cluster's versions, or {remedy}"
+    else:
+        free = ray.available_resources()
+        if all(free.get(name, 0) >= ranks * amount for name, amount in resources.items()):
+            say(f"joins the Ray cluster at {found}")
+            return True
+        ray.shutdown()
+        shown = {name: free.get(name, 0) for name in resources}
+        reason = f"{ranks} ranks of {dict(resources)} do not fit into what it has free, {shown}"
+        remedy = "to wait there for room: RAY_ADDRESS=auto"
+    say(f"the Ray cluster at {found} is not used, a local one is started: {reason}; {remedy}")
+    return False
+
+
+@contextmanager
+def _placed(ranks: int, resources: dict[str, float]) -> Iterator[PlacementGroup]:
+    """Reserve the resources of all ranks for the block; raises RanksFailedError if they do not fit."""
+    group = placement_group([resources] * ranks, strategy="PACK")
+    try:
+        if not group.wait(PLACEMENT_TIMEOUT_S):
+            raise RanksFailedError(
+                f"{ranks} ranks of {resources} did not fit within {PLACEMENT_TIMEOUT_S:g} s; the cluster has "
+                f"{ray.available_resources()} free of {ray.cluster_resources()}: ask for less or add nodes"
+            )
+        yield group
+    finally:
+        remove_placement_group(group)
+
+
+def _wait(
+    running: list[Any], places: Sequence[Place] = (), deaths: dict[int, str] | None = None
+) -> list[Any]:
+    """The results of all ranks; raises RanksFailedError at most GRACE_S after the first failure.
+
+    `deaths` then gets the ranks that died or were stopped, and why: they cannot report it themselves.
+    """
+    rank_of = {reference: rank for rank, reference in enumerate(running)}
+    results: dict[int, Any] = {}
+    errors: dict[int, RayError] = {}  # in the order of time
+    pending = running
+    deadline = float("inf")
+    while pending and time.monotonic() < deadline:
+        timeout = None if deadline == float("inf") else max(0.1, deadline - time.monotonic())
+        ready, pending = ray.wait(pending, num_returns=1, timeout=timeout)
+        for reference in ready:
+            try:
+                results[rank_of[reference]] = ray.get(reference)
+            except RayError as error:
+                errors[rank_of[reference]] = error
+                deadline = min(deadline, time.monotonic() + GRACE_S)
+    if not errors:
+        return [results[rank] for rank in range(len(running))]
+    dead = [rank for rank, error in errors.items() if not isinstance(error, RayTaskError)]
+    traces = _traces({rank: places[rank] for rank in dead if places})
+    failures = [
+        Failure(rank, death(str(error), traces.get(rank), places[rank].address if places else ""))
+        if rank in dead
+        else raised(rank, error)
+        for rank, error in errors.items()
+    ]
+    failures += [
+        Failure(rank_of[reference], f"stopped: it still ran {GRACE_S:g} s after the first failure", STOPPED)
+        for reference in pending
+    ]
+    if deaths is not None:
+        deaths |= {one.rank: one.text for one in failures if one.rank in dead or one.kind == STOPPED}
+    raise RanksFailedError(error_lines(failures))
+
+
+def _interrupt(running: list[Any], places: Sequence[Place]) -> None:
+    """Ask the ranks to end, as Ctrl-C asks this process, and wait: then they report it and close their files.
+
+    Ray blocks SIGINT in its workers and raises SystemExit in them at SIGTERM.
+    """
+    if not places:
+        return
+    pids: dict[str, list[int]] = defaultdict(list)
+    for place in places:
+        pids[place.node].append(place.pid)
+    send = ray.remote(num_cpus=0, max_retries=0)(_terminate)
+    for node, found in pids.items():
+        send.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(found)
+    ray.wait(running, num_returns=len(running), timeout=INTERRUPT_S)
+
+
+def _terminate(pids: list[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+
+
+def _traces(places: Mapping[int, Place]) -> dict[int, Trace]:
+    """What dead ranks left on their nodes, as far as these can be asked within TRACE_S."""
+    read = ray.remote(num_cpus=0, max_retries=0)(read_trace)
+    asked = {
+        read.options(scheduling_strategy=NodeAffinitySchedulingStrategy(place.node, soft=False)).remote(
+            place.stderr, place.memory_kills
+        ): rank
+        for rank, place in places.items()
+    }
+    if not asked:
+        return {}
+    found: dict[int, Trace] = {}
+    ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=TRACE_S)
+    for reference in late:
+        ray.cancel(reference, force=True)
+    for reference in ready:
+        try:
+            found[asked[reference]] = ray.get(reference)
+        except RayError as error:  # such as a node that has died, too
+            logger.debug("rank %d left no trace that can be read: %s", asked[reference], error)
+    return found
+
+
+def _end(actors: list[Any], running: list[Any], output: RankOutput) -> None:
+    """Run the exit handlers of the ranks that returned or raised, then kill all processes."""
+    try:
+        ended, _ = ray.wait(running, num_returns=len(running), timeout=0) if running else ([], [])
+        leaving = [actors[running.index(reference)].leave.remote(output.is_on) for reference in ended]
+        if leaving:
+            left, late = ray.wait(leaving, num_returns=len(leaving), timeout=LEAVE_S)
+            output.drain(len(left))
+            if late:
+                logger.warning("%d rank(s) did not end within %g s and are killed", len(late), LEAVE_S)
+    except RayError:
+        logger.exception("the ranks are killed without their exit handlers")
+    for actor in actors:
+        ray.kill(actor, no_restart=True)

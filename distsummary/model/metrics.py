@@ -1,0 +1,516 @@
+"""Metrics of an evaluation, with MindSpore's names, numbers and methods: clear, update and eval.
+
+They count on the host, in float64, and take tensors of any framework, NumPy arrays and lists. A metric of
+torchmetrics can be used in their place: `ds.Model(..., metrics={"auc": torchmetrics.AUROC("binary")})`.
+"""
+
+import abc
+import math
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsummary.base.checks import check_choice, check_int, check_type
+from distsummary.errors import InvalidTypeError, InvalidValueError, NoSamplesError
+from distsummary.frameworks.base import framework_of
+
+Array = NDArray[Any]
+CLASSIFICATION, MULTILABEL = "classification", "multilabel"
+EVAL_TYPES = (CLASSIFICATION, MULTILABEL)
+EPSILON = sys.float_info.min  # added to a count that may be 0: a class that was never met gets 0
+
+
+class Updatable(Protocol):
+    """What an evaluation needs of a metric; any object with these methods is one."""
+
+    def clear(self) -> None:
+        """Forget all updates."""
+
+    def update(self, *inputs: Any) -> None:
+        """Add a batch: the predictions and the labels, or all outputs of the network for evaluation."""
+
+    def eval(self) -> Any:
+        """The metric of all batches since `clear`."""
+
+
+class Metric(abc.ABC):
+    """The base of a metric; derive from it, or write any class with its methods clear, update and eval."""
+
+    _indexes: list[int] | None = None
+
+    @property
+    def indexes(self) -> list[int] | None:
+        """Which of the inputs `update` takes, and in which order; None: all."""
+        return self._indexes
+
+    def set_indexes(self, indexes: list[int]) -> Self:
+        """Choose and order the inputs of `update` by their positions; returns the metric itself.
+
+        Raises InvalidValueError unless `indexes` is a list of ints.
+        """
+        if not isinstance(indexes, list) or not all(type(index) is int for index in indexes):
+            raise InvalidValueError(
+                f"indexes must be a list of int, got {indexes!r}; such as [0, 1] for the first two inputs"
+            )
+        self._indexes = indexes
+        return self
+
+    def __call__(self, *inputs: Any) -> Any:
+        """The metric of one batch alone."""
+        self.clear()
+        self.update(*inputs)
+        return self.eval()
+
+    @abc.abstractmethod
+    def clear(self) -> None:
+        """Forget all updates."""
+
+    @abc.abstractmethod
+    def update(self, *inputs: Any) -> None:
+        """Add a batch."""
+
+    @abc.abstractmethod
+    def eval(self) -> Any:
+        """The metric of all batches since `clear`."""
+
+    def _arrays(self, inputs: tuple[Any, ...], count: int, what: str) -> list[Array]:
+        """The inputs that `indexes` chooses, as arrays; raises unless there are `count`."""
+        chosen = inputs
+        if self._indexes:
+            if not all(-len(inputs) <= index < len(inputs) for index in self._indexes):
+                raise InvalidValueError(
+                    f"{self._name}.update got {len(inputs)} inputs, which do not have all of the indexes "
+                    f"{self._indexes}; change set_indexes"
+                )
+            chosen = tuple(inputs[index] for index in self._indexes)
+        if len(chosen) != count:
+            raise InvalidValueError(
+                f"{self._name}.update takes {what}, got {len(chosen)} inputs; choose among the outputs of "
+                "the network by metric.set_indexes([...])"
+            )
+        return [_array(self._name, value) for value in chosen]
+
+    def _require(self, samples: int) -> None:
+        if not samples:
+            raise NoSamplesError(f"{self._name} has no samples; call update before eval")
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+
+class Loss(Metric):
+    """The mean over batches of the loss; `update(loss)` takes a number, or a tensor of at most one axis."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all updates."""
+        self._sum, self._batches = 0.0, 0
+
+    def update(self, *inputs: Any) -> None:
+        """Add the mean of a batch's loss, ()- or (N,)-shaped; raises InvalidValueError for another shape."""
+        [loss] = self._arrays(inputs, 1, "one input, the loss")
+        if loss.ndim > 1 or not loss.size:
+            raise InvalidValueError(
+                f"the loss must be one number, or one for each sample, got shape {loss.shape}; reduce it"
+            )
+        self._sum += float(loss.mean(dtype=np.float64))
+        self._batches += 1
+
+    def eval(self) -> float:
+        """The mean loss; raises NoSamplesError without any update."""
+        self._require(self._batches)
+        return self._sum / self._batches
+
+
+class _Evaluation(Metric):
+    """A metric of predicted and true classes.
+
+    Args:
+        eval_type: "classification": predictions (N, C, ...), of which the largest along C counts, and labels
+            (N, ...), or one-hot labels (N, C, ...). "multilabel": predictions and labels (N, C, ...), all 0
+            or 1.
+
+    Raises InvalidTypeError for another eval_type.
+    """
+
+    def __init__(self, eval_type: str = CLASSIFICATION) -> None:
+        try:
+            check_choice("eval_type", eval_type, EVAL_TYPES)
+        except InvalidValueError as error:
+            raise InvalidTypeError(str(error)) from None  # MindSpore's class of error
+        self._type = eval_type
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all updates."""
+        self._classes = 0
+
+    def _checked(self, inputs: tuple[Any, ...]) -> tuple[Array, Array]:
+        """Predictions and labels of one batch; raises InvalidValueError unless they fit together."""
+        predicted, true = self._arrays(inputs, 2, "two inputs, predictions and labels")
+        if self._type == CLASSIFICATION:
+            true = _indices(predicted, true)
+            expected = predicted.shape[:1] + predicted.shape[2:]
+            if predicted.ndim < 2 or true.shape != expected:
+                raise InvalidValueError(
+                    f"{self._name} takes predictions (N, C, ...) and labels (N, ...) or one-hot labels "
+                    f"(N, C, ...), got the shapes {predicted.shape} and {true.shape}"
+                )
+        elif predicted.ndim < 2 or predicted.shape != true.shape:
+            raise InvalidValueError(
+                f"{self._name} of multilabel takes predictions and labels of the same shape (N, C, ...), got "
+                f"{predicted.shape} and {true.shape}"
+            )
+        elif not (_is_binary(predicted) and _is_binary(true)):
+            raise InvalidValueError(
+                f"{self._name} of multilabel takes only 0 and 1; compare the predictions with a threshold"
+            )
+        if self._classes not in (0, predicted.shape[1]):
+            raise InvalidValueError(
+                f"{self._name} got predictions of {predicted.shape[1]} classes after {self._classes}; call "
+                "clear between data sets"
+            )
+        self._classes = predicted.shape[1]
+        return predicted, true
+
+
+class Accuracy(_Evaluation):
+    """The share of samples that are predicted right; of multilabel, those of which all labels are right."""
+
+    def clear(self) -> None:
+        """Forget all updates."""
+        super().clear()
+        self._correct = self._samples = 0
+
+    def update(self, *inputs: Any) -> None:
+        """Add predictions and labels; raises InvalidValueError if their shapes do not fit."""
+        predicted, true = self._checked(inputs)
+        if self._type == CLASSIFICATION:
+            right = predicted.argmax(axis=1) == true
+        else:
+            right = (np.moveaxis(predicted, 1, -1) == np.moveaxis(true, 1, -1)).all(axis=-1)
+        self._correct += int(right.sum())
+        self._samples += right.size
+
+    def eval(self) -> float:
+        """The accuracy in [0, 1]; raises NoSamplesError without any sample."""
+        self._require(self._samples)
+        return self._correct / self._samples
+
+
+class _Counts(_Evaluation):
+    """Counts, for each class, true positives and the positives among the predictions and the labels.
+
+    Of multilabel, they are counted for each sample, as in MindSpore.
+    """
+
+    def clear(self) -> None:
+        """Forget all updates."""
+        super().clear()
+        self._true_positives: list[Array] = []
+        self._predicted: list[Array] = []
+        self._actual: list[Array] = []
+
+    def update(self, *inputs: Any) -> None:
+        """Add predictions and labels; raises InvalidValueError if their shapes or classes do not fit."""
+        predicted, true = self._checked(inputs)
+        if self._type == MULTILABEL:
+            predicted, true = (
+                np.moveaxis(each, 1, 0).reshape(self._classes, -1) for each in (predicted, true)
+            )
+            counts = [(predicted * true).sum(axis=0), predicted.sum(axis=0), true.sum(axis=0)]
+        else:
+            largest = predicted.argmax(axis=1).reshape(-1)
+            labels = true.reshape(-1).astype(np.int64)
+            if labels.size and not 0 <= labels.min() <= labels.max() < self._classes:
+                raise InvalidValueError(
+                    f"{self._name} got labels from {labels.min()} to {labels.max()} for predictions of "
+                    f"{self._classes} classes; labels must be in [0, {self._classes - 1}]"
+                )
+            chosen = (largest[largest == labels], largest, labels)
+            counts = [np.bincount(each, minlength=self._classes) for each in chosen]
+        for held, count in zip((self._true_positives, self._predicted, self._actual), counts, strict=True):
+            if self._type == CLASSIFICATION and held:
+                held[0] = held[0] + count
+            else:
+                held.append(np.asarray(count, np.float64))
+
+    def _share(self, part: Array, whole: Array, average: bool) -> Any:
+        check_type("average", average, bool)
+        result = part / (whole + EPSILON)
+        return float(result.mean()) if average else result
+
+    def _all(self, held: list[Array]) -> Array:
+        self._require(self._classes)
+        return np.concatenate(held)
+
+
+class Precision(_Counts):
+    """The share of the predicted positives that are right, for each class."""
+
+    def eval(self, average: bool = False) -> Any:
+        """(C,) float64, of multilabel (samples,); their mean if `average`. Raises NoSamplesError."""
+        return self._share(self._all(self._true_positives), self._all(self._predicted), average)
+
+
+class Recall(_Counts):
+    """The share of the actual positives that were found, for each class."""
+
+    def eval(self, average: bool = False) -> Any:
+        """(C,) float64, of multilabel (samples,); their mean if `average`. Raises NoSamplesError."""
+        return self._share(self._all(self._true_positives), self._all(self._actual), average)
+
+
+class Fbeta(_Counts):
+    """The weighted harmonic mean of precision and recall, for each class.
+
+    Raises InvalidTypeError or InvalidValueError unless `beta`, the weight of the recall, is a number > 0.
+    """
+
+    def __init__(self, beta: float) -> None:
+        check_type("beta", beta, (int, float))
+        if not 0 < beta < math.inf:
+            raise InvalidValueError(f"beta must be finite and > 0, got {beta}")
+        self._square = beta**2
+        super().__init__()
+
+    def eval(self, average: bool = False) -> Any:
+        """(C,) float64; its mean if `average`. Raises NoSamplesError."""
+        found, predicted = self._all(self._true_positives), self._all(self._predicted)
+        whole = self._square * self._all(self._actual) + predicted
+        return self._share((1 + self._square) * found, whole, average)
+
+
+class F1(Fbeta):
+    """The harmonic mean of precision and recall, for each class."""
+
+    def __init__(self) -> None:
+        super().__init__(1.0)
+
+
+class TopKCategoricalAccuracy(Metric):
+    """The share of samples whose class is among the `k` largest predictions.
+
+    Raises InvalidTypeError or InvalidValueError unless `k` is an int >= 1.
+    """
+
+    def __init__(self, k: int) -> None:
+        check_int("k", k, low=1)
+        self.k = k
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all updates."""
+        self._correct = self._samples = 0
+
+    def update(self, *inputs: Any) -> None:
+        """Add predictions (N, C) and labels (N,) or (N, C); raises InvalidValueError for other shapes."""
+        predicted, true = self._arrays(inputs, 2, "two inputs, predictions and labels")
+        true = _indices(predicted, true)
+        if predicted.ndim != 2 or true.shape != predicted.shape[:1]:
+            raise InvalidValueError(
+                f"{self._name} takes predictions (N, C) and labels (N,) or one-hot labels (N, C), got the "
+                f"shapes {predicted.shape} and {true.shape}"
+            )
+        largest = np.argsort(-predicted.astype(np.float64), axis=1, kind="stable")[:, : self.k]
+        self._correct += int((largest == true[:, None]).sum())
+        self._samples += len(true)
+
+    def eval(self) -> float:
+        """The accuracy in [0, 1]; raises NoSamplesError without any sample."""
+        self._require(self._samples)
+        return self._correct / self._samples
+
+
+class Top1CategoricalAccuracy(TopKCategoricalAccuracy):
+    """The share of samples whose class has the largest prediction."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+
+class Top5CategoricalAccuracy(TopKCategoricalAccuracy):
+    """The share of samples whose class is among the five largest predictions."""
+
+    def __init__(self) -> None:
+        super().__init__(5)
+
+
+class _Deviation(Metric):
+    """The sum of an error over all elements, divided by the number of samples (the first axis)."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all updates."""
+        self._sum, self._samples = 0.0, 0
+
+    def update(self, *inputs: Any) -> None:
+        """Add predictions and true values with the same number of elements (N, ...)."""
+        predicted, true = self._arrays(inputs, 2, "two inputs, predictions and true values")
+        if not predicted.ndim or not true.ndim or predicted.size != true.size:
+            raise InvalidValueError(
+                f"{self._name} takes predictions and true values of the same shape (N, ...), got "
+                f"{predicted.shape} and {true.shape}"
+            )
+        difference = true.reshape(predicted.shape).astype(np.float64) - predicted
+        self._sum += float(self._error(difference).sum())
+        self._samples += len(true)
+
+    def eval(self) -> float:
+        """The error for each sample; raises NoSamplesError without any sample."""
+        self._require(self._samples)
+        return self._sum / self._samples
+
+    @staticmethod
+    @abc.abstractmethod
+    def _error(difference: Array) -> Array:
+        """The error of each element."""
+
+
+class MAE(_Deviation):
+    """The mean absolute error: the sum over all elements by the number of samples, as in MindSpore."""
+
+    @staticmethod
+    def _error(difference: Array) -> Array:
+        return np.abs(difference)
+
+
+class MSE(_Deviation):
+    """The mean squared error: the sum over all elements by the number of samples, as in MindSpore."""
+
+    @staticmethod
+    def _error(difference: Array) -> Array:
+        return np.square(difference)
+
+
+class OfTorchmetrics:
+    """A metric of torchmetrics (with reset, update and compute) under the names clear, update and eval."""
+
+    def __init__(self, metric: Any) -> None:
+        self._metric = metric
+
+    def clear(self) -> None:
+        """Forget all updates."""
+        self._metric.reset()
+
+    def update(self, *inputs: Any) -> None:
+        """Add a batch, on the device of its first tensor."""
+        device = getattr(inputs[0], "device", None) if inputs else None
+        if device is not None and getattr(self._metric, "device", device) != device:
+            self._metric.to(device)
+        self._metric.update(*inputs)
+
+    def eval(self) -> Any:
+        """The metric: a float, or an array if it has several elements."""
+        found = self._metric.compute()
+        if not framework_of(found).is_tensor(found):
+            return found
+        array = framework_of(found).to_numpy(found)
+        return array.item() if array.size == 1 else array
+
+
+_BY_NAME: dict[str, Callable[[], Metric]] = {
+    "accuracy": Accuracy,
+    "acc": Accuracy,
+    "precision": Precision,
+    "recall": Recall,
+    "F1": F1,
+    "top_1_accuracy": Top1CategoricalAccuracy,
+    "top_5_accuracy": Top5CategoricalAccuracy,
+    "mae": MAE,
+    "mse": MSE,
+    "loss": Loss,
+}
+
+
+def names() -> list[str]:
+    """The names of the metrics that `Model(metrics={...})` knows, sorted."""
+    return sorted(_BY_NAME)
+
+
+def get_metrics(metrics: object) -> dict[str, Updatable]:
+    """The metrics of an evaluation by name.
+
+    Args:
+        metrics: None; a set of names, such as {"acc", "recall"}; or a dict of names and objects: metrics of
+            this module or of torchmetrics, or any object with the methods clear, update and eval.
+
+    Raises InvalidTypeError for anything else, InvalidValueError for an unknown name.
+    """
+    if metrics is None:
+        return {}
+    if isinstance(metrics, (str, list, tuple)):
+        listed = [metrics] if isinstance(metrics, str) else metrics
+        meant = ", ".join(f'"{name}"' for name in listed if isinstance(name, str))
+        raise InvalidTypeError(
+            f"metrics must be a set or dict, got {metrics!r}"
+            + (f"; write metrics={{{meant}}}" if meant else "")
+        )
+    check_type("metrics", metrics, (dict, set))
+    if isinstance(metrics, Mapping):
+        for name in metrics:
+            check_type("the name of a metric", name, str)
+        return {name: _as_metric(name, metric) for name, metric in metrics.items()}
+    assert isinstance(metrics, set)
+    for name in metrics:
+        check_type("a metric in a set", name, str)
+        if name not in _BY_NAME:
+            raise InvalidValueError(
+                f"there is no metric {name!r}; known names are {', '.join(names())}; pass others as objects, "
+                f"for example of torchmetrics: metrics={{{name!r}: object}}"
+            )
+    return {name: _BY_NAME[name]() for name in sorted(metrics)}
+
+
+def _as_metric(name: str, metric: Any) -> Updatable:
+    if isinstance(metric, type):
+        raise InvalidTypeError(
+            f"metrics[{name!r}] must be an object, got the class {metric.__name__}; call it"
+        )
+    if all(callable(getattr(metric, method, None)) for method in ("clear", "update", "eval")):
+        found: Updatable = metric
+        return found
+    if all(callable(getattr(metric, method, None)) for method in ("reset", "update", "compute")):
+        return OfTorchmetrics(metric)
+    if isinstance(metric, str) and metric in _BY_NAME:
+        made = _BY_NAME[metric]
+        module = "distsummary" if made in (Accuracy, Loss) else "distsummary.model.metrics"
+        kind = type(made()).__name__
+        raise InvalidTypeError(
+            f"metrics[{name!r}] must be an object, got the name {metric!r}; write {module}.{kind}()"
+        )
+    raise InvalidTypeError(
+        f"metrics[{name!r}] must have the methods clear, update and eval (or torchmetrics' reset, update and "
+        f"compute), got {type(metric).__name__}"
+    )
+
+
+def _array(name: str, value: Any) -> Array:
+    """A tensor, array, list or number as an array."""
+    if isinstance(value, (list, int, float)) and not isinstance(value, bool):
+        return np.asarray(value)
+    framework = framework_of(value)
+    if not framework.is_tensor(value):
+        raise InvalidTypeError(
+            f"{name}.update takes tensors, arrays or lists, got {type(value).__name__}; pass the network's "
+            "tensors, or choose among its outputs by metric.set_indexes([...])"
+        )
+    return framework.to_numpy(value)
+
+
+def _indices(predicted: Array, true: Array) -> Array:
+    """Labels as indices of classes: one-hot labels (N, C, ...) become (N, ...)."""
+    is_one_hot = predicted.ndim == true.ndim > 1 and _is_binary(true) and bool((true.sum(axis=1) == 1).all())
+    return true.argmax(axis=1) if is_one_hot else true
+
+
+def _is_binary(array: Array) -> bool:
+    return bool(((array == 0) | (array == 1)).all())

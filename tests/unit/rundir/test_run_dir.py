@@ -1,0 +1,221 @@
+"""A run dir names every path of a run, replaces its manifest whole, and names what is wrong with it."""
+
+import re
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distsummary.errors import (
+    DamagedFileError,
+    InvalidTypeError,
+    InvalidValueError,
+    NotADirectoryPathError,
+    RunDirError,
+)
+from distsummary.rundir import run_dir as run_dir_module
+from distsummary.rundir.run_dir import RunDir, dated_run_dir
+from tests.conftest import ROOT
+
+
+@pytest.fixture
+def run(nasty_tmp_path: Path) -> RunDir:
+    return RunDir(nasty_tmp_path / "run").create()
+
+
+def touch(run: RunDir) -> None:
+    run.update_manifest(lambda manifest: None)
+
+
+# --- paths
+
+
+def test_one_rank_writes_into_the_run_dir_and_several_next_to_each_other(run: RunDir) -> None:
+    assert run.writer_dir("train", 0, 1) == run.base
+    assert run.writer_dir("train", 3, 4) == run.base / "rank_00003"
+    assert run.writer_dir("eval", 0, 1) == run.base / "eval"
+    assert run.writer_dir("eval", 3, 4) == run.base / "eval_rank_00003"
+    assert run.writer_dir("train", 123456, 200000) == run.base / "rank_123456"
+
+
+def test_rank_dirs_lists_the_directories_of_one_role_in_the_order_of_ranks(run: RunDir) -> None:
+    for name in (
+        "rank_100000",
+        "rank_00010",
+        "rank_00002",
+        "eval_rank_00001",
+        "rank_7",
+        "xrank_00003",
+        "landscape",
+    ):
+        (run.base / name).mkdir()
+    (run.base / "rank_00004").touch()
+    (run.base / "rank_00005").symlink_to(run.base / "rank_00002")
+    assert list(run.rank_dirs()) == [2, 10, 100000]
+    assert run.rank_dirs("eval") == {1: run.base / "eval_rank_00001"}
+    assert RunDir(run.base / "absent").rank_dirs() == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "error"), [("", InvalidValueError), (" ", InvalidValueError), (3, InvalidTypeError)]
+)
+def test_what_is_no_path_is_refused(path: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="run_dir must"):
+        RunDir(path)
+
+
+def test_a_relative_path_stays_where_it_was_when_the_working_directory_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = RunDir("run")
+    monkeypatch.chdir("/")
+    assert run.base == tmp_path / "run"
+
+
+def test_a_tilde_is_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert RunDir("~/runs/a").base == tmp_path / "runs/a"
+    assert RunDir("./~").base == Path.cwd() / "~"
+
+
+@pytest.mark.parametrize(
+    "path", ["s3://bucket/run", "gs://b", "hdfs://h:9000/r", Path("s3://b/r"), "file:///r"]
+)
+def test_a_url_is_refused_with_the_remedy(path: Any) -> None:
+    with pytest.raises(InvalidValueError, match=r"run_dir must be .*; record to a disk that takes appends"):
+        RunDir(path)
+    RunDir(f"./{path}")  # a directory that is really called so
+
+
+@pytest.mark.parametrize("name", ["docs/features.md", "docs/reliability.md"])
+def test_the_documents_say_the_same_of_object_stores(name: str) -> None:
+    assert run_dir_module.STORES in " ".join((ROOT / name).read_text().split())
+
+
+def test_the_ranks_of_a_job_agree_on_the_time_and_jobs_do_not_share_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "runs" / "{time}" / "a{time}"
+    times = iter(["1-1", "2-2", "3-3"])
+    monkeypatch.setattr(run_dir_module.time, "strftime", lambda form: next(times))
+    first, second, other = (dated_run_dir(path, job) for job in ("launch 1", "launch 1", "launch 2"))
+    assert first.base == second.base == tmp_path / "runs/1-1/a1-1"
+    assert other.base == tmp_path / "runs/3-3/a3-3"
+    assert first.base.is_dir()
+
+
+def test_a_rank_that_is_alone_gets_a_new_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_dir_module.time, "strftime", lambda form: "1-1")
+    found = [dated_run_dir(tmp_path / "new" / "{time}", "").base.name for _ in range(3)]
+    assert found == ["1-1", "1-1-2", "1-1-3"]
+
+
+# --- creating
+
+
+def test_create_leaves_nothing_but_the_directory(run: RunDir) -> None:
+    assert list(run.base.iterdir()) == []
+    assert run.create() is run
+
+
+@pytest.mark.parametrize("below", ["", "runs/a"])
+def test_a_file_in_the_way_is_named_at_once(nasty_tmp_path: Path, below: str) -> None:
+    (nasty_tmp_path / "file").write_text("not a directory")
+    path = nasty_tmp_path / "file" / below
+    with pytest.raises(NotADirectoryPathError, match=re.escape(str(path))):
+        RunDir(path).create()
+    assert (nasty_tmp_path / "file").read_text() == "not a directory"
+
+
+# /proc takes no new entries from anybody, root included.
+def test_a_directory_that_cannot_be_made_is_named_at_once() -> None:
+    with pytest.raises(
+        RunDirError, match=r"the directory /proc/distsummary/run cannot be made: .*; choose another"
+    ):
+        RunDir("/proc/distsummary/run").create()
+
+
+def test_a_directory_that_cannot_be_written_is_named_at_once() -> None:
+    with pytest.raises(
+        RunDirError, match=r"the run dir /proc cannot be written: .*; free some space, choose another"
+    ):
+        RunDir("/proc").create()
+
+
+def test_a_full_disk_is_named_at_once_and_nothing_is_left(nasty_tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(RunDirError, match=r"cannot be written: File too large; free some space"):
+            RunDir(nasty_tmp_path / "run").create()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list((nasty_tmp_path / "run").iterdir()) == []
+
+
+# --- the manifest
+
+
+def test_a_change_that_raises_changes_nothing(run: RunDir) -> None:
+    touch(run)
+    before = run.manifest_path.read_bytes()
+
+    def fail(manifest: dict[str, Any]) -> None:
+        manifest["attempts"].clear()
+        raise InvalidValueError("no")
+
+    with pytest.raises(InvalidValueError, match="no"):
+        run.update_manifest(fail)
+    assert run.manifest_path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"",
+        b'{"run_id": "0123',
+        b"\xff\xfe",
+        b"[]",
+        b"{}",
+        b'{"run_id": "a"}',
+        b'{"run_id": 1, "attempts": []}',
+        b'{"run_id": "a", "attempts": {}}',
+        b'{"run_id": "a", "attempts": [3]}',
+        b'{"run_id": "a", "attempts": [{"role": "train", "attempt": "0"}]}',
+        b'{"run_id": "a", "attempts": [], "key_tags": "loss"}',
+        b'{"run_id": "a", "attempts": [], "key_tags": [1]}',
+        b'{"run_id": "a", "attempts": [], "aggregator": 1}',
+    ],
+)
+def test_a_damaged_manifest_is_named_and_kept(run: RunDir, damage: bytes) -> None:
+    run.manifest_path.write_bytes(damage)
+    with pytest.raises(DamagedFileError, match=re.escape(str(run.manifest_path)) + ".*fsck --repair; or"):
+        touch(run)
+    assert run.manifest_path.read_bytes() == damage
+
+
+def test_a_manifest_that_cannot_be_read_is_named(run: RunDir) -> None:
+    run.manifest_path.mkdir()
+    with pytest.raises(RunDirError, match=re.escape(f"{run.manifest_path} cannot be read: Is a directory")):
+        run.read_manifest()
+
+
+def test_a_run_dir_that_became_a_file_is_named(run: RunDir) -> None:
+    run.base.rmdir()
+    run.base.touch()
+    with pytest.raises(RunDirError, match=re.escape(f"{run.base} was removed or renamed")):
+        touch(run)
+
+
+def test_a_process_that_holds_the_lock_is_reported_after_the_time_limit(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_dir_module, "LOCK_TIMEOUT_S", 0.0)
+
+    def register_inside(manifest: dict[str, Any]) -> None:
+        touch(run)
+
+    with pytest.raises(RunDirError, match=r"the lock .* was held for 0 s; another process of the run hangs"):
+        run.update_manifest(register_inside)

@@ -1,0 +1,330 @@
+"""A rank finds its place from every source, in order, and refuses contradictions."""
+
+import dataclasses
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from distsummary.base.processes import in_ray, is_alive
+from distsummary.errors import InvalidTypeError, InvalidValueError, WorldMismatchError
+from distsummary.rundir.topology import LAUNCH_ID, Topology, detect, in_notebook, job_name, masked
+
+TORCHRUN = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "NODE_RANK": "1",
+    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "29500",
+}
+
+REPORT = """
+import dataclasses, json, sys
+from distsummary.rundir.topology import Topology
+print(json.dumps(dataclasses.asdict(Topology())), flush=True)
+sys.stdin.read()
+"""
+
+
+def find(
+    environ: dict[str, str] | None = None, modules: dict[str, Any] | None = None, **arguments: Any
+) -> Topology:
+    return detect(environ=environ or {}, modules=modules or {}, **arguments)
+
+
+def place(topology: Topology) -> tuple[str, int, int, int, int, int]:
+    t = topology
+    return (t.source, t.rank, t.world_size, t.local_rank, t.local_world_size, t.node_rank)
+
+
+def torch(rank: int, world_size: int, *, initialized: bool = True, available: bool = True) -> dict[str, Any]:
+    """`sys.modules` with the part of torch that is asked."""
+    distributed = SimpleNamespace(
+        is_available=lambda: available,
+        is_initialized=lambda: initialized,
+        get_rank=lambda: rank,
+        get_world_size=lambda: world_size,
+    )
+    return {"torch": SimpleNamespace(distributed=distributed)}
+
+
+def ray_train(rank: int | None, world_size: int | None) -> dict[str, Any]:
+    """`sys.modules` with the part of Ray Train that is asked."""
+    context = SimpleNamespace(
+        get_world_rank=lambda: rank,
+        get_world_size=lambda: world_size,
+        get_local_rank=lambda: 0,
+        get_local_world_size=lambda: 2,
+        get_node_rank=lambda: 3,
+    )
+    return {"ray.train": SimpleNamespace(get_context=lambda: context)}
+
+
+def test_without_any_source_it_is_rank_0_of_1() -> None:
+    topology = find()
+    assert place(topology) == ("single process", 0, 1, 0, 1, 0)
+    assert (topology.role, topology.mesh) == ("train", {})
+    assert (topology.host, topology.pid) == (platform.node(), os.getpid())
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        (TORCHRUN, ("environment", 5, 8, 1, 4, 1)),
+        (
+            {
+                "OMPI_COMM_WORLD_RANK": "2",
+                "OMPI_COMM_WORLD_SIZE": "4",
+                "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+                "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+            },
+            ("openmpi", 2, 4, 0, 2, 0),
+        ),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, ("pmi", 1, 2, 0, 1, 0)),
+        ({"RANK_ID": "7", "RANK_SIZE": "8"}, ("mindspore", 7, 8, 0, 1, 0)),
+        (
+            {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"},
+            ("slurm", 3, 4, 1, 1, 1),
+        ),
+    ],
+)
+def test_each_launcher_is_understood(environ: dict[str, str], expected: tuple[object, ...]) -> None:
+    assert place(find(environ)) == expected
+
+
+def test_a_rank_without_a_world_size_is_no_source() -> None:
+    assert place(find({"RANK": "3"})) == ("single process", 0, 1, 0, 1, 0)
+
+
+def test_torchrun_under_srun_is_the_rank_not_the_nodes_task() -> None:
+    assert place(find(TORCHRUN | {"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}))[:3] == ("environment", 5, 8)
+
+
+def test_torch_distributed_reports_the_rank_and_the_environment_the_node() -> None:
+    assert place(find(TORCHRUN, torch(5, 8))) == ("torch.distributed", 5, 8, 1, 4, 1)
+    assert place(find({}, torch(1, 2))) == ("torch.distributed", 1, 2, 0, 1, 0)
+
+
+@pytest.mark.parametrize("asleep", [{"initialized": False}, {"available": False}])
+def test_torch_distributed_that_is_not_in_use_has_no_say(asleep: dict[str, bool]) -> None:
+    assert place(find({}, torch(1, 2, **asleep)))[0] == "single process"
+    assert place(find({}, {"torch": SimpleNamespace()}))[0] == "single process"
+
+
+def test_ray_train_is_asked_first() -> None:
+    assert place(find({}, ray_train(1, 4) | torch(1, 4))) == ("ray.train", 1, 4, 0, 2, 3)
+
+
+def test_ray_train_outside_a_train_function_has_no_say() -> None:
+    def refuse() -> object:
+        raise RuntimeError("not in a train function")
+
+    assert place(find({}, ray_train(None, None)))[0] == "single process"
+    assert place(find({}, {"ray.train": SimpleNamespace(get_context=refuse)}))[0] == "single process"
+
+
+def test_arguments_win_over_the_rank_that_was_found() -> None:
+    topology = find(TORCHRUN, rank=2, world_size=8, role="eval", mesh={"dp": (2, 8)})
+    assert (topology.source, topology.rank, topology.world_size) == ("arguments", 2, 8)
+    assert (topology.role, topology.mesh) == ("eval", {"dp": (2, 8)})
+    assert place(find({}, rank=3, world_size=4))[:3] == ("arguments", 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("environ", "modules", "world_size", "named"),
+    [
+        (TORCHRUN, torch(1, 4), None, "4 by torch.distributed, 8 by environment"),
+        (TORCHRUN, {}, 4, "8 by environment, 4 by the argument world_size"),
+        ({}, ray_train(0, 2) | torch(0, 4), None, "2 by ray.train, 4 by torch.distributed"),
+    ],
+)
+def test_sources_that_contradict_each_other_are_all_named(
+    environ: dict[str, str], modules: dict[str, Any], world_size: int | None, named: str
+) -> None:
+    with pytest.raises(WorldMismatchError, match=named):
+        find(environ, modules, world_size=world_size)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "low"),
+    [
+        ("RANK", "five", 0),
+        ("RANK", "", 0),
+        ("RANK", "-1", 0),
+        ("RANK", "1.0", 0),
+        ("WORLD_SIZE", "0", 1),
+        ("WORLD_SIZE", "many", 1),
+        ("LOCAL_RANK", "-1", 0),
+        ("LOCAL_WORLD_SIZE", "0", 1),
+        ("NODE_RANK", "x", 0),
+    ],
+)
+def test_a_bad_number_names_its_variable(name: str, value: str, low: int) -> None:
+    message = f"the environment variable {name} must be an integer >= {low}, got {value!r}"
+    with pytest.raises(InvalidValueError, match=re.escape(message)):
+        find(TORCHRUN | {name: value})
+
+
+def test_a_rank_outside_of_its_world_names_where_it_came_from() -> None:
+    with pytest.raises(InvalidValueError, match=re.escape("[0, 8), got 8 from environment")):
+        find(TORCHRUN | {"RANK": "8"})
+    with pytest.raises(InvalidValueError, match="pass both rank= and world_size="):
+        find(rank=3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "field"),
+    [
+        ({"role": "training"}, InvalidValueError, "role"),
+        ({"rank": -1}, InvalidValueError, "rank"),
+        ({"rank": 1.0}, InvalidTypeError, "rank"),
+        ({"world_size": 0}, InvalidValueError, "world_size"),
+        ({"world_size": True}, InvalidTypeError, "world_size"),
+        ({"mesh": [("dp", 0, 4)]}, InvalidTypeError, "mesh"),
+    ],
+)
+def test_bad_arguments_are_refused_by_name(
+    arguments: dict[str, Any], error: type[Exception], field: str
+) -> None:
+    with pytest.raises(error, match=f"{field} must be"):
+        find(**arguments)
+
+
+def test_the_ranks_of_one_start_share_an_incarnation_and_a_restart_has_another() -> None:
+    first, second = (find(TORCHRUN | {"RANK": rank}) for rank in "01")
+    restarted = find(TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "1"})
+    assert first.incarnation == second.incarnation == "10.0.0.1:29500+0"
+    assert restarted.incarnation == "10.0.0.1:29500+1"
+
+
+def test_the_launch_id_is_the_incarnation_before_the_master_address() -> None:
+    assert find(TORCHRUN | {LAUNCH_ID: "abc"}).incarnation == "abc+0"
+
+
+OPENMPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+SLURM = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_JOB_ID": "7"}
+MASTER = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "incarnation", "is_unique"),
+    [
+        (OPENMPI | {"OMPI_MCA_ess_base_jobid": "35"} | MASTER, "openmpi 35+0+0", True),
+        (OPENMPI | {"PMIX_NAMESPACE": "prterun-a-9@1"}, "openmpi prterun-a-9@1+0+0", True),
+        (OPENMPI, "", False),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_JOBID": "7.0"}, "pmi 7.0+0+0", True),
+        (SLURM | {"SLURM_STEP_ID": "3"}, "slurm 7.3+0+0", True),
+        (SLURM | {"SLURM_STEP_ID": "3", "SLURM_RESTART_COUNT": "2"}, "slurm 7.3+2+0", True),
+        (SLURM, "", False),  # a batch script may start many trainings
+        (SLURM | MASTER, "10.0.0.1:29500+0", False),
+        (TORCHRUN, "10.0.0.1:29500+0", False),
+        (
+            TORCHRUN | {"TORCHELASTIC_RUN_ID": "digits", "TORCHELASTIC_RESTART_COUNT": "3"},
+            "10.0.0.1:29500:digits+3",
+            False,
+        ),
+        # Slurm started the nodes of a cluster here, and something else the ranks on it
+        (TORCHRUN | SLURM | {"SLURM_STEP_ID": "3"}, "10.0.0.1:29500+0", False),
+        (TORCHRUN | SLURM | {"SLURM_STEP_ID": "3", LAUNCH_ID: "abc"}, "abc+0", True),
+    ],
+)
+def test_a_start_has_the_name_that_its_launcher_gave_to_all_its_ranks(
+    environ: dict[str, str], incarnation: str, is_unique: bool
+) -> None:
+    found = find(environ)
+    assert (found.incarnation, found.is_incarnation_unique) == (incarnation, is_unique)
+
+
+def test_without_a_launcher_a_single_rank_is_an_incarnation_of_its_own_and_several_have_none() -> None:
+    assert find().incarnation != find().incarnation
+    assert find(rank=1, world_size=2).incarnation == ""
+
+
+def test_every_topology_is_a_session_of_its_own() -> None:
+    assert find(TORCHRUN).session != find(TORCHRUN).session
+
+
+def test_a_process_lives_from_its_start_to_its_end_and_elsewhere_no_one_knows() -> None:
+    process = subprocess.Popen([sys.executable, "-c", REPORT], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    reported = json.loads(process.stdout.readline())
+    assert is_alive(reported) is True
+    assert is_alive(reported | {"pid_start": "1"}) is False  # another process has the number now
+    process.communicate()
+    assert is_alive(reported) is False
+    assert is_alive(reported | {"pid_space": "another container"}) is None
+    assert is_alive({"pid": reported["pid"]}) is None
+    assert is_alive(dataclasses.asdict(find())) is True
+
+
+def test_a_masked_process_is_found_on_its_host_and_reports_nothing_else() -> None:
+    own = detect(environ=TORCHRUN, modules={})
+    hidden = masked(own, "0123456789abcdef")
+    assert (hidden.has_identity, own.has_identity) == (False, True)
+    assert masked(hidden, "another") == hidden
+    reported = dataclasses.asdict(hidden)
+    assert is_alive(reported) is True
+    assert is_alive(reported | {"pid_start": own.pid_start}) is False
+    assert is_alive(reported | {"pid_space": hidden.pid_space.replace("0123", "3210")}) is None
+    assert (hidden.pid, hidden.rank, hidden.session) == (own.pid, own.rank, own.session)
+    known = {own.host, own.pid_space.split()[0], own.pid_start, "10.0.0.1", "29500"}
+    assert not [word for word in known for text in map(str, reported.values()) if word in text]
+    assert hidden.incarnation == masked(own, "0123456789abcdef").incarnation
+    other = masked(own, "fedcba9876543210")
+    assert {other.host, other.incarnation, other.pid_start}.isdisjoint(map(str, reported.values()))
+    assert hidden.incarnation.endswith("+0")
+
+
+def test_the_id_of_a_launch_stays_for_ds_launch_to_find() -> None:
+    own = detect(environ={LAUNCH_ID: "0" * 32}, modules={})
+    assert masked(own, "salt").incarnation == own.incarnation == "0" * 32 + "+0"
+
+
+def test_the_real_environment_is_read_when_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert place(detect(modules={}))[:3] == ("environment", 1, 2)
+
+
+def test_ray_that_is_not_loaded_or_not_connected_is_no_cluster() -> None:
+    assert not in_ray({})
+    assert not in_ray({"ray": SimpleNamespace(is_initialized=lambda: False)})  # type: ignore[dict-item]  # stands for a module
+    assert in_ray({"ray": SimpleNamespace(is_initialized=lambda: True)})  # type: ignore[dict-item]  # stands for a module
+
+
+def test_a_notebooks_kernel_is_known_without_importing_ipython() -> None:
+    kernel = type("ZMQInteractiveShell", (), {})
+    shells = {
+        "kernel": kernel(),
+        "of Colab": type("Shell", (kernel,), {})(),
+        "terminal": object(),
+        "none": None,
+    }
+    found = {
+        where: in_notebook({"IPython": SimpleNamespace(get_ipython=lambda shell=shell: shell)})  # type: ignore[dict-item]  # stands for a module
+        for where, shell in shells.items()
+    }
+    assert found == {"kernel": True, "of Colab": True, "terminal": False, "none": False}
+    assert not in_notebook({})
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, ""),
+        ({"TORCHELASTIC_RUN_ID": "none"}, ""),
+        ({"TORCHELASTIC_RUN_ID": "j1", "SLURM_JOB_ID": "7"}, "torchrun j1"),
+        ({"TORCHELASTIC_RUN_ID": "none", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}, "slurm 7.0"),
+        ({"TORCHELASTIC_RUN_ID": "j1", LAUNCH_ID: "launch abc"}, "launch abc"),
+    ],
+)
+def test_the_job_is_named_by_its_launcher(environ: dict[str, str], expected: str) -> None:
+    assert job_name(environ) == job_name(environ | {"TORCHELASTIC_RESTART_COUNT": "1"}) == expected
