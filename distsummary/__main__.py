@@ -2,6 +2,6 @@
 
 import sys
 
-from distsummary.cli import main
+from distsummary.cli.main import main
 
 sys.exit(main())

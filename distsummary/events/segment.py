@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import logging
 import os
 import re
@@ -234,3 +235,15 @@ def discard(opened: dict[str, Segment]) -> None:
     with contextlib.suppress(OSError):
         for segment in opened.values():
             segment.close()
+
+
+def is_live(path: Path) -> bool:
+    """Whether a writer holds the file's lock."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+from distsummary.base.columns import as_ranges
 from distsummary.base.interrupts import is_interruption
 from distsummary.rundir.consequences import follows_from_another
-from distsummary.rundir.run_text import as_ranges
 
 TAIL_BYTES = 1 << 18  # of a rank's stderr that are searched for its last words
 MAX_LINE = 300  # characters of Ray's detail on a failure's first line; the whole follows on the next

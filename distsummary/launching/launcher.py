@@ -21,6 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from distsummary.aggregate.actor import settle
 from distsummary.base.checks import check_choice, check_int, check_type
 from distsummary.base.cluster import check_reachable, reachable_cluster, start_local
+from distsummary.base.columns import named
 from distsummary.base.extras import require
 from distsummary.base.interrupts import handles_interrupts
 from distsummary.base.processes import own_process
@@ -41,7 +42,6 @@ from distsummary.launching.failures import (
 )
 from distsummary.launching.stages import Stages, say
 from distsummary.rundir.topology import LAUNCH_ID, LAUNCHED, cluster_address, note_driver
-from distsummary.tools.columns import named
 
 logger = logging.getLogger(__name__)
 

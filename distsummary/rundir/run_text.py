@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 
+from distsummary.base.columns import as_ranges
 from distsummary.rundir.run_dir import Manifest
 from distsummary.rundir.states import AttemptState, RankState, RunState
 
@@ -40,17 +41,6 @@ def _hosts(ranks: Iterable[RankState]) -> str:
     named = [f"{host}: {as_ranges(sorted(found), ', ')}" for host, found in list(hosts.items())[:MAX_HOSTS]]
     more = f"; {len(hosts) - MAX_HOSTS} more" if len(hosts) > MAX_HOSTS else ""
     return f"on {len(hosts)} host{'s' if len(hosts) > 1 else ''} ({'; '.join(named)}{more})"
-
-
-def as_ranges(numbers: Iterable[int], separator: str = ",") -> str:
-    """Such as 0-3,8 for the rising numbers 0, 1, 2, 3 and 8."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1][1:] = [number]
-        else:
-            parts.append([number])
-    return separator.join("-".join(map(str, part)) for part in parts)
 
 
 def _attempt(attempt: AttemptState) -> str:

@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from distsummary.base.columns import aligned, cut, numbered, printable, shortened, wrapped, wrapped_rows
+from distsummary.format.json_values import number
 from distsummary.format.records import ALERT_TAGS, RANKS_TAG
 from distsummary.runs.facts import Fact, facts
 from distsummary.runs.rank_files import MERGED, MERGED_RANK
 from distsummary.runs.recorded_run import RecordedRun
 from distsummary.runs.show import STATISTICS, fact_text, interest, verdict_text
 from distsummary.runs.table import ScalarTable
-from distsummary.tools.columns import aligned, cut, numbered, printable, shortened, wrapped, wrapped_rows
-from distsummary.tools.dump import number
 
 APART = 3.0  # times their own change from step to step; curves that are so far apart have parted
 MEANING = (

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from distsummary.base.columns import as_ranges
 from distsummary.rundir.deal import Part
-from distsummary.rundir.run_text import as_ranges
 
 _NAMES, _STEPS, _RANKS = 4, 3, 8  # of a line: the names of parameters, the steps, the ranks
 _KINDS = {"histogram": "histograms", "tensor": "tensors", "gradient": "gradients"}

@@ -4,8 +4,8 @@ import os
 
 import numpy as np
 
+from distsummary.runs.find_runs import find_runs
 from distsummary.runs.table import Table, objects
-from distsummary.tools.runs import find_runs
 
 
 def list_runs(directory: str | os.PathLike[str]) -> Table:

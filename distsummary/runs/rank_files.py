@@ -9,6 +9,7 @@ from typing import Final, Literal, TypeAlias, TypeVar
 import numpy as np
 
 from distsummary.base.checks import check_recorded, check_type
+from distsummary.base.columns import as_ranges
 from distsummary.base.terminal import doing
 from distsummary.errors import DistSummaryError, InvalidValueError, MissingFileError
 from distsummary.events.deduplicate import ends_of_attempts
@@ -16,7 +17,6 @@ from distsummary.events.index import DamagedIndexError
 from distsummary.events.recorded import Place, Recorded
 from distsummary.events.segments import source_of
 from distsummary.rundir.run_dir import RunDir
-from distsummary.rundir.run_text import as_ranges
 
 Result = TypeVar("Result")
 Rank: TypeAlias = int | Literal["merged"] | None

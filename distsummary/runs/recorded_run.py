@@ -32,6 +32,7 @@ from distsummary.events.reader import Damage, read_file, read_lineage
 from distsummary.events.recorded import Place
 from distsummary.events.segments import all_event_files, landscape_files
 from distsummary.events.sibling_run import SiblingRun, sibling_run
+from distsummary.format.json_values import fields
 from distsummary.format.lineage import Lineage, custom_values, lineage_values
 from distsummary.format.records import NORMS
 from distsummary.landscapes.output.loss_grid import LossGrid
@@ -43,6 +44,7 @@ from distsummary.rundir.states import RunState, is_over, is_silent, read_run
 from distsummary.runs.deals import DealRow, deal_rows
 from distsummary.runs.norms import norms_table
 from distsummary.runs.rank_files import MERGED, MERGED_RANK, Rank, RankFiles, Tags, ends, said, wanted
+from distsummary.runs.status_text import findings_in_short
 from distsummary.runs.table import (
     Array,
     Piece,
@@ -54,8 +56,6 @@ from distsummary.runs.table import (
     packed,
 )
 from distsummary.runs.values import added, assembled, readable, value_table
-from distsummary.tools.dump import fields
-from distsummary.tools.status_text import findings_in_short
 
 NO_MANIFEST = f"no {MANIFEST}"
 _VERDICT = {

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from distsummary.base.columns import aligned, cut, lasting, numbered, printable, wrapped
 from distsummary.diagnosis.alerts import worst_level
+from distsummary.format.json_values import number
 from distsummary.format.records import RANKS_TAG
 from distsummary.runs.deals import deal_lines
 from distsummary.runs.facts import Fact, facts
 from distsummary.runs.rank_files import MERGED, Rank
 from distsummary.runs.recorded_run import RecordedRun, findings
-from distsummary.tools.columns import aligned, cut, lasting, numbered, printable, wrapped
-from distsummary.tools.dump import number
-from distsummary.tools.status_text import findings_in_short
+from distsummary.runs.status_text import findings_in_short
 
 STATISTICS = ("/min", "/median", "/max", "/argmax_rank")
 _FIRST = ("loss", "train/loss", "loss/auto", "eval/", "acc", "lr", "learning_rate")  # tags of interest

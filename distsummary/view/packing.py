@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distsummary.tools.dump import number
+from distsummary.format.json_values import number
 
 Array = NDArray[Any]
 

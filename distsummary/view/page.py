@@ -13,18 +13,18 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from distsummary.base.columns import as_ranges
 from distsummary.base.terminal import doing
 from distsummary.diagnosis.alerts import worst_level
 from distsummary.diagnosis.verdict import SLOW
 from distsummary.errors import DistSummaryError, InvalidValueError
 from distsummary.format.records import RANKS_TAG
 from distsummary.rundir.run_dir import RunDir
-from distsummary.rundir.run_text import as_ranges
 from distsummary.runs.facts import facts
 from distsummary.runs.rank_files import MERGED, MERGED_RANK
 from distsummary.runs.recorded_run import RecordedRun, findings
 from distsummary.runs.show import STATISTICS, interest
-from distsummary.tools.status_text import findings_in_short
+from distsummary.runs.status_text import findings_in_short
 from distsummary.view.compare import comparison, span
 from distsummary.view.histograms import histograms
 from distsummary.view.landscape import landscapes

@@ -19,8 +19,8 @@ from typing import NamedTuple, TypeVar
 
 from distsummary.errors import MissingFileError
 from distsummary.rundir.run_dir import RunDir
+from distsummary.runs.find_runs import RunRow, find_runs
 from distsummary.runs.recorded_run import RecordedRun, open_run
-from distsummary.tools.runs import RunRow, find_runs
 from distsummary.view.compare import refuse_others
 from distsummary.view.packing import sent
 from distsummary.view.page import page, rank_curve

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import distsummary
-from distsummary import cli
+from distsummary.cli import main as cli
 from distsummary.collect.options import FLAGS, PATTERNS
 from tests.docs.documents import ROOT, anchors, blocks, commands, documents, links
 from tests.patience import PATIENCE_S

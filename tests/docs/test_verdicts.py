@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from distsummary.cli.why import page_of
 from distsummary.diagnosis.verdict import CAUSES, NOTICES
-from distsummary.tools.why import page_of
 from tests.docs.documents import ROOT, links
 
 PAGES = ROOT / "docs/verdicts"

@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 
 import distsummary as ds
+from distsummary.cli.convert import convert
+from distsummary.cli.dump import dump
+from distsummary.cli.fsck import fsck
 from distsummary.events.async_writer import AsyncWriter
 from distsummary.events.reader import read_directory
 from distsummary.events.spec import WriterSpec
@@ -19,9 +22,6 @@ from distsummary.pb import tensorboard_pb2
 from distsummary.rundir.coordination import LocalCoordinator
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.topology import Topology
-from distsummary.tools.convert import convert
-from distsummary.tools.dump import dump
-from distsummary.tools.fsck import fsck
 from tests.formats.test_memory import peak_kib
 from tests.unit.events.test_reader import TENSORBOARD
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distsummary.cli.dump import dump, to_line
 from distsummary.events.reader import read_file, read_values
 from distsummary.format.encode import encode_event
 from distsummary.format.frames import frame
 from distsummary.format.records import Event, Value
-from distsummary.tools.dump import dump, to_line
 from tests.unit.events.test_reader import TENSORBOARD
 from tests.unit.events.test_scalar_columns import foreign
 

@@ -7,9 +7,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import distsummary as ds
+from distsummary.cli.fsck_names import event_file
 from distsummary.events.index import is_index
 from distsummary.events.segments import all_event_files
-from distsummary.tools.fsck_names import event_file
 from tests.formats.golden import EVENT_FILES, GOLDEN
 from tests.formats.golden import decoded as golden_records
 

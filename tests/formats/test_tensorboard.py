@@ -13,6 +13,7 @@ from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util import tensor_util
 
+from distsummary.cli.dump import dump
 from distsummary.events.reader import read_directory, read_values
 from distsummary.format import tensorboard_format
 from distsummary.format.encode import encode_event
@@ -20,7 +21,6 @@ from distsummary.format.frames import frame, read_frames
 from distsummary.format.histogram import count_histogram
 from distsummary.format.png import encode_image
 from distsummary.format.records import Event, EventIds, Value
-from distsummary.tools.dump import dump
 
 RUN = "0123456789abcdef"
 ARRAYS = {

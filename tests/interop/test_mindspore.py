@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image as Picture
 
+from distsummary.cli.fsck import fsck
 from distsummary.events.reader import read_directory, read_lineage, read_values
 from distsummary.format.histogram import count_histogram
 from distsummary.format.png import encode_image
 from distsummary.format.records import Histogram, Image, Landscape, Value
-from distsummary.tools.fsck import fsck
 from tests.interop.conftest import Recorded
 from tests.interop.views import View, differences, own_view, python_view, server_view
 

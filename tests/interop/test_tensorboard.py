@@ -8,7 +8,7 @@ import pytest
 from torch.utils.tensorboard import SummaryWriter
 
 import distsummary as ds
-from distsummary.tools.fsck import fsck
+from distsummary.cli.fsck import fsck
 from tests.interop.conftest import RANKS, Demo
 from tests.interop.views import (
     View,

@@ -10,6 +10,7 @@ import pytest
 
 from distsummary import LossGrid, Topology, merge_run
 from distsummary.aggregate.rank_files import first_free_attempt
+from distsummary.cli.fsck import fsck
 from distsummary.errors import DamagedFileError
 from distsummary.events.reader import ReadEvent, read_directory, read_file
 from distsummary.events.segments import landscape_files, segments, stamp_of
@@ -20,7 +21,6 @@ from distsummary.landscapes.output.write import write_landscapes
 from distsummary.rundir.coordination import LocalCoordinator
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.topology import detect
-from distsummary.tools.fsck import fsck
 from tests.unit.landscapes.golden_mlp import Mlp, cross_entropy
 from tests.unit.landscapes.test_generator import draw, recorded_run, save_path, walk
 from tests.unit.landscapes.test_grid import make_grid, random_grid

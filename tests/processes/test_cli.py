@@ -12,10 +12,10 @@ import pytest
 from distsummary import LossGrid
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.trajectory_writer import TrajectoryWriter
-from distsummary.cli import main
+from distsummary.cli.main import main
 from distsummary.rundir.run_dir import RunDir
 from tests.conftest import ROOT
-from tests.unit.test_cli import two_ranks
+from tests.unit.cli.test_main import two_ranks
 
 
 def test_dump_into_a_pipe_that_closes_ends_quietly(tmp_path):

@@ -23,7 +23,7 @@ def loaded_after(code: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "code", ["import distsummary", "import distsummary.cli", "from distsummary import DistSummaryError"]
+    "code", ["import distsummary", "import distsummary.cli.main", "from distsummary import DistSummaryError"]
 )
 def test_importing_loads_neither_ray_nor_a_framework_nor_an_extra(code: str) -> None:
     loaded = loaded_after(code)
@@ -37,7 +37,7 @@ def test_what_shows_states_loads_neither_ray_nor_a_framework(verb: str, tmp_path
 
     with ds.init(tmp_path, quiet=True) as run:
         list(run.steps(range(1)))
-    loaded = loaded_after(f"from distsummary.cli import main; main([{verb!r}, {str(tmp_path)!r}])")
+    loaded = loaded_after(f"from distsummary.cli.main import main; main([{verb!r}, {str(tmp_path)!r}])")
     assert not loaded & set(HEAVY)
 
 

@@ -38,7 +38,7 @@ def test_a_killed_merge_leaves_nothing_that_a_reader_takes_for_an_event_file(nas
 
 FULL = """
 import resource, sys
-from distsummary.cli import main
+from distsummary.cli.main import main
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 sys.exit(main(["merge", sys.argv[1]]))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from distsummary.cli import main
+from distsummary.cli.main import main
 from tests import forked
 from tests.processes import mismatched_ranks
 from tests.processes.mismatched_ranks import AT, RANKS

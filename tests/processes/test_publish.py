@@ -12,11 +12,11 @@ import pytest
 from distsummary.base.publish import is_in_use, temporary_name
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.trajectory_writer import TrajectoryWriter
+from distsummary.cli.fsck import fsck
 from distsummary.events.spec import WriterSpec
 from distsummary.events.writer import RankWriter
 from distsummary.format.records import Batch, Event, Value
 from distsummary.rundir.run_dir import RunDir
-from distsummary.tools.fsck import fsck
 
 RUN = "00ff00ff00ff00ff"
 

@@ -16,7 +16,7 @@ COMMAND = """
 import sys
 from pathlib import Path
 from distsummary.view import report
-from distsummary.cli import main
+from distsummary.cli.main import main
 report.BUNDLE = Path(sys.argv[1])
 sys.exit(main(["serve", *sys.argv[2:]]))
 """

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from distsummary.cli import main
+from distsummary.cli.main import main
 from distsummary.events.reader import read_directory
 
 RANK = """

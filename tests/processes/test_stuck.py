@@ -10,7 +10,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from distsummary.base.processes import are_busy, own_process, pid_start_of
-from distsummary.cli import main
+from distsummary.cli.main import main
 from tests import forked
 from tests.patience import PATIENCE_S
 from tests.processes import stuck_ranks

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import distsummary as ds
+from distsummary.cli.fsck import fsck
 from distsummary.errors import RunDirError
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.states import GONE, read_run
-from distsummary.tools.fsck import fsck
 from tests.conftest import ROOT
 
 HOST, USER, PROJECT, ARGUMENT = "zebra-host-77", "zuzanna", "secret-project", "--needle-of-argv"

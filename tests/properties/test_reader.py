@@ -5,10 +5,10 @@ import shutil
 from pathlib import Path
 from random import Random
 
+from distsummary.cli.fsck import fsck
 from distsummary.events.reader import Damage, read_file, read_values
 from distsummary.format import wire
 from distsummary.format.frames import frame, read_frames
-from distsummary.tools.fsck import fsck
 from tests.unit.events.test_reader import MINDSPORE, TENSORBOARD, scalar_frames, write
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "ms"

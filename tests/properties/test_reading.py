@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from distsummary.cli.dump import dump
 from distsummary.errors import DamagedFileError
 from distsummary.events.contents import scan
 from distsummary.events.reader import Damage, read_directory, read_file, read_last_seq, read_values
@@ -23,7 +24,6 @@ from distsummary.format.frames import frame, read_frames
 from distsummary.format.records import DIALECTS, Event, EventIds, Value
 from distsummary.format.wire import read_identity, refuse_bad_text, refuse_bombs
 from distsummary.pb import mindspore_summary_pb2, tensorboard_pb2
-from distsummary.tools.dump import dump
 from tests.properties.test_reader import GOLDEN_FILES, mutated
 from tests.unit.events.test_reader import MINDSPORE, TENSORBOARD
 

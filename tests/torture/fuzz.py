@@ -125,7 +125,7 @@ def _child(
 
 def read_everything(directory: Path, name: str) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Every way to read the file `name` of `directory`, by a word for it."""
-    from distsummary import cli
+    from distsummary.cli import main as cli
     from distsummary.events import reader
 
     path = directory / name

@@ -242,14 +242,14 @@ def _checkpoint(data: bytes, generator: random.Random) -> bytes:
 
 
 def _verb(*words: str) -> Call:
-    from distsummary import cli
+    from distsummary.cli import main as cli
 
     return partial(cli.main, [*words])
 
 
 def _run_ways(directory: Path, name: str) -> Iterator[tuple[str, Call]]:
     """The verbs on a run, the list of runs, and the page."""
-    from distsummary.tools.runs import find_runs
+    from distsummary.runs.find_runs import find_runs
     from distsummary.view.served import Served
 
     run = str(directory)
@@ -273,8 +273,8 @@ def _run_ways(directory: Path, name: str) -> Iterator[tuple[str, Call]]:
 
 def _repaired(directory: Path) -> None:
     """What fsck --repair has repaired can be read, if it says that it did."""
-    from distsummary.tools.fsck import fsck
-    from distsummary.tools.status import read_status
+    from distsummary.cli.fsck import fsck
+    from distsummary.runs.status import read_status
 
     report = fsck(directory, repair=True)
     if any(one.kind.startswith("manifest_") and one.repairable for one in report.findings):

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 import distsummary as ds
+from distsummary.cli.fsck import fsck
 from distsummary.errors import InvalidTypeError, InvalidValueError, RunDirError
 from distsummary.events.reader import read_directory, read_lineage
 from distsummary.format.lineage import custom_values
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.topology import LAUNCH_ID
-from distsummary.tools.fsck import fsck
 from tests.unit.collect.doubles import Model
 
 

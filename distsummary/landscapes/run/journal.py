@@ -32,15 +32,29 @@ import numpy as np
 from distsummary.base.json_door import parse_json
 from distsummary.base.publish import refuse_unlike_files, rights_in
 from distsummary.errors import DamagedFileError, LandscapeError, RunDirError
+from distsummary.events.segment import is_live
 from distsummary.format.frames import HEADER_BYTES, begins_frame, frame, read_frames, whole_length
 from distsummary.landscapes.directions.recipe import Array
 from distsummary.landscapes.engines.chunks import Chunk
-from distsummary.tools.fsck_files import is_live
-from distsummary.tools.fsck_journals import JournalHeader, journals
+from distsummary.rundir.run_dir import LANDSCAPE_JOURNAL
 
 FORMAT = 3
 LOCK_TRIES, LOCK_WAIT_S = 3, 0.005  # a process that only tests the lock holds it for microseconds
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class JournalHeader(TypedDict):
+    """The first entry of a journal: the plan is what identifies the landscape."""
+
+    format: int
+    plan: dict[str, str]
+
+
+def journals(directory: Path) -> list[Path]:
+    """The journals in a directory, sorted by name, without symbolic links; raises OSError if unreadable."""
+    with os.scandir(directory) as entries:
+        names = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
+    return [directory / name for name in sorted(names) if LANDSCAPE_JOURNAL.fullmatch(name)]
 
 
 class _Chunk(TypedDict):

@@ -9,7 +9,7 @@ import pytest
 import distsummary as ds
 from distsummary.aggregate.alone import LoneRank
 from distsummary.aggregate.judging import judge_files
-from distsummary.cli import main
+from distsummary.cli.main import main
 from distsummary.collect import heartbeat
 from distsummary.diagnosis.alerts import read_alerts
 from distsummary.errors import RunDirError

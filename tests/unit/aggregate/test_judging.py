@@ -11,14 +11,14 @@ import pytest
 
 from distsummary.aggregate.judging import RANK_TAG, TEXT_TAG, judge_files
 from distsummary.aggregate.merge import merge_run
-from distsummary.cli import main
+from distsummary.cli.main import main
+from distsummary.cli.why import page_of
 from distsummary.diagnosis.alerts import read_alerts
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.format.records import MINDSPORE, TENSORBOARD
 from distsummary.rundir.rank_facts import RankFacts, write_facts
 from distsummary.rundir.run_dir import RunDir
-from distsummary.tools.why import page_of
 from tests.unit.aggregate.live_ranks import Ranks, scalar, series
 
 STEPS, SLOW = 120, range(40, 90)

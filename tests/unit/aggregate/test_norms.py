@@ -8,7 +8,7 @@ import pytest
 
 from distsummary import merge_run
 from distsummary.aggregate.merged_files import is_merged
-from distsummary.cli import main
+from distsummary.cli.main import main
 from distsummary.events.reader import read_directory
 from distsummary.events.segments import segments
 from distsummary.format import norms as norms_module

@@ -12,13 +12,13 @@ import pytest
 
 import distsummary as ds
 from distsummary.aggregate.merge import merge_run
+from distsummary.cli.fsck import fsck
 from distsummary.collect import export, operators
 from distsummary.collect.collector import SummaryCollector
 from distsummary.errors import InvalidValueError, StaleAttemptError, WriteError
 from distsummary.events.reader import read_directory, read_lineage
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.topology import Topology
-from distsummary.tools.fsck import fsck
 from distsummary.training.callbacks import CallbackParams, LossMonitor, RunContext
 from distsummary.training.learning_rate import LearningRateScheduler
 from distsummary.training.run import Run

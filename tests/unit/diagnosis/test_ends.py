@@ -3,7 +3,7 @@
 import pytest
 
 from distsummary.diagnosis.ends import attempt_verdicts, unreported_end
-from tests.unit.tools.states import attempt_state, failure, lost, rank_state
+from tests.unit.runs.states import attempt_state, failure, lost, rank_state
 
 STARTED = ("started", 0, "3 ranks, attempt 0")
 BROKEN = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234"

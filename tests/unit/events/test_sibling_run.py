@@ -9,15 +9,15 @@ import pytest
 
 import distsummary as ds
 from distsummary import Run, SummaryCollector, SummaryRecord, Topology, merge_run
-from distsummary.cli import main
+from distsummary.cli.fsck import fsck
+from distsummary.cli.main import main
 from distsummary.errors import MissingFileError, RunDirError
 from distsummary.events.reader import read_directory, read_lineage
 from distsummary.events.sibling_run import sibling_run
 from distsummary.format.records import DIALECTS
 from distsummary.rundir.coordination import LocalCoordinator
 from distsummary.rundir.run_dir import RunDir
-from distsummary.tools.fsck import fsck
-from distsummary.tools.status import read_status
+from distsummary.runs.status import read_status
 from tests.conftest import ROOT
 
 MINDSPORES = ROOT / "tests" / "golden" / "ms" / "mlp_train_eval" / "summary"

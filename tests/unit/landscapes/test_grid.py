@@ -15,6 +15,7 @@ import xarray
 
 import distsummary as ds
 from distsummary import LossGrid
+from distsummary.cli.fsck import fsck
 from distsummary.errors import (
     DamagedFileError,
     InvalidValueError,
@@ -28,7 +29,6 @@ from distsummary.landscapes.directions.planes import path_axes
 from distsummary.landscapes.output.grid import finite_bounds
 from distsummary.landscapes.output.write import landscape_record
 from distsummary.rundir.run_dir import RunDir
-from distsummary.tools.fsck import fsck
 
 
 def make_grid(**changes: Any) -> LossGrid:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
+from distsummary.cli.fsck import fsck
 from distsummary.errors import (
     InvalidValueError,
     MissingRunDirError,
@@ -37,7 +38,6 @@ from distsummary.rundir.deal import Deal, Heartbeat
 from distsummary.rundir.rank_manifest import RankEntries
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.topology import Topology
-from distsummary.tools.fsck import fsck
 
 
 @pytest.fixture

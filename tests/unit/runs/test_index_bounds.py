@@ -7,12 +7,12 @@ import google_crc32c
 import pytest
 
 import distsummary as ds
+from distsummary.cli.fsck import fsck
 from distsummary.events import recorded
 from distsummary.events.contents import Given, Progression
 from distsummary.events.index import index_path, read_index
 from distsummary.events.segments import segments
 from distsummary.format.records import MINDSPORE, Value
-from distsummary.tools.fsck import fsck
 from tests.unit.runs.recording import record
 
 HEAD = struct.Struct("<8sII")

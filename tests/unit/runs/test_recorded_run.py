@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import distsummary as ds
-from distsummary.cli import main
+from distsummary.cli.main import main
 from distsummary.errors import InvalidValueError, MissingFileError, NotADirectoryPathError
 from distsummary.events import index, recorded
 from distsummary.events.contents import scan

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import distsummary as ds
-from distsummary.cli import main
+from distsummary.cli.main import main
 from distsummary.events.segments import segments
 from distsummary.format.norms import ParameterNorms, ParameterTable
 from distsummary.format.records import MINDSPORE, Value

@@ -11,7 +11,7 @@ import distsummary as ds
 from distsummary.errors import InvalidValueError
 from distsummary.format.records import Value
 from distsummary.rundir.run_dir import RunDir
-from distsummary.tools.runs import find_runs
+from distsummary.runs.find_runs import find_runs
 from distsummary.view.packing import embedded, packed, plain
 from distsummary.view.page import page
 from tests.unit.runs.recording import record

@@ -10,7 +10,7 @@ import re
 import pytest
 
 import distsummary as ds
-from distsummary.cli import main
+from distsummary.cli.main import main
 from distsummary.errors import InvalidValueError, MissingExtraError, MissingFileError, RunDirError
 from distsummary.format.records import Value
 from distsummary.view import report as module

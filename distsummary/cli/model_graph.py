@@ -5,13 +5,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from distsummary.cli.dump import event_files
 from distsummary.errors import MissingFileError
 from distsummary.events.reader import read_file
 from distsummary.events.segments import dialect_of
 from distsummary.format import mindspore_graph
 from distsummary.format.graph import model_explorer
 from distsummary.format.records import DIALECTS
-from distsummary.tools.dump import event_files
 
 
 def model_graph(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 
 import distsummary as ds
 from distsummary.base import terminal
-from distsummary.cli import FIELDS, grid_line, main
+from distsummary.cli.main import FIELDS, grid_line, main
 from distsummary.errors import InvalidValueError
 from distsummary.events.reader import read_directory
 from distsummary.events.spec import WriterSpec
@@ -189,7 +189,7 @@ def test_a_dump_reports_what_it_reads_while_it_prints_nothing(tmp_path, monkeypa
 
     run_dir = two_ranks(tmp_path / "run")
     monkeypatch.setattr(terminal, "PLAIN_S", (0.01, 0.01))
-    monkeypatch.setattr("distsummary.tools.dump.doing", reading)
+    monkeypatch.setattr("distsummary.cli.dump.doing", reading)
     monkeypatch.setattr("sys.stderr", Stderr())
     assert main(["dump", str(run_dir.base), "--tag", "acc"]) == 0
     assert reported.is_set()
@@ -215,7 +215,7 @@ def test_a_file_of_another_kind_is_not_dumped(tmp_path, capsys):
 def test_sigterm_ends_watch_with_its_own_exit_code(tmp_path, monkeypatch):
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(
-        "distsummary.tools.watch.watch", lambda *given, **options: signal.raise_signal(signal.SIGTERM)
+        "distsummary.cli.watch.watch", lambda *given, **options: signal.raise_signal(signal.SIGTERM)
     )
     with pytest.raises(SystemExit, match="143"):
         main(["watch", str(tmp_path)])
@@ -318,7 +318,7 @@ def test_ctrl_c_ends_watch_quietly(tmp_path, monkeypatch, capsys):
     def interrupt(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("distsummary.tools.watch.watch", interrupt)
+    monkeypatch.setattr("distsummary.cli.watch.watch", interrupt)
     assert main(["watch", str(tmp_path)]) == 130
     assert capsys.readouterr() == ("", "")
 

@@ -15,10 +15,10 @@ from distsummary.diagnosis.sentence import sentence
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import DamagedFileError, MissingFileError
 from distsummary.rundir.run_dir import RunDir
-from distsummary.tools.runs import find_runs
-from distsummary.tools.status import Merged, read_status
-from distsummary.tools.status_text import as_json, hints, text_of
-from tests.unit.tools.states import attempt_state, failure, lost, rank_state, status_of
+from distsummary.runs.find_runs import find_runs
+from distsummary.runs.status import Merged, read_status
+from distsummary.runs.status_text import as_json, hints, text_of
+from tests.unit.runs.states import attempt_state, failure, lost, rank_state, status_of
 
 
 @pytest.fixture(autouse=True)

@@ -3,22 +3,22 @@
 import base64
 import hashlib
 import json
-import math
 import os
-from collections.abc import Collection, Iterator, MutableMapping, MutableSequence
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import numpy as np
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError
 
 from distsummary.base.checks import check_choice, check_recorded
+from distsummary.base.columns import as_ranges
 from distsummary.base.terminal import doing
 from distsummary.errors import DamagedFileError, InvalidValueError, MissingFileError
 from distsummary.events.reader import ReadValue, decode_frame, values_of
 from distsummary.events.scalar_columns import ScalarColumns, read_pieces
 from distsummary.events.segments import all_event_files, dialect_of, stamp_of
 from distsummary.events.sibling_run import sibling_run
+from distsummary.format.json_values import Json, fields, number
 from distsummary.format.norms import ParameterNorms, UnnamedNorms
 from distsummary.format.records import (
     DIALECTS,
@@ -31,9 +31,6 @@ from distsummary.format.records import (
 )
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 from distsummary.rundir.run_dir import RunDir
-from distsummary.rundir.run_text import as_ranges
-
-Json: TypeAlias = Any  # what json.dumps takes; Python has no better type for JSON
 
 MAX_TEXT = 200  # characters of a text that are shown, unless `full` is set
 _ENCODER = json.JSONEncoder(allow_nan=False)  # made once; json.dumps would make one for each line
@@ -276,13 +273,6 @@ def _norms(norms: ParameterNorms | UnnamedNorms, full: bool) -> Json:
     return {"table": digest.hex(), "parameters": rows}
 
 
-def number(value: float | None) -> Json:
-    """Returns the number for JSON; NaN and infinities become strings."""
-    if value is None or math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-
-
 def numbers(array: Array) -> Json:
     """The numbers of an array as nested lists.
 
@@ -295,19 +285,3 @@ def numbers(array: Array) -> Json:
         return array.tolist()
     words = np.array([number(item) for item in array.reshape(-1).tolist()], object)
     return words.reshape(array.shape).tolist()
-
-
-def fields(message: Message) -> dict[str, Json]:
-    """The fields that are set in a protobuf message, by name; 64-bit integers stay numbers, not strings."""
-    return {field.name: _plain(content) for field, content in message.ListFields()}
-
-
-def _plain(content: Any) -> Json:  # Any: whatever a field holds
-    """A field's content for JSON."""
-    if isinstance(content, Message):
-        return fields(content)
-    if isinstance(content, MutableMapping):
-        return {str(name): _plain(content[name]) for name in sorted(content)}
-    if isinstance(content, MutableSequence):
-        return [_plain(item) for item in content]
-    return number(content) if isinstance(content, float) else content

@@ -13,12 +13,7 @@ from operator import not_
 from pathlib import Path
 from typing import Any
 
-from distsummary.diagnosis.sentence import LEAST_S, finding, seconds, sentence, weight
-from distsummary.diagnosis.verdict import DROPPED, ERROR, HANG, MESSAGE, SLOW, Verdict
-from distsummary.rundir import states
-from distsummary.rundir.run_dir import RunDir
-from distsummary.rundir.states import GONE, SILENT, AttemptState, RankState
-from distsummary.tools.columns import (
+from distsummary.base.columns import (
     WIDTH,
     aligned,
     clock,
@@ -29,7 +24,12 @@ from distsummary.tools.columns import (
     printable,
     short_ranges,
 )
-from distsummary.tools.status import EACH_RANK, GOOD, Status, newest_step, ranks_behind
+from distsummary.diagnosis.sentence import LEAST_S, finding, seconds, sentence, weight
+from distsummary.diagnosis.verdict import DROPPED, ERROR, HANG, MESSAGE, SLOW, Verdict
+from distsummary.rundir import states
+from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.states import GONE, SILENT, AttemptState, RankState
+from distsummary.runs.status import EACH_RANK, GOOD, Status, newest_step, ranks_behind
 
 ODD_RANKS = 12  # of more ranks, up to so many that are not as they should be
 MAX_ROWS = 18  # of more ranks; with all else, 40 lines

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from distsummary.cli import main
+from distsummary.cli.main import main
+from distsummary.cli.model_graph import model_graph
 from distsummary.collect.record import SummaryRecord
 from distsummary.errors import MissingFileError
 from distsummary.format import mindspore_graph
 from distsummary.format.graph import Edge, Graph, Node, TensorType
-from distsummary.tools.model_graph import model_graph
 
 KIND = TensorType((2, 3), "float32")
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 import distsummary as ds
+from distsummary.cli.watch import watch
 from distsummary.diagnosis.verdict import Verdict
-from distsummary.tools.watch import watch
-from tests.unit.tools.states import attempt_state, lost, rank_state, status_of
+from tests.unit.runs.states import attempt_state, lost, rank_state, status_of
 
 
 class Screen(io.StringIO):
@@ -68,7 +68,7 @@ class Looks:
 
     def __init__(self, monkeypatch, *found):
         self.found = iter(found)
-        monkeypatch.setattr("distsummary.tools.watch.read_status", lambda path: next(self.found))
+        monkeypatch.setattr("distsummary.cli.watch.read_status", lambda path: next(self.found))
 
 
 def at(seconds, *ranks, state="running"):

@@ -4,11 +4,10 @@ import re
 import shutil
 import textwrap
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TextIO
 
 from distsummary.base.terminal import cleaned
-from distsummary.rundir.run_text import as_ranges
 
 WIDTH = 100
 MIN_WIDTH = 60  # in narrower terminals, lines are broken
@@ -116,3 +115,14 @@ def numbered(count: int, name: str) -> str:
 def named(ranks: Collection[int], word: str = "Rank") -> str:
     """Such as Rank 3 or Ranks 0-2,7."""
     return f"{word}{'' if len(ranks) == 1 else 's'} {short_ranges(ranks, 40)}"
+
+
+def as_ranges(numbers: Iterable[int], separator: str = ",") -> str:
+    """Such as 0-3,8 for the rising numbers 0, 1, 2, 3 and 8."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1][1:] = [number]
+        else:
+            parts.append([number])
+    return separator.join("-".join(map(str, part)) for part in parts)

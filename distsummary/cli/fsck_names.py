@@ -9,9 +9,9 @@ from itertools import groupby
 from pathlib import Path
 
 from distsummary.base.publish import TEMPORARY, is_in_use
+from distsummary.cli.findings import Finding, finding
 from distsummary.events.segments import LINEAGE_SUFFIX, stamp_of
 from distsummary.format.records import MINDSPORE, TENSORBOARD
-from distsummary.tools.findings import Finding, finding
 
 LINEAGE = "lineage"
 _OWNERS = {  # result of `is_in_use` -> what to say about the temporary file

@@ -9,6 +9,11 @@ from typing import Any
 
 from distsummary.base.json_door import parse_json
 from distsummary.base.terminal import doing
+from distsummary.cli.findings import Finding, finding
+from distsummary.cli.fsck_files import DirectoryFacts, check_files
+from distsummary.cli.fsck_journals import check_journals
+from distsummary.cli.fsck_manifest import check_manifest, repair_manifest, set_aside
+from distsummary.cli.fsck_names import check_names
 from distsummary.errors import (
     DamagedFileError,
     DistSummaryError,
@@ -21,13 +26,9 @@ from distsummary.events.index import check_index, compare_index, is_index
 from distsummary.events.segment import cut_torn_tail, cut_torn_tails
 from distsummary.events.sibling_run import SiblingRun, sibling_run
 from distsummary.format.npz import read_npz
+from distsummary.landscapes.run.journal import journals
 from distsummary.rundir.rank_manifest import read_ranks
 from distsummary.rundir.run_dir import MANIFEST, RunDir
-from distsummary.tools.findings import Finding, finding
-from distsummary.tools.fsck_files import DirectoryFacts, check_files
-from distsummary.tools.fsck_journals import check_journals, journals
-from distsummary.tools.fsck_manifest import check_manifest, repair_manifest, set_aside
-from distsummary.tools.fsck_names import check_names
 
 CLEAN, PROBLEMS, UNUSABLE = 0, 1, 2  # exit codes
 

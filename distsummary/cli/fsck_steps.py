@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from distsummary.cli.findings import Finding, finding
+from distsummary.cli.fsck_values import short
 from distsummary.events.deduplicate import Seen
 from distsummary.format.records import TENSORBOARD, Event, EventIds
-from distsummary.tools.findings import Finding, finding
-from distsummary.tools.fsck_values import short
 
 _MAX_TAGS = 100_000  # in a directory; further tags are not compared
 

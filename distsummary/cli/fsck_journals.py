@@ -1,30 +1,16 @@
 """Checks the frames and headers of landscape journals, from which unfinished landscapes resume."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypedDict
 
 from distsummary.base.json_door import parse_json
+from distsummary.cli.findings import Finding, finding
+from distsummary.cli.fsck_files import limited
 from distsummary.errors import DamagedFileError
+from distsummary.events.segment import is_live
 from distsummary.format.frames import read_frames, whole_length
-from distsummary.rundir.run_dir import LANDSCAPE_JOURNAL, RunDir
-from distsummary.tools.findings import Finding, finding
-from distsummary.tools.fsck_files import is_live, limited
-
-
-class JournalHeader(TypedDict):
-    """The first entry of a journal: the plan is what identifies the landscape."""
-
-    format: int
-    plan: dict[str, str]
-
-
-def journals(directory: Path) -> list[Path]:
-    """The journals in a directory, sorted by name, without symbolic links; raises OSError if unreadable."""
-    with os.scandir(directory) as entries:
-        names = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
-    return [directory / name for name in sorted(names) if LANDSCAPE_JOURNAL.fullmatch(name)]
+from distsummary.landscapes.run.journal import JournalHeader
+from distsummary.rundir.run_dir import RunDir
 
 
 def check_journals(paths: list[Path]) -> list[Finding]:

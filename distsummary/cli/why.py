@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from distsummary.base.columns import WIDTH, cut, printable
 from distsummary.diagnosis.sentence import sentence, weight
 from distsummary.diagnosis.verdict import NOTICES, Verdict
 from distsummary.rundir.states import AttemptState
-from distsummary.tools.columns import WIDTH, cut, printable
 
 Found = tuple[int, Verdict]  # with its attempt
 FOLDED = 8  # verdicts after the first that have a line each

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from distsummary.cli import fsck as fsck_module
 
 from distsummary.base.publish import TEMPORARY
+from distsummary.cli.findings import KINDS
+from distsummary.cli.fsck import FsckReport, fsck
 from distsummary.errors import MissingFileError, NotADirectoryPathError, RunDirError
 from distsummary.events.segments import segments
 from distsummary.events.spec import WriterSpec
@@ -25,9 +28,6 @@ from distsummary.rundir.coordination import LocalCoordinator
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.states import read_run
 from distsummary.rundir.topology import Topology
-from distsummary.tools import fsck as fsck_module
-from distsummary.tools.findings import KINDS
-from distsummary.tools.fsck import FsckReport, fsck
 from tests.unit.events.test_reader import (
     LINEAGE,
     MINDSPORE,

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from distsummary.rundir.states import AttemptState, Failure, RankState, RunState
-from distsummary.tools.status import Merged, Status
+from distsummary.runs.status import Merged, Status
 
 BEGAN = 1_800_000_000.0
 

@@ -17,6 +17,7 @@ from distsummary.base.terminal import doing
 from distsummary.errors import MissingFileError, RunDirError
 from distsummary.events.files import Files
 from distsummary.events.reader import Damage, ReadEvent, read_directory
+from distsummary.events.segment import is_live
 from distsummary.events.segments import SegmentName, segments, stamp_of
 from distsummary.format import mindspore_format, tensorboard_format
 from distsummary.format.encode import encode_event
@@ -36,7 +37,6 @@ from distsummary.format.records import (
     Value,
 )
 from distsummary.rundir.run_dir import RunDir
-from distsummary.tools.fsck_files import is_live
 
 _FORMATS = {MINDSPORE: mindspore_format, TENSORBOARD: tensorboard_format}
 _SOURCES = (  # for each dialect, finds the part of a file name that identifies the writer

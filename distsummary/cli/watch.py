@@ -7,11 +7,11 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import TextIO
 
+from distsummary.base.columns import clock, named, width_of
 from distsummary.rundir.states import is_over
-from distsummary.tools.columns import clock, named, width_of
-from distsummary.tools.status import Status, read_status
-from distsummary.tools.status_text import as_json as json_of
-from distsummary.tools.status_text import findings_of, stuck_in_short, text_of
+from distsummary.runs.status import Status, read_status
+from distsummary.runs.status_text import as_json as json_of
+from distsummary.runs.status_text import findings_of, stuck_in_short, text_of
 
 PROGRESS_S = 60.0  # at most so often a line reports new steps
 _CLEAR = "\x1b[H\x1b[2J"  # the cursor goes to the corner of an empty screen

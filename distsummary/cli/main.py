@@ -374,9 +374,9 @@ def grid_line(name: str, grid: "LossGrid") -> str:
 def status(options: argparse.Namespace) -> int:
     """Say which rank is in which state, from the run's files; exits with 1 if something is wrong."""
     with showing_progress("status"):
-        from distsummary.tools.columns import width_of
-        from distsummary.tools.status import read_status
-        from distsummary.tools.status_text import as_json, text_of
+        from distsummary.base.columns import width_of
+        from distsummary.runs.status import read_status
+        from distsummary.runs.status_text import as_json, text_of
 
         found = read_status(options.run_dir)
     printed(json.dumps(as_json(found)) if options.json else text_of(found, width=width_of(sys.stdout)))
@@ -388,13 +388,13 @@ def why(options: argparse.Namespace) -> int:
     """Name the ranks that are slow, stuck or sick, with cause, steps and evidence; exits with 1 if any is."""
     with showing_progress("why"):
         from distsummary.aggregate.judging import judged_files
+        from distsummary.base.columns import WIDTH, width_of
+        from distsummary.cli.why import abstaining, as_json, lasted_s, text_of
         from distsummary.diagnosis.alerts import all_hangs, with_reported
         from distsummary.diagnosis.ends import unreported_end
         from distsummary.rundir.run_dir import RunDir
         from distsummary.rundir.states import is_over
-        from distsummary.tools.columns import WIDTH, width_of
-        from distsummary.tools.status import read_status
-        from distsummary.tools.why import abstaining, as_json, lasted_s, text_of
+        from distsummary.runs.status import read_status
 
         found = read_status(options.run_dir)  # raises if it is no run
         newest, run_dir = found.run.newest, RunDir(found.run.path)
@@ -429,7 +429,7 @@ def _seconds(text: str) -> float:
 )
 def watch(options: argparse.Namespace) -> int:
     """Show the states of the ranks until the run is over; exits as `status` does."""
-    from distsummary.tools.watch import watch
+    from distsummary.cli.watch import watch
 
     def end(number: int, frame: object) -> None:
         sys.exit(128 + number)
@@ -447,8 +447,8 @@ def watch(options: argparse.Namespace) -> int:
 def runs(options: argparse.Namespace) -> None:
     """List the runs below a directory, the newest first."""
     with showing_progress("runs"):
-        from distsummary.tools.columns import width_of
-        from distsummary.tools.runs import WIDTH, find_runs, text_of
+        from distsummary.base.columns import width_of
+        from distsummary.runs.find_runs import WIDTH, find_runs, text_of
 
         found = find_runs(options.directory)
     text = {"runs": [row.as_json() for row in found]}
@@ -473,8 +473,8 @@ def runs(options: argparse.Namespace) -> None:
 def dump(options: argparse.Namespace) -> None:
     """Print every value in event files, one JSON object per line."""
     with showing_progress("dump"):
-        from distsummary.tools.dump import dump, to_line
-        from distsummary.tools.model_graph import model_graph
+        from distsummary.cli.dump import dump, to_line
+        from distsummary.cli.model_graph import model_graph
 
         if options.graph:
             printed(json.dumps(model_graph(options.path)))
@@ -497,9 +497,9 @@ def dump(options: argparse.Namespace) -> None:
 def show(options: argparse.Namespace) -> None:
     """Show a run on one screen: state, config, code, data, curves, and what is missing."""
     with showing_progress("show"):
+        from distsummary.base.columns import width_of
         from distsummary.runs.recorded_run import open_run
         from distsummary.runs.show import overview, text_of
-        from distsummary.tools.columns import width_of
 
         found = overview(open_run(options.run_dir))
     printed(
@@ -517,9 +517,9 @@ def show(options: argparse.Namespace) -> None:
 def compare(options: argparse.Namespace) -> None:
     """Say what differs between two runs in config, code and data, and where their curves part."""
     with showing_progress("compare"):
+        from distsummary.base.columns import width_of
         from distsummary.runs.compare import compare, text_of
         from distsummary.runs.recorded_run import open_run
-        from distsummary.tools.columns import width_of
 
         found = compare(open_run(options.run_dir), open_run(options.other))
     printed(
@@ -639,7 +639,7 @@ def serve(options: argparse.Namespace) -> None:
 def fsck(options: argparse.Namespace) -> int:
     """Report every file that is damaged or would break a viewer; exits with 0 if there is none."""
     with showing_progress("fsck"):
-        from distsummary.tools.fsck import fsck
+        from distsummary.cli.fsck import fsck
 
         report = fsck(options.directory, repair=options.repair)
     if options.json:
@@ -670,7 +670,7 @@ def fsck(options: argparse.Namespace) -> int:
 def convert(options: argparse.Namespace) -> None:
     """Write event files in the other dialect, for directories that have only one."""
     with showing_progress("convert"):
-        from distsummary.tools.convert import convert
+        from distsummary.cli.convert import convert
 
         report = convert(options.directory, to=options.to, out=options.out)
     printed(json.dumps(report.as_json()) if options.json else "\n".join(report.as_lines()))

@@ -1,21 +1,20 @@
 """Checks the bytes, values and order of the event files of one directory; reads each file once."""
 
-import fcntl
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from distsummary.cli.findings import Finding, finding
+from distsummary.cli.fsck_names import LINEAGE, EventFile
+from distsummary.cli.fsck_steps import StepOrder
+from distsummary.cli.fsck_values import LOSS_TAG, MAX_TAGS, MAX_TENSOR_TAGS, tag_key, value_problems
 from distsummary.errors import DamagedFileError
 from distsummary.events.reader import decode_frame
+from distsummary.events.segment import is_live
 from distsummary.events.segments import LANDSCAPE, source_of, stamp_of
 from distsummary.format.frames import read_frames, whole_length
 from distsummary.format.norms import UnnamedNorms
 from distsummary.format.records import MINDSPORE, NORMS, TENSORBOARD
-from distsummary.tools.findings import Finding, finding
-from distsummary.tools.fsck_names import LINEAGE, EventFile
-from distsummary.tools.fsck_steps import StepOrder
-from distsummary.tools.fsck_values import LOSS_TAG, MAX_TAGS, MAX_TENSOR_TAGS, tag_key, value_problems
 
 MAX_FINDINGS = 20  # for each kind in one file; further findings are only counted
 _NOT_SHOWN = ("text", NORMS)  # MindInsight knows nothing of them: they take no place among its tags
@@ -123,18 +122,6 @@ def _check_file(file: EventFile, facts: DirectoryFacts, steps: StepOrder | None)
         yield finding(path, "torn", text, offset=end, repairable=can_be_cut)
     elif not size and not is_live(path):
         yield finding(path, "empty", "the file has no event")
-
-
-def is_live(path: Path) -> bool:
-    """Whether a writer holds the file's lock."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def _check_directory(directory: Path, facts: DirectoryFacts) -> Iterator[Finding]:

@@ -9,15 +9,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from distsummary.base.columns import aligned, lasting, numbered, printable, shortened
 from distsummary.errors import DistSummaryError, MissingFileError
 from distsummary.events.newest import newest_events, newest_scalars, scalars_of
 from distsummary.events.reader import ReadEvent
 from distsummary.events.segments import all_event_files, stamp_of
 from distsummary.rundir.run_dir import MANIFEST, RunDir
 from distsummary.rundir.run_records import MOST_S
-from distsummary.tools.columns import aligned, lasting, numbered, printable, shortened
-from distsummary.tools.status import read_status
-from distsummary.tools.status_text import causes, findings_of, slow_ranks, stuck_in_short
+from distsummary.runs.status import read_status
+from distsummary.runs.status_text import causes, findings_of, slow_ranks, stuck_in_short
 
 DEPTH = 8  # directories below the given one that are looked into
 LOSSES = ("loss", "train/loss", "loss/auto")  # tags of the loss, the first that is there

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from distsummary.aggregate.charts import charts
+from distsummary.cli.dump import dump, to_line
 from distsummary.errors import MissingFileError
 from distsummary.events.spec import WriterSpec
 from distsummary.events.writer import RankWriter
@@ -19,7 +20,6 @@ from distsummary.format.hparams import session_start
 from distsummary.format.lineage import Lineage, encode_lineage
 from distsummary.format.norms import TableTurns
 from distsummary.format.records import Batch, Event, EventIds, Shard, Value
-from distsummary.tools.dump import dump, to_line
 from tests.unit.events.test_reader import LINEAGE, MINDSPORE, RUN, TENSORBOARD, flip, scalar_frames, write
 from tests.unit.format import samples
 

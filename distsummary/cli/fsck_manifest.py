@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, TypedDict
 from distsummary.base.json_door import check_kind, read_json
 from distsummary.base.processes import is_alive, is_masked
 from distsummary.base.publish import publish
+from distsummary.cli.findings import Finding, finding
+from distsummary.cli.fsck_files import DirectoryFacts
 from distsummary.errors import DamagedFileError, DistSummaryError, RunDirError
 from distsummary.rundir.attempts import decides
 from distsummary.rundir.identity import KEY
@@ -17,8 +19,6 @@ from distsummary.rundir.run_dir import Manifest, RunDir
 from distsummary.rundir.run_records import MOST_S, AttemptRecord, RankEntry
 from distsummary.rundir.states import read_run
 from distsummary.rundir.topology import Topology
-from distsummary.tools.findings import Finding, finding
-from distsummary.tools.fsck_files import DirectoryFacts
 
 _ROLES = ("train", "eval")
 _NAMED = 5  # attempts or ranks in a message

@@ -5,8 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from distsummary.cli import convert as convert_module
 
 from distsummary.aggregate.charts import charts
+from distsummary.cli.convert import convert, widened
+from distsummary.cli.fsck import fsck
 from distsummary.errors import MissingFileError, RunDirError
 from distsummary.events.files import Files
 from distsummary.events.reader import read_directory
@@ -18,9 +21,6 @@ from distsummary.format.histogram import count_histogram
 from distsummary.format.hparams import session_start
 from distsummary.format.records import Batch, Event, Histogram, Shard, Value
 from distsummary.pb import tensorboard_pb2
-from distsummary.tools import convert as convert_module
-from distsummary.tools.convert import convert, widened
-from distsummary.tools.fsck import fsck
 from tests.unit.format import samples
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "ms"

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from distsummary.cli.fsck import FsckReport, fsck
 from distsummary.events.files import Files
 from distsummary.format.frames import OVERHEAD, frame
 from distsummary.landscapes.engines.chunks import Chunk
 from distsummary.landscapes.run.journal import Journal
 from distsummary.rundir.run_dir import RunDir
-from distsummary.tools.fsck import FsckReport, fsck
-from tests.unit.tools.test_fsck import a_run, kinds
+from tests.unit.cli.test_fsck import a_run, kinds
 
 PLAN = {"checkpoints": "ab", "seed": "7"}
 CHUNK_BYTES = 32
