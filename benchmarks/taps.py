@@ -27,10 +27,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import distsummary as ds
+from distsummary.base.failures import Failures
+from distsummary.base.health import Health
 from distsummary.collect import operators, torch_operators
 from distsummary.collect.checked_values import checked_value
-from distsummary.events.health import Failures
-from distsummary.format.records import Health
 
 logger = logging.getLogger(__name__)
 

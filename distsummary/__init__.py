@@ -11,13 +11,13 @@ if TYPE_CHECKING:  # type checkers do not run __getattr__
     from distsummary._init import init
     from distsummary.aggregate.joining import coordinator as coordinator  # not public: for the collector
     from distsummary.aggregate.merge import MergeReport, merge_run
+    from distsummary.base.health import Health
     from distsummary.checkpoints.load import load_checkpoint, load_param_into_net
     from distsummary.collect.collector import SummaryCollector
     from distsummary.collect.record import SummaryRecord
     from distsummary.collect.record_options import Record
     from distsummary.diagnosis.diagnose import Diagnose
     from distsummary.errors import DistSummaryError, LandscapeCancelled, LandscapeError, NonFiniteError
-    from distsummary.format.records import Health
     from distsummary.landscapes.directions.recipe import Directions
     from distsummary.landscapes.directions.sketched import SketchedPath, training_path
     from distsummary.landscapes.generator import landscape, landscape_set
@@ -132,7 +132,7 @@ _NAMES_OF = {  # module -> its public names, as above: only type checkers run th
     "distsummary.collect.record_options": ("Record",),
     "distsummary.diagnosis.diagnose": ("Diagnose",),
     "distsummary.errors": ("DistSummaryError", "LandscapeCancelled", "LandscapeError", "NonFiniteError"),
-    "distsummary.format.records": ("Health",),
+    "distsummary.base.health": ("Health",),
     "distsummary.aggregate.joining": ("coordinator",),
     "distsummary.landscapes.directions.recipe": ("Directions",),
     "distsummary.landscapes.directions.sketched": ("SketchedPath", "training_path"),

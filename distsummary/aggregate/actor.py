@@ -16,7 +16,7 @@ from distsummary.aggregate.actor_metrics import RankGauges
 from distsummary.aggregate.aggregator import Aggregator
 from distsummary.aggregate.rank_files import first_free_attempt
 from distsummary.base.actor_calls import RayConnection, RayGoneError
-from distsummary.events.health import error_line
+from distsummary.base.failures import error_line
 from distsummary.rundir.attempts import Registration
 from distsummary.rundir.claims import refuse_other_version, refuse_unshared
 from distsummary.rundir.coordination import LocalCoordinator

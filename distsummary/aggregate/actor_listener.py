@@ -9,7 +9,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
 from distsummary.base.actor_calls import RayConnection
-from distsummary.events.health import error_line
+from distsummary.base.failures import error_line
 from distsummary.format.digest import Digest
 
 logger = logging.getLogger(__name__)

@@ -13,11 +13,11 @@ from distsummary.aggregate.merge import merge_facts, merge_run
 from distsummary.aggregate.registrar import Registrar
 from distsummary.aggregate.stuck import StuckRanks
 from distsummary.aggregate.visible import hidden_ranks
+from distsummary.base.failures import error_line
 from distsummary.diagnosis.ends import attempt_verdicts
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.sentence import named_ranks
 from distsummary.errors import DistSummaryError, RunDirError
-from distsummary.events.health import error_line
 from distsummary.format.digest import Digest
 from distsummary.rundir.attempts import (
     Registration,

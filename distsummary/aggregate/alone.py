@@ -11,16 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsummary.aggregate.judging import Judging
-from distsummary.aggregate.norms import Meshes
 from distsummary.aggregate.statistics import Rows
 from distsummary.aggregate.stuck import StuckRanks
 from distsummary.aggregate.waiting import Row, rows_of
+from distsummary.base.failures import error_line
 from distsummary.diagnosis.ends import attempt_verdicts
 from distsummary.diagnosis.growth import GROWING_TAGS
 from distsummary.diagnosis.loader import DATA_TAG, STEP_TAG
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.sick import LOSSES
-from distsummary.events.health import error_line
 from distsummary.format.check_tags import LAG, NONFINITE_TAGS
 from distsummary.format.digest import digest_of
 from distsummary.format.records import Batch, Scalars
@@ -28,6 +27,7 @@ from distsummary.format.scalar_rows import row_dtype, row_struct
 from distsummary.rundir.attempts import Registration
 from distsummary.rundir.coordination import Coordinator, Listener
 from distsummary.rundir.deal import Deal, Heartbeat
+from distsummary.rundir.meshes import Meshes
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.states import AttemptState, read_run
 from distsummary.rundir.topology import Topology

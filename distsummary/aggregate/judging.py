@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from distsummary.aggregate.norms import Meshes
 from distsummary.aggregate.rank_files import RankFiles
 from distsummary.aggregate.sick_ranks import SickRanks
 from distsummary.aggregate.statistics import Rows
@@ -13,6 +12,7 @@ from distsummary.diagnosis.judge import Judge, own_times
 from distsummary.diagnosis.sentence import sentence
 from distsummary.diagnosis.verdict import SLOW, Verdict
 from distsummary.format.records import ALERT_TAGS, Value
+from distsummary.rundir.meshes import Meshes
 from distsummary.rundir.run_dir import RunDir
 
 TEXT_TAG, RANK_TAG = ALERT_TAGS

@@ -16,7 +16,7 @@ from distsummary.aggregate.judging import Judging, alert_values
 from distsummary.aggregate.live_bulk import BulkReader, Wanted
 from distsummary.aggregate.live_files import LiveFiles
 from distsummary.aggregate.merge import refuse_foreign_files
-from distsummary.aggregate.norms import AddedNorms, Meshes
+from distsummary.aggregate.norms import AddedNorms
 from distsummary.aggregate.receiver import POLL_S, WAIT_S, Receiver
 from distsummary.aggregate.statistics import Rows, StatisticsRule
 from distsummary.aggregate.waiting import GRAPH, BulkKey, Due, PendingStep, Waiting, rows_of
@@ -34,6 +34,7 @@ from distsummary.format.records import (
     RANKS_TAG,
     Value,
 )
+from distsummary.rundir.meshes import Meshes
 from distsummary.rundir.run_dir import RunDir
 
 BUSY = (

@@ -24,7 +24,7 @@ from distsummary.aggregate.judging import (
 )
 from distsummary.aggregate.merge_lineage import Conflict
 from distsummary.aggregate.merged_files import MergedFiles, holds_steps, other_segments
-from distsummary.aggregate.norms import AddedNorms, Meshes
+from distsummary.aggregate.norms import AddedNorms
 from distsummary.aggregate.rank_files import Bulk, RankFiles
 from distsummary.aggregate.statistics import StatisticsRule
 from distsummary.aggregate.step_events import recorded_by, step_events
@@ -43,6 +43,7 @@ from distsummary.format.encode import Refusal
 from distsummary.format.norm_scalars import with_scalars
 from distsummary.format.records import DIALECTS, MINDSPORE, NORMS, RANKS_TAG, TENSORBOARD, Event, Value
 from distsummary.rundir.attempts import awaited_aggregator, newest_attempt
+from distsummary.rundir.meshes import Meshes
 from distsummary.rundir.run_dir import Manifest, RunDir
 
 _ROLES = ("eval", "train")

@@ -3,19 +3,16 @@
 import logging
 from collections import OrderedDict
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distsummary.errors import DistSummaryError
 from distsummary.format.norm_scalars import NormScalars
 from distsummary.format.norms import NORMS_TAG, ParameterNorms, ParameterTable
 from distsummary.format.records import NORMS, Value
-from distsummary.rundir.rank_manifest import read_entries
+from distsummary.rundir.meshes import NOWHERE, Meshes, Place
 
 _MAX_PLANS = 4  # each needs 25 bytes for each rank and parameter
 _UNKNOWN = "unknown"
@@ -24,43 +21,6 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 logger = logging.getLogger(__name__)
-
-
-class Place(NamedTuple):
-    """A rank's coordinates in the mesh and the number of ranks; empty and 0 if that is not known."""
-
-    coordinates: Mapping[str, int]
-    world_size: int
-
-
-class Meshes:
-    """The places of ranks in the mesh, from their manifests.
-
-    Args:
-        directories: rank -> its directory.
-    """
-
-    def __init__(self, directories: Mapping[int, Path]) -> None:
-        self.directories = directories
-        self._known: dict[tuple[int, int], Place] = {}
-
-    def place(self, attempt: int, rank: int) -> Place:
-        """That of a rank in an attempt; not known without a manifest that can be read."""
-        known = self._known.get((attempt, rank))
-        if known is None:
-            entry = None
-            with suppress(DistSummaryError):  # fsck reports it; unknown axes are reported below
-                record = read_entries(self.directories[rank])
-                entry = record and record.entry(attempt)
-            if not entry:
-                return _NOWHERE
-            mesh = entry.get("mesh") or {}
-            coordinates = {axis: int(place[0]) for axis, place in sorted(mesh.items())}
-            known = self._known[attempt, rank] = Place(coordinates, int(entry["world_size"]))
-        return known
-
-
-_NOWHERE = Place({}, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +111,7 @@ class AddedNorms:
 
     def _plan(self, attempt: int, found: Mapping[int, ParameterNorms]) -> _Plan:
         axes = set[str]().union(*(norms.table.axes for norms in found.values()))
-        places = {rank: self._meshes.place(attempt, rank) if axes else _NOWHERE for rank in found}
+        places = {rank: self._meshes.place(attempt, rank) if axes else NOWHERE for rank in found}
         key = tuple(
             (rank, norms.table.digest, places[rank].world_size, *places[rank].coordinates.items())
             for rank, norms in found.items()

@@ -1,6 +1,5 @@
 """SickRanks: all that is looked for in the scalars and the facts of ranks, apart from those that are slow."""
 
-from distsummary.aggregate.norms import Meshes
 from distsummary.aggregate.statistics import Rows
 from distsummary.diagnosis.drift import Drift
 from distsummary.diagnosis.growth import Growth
@@ -10,6 +9,7 @@ from distsummary.diagnosis.settings import different_settings
 from distsummary.diagnosis.shard import SameBatches
 from distsummary.diagnosis.sick import FirstNonFinite
 from distsummary.diagnosis.verdict import Verdict
+from distsummary.rundir.meshes import Meshes
 from distsummary.rundir.rank_facts import RankFacts, read_facts
 
 PATIENCE = 20  # steps until the settings of the ranks that reported theirs are compared without the others

@@ -9,8 +9,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from distsummary.base.failures import one_line
 from distsummary.collect.rank_collector import Collectors
-from distsummary.events.health import one_line
 
 logger = logging.getLogger(__name__)
 

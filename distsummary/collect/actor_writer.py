@@ -22,16 +22,17 @@ from distsummary.base.actor_calls import (
     RayGoneError,
     await_disconnected,
 )
+from distsummary.base.failures import error_line
+from distsummary.base.health import Health
 from distsummary.base.processes import Effort, is_alive, own_process
 from distsummary.collect.actor import NODE, reason_of, start_collector
 from distsummary.collect.notifier import Notifier, write_and_notify
 from distsummary.collect.patience import OUTAGE_S, Patience
 from distsummary.errors import StaleAttemptError
-from distsummary.events.health import error_line
 from distsummary.events.segment import has_live_writer
 from distsummary.events.spec import WriterSpec
 from distsummary.events.writer import RankWriter
-from distsummary.format.records import QUEUED, SYNCED, Batch, Health
+from distsummary.format.records import QUEUED, SYNCED, Batch
 from distsummary.rundir.coordination import Listener
 
 logger = logging.getLogger(__name__)

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from distsummary.base.at_exit import close_at_exit, is_closed
+from distsummary.base.failures import LOOK_S, BoundedWait, Failures
 from distsummary.base.guard import check
+from distsummary.base.health import Health
 from distsummary.errors import ClosedError
-from distsummary.events.health import LOOK_S, BoundedWait, Failures
-from distsummary.format.records import Health
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,9 @@ from typing import Any, Self
 
 import distsummary
 from distsummary.base.checks import check_choice, check_int, check_type
+from distsummary.base.failures import Failures
 from distsummary.base.guard import check, door
+from distsummary.base.health import Health
 from distsummary.base.interrupts import is_interruption
 from distsummary.base.terminal import announced
 from distsummary.checkpoints.landscape_spec import DEFAULT_SPEC
@@ -46,9 +48,8 @@ from distsummary.collect.trajectory_keeper import refuse_unkept
 from distsummary.collect.watcher import OUTSIDE, Place
 from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.errors import ClosedError, InvalidValueError
-from distsummary.events.health import Failures
 from distsummary.events.spec import WriterSpec
-from distsummary.format.records import DIALECTS, WRITTEN, Health, Value
+from distsummary.format.records import DIALECTS, WRITTEN, Value
 from distsummary.frameworks.base import framework_of
 from distsummary.rundir import topology as topologies
 from distsummary.rundir.identity import as_recorded, without_identity

@@ -6,11 +6,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from distsummary.base.failures import Failures
+from distsummary.base.health import Health
 from distsummary.collect.config import differing, listed
 from distsummary.collect.session import Past, Session, find_past
-from distsummary.events.health import Failures
 from distsummary.events.reader import read_last_step
-from distsummary.format.records import Health, Value
+from distsummary.format.records import Value
 from distsummary.rundir.attempts import newest_attempt
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.topology import Topology

@@ -5,9 +5,9 @@ import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from distsummary.base.failures import Failures
 from distsummary.collect.sources import Source
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.events.health import Failures
 from distsummary.format import mindspore_graph
 from distsummary.format.graph import MAX_NODES, Graph, reduced
 from distsummary.format.records import Value

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from distsummary.events.health import Failures
+from distsummary.base.failures import Failures
 from distsummary.rundir.deal import BEAT_S, FIRST, Deal, Heartbeat
 
 FIRST_S = 1.0  # the first heartbeat comes early: it has the number of steps, which the first deal needs

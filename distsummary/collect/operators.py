@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from distsummary.base.failures import Failures
 from distsummary.base.guard import Guard, passes
-from distsummary.events.health import Failures
 from distsummary.format.records import Value
 
 logger = logging.getLogger(__name__)

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from distsummary.base.guard import Guard
+from distsummary.base.health import Health
 from distsummary.base.processes import is_alive, own_process
 from distsummary.collect.notifier import Notifier, write_and_notify
 from distsummary.errors import StaleAttemptError
 from distsummary.events.spec import WriterSpec
 from distsummary.events.writer import RankWriter
-from distsummary.format.records import Batch, Health
+from distsummary.format.records import Batch
 from distsummary.rundir.coordination import Listener
 
 LOOK_S = 1.0  # how often an actor looks whether its ranks live

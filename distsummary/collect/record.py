@@ -11,7 +11,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from distsummary.base.checks import check_choice, check_int, check_type
+from distsummary.base.failures import Failures
 from distsummary.base.guard import call_user, check, door, passes
+from distsummary.base.health import Health
 from distsummary.base.interrupts import interrupts_after
 from distsummary.collect import operators
 from distsummary.collect.background import Background
@@ -31,10 +33,9 @@ from distsummary.collect.options import (
 )
 from distsummary.collect.plan import regular_steps
 from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError
-from distsummary.events.health import Failures
 from distsummary.events.spec import DROP, WAIT, WriterSpec
 from distsummary.events.writer import EventWriter
-from distsummary.format.records import DIALECTS, WRITTEN, Health, Value
+from distsummary.format.records import DIALECTS, WRITTEN, Value
 from distsummary.format.scalar_rows import MAX_PACKERS, row_struct
 from distsummary.rundir import topology as topologies
 from distsummary.training.values import resolve

@@ -4,11 +4,12 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from distsummary.base.failures import Failures
+from distsummary.base.health import Health
 from distsummary.collect.checked_values import checked_value
 from distsummary.errors import InvalidValueError
-from distsummary.events.health import Failures
 from distsummary.events.overhead import Overhead
-from distsummary.format.records import MINDSPORE, Health, Value
+from distsummary.format.records import MINDSPORE, Value
 
 ONLY_MINDSPORE = ("tensor", "landscape")  # TensorBoard's files have no place for these plugins
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from distsummary.base.failures import Failures
 from distsummary.collect.graph import ModelGraph
 from distsummary.collect.options import Collected, refuse_without_torch
 from distsummary.collect.plan import LEFT_OUT, dealing_group, regular_steps, tensor_steps
@@ -15,7 +16,6 @@ from distsummary.collect.selection import BY_DEFAULT, GRADIENTS_BY_DEFAULT, Sele
 from distsummary.collect.sources import Images, LearningRate, Loss, Source, WatchedParameters
 from distsummary.collect.step_values import Parameters
 from distsummary.collect.taps import Taps
-from distsummary.events.health import Failures
 from distsummary.format.records import Value
 from distsummary.rundir.deal import FIRST, Deal, Group, Part
 from distsummary.rundir.topology import Topology

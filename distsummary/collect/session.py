@@ -14,7 +14,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from distsummary.base.failures import Failures, one_line
 from distsummary.base.guard import door
+from distsummary.base.health import Health
 from distsummary.base.interrupts import AGAIN_S, interrupts_after, is_interruption, is_of_signal
 from distsummary.base.processes import is_alive
 from distsummary.base.redaction import redacted
@@ -39,11 +41,10 @@ from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.verdict import ERROR, MESSAGE, OVERHEAD, UNSAVED, WARNING, Verdict
 from distsummary.errors import ClosedError, MissingRunDirError, WriteError
-from distsummary.events.health import Failures, one_line
 from distsummary.events.overhead import Overhead
 from distsummary.events.segments import segments
 from distsummary.events.spec import WriterSpec
-from distsummary.format.records import DIALECTS, LINEAGE_PLUGINS, Event, Health, Value
+from distsummary.format.records import DIALECTS, LINEAGE_PLUGINS, Event, Value
 from distsummary.format.scalar_rows import MAX_PACKERS, row_struct
 from distsummary.frameworks.base import framework_of
 from distsummary.rundir.attempts import Registration, find_attempt, newest_attempt

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import ClassVar
 
+from distsummary.base.failures import Failures
 from distsummary.collect.session import ENDED_LATE
 from distsummary.collect.step_values import (
     Parameters,
@@ -12,7 +13,6 @@ from distsummary.collect.step_values import (
     loss_values,
     unless_logged,
 )
-from distsummary.events.health import Failures
 from distsummary.format.records import Value
 from distsummary.rundir.deal import Group, Share, Steps
 from distsummary.training.callbacks import CallbackParams

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from distsummary.base.failures import Failures
 from distsummary.collect.checked_values import checked_copy, is_real
 from distsummary.collect.plan import LEFT_OUT, share
 from distsummary.collect.selection import Selection
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.events.health import Failures
 from distsummary.format.png import layout_of
 from distsummary.format.records import Shard, Value
 from distsummary.frameworks.base import framework_of, spec_of

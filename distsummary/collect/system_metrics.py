@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import psutil
 
+from distsummary.base.failures import Failures
 from distsummary.errors import ClosedError
-from distsummary.events.health import Failures
 from distsummary.rundir.topology import Topology
 
 PERIOD_S = 10.0

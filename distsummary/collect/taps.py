@@ -3,8 +3,8 @@
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 
+from distsummary.base.failures import Failures
 from distsummary.collect import operators
-from distsummary.events.health import Failures
 from distsummary.format.records import Value
 from distsummary.rundir.deal import Group, Steps
 from distsummary.training.callbacks import CallbackParams, number_of

@@ -4,11 +4,11 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from distsummary.base.failures import Failures
 from distsummary.collect.checked_values import checked_copy
 from distsummary.collect.session import ENDED_LATE
 from distsummary.collect.sources import Source
 from distsummary.collect.step_values import Parameters
-from distsummary.events.health import Failures
 from distsummary.format.records import Shard, Value
 from distsummary.frameworks.base import framework_of
 from distsummary.frameworks.torch_optimizer import OptimizerSteps, as_seen

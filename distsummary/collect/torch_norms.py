@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from distsummary.base.failures import Failures
 from distsummary.base.guard import passes
 from distsummary.collect.norms import UpdateDeal
 from distsummary.collect.session import ENDED_LATE
 from distsummary.collect.sources import Source
-from distsummary.events.health import Failures
 from distsummary.format.check_tags import LAG, NONFINITE_TAGS
 from distsummary.format.norms import COLUMNS, NORMS_TAG, ParameterNorms, ParameterTable
 from distsummary.format.records import Array, Value

@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from distsummary.base.failures import Failures
 from distsummary.base.publish import replacing
 from distsummary.collect.crash_log import CrashLog
 from distsummary.diagnosis.source_lines import SourceLine, user_place
 from distsummary.diagnosis.stuck import AFTER_RUN, Group, RankReport
 from distsummary.diagnosis.stuck_files import FORMAT
-from distsummary.events.health import Failures
 from distsummary.rundir.consequences import follows_from_another
 from distsummary.rundir.identity import without_places_in
 from distsummary.rundir.run_dir import STUCK

@@ -11,14 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import ParamSpec, TypeVar
 
 from distsummary.base.at_exit import close_at_exit, is_closed
+from distsummary.base.failures import NONE, BoundedWait, DroppedSteps, Failures, Slowdown, error_line
 from distsummary.base.guard import check
+from distsummary.base.health import Health
 from distsummary.errors import ClosedError, WriteError
 from distsummary.events.closing_line import ClosingLine
-from distsummary.events.health import NONE, BoundedWait, DroppedSteps, Failures, Slowdown, error_line
 from distsummary.events.spec import DROP, WriterSpec
 from distsummary.events.writer import Writer
 from distsummary.format.encode import finish_value
-from distsummary.format.records import BULK_PLUGINS, QUEUED, Batch, Event, Health, Scalars, Value
+from distsummary.format.records import BULK_PLUGINS, QUEUED, Batch, Event, Scalars, Value
 from distsummary.format.scalar_rows import (
     FLUSH,
     ITEM_BYTES,

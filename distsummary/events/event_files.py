@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from distsummary.base.failures import error_line
 from distsummary.base.publish import ensure_directory, remove_leftovers
 from distsummary.events.files import Files
-from distsummary.events.health import error_line
 from distsummary.events.index import index_closed
 from distsummary.events.reader import files_of_attempt, read_last_seq
 from distsummary.events.segment import Segment, cut_torn_tails, discard, open_segments

@@ -7,11 +7,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from distsummary.base.failures import Failures, error_line
+from distsummary.base.health import Health
 from distsummary.base.publish import publish
 from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError, RunDirError
 from distsummary.events.event_files import EventFiles
 from distsummary.events.files import Files
-from distsummary.events.health import Failures, error_line
 from distsummary.events.reader import read_lineage
 from distsummary.events.segments import lineage_files, next_stamp
 from distsummary.events.spec import WriterSpec
@@ -26,7 +27,6 @@ from distsummary.format.records import (
     NORMS,
     Batch,
     Event,
-    Health,
     Scalars,
     Value,
     nbytes_of,

@@ -16,9 +16,9 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from distsummary.base.failures import Failures
 from distsummary.base.guard import calls_user
-from distsummary.events.health import Failures
-from distsummary.format.records import Health
+from distsummary.base.health import Health
 from distsummary.frameworks.torch import as_dtensor, local_part
 from distsummary.frameworks.torch_hook import Hook
 from distsummary.frameworks.torch_modules import unwrap

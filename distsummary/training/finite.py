@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from distsummary.base.failures import Failures
 from distsummary.base.guard import deliberate
 from distsummary.errors import NonFiniteError
-from distsummary.events.health import Failures
 from distsummary.format.check_tags import NONFINITE_TAGS
 from distsummary.frameworks.base import Pending, framework_of, tensors_in
 from distsummary.training.values import Scalar, resolve

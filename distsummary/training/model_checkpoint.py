@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from distsummary.base.checks import check_type
+from distsummary.base.failures import one_line
 from distsummary.base.guard import check, door, passes
 from distsummary.base.interrupts import StepInterrupts
 from distsummary.base.publish import check_writable, ensure_directory, remove_leftovers
@@ -23,7 +24,6 @@ from distsummary.checkpoints.object_state import state_entries
 from distsummary.checkpoints.training_state import remove_orphans, write_rank_file
 from distsummary.diagnosis.verdict import UNSAVED
 from distsummary.errors import DistSummaryError, InvalidArgumentError, InvalidValueError
-from distsummary.events.health import one_line
 from distsummary.training.callbacks import Callback, CallbackParams, RunContext, guarded, step_in_epoch
 from distsummary.training.checkpoint_config import CheckpointConfig
 from distsummary.training.model_state import Kept, Source, source_of

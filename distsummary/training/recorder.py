@@ -4,9 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from distsummary.events.health import Failures
+from distsummary.base.failures import Failures
+from distsummary.base.health import Health
 from distsummary.events.overhead import Overhead
-from distsummary.format.records import Health, Value
+from distsummary.format.records import Value
 
 NOT_RECORDED = (
     "no callback records values, so they are dropped; use ds.init or callbacks=[ds.SummaryCollector(...)]"

@@ -14,11 +14,12 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from distsummary.base.checks import check_choice, check_int, check_type
+from distsummary.base.failures import Failures
 from distsummary.base.guard import Guard, check, door, passes
+from distsummary.base.health import Health
 from distsummary.diagnosis.verdict import INFO, LEVELS, MESSAGE, level_of
 from distsummary.errors import ClosedError, DistSummaryError, InvalidTypeError, InvalidValueError
-from distsummary.events.health import Failures
-from distsummary.format.records import GIVEN_PLUGINS, LINEAGE_PLUGINS, Health, Value
+from distsummary.format.records import GIVEN_PLUGINS, LINEAGE_PLUGINS, Value
 from distsummary.training.callbacks import CallbackList, CallbackParams
 from distsummary.training.finite import ON_NAN, WARN, Checked, FiniteCheck
 from distsummary.training.forks import FORKED, Forks, register_for_forks

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 import distsummary as ds
+from distsummary.base.failures import Failures
+from distsummary.base.health import Health
 from distsummary.collect.norms import UpdateDeal
 from distsummary.collect.torch_norms import NONFINITE_TAG, Norms, PendingNorms
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.events.health import Failures
 from distsummary.events.reader import read_directory
 from distsummary.format.norms import ParameterNorms, ParameterTable
-from distsummary.format.records import Health
 from distsummary.rundir.deal import Group
 from distsummary.training.callbacks import CallbackParams
 from distsummary.training.finite import FiniteCheck

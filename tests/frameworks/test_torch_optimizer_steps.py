@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from distsummary.events.health import Failures
-from distsummary.format.records import Health
+from distsummary.base.failures import Failures
+from distsummary.base.health import Health
 from distsummary.frameworks.torch_hook import Hook
 from distsummary.frameworks.torch_optimizer import CAPTURED, UNSEEN, OptimizerSteps, as_seen, logger
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distsummary.aggregate.norms import AddedNorms, Place
+from distsummary.aggregate.norms import AddedNorms
 from distsummary.format.norms import ParameterNorms, ParameterTable
+from distsummary.rundir.meshes import Place
 
 Places = dict[
     str, tuple[int, int]

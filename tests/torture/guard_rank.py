@@ -27,8 +27,8 @@ from torch import Tensor, nn
 
 import distsummary as ds
 from distsummary.base import guard
+from distsummary.base.health import Health
 from distsummary.errors import InvalidValueError, RunDirError
-from distsummary.format.records import Health
 from distsummary.frameworks import torch_hook
 
 PACKAGE = os.path.dirname(ds.__file__) + os.sep

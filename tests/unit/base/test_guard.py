@@ -10,10 +10,10 @@ from types import FrameType
 import pytest
 
 from distsummary.base.checks import check_int
+from distsummary.base.failures import Failures
 from distsummary.base.guard import APART_S, MOST, Guard, call_user, check, deliberate, door
+from distsummary.base.health import Health
 from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError, RunDirError, WriteError
-from distsummary.events.health import Failures
-from distsummary.format.records import Health
 from distsummary.training.callbacks import Callback, CallbackList, TimeMonitor
 from distsummary.training.run import Run
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from distsummary.cli import convert as convert_module
 
 from distsummary.aggregate.charts import charts
+from distsummary.cli import convert as convert_module
 from distsummary.cli.convert import convert, widened
 from distsummary.cli.fsck import fsck
 from distsummary.errors import MissingFileError, RunDirError

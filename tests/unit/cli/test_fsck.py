@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from distsummary.cli import fsck as fsck_module
 
 from distsummary.base.publish import TEMPORARY
+from distsummary.cli import fsck as fsck_module
 from distsummary.cli.findings import KINDS
 from distsummary.cli.fsck import FsckReport, fsck
 from distsummary.errors import MissingFileError, NotADirectoryPathError, RunDirError

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from distsummary.format.records import Health, Scalars
+from distsummary.base.health import Health
+from distsummary.format.records import Scalars
 from distsummary.format.scalar_rows import events_of
 from distsummary.rundir.attempts import Registration
 from distsummary.training.callbacks import CallbackParams, RunContext

@@ -8,11 +8,11 @@ import threading
 import numpy as np
 import pytest
 
+from distsummary.base.health import Health
 from distsummary.collect import background as background_module
 from distsummary.collect.background import Background
 from distsummary.collect.export import export_npy, file_name
 from distsummary.errors import ClosedError, WriteError
-from distsummary.format.records import Health
 from tests.patience import PATIENCE_S
 
 HOSTILE = ["a", "a_1", "..", ".", "../../etc/x", "/etc/x", "a/b c%", ".hidden", "%2Ehidden", "a\0b", "a\nb",

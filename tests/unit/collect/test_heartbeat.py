@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
+from distsummary.base.failures import Failures, Health
 from distsummary.collect import heartbeat
 from distsummary.collect.heartbeat import Beat, Pulse, with_means
-from distsummary.events.health import Failures, Health
 from distsummary.rundir.deal import Heartbeat
 from tests.patience import PATIENCE_S
 

@@ -6,12 +6,13 @@ import logging
 import numpy as np
 import pytest
 
+from distsummary.base.failures import Failures
+from distsummary.base.health import Health
 from distsummary.collect import operators
 from distsummary.collect.operators import Listener
 from distsummary.collect.plan import regular_steps, tensor_steps
 from distsummary.collect.taps import Taps
-from distsummary.events.health import Failures
-from distsummary.format.records import Health, Value
+from distsummary.format.records import Value
 from distsummary.rundir.deal import Group
 from distsummary.training.callbacks import CallbackParams
 

@@ -4,12 +4,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from distsummary.base.failures import Failures
+from distsummary.base.health import Health
 from distsummary.collect import step_values as gather
 from distsummary.collect.plan import regular_steps
 from distsummary.collect.selection import Selection
 from distsummary.collect.step_values import Parameters, image_values, learning_rate_values
-from distsummary.events.health import Failures
-from distsummary.format.records import Health, Shard
+from distsummary.format.records import Shard
 from distsummary.frameworks.numpy import NumpyFramework
 from distsummary.rundir.deal import Group
 from distsummary.training.callbacks import CallbackParams

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from distsummary.base.failures import Failures
+from distsummary.base.health import Health
 from distsummary.collect import system_metrics
 from distsummary.collect.collector import SummaryCollector
 from distsummary.collect.system_metrics import Reading, Sampler, SystemMonitor, sources_of
 from distsummary.errors import ClosedError, InvalidTypeError
-from distsummary.events.health import Failures
-from distsummary.format.records import Health
 from distsummary.rundir.topology import Topology
 from distsummary.training.run import Run
 from tests.patience import PATIENCE_S

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from distsummary.base.failures import Failures
+from distsummary.base.health import Health
 from distsummary.collect.watcher import OUTSIDE, UNKNOWN_S, Pace, Place, Watcher
-from distsummary.events.health import Failures
-from distsummary.format.records import Health
 
 
 def paced(*seconds: float) -> tuple[Pace, float]:

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distsummary.base.health import Health
 from distsummary.errors import ClosedError, WriteError
 from distsummary.events import async_writer, health
 from distsummary.events.async_writer import AT_ONCE, AsyncWriter
 from distsummary.events.spec import DROP, WriterSpec
-from distsummary.format.records import QUEUED, Batch, Event, Health, Histogram, Scalars, Value
+from distsummary.format.records import QUEUED, Batch, Event, Histogram, Scalars, Value
 from distsummary.format.scalar_rows import ITEM_BYTES, NUMBER_BYTES, ROW_BYTES, events_of, row_struct
 from tests.unit.format import samples
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import distsummary as ds
-from distsummary.events.health import Failures
+from distsummary.base.failures import Failures
+from distsummary.base.health import Health
 from distsummary.format.check_tags import NONFINITE_TAGS
-from distsummary.format.records import Health
 from distsummary.training.finite import INPUTS, WARN, FiniteCheck
 
 INPUT = NONFINITE_TAGS["input"]

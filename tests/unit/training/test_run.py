@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from distsummary.base import at_exit
+from distsummary.base.failures import Failures
+from distsummary.base.health import Health
 from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError, WriteError
-from distsummary.events.health import Failures
-from distsummary.format.records import Health, Value
+from distsummary.format.records import Value
 from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import HOOKS, Callback, parallel_mode
 from distsummary.training.run import DATA_WAIT_MS, STEP_MS, Run

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from distsummary.base.failures import MAX_REASONS, Failures
+from distsummary.base.health import Health
 from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError, NonFiniteError
-from distsummary.events.health import MAX_REASONS, Failures
 from distsummary.events.overhead import Overhead
-from distsummary.format.records import Health, Value
+from distsummary.format.records import Value
 from distsummary.training.callbacks import Callback, LossMonitor
 from distsummary.training.run import Run
 

@@ -11,8 +11,8 @@ from types import MappingProxyType
 from typing import ParamSpec, TypeVar
 
 from distsummary.base.guard import Guard, deliberate
+from distsummary.base.health import Health
 from distsummary.errors import WriteError
-from distsummary.format.records import Health
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
+from distsummary.base.failures import BoundedWait, DroppedSteps, Failures, Slowdown, error_line
+from distsummary.base.health import Health
 from distsummary.errors import WriteError
-from distsummary.events.health import BoundedWait, DroppedSteps, Failures, Slowdown, error_line
-from distsummary.format.records import Health
 
 
 def failures(**options) -> Failures:

@@ -1,0 +1,46 @@
+"""Health: what a writer was given, has written and dropped, and why."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Health:
+    """Counters of one writer, since it was opened.
+
+    `given`, `written` and `dropped` count values per plugin. What was given is written, dropped or still
+    waits: once a run is closed, `given` is the sum of `written` and `dropped`. Without a queue in front of
+    it, a writer counts what it dropped, and not what it was given. `errors` counts refused values and failed
+    writes per reason. `missing`: the first reason for which values are missing from the files; empty if none
+    are. `waiting` counts values that were accepted and are not in the files yet: lineage that cannot be
+    published.
+    """
+
+    events: int = 0
+    bytes: int = 0
+    last_seq: int = 0
+    given: dict[str, int] = field(default_factory=dict)
+    written: dict[str, int] = field(default_factory=dict)
+    dropped: dict[str, int] = field(default_factory=dict)
+    errors: dict[str, int] = field(default_factory=dict)
+    missing: str = ""
+    waiting: dict[str, int] = field(default_factory=dict)
+
+    def drop(self, plugin: str, times: int = 1, reason: str = "") -> None:
+        """Count values that were given and dropped."""
+        self.given[plugin] = self.given.get(plugin, 0) + times
+        self.dropped[plugin] = self.dropped.get(plugin, 0) + times
+        self.missing = self.missing or reason
+
+    def fail(self, reason: str, times: int = 1) -> None:
+        """Count failures that have this reason."""
+        self.errors[reason] = self.errors.get(reason, 0) + times
+
+    def plus(self, other: "Health") -> "Health":
+        """A copy with the values and errors of `other` added, to combine a writer with its wrapper."""
+        total = Health(self.events, self.bytes, self.last_seq, missing=self.missing or other.missing)
+        for name in ("given", "written", "dropped", "errors", "waiting"):
+            mine: dict[str, int] = dict(getattr(self, name))
+            for key, count in dict(getattr(other, name)).items():  # another thread may be counting
+                mine[key] = mine.get(key, 0) + count
+            setattr(total, name, mine)
+        return total
