@@ -32,11 +32,12 @@ from distsummary.rundir.attempts import (
     note_state,
     with_ranks,
 )
-from distsummary.rundir.deal import WORLD_S, Deal, Heartbeat, deals_in, first_deal, next_deal, with_parts
+from distsummary.rundir.deal import Deal, Heartbeat, deals_in, first_deal, next_deal, with_parts
 from distsummary.rundir.rank_manifest import read_ranks
 from distsummary.rundir.rank_parts import parts_of
 from distsummary.rundir.run_dir import Manifest, RunDir
 from distsummary.rundir.states import AttemptState, is_over, read_run
+from distsummary.rundir.timeouts import EVALUATED_S, HIDDEN_S, JOIN_S, LAUNCHER_S, WORLD_S
 from distsummary.rundir.topology import LAUNCHED, Topology
 
 logger = logging.getLogger(__name__)
@@ -44,14 +45,10 @@ logger = logging.getLogger(__name__)
 ROUND_S = 0.5
 LOOK_S = 2.0  # seconds between two looks at the files in which the ranks report their states
 LOOK_SHARE = 20  # a look that takes long, on a slow disk, is repeated after this many times as long
-JOIN_S = 30.0  # how long after the start of an attempt further ranks may join it; then the missing are named
-EVALUATED_S = 30.0  # how long after one rank the others may report their evaluations
-HIDDEN_S = 75.0  # how long a merge waits for files that do not show all yet; NFS caches sizes for up to 60 s
 GIVE_UP_S = 5.0  # how long a merge that fails is tried again
 REPORT_S = 10.0  # how long it stays to report a failed merge to a launch that ends
 UNREADABLE_S = 60.0  # how long the aggregator stays although it cannot read how the ranks are
 GRACE_S = 2.0
-LAUNCHER_S = 90.0  # how long after the end of a rank its launcher may report why it died
 MAX_DIGESTS = 1 << 16  # digests that wait; the oldest are forgotten, as the files of the ranks have it all
 NO_DEATHS: Mapping[int, str] = MappingProxyType({})
 NAMED = 8  # missing ranks in a message

@@ -17,7 +17,7 @@ from distsummary.aggregate.live_bulk import BulkReader, Wanted
 from distsummary.aggregate.live_files import LiveFiles
 from distsummary.aggregate.merge import refuse_foreign_files
 from distsummary.aggregate.norms import AddedNorms
-from distsummary.aggregate.receiver import POLL_S, WAIT_S, Receiver
+from distsummary.aggregate.receiver import POLL_S, Receiver
 from distsummary.aggregate.statistics import Rows, StatisticsRule
 from distsummary.aggregate.waiting import GRAPH, BulkKey, Due, PendingStep, Waiting, rows_of
 from distsummary.base.publish import ensure_directory
@@ -36,6 +36,7 @@ from distsummary.format.records import (
 )
 from distsummary.rundir.meshes import Meshes
 from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.timeouts import WAIT_S
 
 BUSY = (
     "the ranks wait for processors more than ten times as long as they work: while they do, no rank is "

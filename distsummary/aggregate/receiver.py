@@ -20,8 +20,8 @@ from distsummary.events.scalar_columns import ScalarColumns
 from distsummary.format.digest import BulkName, Digest
 from distsummary.format.records import LINEAGE_PLUGINS, NORMS, TENSORBOARD_PLUGINS, is_part
 from distsummary.format.scalar_rows import row_dtype, row_struct
+from distsummary.rundir.timeouts import WAIT_S
 
-WAIT_S = 30.0  # a step waits this long for ranks that have not reported it, and no longer
 SILENT_S = 2.0  # a rank that has reported a step, and nothing since, has reported all of it
 LOOK_S = 3.0  # the files of a rank that sends digests are looked at when it has sent none for this long
 POLL_S = 0.4  # the longest that one `poll` takes

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from distsummary.base.failures import Failures
-from distsummary.rundir.deal import BEAT_S, FIRST, Deal, Heartbeat
+from distsummary.rundir.deal import FIRST, Deal, Heartbeat
+from distsummary.rundir.timeouts import BEAT_S
 
 FIRST_S = 1.0  # the first heartbeat comes early: it has the number of steps, which the first deal needs
 WINDOW_S = 30.0  # the seconds per step are reported as the mean over this time

@@ -17,10 +17,10 @@ from distsummary.rundir.deal import Deal
 from distsummary.rundir.identity import own_place, salt_of, without_places
 from distsummary.rundir.rank_manifest import entries_of, ranks_of, read_ranks
 from distsummary.rundir.run_dir import Manifest, RunDir
+from distsummary.rundir.timeouts import JOIN_WINDOW_S
 from distsummary.rundir.topology import Topology
 
 PROTOCOL = 2  # of the calls between ranks and aggregator; raise it when they change
-JOIN_WINDOW_S = 60.0  # how much later than the first rank of a start another rank may join it
 LOOKED_AT = 16  # other ranks that a rank looks at before it joins
 TRAINED = ("finished", "incomplete")  # states of a rank whose training ended by itself
 ENDED = (*TRAINED, "failed", "interrupted")

@@ -24,15 +24,13 @@ from distsummary.rundir.attempts import (
     now_for,
     spread,
 )
-from distsummary.rundir.deal import BEAT_S
 from distsummary.rundir.identity import as_recorded
-from distsummary.rundir.rank_manifest import SILENT_S, ranks_of
+from distsummary.rundir.rank_manifest import ranks_of
 from distsummary.rundir.run_dir import Manifest, RunDir
+from distsummary.rundir.timeouts import FAR_S, SHARED_S, SILENT_S
 from distsummary.rundir.topology import Topology, masked
 
-SHARED_S = 8.0  # how long a network file system may take to show the run.json of another node
 SHARED_POLL_S = 0.5
-FAR_S = BEAT_S + 3.0  # how long a heartbeat of another job on another machine is awaited
 FAR_POLL_S = 0.5
 
 

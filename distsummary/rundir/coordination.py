@@ -29,7 +29,6 @@ from typing import Any, Protocol
 from distsummary.base.publish import file_system_time
 from distsummary.errors import RunDirError
 from distsummary.rundir.attempts import (
-    JOIN_WINDOW_S,
     STOPPED,
     Registration,
     attempts_seen,
@@ -48,6 +47,7 @@ from distsummary.rundir.claims import claimed_twice, refuse_other_world, refuse_
 from distsummary.rundir.deal import Deal, Heartbeat, deals_in
 from distsummary.rundir.rank_manifest import RankEntries, RankManifest, ranks_of
 from distsummary.rundir.run_dir import Manifest, RunDir
+from distsummary.rundir.timeouts import JOIN_WINDOW_S
 from distsummary.rundir.topology import Topology
 
 logger = logging.getLogger(__name__)

@@ -13,11 +13,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Self
 
+from distsummary.rundir.timeouts import BEAT_S
 from distsummary.rundir.topology import DATA_AXES
 
-BEAT_S = 5.0  # seconds between two heartbeats of a rank
 NOTICE_BEATS = 2  # a deal begins no earlier than the steps that the fastest rank makes in so many beats
-WORLD_S = 10.0  # the first deal waits this long for ranks that have not registered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,11 +27,10 @@ from distsummary.rundir.deal import Heartbeat
 from distsummary.rundir.run_dir import RANK_MANIFEST as RANK_MANIFEST
 from distsummary.rundir.run_dir import Manifest, RunDir
 from distsummary.rundir.run_records import RankRecord
+from distsummary.rundir.timeouts import CLAIM_S
 from distsummary.rundir.topology import Topology
 
 FORMAT = 1
-SILENT_S = 30.0  # six heartbeats: a rank that was not seen for so long is taken for dead
-CLAIM_S = 60.0  # how long a rank waits for another process that claims the same rank
 _REMEDY = "rebuild it with: distsummary fsck --repair"
 _BLOCK = 512  # bytes, the unit of st_blocks
 

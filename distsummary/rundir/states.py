@@ -23,8 +23,9 @@ from distsummary.base.processes import is_alive
 from distsummary.base.publish import file_system_time
 from distsummary.rundir.attempts import TRAINED, newest_attempt
 from distsummary.rundir.consequences import follows_from_another
-from distsummary.rundir.rank_manifest import SILENT_S, RankEntries, read_ranks
+from distsummary.rundir.rank_manifest import RankEntries, read_ranks
 from distsummary.rundir.run_dir import Manifest, RunDir
+from distsummary.rundir.timeouts import SILENT_S
 
 LOST_S = SILENT_S
 NO_END = "it recorded no end"

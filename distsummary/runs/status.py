@@ -15,13 +15,13 @@ from distsummary.errors import DistSummaryError, MissingFileError
 from distsummary.events.sibling_run import sibling_hint, sibling_run
 from distsummary.rundir.run_dir import MANIFEST, RunDir
 from distsummary.rundir.states import AttemptState, RankState, RunState, read_run
+from distsummary.rundir.timeouts import BEHIND_S
 
 if TYPE_CHECKING:
     from distsummary.events.reader import ReadEvent
 
 GOOD = ("running", "finished")  # states of a run and of its ranks
 EACH_RANK = 32  # up to so many ranks have a line each
-BEHIND_S = 15.0  # three heartbeats; a rank that is missing the steps of more than this time is behind
 BEHIND_STEPS = 10  # instead, where no rank reports its pace
 NEWEST = 5  # merged steps that say on how many ranks the merged run stands now
 

@@ -22,7 +22,6 @@ from distsummary.errors import (
 )
 from distsummary.rundir import claims, rank_manifest
 from distsummary.rundir.attempts import (
-    JOIN_WINDOW_S,
     LOOKED_AT,
     choose_attempt,
     find_attempt,
@@ -37,6 +36,7 @@ from distsummary.rundir.coordination import LocalCoordinator, states_of_all_that
 from distsummary.rundir.deal import Deal, Heartbeat
 from distsummary.rundir.rank_manifest import RankEntries
 from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.timeouts import JOIN_WINDOW_S
 from distsummary.rundir.topology import Topology
 
 

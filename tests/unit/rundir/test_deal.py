@@ -3,7 +3,6 @@
 import json
 
 from distsummary.rundir.deal import (
-    BEAT_S,
     LISTED,
     RULE,
     Deal,
@@ -16,6 +15,7 @@ from distsummary.rundir.deal import (
     next_deal,
     with_parts,
 )
+from distsummary.rundir.timeouts import BEAT_S
 
 
 def ranks(*numbers: int) -> dict[int, dict[str, tuple[int, int]]]:
