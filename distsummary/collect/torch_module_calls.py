@@ -258,7 +258,7 @@ class PassObserver:
         self._calls = ModuleCalls(network, listener, failed)
 
     def check_compilations(self) -> None:
-        """See `ModuleCalls.heed_compilations`; called before each step until there is a graph."""
+        """See `ModuleCalls.check_compilations`; called before each step until there is a graph."""
         self._calls.check_compilations()
 
     @property

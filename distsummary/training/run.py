@@ -249,7 +249,7 @@ class Run(Recording):
         """Yield the batches; before each step's first batch, end the previous step and begin the new one.
 
         An epoch at whose beginning a callback requests a stop has one step, as in MindSpore; if the stop was
-        requested before (`heeds_stop`), it has none.
+        requested before (`may_stop`), it has none.
         """
         clock, params, context = self._clock, self._params, self._context
         opener = object()

@@ -63,7 +63,7 @@ def test_a_run_of_torch_is_drawn_from_its_trajectory(tmp_path: Path) -> None:
     with torch.no_grad():
         state = {name: value.clone() for name, value in model.state_dict().items()}
         centre = np.mean([float(criterion(model(x), y)) for x, y in data[:2]])
-    # the last checkpoint is that of step 7, the model went on to step 8
+    # the last checkpoint is that of step 7, the model has taken step 8
     assert grids["pca"].true_loss[-1] > centre
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     landscapes.clean_ckpt()
