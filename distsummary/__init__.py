@@ -213,4 +213,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *(name for name in __all__ if name not in globals())]
+    return sorted(__all__)

@@ -1,7 +1,6 @@
 """DDP on several ranks of a Ray cluster, or of this machine: `python examples/many_ranks.py runs/ranks 4`"""
 
 import sys
-from functools import partial
 
 import torch
 from torch import nn
@@ -31,5 +30,5 @@ def train(run_dir: str, steps: int) -> float:
 if __name__ == "__main__":
     run_dir = sys.argv[1] if len(sys.argv) > 1 else "runs/ranks"
     ranks = int(sys.argv[2]) if len(sys.argv) > 2 else 4
-    losses = ds.launch(partial(train, run_dir, 40), ranks=ranks)
+    losses = ds.launch(train, run_dir, 40, ranks=ranks)
     print("last loss of each rank:", *(f"{loss:.4f}" for loss in losses))

@@ -11,7 +11,9 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple, TypeVar
+from functools import partial
+from importlib.util import find_spec
+from typing import Any, NamedTuple, TypeVar, TypeVarTuple
 
 import ray
 from ray.exceptions import RayError, RayTaskError
@@ -46,7 +48,10 @@ from distsummary.rundir.topology import LAUNCH_ID, LAUNCHED, cluster_address, no
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-BACKENDS = ("gloo", "nccl", None)
+Arguments = TypeVarTuple("Arguments")
+AUTO = "auto"
+GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # of CUDA, of CUDA in WSL, of ROCm
+BACKENDS = (AUTO, "gloo", "nccl", None)
 PLACEMENT_TIMEOUT_S = 60.0
 INTERRUPT_S = 5.0  # how long the ranks may take to end after Ctrl-C
 GRACE_S = 10.0  # how long the other ranks may run after one has failed
@@ -57,14 +62,14 @@ LEAVE_S = 60.0  # how long a rank's exit handlers may take
 
 @handles_interrupts()
 def launch(
-    train_fn: Callable[[], Result],
-    *,
+    train_fn: Callable[[*Arguments], Result],
+    *args: *Arguments,
     ranks: int,
     resources_per_rank: Mapping[str, float] | None = None,
-    backend: str | None = "gloo",
+    backend: str | None = AUTO,
     address: str | None = None,
 ) -> list[Result]:
-    """Run `train_fn` in one process per rank on Ray and return the results in rank order.
+    """Run `train_fn(*args)` in one process per rank on Ray and return the results in rank order.
 
     Each process gets the variables RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR and
     MASTER_PORT, as torchrun would set them, and an initialised torch.distributed (unless `backend` is None),
@@ -75,10 +80,11 @@ def launch(
     line gives the reason. A Run that `train_fn` leaves open is closed when the rank's process ends.
 
     Args:
-        train_fn: takes no arguments; bind them with functools.partial. It and its result must be picklable.
+        train_fn, args: the function and its arguments; they and the result must be picklable.
         ranks: how many processes to start, >= 1; this is their world size.
         resources_per_rank: Ray resources of each rank, default {"CPU": 1}, with nccl {"CPU": 1, "GPU": 1}.
-        backend: "gloo", "nccl" or None.
+        backend: "gloo", "nccl", None, or "auto": nccl if each rank gets a GPU. Without resources_per_rank it
+            does if torch sees GPUs here and the cluster, or this machine, has one for each rank.
         address: the Ray cluster to use, as in `ray.init`: "host:port", "auto", or "local" for a new one on
             this machine. None: as above.
 
@@ -90,11 +96,13 @@ def launch(
         InvalidTypeError, InvalidValueError: an argument is wrong.
     """
     if not callable(train_fn):
-        raise InvalidTypeError(f"train_fn must be callable without arguments, got {train_fn!r}")
+        raise InvalidTypeError(f"train_fn must be callable, got {train_fn!r}")
     check_int("ranks", ranks, low=1)
     check_type("resources_per_rank", resources_per_rank, Mapping, optional=True)
     check_choice("backend", backend, BACKENDS)
     check_type("address", address, str, optional=True)
+    if backend == AUTO:
+        backend = chosen_backend(resources_per_rank, ranks, gpus=_gpus() if resources_per_rank is None else 0)
     resources = check_resources(resources_per_rank, backend)
     with plain_prefixes(), Stages() as stages:
         if not ray.is_initialized():
@@ -103,7 +111,7 @@ def launch(
         with connected(ranks, resources, address), RankOutput() as output:
             stages.begin(f"reserving {dict(resources)} for each of {ranks} ranks")
             with _placed(ranks, resources) as group:
-                return _run(train_fn, group, ranks, resources, backend, stages, output)
+                return _run(partial(train_fn, *args), group, ranks, resources, backend, stages, output)
 
 
 def _run(
@@ -158,6 +166,22 @@ def _run(
     finally:
         _end(actors, running, output)
         settle(launch_id, deaths, state)
+
+
+def chosen_backend(resources: Mapping[str, float] | None, ranks: int, gpus: float) -> str:
+    """The backend for these resources of a rank; None: nccl if there are GPUs (`gpus`) for all ranks."""
+    has_gpus = gpus >= ranks if resources is None else bool(resources.get("GPU"))
+    return "nccl" if has_gpus else "gloo"
+
+
+def _gpus() -> float:
+    """The GPUs of the cluster, or of this machine without one; 0 if torch sees none here."""
+    if find_spec("torch") is None or not any(map(os.path.exists, GPU_DEVICES)):
+        return 0
+    import torch
+
+    seen = torch.cuda.device_count()
+    return ray.cluster_resources().get("GPU", 0) if seen and ray.is_initialized() else seen
 
 
 def check_resources(resources: Mapping[str, float] | None, backend: str | None) -> dict[str, float]:

@@ -15,7 +15,7 @@ import ray
 from distsummary import launch
 from distsummary.errors import InvalidTypeError, InvalidValueError, RanksFailedError
 from distsummary.launching import launcher
-from distsummary.launching.launcher import Place, plan_environments
+from distsummary.launching.launcher import Place, chosen_backend, plan_environments
 from distsummary.rundir import topology
 from tests.conftest import ROOT
 from tests.interrupts import Dropping, sigint
@@ -269,8 +269,22 @@ def test_bad_arguments_are_refused_by_name():
         launch("train", ranks=1)
 
 
+@pytest.mark.parametrize(
+    ("resources", "gpus", "backend"),
+    [
+        (None, 0, "gloo"),
+        (None, 3, "gloo"),
+        (None, 4, "nccl"),
+        ({"CPU": 2}, 8, "gloo"),
+        ({"GPU": 0.5}, 0, "nccl"),
+    ],
+)
+def test_the_backend_is_nccl_if_each_rank_gets_a_gpu(resources, gpus, backend):
+    assert chosen_backend(resources, 4, gpus) == backend
+
+
 def test_the_callers_cluster_stays_connected():
-    assert launch(lambda: 1, ranks=1, backend=None) == [1]
+    assert launch(lambda one, two: one + two, 1, 2, ranks=1, backend=None) == [3]
     assert ray.is_initialized()
 
 
