@@ -158,8 +158,8 @@ def curves_of(run: RecordedRun) -> tuple[int, dict[str, tuple[Array, Array]]]:
     table: ScalarTable = run.scalars(rank=MERGED)
     is_merged = len(table) and (table["rank"] == MERGED_RANK).all()
     if not is_merged and run.ranks:
-        table = run.scalars(rank=run.ranks[0])
-    return (MERGED_RANK if is_merged or not run.ranks else run.ranks[0]), {
+        table = run.scalars(rank=min(run.ranks))
+    return (MERGED_RANK if is_merged or not run.ranks else min(run.ranks)), {
         tag: _by_step(*curve)
         for tag, curve in table.curves().items()
         if tag not in (RANKS_TAG, *ALERT_TAGS) and not tag.endswith(STATISTICS)

@@ -44,6 +44,7 @@ from distsummary.rundir.states import RunState, is_over, is_silent, read_run
 from distsummary.runs.deals import DealRow, deal_rows
 from distsummary.runs.norms import norms_table
 from distsummary.runs.rank_files import MERGED, MERGED_RANK, Rank, RankFiles, Tags, ends, said, wanted
+from distsummary.runs.rank_view import RankView, RankViews
 from distsummary.runs.status_text import findings_in_short
 from distsummary.runs.table import (
     Array,
@@ -128,9 +129,34 @@ class RecordedRun:
     # --- the run
 
     @property
-    def ranks(self) -> tuple[int, ...]:
-        """The ranks that have a directory; (0,) for a run of one rank."""
-        return tuple(self._files.directories())
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.name
+
+    @property
+    def id(self) -> str:
+        """The random id of the run, which stays when it is moved; empty without a run.json."""
+        try:
+            return str(self._run_dir.read_manifest().get("run_id", ""))
+        except (DistSummaryError, OSError):
+            return ""
+
+    @property
+    def world_size(self) -> int:
+        """The ranks of the newest attempt; without a run.json, those that have a directory."""
+        return int(self._entry().get("world_size") or len(self.ranks))
+
+    @property
+    def ranks(self) -> RankViews:
+        """What each rank recorded that has a directory, as `run.ranks[2].scalars("loss")`; 0 for a run of one
+        rank. It iterates over the numbers of the ranks.
+        """
+        return RankViews(self, tuple(self._files.directories()))
+
+    @property
+    def merged(self) -> RankView:
+        """The merged run, as `run.merged.scalars("loss")`."""
+        return RankView(self, MERGED)
 
     @property
     def state(self) -> str:

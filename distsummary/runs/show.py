@@ -98,9 +98,9 @@ def overview(run: RecordedRun) -> Overview:
     """Read what is to be shown; the curves are those of the merged run or, before it is merged, of a rank."""
     counts = run.tags
     table = run.scalars(rank=MERGED)
-    source: Rank = MERGED if len(run.ranks) > 1 else run.ranks[0]
+    source: Rank = MERGED if len(run.ranks) > 1 else min(run.ranks)
     if not len(table) and "scalar" in counts:
-        source = run.ranks[0]
+        source = min(run.ranks)
         table = run.scalars(rank=source)
     curves = [_curve(tag, *of_tag) for tag, of_tag in table.curves().items()]
     known = facts(run)

@@ -144,7 +144,7 @@ def _recorded(run: RecordedRun) -> tuple[ValueTable, int | None]:
     """The norms of the merged run or, before it is merged, of the lowest rank that has some."""
     having = run.ranks_of(NORMS).get(NORMS_TAG, ())
     if not having or len(run.ranks) == 1:
-        return run.norms_by_step(run.ranks[0]), None
+        return run.norms_by_step(min(run.ranks)), None
     if len(table := run.norms_by_step(MERGED)) and table["rank"][0] < 0:
         return table, None
     return run.norms_by_step(having[0]), having[0]

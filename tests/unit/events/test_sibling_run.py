@@ -111,7 +111,7 @@ def test_open_run_reads_the_ranks_before_and_after_the_merge(nasty_tmp_path, wri
         write(prefix, rank)
     for is_merged in (False, True):
         run = ds.open_run(prefix)
-        assert (run.ranks, run.state) == ((0, 1), state)
+        assert (tuple(run.ranks), run.state) == ((0, 1), state)
         unmerged = [f"not merged: distsummary merge {run.path}"] if state == "finished" else []
         assert run.problems == ([] if is_merged else unmerged)
         found = run.scalars("loss", rank=1)
@@ -198,7 +198,7 @@ def test_a_directory_with_event_files_of_its_own_is_no_prefix(nasty_tmp_path):
     for name in ("logs", "logs/0", "logs/1"):
         record(nasty_tmp_path / name, "")
     assert sibling_run(nasty_tmp_path / "logs") is None
-    assert ds.open_run(nasty_tmp_path / "logs").ranks == (0,)
+    assert ds.open_run(nasty_tmp_path / "logs").ranks.keys() == {0}
 
 
 def other_world(prefix):

@@ -46,8 +46,13 @@ def test_scalars_of_all_ranks_of_one_and_of_the_merged_run(tmp_path):
     for rank in range(2):
         record(tmp_path, rank=rank, ranks=2, steps=[1, 2])
     run = ds.open_run(tmp_path)
-    assert (run.ranks, run.steps) == ((0, 1), (1, 2))
+    assert (tuple(run.ranks), run.steps) == ((0, 1), (1, 2))
+    assert (run.name, run.id, run.world_size) == (tmp_path.name, "", 2)
     assert run.tags == {"scalar": {"loss": 2, "lr": 2}}
+    assert rows(run.ranks[1].scalars("loss"), "rank", "value") == [(1, 1.25), (1, 2.25)]
+    assert repr(run.ranks[1]) == f"{run!r}.ranks[1]"
+    with pytest.raises(KeyError):
+        run.ranks[2]
     table = run.scalars("loss")
     assert table.columns == ("rank", "attempt", "step", "wall_time", "tag", "value")
     assert [tuple(row) for row in table] == [
@@ -65,7 +70,7 @@ def test_scalars_of_all_ranks_of_one_and_of_the_merged_run(tmp_path):
     ]  # fmt: skip
     assert len(run.scalars(rank="merged")) == 0
     ds.merge_run(tmp_path)
-    merged = run.scalars("loss", rank="merged")
+    merged = run.merged.scalars("loss")
     assert rows(merged, "rank", "step", "value") == [(-1, 1, 1.125), (-1, 2, 2.125)]
     assert run.scalars("loss/max", rank="merged")["value"].tolist() == [1.25, 2.25]
 
@@ -108,7 +113,7 @@ def test_the_directory_of_one_rank_is_a_run_of_that_rank(tmp_path):
     for rank in range(2):
         directory = record(tmp_path, rank=rank, ranks=2)
     run = ds.open_run(directory)
-    assert run.ranks == (1,)
+    assert tuple(run.ranks) == (1,)
     assert rows(run.scalars("loss"), "rank", "value")[0] == (1, 1.25)
 
 
@@ -472,6 +477,7 @@ def test_config_lineage_attempts_and_health_of_a_recorded_run(tmp_path):
                 run.log(loss=1.0)
     run = ds.open_run(tmp_path)
     assert (run.state, run.config) == ("finished", {"seed": 7, "opt": {"lr": 0.5}})
+    assert (run.name, len(run.id), run.world_size) == (tmp_path.name, 16, 2)
     assert "argv" in run.provenance
     assert run.problems == [f"not merged: distsummary merge {tmp_path}"]
     ds.merge_run(tmp_path)

@@ -295,7 +295,7 @@ def test_ranks_in_numbered_directories_are_one_run(tmp_path, nested):
         else:
             record(tmp_path / f"run{rank}")
     run = ds.open_run(tmp_path / "run")
-    assert run.ranks == (0, 1)
+    assert tuple(run.ranks) == (0, 1)
     assert len(run.scalars("loss")) == 10
     assert len(run.scalars(rank="merged")) == 0
     shown = overview(run)
