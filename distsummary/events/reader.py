@@ -120,7 +120,7 @@ def read_file(
     """
     file = Path(path)
     pieces = read_pieces_of(file, mode, start=start, end=end, skipped=skipped, max_payload=max_payload)
-    return chain.from_iterable(_events_of(piece, file) for piece in pieces)
+    return chain.from_iterable(events_of(piece, file) for piece in pieces)
 
 
 def read_pieces_of(
@@ -168,7 +168,8 @@ def _read_file(
         raise MissingFileError(f"there is no event file {path}; it was removed or never written") from error
 
 
-def _events_of(piece: Piece, path: Path) -> Iterable[ReadEvent]:
+def events_of(piece: Piece, path: Path) -> Iterable[ReadEvent]:
+    """The events of a piece of the file `path`, which it names in each."""
     if isinstance(piece, ReadEvent):
         return (piece,)
     numbers = piece.numbers.tolist()
@@ -307,7 +308,7 @@ def read_directory(
     check_choice("dialect", dialect, DIALECTS)
     check_choice("mode", mode, MODES)
     pieces = read_once(segments(_directory(path), dialect), mode, skipped)
-    return chain.from_iterable(_events_of(piece, file) for file, piece in pieces)
+    return chain.from_iterable(events_of(piece, file) for file, piece in pieces)
 
 
 def read_once(files: list[Path], mode: str, skipped: list[Damage] | None) -> Iterator[tuple[Path, Piece]]:

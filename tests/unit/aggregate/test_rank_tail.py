@@ -7,7 +7,8 @@ import pytest
 
 from distsummary.aggregate import rank_tail as module
 from distsummary.aggregate.rank_tail import RankTail, rows_in
-from distsummary.events.reader import _events_of, read_pieces_of
+from distsummary.events.reader import events_of as events_in
+from distsummary.events.reader import read_pieces_of
 from distsummary.events.scalar_columns import ScalarColumns
 from distsummary.events.segments import segments
 from distsummary.events.spec import Limits, WriterSpec
@@ -29,7 +30,7 @@ def write(writer: RankWriter, steps, tag: str = "loss") -> None:
 
 
 def steps_in(tail: RankTail, limit: int = 10**6) -> list[int]:
-    return [event.step for piece in tail.read(limit) for event in _events_of(piece, tail.directory)]
+    return [event.step for piece in tail.read(limit) for event in events_in(piece, tail.directory)]
 
 
 @pytest.mark.parametrize("formats", [DIALECTS, (MINDSPORE,), (TENSORBOARD,)])
