@@ -1,0 +1,103 @@
+"""Counts the structure of the code: python -m benchmarks.house
+
+Lines, rooms (the folders of the package), arrows between them (a room imports from another one), floors (the
+longest chain of such arrows), class and module names that occur twice, classes of many attributes, comments
+of a whole line, and what the tests replace by monkeypatch.
+"""
+
+import ast
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "distsummary"
+MANY = 15  # attributes of a class
+
+
+def sources(folder: Path) -> Iterator[Path]:
+    """The Python files below a folder that people write."""
+    return (path for path in sorted(folder.rglob("*.py")) if "pb" not in path.parts)
+
+
+def room_of(name: str) -> str:
+    """The room of a dotted module name, such as "collect" of distsummary.collect.session."""
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def arrows() -> set[tuple[str, str]]:
+    """The pairs of rooms of which the first imports from the second, in functions too."""
+    found = set()
+    for path in sources(PACKAGE):
+        own = path.relative_to(PACKAGE).with_suffix("").parts[0]
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("distsummary"):
+                names = [node.module or ""]
+                if node.module == "distsummary":
+                    names = [f"distsummary.{alias.name}" for alias in node.names]
+                found |= {(own, room_of(name)) for name in names}
+    rooms = {path.stem for path in PACKAGE.iterdir()}
+    return {(one, other) for one, other in found if one != other and other in rooms and one != "__init__"}
+
+
+def floors(pairs: set[tuple[str, str]]) -> int:
+    """The rooms on the longest chain of arrows."""
+
+    @cache
+    def below(room: str) -> int:
+        return 1 + max((below(other) for one, other in pairs if one == room), default=0)
+
+    return max(below(room) for room, _ in pairs)
+
+
+def attributes(node: ast.ClassDef) -> int:
+    """How many attributes the methods of a class set on `self`."""
+    targets = (
+        one for one in ast.walk(node) if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store)
+    )
+    return len({one.attr for one in targets if isinstance(one.value, ast.Name) and one.value.id == "self"})
+
+
+def main() -> None:
+    """Print one line for each count."""
+    texts = {path: path.read_text() for path in sources(PACKAGE)}
+    tests = [path.read_text() for path in sources(ROOT / "tests")]
+    lines = [line for text in texts.values() for line in text.splitlines()]
+    classes = [
+        node
+        for text in texts.values()
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.ClassDef)
+    ]
+    public = Counter(node.name for node in classes if not node.name.startswith("_"))
+    modules = Counter(path.stem for path in texts if path.stem != "__init__")
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    patched = re.compile(r"monkeypatch\.(?:setattr|setitem|delattr)")
+    pairs = arrows()
+    counts = {
+        "lines of source": len(lines),
+        "lines of tests": sum(text.count("\n") for text in tests),
+        "modules loose in the package": len([*PACKAGE.glob("*.py")]),
+        "rooms": len({path.parent for path in texts if path.parent.parent == PACKAGE}),
+        "layers of the contract": len(contracts[0]["layers"]),
+        "floors": floors(pairs),
+        "arrows between rooms": len(pairs),
+        "class names that occur twice": sum(count > 1 for count in public.values()),
+        "module names that occur twice": sum(count > 1 for count in modules.values()),
+        f"classes of more than {MANY} attributes": sum(attributes(node) > MANY for node in classes),
+        "comments of a whole line, % of the lines": round(
+            100 * sum(line.lstrip().startswith("#") for line in lines) / len(lines), 2
+        ),
+        "monkeypatches in tests": sum(len(patched.findall(text)) for text in tests),
+    }
+    width = max(map(len, counts))
+    for name, count in counts.items():
+        print(f"{name:{width}}  {count:>8,}")
+
+
+if __name__ == "__main__":
+    main()
