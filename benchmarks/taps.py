@@ -137,7 +137,7 @@ WAYS_OF_RANKS = {
 }
 
 
-class Counting(operators.Listener):
+class Counting(operators.TapListener):
     """Counts how often each value is reported, and keeps the last one."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 
-from distsummary.aggregate.description import Description, describe, log_conflicts
+from distsummary.aggregate.description import RoleDescription, describe, log_conflicts
 from distsummary.aggregate.live import LiveMerge, LiveReport
 from distsummary.aggregate.merge import merge_facts, merge_run
 from distsummary.aggregate.registrar import Registrar
@@ -417,11 +417,11 @@ class Aggregator:
                     logger.exception("%s: which rank is stuck cannot be determined", self._run_dir.base)
                 self._is_blind = True
 
-    def _describe(self, entry: Manifest) -> Description:
+    def _describe(self, entry: Manifest) -> RoleDescription:
         run_dir, role = self._run_dir, entry["role"]
         return describe(run_dir, role, run_dir.read_manifest(), run_dir.rank_dirs(role))
 
-    def _close_live(self, about: Description | None = None) -> LiveReport | None:
+    def _close_live(self, about: RoleDescription | None = None) -> LiveReport | None:
         """End the live merge; returns what it wrote, None if the files of the ranks have to be merged again.
 
         about: what the run says about itself, if the attempt is over.

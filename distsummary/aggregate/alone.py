@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsummary.aggregate.judging import Judging
-from distsummary.aggregate.statistics import Rows
+from distsummary.aggregate.statistics import RecordedScalars
 from distsummary.aggregate.stuck import StuckRanks
-from distsummary.aggregate.waiting import Row, rows_of
+from distsummary.aggregate.waiting import PackedRow, rows_of
 from distsummary.base.failures import error_line
 from distsummary.diagnosis.ends import attempt_verdicts
 from distsummary.diagnosis.growth import GROWING_TAGS
@@ -62,7 +62,7 @@ class LoneRank:
         self._stuck = StuckRanks(run_dir, self._alerts)
         self._judging = Judging(Meshes({0: run_dir.base}), self._alerts.report)
         self._sieves: dict[tuple[str, ...], _Sieve] = {}
-        self._rows: deque[Row] = deque(maxlen=MOST_ROWS)
+        self._rows: deque[PackedRow] = deque(maxlen=MOST_ROWS)
         self._times: deque[tuple[Ints, Floats]] = deque(maxlen=MOST_TABLES)  # steps (N,), and (2, N) of TIMES
         self._attempt = -1
         self._state: AttemptState | None = None
@@ -125,7 +125,7 @@ class LoneRank:
             for scalars in digest_of(batch, "train").scalars:
                 self._rows.extend(self._kept(scalars))
 
-    def _kept(self, scalars: Scalars) -> list[Row]:
+    def _kept(self, scalars: Scalars) -> list[PackedRow]:
         """The rows that have to be judged, and of the others the columns that are."""
         tags = scalars.tags
         table = np.frombuffer(scalars.rows, row_dtype(len(tags)))
@@ -138,13 +138,13 @@ class LoneRank:
         if sieve.times:
             self._times.append((table["step"].astype(np.int64), table["numbers"][:, sieve.times].T))
         wanted = sieve.rows(table["numbers"])
-        rows = [Row(0, tags, scalars.rows[at * size : (at + 1) * size]) for at in wanted]
+        rows = [PackedRow(0, tags, scalars.rows[at * size : (at + 1) * size]) for at in wanted]
         if sieve.judged:
             names, pack = tuple(tags[place] for place in sieve.judged), row_struct(len(sieve.judged)).pack
             numbers = table["numbers"][:, sieve.judged].tolist()
             heads = zip(table["wall_time"].tolist(), table["step"].tolist(), numbers, strict=True)
             rows += [
-                Row(0, names, pack(time_s, step, *values))
+                PackedRow(0, names, pack(time_s, step, *values))
                 for at, (time_s, step, values) in enumerate(heads)
                 if at not in wanted
             ]
@@ -169,7 +169,8 @@ class LoneRank:
             steps, values = (np.concatenate(parts, axis=-1) for parts in zip(*times, strict=True))
             which, ranks = np.repeat(np.arange(len(TIMES)), len(steps)), np.zeros(values.size, np.int64)
             self._judging.add(
-                Rows(TIMES, which, ranks, np.tile(steps, len(TIMES)), values.ravel()), self._attempt
+                RecordedScalars(TIMES, which, ranks, np.tile(steps, len(TIMES)), values.ravel()),
+                self._attempt,
             )
         if self._state is not None:
             self._stuck.look(self._state)

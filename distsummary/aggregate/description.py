@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Description:
+class RoleDescription:
     """What a role of a run says about itself.
 
     Attributes:
@@ -54,7 +54,9 @@ class Description:
         return [*lineage_values(self.lineage), *self.values(last_s)]
 
 
-def describe(run_dir: RunDir, role: str, manifest: Manifest, directories: Mapping[int, Path]) -> Description:
+def describe(
+    run_dir: RunDir, role: str, manifest: Manifest, directories: Mapping[int, Path]
+) -> RoleDescription:
     """Read what the ranks of a role, and the manifest, say about the run.
 
     Args:
@@ -71,7 +73,7 @@ def describe(run_dir: RunDir, role: str, manifest: Manifest, directories: Mappin
         lineages = _lineages(places, 0)
     lineage, conflicts = merge_lineage(lineages, world_size)
     has_text = newest is not None and lineage.train is not None
-    return Description(
+    return RoleDescription(
         lineage=lineage,
         conflicts=conflicts,
         ranks=sum(one.train is not None for one in lineages.values()),

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from distsummary.aggregate.rank_files import RankFiles
+from distsummary.aggregate.rank_files import RankDirectories
 from distsummary.aggregate.sick_ranks import SickRanks
-from distsummary.aggregate.statistics import Rows
+from distsummary.aggregate.statistics import RecordedScalars
 from distsummary.diagnosis.cost import Costs, joined, step_times
 from distsummary.diagnosis.judge import Judge, own_times
 from distsummary.diagnosis.sentence import sentence
@@ -40,7 +40,7 @@ class Judging:
         self._attempt, self._sick = attempt, SickRanks(self._meshes, attempt)
         self._judge, self._costs = Judge(coordinates), Costs(coordinates)
 
-    def add(self, rows: Rows, attempt: int) -> list[Verdict]:
+    def add(self, rows: RecordedScalars, attempt: int) -> list[Verdict]:
         """Judge some steps of an attempt; returns the verdicts that are new, and those that end."""
         if attempt != self._attempt:  # other processes, perhaps on other hosts
             self._settle()
@@ -61,7 +61,7 @@ class Judging:
         self._report(map(self._costs.note, lasting), attempt)
         return changed
 
-    def add_samples(self, rows: Rows, attempt: int) -> list[Verdict]:
+    def add_samples(self, rows: RecordedScalars, attempt: int) -> list[Verdict]:
         """Judge samples of the system that came when their steps had been judged."""
         if attempt != self._attempt:
             return []
@@ -116,7 +116,7 @@ def judged_files(run_dir: RunDir, role: str = "train") -> Judging:
     Raises DamagedFileError or OSError if they cannot be read.
     """
     directories = run_dir.rank_dirs(role) or {0: run_dir.writer_dir(role, 0, 1)}
-    ranks = RankFiles(directories)
+    ranks = RankDirectories(directories)
     judging = Judging(Meshes(directories))
     for window in ranks.windows():
         for rows, attempt in by_attempt(ranks, window.scalars):
@@ -124,7 +124,7 @@ def judged_files(run_dir: RunDir, role: str = "train") -> Judging:
     return judging
 
 
-def by_attempt(ranks: RankFiles, rows: Rows) -> Iterable[tuple[Rows, int]]:
+def by_attempt(ranks: RankDirectories, rows: RecordedScalars) -> Iterable[tuple[RecordedScalars, int]]:
     """The scalars of each attempt among those of some steps, in the order of the attempts."""
     if not len(rows.steps):
         return
@@ -137,7 +137,7 @@ def by_attempt(ranks: RankFiles, rows: Rows) -> Iterable[tuple[Rows, int]]:
         keep = ranks.of_attempt(attempt, rows.steps)
         if keep.any():
             which, numbers, steps = (column[keep] for column in (rows.which, rows.ranks, rows.steps))
-            yield Rows(rows.tags, which, numbers, steps, rows.values[keep]), attempt
+            yield RecordedScalars(rows.tags, which, numbers, steps, rows.values[keep]), attempt
 
 
 def alert_values(changed: Iterable[Verdict], least: int = 0) -> Mapping[int, list[Value]]:

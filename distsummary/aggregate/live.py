@@ -11,14 +11,14 @@ from functools import partial
 import numpy as np
 
 from distsummary.aggregate.charts import LAYOUT_TAG, charts
-from distsummary.aggregate.description import Description
+from distsummary.aggregate.description import RoleDescription
 from distsummary.aggregate.judging import Judging, alert_values
 from distsummary.aggregate.live_bulk import BulkReader, Wanted
 from distsummary.aggregate.live_files import LiveFiles
 from distsummary.aggregate.merge import refuse_foreign_files
 from distsummary.aggregate.norms import AddedNorms
 from distsummary.aggregate.receiver import POLL_S, Receiver
-from distsummary.aggregate.statistics import Rows, StatisticsRule
+from distsummary.aggregate.statistics import RecordedScalars, StatisticsRule
 from distsummary.aggregate.waiting import GRAPH, BulkKey, Due, PendingStep, Waiting, rows_of
 from distsummary.base.publish import ensure_directory
 from distsummary.diagnosis.judge import BUSY_STEPS
@@ -269,7 +269,7 @@ class LiveMerge:
                 self._made.add(tag)
                 self._is_layout_new |= not self._files.has((CUSTOM_SCALARS, LAYOUT_TAG), step)
 
-    def _new_rows(self, pending: Mapping[int, PendingStep]) -> Rows:
+    def _new_rows(self, pending: Mapping[int, PendingStep]) -> RecordedScalars:
         """The scalars of some steps, without those whose tag has gone to the rule at their step or later."""
         rows = rows_of(row for step in sorted(pending) for row in pending[step].rows)
         if not rows.tags:
@@ -281,7 +281,7 @@ class LiveMerge:
         if not keep.all():
             self._late += int(np.count_nonzero(~keep))
             which, ranks, steps = (column[keep] for column in (rows.which, rows.ranks, rows.steps))
-            rows = Rows(rows.tags, which, ranks, steps, rows.values[keep])
+            rows = RecordedScalars(rows.tags, which, ranks, steps, rows.values[keep])
         newest = merged_to.copy()
         np.maximum.at(newest, rows.which, rows.steps)
         self._merged_to.update(
@@ -317,11 +317,11 @@ class LiveMerge:
 
     # --- the end
 
-    def describe(self, about: Description) -> None:
+    def describe(self, about: RoleDescription) -> None:
         """Write what the run says about itself, at the newest step; see `advance`."""
         self._files.put(self._files.last_step, self._files.last_s, about.all_values(self._files.last_s))
 
-    def close(self, about: Description | None = None) -> LiveReport:
+    def close(self, about: RoleDescription | None = None) -> LiveReport:
         """Read everything that is left, write it and close the files; raises OSError.
 
         Args:

@@ -7,9 +7,9 @@ from itertools import chain
 from typing import Any
 
 from distsummary.aggregate.norms import AddedNorms
-from distsummary.aggregate.rank_tail import Place
+from distsummary.aggregate.rank_tail import FileRange
 from distsummary.aggregate.step_events import recorded_by
-from distsummary.aggregate.waiting import GRAPH, Bulk, BulkKey
+from distsummary.aggregate.waiting import GRAPH, BulkKey, PendingBulk
 from distsummary.events.reader import Damage, ReadEvent, read_file
 from distsummary.events.shards import AddedShards
 from distsummary.format.records import NORMS, Value, is_part
@@ -22,8 +22,8 @@ _MAX_KEPT = 1 << 18  # bytes of an event that is kept for its step, and not read
 class Wanted:
     """Where the bulk values of one step are: whole ones, and each rank's part of histograms and norms."""
 
-    whole: dict[BulkKey, Bulk] = field(default_factory=dict)
-    shards: dict[BulkKey, dict[int, Place]] = field(default_factory=dict)
+    whole: dict[BulkKey, PendingBulk] = field(default_factory=dict)
+    shards: dict[BulkKey, dict[int, FileRange]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.whole or self.shards)
@@ -43,12 +43,14 @@ class BulkReader:
     def __init__(self, norms: AddedNorms, attempt: int) -> None:
         self.missing = self.sharded = 0
         self._norms, self._attempt = norms, attempt
-        self._next: OrderedDict[Place, ReadEvent | int]  # the first event after the last step, or its offset
+        self._next: OrderedDict[
+            FileRange, ReadEvent | int
+        ]  # the first event after the last step, or its offset
         self._next = OrderedDict()
 
     def values(self, step: int, wanted: Wanted) -> list[Value]:
         """The values of a step: shards put together, then whole ones; those that are missing are counted."""
-        by_place: dict[Place, dict[tuple[BulkKey, bool], int]] = {}
+        by_place: dict[FileRange, dict[tuple[BulkKey, bool], int]] = {}
         for key, places in wanted.shards.items():
             for rank, place in places.items():
                 by_place.setdefault(place, {})[key, True] = rank
@@ -82,7 +84,7 @@ class BulkReader:
         values += self._norms.values(step, self._attempt, norms)
         return [*values, *(whole[key] for key in wanted.whole if key in whole)]
 
-    def _read(self, place: Place, step: int) -> dict[tuple[BulkKey, bool], Value]:
+    def _read(self, place: FileRange, step: int) -> dict[tuple[BulkKey, bool], Value]:
         """What a place holds of a step, the last value of each key; a graph belongs to every step."""
         found: dict[tuple[BulkKey, bool], Value] = {}
         skipped: list[Damage] = []

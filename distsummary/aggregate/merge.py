@@ -25,7 +25,7 @@ from distsummary.aggregate.judging import (
 from distsummary.aggregate.merge_lineage import Conflict
 from distsummary.aggregate.merged_files import MergedFiles, holds_steps, other_segments
 from distsummary.aggregate.norms import AddedNorms
-from distsummary.aggregate.rank_files import Bulk, RankFiles
+from distsummary.aggregate.rank_files import BulkPlace, RankDirectories
 from distsummary.aggregate.statistics import StatisticsRule
 from distsummary.aggregate.step_events import recorded_by, step_events
 from distsummary.base.checks import check_type
@@ -150,14 +150,14 @@ def merge_run(
         )
     if not has_ranks:
         for role in _ROLES:
-            refuse_loss(run, role, RankFiles({}))
+            refuse_loss(run, role, RankDirectories({}))
         return MergeReport(
             path=run.base, note="the run has one rank, so nothing has to be merged", ranks=(0,), last_steps={}
         )
     refuse_aggregated(run)
     with run.locked("merge"):
         manifest = run.read_manifest()  # before the files: what is noted later may not be in them
-        read = {role: RankFiles(run.rank_dirs(role)) for role in _ROLES}
+        read = {role: RankDirectories(run.rank_dirs(role)) for role in _ROLES}
         for role, ranks in read.items():
             refuse_loss(run, role, ranks)
         refuse_unknown(key_tags, {tag for ranks in read.values() for tag in ranks.scalar_tags()})
@@ -184,7 +184,7 @@ def _merge_role(
     run_dir: RunDir,
     role: str,
     manifest: Manifest,
-    ranks: RankFiles,
+    ranks: RankDirectories,
     run_id: str,
     key_tags: Collection[str],
     files: Files | None,
@@ -316,7 +316,7 @@ def refuse_aggregated(run_dir: RunDir) -> None:
         )
 
 
-def refuse_loss(run_dir: RunDir, role: str, ranks: RankFiles) -> None:
+def refuse_loss(run_dir: RunDir, role: str, ranks: RankDirectories) -> None:
     """Raise RunDirError if a merge would replace the merged run of a role by nothing."""
     target = run_dir.writer_dir(role, 0, 1)
     if not ranks.is_empty or not target.is_dir() or not holds_steps(target):
@@ -328,7 +328,7 @@ def refuse_loss(run_dir: RunDir, role: str, ranks: RankFiles) -> None:
     )
 
 
-def _refuse_fewer(target: Path, lost: Sequence[int], ranks: RankFiles) -> None:
+def _refuse_fewer(target: Path, lost: Sequence[int], ranks: RankDirectories) -> None:
     """Raise RunDirError if a merge would lose what the merged files hold of some steps."""
     if lost:
         damage = f", and {len(ranks.damage)} damaged parts (see distsummary fsck)" if ranks.damage else ""
@@ -350,7 +350,7 @@ def refuse_unknown(key_tags: Collection[str], known: Collection[str]) -> None:
 
 
 def merged_events(
-    ranks: RankFiles,
+    ranks: RankDirectories,
     key_tags: Collection[str] = (),
     norms: AddedNorms | None = None,
     judging: Judging | None = None,
@@ -401,7 +401,7 @@ def merged_events(
         yield from step_events(step, max(hang.time_s for hang in left), values)
 
 
-def _added(ranks: RankFiles, shards: Sequence[Bulk]) -> Iterator[Value]:
+def _added(ranks: RankDirectories, shards: Sequence[BulkPlace]) -> Iterator[Value]:
     """The histograms of sharded parameters, put together; counts the other shards as left out."""
     counts = Counter((bulk.plugin, bulk.tag) for bulk in shards if bulk.plugin != NORMS)
     added = defaultdict[str, AddedShards](AddedShards)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from distsummary.format.norm_scalars import NormScalars
 from distsummary.format.norms import NORMS_TAG, ParameterNorms, ParameterTable
 from distsummary.format.records import NORMS, Value
-from distsummary.rundir.meshes import NOWHERE, Meshes, Place
+from distsummary.rundir.meshes import NOWHERE, Meshes, MeshPlace
 
 _MAX_PLANS = 4  # each needs 25 bytes for each rank and parameter
 _UNKNOWN = "unknown"
@@ -125,7 +125,7 @@ class AddedNorms:
         return plan
 
 
-def planned(tables: Mapping[int, ParameterTable], places: Mapping[int, Place]) -> _Plan:
+def planned(tables: Mapping[int, ParameterTable], places: Mapping[int, MeshPlace]) -> _Plan:
     """How the norms of ranks add up; `tables` and `places`: by rising ranks."""
     shapes: dict[str, tuple[int, ...]] = {}
     for table in tables.values():

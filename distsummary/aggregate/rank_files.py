@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from distsummary.aggregate.statistics import Floats, Ints, Rows
+from distsummary.aggregate.statistics import Floats, Ints, RecordedScalars
 from distsummary.base.terminal import doing
 from distsummary.errors import DamagedFileError
 from distsummary.events.deduplicate import ends_of_attempts
@@ -47,7 +47,7 @@ Array: TypeAlias = NDArray[Any]
 _NOTHING = tuple(np.empty(0, dtype) for dtype in (np.int64, np.float64, np.int64, np.int64, np.float64))
 
 
-class Chunk(NamedTuple):
+class EventRange(NamedTuple):
     """Adjacent events of one attempt in a file of a rank: bytes `start` to `end`, steps `low` to `high`.
 
     `number` counts the chunks of a rank in the order of its recording. `low` <= `high` are the lowest and the
@@ -65,7 +65,7 @@ class Chunk(NamedTuple):
     high: int
 
 
-class Bulk(NamedTuple):
+class BulkPlace(NamedTuple):
     """Where a bulk value stands: the bytes `start` to `end` of a file are the frame of its event.
 
     `value` is the value itself, None if its event is large; `room` is what it takes, in scalars.
@@ -84,7 +84,7 @@ class Bulk(NamedTuple):
     room: int
 
 
-class Graph(NamedTuple):
+class RecordedGraph(NamedTuple):
     """The graph of the model and when it was recorded (seconds since the epoch)."""
 
     value: Value
@@ -102,11 +102,11 @@ class Window(NamedTuple):
 
     steps: Ints
     times: Floats
-    scalars: Rows
-    bulk: list[Bulk]
+    scalars: RecordedScalars
+    bulk: list[BulkPlace]
 
 
-class RankFiles:
+class RankDirectories:
     """The data in the rank directories of one role; damaged parts are skipped and listed in `damage`.
 
     After a restart, the steps of an attempt count only if they lie before the first step of every later
@@ -126,11 +126,11 @@ class RankFiles:
         self.run_id = ""
         self.superseded = self.sharded = 0
         self.last_steps: dict[int, int] = {}
-        self.graph: Graph | None = None
+        self.graph: RecordedGraph | None = None
         self._graph_attempt = self._graph_rank = -1
         self._directories = dict(sorted(directories.items()))
         self._tags: dict[str, int] = {}  # tag of a scalar -> its number
-        self._chunks: list[Chunk] = []
+        self._chunks: list[EventRange] = []
         ranks = max(1, len(self._directories))
         most = max(_MIN_CHUNK, min(_MAX_CHUNK, WINDOW // ranks))
         most_bytes = max(_MIN_BYTES, min(_MAX_BYTES, _ALL_BYTES // ranks))
@@ -158,7 +158,7 @@ class RankFiles:
         """Keep the graph if it is of a later attempt, or of the same one and the same rank."""
         if self.graph is None or event.attempt > self._graph_attempt or self._graph_rank == rank:
             self._graph_attempt, self._graph_rank = event.attempt, rank
-            self.graph = Graph(event.values[0], event.wall_time)
+            self.graph = RecordedGraph(event.values[0], event.wall_time)
 
     def _number(self, tag: str) -> int:
         return self._tags.setdefault(tag, len(self._tags))
@@ -244,7 +244,7 @@ class RankFiles:
             # Dividing the parts takes time for each of them: only when twice as many scalars have come.
             wanted = max(WINDOW, 2 * loaded)
 
-    def _load(self, chunk: Chunk) -> "_Part | None":
+    def _load(self, chunk: EventRange) -> "_Part | None":
         """The events of a chunk that count, None if there are none."""
         end = self._ends[chunk.attempt]
         if chunk.low >= end:
@@ -267,7 +267,7 @@ class RankFiles:
         changes = np.flatnonzero(np.diff(steps[order], prepend=steps[order[0]] - 1))
         times = np.concatenate([part.times for part in parts])[order]
         ranks = np.repeat([part.rank for part in parts], [len(part.values) for part in parts])
-        scalars = Rows(
+        scalars = RecordedScalars(
             [*self._tags],
             np.concatenate([part.which for part in parts]).astype(np.int64),
             ranks,
@@ -277,7 +277,7 @@ class RankFiles:
         bulk = _chosen(bulk for part in parts for bulk in part.bulk)
         return Window(steps[order[changes]], np.maximum.reduceat(times, changes), scalars, bulk)
 
-    def values(self, found: Iterable[Bulk]) -> Iterator[tuple[Bulk, Value]]:
+    def values(self, found: Iterable[BulkPlace]) -> Iterator[tuple[BulkPlace, Value]]:
         """The values themselves, in the same order; those of one event one after the other read it once."""
         for (file, start, end), group in groupby(found, key=attrgetter("file", "start", "end")):
             same_event = list(group)
@@ -299,10 +299,10 @@ class _Index:
 
     def __init__(self, rank: int, most: int, most_bytes: int) -> None:
         self._rank, self._most, self._most_bytes = rank, most, most_bytes
-        self._chunks: list[Chunk] = []
+        self._chunks: list[EventRange] = []
         self._values = 0  # in the last chunk
 
-    def chunks(self) -> list[Chunk]:
+    def chunks(self) -> list[EventRange]:
         """The chunks in recording order."""
         return self._chunks
 
@@ -338,11 +338,11 @@ class _Index:
                 )
                 return
         number, self._values = len(self._chunks), values
-        self._chunks.append(Chunk(self._rank, number, file, attempt, start, end, events, low, high))
+        self._chunks.append(EventRange(self._rank, number, file, attempt, start, end, events, low, high))
 
 
 class _Part(NamedTuple):
-    """Events of a chunk: (E,) `steps` int64 and `times` float64; (V,) the scalars, see `Rows`, and `bulk`."""
+    """Events of a range: `steps` int64 (E,), `times` float64 (E,); `scalars` (V,) and `bulk`."""
 
     rank: int
     number: int
@@ -351,7 +351,7 @@ class _Part(NamedTuple):
     which: Ints
     value_steps: Ints
     values: Floats
-    bulk: list[Bulk]
+    bulk: list[BulkPlace]
 
     @property
     def size(self) -> int:
@@ -364,7 +364,7 @@ class _Part(NamedTuple):
         return int(self.steps.min())
 
     @classmethod
-    def read(cls, chunk: Chunk, number_of: Callable[[str], int], damage: list[Damage]) -> "_Part":
+    def read(cls, chunk: EventRange, number_of: Callable[[str], int], damage: list[Damage]) -> "_Part":
         """Read a chunk again."""
         with open(chunk.file, "rb") as file:
             file.seek(chunk.start)
@@ -372,7 +372,7 @@ class _Part(NamedTuple):
         dialect = dialect_of(chunk.file)
         events: list[tuple[Ints, Floats]] = []
         scalars: list[tuple[Ints, Ints, Floats]] = []
-        bulk: list[Bulk] = []
+        bulk: list[BulkPlace] = []
         pieces = read_pieces(octets, dialect, resync=True)
         for is_columns, some in groupby(pieces, lambda piece: isinstance(piece, ScalarColumns)):
             if is_columns:
@@ -405,7 +405,7 @@ class _Part(NamedTuple):
                         is_kept = len(frame.payload) <= _KEPT_BYTES
                         room = len(frame.payload) // (8 * len(values)) if is_kept else 0
                         kept = value if is_kept else None
-                        bulk.append(Bulk(step, chunk.rank, chunk.number, *place, *names, kept, 1 + room))
+                        bulk.append(BulkPlace(step, chunk.rank, chunk.number, *place, *names, kept, 1 + room))
             of_events = np.array(pairs, [("step", np.int64), ("time", np.float64)])
             of_scalars = np.array(rows, [("which", np.int64), ("step", np.int64), ("value", np.float64)])
             events.append((of_events["step"], of_events["time"]))
@@ -424,7 +424,7 @@ class _Part(NamedTuple):
         later = [bulk for bulk in self.bulk if bulk.step >= step]
         return self._where(self.steps >= step, self.value_steps >= step, later)
 
-    def _where(self, events: Bools, scalars: Bools, bulk: list[Bulk]) -> "_Part":
+    def _where(self, events: Bools, scalars: Bools, bulk: list[BulkPlace]) -> "_Part":
         if events.all():
             return self
         return self._replace(
@@ -449,14 +449,14 @@ def _joined(arrays: Sequence[Array]) -> Array:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
-def _chosen(found: Iterable[Bulk]) -> list[Bulk]:
+def _chosen(found: Iterable[BulkPlace]) -> list[BulkPlace]:
     """Of each plugin, tag and step the whole value of the lowest rank or, if there is none, all shards.
 
     Args:
         found: by rank, then in recording order. If a rank recorded a value twice, the last one counts.
     """
-    wholes: dict[tuple[str, str, int], Bulk] = {}
-    shards: dict[tuple[str, str, int], dict[int, Bulk]] = defaultdict(dict)
+    wholes: dict[tuple[str, str, int], BulkPlace] = {}
+    shards: dict[tuple[str, str, int], dict[int, BulkPlace]] = defaultdict(dict)
     for bulk in found:
         key = bulk.plugin, bulk.tag, bulk.step
         if bulk.is_shard:

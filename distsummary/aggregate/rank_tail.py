@@ -19,7 +19,7 @@ from distsummary.format.wire import read_identity
 _SETTLED_S = 3.0  # a directory that has not changed for this long is not listed again until it changes
 
 
-class Place(NamedTuple):
+class FileRange(NamedTuple):
     """Where an event or a batch of them lies: the bytes `start` to `end` of a file."""
 
     file: Path
@@ -54,7 +54,7 @@ class RankTail:
         self._known: Path | None = None  # the files before this one are known to their ends
         self._changed_ns, self._changed_s = -1, 0.0  # the directory's time of change, and when it was noticed
 
-    def reported(self, name: str, end: int) -> Place | None:
+    def reported(self, name: str, end: int) -> FileRange | None:
         """Note that everything up to byte `end` of the file `name`, and in older files, has been reported.
 
         Returns the place of what was reported last: the part that was not known before.
@@ -64,7 +64,7 @@ class RankTail:
         file = self.directory / name
         start = self._ends.get(file, 0)
         self._known, self._ends[file] = file, max(start, end)
-        return Place(file, start, end)
+        return FileRange(file, start, end)
 
     def read(self, limit: int) -> list[Piece]:
         """At most `limit` events that have not been returned yet; raises OSError, and repeats them then."""
@@ -161,6 +161,6 @@ def rows_in(columns: ScalarColumns) -> Iterator[tuple[int, float, tuple[str, ...
     return ((step, wall_s, tags, packed) for step, wall_s, (tags, packed) in heads)
 
 
-def place_of(event: ReadEvent) -> Place:
+def place_of(event: ReadEvent) -> FileRange:
     """Where an event was read."""
-    return Place(event.file, event.offset, event.end)
+    return FileRange(event.file, event.offset, event.end)

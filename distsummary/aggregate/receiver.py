@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from distsummary.aggregate.rank_tail import Place, RankTail, place_of, rows_in
+from distsummary.aggregate.rank_tail import FileRange, RankTail, place_of, rows_in
 from distsummary.aggregate.waiting import Waiting
 from distsummary.events.reader import Damage, Piece, ReadEvent
 from distsummary.events.scalar_columns import ScalarColumns
@@ -133,7 +133,7 @@ class Receiver:
         for name in bulk:
             self._take_bulk(digest.rank, name, place)
 
-    def _take_bulk(self, number: int, name: BulkName, place: Place | None) -> None:
+    def _take_bulk(self, number: int, name: BulkName, place: FileRange | None) -> None:
         waiting, key = self._waiting, (name.plugin, name.tag)
         if place is None:
             return

@@ -1,6 +1,6 @@
 """SickRanks: all that is looked for in the scalars and the facts of ranks, apart from those that are slow."""
 
-from distsummary.aggregate.statistics import Rows
+from distsummary.aggregate.statistics import RecordedScalars
 from distsummary.diagnosis.drift import Drift
 from distsummary.diagnosis.growth import Growth
 from distsummary.diagnosis.loader import LoaderShare
@@ -35,7 +35,7 @@ class SickRanks:
         self._loader = LoaderShare()
         self._memory, self._growth = MemoryImbalance(), Growth()
 
-    def add(self, rows: Rows) -> list[Verdict]:
+    def add(self, rows: RecordedScalars) -> list[Verdict]:
         """Judge all scalars of some steps, larger than those before; returns what is new or ends."""
         if not len(rows.steps):
             return []
@@ -49,14 +49,14 @@ class SickRanks:
             *self.add_samples(rows),
         ]
 
-    def add_samples(self, rows: Rows) -> list[Verdict]:
+    def add_samples(self, rows: RecordedScalars) -> list[Verdict]:
         """Judge samples of the system, of any steps."""
         return [*self._memory.add(*rows), *self._growth.add(*rows)]
 
     def _coordinates(self, rank: int) -> dict[str, int]:
         return dict(self._meshes.place(self._attempt, rank).coordinates)
 
-    def _settings(self, rows: Rows) -> list[Verdict]:
+    def _settings(self, rows: RecordedScalars) -> list[Verdict]:
         """Compare the settings of the ranks, once: when all have reported theirs, or after PATIENCE steps."""
         if self._first_step is None:
             self._first_step = int(rows.steps.min())

@@ -107,7 +107,7 @@ def over_ranks(ranks: Ints, points: Ints, values: Floats) -> RankStatistics:
     )
 
 
-class Rows(NamedTuple):
+class RecordedScalars(NamedTuple):
     """N recorded scalars; those of one rank in the order in which it recorded them.
 
     `tags`: names, each once. `which` int64 (N,): the index of each scalar's tag in `tags`; `ranks`, `steps`
@@ -158,7 +158,7 @@ class StatisticsRule:
         self._last: int | None = None
         self._is_full = False
 
-    def add(self, rows: Rows) -> list[MergedStep]:
+    def add(self, rows: RecordedScalars) -> list[MergedStep]:
         """The merged scalars of some steps, in rising order.
 
         Args:
@@ -172,7 +172,7 @@ class StatisticsRule:
             self._last = int(rows.steps.max())
         return self._add(rows)
 
-    def add_late(self, rows: Rows) -> list[MergedStep]:
+    def add_late(self, rows: RecordedScalars) -> list[MergedStep]:
         """The merged scalars of tags whose scalars came when their steps had been added without them.
 
         RANKS_TAG is not among them.
@@ -187,7 +187,7 @@ class StatisticsRule:
         ]
         return [merged for merged in found if merged.values]
 
-    def _add(self, rows: Rows) -> list[MergedStep]:
+    def _add(self, rows: RecordedScalars) -> list[MergedStep]:
         rows = _without_phases(rows)
         if not len(rows.steps):
             return []
@@ -312,7 +312,7 @@ class _Newest:
         return known[columns], unique[counts[1:]][rows], numbers[newest[rows, columns]]
 
 
-def _without_phases(rows: Rows) -> Rows:
+def _without_phases(rows: RecordedScalars) -> RecordedScalars:
     """The rows without the scalars that only distinguish the ranks."""
     names = np.array([tag.startswith((PHASE_TAGS, CHECK_TAGS)) for tag in rows.tags], np.bool_)
     if not names.any():
@@ -320,7 +320,9 @@ def _without_phases(rows: Rows) -> Rows:
     keep = ~names[rows.which]
     places = np.cumsum(~names) - 1
     tags = [tag for tag, is_phase in zip(rows.tags, names.tolist(), strict=True) if not is_phase]
-    return Rows(tags, places[rows.which[keep]], rows.ranks[keep], rows.steps[keep], rows.values[keep])
+    return RecordedScalars(
+        tags, places[rows.which[keep]], rows.ranks[keep], rows.steps[keep], rows.values[keep]
+    )
 
 
 def distinct(numbers: Ints) -> tuple[Ints, Ints]:

@@ -8,8 +8,8 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from distsummary.aggregate.rank_tail import Place
-from distsummary.aggregate.statistics import SAMPLED, Rows
+from distsummary.aggregate.rank_tail import FileRange
+from distsummary.aggregate.statistics import SAMPLED, RecordedScalars
 from distsummary.format.records import MAX_TAG_BYTES
 from distsummary.format.scalar_rows import MAX_PACKERS, row_dtype, row_struct
 
@@ -22,7 +22,7 @@ BulkKey: TypeAlias = tuple[str, str]  # plugin and tag
 _Part: TypeAlias = tuple[Tags, list[int] | None]  # tags, and their places in the row; None: the whole row
 
 
-class Row(NamedTuple):
+class PackedRow(NamedTuple):
     """Scalars that a rank recorded together; `packed` as in `scalar_rows`."""
 
     rank: int
@@ -30,11 +30,11 @@ class Row(NamedTuple):
     packed: bytes
 
 
-class Bulk(NamedTuple):
+class PendingBulk(NamedTuple):
     """A bulk value of one rank, which is read when it is written."""
 
     rank: int
-    place: Place
+    place: FileRange
 
 
 @dataclass(slots=True)
@@ -48,9 +48,9 @@ class PendingStep:
     until: int
     first_s: float | None = None
     wall_s: float = 0.0
-    rows: list[Row] = field(default_factory=list)
-    bulk: dict[BulkKey, Bulk] = field(default_factory=dict)
-    shards: dict[BulkKey, dict[int, Place]] = field(default_factory=dict)
+    rows: list[PackedRow] = field(default_factory=list)
+    bulk: dict[BulkKey, PendingBulk] = field(default_factory=dict)
+    shards: dict[BulkKey, dict[int, FileRange]] = field(default_factory=dict)
 
 
 class Due(NamedTuple):
@@ -80,7 +80,7 @@ class Waiting:
         self._steps: dict[int, PendingStep] = {}
         self._late: dict[int, PendingStep] = {}
         self._sampled: dict[int, PendingStep] = {}
-        self._graph: tuple[Bulk, float] | None = None
+        self._graph: tuple[PendingBulk, float] | None = None
         self._parts: dict[Tags, list[tuple[_Part, bool]]] = {}
         self._held = 0
 
@@ -97,28 +97,28 @@ class Waiting:
             if places is not None:
                 _, _, *numbers = row_struct(len(tags)).unpack(packed)
                 row = row_struct(len(part)).pack(wall_s, step, *(numbers[place] for place in places))
-            pending.rows.append(Row(rank, part, row))
+            pending.rows.append(PackedRow(rank, part, row))
             self._held += len(row) + _ROW_BYTES
 
-    def add_bulk(self, rank: int, step: int, wall_s: float, key: BulkKey, place: Place) -> None:
+    def add_bulk(self, rank: int, step: int, wall_s: float, key: BulkKey, place: FileRange) -> None:
         """Keep where a bulk value is; the lowest rank that has it counts, and its last one.
 
         A graph has no step: it is due with the first step that is.
         """
         if key[0] == GRAPH[0]:
             if self._graph is None or rank <= self._graph[0].rank:
-                self._graph = Bulk(rank, place), wall_s
+                self._graph = PendingBulk(rank, place), wall_s
             return
         pending = self._pending_at(rank, step, wall_s)
         known = pending.bulk.get(key)
         if known is None or rank <= known.rank:
-            pending.bulk[key] = Bulk(rank, place)
+            pending.bulk[key] = PendingBulk(rank, place)
 
-    def add_shard(self, rank: int, step: int, wall_s: float, key: BulkKey, place: Place) -> None:
+    def add_shard(self, rank: int, step: int, wall_s: float, key: BulkKey, place: FileRange) -> None:
         """Keep where a rank's shard of a value is; its last one counts."""
         self._pending_at(rank, step, wall_s).shards.setdefault(key, {})[rank] = place
 
-    def take_graph(self) -> tuple[Bulk, float] | None:
+    def take_graph(self) -> tuple[PendingBulk, float] | None:
         """The graph and its wall time, once."""
         graph, self._graph = self._graph, None
         return graph
@@ -196,7 +196,7 @@ def _leading(waiting: dict[int, PendingStep], floor: float, before: float) -> di
     return due
 
 
-def rows_of(rows: Iterable[Row]) -> Rows:
+def rows_of(rows: Iterable[PackedRow]) -> RecordedScalars:
     """The scalars of packed rows, given in the order in which each rank recorded them."""
     groups: dict[Tags, list[tuple[int, int, bytes]]] = {}
     for order, (rank, tags, packed) in enumerate(rows):
@@ -218,9 +218,9 @@ def rows_of(rows: Iterable[Row]) -> Rows:
         )
     if not columns:
         empty = np.empty(0, np.int64)
-        return Rows((), empty, empty, empty, np.empty(0))
+        return RecordedScalars((), empty, empty, empty, np.empty(0))
     which, ranks, steps, values, places = map(np.concatenate, zip(*columns, strict=True))
     if len(columns) > 1:  # the rows of one rank may be in several groups
         back = np.argsort(places, kind="stable")
         which, ranks, steps, values = which[back], ranks[back], steps[back], values[back]
-    return Rows(tuple(numbers), which, ranks, steps, values)
+    return RecordedScalars(tuple(numbers), which, ranks, steps, values)

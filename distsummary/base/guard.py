@@ -71,7 +71,7 @@ class _Logged:
 _LOGGED = _Logged()
 
 
-class Given:
+class ErrorSink:
     """Gives each exception to a function, in place of counting it."""
 
     def __init__(self, take: Callable[[Exception], None]) -> None:

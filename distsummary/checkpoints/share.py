@@ -15,7 +15,7 @@ Mesh: TypeAlias = Mapping[str, tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class SavedShare:
     """The tensors and shards of a model that this rank saves.
 
     Attributes:
@@ -33,7 +33,7 @@ class Share:
         return is_first(self.mesh, split_axes)
 
 
-def share_of(network: Any, topology: Topology, copies: int, *, attempt: int) -> Share | None:
+def share_of(network: Any, topology: Topology, copies: int, *, attempt: int) -> SavedShare | None:
     """The share of the network that this rank saves; None if it saves nothing.
 
     `copies`: the number of ranks that hold the same whole tensors as this one. Raises InvalidValueError if it
@@ -49,10 +49,10 @@ def share_of(network: Any, topology: Topology, copies: int, *, attempt: int) -> 
                 f"the mesh is {dict(topology.mesh)}, so rank 0 may hold only a part of the model; "
                 "use tensors that know their shards (DTensor)"
             )
-        return Share(shard_rank=None, mesh={}, split=frozenset()) if topology.rank == 0 else None
+        return SavedShare(shard_rank=None, mesh={}, split=frozenset()) if topology.rank == 0 else None
     mesh = framework.mesh(network)
     place = shard_rank_of(mesh, set(chain(*split.values())), topology, attempt=attempt)
-    return None if place is None else Share(shard_rank=place, mesh=mesh, split=frozenset(split))
+    return None if place is None else SavedShare(shard_rank=place, mesh=mesh, split=frozenset(split))
 
 
 def is_first(mesh: Mesh, split: Collection[str]) -> bool:

@@ -20,7 +20,7 @@ from distsummary.base.terminal import announced
 from distsummary.checkpoints.landscape_spec import DEFAULT_SPEC
 from distsummary.collect.checks import Checks, check_checksums
 from distsummary.collect.config import read_config
-from distsummary.collect.description import Description
+from distsummary.collect.description import DescriptionRecorder
 from distsummary.collect.evaluations import Evaluations, metric_values
 from distsummary.collect.lineage import evaluation_lineage
 from distsummary.collect.norms import check_norms, refuse_unmeasured
@@ -45,7 +45,7 @@ from distsummary.collect.run_recorder import RunRecorder
 from distsummary.collect.schedule import Schedule
 from distsummary.collect.session import Past, Session
 from distsummary.collect.trajectory_keeper import refuse_unkept
-from distsummary.collect.watcher import OUTSIDE, Place
+from distsummary.collect.watcher import OUTSIDE, LoopPlace
 from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.errors import ClosedError, InvalidValueError
 from distsummary.events.spec import WriterSpec
@@ -224,7 +224,7 @@ class SummaryCollector(Callback):
         """Reset the state for the next training."""
         self._is_over = False
         self._evaluations: Evaluations | None = None  # set while evaluations wait to be recorded
-        self._description = Description(self._collected, self._custom, mindspore_compat=self._compat)
+        self._description = DescriptionRecorder(self._collected, self._custom, mindspore_compat=self._compat)
         self._health = Health()
         self._failures = Failures(self._health, logger, raise_exception=self._spec.raise_exception)
         self._own_guard = self._failures.guard
@@ -332,14 +332,14 @@ class SummaryCollector(Callback):
             )
         refuse_unfit(self._collected, network, topology)
 
-    def _place(self, session: Session, params: CallbackParams) -> Place:
+    def _place(self, session: Session, params: CallbackParams) -> LoopPlace:
         """Where the loop is, as far as its parameters show; called by another thread."""
         phases, phase = params.get("phases"), EVALUATION if session.phase == "evaluating" else ""
         if phases is not None and not phase:
             is_step = phases.is_in_loop or phases.current in (EVALUATION, CHECKPOINT)
             phase = phases.current if is_step else OUTSIDE
         step = params.get("cur_step_num")
-        return Place(step if isinstance(step, int) else 0, phase)
+        return LoopPlace(step if isinstance(step, int) else 0, phase)
 
     def _publish_attempt(self, session: Session) -> None:
         """Say that the run dir holds a training already; `ds.init` asks the user, by `exists`."""

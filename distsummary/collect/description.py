@@ -15,7 +15,7 @@ from distsummary.training.callbacks import CallbackParams
 from distsummary.training.values import mean_of, resolve
 
 
-class Description:
+class DescriptionRecorder:
     """Records the lineage, the data graph and the settings.
 
     Args:

@@ -60,7 +60,7 @@ def receives_all(plugin: str, name: str, is_parameter: bool) -> bool:
     return True
 
 
-class Listener:
+class TapListener:
     """Collects what is tapped until it is taken, for a collector or a record, which must keep it alive.
 
     Args:
@@ -187,11 +187,11 @@ class Listener:
         return taken
 
 
-_listeners: list[weakref.ref[Listener]] = []
+_listeners: list[weakref.ref[TapListener]] = []
 _sources: list[Callable[[], tuple[Mapping[str, float], Numbers | None]]] = []
 
 
-def listeners() -> list[Listener]:
+def listeners() -> list[TapListener]:
     """Everybody who listens now."""
     return [one for one in (reference() for reference in _listeners) if one is not None]
 
@@ -201,13 +201,13 @@ def is_listening() -> bool:
     return bool(_listeners)
 
 
-def listen(listener: Listener) -> None:
+def listen(listener: TapListener) -> None:
     """Pass everything that is tapped from now on to a listener."""
     listener.discard()  # what compiled code left in its buffers before
     _listeners.append(weakref.ref(listener, _listeners.remove))
 
 
-def stop_listening(listener: Listener) -> None:
+def stop_listening(listener: TapListener) -> None:
     """Pass nothing more to a listener; a second call does nothing."""
     _listeners[:] = [one for one in _listeners if one() is not listener]
 

@@ -154,7 +154,7 @@ class SummaryRecord:
         self._drawn: set[int] = set()  # the models whose graph is, or was, observed
         self._last_step = 0
         self._draw(network)
-        self._tapped = operators.Listener(self._snapshot, lambda: failures)
+        self._tapped = operators.TapListener(self._snapshot, lambda: failures)
         operators.listen(self._tapped)
 
     @check()

@@ -13,7 +13,7 @@ from distsummary.collect.options import Collected, refuse_without_torch
 from distsummary.collect.plan import LEFT_OUT, dealing_group, regular_steps, tensor_steps
 from distsummary.collect.run_recorder import RunRecorder
 from distsummary.collect.selection import BY_DEFAULT, GRADIENTS_BY_DEFAULT, Selection, default_steps
-from distsummary.collect.sources import Images, LearningRate, Loss, Source, WatchedParameters
+from distsummary.collect.sources import Images, LearningRate, LossSource, Source, WatchedParameters
 from distsummary.collect.step_values import Parameters
 from distsummary.collect.taps import Taps
 from distsummary.format.records import Value
@@ -82,13 +82,13 @@ class Schedule:
         is_default = collected.histogram is BY_DEFAULT
         images = default_steps(self._freq, 0) if is_default else regular
         spread = partial(default_steps, self._freq) if is_default else None
-        self._loss = Loss(regular, failures, mindspore_compat=compat)
+        self._loss = LossSource(regular, failures, mindspore_compat=compat)
         tensors = tensor_steps(None, self._freq, self._tensor_freq)
         self._histograms = WatchedParameters("histogram", regular, failures, spread=spread)
         self._whole = WatchedParameters("tensor", tensors, failures)
         self.graph = ModelGraph(regular, failures, collected.graph)
         # MindSpore's kinds, in the order of their values in an event
-        self._mindspores: list[Loss | LearningRate | Images | WatchedParameters] = []
+        self._mindspores: list[LossSource | LearningRate | Images | WatchedParameters] = []
         if collected.metric:
             self._mindspores += [self._loss, LearningRate(regular, failures)]
         if collected.input_data:

@@ -36,7 +36,7 @@ from distsummary.collect.open_writer import open_writer
 from distsummary.collect.provenance import command_line, error_text, provenance
 from distsummary.collect.system_metrics import Sampler, SystemMonitor, sources_of
 from distsummary.collect.trajectory_keeper import KeptTrajectory, keep_trajectory
-from distsummary.collect.watcher import Place, Watcher, groups_of_torch
+from distsummary.collect.watcher import LoopPlace, Watcher, groups_of_torch
 from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.verdict import ERROR, MESSAGE, OVERHEAD, UNSAVED, WARNING, Verdict
@@ -265,7 +265,7 @@ class Session:
             threading.Thread(target=self.close, name="distsummary-end", daemon=True).start()
             return ()
 
-    def watch_steps(self, place: Callable[[], Place]) -> None:
+    def watch_steps(self, place: Callable[[], LoopPlace]) -> None:
         """From now on, report in stuck.json when a step of this thread is late; `place` says where it is."""
         if self._watcher is None and self.topology.role == "train":
             directory = self._run_dir.writer_dir(

@@ -53,7 +53,7 @@ class Source:
         raise NotImplementedError
 
 
-class Loss(Source):
+class LossSource(Source):
     """The loss in the loop's outputs as `loss/auto`, unless the loop logged it.
 
     Outputs that hold no loss are counted. A `Run` passes no outputs, but with `mindspore_compat` a logged

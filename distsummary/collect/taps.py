@@ -42,7 +42,7 @@ class Taps:
         self._last: int | None = None  # the newest step (in sink mode, epoch) that was recorded
         self._stride = 1  # the steps between the newest two
         self._failures = failures
-        self._listener = operators.Listener(snapshot, lambda: failures, self._wants, says_repeats=True)
+        self._listener = operators.TapListener(snapshot, lambda: failures, self._wants, says_repeats=True)
         operators.listen(self._listener)
 
     def begin(self, params: CallbackParams, record: Callable[..., None]) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 from torch import nn
 
 from distsummary.base.guard import passes
-from distsummary.collect.torch_graph_sources import Source, Sources, type_of, types_of
-from distsummary.collect.torch_module_calls import Call, PassObserver, Place, places
+from distsummary.collect.torch_graph_sources import NodeOutput, Sources, type_of, types_of
+from distsummary.collect.torch_module_calls import Call, ModulePlace, PassObserver, places
 from distsummary.format.graph import INPUT, OUTPUT, PARAMETER, Edge, Graph, Names, Node, TensorType
 from distsummary.frameworks.torch_modules import unwrap
 
@@ -54,11 +54,11 @@ class _Drawing:
         self._sources = Sources()
         self._names = Names()
         self._nodes: list[Node] = []
-        self._inputs: dict[str, list[Source]] = {}
+        self._inputs: dict[str, list[NodeOutput]] = {}
         self._after: dict[str, str] = {}  # node -> the node that it only comes after
         self._approximate: set[str] = set()  # nodes whose edges say nothing but the order
         self._drawn: dict[int, str] = {}  # module -> its first node
-        self._of_module: dict[str, Place] = {}  # node -> the module that it draws
+        self._of_module: dict[str, ModulePlace] = {}  # node -> the module that it draws
         self.first: tuple[Call, tuple[Any, ...], dict[str, Any]] | None = None
 
     def begin(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -111,13 +111,15 @@ class _Drawing:
             self._drawn[id(place.module)] = last = name
         return name or self._draw(call, None)
 
-    def _node(self, place: Place, name: str, kinds: tuple[TensorType, ...], more: Mapping[str, str]) -> Node:
+    def _node(
+        self, place: ModulePlace, name: str, kinds: tuple[TensorType, ...], more: Mapping[str, str]
+    ) -> Node:
         attributes = {"module": place.path} if place.path else {}
         if settings := _settings(place.module):
             attributes["settings"] = settings
         return Node(name, class_of(place.module), (), kinds, 0, {**attributes, **more})
 
-    def _add(self, node: Node, sources: Iterable[Source] = (), place: Place | None = None) -> str:
+    def _add(self, node: Node, sources: Iterable[NodeOutput] = (), place: ModulePlace | None = None) -> str:
         name = self._names.unique(node.name)
         if place is not None:
             self._of_module[name] = place
@@ -146,7 +148,7 @@ class _Drawing:
         return Graph(tuple(nodes), class_of(self._network))
 
     def _edges(
-        self, name: str, sources: list[Source], parameters: Mapping[int, str], order: Mapping[str, int]
+        self, name: str, sources: list[NodeOutput], parameters: Mapping[int, str], order: Mapping[str, int]
     ) -> Iterator[Edge]:
         for source in dict.fromkeys(sources):
             node = source.node or parameters.get(source.parameter, "")
@@ -205,7 +207,7 @@ class ParameterCounts:
         self._owners.setdefault(id(parameter), owner)
         return is_new
 
-    def of(self, place: Place) -> tuple[int, dict[str, str]]:
+    def of(self, place: ModulePlace) -> tuple[int, dict[str, str]]:
         """How many numbers a module's own parameters hold, and a text for each of the first parameters."""
         total = frozen = 0
         shown: dict[str, str] = {}
@@ -225,7 +227,7 @@ class ParameterCounts:
         return total, shown
 
 
-def leaves(module: nn.Module, above: Place | None = None) -> Iterator[Place]:
+def leaves(module: nn.Module, above: ModulePlace | None = None) -> Iterator[ModulePlace]:
     """The modules inside that call no others, as far as is known without a call.
 
     `above`: the place of the module itself, if it is not the whole model.
@@ -241,7 +243,7 @@ def leaves(module: nn.Module, above: Place | None = None) -> Iterator[Place]:
                 yield place
             else:
                 path = ".".join(filter(None, (above.path, place.path)))
-                yield Place(place.module, path, within(above.scope, place.scope), place.is_seen)
+                yield ModulePlace(place.module, path, within(above.scope, place.scope), place.is_seen)
 
 
 def has_modules(module: nn.Module) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from distsummary.base.guard import Given, Guard, calls_user
+from distsummary.base.guard import ErrorSink, Guard, calls_user
 from distsummary.collect.torch_graph import (
     ParameterCounts,
     TreeObserver,
@@ -71,7 +71,7 @@ class _Drawing:
         self._of_memory: dict[int, Edge | str] = {}
         self.has_operations = False
         self.error: Exception | None = None
-        counted = Given(self._fail)
+        counted = ErrorSink(self._fail)
         self._guard = Guard(lambda: counted)
 
     def begin(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

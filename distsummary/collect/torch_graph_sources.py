@@ -13,7 +13,7 @@ MAX_VISITS = 20_000  # of autograd's nodes for one tensor; a call is usually a f
 _NO_SEQUENCE = 2**64 - 1  # of autograd's nodes that belong to no operation
 
 
-class Source(NamedTuple):
+class NodeOutput(NamedTuple):
     """Output `output` of the node `node`; or, if `node` is empty, the parameter with this id."""
 
     node: str
@@ -25,28 +25,28 @@ class Sources:
     """Remembers which node made which tensors, without keeping a tensor or a part of autograd's graph."""
 
     def __init__(self) -> None:
-        self._of_gradient: dict[tuple[int, int], Source] = {}  # by sequence number and output
-        self._of_object: dict[int, tuple[weakref.ref[Tensor], Source]] = {}
-        self._of_memory: dict[int, tuple[weakref.ref[Tensor], Source]] = {}
+        self._of_gradient: dict[tuple[int, int], NodeOutput] = {}  # by sequence number and output
+        self._of_object: dict[int, tuple[weakref.ref[Tensor], NodeOutput]] = {}
+        self._of_memory: dict[int, tuple[weakref.ref[Tensor], NodeOutput]] = {}
 
     def made(self, node: str, value: object) -> None:
         """From now on, the tensors in `value` are outputs of `node`."""
         for number, tensor in enumerate(tensors_in(value)):
-            source = Source(node, number)
+            source = NodeOutput(node, number)
             self._of_object[id(tensor)] = weakref.ref(tensor), source
             if (address := address_of(tensor)) is not None:
                 self._of_memory[address] = weakref.ref(tensor), source
             if tensor.grad_fn is not None:
                 self._of_gradient[_key(tensor.grad_fn, tensor.output_nr)] = source
 
-    def of(self, value: object) -> list[Source]:
+    def of(self, value: object) -> list[NodeOutput]:
         """Where the tensors in `value` come from, without doubles; empty if that is not known."""
-        found: dict[Source, None] = {}
+        found: dict[NodeOutput, None] = {}
         for tensor in tensors_in(value):
             found |= dict.fromkeys(self._of_tensor(tensor))
         return list(found)
 
-    def _of_tensor(self, tensor: Tensor) -> Iterator[Source]:
+    def _of_tensor(self, tensor: Tensor) -> Iterator[NodeOutput]:
         if (known := self._of_object.get(id(tensor))) is not None and known[0]() is tensor:
             yield known[1]
         elif tensor.grad_fn is not None:
@@ -56,7 +56,7 @@ class Sources:
             if known is not None and known[0]() is not None:  # else the memory may have another owner now
                 yield known[1]
 
-    def _of_function(self, function: Any, output: int) -> Iterator[Source]:
+    def _of_function(self, function: Any, output: int) -> Iterator[NodeOutput]:
         """The nearest known sources before one of autograd's nodes."""
         todo, seen = [(function, output)], set[tuple[int, int]]()
         while todo and len(seen) < MAX_VISITS:
@@ -70,7 +70,7 @@ class Sources:
             elif key[0] == _NO_SEQUENCE:
                 parameter = getattr(function, "variable", None)
                 if parameter is not None:
-                    yield Source("", parameter=id(parameter))
+                    yield NodeOutput("", parameter=id(parameter))
             else:
                 before = [(inner, number) for inner, number in function.next_functions if inner is not None]
                 todo += reversed(before)  # the first argument's sources come first

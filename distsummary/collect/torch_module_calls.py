@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import nn
 
-from distsummary.base.guard import Given, Guard, passes
+from distsummary.base.guard import ErrorSink, Guard, passes
 from distsummary.format.graph import Names
 from distsummary.frameworks.torch_hook import Hook
 from distsummary.frameworks.torch_modules import compiled_from
@@ -23,7 +23,7 @@ from distsummary.frameworks.torch_modules import wrapped as wrapped_by
 MAX_CALLS = 16  # of one module that are reported; a graph with each step of a recurrent cell would be no help
 
 
-class Place(NamedTuple):
+class ModulePlace(NamedTuple):
     """A module in a model.
 
     `path`: its name, such as "encoder.layers.0.linear1", empty for the model itself. `scope`: the same as a
@@ -37,20 +37,20 @@ class Place(NamedTuple):
     is_seen: bool
 
 
-def places(network: nn.Module) -> Iterator[Place]:
+def places(network: nn.Module) -> Iterator[ModulePlace]:
     """All modules of a model, each once, without DDP and DataParallel around it.
 
     A compiled module comes before the one that it was made from; both have the same path.
     """
     seen: set[int] = set()
 
-    def walk(module: nn.Module, path: str, scope: str, is_seen: bool) -> Iterator[Place]:
+    def walk(module: nn.Module, path: str, scope: str, is_seen: bool) -> Iterator[ModulePlace]:
         if id(module) in seen:
             return
         seen.add(id(module))
         inner = compiled_from(module)
         if inner is not None:
-            yield Place(module, path, scope, is_seen)
+            yield ModulePlace(module, path, scope, is_seen)
             yield from walk(inner, path, scope, False)
             return
         if (wrapped := wrapped_by(module)) is not None:
@@ -60,7 +60,7 @@ def places(network: nn.Module) -> Iterator[Place]:
             is_seen = False  # compiled by module.compile(), together with its hooks
         if isinstance(module, nn.TransformerEncoder | nn.TransformerEncoderLayer) and not module.training:
             is_seen = False  # torch computes a layer with hooks in another way, with other bits
-        yield Place(module, path, scope, is_seen)
+        yield ModulePlace(module, path, scope, is_seen)
         joint = "." if isinstance(module, nn.ModuleList | nn.ModuleDict) else "/"
         for name, child in module.named_children():
             shown = name.replace("/", "_")
@@ -80,7 +80,7 @@ class Call:
     Attributes:
         module: the module; of a compiled module, the one that was compiled.
         place: where it is in the model.
-        scope: a unique name, as in `Place`, but made of the calls around it; empty for the model itself.
+        scope: a unique name, as in `ModulePlace`, but made of the calls around it; empty for the model.
         number: 1 for the module's first call.
         is_outermost: whether no other module called it.
         calls: how many calls have begun in it.
@@ -92,7 +92,7 @@ class Call:
     def __init__(
         self,
         module: nn.Module,
-        place: Place,
+        place: ModulePlace,
         scope: str,
         number: int,
         *,
@@ -104,7 +104,7 @@ class Call:
         self.data: Any = None
 
 
-class Listener(Protocol):
+class CallListener(Protocol):
     """What receives the calls, in the thread that makes them."""
 
     def begin(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -126,9 +126,9 @@ class ModuleCalls:
         failed: see `listener`.
     """
 
-    def __init__(self, network: nn.Module, listener: Listener, failed: Any) -> None:
+    def __init__(self, network: nn.Module, listener: CallListener, failed: Any) -> None:
         self._listener = listener
-        counted = Given(failed)
+        counted = ErrorSink(failed)
         self._guard = Guard(lambda: counted, self.close)
         self._begin = self._guard.wrap("graph", self._began)
         self._end = self._guard.wrap("graph", self._ended)
@@ -214,7 +214,7 @@ class ModuleCalls:
         if call is not None:
             self._listener.begin(call, args, kwargs)
 
-    def _call(self, module: nn.Module, place: Place) -> Call | None:
+    def _call(self, module: nn.Module, place: ModulePlace) -> Call | None:
         outer = self._stack[-1][1] if self._stack else None
         counted = self._counted[id(module)]
         if (outer is None and (self._stack or counted)) or counted >= MAX_CALLS:
@@ -254,7 +254,7 @@ class PassObserver:
     The arguments are those of `ModuleCalls`.
     """
 
-    def __init__(self, network: nn.Module, listener: Listener, failed: Any) -> None:
+    def __init__(self, network: nn.Module, listener: CallListener, failed: Any) -> None:
         self._calls = ModuleCalls(network, listener, failed)
 
     def check_compilations(self) -> None:

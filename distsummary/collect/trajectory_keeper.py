@@ -13,7 +13,7 @@ from typing import Any
 from distsummary.base.extras import require
 from distsummary.base.guard import check
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
-from distsummary.checkpoints.share import Share, share_of
+from distsummary.checkpoints.share import SavedShare, share_of
 from distsummary.checkpoints.trajectory_writer import TrajectoryWriter
 from distsummary.collect.lineage import class_name
 from distsummary.errors import InvalidValueError
@@ -32,7 +32,7 @@ class KeptTrajectory:
     unit: str
     framework: Framework
     network: Any
-    share: Share
+    share: SavedShare
 
     def due(self, unit: str, number: int) -> bool:
         """Whether this step or epoch is planned and not yet saved."""

@@ -25,7 +25,7 @@ from distsummary.base.failures import Failures
 from distsummary.base.publish import replacing
 from distsummary.collect.crash_log import CrashLog
 from distsummary.diagnosis.source_lines import SourceLine, user_place
-from distsummary.diagnosis.stuck import AFTER_RUN, Group, RankReport
+from distsummary.diagnosis.stuck import AFTER_RUN, ProcessGroup, RankReport
 from distsummary.diagnosis.stuck_files import FORMAT
 from distsummary.rundir.consequences import follows_from_another
 from distsummary.rundir.identity import without_places_in
@@ -66,14 +66,14 @@ _MEASURING = "distsummary/training/torch_waits.py"  # around that, and around co
 _STOP_S = 1.0
 
 
-class Place(NamedTuple):
+class LoopPlace(NamedTuple):
     """Where the loop is: the step that it makes, and its phase."""
 
     step: int
     phase: str
 
 
-class Pace:
+class LoopTimes:
     """How long steps and phases take, from looks at where the loop is; says when one is late.
 
     Args:
@@ -85,7 +85,7 @@ class Pace:
         longest_s: the longest time without progress so far, the start included.
     """
 
-    def __init__(self, place: Place, now: float) -> None:
+    def __init__(self, place: LoopPlace, now: float) -> None:
         self.place = place
         self._begun = place.step, now
         self.since = self._looked_s = now
@@ -94,7 +94,7 @@ class Pace:
         self._longest: dict[str, float] = {}
         self._seen = 0
 
-    def look(self, place: Place, now: float) -> bool:
+    def look(self, place: LoopPlace, now: float) -> bool:
         """Note where the loop is; returns whether it has advanced since the last look."""
         passed_s, self._looked_s = now - self._looked_s, now
         before, self.place = self.place, place
@@ -157,8 +157,8 @@ class Watcher:
         *,
         attempt: int,
         rank: int,
-        place: Callable[[], Place],
-        groups: Callable[[bool], tuple[str, tuple[Group, ...]]],
+        place: Callable[[], LoopPlace],
+        groups: Callable[[bool], tuple[str, tuple[ProcessGroup, ...]]],
         failures: Failures,
         is_alone: bool = False,
         names_places: bool = True,
@@ -173,7 +173,7 @@ class Watcher:
         self._reported_s = 0.0
         self._looked: deque[int] = deque(maxlen=6)  # the stacks at the newest looks, as hashes
         self._busy: deque[tuple[float, float]] = deque(maxlen=6)  # wall and busy seconds at them
-        self._pace = Pace(place(), time.monotonic())
+        self._pace = LoopTimes(place(), time.monotonic())
         self._crash_log: CrashLog | None = None
         if not is_alone:
             self._crash_log = failures.call("crash.txt", CrashLog, directory, attempt, self._thread_id)
@@ -369,7 +369,7 @@ def is_in_group() -> bool:
     return bool(torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1)
 
 
-def groups_of_torch(is_broken: bool = False) -> tuple[str, tuple[Group, ...]]:
+def groups_of_torch(is_broken: bool = False) -> tuple[str, tuple[ProcessGroup, ...]]:
     """What `torch_flight_recorder.read_groups` returns, if this process uses torch.distributed."""
     if "torch.distributed" not in sys.modules:
         return "", ()

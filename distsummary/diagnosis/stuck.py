@@ -62,7 +62,7 @@ class Collective(NamedTuple):
         return sum(map(math.prod, self.sizes))
 
 
-class Group(NamedTuple):
+class ProcessGroup(NamedTuple):
     """A process group as one rank sees it: its newest collectives by rising number, and its ranks."""
 
     name: str
@@ -112,7 +112,7 @@ class RankReport:
     is_cut_off: bool = False
     went_on_s: float | None = None
     recorder: str = ""
-    groups: tuple[Group, ...] = ()
+    groups: tuple[ProcessGroup, ...] = ()
     line: str = ""
     stack: tuple[str, ...] = ()
     state: str = "running"
@@ -131,7 +131,7 @@ class RankReport:
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
         """What `as_json` returned, after a way through JSON; raises KeyError, TypeError or ValueError."""
         groups = [
-            Group(
+            ProcessGroup(
                 str(name),
                 tuple(map(int, ranks)),
                 tuple(
@@ -158,7 +158,7 @@ class RankReport:
         )
 
     @property
-    def pending(self) -> tuple[Group, Collective] | None:
+    def pending(self) -> tuple[ProcessGroup, Collective] | None:
         """The collective for which it waits, if any, and its group."""
         return next(((group, one) for group in self.groups if (one := group.pending) is not None), None)
 
@@ -525,7 +525,7 @@ def _groups(reports: Iterable[RankReport]) -> list[tuple[str, tuple[int, ...]]]:
     return list(found)
 
 
-def _in_group(report: RankReport, name: str, ranks: tuple[int, ...]) -> Group | None:
+def _in_group(report: RankReport, name: str, ranks: tuple[int, ...]) -> ProcessGroup | None:
     return next((group for group in report.groups if (group.name, group.ranks) == (name, ranks)), None)
 
 

@@ -34,7 +34,7 @@ class Column(Protocol):
         """The elements with the indices `at`; raises as `load`."""
 
 
-class Given(NamedTuple):
+class MemoryColumn(NamedTuple):
     """A column in memory."""
 
     array: Array
@@ -86,7 +86,7 @@ class Series(NamedTuple):
 class Places(NamedTuple):
     """The values of one tag that are no scalars: for each the index of its event, and where its frame lies.
 
-    `shards`: the index in `Part.shards` of the slice that the value is, -1 for a whole value.
+    `shards`: the index in `FileContents.shards` of the slice that the value is, -1 for a whole value.
     """
 
     events: Column
@@ -96,7 +96,7 @@ class Places(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class FileContents:
     """What an event file holds up to byte `end`, from where another part ended; n events in file order.
 
     Attributes:
@@ -123,7 +123,7 @@ class Part:
         return self.events["step"].size if self.events else 0
 
 
-def scan(path: Path, start: int = 0) -> Part:
+def scan(path: Path, start: int = 0) -> FileContents:
     """Read a file from byte `start` (0, or the `end` of an earlier part) to its last whole event.
 
     Damage is skipped; at the end of the file it is not damage yet, for the file may be growing. If the format
@@ -141,7 +141,7 @@ def scan(path: Path, start: int = 0) -> Part:
     return built.part(start, damage)
 
 
-def joined(parts: Sequence[Part]) -> Part:
+def joined(parts: Sequence[FileContents]) -> FileContents:
     """Parts that follow one another in a file as one."""
     if len(parts) == 1:
         return parts[0]
@@ -164,7 +164,7 @@ def joined(parts: Sequence[Part]) -> Part:
             columns = (found.events.load() + first, found.offsets.load(), found.ends.load())
             others.setdefault(key, []).append((*columns, numbers[found.shards.load()]))
         first += part.size
-    return Part(
+    return FileContents(
         end=parts[-1].end,
         owners=tuple(owners),
         lows=tuple(owners.values()),
@@ -176,7 +176,7 @@ def joined(parts: Sequence[Part]) -> Part:
     )
 
 
-def difference(part: Part, scanned: Part) -> str:
+def difference(part: FileContents, scanned: FileContents) -> str:
     """What a part says other than a scan of the same file, which may have grown since; empty: nothing."""
     size = part.size
     if size > scanned.size:
@@ -207,7 +207,7 @@ def column_of(array: Array) -> Column:
         stride = int(array[1]) - int(array[0]) if array.size > 1 else 0
         if array.size < 3 or (np.diff(array) == stride).all():
             return Progression(int(array[0]), stride, array.size)
-    return Given(array)
+    return MemoryColumn(array)
 
 
 def _concatenated(found: Iterable[Sequence[Array]]) -> Iterable[Column]:
@@ -266,11 +266,11 @@ class _Builder:
         if len(self._rows) >= _MAX_ROWS:
             self._flush()
 
-    def part(self, start: int, damage: Sequence[Damage]) -> Part:
+    def part(self, start: int, damage: Sequence[Damage]) -> FileContents:
         """All that was added."""
         self._flush()
         if not self._events:
-            return Part(end=start, damage=tuple(damage))
+            return FileContents(end=start, damage=tuple(damage))
         columns = map(np.concatenate, zip(*self._events, strict=True))
         scalars: dict[str, Series] = {}
         if self._scalars:
@@ -283,13 +283,15 @@ class _Builder:
             if (counts == counts[0]).all() and (events.reshape(counts.size, -1) == events[: counts[0]]).all():
                 column = column_of(events[: counts[0]])  # each of these events has all tags
                 rows = values.reshape(counts.size, -1)
-                scalars = {tag: Series(column, Given(row)) for tag, row in zip(self._tags, rows, strict=True)}
+                scalars = {
+                    tag: Series(column, MemoryColumn(row)) for tag, row in zip(self._tags, rows, strict=True)
+                }
             else:
                 places = zip(*(np.split(found, np.cumsum(counts)) for found in (events, values)), strict=True)
                 for tag, (of_tag, numbers) in zip(self._tags, places, strict=False):
                     if numbers.size:  # columns may name tags of frames that did not fit them
-                        scalars[tag] = Series(column_of(of_tag), Given(numbers))
-        return Part(
+                        scalars[tag] = Series(column_of(of_tag), MemoryColumn(numbers))
+        return FileContents(
             end=self._end,
             owners=tuple(self._owners),
             lows=tuple(self._owners.values()),

@@ -31,7 +31,7 @@ from distsummary.events.contents import (
     EVENT_COLUMNS,
     Array,
     Column,
-    Part,
+    FileContents,
     Places,
     Progression,
     Series,
@@ -155,7 +155,7 @@ def is_index(path: Path) -> bool:
     return path.name.startswith("seg-") and path.suffix == ".idx"
 
 
-def read_index(segment: Path) -> Part | None:
+def read_index(segment: Path) -> FileContents | None:
     """What the index says about the beginning of an event file; None if there is none that is valid."""
     path = index_path(segment)
     try:
@@ -172,7 +172,7 @@ def read_index(segment: Path) -> Part | None:
         return None
 
 
-def continued(part: Part, error: DamagedIndexError, segment: Path) -> Part | None:
+def continued(part: FileContents, error: DamagedIndexError, segment: Path) -> FileContents | None:
     """A part whose index was replaced by one that covers more of the same file, with the columns of that one;
     None if there is no such index. One that is damaged is removed.
     """
@@ -221,7 +221,7 @@ def compare_index(path: Path) -> str:
     return "" if part is None else difference(part, scan(segment))
 
 
-def write_index(segment: Path, part: Part) -> bool:
+def write_index(segment: Path, part: FileContents) -> bool:
     """Write the index of the first `part.end` bytes of an event file, replacing an older one.
 
     False if that is not possible: the directory cannot be written, the disk is nearly full, or there are too
@@ -305,7 +305,7 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
         raise DamagedIndexError(path, str(error)) from error
 
 
-def _part(path: Path, segment: Path, header: dict[str, Any], at: int) -> Part:
+def _part(path: Path, segment: Path, header: dict[str, Any], at: int) -> FileContents:
     """What the header says; no more is believed than an event file of `end` bytes can hold."""
     size, end = path.stat().st_size, header["end"]
     room = end
@@ -344,7 +344,7 @@ def _part(path: Path, segment: Path, header: dict[str, Any], at: int) -> Part:
         events = dict(zip(EVENT_COLUMNS, columns(found, LEAST_EVENT, *kinds), strict=True)) if found else {}
         at_event = ("i", 0, events["step"].size if events else 0)
         at_byte, of_shard = ("i", 0, end + 1), ("i", -1, len(header["shards"]))
-        return Part(
+        return FileContents(
             end=end,
             owners=tuple((run_id, attempt) for run_id, attempt in header["owners"]),
             lows=tuple(np.inf if low is None else low for low in header["lows"]),
@@ -371,7 +371,7 @@ def _has_room(tags: int, end: int) -> bool:
     return tags * _TAG_BYTES <= min(max(end, LEAST_BYTES), _MAX_HEADER)
 
 
-def _described(part: Part, data: list[bytes]) -> dict[str, Any]:
+def _described(part: FileContents, data: list[bytes]) -> dict[str, Any]:
     """The part as JSON; the bytes of its arrays are appended to `data`."""
     place = 0
     known: dict[int, list[Any]] = {}  # id of a column; many tags may share one
@@ -404,7 +404,7 @@ def _described(part: Part, data: list[bytes]) -> dict[str, Any]:
     }
 
 
-def _columns(part: Part) -> Iterable[Column]:
+def _columns(part: FileContents) -> Iterable[Column]:
     yield from part.events.values()
     for found in (*part.scalars.values(), *part.others.values()):
         yield from found

@@ -12,7 +12,7 @@ WINDOW_S, WINDOWS = 10.0, 2  # the least of a window; so many one after the othe
 LEAST_STEP_S = 1e-3  # shorter steps are those of examples
 
 
-class Finding(NamedTuple):
+class OverheadFinding(NamedTuple):
     """Recording costs too much since `step`: the evidence, and the seconds that it took since then."""
 
     step: int
@@ -54,7 +54,7 @@ class Overhead:
         finally:
             self.spent_s = before + self.clock() - begun_s
 
-    def look(self, step: int, values: int) -> Finding | None:
+    def look(self, step: int, values: int) -> OverheadFinding | None:
         """Look whether it is too much, once in a while and from one thread; returns what is found, once.
 
         Args:
@@ -81,13 +81,13 @@ class Overhead:
         return _finding(self._marks[0], now)
 
 
-def _finding(begun: _Mark, now: _Mark) -> Finding:
+def _finding(begun: _Mark, now: _Mark) -> OverheadFinding:
     steps, passed_s = max(1, now.step - begun.step), now.time_s - begun.time_s
     spent_s = min(now.spent_s - begun.spent_s, passed_s)
     share, spent_ms, step_ms = spent_s / passed_s, 1e3 * spent_s / steps, 1e3 * passed_s / steps
     # recorded at each n-th step, it takes spent / n of what is left without it and that
     every = math.ceil(share * (1 - MOST) / (MOST * max(1 - share, 0.01)))
-    return Finding(
+    return OverheadFinding(
         begun.step,
         f"{share:.0%} of the time, {spent_ms:.3g} of {step_ms:.3g} ms a step with "
         f"{(now.values - begun.values) / steps:,.0f} values; record fewer of them, or only if "

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from distsummary.errors import DamagedFileError, MissingFileError
-from distsummary.events.contents import Array, Owner, Part, Progression, joined, scan
+from distsummary.events.contents import Array, FileContents, Owner, Progression, joined, scan
 from distsummary.events.deduplicate import Seen
 from distsummary.events.index import (
     LEAST_BYTES,
@@ -40,7 +40,7 @@ class ScalarPiece(NamedTuple):
     values: Array
 
 
-class Place(NamedTuple):
+class EventPlace(NamedTuple):
     """Where a value that is no scalar stands: the bytes `offset` to `end` of `file` are its event's frame."""
 
     attempt: int
@@ -79,7 +79,7 @@ class _File:
     """An event file that may grow: its parts up to the last whole event."""
 
     def __init__(self, path: Path, *, uses_index: bool) -> None:
-        self.path, self.parts = path, list[Part]()
+        self.path, self.parts = path, list[FileContents]()
         self.size = 0
         self._uses_index = uses_index
         self._indexed = 0  # how many bytes the index covers
@@ -154,7 +154,7 @@ class Recorded:
         self._belongs, self._uses_index = belongs, uses_index
         self._files: dict[Path, _File] = {}
         self._firsts: dict[Path, Owner | None] = {}  # file of TensorBoard's dialect -> its first owner
-        self._parts: list[tuple[_File, Part, Array | None]] = []  # which events are new; None: all
+        self._parts: list[tuple[_File, FileContents, Array | None]] = []  # which events are new; None: all
         self._has_changed = False  # since `_parts` were made
         self._unreadable: list[Damage] = []
 
@@ -230,7 +230,7 @@ class Recorded:
         owner = self._firsts[path]
         return owner is not None and owner not in known
 
-    def _once(self) -> Iterator[tuple[_File, Part, Array | None]]:
+    def _once(self) -> Iterator[tuple[_File, FileContents, Array | None]]:
         seen = Seen()
         for file in self._files.values():
             for part in file.parts:
@@ -365,12 +365,12 @@ class Recorded:
             joint = tuple(column[last] for column in joint)
         return joint
 
-    def places(self, plugin: str, tag: str | None, ends: Mapping[int, float]) -> list[Place]:
+    def places(self, plugin: str, tag: str | None, ends: Mapping[int, float]) -> list[EventPlace]:
         """Where the values of a plugin stand that count, in recording order; `tag` None: of all tags."""
-        found: list[Place] = []
+        found: list[EventPlace] = []
         is_ours = True
         for file, part, is_new in self._parts:
-            here: list[tuple[int, Place]] = []
+            here: list[tuple[int, EventPlace]] = []
             for (kind, name), places in part.others.items():
                 if kind != plugin or tag not in (None, name):
                     continue
@@ -389,7 +389,7 @@ class Recorded:
                     *(column.tolist() for column in columns), strict=True
                 ):
                     one = part.shards[shard] if shard >= 0 else None
-                    place = Place(attempt, seq, step, time_s, kind, name, file.path, offset, end, one)
+                    place = EventPlace(attempt, seq, step, time_s, kind, name, file.path, offset, end, one)
                     here.append((event, place))
             here.sort(key=lambda one: one[0])
             found += [place for _, place in here]
@@ -412,14 +412,14 @@ class Recorded:
         return lowest, max(int(steps.max()) for steps in found)
 
 
-def _attempts(part: Part, at: Array) -> Array:
+def _attempts(part: FileContents, at: Array) -> Array:
     """The attempt of each of the events with the indices `at`."""
     if len({attempt for _, attempt in part.owners}) == 1:
         return np.broadcast_to(np.int64(part.owners[0][1]), at.shape)  # takes no memory
     return np.array([attempt for _, attempt in part.owners])[part.events["owner"].take(at)]
 
 
-def _counting(part: Part, attempts: Array, steps: Array, ends: Mapping[int, float]) -> Array | None:
+def _counting(part: FileContents, attempts: Array, steps: Array, ends: Mapping[int, float]) -> Array | None:
     """Which of these steps come before their attempt's end, bool (n,); None: all."""
     if all(ends.get(attempt, np.inf) == np.inf for _, attempt in part.owners):
         return None

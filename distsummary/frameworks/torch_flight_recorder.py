@@ -11,13 +11,13 @@ import torch.distributed
 from torch._C import _distributed_c10d
 from torch.distributed import distributed_c10d
 
-from distsummary.diagnosis.stuck import Collective, Group
+from distsummary.diagnosis.stuck import Collective, ProcessGroup
 
 NEWEST = 32  # collectives of a group that are reported, in addition to the pending ones
 ON, OFF = "on", "off"
 
 
-def read_groups(*, is_broken: bool = False) -> tuple[str, tuple[Group, ...]]:
+def read_groups(*, is_broken: bool = False) -> tuple[str, tuple[ProcessGroup, ...]]:
     """Whether it is ON or OFF, or empty without process groups; and the groups of this rank.
 
     `is_broken`: the newest collective has raised, and counts as a pending one.
@@ -41,7 +41,7 @@ def read_groups(*, is_broken: bool = False) -> tuple[str, tuple[Group, ...]]:
         if name in members and not entry["is_p2p"]:  # these are counted apart, those of each pair of ranks
             entries.setdefault((name, backend), []).append(entry)  # so are those of each backend
     return ON, tuple(
-        Group(f"{name} ({backend})", members[name], _collectives(listed))
+        ProcessGroup(f"{name} ({backend})", members[name], _collectives(listed))
         for (name, backend), listed in entries.items()
     )
 

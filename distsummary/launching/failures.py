@@ -31,7 +31,7 @@ class RankEnded(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class RankEnd:
     """The end of one rank. `kind`: CAUSE, CONSEQUENCE (its peers had gone) or STOPPED by the launcher."""
 
     rank: int
@@ -144,23 +144,23 @@ def ended_by(leave: SystemExit) -> RankEnded:
     return RankEnded(f"exit code {code} (sys.exit({leave.code!r}))")
 
 
-def raised(rank: int, error: Exception) -> Failure:
+def raised(rank: int, error: Exception) -> RankEnd:
     """The failure of a rank whose function raised, with the innermost line of the user's own code."""
     cause = getattr(error, "cause", None) or error
     message = str(cause) if isinstance(cause, RankEnded) else f"{type(cause).__name__}: {cause}"
     if absent := _ABSENT.search(message):
-        return Failure(rank, f"ModuleNotFoundError: {absent[1]}{_where_it_is(absent[2])}")
+        return RankEnd(rank, f"ModuleNotFoundError: {absent[1]}{_where_it_is(absent[2])}")
     place = _own_place(str(error).splitlines())
     kind = CONSEQUENCE if follows_from_another(message) else CAUSE
-    return Failure(rank, message + (f" ({place})" if place else ""), kind)
+    return RankEnd(rank, message + (f" ({place})" if place else ""), kind)
 
 
-def error_lines(failures: Iterable[Failure]) -> str:
+def error_lines(failures: Iterable[RankEnd]) -> str:
     """One line for each distinct error, with its ranks; the causes first, otherwise in the order given.
 
     Errors that differ only in numbers or addresses count as equal; exit codes and signals must be the same.
     """
-    groups: dict[tuple[int, str], list[Failure]] = defaultdict(list)
+    groups: dict[tuple[int, str], list[RankEnd]] = defaultdict(list)
     for one in sorted(failures, key=lambda one: one.kind):
         groups[one.kind, _NUMBER.sub("#", one.text)].append(one)
     has_cause = any(kind == CAUSE for kind, _ in groups)

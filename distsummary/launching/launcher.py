@@ -31,7 +31,7 @@ from distsummary.errors import InvalidTypeError, InvalidValueError, RanksFailedE
 from distsummary.launching.actor_output import RankOutput, plain_prefixes, say_last
 from distsummary.launching.failures import (
     STOPPED,
-    Failure,
+    RankEnd,
     Trace,
     death,
     ended_by,
@@ -139,7 +139,7 @@ def _run(
     ]
     launch_id = f"{LAUNCHED}{uuid.uuid4().hex}"
     running: list[Any] = []
-    places: Sequence[Place] = ()
+    places: Sequence[RankPlace] = ()
     deaths: dict[int, str] = {}
     state = "lost"
     try:
@@ -197,7 +197,7 @@ def check_resources(resources: Mapping[str, float] | None, backend: str | None) 
     return dict(resources)
 
 
-class Place(NamedTuple):
+class RankPlace(NamedTuple):
     """Where a rank runs: its node and host, a free port there, and what `read_trace` needs."""
 
     node: str
@@ -218,11 +218,11 @@ class _Rank:
     def __repr__(self) -> str:  # Ray puts it before each line that the process prints
         return f"rank {self._rank}"
 
-    def place(self) -> Place:
+    def place(self) -> RankPlace:
         """Where this process runs, and a port that is free there now."""
         with socket.socket() as probe:
             probe.bind(("", 0))
-            return Place(
+            return RankPlace(
                 ray.get_runtime_context().get_node_id(),
                 socket.gethostname(),
                 ray.util.get_node_ip_address(),
@@ -275,7 +275,7 @@ class _Rank:
             say_last()
 
 
-def plan_environments(places: Sequence[Place], launch_id: str) -> list[dict[str, str]]:
+def plan_environments(places: Sequence[RankPlace], launch_id: str) -> list[dict[str, str]]:
     """The environment variables of each rank, given each rank's place.
 
     Nodes are numbered in the order of their lowest ranks; rank 0 is the master.
@@ -299,7 +299,7 @@ def plan_environments(places: Sequence[Place], launch_id: str) -> list[dict[str,
     ]
 
 
-def describe_places(places: Sequence[Place]) -> list[str]:
+def describe_places(places: Sequence[RankPlace]) -> list[str]:
     """Hosts and process ids of the ranks, a line for each host; of many hosts, the first MAX_HOSTS."""
     on_host: dict[tuple[str, str], list[int]] = defaultdict(list)
     for rank, place in enumerate(places):
@@ -377,7 +377,7 @@ def _placed(ranks: int, resources: dict[str, float]) -> Iterator[PlacementGroup]
 
 
 def _wait(
-    running: list[Any], places: Sequence[Place] = (), deaths: dict[int, str] | None = None
+    running: list[Any], places: Sequence[RankPlace] = (), deaths: dict[int, str] | None = None
 ) -> list[Any]:
     """The results of all ranks; raises RanksFailedError at most GRACE_S after the first failure.
 
@@ -402,13 +402,13 @@ def _wait(
     dead = [rank for rank, error in errors.items() if not isinstance(error, RayTaskError)]
     traces = _traces({rank: places[rank] for rank in dead if places})
     failures = [
-        Failure(rank, death(str(error), traces.get(rank), places[rank].address if places else ""))
+        RankEnd(rank, death(str(error), traces.get(rank), places[rank].address if places else ""))
         if rank in dead
         else raised(rank, error)
         for rank, error in errors.items()
     ]
     failures += [
-        Failure(rank_of[reference], f"stopped: it still ran {GRACE_S:g} s after the first failure", STOPPED)
+        RankEnd(rank_of[reference], f"stopped: it still ran {GRACE_S:g} s after the first failure", STOPPED)
         for reference in pending
     ]
     if deaths is not None:
@@ -416,7 +416,7 @@ def _wait(
     raise RanksFailedError(error_lines(failures))
 
 
-def _interrupt(running: list[Any], places: Sequence[Place]) -> None:
+def _interrupt(running: list[Any], places: Sequence[RankPlace]) -> None:
     """Ask the ranks to end, as Ctrl-C asks this process, and wait: then they report it and close their files.
 
     Ray blocks SIGINT in its workers and raises SystemExit in them at SIGTERM.
@@ -438,7 +438,7 @@ def _terminate(pids: list[int]) -> None:
             os.kill(pid, signal.SIGTERM)
 
 
-def _traces(places: Mapping[int, Place]) -> dict[int, Trace]:
+def _traces(places: Mapping[int, RankPlace]) -> dict[int, Trace]:
     """What dead ranks left on their nodes, as far as these can be asked within TRACE_S."""
     read = ray.remote(num_cpus=0, max_retries=0)(read_trace)
     asked = {

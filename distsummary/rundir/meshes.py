@@ -9,14 +9,14 @@ from distsummary.errors import DistSummaryError
 from distsummary.rundir.rank_manifest import read_entries
 
 
-class Place(NamedTuple):
+class MeshPlace(NamedTuple):
     """A rank's coordinates in the mesh and the number of ranks; empty and 0 if that is not known."""
 
     coordinates: Mapping[str, int]
     world_size: int
 
 
-NOWHERE = Place({}, 0)
+NOWHERE = MeshPlace({}, 0)
 
 
 class Meshes:
@@ -28,9 +28,9 @@ class Meshes:
 
     def __init__(self, directories: Mapping[int, Path]) -> None:
         self.directories = directories
-        self._known: dict[tuple[int, int], Place] = {}
+        self._known: dict[tuple[int, int], MeshPlace] = {}
 
-    def place(self, attempt: int, rank: int) -> Place:
+    def place(self, attempt: int, rank: int) -> MeshPlace:
         """That of a rank in an attempt; not known without a manifest that can be read."""
         known = self._known.get((attempt, rank))
         if known is None:
@@ -42,5 +42,5 @@ class Meshes:
                 return NOWHERE
             mesh = entry.get("mesh") or {}
             coordinates = {axis: int(place[0]) for axis, place in sorted(mesh.items())}
-            known = self._known[attempt, rank] = Place(coordinates, int(entry["world_size"]))
+            known = self._known[attempt, rank] = MeshPlace(coordinates, int(entry["world_size"]))
         return known

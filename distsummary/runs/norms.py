@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from distsummary.errors import DistSummaryError, InvalidValueError
-from distsummary.events.recorded import Place
+from distsummary.events.recorded import EventPlace
 from distsummary.format.norms import ParameterNorms
 from distsummary.runs.rank_files import said
 from distsummary.runs.table import Labels, Table
@@ -16,7 +16,7 @@ _REALS = ("weight", "gradient", "update", "update_max")
 
 
 def norms_table(
-    found: Iterable[tuple[int, Place]], parameter: str | Sequence[str] | None, problems: dict[str, None]
+    found: Iterable[tuple[int, EventPlace]], parameter: str | Sequence[str] | None, problems: dict[str, None]
 ) -> Table:
     """The norms at these places, by rank, in recording order; what cannot be read is put into `problems`.
 

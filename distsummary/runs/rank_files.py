@@ -14,7 +14,7 @@ from distsummary.base.terminal import doing
 from distsummary.errors import DistSummaryError, InvalidValueError, MissingFileError
 from distsummary.events.deduplicate import ends_of_attempts
 from distsummary.events.index import DamagedIndexError
-from distsummary.events.recorded import Place, Recorded
+from distsummary.events.recorded import EventPlace, Recorded
 from distsummary.events.segments import source_of
 from distsummary.rundir.run_dir import RunDir
 
@@ -130,10 +130,10 @@ class RankFiles:
             raise InvalidValueError(f"rank must be 'merged', None or one of {there}, got {rank!r}")
         return {rank: self.ranks[rank]}, until
 
-    def places(self, plugin: str, tag: Tags, rank: Rank) -> list[tuple[int, Place]]:
+    def places(self, plugin: str, tag: Tags, rank: Rank) -> list[tuple[int, EventPlace]]:
         """Rank and place of the values of a plugin that count; raises what `chosen` and `wanted` raise."""
 
-        def find() -> list[tuple[int, Place]]:
+        def find() -> list[tuple[int, EventPlace]]:
             chosen, until = self.chosen(rank)
             names: Sequence[str | None] = [None]
             if tag is not None:

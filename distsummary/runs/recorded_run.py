@@ -29,7 +29,7 @@ from distsummary.errors import (
 )
 from distsummary.events.index import is_index
 from distsummary.events.reader import Damage, read_file, read_lineage
-from distsummary.events.recorded import Place
+from distsummary.events.recorded import EventPlace
 from distsummary.events.segments import all_event_files, landscape_files
 from distsummary.events.sibling_run import SiblingRun, sibling_run
 from distsummary.format.json_values import fields
@@ -571,7 +571,7 @@ class RecordedRun:
         plugin: str,
         tag: Tags,
         rank: Rank,
-        join: "Callable[[list[Place]], Callable[[], Any] | None] | None" = None,
+        join: "Callable[[list[EventPlace]], Callable[[], Any] | None] | None" = None,
     ) -> ValueTable:
         """A table of values; `join` puts shards together, unless one rank was asked for."""
         found = self._files.places(plugin, tag, rank)

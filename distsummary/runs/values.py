@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 
 from distsummary.errors import DamagedFileError, DistSummaryError
-from distsummary.events.recorded import Place
+from distsummary.events.recorded import EventPlace
 from distsummary.events.shards import AddedShards
 from distsummary.runs.rank_files import said
 from distsummary.runs.table import Labels, ValueTable, labels
 
 
 def value_table(
-    found: Sequence[tuple[int, Place]],
-    join: Callable[[list[Place]], Callable[[], Any] | None] | None,
+    found: Sequence[tuple[int, EventPlace]],
+    join: Callable[[list[EventPlace]], Callable[[], Any] | None] | None,
     title: str,
 ) -> ValueTable:
     """A table of values; `join` makes one of the shards of a tag at a step, None if that cannot be.
@@ -24,8 +24,8 @@ def value_table(
     Args:
         found: rank and place of each value. join: None: shards stay as they are.
     """
-    rows: list[tuple[int, Place, Callable[[], Any]]] = []
-    shards: dict[tuple[str, int], list[tuple[int, Place]]] = {}
+    rows: list[tuple[int, EventPlace, Callable[[], Any]]] = []
+    shards: dict[tuple[str, int], list[tuple[int, EventPlace]]] = {}
     for number, place in found:
         if place.shard is not None and join is not None:
             shards.setdefault((place.tag, place.step), []).append((number, place))
@@ -51,11 +51,11 @@ def value_table(
     return ValueTable(columns, lambda row: rows[row][2](), title=title)
 
 
-def _data(place: Place) -> Any:
+def _data(place: EventPlace) -> Any:
     return place.read().data
 
 
-def readable(place: Place, problems: dict[str, None]) -> Iterator[Any]:
+def readable(place: EventPlace, problems: dict[str, None]) -> Iterator[Any]:
     """The data of a value, or nothing but a line about why not."""
     try:
         yield _data(place)
@@ -66,7 +66,7 @@ def readable(place: Place, problems: dict[str, None]) -> Iterator[Any]:
 MOST_CLAIMED = 1 << 12  # a whole tensor is at most so many times as large as its shards that are there
 
 
-def added(places: list[Place]) -> Callable[[], Any] | None:
+def added(places: list[EventPlace]) -> Callable[[], Any] | None:
     """The histogram of a parameter from those of its shards; None if shards are missing."""
     shards = AddedShards()
     for place in places:
@@ -75,12 +75,12 @@ def added(places: list[Place]) -> Callable[[], Any] | None:
     return None if whole is None else lambda: whole.data
 
 
-def assembled(places: list[Place]) -> Callable[[], Any]:
+def assembled(places: list[EventPlace]) -> Callable[[], Any]:
     """A tensor from its shards; what none holds is masked."""
     return partial(_assemble, places)
 
 
-def _assemble(places: list[Place]) -> Any:
+def _assemble(places: list[EventPlace]) -> Any:
     whole: Any = None
     missing = np.ones((), np.bool_)
     for place in places:

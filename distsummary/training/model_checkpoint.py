@@ -26,7 +26,7 @@ from distsummary.diagnosis.verdict import UNSAVED
 from distsummary.errors import DistSummaryError, InvalidArgumentError, InvalidValueError
 from distsummary.training.callbacks import Callback, CallbackParams, RunContext, guarded, step_in_epoch
 from distsummary.training.checkpoint_config import CheckpointConfig
-from distsummary.training.model_state import Kept, Source, source_of
+from distsummary.training.model_state import CheckpointParts, Kept, source_of
 from distsummary.training.phases import CHECKPOINT, in_phase
 from distsummary.training.random_state import random_state
 
@@ -91,7 +91,7 @@ class ModelCheckpoint(Callback):
         self._prefix, self._directory = prefix, directory
         self._latest = ""
         self._params: CallbackParams | None = None  # of the training that runs
-        self._source: Source | None = None
+        self._source: CheckpointParts | None = None
         self._run_id, self._mark, self._own_prefix = "", "", ""
         self._begun_step = self._saved_step = 0
         self._next_step: float | None = None  # the step that is due; None: seconds count, or only the end

@@ -20,7 +20,7 @@ from distsummary.checkpoints.shard_file import (
     sibling_name,
     write_shards,
 )
-from distsummary.checkpoints.share import Share, share_of
+from distsummary.checkpoints.share import SavedShare, share_of
 from distsummary.checkpoints.training_state import STATES
 from distsummary.errors import InvalidValueError
 from distsummary.format.records import Shard
@@ -84,7 +84,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class CheckpointParts:
     """What checkpoints are made of, and this rank's share of it.
 
     Attributes:
@@ -97,7 +97,7 @@ class Source:
     network: Any
     optimizer: Any
     split: frozenset[str]
-    share: Share | None
+    share: SavedShare | None
 
     @property
     def is_split(self) -> bool:
@@ -192,7 +192,7 @@ class Source:
 
 
 @check()
-def source_of(params: CallbackParams, config: CheckpointConfig) -> Source:
+def source_of(params: CallbackParams, config: CheckpointConfig) -> CheckpointParts:
     """What this rank saves of the training; raises InvalidValueError if that is unknown."""
     network = config.saved_network if config.saved_network is not None else params.get("network")
     if network is None:
@@ -204,7 +204,7 @@ def source_of(params: CallbackParams, config: CheckpointConfig) -> Source:
     split = frozenset(name for name, tensor in framework.tensors(network) if framework.split_axes(tensor))
     sizes = (extent for axis, (_, extent) in topology.mesh.items() if axis in DATA_AXES)
     copies = math.prod(sizes) if topology.mesh else topology.world_size
-    return Source(
+    return CheckpointParts(
         framework=framework,
         network=network,
         optimizer=params.get("optimizer") if config.saved_network is None else None,

@@ -91,7 +91,7 @@ def norms(run: RecordedRun) -> dict[str, Any] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class NormRow:
     """The parameters at the places `start` to `end` of the model's order, and what they are called."""
 
     start: int
@@ -99,7 +99,7 @@ class Row:
     label: str
 
 
-def module_rows(names: Sequence[str], limit: int) -> list[Row]:
+def module_rows(names: Sequence[str], limit: int) -> list[NormRow]:
     """The parameters in at most `limit` rows, in their order; those that share one are of one module.
 
     The largest modules are divided first, those of equal size all or none. Only a module with far too many
@@ -135,9 +135,9 @@ def module_rows(names: Sequence[str], limit: int) -> list[Row]:
             for first in range(0, len(some), each):
                 one, last = some[first], some[min(first + each, len(some)) - 1]
                 text = label(one) if one == last else f"{label(one)} to {label(last)}"
-                found.append(Row(one[0], last[1], text))
+                found.append(NormRow(one[0], last[1], text))
         return found
-    return [Row(row[0], row[1], label(row)) for row in rows]
+    return [NormRow(row[0], row[1], label(row)) for row in rows]
 
 
 def _recorded(run: RecordedRun) -> tuple[ValueTable, int | None]:
@@ -178,7 +178,7 @@ class _Extremes:
 class _Reduced:
     """The maps of P parameters in R rows and C columns, filled column by column."""
 
-    def __init__(self, names: Sequence[str], rows: Sequence[Row], width: int) -> None:
+    def __init__(self, names: Sequence[str], rows: Sequence[NormRow], width: int) -> None:
         self._names = names
         self._places = {name: place for place, name in enumerate(names)}
         self._starts = np.array([row.start for row in rows])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from distsummary.aggregate.norms import AddedNorms
 from distsummary.format.norms import ParameterNorms, ParameterTable
-from distsummary.rundir.meshes import Place
+from distsummary.rundir.meshes import MeshPlace
 
 Places = dict[
     str, tuple[int, int]
@@ -24,9 +24,9 @@ class Known:
     def __init__(self, ranks: list[dict[str, int]], unknown: Set[str] = frozenset()) -> None:
         self._ranks, self._unknown = ranks, unknown
 
-    def place(self, attempt: int, rank: int) -> Place:
+    def place(self, attempt: int, rank: int) -> MeshPlace:
         coordinates = {axis: at for axis, at in self._ranks[rank].items() if axis not in self._unknown}
-        return Place(coordinates, len(self._ranks))
+        return MeshPlace(coordinates, len(self._ranks))
 
 
 MESHES: dict[

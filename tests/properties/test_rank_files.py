@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distsummary.aggregate import rank_files
-from distsummary.aggregate.rank_files import RankFiles
+from distsummary.aggregate.rank_files import RankDirectories
 from distsummary.events.spec import WriterSpec
 from distsummary.events.writer import RankWriter
 from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Batch, Event, Value
@@ -84,7 +84,7 @@ def test_windows_of_any_size_hold_what_a_plain_loop_finds(recorded, chunk, windo
         directories, reported = written(Path(name), recorded)
         sizes = {"_MIN_CHUNK": 1, "_MAX_CHUNK": chunk, "_FEW": 1, "WINDOW": window, "_KEPT_BYTES": kept}
         with mock.patch.multiple(rank_files, **sizes):
-            ranks = RankFiles(directories)
+            ranks = RankDirectories(directories)
             found = {}
             for part in ranks.windows():
                 scalars = part.scalars

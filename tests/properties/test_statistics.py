@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distsummary.aggregate import statistics as module
-from distsummary.aggregate.statistics import KEY_TAGS, SAMPLED, Rows, StatisticsRule, over_ranks
+from distsummary.aggregate.statistics import KEY_TAGS, SAMPLED, RecordedScalars, StatisticsRule, over_ranks
 
 
 @given(
@@ -85,7 +85,7 @@ def by_rule(recorded, key_tags, cuts):
         part = [row for row in recorded if low <= row[0] < high]
         which = np.array([TAGS.index(row[2]) for row in part], np.int64)
         ranks, steps = (np.array([row[i] for row in part], np.int64) for i in (1, 0))
-        rows = Rows(TAGS, which, ranks, steps, np.array([row[3] for row in part], np.float64))
+        rows = RecordedScalars(TAGS, which, ranks, steps, np.array([row[3] for row in part], np.float64))
         found += [(step, [(value.tag, value.data) for value in values]) for step, values in rule.add(rows)]
     return found
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from distsummary.launching.launcher import MAX_HOSTS, Place, describe_places
+from distsummary.launching.launcher import MAX_HOSTS, RankPlace, describe_places
 from tests.conftest import ROOT
 from tests.patience import PATIENCE_S
 
@@ -163,7 +163,7 @@ def test_a_launch_joins_the_cluster_of_this_machine_or_gives_the_reason(cluster:
 
 def test_ranks_are_listed_by_host() -> None:
     places = [
-        Place(f"node{rank // 4}", f"h{rank // 4}", f"10.0.0.{rank // 4}", 29500, "", 0, 100 + rank)
+        RankPlace(f"node{rank // 4}", f"h{rank // 4}", f"10.0.0.{rank // 4}", 29500, "", 0, 100 + rank)
         for rank in range(4 * (MAX_HOSTS + 2))
     ]
     lines = describe_places(places)

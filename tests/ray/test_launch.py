@@ -15,7 +15,7 @@ import ray
 from distsummary import launch
 from distsummary.errors import InvalidTypeError, InvalidValueError, RanksFailedError
 from distsummary.launching import launcher
-from distsummary.launching.launcher import Place, chosen_backend, plan_environments
+from distsummary.launching.launcher import RankPlace, chosen_backend, plan_environments
 from distsummary.rundir import topology
 from tests.conftest import ROOT
 from tests.interrupts import Dropping, sigint
@@ -290,7 +290,7 @@ def test_the_callers_cluster_stays_connected():
 
 def test_local_ranks_count_within_each_node():
     hosts = [("n1", "h1", "10.0.0.1", 5001), ("n2", "h2", "10.0.0.2", 5002), ("n1", "h1", "10.0.0.1", 5003)]
-    places = [Place(*host, stderr="", memory_kills=0, pid=0) for host in hosts]
+    places = [RankPlace(*host, stderr="", memory_kills=0, pid=0) for host in hosts]
     environments = plan_environments(places, "id")
     keys = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
     assert [tuple(e[k] for k in keys) for e in environments] == [

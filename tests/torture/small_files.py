@@ -55,7 +55,7 @@ def write_base(corpus: Path, seed: int) -> None:
     from distsummary.checkpoints.shard_file import ShardHeader, write_shards
     from distsummary.checkpoints.sketch.count_sketch import BUCKETS
     from distsummary.checkpoints.sketch.sketch_file import SketchHeader, SketchWriter
-    from distsummary.diagnosis.stuck import Collective, Group, RankReport
+    from distsummary.diagnosis.stuck import Collective, ProcessGroup, RankReport
     from distsummary.diagnosis.verdict import Verdict
     from distsummary.events.contents import scan
     from distsummary.events.index import write_index
@@ -84,7 +84,7 @@ def write_base(corpus: Path, seed: int) -> None:
     )
     (base / "alerts.jsonl").write_text(json.dumps({"time": 1.7e9, "attempt": 0, **reported.as_json()}))
     reporting = RankReport(
-        rank=1, step=4, phase="data", late_s=3.0, groups=(Group("0", (0, 1), (Collective(1, "a"),)),)
+        rank=1, step=4, phase="data", late_s=3.0, groups=(ProcessGroup("0", (0, 1), (Collective(1, "a"),)),)
     )
     stuck = {"format": 1, "attempt": 0, "rank": 1, "time": 1.7e9, "is_over": False, **reporting.as_json()}
     (base / "rank_00001" / "stuck.json").write_text(json.dumps(stuck))

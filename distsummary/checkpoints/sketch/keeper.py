@@ -26,7 +26,7 @@ class Submit(Protocol):
         """Run `job()` later."""
 
 
-class Pace:
+class SketchInterval:
     """Decides that every n-th step gets a sketch; n is the least power of two that keeps to `share`.
 
     n is a power of two because ranks sketch their parts of a model without communicating: the steps that
@@ -76,7 +76,7 @@ class SketchKeeper:
     Args:
         sketching: takes the sketches. writer: writes them.
         submit: runs a job in the background.
-        every: see `Pace`.
+        every: see `SketchInterval`.
         clock: returns the time in seconds.
     """
 
@@ -90,7 +90,7 @@ class SketchKeeper:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._sketching, self._writer, self._submit = sketching, writer, submit
-        self._pace = Pace(every)
+        self._pace = SketchInterval(every)
         self._clock = clock
         self._ended_at: float | None = None
         self._rows: list[tuple[int, Pending]] = []

@@ -27,7 +27,7 @@ from distsummary.landscapes.directions.planes import (
 )
 from distsummary.landscapes.directions.recipe import Directions, Weights
 from distsummary.landscapes.directions.sketched import path_in_plane
-from distsummary.landscapes.directions.sources import Source
+from distsummary.landscapes.directions.sources import CheckpointSource
 
 Direction: TypeAlias = str | Directions  # one of DIRECTIONS, or the user's own directions
 OpenHessian: TypeAlias = Callable[..., AbstractContextManager[Hessian]]  # called with names= and centre=
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 class Checkpoints:
     """The states of a source, each loaded once; raises for a state that does not fit the model."""
 
-    def __init__(self, source: Source, moving: Moving) -> None:
+    def __init__(self, source: CheckpointSource, moving: Moving) -> None:
         self._source, self._moving = source, moving
         self._loaded: dict[int | None, Weights] = {}
 
@@ -63,7 +63,7 @@ class Checkpoints:
 
 
 def prepare(
-    source: Source,
+    source: CheckpointSource,
     moving: Moving,
     request: Sequence[Direction],
     settings: Settings,
@@ -137,7 +137,9 @@ def _named(found: Sequence[tuple[str, Prepared]], moving: Moving, settings: Sett
     return named
 
 
-def _with_steps(prepared: Prepared, source: Source, moving: Moving, numbers: Sequence[int]) -> Prepared:
+def _with_steps(
+    prepared: Prepared, source: CheckpointSource, moving: Moving, numbers: Sequence[int]
+) -> Prepared:
     """Add the path at the steps between checkpoints, if the training kept sketches of the weights there."""
     sketches = source.sketches() if moving.is_all else None
     if sketches is None:
@@ -163,7 +165,7 @@ def _with_steps(prepared: Prepared, source: Source, moving: Moving, numbers: Seq
 
 
 def prepare_runs(
-    sources: Sequence[Source], moving: Moving, request: Sequence[Direction], settings: Settings
+    sources: Sequence[CheckpointSource], moving: Moving, request: Sequence[Direction], settings: Settings
 ) -> dict[str, Prepared]:
     """The planes through several runs, as a dict with the same keys as the result of landscape_set().
 
@@ -189,7 +191,7 @@ def prepare_runs(
     return _named(found, moving, settings)
 
 
-def _of_path(source: Source, count: int) -> list[int]:
+def _of_path(source: CheckpointSource, count: int) -> list[int]:
     """The first and the last checkpoint of a run; with a `count` of three also the middle one."""
     numbers = source.numbers
     if len(numbers) < count:

@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class CheckpointSource:
     """The checkpoints around which a landscape is drawn.
 
     `label` names the source among several. The number of a checkpoint is its step or epoch, see `unit`.
@@ -77,14 +77,14 @@ class Source:
 
 def open_source(
     model: Any, around: AnyAround, unit: str | None = None, step_per_epoch: int | None = None
-) -> Source:
+) -> CheckpointSource:
     """The checkpoints that `around` names; for None, the model's values are the only checkpoint.
 
     Raises MissingFileError and DamagedFileError for a trajectory or file that cannot be read.
     """
     if is_single(around):
         label, state = _single(model, around)
-        return Source(
+        return CheckpointSource(
             label=label,
             intervals=(),
             numbers=(),
@@ -108,7 +108,7 @@ def open_source(
             )
         trajectory = read(ckpt_dir)
     kept_in = trajectory.ckpt_dir
-    return Source(
+    return CheckpointSource(
         label=kept_in.parent.name if kept_in.name == "ckpt_dir" else kept_in.name,  # the run's name
         intervals=saved_intervals(trajectory.intervals, trajectory.numbers),
         numbers=trajectory.numbers,
@@ -120,7 +120,9 @@ def open_source(
     )
 
 
-def _saved(model: Any, path: Mapping[Any, Any], unit: str | None, step_per_epoch: int | None) -> Source:
+def _saved(
+    model: Any, path: Mapping[Any, Any], unit: str | None, step_per_epoch: int | None
+) -> CheckpointSource:
     """The source for a path through numbered checkpoints; a file is opened when it is needed."""
     path = {int(n) if isinstance(n, np.integer) else n: checkpoint for n, checkpoint in path.items()}
     for number, checkpoint in path.items():
@@ -138,7 +140,7 @@ def _saved(model: Any, path: Mapping[Any, Any], unit: str | None, step_per_epoch
             f"{found}; give one of these"
         )
     numbers = tuple(sorted(path))
-    return Source(
+    return CheckpointSource(
         label="path",
         intervals=(numbers,),
         numbers=numbers,
@@ -163,7 +165,7 @@ def _sketches(trajectory: Trajectory) -> Sketches | None:
     return sketches
 
 
-def open_runs(model: Any, runs: Sequence[AnyAround]) -> list[Source]:
+def open_runs(model: Any, runs: Sequence[AnyAround]) -> list[CheckpointSource]:
     """One source for each of several runs, with labels that all differ; raises as `open_source` does."""
     sources = [open_source(model, run) for run in runs]
     plain = [source.label for source in sources]

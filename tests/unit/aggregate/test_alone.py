@@ -13,7 +13,7 @@ from distsummary.cli.main import main
 from distsummary.collect import heartbeat
 from distsummary.diagnosis.alerts import read_alerts
 from distsummary.errors import RunDirError
-from distsummary.events.overhead import Finding, Overhead
+from distsummary.events.overhead import Overhead, OverheadFinding
 from distsummary.format.records import Batch, Event, Scalars, Value
 from distsummary.format.scalar_rows import row_struct
 from distsummary.rundir.coordination import LocalCoordinator
@@ -111,7 +111,7 @@ def test_a_loader_that_takes_most_of_the_time_and_memory_that_grows_are_warnings
 
 
 def test_recording_that_slows_the_loop_down_is_a_warning(tmp_path, monkeypatch):
-    found = [Finding(7, "16% of the time", 3.0)]
+    found = [OverheadFinding(7, "16% of the time", 3.0)]
     monkeypatch.setattr(heartbeat, "FIRST_S", 0.001)
     monkeypatch.setattr(Overhead, "look", lambda *arguments: found.pop() if found else None)
     run_dir = RunDir(tmp_path / "run")

@@ -12,7 +12,7 @@ from distsummary import Topology, merge_run
 from distsummary.aggregate import rank_files, step_events
 from distsummary.aggregate.charts import LAYOUT_TAG
 from distsummary.aggregate.merged_files import MERGED
-from distsummary.aggregate.rank_files import RankFiles
+from distsummary.aggregate.rank_files import RankDirectories
 from distsummary.errors import (
     InvalidTypeError,
     InvalidValueError,
@@ -328,7 +328,7 @@ def test_files_that_grow_while_they_are_merged_move_nothing(run):
     run.write(0, [histogram(1), histogram(2)], formats=(TENSORBOARD,))
     run.start()
     run.write(0, [histogram(3)])
-    ranks = RankFiles(run.run_dir.rank_dirs())
+    ranks = RankDirectories(run.run_dir.rank_dirs())
     run.write(0, [histogram(4)])
     assert [bulk.step for window in ranks.windows() for bulk in window.bulk] == [1, 2, 3]
 
@@ -774,7 +774,7 @@ def test_a_merge_holds_a_window_of_the_steps_at_a_time(run, monkeypatch):
         monkeypatch.setattr(rank_files, name, size)
     for rank in (0, 1):
         run.write(rank, [scalar(step, loss=float(step)) for step in range(500)])
-    windows = [len(window.scalars.steps) for window in RankFiles(run.run_dir.rank_dirs()).windows()]
+    windows = [len(window.scalars.steps) for window in RankDirectories(run.run_dir.rank_dirs()).windows()]
     assert sum(windows) == 1000
     assert max(windows) <= 32 + 2 * 8
     assert run.merge().steps == 500

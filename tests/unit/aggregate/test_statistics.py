@@ -3,7 +3,7 @@ import logging
 import numpy as np
 import pytest
 
-from distsummary.aggregate.statistics import MAX_DIFFERING, Rows, StatisticsRule, over_ranks
+from distsummary.aggregate.statistics import MAX_DIFFERING, RecordedScalars, StatisticsRule, over_ranks
 
 NAN, INF = float("nan"), float("inf")
 
@@ -62,7 +62,7 @@ def test_no_values_have_no_statistics():
     empty = np.empty(0, np.int64)
     statistics = over_ranks(empty, empty, np.empty(0))
     assert [len(column) for column in (statistics.points, statistics.mean, statistics.differ)] == [0] * 3
-    assert StatisticsRule().add(Rows(["loss"], empty, empty, empty, np.empty(0))) == []
+    assert StatisticsRule().add(RecordedScalars(["loss"], empty, empty, empty, np.empty(0))) == []
 
 
 def merged(*recorded, key_tags=(), rule=None, is_late=False):
@@ -74,7 +74,7 @@ def merged(*recorded, key_tags=(), rule=None, is_late=False):
     values = np.array([row[3] for row in rows], np.float64)
     rule = rule or StatisticsRule(key_tags)
     add = rule.add_late if is_late else rule.add
-    found = add(Rows(tags, which, *columns, values))
+    found = add(RecordedScalars(tags, which, *columns, values))
     return {step: {value.tag: value.data for value in values} for step, values in found}
 
 

@@ -7,7 +7,7 @@ import pytest
 from distsummary.aggregate.stuck import StuckRanks
 from distsummary.diagnosis import stuck_files
 from distsummary.diagnosis.alerts import read_alerts
-from distsummary.diagnosis.stuck import Collective, Group, RankReport
+from distsummary.diagnosis.stuck import Collective, ProcessGroup, RankReport
 from distsummary.diagnosis.stuck_files import FORMAT
 from distsummary.rundir.run_dir import STUCK, RunDir
 from distsummary.rundir.states import AttemptState, RankState
@@ -34,7 +34,7 @@ def busy(tmp_path, monkeypatch):
     for rank in (0, 1, 3):
         report = RankReport(
             rank=rank, step=60, phase="wait", late_s=4.0, limit_s=1.0, recorder="on",
-            groups=(Group("0", tuple(range(WORLD)), (PENDING,)),),
+            groups=(ProcessGroup("0", tuple(range(WORLD)), (PENDING,)),),
         )  # fmt: skip
         path = RunDir(tmp_path).writer_dir("train", rank, WORLD) / STUCK
         path.parent.mkdir(parents=True)

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from distsummary.aggregate import waiting as module
-from distsummary.aggregate.rank_tail import Place
-from distsummary.aggregate.waiting import GRAPH, Due, Row, Waiting, rows_of
+from distsummary.aggregate.rank_tail import FileRange
+from distsummary.aggregate.waiting import GRAPH, Due, PackedRow, Waiting, rows_of
 from distsummary.format.records import MAX_TAG_BYTES
 from distsummary.format.scalar_rows import row_struct
 
 SAMPLE = "system/process/memory_gib"
-PLACE = Place(Path("events"), 0, 10)
+PLACE = FileRange(Path("events"), 0, 10)
 
 
 def report(waiting: Waiting, rank: int, step: int, **values: float) -> None:
@@ -113,8 +113,8 @@ def test_memory_is_bounded_the_older_half_is_given_up(monkeypatch: pytest.Monkey
 
 
 def test_rows_of_several_sets_of_tags_keep_their_order():
-    def row(rank: int, step: int, **values: float) -> Row:
-        return Row(rank, tuple(values), row_struct(len(values)).pack(0.0, step, *values.values()))
+    def row(rank: int, step: int, **values: float) -> PackedRow:
+        return PackedRow(rank, tuple(values), row_struct(len(values)).pack(0.0, step, *values.values()))
 
     rows = rows_of([row(0, 1, a=1.0, b=2.0), row(1, 1, b=3.0), row(0, 1, b=4.0, a=5.0), row(1, 2, b=6.0)])
     found = [

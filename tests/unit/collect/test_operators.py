@@ -9,7 +9,7 @@ import pytest
 from distsummary.base.failures import Failures
 from distsummary.base.health import Health
 from distsummary.collect import operators
-from distsummary.collect.operators import Listener
+from distsummary.collect.operators import TapListener
 from distsummary.collect.plan import regular_steps, tensor_steps
 from distsummary.collect.taps import Taps
 from distsummary.format.records import Value
@@ -25,7 +25,7 @@ class Received:
     def __init__(self, **options):
         self.health = Health()
         failures = Failures(self.health, logger)
-        self.listener = Listener(Value, lambda: failures, **options)
+        self.listener = TapListener(Value, lambda: failures, **options)
         operators.listen(self.listener)
 
     def take(self, step=1):

@@ -9,15 +9,15 @@ import pytest
 
 from distsummary.base.failures import Failures
 from distsummary.base.health import Health
-from distsummary.collect.watcher import OUTSIDE, UNKNOWN_S, Pace, Place, Watcher
+from distsummary.collect.watcher import OUTSIDE, UNKNOWN_S, LoopPlace, LoopTimes, Watcher
 
 
-def paced(*seconds: float) -> tuple[Pace, float]:
+def paced(*seconds: float) -> tuple[LoopTimes, float]:
     """A pace that has seen a step end after each of these times, and the time then."""
-    pace, now = Pace(Place(0, "forward"), 0.0), 0.0
+    pace, now = LoopTimes(LoopPlace(0, "forward"), 0.0), 0.0
     for step, took in enumerate(seconds, 1):
         now += took
-        assert pace.look(Place(step, "forward"), now)
+        assert pace.look(LoopPlace(step, "forward"), now)
     return pace, now
 
 
@@ -27,17 +27,17 @@ def test_no_step_is_late_before_the_length_of_a_step_is_known() -> None:
 
 
 def test_many_steps_between_two_looks_report_a_limit_though_the_start_is_among_them() -> None:
-    pace = Pace(Place(0, OUTSIDE), 0.0)
-    pace.look(Place(19, "forward"), 0.5)
+    pace = LoopTimes(LoopPlace(0, OUTSIDE), 0.0)
+    pace.look(LoopPlace(19, "forward"), 0.5)
     assert pace.limit_s("forward") == UNKNOWN_S
-    pace.look(Place(30, "evaluation"), 1.0)
-    pace.look(Place(55, "forward"), 2.5)
+    pace.look(LoopPlace(30, "evaluation"), 1.0)
+    pace.look(LoopPlace(55, "forward"), 2.5)
     assert pace.limit_s("forward") == 1.0
-    pace = Pace(Place(1000, OUTSIDE), 0.0)  # a run that is resumed
-    pace.look(Place(1020, "forward"), 60.0)
+    pace = LoopTimes(LoopPlace(1000, OUTSIDE), 0.0)  # a run that is resumed
+    pace.look(LoopPlace(1020, "forward"), 60.0)
     assert pace.limit_s("forward") == 9.0
-    pace.look(Place(1021, "forward"), 60.5)
-    pace.look(Place(1022, "forward"), 61.0)
+    pace.look(LoopPlace(1021, "forward"), 60.5)
+    pace.look(LoopPlace(1022, "forward"), 61.0)
     assert pace.limit_s("forward") == 1.5
 
 
@@ -57,17 +57,17 @@ def test_of_steps_of_different_lengths_the_long_ones_are_not_late() -> None:
 
 
 def test_looks_that_see_many_steps_count_each() -> None:
-    pace = Pace(Place(0, "forward"), 0.0)
+    pace = LoopTimes(LoopPlace(0, "forward"), 0.0)
     for step in range(0, 2000, 100):
-        pace.look(Place(step, "forward"), 1.0 * step)
+        pace.look(LoopPlace(step, "forward"), 1.0 * step)
     assert pace.limit_s("forward") == 3.0
 
 
 def test_progress() -> None:
     pace, now = paced(1.0, 1.0)
-    assert not pace.look(Place(2, "backward"), now + 0.5)
+    assert not pace.look(LoopPlace(2, "backward"), now + 0.5)
     assert pace.since == now
-    assert pace.look(Place(3, "data"), now + 1.0)
+    assert pace.look(LoopPlace(3, "data"), now + 1.0)
 
 
 def test_a_look_that_comes_late_counts_a_second() -> None:
@@ -75,17 +75,17 @@ def test_a_look_that_comes_late_counts_a_second() -> None:
     pace, now = paced(1.0, 1.0)
     for passed, late in ((0.5, 0.5), (0.5, 1.0), (7.0, 2.0), (0.5, 2.5)):
         now += passed
-        assert not pace.look(Place(2, "forward"), now)
+        assert not pace.look(LoopPlace(2, "forward"), now)
         assert pace.late_s == late
-    assert pace.look(Place(3, "forward"), now + 0.5)
+    assert pace.look(LoopPlace(3, "forward"), now + 0.5)
     assert pace.late_s == 0.0
 
 
 def test_an_evaluation_has_a_limit_of_its_own_and_is_no_part_of_a_step() -> None:
     pace, now = paced(*[0.1] * 30)
     assert pace.limit_s("evaluation") == UNKNOWN_S
-    assert pace.look(Place(30, "evaluation"), now)
-    assert pace.look(Place(30, "data"), now + 50.0)
+    assert pace.look(LoopPlace(30, "evaluation"), now)
+    assert pace.look(LoopPlace(30, "data"), now + 50.0)
     assert pace.since == now + 50.0
     assert pace.limit_s("evaluation") == 150.0
     assert pace.limit_s("forward") == 1.0
@@ -94,7 +94,7 @@ def test_an_evaluation_has_a_limit_of_its_own_and_is_no_part_of_a_step() -> None
 
 def test_no_secret_of_a_source_line_is_written(tmp_path: Path) -> None:
     watcher = Watcher(
-        tmp_path, attempt=0, rank=1, place=lambda: Place(3, "forward"), groups=lambda is_broken: ("", ()),
+        tmp_path, attempt=0, rank=1, place=lambda: LoopPlace(3, "forward"), groups=lambda is_broken: ("", ()),
         failures=Failures(Health(), logging.getLogger(__name__)),
     )  # fmt: skip
     with pytest.raises(ZeroDivisionError) as caught:

@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from distsummary.diagnosis.stuck import AFTER_RUN, Collective, Group, RankReport, hung
+from distsummary.diagnosis.stuck import AFTER_RUN, Collective, ProcessGroup, RankReport, hung
 
 RANKS = (0, 1, 2, 3)
 BEGUN = Collective(64, "all_reduce", ((2632,),))
 PENDING = Collective(65, "all_reduce", ((2632,),), True)
 
 
-def group(*collectives: Collective, ranks: tuple[int, ...] = RANKS, name: str = "0") -> Group:
-    return Group(name, ranks, collectives)
+def group(*collectives: Collective, ranks: tuple[int, ...] = RANKS, name: str = "0") -> ProcessGroup:
+    return ProcessGroup(name, ranks, collectives)
 
 
 def waits(rank: int, *collectives: Collective, late_s: float = 3.5) -> RankReport:
@@ -197,9 +197,11 @@ def test_ranks_that_were_killed_together_are_reported_as_they_were() -> None:
 
 def test_ranks_that_wait_in_other_groups_are_no_culprits() -> None:
     """Rank 3 sleeps; rank 2 waits for it in their group, and 0 and 1 wait for 2 in that of all."""
-    pair = Group("1", (2, 3), (Collective(5, "all_gather", ((3,),), True),))
+    pair = ProcessGroup("1", (2, 3), (Collective(5, "all_gather", ((3,),), True),))
     middle = replace(waits(2, BEGUN), groups=(group(BEGUN), pair))
-    last = replace(sleeps(3), groups=(group(BEGUN), Group("1", (2, 3), (Collective(4, "all_gather"),))))
+    last = replace(
+        sleeps(3), groups=(group(BEGUN), ProcessGroup("1", (2, 3), (Collective(4, "all_gather"),)))
+    )
     assert [one.rank for one in hung([waits(0), waits(1), middle, last])] == [3]
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from distsummary.diagnosis import stuck_files
-from distsummary.diagnosis.stuck import Collective, Group, RankReport
+from distsummary.diagnosis.stuck import Collective, ProcessGroup, RankReport
 from distsummary.diagnosis.stuck_files import FORMAT, hung_ranks
 from distsummary.rundir.run_dir import STUCK, RunDir
 from distsummary.rundir.states import AttemptState, RankState
@@ -38,7 +38,7 @@ def report(tmp_path):
         report = RankReport(
             rank=rank, step=60, phase="forward" if sleeps else "wait", late_s=3.5, limit_s=1.0, recorder="on",
             line="train.py:7 in step: time.sleep(9)" if sleeps else "train.py:9 in step: loss.backward()",
-            groups=(Group("0", tuple(range(world_size)), (BEGUN,) if sleeps else (BEGUN, PENDING)),),
+            groups=(ProcessGroup("0", tuple(range(world_size)), (BEGUN,) if sleeps else (BEGUN, PENDING)),),
         )  # fmt: skip
         path = RunDir(tmp_path).writer_dir("train", rank, world_size) / STUCK
         path.parent.mkdir(parents=True, exist_ok=True)

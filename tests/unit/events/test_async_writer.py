@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distsummary.base import failures as health
 from distsummary.base.health import Health
 from distsummary.errors import ClosedError, WriteError
-from distsummary.events import async_writer, health
+from distsummary.events import async_writer
 from distsummary.events.async_writer import AT_ONCE, AsyncWriter
 from distsummary.events.spec import DROP, WriterSpec
 from distsummary.format.records import QUEUED, Batch, Event, Histogram, Scalars, Value

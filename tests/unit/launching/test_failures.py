@@ -11,7 +11,7 @@ from distsummary.launching.failures import (
     CONSEQUENCE,
     MAX_LINE,
     STOPPED,
-    Failure,
+    RankEnd,
     Trace,
     death,
     error_lines,
@@ -68,12 +68,12 @@ def test_a_node_that_does_not_answer_is_named():
 
 def test_causes_come_first_then_those_that_lost_their_peers_then_the_stopped():
     failures = [
-        Failure(1, "RuntimeError: gloo/transport [::1]:4411 Connection reset by peer", CONSEQUENCE),
-        Failure(3, "RuntimeError: gloo/transport [::1]:4412 Connection reset by peer", CONSEQUENCE),
-        Failure(2, "killed by signal 9 (SIGKILL)"),
-        Failure(5, "exit code 3 (os._exit)"),
-        Failure(4, "exit code 4 (os._exit)"),
-        Failure(0, "stopped", STOPPED),
+        RankEnd(1, "RuntimeError: gloo/transport [::1]:4411 Connection reset by peer", CONSEQUENCE),
+        RankEnd(3, "RuntimeError: gloo/transport [::1]:4412 Connection reset by peer", CONSEQUENCE),
+        RankEnd(2, "killed by signal 9 (SIGKILL)"),
+        RankEnd(5, "exit code 3 (os._exit)"),
+        RankEnd(4, "exit code 4 (os._exit)"),
+        RankEnd(0, "stopped", STOPPED),
     ]
     assert error_lines(failures).splitlines() == [
         "[rank 2] killed by signal 9 (SIGKILL)",
@@ -85,7 +85,7 @@ def test_causes_come_first_then_those_that_lost_their_peers_then_the_stopped():
 
 
 def test_without_a_cause_the_first_line_is_plain():
-    assert error_lines([Failure(1, "RuntimeError: Connection reset", CONSEQUENCE)]).startswith(
+    assert error_lines([RankEnd(1, "RuntimeError: Connection reset", CONSEQUENCE)]).startswith(
         "[rank 1] RuntimeError"
     )
 

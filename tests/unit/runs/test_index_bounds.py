@@ -9,7 +9,7 @@ import pytest
 import distsummary as ds
 from distsummary.cli.fsck import fsck
 from distsummary.events import recorded
-from distsummary.events.contents import Given, Progression
+from distsummary.events.contents import MemoryColumn, Progression
 from distsummary.events.index import index_path, read_index
 from distsummary.events.segments import segments
 from distsummary.format.records import MINDSPORE, Value
@@ -132,7 +132,7 @@ def test_one_tag_an_event_takes_no_column_of_all_events_for_each_tag(tmp_path, m
     run = ds.open_run(tmp_path, index=False)
     run.scalars("t1")
     loaded = []
-    for kind in (Progression, Given):
+    for kind in (Progression, MemoryColumn):
         load = kind.load
         monkeypatch.setattr(
             kind, "load", lambda column, load=load: loaded.append(column.size) or load(column)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from distsummary.checkpoints.sketch.count_sketch import BUCKETS, Sketcher
-from distsummary.checkpoints.sketch.keeper import FIRST_STRIDE, ROWS, SHARE, Pace, SketchKeeper
+from distsummary.checkpoints.sketch.keeper import FIRST_STRIDE, ROWS, SHARE, SketchInterval, SketchKeeper
 from distsummary.checkpoints.sketch.parts import SketchedPart
 from distsummary.checkpoints.sketch.sketch_file import SketchHeader, SketchWriter, read_sketches
 from distsummary.checkpoints.sketch.sketching import NumpySketching
@@ -22,18 +22,18 @@ def due(pace, steps, step_s, cost_s):
 
 
 def test_a_number_of_steps_is_kept_to_whatever_it_costs():
-    assert due(Pace(every=3), range(1, 11), step_s=1e-3, cost_s=1.0) == [1, 4, 7, 10]
+    assert due(SketchInterval(every=3), range(1, 11), step_s=1e-3, cost_s=1.0) == [1, 4, 7, 10]
 
 
 def test_cheap_sketches_are_taken_of_each_step_once_their_cost_is_known():
-    taken = due(Pace(), range(1, 41), step_s=1.0, cost_s=0.5 * SHARE)
+    taken = due(SketchInterval(), range(1, 41), step_s=1.0, cost_s=0.5 * SHARE)
     assert taken[:3] == [1, 1 + FIRST_STRIDE, 2 + FIRST_STRIDE]
     assert taken[3:] == list(range(3 + FIRST_STRIDE, 41))
 
 
 @pytest.mark.parametrize("ratio", [0.3, 1.5, 3.0, 11.0, 100.0])
 def test_dear_sketches_come_in_powers_of_two_within_their_share(ratio):
-    pace = Pace()
+    pace = SketchInterval()
     taken = due(pace, range(1, 4001), step_s=1.0, cost_s=ratio * SHARE)
     gaps = np.diff(taken[-8:])
     assert (gaps == gaps[0]).all()
@@ -43,13 +43,13 @@ def test_dear_sketches_come_in_powers_of_two_within_their_share(ratio):
 
 
 def test_the_steps_of_a_slow_rank_are_steps_of_a_fast_one():
-    slow = due(Pace(), range(1, 500), step_s=1.0, cost_s=5 * SHARE)
-    fast = due(Pace(), range(1, 500), step_s=1.0, cost_s=1.5 * SHARE)
+    slow = due(SketchInterval(), range(1, 500), step_s=1.0, cost_s=5 * SHARE)
+    fast = due(SketchInterval(), range(1, 500), step_s=1.0, cost_s=1.5 * SHARE)
     assert set(slow[5:]) <= set(fast)
 
 
 def test_sketches_come_closer_together_when_steps_grow_longer():
-    pace = Pace()
+    pace = SketchInterval()
     due(pace, range(1, 300), step_s=1.0, cost_s=10 * SHARE)
     assert pace.stride == 16
     due(pace, range(300, 900), step_s=10.0, cost_s=10 * SHARE)
@@ -58,7 +58,7 @@ def test_sketches_come_closer_together_when_steps_grow_longer():
 
 @pytest.mark.parametrize("every", [0, 10])
 def test_the_first_step_of_an_attempt_has_a_sketch_wherever_it_begins(every):
-    assert due(Pace(every), range(16, 20), step_s=1.0, cost_s=1.0)[0] == 16
+    assert due(SketchInterval(every), range(16, 20), step_s=1.0, cost_s=1.0)[0] == 16
 
 
 class Clock:
