@@ -138,7 +138,8 @@ def replacing(path: Path, *, is_durable: bool = True, is_private: bool = False) 
             "free space or fix the directory's permissions"
         ) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # `remove_leftovers` removes it later
+            temporary.unlink(missing_ok=True)
 
 
 def publish(path: Path, data: bytes) -> None:

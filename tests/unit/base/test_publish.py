@@ -177,3 +177,13 @@ def test_what_cannot_be_removed_stays_and_stops_no_one(own: Path, monkeypatch: p
     left = renamed(own, start="1")
     assert remove_leftovers(own.parent) == [left]
     assert left.exists()
+
+
+def test_a_directory_that_has_become_a_file_is_named_not_the_temporary_file(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("")
+    target = tmp_path / "checkpoints" / "a.ckpt"
+    with (
+        pytest.raises(RunDirError, match=rf"^{target} cannot be written: Not a directory"),
+        replacing(target) as temporary,
+    ):
+        temporary.write_bytes(b"")
