@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import distsummary as ds
-from distsummary.collect.graph import graph_value
+from distsummary.collect.graph_source import graph_value
 from distsummary.collect.torch_graph_observers import observer_of
 
 WAYS = (None, "modules", "ops", "export")

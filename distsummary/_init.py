@@ -16,11 +16,11 @@ from distsummary.aggregate.on_alert import OnAlert, check_on_alert
 from distsummary.base.checks import check_choice, check_int, check_type, suggestion
 from distsummary.base.processes import in_ray
 from distsummary.base.terminal import announced
-from distsummary.collect.checks import check_checksums
 from distsummary.collect.collector import SummaryCollector
-from distsummary.collect.norms import check_norms, refuse_unmeasured
+from distsummary.collect.norm_source import check_norms, refuse_unmeasured
 from distsummary.collect.options import rank_formats
 from distsummary.collect.plan import dealing_group
+from distsummary.collect.rank_checks import check_checksums
 from distsummary.collect.record_options import Record
 from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.diagnosis.verdict import NAN

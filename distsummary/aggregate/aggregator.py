@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 
-from distsummary.aggregate.description import RoleDescription, describe, log_conflicts
 from distsummary.aggregate.live import LiveMerge, LiveReport
 from distsummary.aggregate.merge import merge_facts, merge_run
 from distsummary.aggregate.registrar import Registrar
+from distsummary.aggregate.role_description import RoleDescription, describe, log_conflicts
 from distsummary.aggregate.stuck import StuckRanks
 from distsummary.aggregate.visible import hidden_ranks
 from distsummary.base.failures import error_line

@@ -2,7 +2,7 @@
 
 from distsummary.aggregate.alone import LoneRank
 from distsummary.aggregate.process import ProcessCoordinator
-from distsummary.aggregate.rank_files import first_free_attempt
+from distsummary.aggregate.rank_directories import first_free_attempt
 from distsummary.base.processes import in_ray
 from distsummary.rundir.coordination import Coordinator, LocalCoordinator
 from distsummary.rundir.run_dir import RunDir

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from distsummary.aggregate.rank_files import RankDirectories
+from distsummary.aggregate.rank_directories import RankDirectories
 from distsummary.aggregate.sick_ranks import SickRanks
 from distsummary.aggregate.statistics import RecordedScalars
 from distsummary.diagnosis.cost import Costs, joined, step_times

@@ -10,14 +10,14 @@ from functools import partial
 
 import numpy as np
 
+from distsummary.aggregate.added_norms import AddedNorms
 from distsummary.aggregate.charts import LAYOUT_TAG, charts
-from distsummary.aggregate.description import RoleDescription
 from distsummary.aggregate.judging import Judging, alert_values
 from distsummary.aggregate.live_bulk import BulkReader, Wanted
 from distsummary.aggregate.live_files import LiveFiles
 from distsummary.aggregate.merge import refuse_foreign_files
-from distsummary.aggregate.norms import AddedNorms
 from distsummary.aggregate.receiver import POLL_S, Receiver
+from distsummary.aggregate.role_description import RoleDescription
 from distsummary.aggregate.statistics import RecordedScalars, StatisticsRule
 from distsummary.aggregate.waiting import GRAPH, BulkKey, Due, PendingStep, Waiting, rows_of
 from distsummary.base.publish import ensure_directory

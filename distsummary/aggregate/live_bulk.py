@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from distsummary.aggregate.norms import AddedNorms
+from distsummary.aggregate.added_norms import AddedNorms
 from distsummary.aggregate.rank_tail import FileRange
 from distsummary.aggregate.step_events import recorded_by
 from distsummary.aggregate.waiting import GRAPH, BulkKey, PendingBulk

@@ -13,8 +13,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from distsummary.aggregate.added_norms import AddedNorms
 from distsummary.aggregate.charts import charts
-from distsummary.aggregate.description import describe, log_conflicts
 from distsummary.aggregate.earlier_merge import EarlierMerge
 from distsummary.aggregate.judging import (
     TEXT_TAG,
@@ -24,8 +24,8 @@ from distsummary.aggregate.judging import (
 )
 from distsummary.aggregate.merge_lineage import Conflict
 from distsummary.aggregate.merged_files import MergedFiles, holds_steps, other_segments
-from distsummary.aggregate.norms import AddedNorms
-from distsummary.aggregate.rank_files import BulkPlace, RankDirectories
+from distsummary.aggregate.rank_directories import BulkPlace, RankDirectories
+from distsummary.aggregate.role_description import describe, log_conflicts
 from distsummary.aggregate.statistics import StatisticsRule
 from distsummary.aggregate.step_events import recorded_by, step_events
 from distsummary.base.checks import check_type

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from distsummary.aggregate.rank_files import first_free_attempt
+from distsummary.aggregate.rank_directories import first_free_attempt
 from distsummary.base.processes import is_alive
 from distsummary.rundir.attempts import (
     Registration,

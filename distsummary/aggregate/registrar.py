@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from functools import partial
 
-from distsummary.aggregate.rank_files import first_free_attempt
+from distsummary.aggregate.rank_directories import first_free_attempt
 from distsummary.base.publish import file_system_time
 from distsummary.rundir.attempts import (
     ENDED,

@@ -304,7 +304,7 @@ def landscape(options: argparse.Namespace) -> None:
     with ExitStack() as before_and_after:  # of the points, which report their own progress
         before_and_after.enter_context(showing_progress("landscape"))
         import distsummary as ds
-        from distsummary.landscapes.directions.sources import is_single
+        from distsummary.landscapes.directions.checkpoint_sources import is_single
         from distsummary.landscapes.factory import load_factory
         from distsummary.landscapes.run.progress import progress_callback
         from distsummary.rundir.run_dir import RunDir

@@ -18,12 +18,9 @@ from distsummary.base.health import Health
 from distsummary.base.interrupts import is_interruption
 from distsummary.base.terminal import announced
 from distsummary.checkpoints.landscape_spec import DEFAULT_SPEC
-from distsummary.collect.checks import Checks, check_checksums
 from distsummary.collect.config import read_config
-from distsummary.collect.description import DescriptionRecorder
 from distsummary.collect.evaluations import Evaluations, metric_values
-from distsummary.collect.lineage import evaluation_lineage
-from distsummary.collect.norms import check_norms, refuse_unmeasured
+from distsummary.collect.norm_source import check_norms, refuse_unmeasured
 from distsummary.collect.older_order import is_older_collector, without_num_process
 from distsummary.collect.open_writer import check_collectors, refuse_unconnected
 from distsummary.collect.options import (
@@ -40,7 +37,10 @@ from distsummary.collect.options import (
     with_landscape,
 )
 from distsummary.collect.plan import DEALS
+from distsummary.collect.rank_checks import Checks, check_checksums
 from distsummary.collect.record_options import Record
+from distsummary.collect.run_description import DescriptionRecorder
+from distsummary.collect.run_lineage import evaluation_lineage
 from distsummary.collect.run_recorder import RunRecorder
 from distsummary.collect.schedule import Schedule
 from distsummary.collect.session import Past, Session

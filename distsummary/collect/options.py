@@ -11,7 +11,7 @@ from distsummary.base.checks import check_choice, check_int, check_keys, check_t
 from distsummary.base.guard import check
 from distsummary.checkpoints.landscape_spec import DEFAULT_SPEC, LandscapeSpec, check_collect_landscape
 from distsummary.collect.config import FlatValue, read_config
-from distsummary.collect.graph import EXPORT, OPERATIONS, check_graph
+from distsummary.collect.graph_source import EXPORT, OPERATIONS, check_graph
 from distsummary.collect.selection import BY_DEFAULT, GRADIENTS_BY_DEFAULT, MINDSPORES, Selection
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.events.spec import Limits

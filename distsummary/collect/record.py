@@ -18,8 +18,8 @@ from distsummary.base.interrupts import interrupts_after
 from distsummary.collect import operators
 from distsummary.collect.background import Background
 from distsummary.collect.checked_values import checked_value
-from distsummary.collect.export import Exports, write_values
-from distsummary.collect.graph import TREE, ModelGraph
+from distsummary.collect.file_export import Exports, write_values
+from distsummary.collect.graph_source import TREE, ModelGraph
 from distsummary.collect.older_order import check_network, is_older_record, without_num_process
 from distsummary.collect.open_writer import check_collectors, open_writer
 from distsummary.collect.options import (

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from distsummary.base.failures import Failures
-from distsummary.collect.graph import ModelGraph
+from distsummary.collect.graph_source import ModelGraph
 from distsummary.collect.options import Collected, refuse_without_torch
 from distsummary.collect.plan import LEFT_OUT, dealing_group, regular_steps, tensor_steps
 from distsummary.collect.run_recorder import RunRecorder

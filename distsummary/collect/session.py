@@ -29,11 +29,11 @@ from distsummary.checkpoints.sketch.sketch_file import SketchHeader, SketchWrite
 from distsummary.checkpoints.sketch.sketching import open_sketching
 from distsummary.collect.background import Background, joined_in_time, place_of
 from distsummary.collect.config import differing, listed
-from distsummary.collect.export import Exports, write_values
+from distsummary.collect.file_export import Exports, write_values
 from distsummary.collect.heartbeat import Pulse
-from distsummary.collect.lineage import strip_directories
 from distsummary.collect.open_writer import open_writer
 from distsummary.collect.provenance import command_line, error_text, provenance
+from distsummary.collect.run_lineage import strip_directories
 from distsummary.collect.system_metrics import Sampler, SystemMonitor, sources_of
 from distsummary.collect.trajectory_keeper import KeptTrajectory, keep_trajectory
 from distsummary.collect.watcher import LoopPlace, Watcher, groups_of_torch

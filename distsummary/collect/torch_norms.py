@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from distsummary.base.failures import Failures
 from distsummary.base.guard import passes
-from distsummary.collect.norms import UpdateDeal
+from distsummary.collect.norm_source import UpdateDeal
 from distsummary.collect.session import ENDED_LATE
 from distsummary.collect.sources import Source
 from distsummary.format.check_tags import LAG, NONFINITE_TAGS

@@ -15,7 +15,7 @@ from distsummary.base.guard import check
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.share import SavedShare, share_of
 from distsummary.checkpoints.trajectory_writer import TrajectoryWriter
-from distsummary.collect.lineage import class_name
+from distsummary.collect.run_lineage import class_name
 from distsummary.errors import InvalidValueError
 from distsummary.format.records import Shard
 from distsummary.frameworks.base import Array, Framework, framework_of

@@ -24,12 +24,18 @@ from distsummary.errors import (
     NotADirectoryPathError,
 )
 from distsummary.frameworks.base import framework_of
+from distsummary.landscapes.directions.checkpoint_sources import (
+    AnyAround,
+    Around,
+    is_single,
+    open_runs,
+    open_source,
+)
 from distsummary.landscapes.directions.normalization import FilterAxisHook
 from distsummary.landscapes.directions.parameters import Patterns, moving
 from distsummary.landscapes.directions.planes import Prepared, Settings
 from distsummary.landscapes.directions.prepare import Direction, find_eigenpairs, prepare, prepare_runs
 from distsummary.landscapes.directions.recipe import Directions
-from distsummary.landscapes.directions.sources import AnyAround, Around, is_single, open_runs, open_source
 from distsummary.landscapes.engines.worker import Task
 from distsummary.landscapes.model.data import (
     Data,
@@ -51,11 +57,11 @@ from distsummary.landscapes.request import (
     refuse_unused,
     requested_directions,
 )
-from distsummary.landscapes.run.failures import READING, user_errors
-from distsummary.landscapes.run.identity import held_modules, landscape_identity
 from distsummary.landscapes.run.journal import Journal, leftover_journals
+from distsummary.landscapes.run.landscape_identity import held_modules, landscape_identity
 from distsummary.landscapes.run.progress import ProgressCallback, progress_callback
 from distsummary.landscapes.run.runner import InProcessWorkers, Workers, generate
+from distsummary.landscapes.run.worker_failures import READING, user_errors
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.topology import has_cluster
 

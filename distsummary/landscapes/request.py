@@ -13,12 +13,12 @@ from distsummary.checkpoints.trajectory import Trajectory
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions import CENTERINGS, CORNERS, DIRECTIONS, OF_RUNS
+from distsummary.landscapes.directions.checkpoint_sources import AnyAround, is_single
 from distsummary.landscapes.directions.normalization import NORMALIZATIONS, FilterAxisHook
 from distsummary.landscapes.directions.parameters import Patterns
 from distsummary.landscapes.directions.prepare import Direction
 from distsummary.landscapes.directions.recipe import Directions
-from distsummary.landscapes.directions.sources import AnyAround, is_single
-from distsummary.landscapes.engines.base import MODES
+from distsummary.landscapes.engines.engine import MODES
 from distsummary.landscapes.engines.engine_choice import EngineChoice
 from distsummary.landscapes.model.quantities import Evaluation
 from distsummary.rundir.run_dir import RunDir

@@ -11,7 +11,7 @@ from distsummary.base.processes import in_ray
 from distsummary.checkpoints.landscape_spec import check_collect_landscape
 from distsummary.checkpoints.trajectory import Trajectory, read
 from distsummary.errors import InvalidTypeError, InvalidValueError, NotADirectoryPathError, RunDirError
-from distsummary.landscapes.engines.base import MODES
+from distsummary.landscapes.engines.engine import MODES
 from distsummary.landscapes.factory import named_parts
 from distsummary.landscapes.generator import landscape_set
 from distsummary.landscapes.model.data import check_batches, mindspore_batches

@@ -29,7 +29,7 @@ from distsummary.base.interrupts import handles_interrupts
 from distsummary.base.processes import own_process
 from distsummary.errors import InvalidTypeError, InvalidValueError, RanksFailedError
 from distsummary.launching.actor_output import RankOutput, plain_prefixes, say_last
-from distsummary.launching.failures import (
+from distsummary.launching.rank_ends import (
     STOPPED,
     RankEnd,
     Trace,

@@ -1,13 +1,32 @@
 """RankView: the tables of one rank, or of the merged run."""
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
-from distsummary.runs.rank_files import Tags
+from distsummary.runs.rank_files import Rank, Tags
 from distsummary.runs.table import ScalarTable, Table, ValueTable
 
-if TYPE_CHECKING:
-    from distsummary.runs.recorded_run import RecordedRun
+
+class Reader(Protocol):
+    """What reads the values of a rank: a `RecordedRun`."""
+
+    def scalars(self, tag: Tags, rank: Rank) -> ScalarTable:
+        """See `RecordedRun.scalars`."""
+
+    def histograms(self, tag: Tags, rank: Rank) -> ValueTable:
+        """See `RecordedRun.histograms`."""
+
+    def tensors(self, tag: Tags, rank: Rank) -> ValueTable:
+        """See `RecordedRun.tensors`."""
+
+    def images(self, tag: Tags, rank: Rank) -> ValueTable:
+        """See `RecordedRun.images`."""
+
+    def text(self, tag: Tags, rank: Rank) -> ValueTable:
+        """See `RecordedRun.text`."""
+
+    def norms(self, parameter: Tags, rank: Rank) -> Table:
+        """See `RecordedRun.norms`."""
 
 
 class RankView:
@@ -17,7 +36,7 @@ class RankView:
         rank: its number, or "merged".
     """
 
-    def __init__(self, run: "RecordedRun", rank: int | Literal["merged"]) -> None:
+    def __init__(self, run: Reader, rank: int | Literal["merged"]) -> None:
         self._run, self.rank = run, rank
 
     def __repr__(self) -> str:
@@ -51,7 +70,7 @@ class RankView:
 class RankViews(Mapping[int, RankView]):
     """The ranks of a run that have a directory, in rising order: rank -> RankView."""
 
-    def __init__(self, run: "RecordedRun", ranks: tuple[int, ...]) -> None:
+    def __init__(self, run: Reader, ranks: tuple[int, ...]) -> None:
         self._run, self._ranks = run, ranks
 
     def __repr__(self) -> str:

@@ -42,9 +42,10 @@ from distsummary.rundir.rank_parts import parts_of
 from distsummary.rundir.run_dir import MANIFEST, Manifest, RunDir
 from distsummary.rundir.states import RunState, is_over, is_silent, read_run
 from distsummary.runs.deals import DealRow, deal_rows
-from distsummary.runs.norms import norms_table
+from distsummary.runs.norms_table import norms_table
 from distsummary.runs.rank_files import MERGED, MERGED_RANK, Rank, RankFiles, Tags, ends, said, wanted
 from distsummary.runs.rank_view import RankView, RankViews
+from distsummary.runs.read_values import added, assembled, readable, value_table
 from distsummary.runs.status_text import findings_in_short
 from distsummary.runs.table import (
     Array,
@@ -56,7 +57,6 @@ from distsummary.runs.table import (
     objects,
     packed,
 )
-from distsummary.runs.values import added, assembled, readable, value_table
 
 NO_MANIFEST = f"no {MANIFEST}"
 _VERDICT = {

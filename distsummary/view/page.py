@@ -25,11 +25,11 @@ from distsummary.runs.rank_files import MERGED, MERGED_RANK
 from distsummary.runs.recorded_run import RecordedRun, findings
 from distsummary.runs.show import STATISTICS, interest
 from distsummary.runs.status_text import findings_in_short
-from distsummary.view.compare import comparison, span
+from distsummary.view.compared_runs import comparison, span
 from distsummary.view.histograms import histograms
 from distsummary.view.landscape import landscapes
 from distsummary.view.media import media
-from distsummary.view.norms import norms
+from distsummary.view.norm_rows import norms
 from distsummary.view.packing import offsets, plain, rounded, small
 from distsummary.view.reduce import Array, Band, band, columns, heat_map, line_of
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from distsummary.base.publish import check_writable, refuse_unlike_files, replacing
 from distsummary.errors import MissingExtraError
 from distsummary.runs.recorded_run import open_run
-from distsummary.view.compare import refuse_others
+from distsummary.view.compared_runs import refuse_others
 from distsummary.view.packing import embedded
 from distsummary.view.page import page
 

@@ -21,7 +21,7 @@ from distsummary.errors import MissingFileError
 from distsummary.rundir.run_dir import RunDir
 from distsummary.runs.find_runs import RunRow, find_runs
 from distsummary.runs.recorded_run import RecordedRun, open_run
-from distsummary.view.compare import refuse_others
+from distsummary.view.compared_runs import refuse_others
 from distsummary.view.packing import sent
 from distsummary.view.page import page, rank_curve
 

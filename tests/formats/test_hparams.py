@@ -14,7 +14,7 @@ from tensorboard.plugins.hparams.backend_context import Context
 from tensorboard.plugins.hparams.list_session_groups import Handler
 
 import distsummary as ds
-from distsummary.aggregate.description import settings_values
+from distsummary.aggregate.role_description import settings_values
 from distsummary.pb.tensorboard_hparams_pb2 import STATUS_FAILURE, STATUS_SUCCESS
 from distsummary.rundir.states import AttemptState, RankState
 

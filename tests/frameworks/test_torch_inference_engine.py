@@ -32,8 +32,8 @@ from distsummary.landscapes.directions.pca import pca_plane
 from distsummary.landscapes.directions.planes import Settings, prepare_random
 from distsummary.landscapes.directions.recipe import RandomDirections, Recipe, Weights
 from distsummary.landscapes.directions.torch_parameters import OwnState, filter_axes
-from distsummary.landscapes.engines.base import Engine
 from distsummary.landscapes.engines.chunks import plan_chunks
+from distsummary.landscapes.engines.engine import Engine
 from distsummary.landscapes.engines.engine_choice import EngineChoice
 from distsummary.landscapes.engines.open_engine import open_engine
 from distsummary.landscapes.engines.torch_inference_engine import TorchInferenceEngine

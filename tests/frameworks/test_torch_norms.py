@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import distsummary as ds
 from distsummary.base.failures import Failures
 from distsummary.base.health import Health
-from distsummary.collect.norms import UpdateDeal
+from distsummary.collect.norm_source import UpdateDeal
 from distsummary.collect.torch_norms import NONFINITE_TAG, Norms, PendingNorms
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.events.reader import read_directory

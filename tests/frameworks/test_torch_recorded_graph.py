@@ -183,7 +183,7 @@ def test_a_model_that_is_first_called_in_a_later_step_is_drawn_too(tmp_path: Pat
 def test_a_graph_with_too_many_nodes_is_reduced_and_that_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("distsummary.collect.graph.MAX_NODES", 8)
+    monkeypatch.setattr("distsummary.collect.graph_source.MAX_NODES", 8)
     net = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(5)))
     train(tmp_path / "run", net)
     [graph] = graphs_in(tmp_path / "run")

@@ -17,7 +17,7 @@ from distsummary import Evaluation, Progress
 from distsummary.landscapes.directions.planes import PlanePlan
 from distsummary.landscapes.directions.recipe import RandomDirections
 from distsummary.landscapes.engines.worker import Task
-from distsummary.landscapes.run.identity import landscape_identity
+from distsummary.landscapes.run.landscape_identity import landscape_identity
 
 CRITERION = nn.CrossEntropyLoss()
 

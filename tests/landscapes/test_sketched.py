@@ -22,10 +22,10 @@ from distsummary.checkpoints.trajectory_writer import TrajectoryWriter
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError, MissingFileError
 from distsummary.frameworks.numpy import HostCopy
 from distsummary.landscapes.directions import sketched
+from distsummary.landscapes.directions.checkpoint_sources import open_source
 from distsummary.landscapes.directions.pca import locate, pca_plane
 from distsummary.landscapes.directions.recipe import RandomDirections
 from distsummary.landscapes.directions.sketched import path_in_plane, sketched_path
-from distsummary.landscapes.directions.sources import open_source
 from distsummary.rundir.run_dir import RunDir
 from tests.unit.landscapes.golden_mlp import Mlp
 from tests.unit.landscapes.test_generator import draw, walk

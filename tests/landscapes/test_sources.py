@@ -10,7 +10,7 @@ from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.metadata import MAX_INT
 from distsummary.checkpoints.trajectory_writer import TrajectoryWriter
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
-from distsummary.landscapes.directions.sources import open_runs, open_source, saved_intervals
+from distsummary.landscapes.directions.checkpoint_sources import open_runs, open_source, saved_intervals
 from distsummary.rundir.run_dir import RunDir
 from tests.unit.landscapes.golden_mlp import Mlp
 from tests.unit.landscapes.test_generator import draw, save_path, walk

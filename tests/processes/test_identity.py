@@ -55,7 +55,7 @@ from distsummary.landscapes.directions.planes import PlanePlan
 from distsummary.landscapes.directions.recipe import RandomDirections
 from distsummary.landscapes.model.quantities import Evaluation
 from distsummary.landscapes.engines.worker import Task
-from distsummary.landscapes.run.identity import landscape_identity
+from distsummary.landscapes.run.landscape_identity import landscape_identity
 import parts
 
 model = parts.Model()

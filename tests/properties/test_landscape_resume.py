@@ -13,7 +13,7 @@ from distsummary.landscapes.directions.planes import PlanePlan
 from distsummary.landscapes.directions.recipe import RandomDirections
 from distsummary.landscapes.engines.worker import LandscapeWorker, Task
 from distsummary.landscapes.run import runner
-from distsummary.landscapes.run.identity import landscape_identity
+from distsummary.landscapes.run.landscape_identity import landscape_identity
 from distsummary.rundir.run_dir import RunDir
 from tests.unit.landscapes.golden_mlp import Mlp, batches, cross_entropy
 from tests.unit.landscapes.test_generator import draw

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distsummary.aggregate.norms import AddedNorms
+from distsummary.aggregate.added_norms import AddedNorms
 from distsummary.format.norms import ParameterNorms, ParameterTable
 from distsummary.rundir.meshes import MeshPlace
 

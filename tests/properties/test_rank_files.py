@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distsummary.aggregate import rank_files
-from distsummary.aggregate.rank_files import RankDirectories
+from distsummary.aggregate import rank_directories as rank_files
+from distsummary.aggregate.rank_directories import RankDirectories
 from distsummary.events.spec import WriterSpec
 from distsummary.events.writer import RankWriter
 from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Batch, Event, Value

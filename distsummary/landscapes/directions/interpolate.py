@@ -13,7 +13,7 @@ import numpy as np
 
 from distsummary.errors import LandscapeError
 from distsummary.landscapes.directions.array_rows import shape_of
-from distsummary.landscapes.directions.finite import refuse_diverged
+from distsummary.landscapes.directions.finite_weights import refuse_diverged
 from distsummary.landscapes.directions.pca import Axes, combine, gram
 from distsummary.landscapes.directions.recipe import COLLINEAR, Array, Directions, Weights
 from distsummary.landscapes.directions.rounding import is_rounding

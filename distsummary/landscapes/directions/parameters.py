@@ -15,7 +15,7 @@ from distsummary.checkpoints.mapped import StoredState
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions.array_rows import rows_of
-from distsummary.landscapes.directions.finite import refuse_not_finite
+from distsummary.landscapes.directions.finite_weights import refuse_not_finite
 from distsummary.landscapes.directions.normalization import (
     FilterAxis,
     FilterAxisHook,

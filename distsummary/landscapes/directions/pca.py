@@ -27,7 +27,7 @@ from distsummary.errors import LandscapeError
 from distsummary.landscapes.directions import CENTERINGS
 from distsummary.landscapes.directions.array_rows import shape_of
 from distsummary.landscapes.directions.displacements import combine_rows, displacements, inner
-from distsummary.landscapes.directions.finite import refuse_diverged
+from distsummary.landscapes.directions.finite_weights import refuse_diverged
 from distsummary.landscapes.directions.recipe import ONE_ROW, Array, Directions, Weights, check_fit
 from distsummary.landscapes.directions.rounding import is_rounding
 

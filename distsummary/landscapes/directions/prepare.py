@@ -12,6 +12,7 @@ from typing import TypeAlias
 from distsummary.checkpoints.sketch.count_sketch import digest
 from distsummary.errors import InvalidValueError
 from distsummary.landscapes.directions import CORNERS
+from distsummary.landscapes.directions.checkpoint_sources import CheckpointSource
 from distsummary.landscapes.directions.hessian import Eigenpairs, Hessian, flat_size, lanczos, mean_product
 from distsummary.landscapes.directions.parameters import Moving
 from distsummary.landscapes.directions.planes import (
@@ -27,7 +28,6 @@ from distsummary.landscapes.directions.planes import (
 )
 from distsummary.landscapes.directions.recipe import Directions, Weights
 from distsummary.landscapes.directions.sketched import path_in_plane
-from distsummary.landscapes.directions.sources import CheckpointSource
 
 Direction: TypeAlias = str | Directions  # one of DIRECTIONS, or the user's own directions
 OpenHessian: TypeAlias = Callable[..., AbstractContextManager[Hessian]]  # called with names= and centre=

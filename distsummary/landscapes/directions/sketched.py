@@ -16,10 +16,10 @@ from distsummary.base.checks import check_choice, renamed
 from distsummary.checkpoints.sketch.count_sketch import BUCKETS, Sketcher
 from distsummary.checkpoints.sketch.sketch_file import Sketches, has_sketches, read_sketches
 from distsummary.errors import LandscapeError
+from distsummary.landscapes.directions.checkpoint_sources import ckpt_dir_of
 from distsummary.landscapes.directions.displacements import combine_rows, inner
 from distsummary.landscapes.directions.pca import Gram, NormalEquations, Path, pca_axes, solve
 from distsummary.landscapes.directions.recipe import Array, Directions, Weights
-from distsummary.landscapes.directions.sources import ckpt_dir_of
 
 CENTERINGS = ("last", "mean")  # not "mindspore": a sketch does not give the mean over parameters
 MAX_ROWS = 2048  # the axes are found from at most this many steps: more would take minutes

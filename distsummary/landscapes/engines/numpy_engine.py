@@ -8,7 +8,7 @@ import numpy as np
 from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.frameworks.numpy import FRAMEWORK
 from distsummary.landscapes.directions.recipe import Array, Directions, Recipe, Weights
-from distsummary.landscapes.engines.base import processor
+from distsummary.landscapes.engines.engine import processor
 from distsummary.landscapes.model.data import Data, batch_facts, batch_labels, batch_rows, data_sets
 from distsummary.landscapes.model.quantities import (
     BatchFacts,

@@ -5,7 +5,7 @@ from typing import Any
 
 from distsummary.base.checks import check_choice
 from distsummary.frameworks.base import framework_of
-from distsummary.landscapes.engines.base import MODES, Engine
+from distsummary.landscapes.engines.engine import MODES, Engine
 from distsummary.landscapes.engines.engine_choice import EngineChoice
 from distsummary.landscapes.model.data import Data
 from distsummary.landscapes.model.quantities import Evaluation

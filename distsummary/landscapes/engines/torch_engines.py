@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.landscapes.directions.recipe import Array, Recipe, Weights
-from distsummary.landscapes.engines.base import processor
+from distsummary.landscapes.engines.engine import processor
 from distsummary.landscapes.engines.engine_choice import LOOSE, EngineChoice
 from distsummary.landscapes.model.batches import leaves
 from distsummary.landscapes.model.data import Data, batch_facts, batch_rows, data_sets

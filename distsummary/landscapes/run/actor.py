@@ -20,7 +20,6 @@ from distsummary.landscapes.engines.worker import EngineFacts, Task
 from distsummary.landscapes.model.user_code import first_line
 from distsummary.landscapes.run.actor_crew import LOOK, ActorCrew
 from distsummary.landscapes.run.actor_resources import fits, free_resources
-from distsummary.landscapes.run.failures import CHOOSING, HESSIAN, OPENING, user_errors
 from distsummary.landscapes.run.scheduler import Keep, Pace, Scheduler, call_size
 from distsummary.landscapes.run.supervision import (
     check_spread,
@@ -30,6 +29,7 @@ from distsummary.landscapes.run.supervision import (
     surplus,
 )
 from distsummary.landscapes.run.work import ChunkWork, ProductWork, Work
+from distsummary.landscapes.run.worker_failures import CHOOSING, HESSIAN, OPENING, user_errors
 from distsummary.landscapes.run.worker_memory import WorkerMemory
 from distsummary.landscapes.run.worker_process import (
     ChunkWorker,

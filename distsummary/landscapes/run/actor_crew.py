@@ -18,10 +18,10 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError, Unserializabl
 
 from distsummary.errors import DistSummaryError, LandscapeError
 from distsummary.landscapes.run.actor_resources import end_actors
-from distsummary.landscapes.run.failures import raised
 from distsummary.landscapes.run.scheduler import IN_FLIGHT
 from distsummary.landscapes.run.supervision import MAX_DEATHS, NOT_BEGUN, SILENT_S, Deaths, Silences
 from distsummary.landscapes.run.work import Job, Work
+from distsummary.landscapes.run.worker_failures import raised
 
 WAIT_S = 1.0  # the longest wait for a result before all workers are checked for silence
 START_S = 30.0  # if no worker has started after this time, one that reserves no resources is added

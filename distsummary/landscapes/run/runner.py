@@ -25,7 +25,11 @@ from distsummary.landscapes.engines.worker import ChunkResult, EngineFacts, Land
 from distsummary.landscapes.model.quantities import quantity_names
 from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.landscapes.run.assemble import Evaluated, assemble, gather
-from distsummary.landscapes.run.failures import (
+from distsummary.landscapes.run.journal import Journal
+from distsummary.landscapes.run.progress import Progress, ProgressCallback
+from distsummary.landscapes.run.refine import Mask, first_points, next_points
+from distsummary.landscapes.run.scheduler import Keep, Pace, Scheduler, call_size
+from distsummary.landscapes.run.worker_failures import (
     CHOOSING,
     HESSIAN,
     MEND,
@@ -35,10 +39,6 @@ from distsummary.landscapes.run.failures import (
     raised,
     user_errors,
 )
-from distsummary.landscapes.run.journal import Journal
-from distsummary.landscapes.run.progress import Progress, ProgressCallback
-from distsummary.landscapes.run.refine import Mask, first_points, next_points
-from distsummary.landscapes.run.scheduler import Keep, Pace, Scheduler, call_size
 
 _log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ import numpy as np
 from distsummary.errors import LandscapeError
 from distsummary.landscapes.directions.recipe import Array
 from distsummary.landscapes.engines.worker import ChunkResult
-from distsummary.landscapes.run.failures import HESSIAN, ChunkFailedError, raised
 from distsummary.landscapes.run.scheduler import Keep, Scheduler
+from distsummary.landscapes.run.worker_failures import HESSIAN, ChunkFailedError, raised
 
 Job = tuple[Any, ...]  # the arguments of one call of a worker's `work`
 

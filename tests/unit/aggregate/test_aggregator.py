@@ -9,7 +9,7 @@ import pytest
 from distsummary import Topology, merge_run
 from distsummary.aggregate import aggregator as aggregator_module
 from distsummary.aggregate.aggregator import Aggregator
-from distsummary.aggregate.rank_files import first_free_attempt
+from distsummary.aggregate.rank_directories import first_free_attempt
 from distsummary.errors import RunDirError, StaleAttemptError
 from distsummary.events.reader import read_directory, read_lineage
 from distsummary.events.spec import WriterSpec

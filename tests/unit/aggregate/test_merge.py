@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from distsummary import Topology, merge_run
-from distsummary.aggregate import rank_files, step_events
+from distsummary.aggregate import rank_directories as rank_files
+from distsummary.aggregate import step_events
 from distsummary.aggregate.charts import LAYOUT_TAG
 from distsummary.aggregate.merged_files import MERGED
-from distsummary.aggregate.rank_files import RankDirectories
+from distsummary.aggregate.rank_directories import RankDirectories
 from distsummary.errors import (
     InvalidTypeError,
     InvalidValueError,

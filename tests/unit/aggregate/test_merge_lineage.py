@@ -10,7 +10,7 @@ from distsummary.aggregate.merge_lineage import (
     merge_graphs,
     merge_lineage,
 )
-from distsummary.collect.lineage import custom_lineage, dataset_graph
+from distsummary.collect.run_lineage import custom_lineage, dataset_graph
 from distsummary.format.lineage import Lineage, custom_values
 from distsummary.pb import mindspore_lineage_pb2 as pb
 

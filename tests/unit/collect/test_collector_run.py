@@ -13,7 +13,8 @@ import pytest
 import distsummary as ds
 from distsummary.aggregate.merge import merge_run
 from distsummary.cli.fsck import fsck
-from distsummary.collect import export, operators
+from distsummary.collect import file_export as export
+from distsummary.collect import operators
 from distsummary.collect.collector import SummaryCollector
 from distsummary.errors import InvalidValueError, StaleAttemptError, WriteError
 from distsummary.events.reader import read_directory, read_lineage

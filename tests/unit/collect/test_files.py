@@ -11,7 +11,7 @@ import pytest
 from distsummary.base.health import Health
 from distsummary.collect import background as background_module
 from distsummary.collect.background import Background
-from distsummary.collect.export import export_npy, file_name
+from distsummary.collect.file_export import export_npy, file_name
 from distsummary.errors import ClosedError, WriteError
 from tests.patience import PATIENCE_S
 

@@ -6,9 +6,9 @@ import pytest
 from distsummary.errors import LandscapeError
 from distsummary.landscapes.engines.chunks import Chunk
 from distsummary.landscapes.engines.worker import ChunkResult
-from distsummary.landscapes.run.failures import ChunkFailedError
 from distsummary.landscapes.run.scheduler import Scheduler
 from distsummary.landscapes.run.work import ChunkWork, ProductWork
+from distsummary.landscapes.run.worker_failures import ChunkFailedError
 
 
 def test_a_product_is_summed_in_the_order_of_its_groups_whoever_makes_which() -> None:

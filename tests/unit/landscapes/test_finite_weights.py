@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from distsummary.errors import LandscapeError
-from distsummary.landscapes.directions.finite import refuse_diverged, refuse_not_finite
+from distsummary.landscapes.directions.finite_weights import refuse_diverged, refuse_not_finite
 
 OWN = {"w": np.ones(3), "bn.running_var": np.ones(2), "mask": np.array([0, -np.inf]), "count": np.array(3)}
 

@@ -8,7 +8,7 @@ from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.landscapes.directions.planes import PlanePlan
 from distsummary.landscapes.engines.chunks import Chunk
 from distsummary.landscapes.model.user_code import hint
-from distsummary.landscapes.run.failures import place, user_errors
+from distsummary.landscapes.run.worker_failures import place, user_errors
 
 PLANE = PlanePlan(
     states=[{}] * 9,

@@ -4,8 +4,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from distsummary.collect.lineage import custom_lineage, dataset_graph, train_lineage
 from distsummary.collect.options import Collected
+from distsummary.collect.run_lineage import custom_lineage, dataset_graph, train_lineage
 from distsummary.collect.session import Session
 from distsummary.format.hparams import session_end, session_start
 from distsummary.format.lineage import custom_values

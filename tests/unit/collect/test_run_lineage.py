@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from distsummary.collect.lineage import (
+from distsummary.collect.provenance import error_text, git_state, provenance
+from distsummary.collect.run_lineage import (
     batch_size,
     class_name,
     custom_lineage,
@@ -15,7 +16,6 @@ from distsummary.collect.lineage import (
     evaluation_lineage,
     train_lineage,
 )
-from distsummary.collect.provenance import error_text, git_state, provenance
 from distsummary.rundir.topology import Topology, hyper_config
 from distsummary.training.callbacks import CallbackParams
 from tests.unit.collect.doubles import Model, Momentum

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from distsummary.launching.failures import (
+from distsummary.launching.rank_ends import (
     CONSEQUENCE,
     MAX_LINE,
     STOPPED,
@@ -102,7 +102,7 @@ def test_a_module_that_no_one_finds_has_no_remedy():
 
 
 def test_the_last_words_of_a_real_process_are_read(tmp_path):
-    code = "import os; from distsummary.launching.failures import *\nwith reporting_exits():\n    %s"
+    code = "import os; from distsummary.launching.rank_ends import *\nwith reporting_exits():\n    %s"
     path = tmp_path / "stderr"
     for line, trace in {
         "print(stderr_path()); os._exit(7)": Trace(exit_code=7),

@@ -6,7 +6,7 @@ import pytest
 import distsummary as ds
 from distsummary.format.norms import ParameterNorms, ParameterTable
 from distsummary.format.records import Value
-from distsummary.view.norms import module_rows, norms
+from distsummary.view.norm_rows import module_rows, norms
 from distsummary.view.packing import embedded
 from tests.unit.runs.recording import record
 
