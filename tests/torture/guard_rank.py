@@ -37,8 +37,8 @@ EVERY = 5  # a fault in every fifth step
 EXEMPT = {guard.__file__, torch_hook.__file__, ds.summary.__file__} | {
     PACKAGE + name
     for name in (
-        "training/model.py",
-        "training/torch_steps.py",
+        "model/model.py",
+        "model/torch_steps.py",
         "training/rest.py",
         "training/learning_rate.py",
     )
