@@ -24,7 +24,7 @@ ROWS = [
     ("summary_dir: a file", "NotADirectoryError",
      ["unit/collect/test_collector_arguments.py::test_a_file_is_no_run_dir"]),
     ("summary_dir: no permission", "TypeError",
-     ["unit/test_run_dir.py::test_a_directory_that_cannot_be_made_is_named_at_once"]),
+     ["unit/rundir/test_run_dir.py::test_a_directory_that_cannot_be_made_is_named_at_once"]),
     ("collect_freq, collect_tensor_freq, max_file_size: type, <= 0", "TypeError, ValueError", [ARGUMENTS]),
     ("keep_default_action: no bool", "TypeError", [ARGUMENTS]),
     ("export_options: type, key, format", "TypeError, ValueError", [ARGUMENTS]),

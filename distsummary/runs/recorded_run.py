@@ -3,7 +3,7 @@
 import hashlib
 import html
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -147,7 +147,7 @@ class RecordedRun:
         return int(self._entry().get("world_size") or len(self.ranks))
 
     @property
-    def ranks(self) -> RankViews:
+    def ranks(self) -> Mapping[int, RankView]:
         """What each rank recorded that has a directory, as `run.ranks[2].scalars("loss")`; 0 for a run of one
         rank. It iterates over the numbers of the ranks.
         """
