@@ -13,7 +13,8 @@ from distsummary import errors
 
 # By users: `Run.eval` and `open_run` give them.
 NOT_CONSTRUCTED = (
-    distsummary.EvaluationRun, distsummary.RankView, distsummary.ScalarTable, distsummary.Table, distsummary.ValueTable,
+    distsummary.EvaluationRun, distsummary.RankView,
+    distsummary.ScalarTable, distsummary.Table, distsummary.ValueTable,
 )  # fmt: skip
 # Of libraries that type checkers alone import.
 OF_OTHERS = {
