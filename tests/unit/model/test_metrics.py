@@ -179,7 +179,7 @@ def test_metrics_are_named_or_given():
         ("acc", InvalidTypeError, 'metrics must be a set or dict.*write metrics={"acc"}'),
         (3, InvalidTypeError, "metrics must be dict or set"),
         ({"a": "acc"}, InvalidTypeError, r"the name 'acc'; write distsummary\.Accuracy\(\)"),
-        ({"a": "mae"}, InvalidTypeError, r"the name 'mae'; write distsummary\.metrics\.MAE\(\)"),
+        ({"a": "mae"}, InvalidTypeError, r"the name 'mae'; write distsummary\.model\.metrics\.MAE\(\)"),
         ({"auc"}, InvalidValueError, "there is no metric 'auc'; known names are F1, acc"),
         ({1}, InvalidTypeError, "a metric in a set must be str"),
         ({1: Loss()}, InvalidTypeError, "the name of a metric must be str"),
