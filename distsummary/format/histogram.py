@@ -151,9 +151,9 @@ def bin_edges(low: float, high: float, finite: int, dtype: np.dtype[np.generic])
     if not low < high:
         low, high = low - 0.5, high + 0.5
     points = bin_count(finite) + 1
-    if not np.isfinite(high - low):  # a span beyond float64
-        return 2 * np.linspace(low / 2, high / 2, points)
     with np.errstate(over="ignore"):  # the last point may overflow before it is set to `high`
+        if not np.isfinite(high - low):  # a span beyond float64
+            return 2 * np.linspace(low / 2, high / 2, points)
         return np.linspace(low, high, points, dtype=dtype)
 
 
