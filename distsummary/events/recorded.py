@@ -343,7 +343,8 @@ class Recorded:
             if series is None:
                 continue
             names = ["step", "wall_time"] if has_times else ["step"]
-            is_each = series.events.size == part.size
+            each = Progression(0, int(part.size > 1), part.size)  # one value of each event
+            is_each = isinstance(series.events, Progression) and series.events == each
             at = series.events.load()
             steps, *times = (
                 part.events[name].load() if is_each else part.events[name].take(at) for name in names

@@ -132,3 +132,16 @@ def test_a_column_gives_back_what_it_was_made_of(numbers: list[int]):
 def test_a_directory_that_is_gone_is_named(nasty_tmp_path: Path):
     with pytest.raises(MissingFileError, match="nowhere was removed while it was read"):
         Recorded(nasty_tmp_path / "nowhere").refresh()
+
+
+def test_a_tag_twice_in_an_event_and_missing_in_another_keeps_its_steps(nasty_tmp_path: Path):
+    frames = [
+        single(1, Value("scalar", "loss", 1.0)),
+        single(2, Value("scalar", "loss", 2.0), Value("scalar", "loss", 2.5)),
+        single(3, Value("scalar", "other", 3.0)),
+        single(4, Value("scalar", "loss", 4.0)),
+    ]
+    write(nasty_tmp_path, MINDSPORE.format(17), frames)
+    recorded = Recorded(nasty_tmp_path, uses_index=False)
+    assert steps(recorded) == [10, 20, 40]
+    assert recorded.scalars("loss", NO_ENDS).values.tolist() == [1.0, 2.5, 4.0]
