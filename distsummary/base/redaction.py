@@ -24,7 +24,7 @@ _NO, _MACHINE_MADE, _TEXT, _ANY = range(4)
 _NOTHING = r"(?i:true|false|none|null|yes|no|on|off|\*+|)"
 _NUMBERS = rf"{_NOTHING}|[-+\d.,eE_%\s()\[\]]*|<[^<>\s]{{1,30}}>|\[[A-Z]{{2,8}}\]"  # and tokens: <s>, [CLS]
 _WORDS = r"[A-Z]?[a-z]+\d*(?:[._/][A-Z]?[a-z]+\d*|[._/]\d+)+"  # of a parameter, a path
-_PLAIN = rf"{_NUMBERS}|[a-z]+|(?:~?/|\.{{1,2}}/)?{_WORDS}"
+_PLAIN = rf"{_NUMBERS}|[a-z]+(?:[;,|][a-z]+)*|(?:~?/|\.{{1,2}}/)?{_WORDS}"
 _KEPT = {
     level: re.compile(kept) for level, kept in ((_MACHINE_MADE, _PLAIN), (_TEXT, _NUMBERS), (_ANY, _NOTHING))
 }
@@ -38,12 +38,19 @@ _ABOUT = _words(
 )
 _FORM = _words("str string value val json text txt data raw hex pem b base bytes header url uri")
 _SECRET = re.compile(
-    r".*(?:password|passwd|passphrase|passcode|secret)s?|(?:db|user|ftp|smtp|admin|root|my)pass|pword|pwd|pswd|pw|psk|creds?|credentials?|bearer|cookies?|"
+    r".*(?:password|passwd|passphrase|passcode|secret)s?|(?:db|user|ftp|smtp|admin|root|my)pass|pword|pwd|pswd|pw|psk|creds?|credentials?|bearer|"
     r"jwt|dsn|t?otp|sas|(?:php)?sess(?:ion)?id|webhooks?|auth|authorization|o?auth(?:token|key)"
 )
-_LAST = {"pin": _ANY, "pat": _ANY, "salt": _TEXT, "sig": _MACHINE_MADE, "signature": _MACHINE_MADE}
+_LAST = dict.fromkeys(("cookie", "cookies", "pin", "pat"), _ANY) | dict.fromkeys(
+    ("sig", "signature"), _MACHINE_MADE
+)
+_LAST["salt"] = _TEXT
 _PAIRS = frozenset(
-    [("session", "id"), ("session", "key"), ("service", "account"), ("connection", "string"), ("conn", "str")]
+    [
+        *itertools.product(["pass"], ["phrase", "word", "code"]),
+        *itertools.product(["session"], ["id", "key"]),
+        *[("service", "account"), ("connection", "string"), ("conn", "str")],
+    ]
 )
 _KEY = re.compile(r"(.*?)keys?")
 _KEY_OF = _words(
@@ -82,17 +89,24 @@ _SHAPES = re.compile(
     r"|(?<=Basic )(?=\w*[A-Z0-9])[\w+/=]{8,}",
     re.DOTALL,
 )
-_LOGIN = re.compile(r"(?<=\w:/)(/{0,2})[^/\s\"'<>]+@")
+# A login may hold what a URL should escape: user:a/b@host. A port is none: host:80/a@b.
+_LOGIN = re.compile(r"(?<=\w:/)(/{0,2})(?:[^/\s\"'<>]+|[^/:@\s\"'<>]+:(?!\d{1,5}[/?#])[^\s\"'<>]{1,300})@")
 _AFTER = re.compile(
     r"(?i)(?<![\w-])((?:set-)?cookie:\s*)[^\n\"'}]+"
-    r"|(\bcurl\b[^\n|;]*?\s(?:-u|-U|--user|--proxy-user)[\s=]*[\"']?[^\s:\"']+:)[^\s\"']+"
     r"|\b(login\s+\S+\s+password\s+|(?:key|token|password|secret)\s(?:provided|given|received|used):\s)\S+"
+)
+# What follows these options and verbs of programs, in a text or a list of arguments.
+_OF_PROGRAM = re.compile(
+    r"(\b(?:curl\b[^\n|;]{0,300}?\s(?:-u|-U|--user|--proxy-user)[\s=]*[\"']?[^\s:\"']+:"
+    r"|(?:mysql\w*|mariadb[\w-]*)\b[^\n|;]{0,300}?\s-p|sshpass\s+-p\s*"
+    r"|redis-cli\b[^\n|;]{0,300}?\s-a\s+|wandb\s+login(?:\s+-\S+)*\s+))(?!-)[^\s\"']+"
 )
 _NAME = re.compile(
     r"(?<![\w.-])(?P<dashes>--?)?(?P<name>[A-Za-z_][\w.-]*)"
-    r"(?:\\*[\"']?\]?\s*(?::=|[:=]{1,2})\s*|>(?=[^<>\n]+</)|\s(?=[\"'][^\s\"']+[\"'])"
-    r"|(?(dashes)\s+(?!--)|(?!)))"
+    r"(?:\\*[\"']?\]?\s*(?::=|=>|[:=]{1,2})\s*|>(?=[^<>\n]+</)|\s(?=[\"'][^\s\"']+[\"'])"
+    r"|(?(dashes)(?:\\*[\"'],\s*(?=\\*[\"'])|\s+)(?!--)|(?!)))"
 )
+_IS_NAME = re.compile(r"-{0,2}[A-Za-z_](?:[\w.]*|[A-Za-z.-]*)")
 _QUOTED = (
     r"[rbfu]{0,2}(?<!\\)(?P<quote>\\*(?:\"\"\"|'''|[\"']))"
     r"(?P<quoted>(?:(?!(?P=quote))(?:\\.|.))*)(?:(?P=quote)|\Z)"
@@ -172,10 +186,14 @@ def _level_of_word(words: Sequence[str], place: int) -> int:
 
 def _command_line(arguments: Sequence[str]) -> Iterator[str]:
     hides, hides_all, is_later = _NO, False, False  # after an option: one value, or all until the next option
-    for argument in arguments:
+    for argument in _OF_PROGRAM.sub(rf"\1{REDACTED}", "\x1f".join(arguments)).split("\x1f"):
         match = re.match(r"(?:--?|\+{1,2}|/)?([A-Za-z_][\w.-]*)(?:([:=])|\Z)", argument)
         name, separator = (match[1], match[2]) if match else ("", "")
-        is_option = argument.startswith("--") or (argument.startswith("-") and len(argument) == 2)
+        # what has a digit may be a password that begins with dashes
+        may_be_value = hides == _ANY and re.search(r"\d", argument) and not separator
+        is_option = (argument.startswith("--") and not may_be_value) or (
+            argument.startswith("-") and len(argument) == 2
+        )
         level = _level(name)
         if hides and not is_option and not (is_later and separator):
             yield argument if _KEPT[hides].fullmatch(argument) else REDACTED
@@ -186,14 +204,15 @@ def _command_line(arguments: Sequence[str]) -> Iterator[str]:
             hides = _NO
         else:
             yield _text(argument)
-            is_named = not separator and (argument.startswith("-") or level == _ANY)
+            is_named = not separator and (argument.startswith("-") or "." in name or level == _ANY)
             hides = (level if argument.startswith("-") else _MACHINE_MADE) if level and is_named else _NO
             hides_all, is_later = argument.startswith("-") and name.endswith("s"), False
 
 
 def _text(text: str) -> str:
     """The text without what looks like a secret, and without the values of names that are secret."""
-    text, parts, place = _AFTER.sub(rf"\1\2\3{REDACTED}", _shapes(text)), [], 0
+    text = _OF_PROGRAM.sub(rf"\1{REDACTED}", _AFTER.sub(rf"\1\2{REDACTED}", _shapes(text)))
+    parts, place = [], 0
     while match := _NAME.search(text, place):
         parts.append(text[place : match.end()])
         place = match.end()
@@ -233,7 +252,7 @@ def _code(line: str) -> str:
         before, bare = line[: match.start()].rstrip()[-1:], match["quoted"]
         if not level:
             return match[0].replace(bare, _text(bare))
-        is_name = before not in ("=", ":") and re.fullmatch(r"-{0,2}[A-Za-z_][\w.-]*", bare) and _level(bare)
+        is_name = before not in ("=", ":") and _IS_NAME.fullmatch(bare) and _level(bare)
         return match[0] if is_name or _KEPT[level].fullmatch(bare) else match[0].replace(bare, REDACTED)
 
     return _shapes(_LITERAL.sub(clean, line))
