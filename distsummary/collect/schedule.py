@@ -33,7 +33,7 @@ class Schedule:
     Args:
         collected: what is recorded.
         freq, tensor_freq, deal, exports, mindspore_compat: see `SummaryCollector` and `Parameters`.
-        precision: of the norms, see `collect.norms.check_norms`; None: there are none.
+        precision: of the norms, see `collect.norm_source.check_norms`; None: there are none.
         recorder: receives the step before which all are plain, and copies what operators tap.
         failures: counts what sources raise.
 
