@@ -47,6 +47,11 @@ class _AggregatorActor(Aggregator):
             on_end=lambda: ray.kill(ray.get_runtime_context().current_actor, no_restart=True),
         )
 
+    @ray.method(concurrency_group=ASIDE)  # type: ignore[untyped-decorator]  # of Ray
+    def serves(self, launch_id: str) -> bool:
+        """See Aggregator. A call cannot choose the group itself: Ray Client refuses that."""
+        return super().serves(launch_id)
+
 
 def actor_name(run_dir: RunDir) -> str:
     """The name of the run's aggregator actor in the namespace `distsummary`."""
@@ -195,7 +200,7 @@ def settle(launch_id: str, deaths: Mapping[int, str] | None = None, state: str =
             if entry["namespace"] == NAMESPACE and entry["name"].startswith("aggregator-"):
                 with contextlib.suppress(ValueError):  # the actor ended after it was listed
                     found.append(ray.get_actor(entry["name"], namespace=NAMESPACE))
-        asked = [actor.serves.options(concurrency_group=ASIDE).remote(launch_id) for actor in found]
+        asked = [actor.serves.remote(launch_id) for actor in found]
         answers = _answers(asked, SERVES_S)
         own = [actor for actor, reference in zip(found, asked, strict=True) if answers.get(reference)]
         settling = {actor.settle.remote(launch_id, deaths or {}, state): actor for actor in own}
@@ -204,9 +209,7 @@ def settle(launch_id: str, deaths: Mapping[int, str] | None = None, state: str =
             ended, _ = ray.wait([*settling], num_returns=len(settling), timeout=PING_S)
             _answers(ended, RETRY_S)
             settling = {reference: actor for reference, actor in settling.items() if reference not in ended}
-            asked = [
-                actor.serves.options(concurrency_group=ASIDE).remote(launch_id) for actor in settling.values()
-            ]
+            asked = [actor.serves.remote(launch_id) for actor in settling.values()]
             if len(_answers(asked, PING_S)) < len(asked):
                 break
         if settling:

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -13,7 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+import distsummary as ds
 from distsummary.launching.launcher import MAX_HOSTS, RankPlace, describe_places
+from distsummary.rundir.states import read_run
 from tests.conftest import ROOT
 from tests.patience import PATIENCE_S
 
@@ -35,6 +38,25 @@ with connected(1, {"CPU": 1.0}, "local"):
 ray.__version__ = "2.59.0"
 with connected(1, {"CPU": 1.0}):
     pass
+"""
+
+BY_CLIENT = """
+import sys
+import ray
+import distsummary as ds
+
+def train(run_dir):
+    with ds.init(run_dir) as run:
+        for _ in run.steps(range(20)):
+            run.log(loss=1.0)
+    return run.rank
+
+ray.init(sys.argv[1])
+print(ds.launch(train, sys.argv[2] + "/launched", ranks=2, backend=None))
+with ds.init(sys.argv[2] + "/driver") as run:
+    for _ in run.steps(range(20)):
+        run.log(loss=1.0)
+print(run.health().dropped)
 """
 
 LANDSCAPE = """
@@ -91,6 +113,9 @@ class Cluster:
         }
         self.environment.pop("RAY_ADDRESS", None)
         self._address = place / "ray" / "ray_current_cluster"
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.client_port = probe.getsockname()[1]
         self._nodes: list[psutil.Popen] = []
 
     @property
@@ -100,7 +125,11 @@ class Cluster:
 
     def add_node(self, cpus: int) -> None:
         """Start a node; the first is the head."""
-        role = [f"--address={self.address}"] if self._nodes else ["--head", "--port=0"]
+        role = (
+            [f"--address={self.address}"]
+            if self._nodes
+            else ["--head", "--port=0", f"--ray-client-server-port={self.client_port}"]
+        )
         options = [*role, f"--num-cpus={cpus}", "--num-gpus=0", "--block", "--disable-usage-stats"]
         ray = str(Path(sys.executable).parent / "ray")
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -186,6 +215,20 @@ def test_a_landscape_in_a_job_uses_every_node_of_the_cluster(cluster: Cluster, t
     assert len([*tmp_path.iterdir()]) == 2
     stdout, _ = output_of(LANDSCAPE, cluster.environment, str(tmp_path), cluster.address)
     assert stdout.startswith("3 "), stdout
+
+
+@pytest.mark.long
+def test_a_driver_that_is_connected_by_ray_client_launches_and_records(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    address = f"ray://127.0.0.1:{cluster.client_port}"
+    stdout, stderr = output_of(BY_CLIENT, cluster.environment, address, str(tmp_path))
+    assert [line for line in stdout.splitlines() if line[:1] in "[{"] == ["[0, 1]", "{}"]
+    assert "may be missing" not in stderr
+    assert "it is connected by Ray Client" in stderr
+    launched, driver = (read_run(tmp_path / name) for name in ("launched", "driver"))
+    assert [rank.state for run in (launched, driver) for rank in run.attempts[0].ranks] == 3 * ["finished"]
+    assert len(ds.open_run(tmp_path / "launched").merged.scalars("loss")) == 20
 
 
 @pytest.mark.long
