@@ -36,11 +36,11 @@ def graph_bytes(value: object) -> bytes:
     try:
         if anf_ir.GraphProto.FromString(data).node:
             return data
-    except DecodeError:
+    except (DecodeError, UnicodeDecodeError):  # the second by protobuf in Python, which MindSpore chooses
         pass  # the bytes may be a ModelProto
     try:
         model = anf_ir.ModelProto.FromString(data)
-    except DecodeError as error:
+    except (DecodeError, UnicodeDecodeError) as error:
         raise InvalidValueError(f"a graph must be bytes of a ModelProto or GraphProto: {error}") from error
     if not model.graph.node:
         raise InvalidValueError("a graph must have nodes, got a ModelProto or GraphProto without nodes")

@@ -1,4 +1,4 @@
-"""The interface that each framework (NumPy, PyTorch, JAX) implements; finds the framework of an object."""
+"""The interface that each framework implements (torch, MindSpore ...); finds the framework of an object."""
 
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +14,8 @@ from distsummary.format.records import Shard
 
 Array = NDArray[Any]
 _MAX_DEPTH = 4  # of a batch
-_OWNERS = {"torch": "torch", "jax": "jax", "jaxlib": "jax"}  # package of a type -> framework; else numpy
+# package of a type -> framework; else numpy
+_OWNERS = {"torch": "torch", "jax": "jax", "jaxlib": "jax", "mindspore": "mindspore"}
 
 
 class ArraySpec(NamedTuple):
@@ -185,7 +186,7 @@ def load(name: str) -> Framework:
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.startswith("distsummary"):
             raise InvalidTypeError(
-                f"there is no framework called {name!r}; known are numpy, torch and jax"
+                f"there is no framework called {name!r}; known are numpy, torch, jax and mindspore"
             ) from error
         raise missing_extra(f"a tensor or model of {name}", error.name or name) from error
     framework: Framework = module.FRAMEWORK

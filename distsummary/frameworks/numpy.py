@@ -49,16 +49,16 @@ class NumpyFramework:
         """The shape, and the dtype after `known_numbers`; raises InvalidTypeError for a masked array."""
         if isinstance(tensor, np.ma.MaskedArray):
             raise InvalidTypeError("a masked array has places without a value; fill them: array.filled(...)")
-        return ArraySpec(tensor.shape, _known(tensor.dtype))
+        return ArraySpec(tensor.shape, known(tensor.dtype))
 
     def to_numpy(self, tensor: Any) -> Array:
         """A copy in C order."""
-        return np.array(tensor, order="C", dtype=_known(tensor.dtype))
+        return np.array(tensor, order="C", dtype=known(tensor.dtype))
 
     def number(self, tensor: Any) -> float | None:
         """`item()` of a NumPy scalar, or of an array of one of NumPy's own dtypes."""
         is_usual = (type(tensor) is np.ndarray or isinstance(tensor, np.generic)) and tensor.size == 1
-        return float(tensor.item()) if is_usual and _is_own_real(tensor.dtype) else None
+        return float(tensor.item()) if is_usual and is_own_real(tensor.dtype) else None
 
     def snapshot(self, tensor: Any) -> HostCopy:
         """A copy; a read-only array is returned as it is."""
@@ -169,14 +169,16 @@ def _rate_field(optimizer: Any) -> str | None:
 
 def known_numbers(array: Array) -> Array:
     """The array in native byte order; small dtypes of ml_dtypes become float32, which holds their values."""
-    return array.astype(_known(array.dtype), copy=False)
+    return array.astype(known(array.dtype), copy=False)
 
 
-def _is_own_real(dtype: np.dtype[Any]) -> bool:
+def is_own_real(dtype: np.dtype[Any]) -> bool:
+    """Whether a dtype is one of the real ones that NumPy itself has."""
     return dtype.isbuiltin == 1 and dtype.kind in "biuf"  # 2 is a dtype of another package
 
 
-def _known(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def known(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype that `known_numbers` gives arrays of a dtype."""
     # isbuiltin == 2: another package registered the dtype; bfloat16, int4 ... can be cast safely to float32
     is_small = dtype.isbuiltin == 2 and np.can_cast(dtype, np.float32, casting="safe")
     native = dtype if dtype.isnative else dtype.newbyteorder("=")

@@ -1,0 +1,134 @@
+"""MindSpore as a framework: Tensors, Parameters, Cells. Imported only after the user's own MindSpore."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import mindspore
+import numpy as np
+from mindspore.nn import Cell, Optimizer
+
+from distsummary.errors import InvalidTypeError
+from distsummary.frameworks.base import ArraySpec, check_state
+from distsummary.frameworks.numpy import Array, HostCopy, NumpyFramework, is_own_real, known, known_numbers
+from distsummary.frameworks.staging import staged
+
+_TENSORS = mindspore.Tensor.__mro__[-2]  # the class in C++ of Tensors and Parameters; its name varies
+_OF_THOR = re.compile(r"(.*\.)?(matrix_[ag]\w*|[ag]_normalizer|cov_step)")  # what THOR adds to its layers
+
+
+class MindSporeFramework(NumpyFramework):
+    """Implements `base.Framework` for MindSpore; a copy waits until the device has computed the tensor.
+
+    A model is a Cell; its parameters have MindSpore's names, without those that THOR's layers add. Where only
+    parameters are read, an optimizer stands for those that it trains.
+    """
+
+    name = "mindspore"
+
+    def is_tensor(self, value: object) -> bool:
+        """Whether `value` is a Tensor or a Parameter; sparse tensors are not."""
+        return isinstance(value, _TENSORS)
+
+    def array_spec(self, tensor: Any) -> ArraySpec:
+        """See `Framework.array_spec`."""
+        return ArraySpec(tuple(tensor.shape), known(_dtype(tensor.dtype)))
+
+    def to_numpy(self, tensor: Any) -> Array:
+        """See `Framework.to_numpy`."""
+        return np.array(known_numbers(tensor.asnumpy()), order="C")
+
+    def number(self, tensor: Any) -> float | None:
+        """See `Framework.number`."""
+        if tensor.size != 1 or not is_own_real(known(_dtype(tensor.dtype))):
+            return None
+        return float(tensor.item())
+
+    def snapshot(self, tensor: Any) -> HostCopy:
+        """A copy: the array of a tensor on the host shares its memory."""
+        array = tensor.asnumpy()
+        numbers = known_numbers(array)
+        return HostCopy(staged(array) if numbers is array else numbers)
+
+    def named_parameters(self, model: Any) -> Iterable[tuple[str, Any]]:
+        """The trainable parameters; of an optimizer, those that it trains."""
+        if isinstance(model, Optimizer):
+            return _named(model.parameters)
+        return _named(_cell(model).trainable_params())
+
+    def frozen_parameters(self, model: Any) -> list[str]:
+        """See `Framework.frozen_parameters`."""
+        return [name for name, parameter in self.tensors(model) if not parameter.requires_grad]
+
+    def nbytes(self, model: Any) -> int:
+        """The bytes of the trainable parameters: MindSpore's buffers cannot be told from frozen ones."""
+        return sum(int(parameter.nbytes) for _, parameter in self.named_parameters(model))
+
+    def tensors(self, model: Any) -> Iterable[tuple[str, Any]]:
+        """All parameters: MindSpore's buffers are Parameters that are not trained."""
+        return _named(_cell(model).get_parameters())
+
+    def state(self, model: Any) -> dict[str, Array]:
+        """See `Framework.state`."""
+        return {name: self.to_numpy(parameter) for name, parameter in self.tensors(model)}
+
+    def load_state(self, model: Any, state: Mapping[str, Array]) -> None:
+        """See `Framework.load_state`."""
+        tensors = dict(self.tensors(model))
+        check_state({name: tuple(self.array_spec(one)) for name, one in tensors.items()}, state)
+        for name, parameter in tensors.items():
+            self.write(parameter, state[name])
+
+    def learning_rate(self, optimizer: Any) -> float | None:
+        """The value of the Parameter `learning_rate`, or of the first; None for a schedule."""
+        rates = self.learning_rates(optimizer)
+        return rates[0] if rates else None
+
+    def learning_rates(self, optimizer: Any) -> list[float]:
+        """The learning rates of all groups; those of schedules, which are Cells, are left out."""
+        return [float(rate.asnumpy()) for rate in _rates(optimizer)]
+
+    def set_learning_rates(self, optimizer: Any, rates: Sequence[float]) -> None:
+        """See `Framework.set_learning_rates`."""
+        for parameter, rate in zip(_rates(optimizer), rates, strict=True):
+            self.write(parameter, np.asarray(rate, np.float64))
+
+    def write(self, tensor: Any, array: Array) -> None:
+        """Copies into the tensor, in its own dtype."""
+        own = np.ascontiguousarray(array).astype(_dtype(tensor.dtype), copy=False).reshape(array.shape)
+        tensor.set_data(mindspore.Tensor(own, tensor.dtype))
+
+
+def compiled_graph(network: Cell) -> bytes | None:
+    """The graph that MindSpore compiled for a network, as bytes of a ModelProto; None in PyNative mode."""
+    graph: bytes | None = network.get_func_graph_proto()
+    return graph or None
+
+
+@lru_cache(maxsize=64)  # called for every loss
+def _dtype(dtype: Any) -> np.dtype[Any]:
+    try:
+        return np.dtype(mindspore.dtype_to_nptype(dtype))
+    except (TypeError, KeyError) as error:
+        raise InvalidTypeError(f"a tensor of {dtype} has no numbers for NumPy; cast it") from error
+
+
+def _cell(model: Any) -> Cell:
+    if not isinstance(model, Cell):
+        raise InvalidTypeError(f"model must be a mindspore.nn.Cell, got {type(model).__name__}")
+    return model
+
+
+def _named(parameters: Iterable[Any]) -> list[tuple[str, Any]]:
+    return [(one.name, one) for one in parameters if not _OF_THOR.fullmatch(one.name)]
+
+
+def _rates(optimizer: Any) -> list[Any]:
+    """The Parameters that hold the learning rates of an optimizer."""
+    rates = getattr(optimizer, "learning_rate", None)
+    listed = rates if isinstance(rates, (list, tuple)) else [rates]
+    return [rate for rate in listed if isinstance(rate, mindspore.Parameter)]
+
+
+FRAMEWORK = MindSporeFramework()
