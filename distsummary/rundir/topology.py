@@ -51,7 +51,7 @@ _VARIABLES: dict[str, tuple[str, str, str, str, str]] = {
         "",
     ),
     "pmi": ("PMI_RANK", "PMI_SIZE", "", "", ""),
-    "mindspore": ("RANK_ID", "RANK_SIZE", "", "", ""),
+    "mindspore": ("RANK_ID", "RANK_SIZE", "DEVICE_ID", "", ""),
     "slurm": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", "SLURM_NODEID"),
 }
 
@@ -63,6 +63,9 @@ _JOB_IDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "slurm": (("SLURM_JOB_ID", "SLURM_STEP_ID"),),  # one job script may start several steps
 }
 
+
+# Where the processes of a job meet, which several jobs may do one after the other: of torch, of msrun.
+_MEETINGS = (("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"), ("MS_SCHED_HOST", "MS_SCHED_PORT"))
 
 # Variables that change what a rank computes or how it talks to others, and should be the same on all ranks.
 _COMPARED = (
@@ -129,7 +132,7 @@ def detect(
     environ: Mapping[str, str] | None = None,
     modules: Mapping[str, ModuleType] | None = None,
 ) -> Topology:
-    """Find this rank by arguments, Ray Train, torch.distributed or the environment; default: rank 0 of 1.
+    """Find this rank by arguments, Ray Train, torch's or MindSpore's groups or the environment; else 0 of 1.
 
     Raises InvalidTypeError or InvalidValueError for wrong arguments, WorldMismatchError if the sources
     (other than SLURM) disagree on the world size.
@@ -294,6 +297,16 @@ def _sources(environ: Mapping[str, str], modules: Mapping[str, ModuleType]) -> l
                 "source": "torch.distributed",
             }
         )
+    communication = modules.get("mindspore.communication.management")
+    if communication is not None and communication.GlobalComm.INITED:
+        found.append(
+            (_local(environ, _VARIABLES["mindspore"]) if "RANK_ID" in environ else {})
+            | {
+                "rank": communication.get_rank(),
+                "world_size": communication.get_group_size(),
+                "source": "mindspore.communication",
+            }
+        )
     for source, names in _VARIABLES.items():
         if names[0] in environ and names[1] in environ:
             found.append(
@@ -344,8 +357,8 @@ def _incarnation(environ: Mapping[str, str], rank: int, world_size: int) -> tupl
             if all(name in environ for name in names):
                 job = ".".join(environ[name] for name in names)
                 return f"{source} {job}+{environ.get('SLURM_RESTART_COUNT', '0')}+{restarts}", True
-    names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
-    if all(name in environ for name in names[:2]):
-        return f"{':'.join(environ[name] for name in names if name in environ)}+{restarts}", False
+    for names in _MEETINGS:
+        if all(name in environ for name in names[:2]):
+            return f"{':'.join(environ[name] for name in names if name in environ)}+{restarts}", False
     # Without a launcher, a single rank gets a random name; several ranks could not agree on one.
     return (uuid.uuid4().hex, True) if world_size == 1 else ("", False)

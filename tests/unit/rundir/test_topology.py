@@ -25,6 +25,13 @@ TORCHRUN = {
     "MASTER_ADDR": "10.0.0.1",
     "MASTER_PORT": "29500",
 }
+MSRUN = {
+    "RANK_ID": "1",
+    "RANK_SIZE": "2",
+    "DEVICE_ID": "1",
+    "MS_SCHED_HOST": "127.0.0.1",
+    "MS_SCHED_PORT": "8118",
+}
 
 REPORT = """
 import dataclasses, json, sys
@@ -90,6 +97,7 @@ def test_without_any_source_it_is_rank_0_of_1() -> None:
         ),
         ({"PMI_RANK": "1", "PMI_SIZE": "2"}, ("pmi", 1, 2, 0, 1, 0)),
         ({"RANK_ID": "7", "RANK_SIZE": "8"}, ("mindspore", 7, 8, 0, 1, 0)),
+        (MSRUN, ("mindspore", 1, 2, 1, 1, 0)),
         (
             {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"},
             ("slurm", 3, 4, 1, 1, 1),
@@ -117,6 +125,19 @@ def test_torch_distributed_reports_the_rank_and_the_environment_the_node() -> No
 def test_torch_distributed_that_is_not_in_use_has_no_say(asleep: dict[str, bool]) -> None:
     assert place(find({}, torch(1, 2, **asleep)))[0] == "single process"
     assert place(find({}, {"torch": SimpleNamespace()}))[0] == "single process"
+
+
+def mindspore(rank: int, size: int, *, initialized: bool = True) -> dict[str, Any]:
+    management = SimpleNamespace(
+        GlobalComm=SimpleNamespace(INITED=initialized), get_rank=lambda: rank, get_group_size=lambda: size
+    )
+    return {"mindspore.communication.management": management}
+
+
+def test_mindspores_group_reports_the_rank_once_it_is_there() -> None:
+    assert place(find(MSRUN, mindspore(1, 2)))[:4] == ("mindspore.communication", 1, 2, 1)
+    assert place(find({}, mindspore(1, 2)))[:3] == ("mindspore.communication", 1, 2)
+    assert place(find({}, mindspore(1, 2, initialized=False)))[0] == "single process"
 
 
 def test_ray_train_is_asked_first() -> None:
@@ -226,6 +247,7 @@ MASTER = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
         (SLURM, "", False),  # a batch script may start many trainings
         (SLURM | MASTER, "10.0.0.1:29500+0", False),
         (TORCHRUN, "10.0.0.1:29500+0", False),
+        (MSRUN, "127.0.0.1:8118+0", False),
         (
             TORCHRUN | {"TORCHELASTIC_RUN_ID": "digits", "TORCHELASTIC_RESTART_COUNT": "3"},
             "10.0.0.1:29500:digits+3",
