@@ -9,12 +9,14 @@ from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.topology import Topology
 
 
-def coordinator(run_dir: RunDir, topology: Topology, *, aggregate: bool = True) -> Coordinator:
+def coordinator(
+    run_dir: RunDir, topology: Topology, *, aggregate: bool = True, waits_at_exit: bool = False
+) -> Coordinator:
     """The coordinator of a rank.
 
     With `aggregate`, this is under Ray a client of the run's aggregator, elsewhere for several ranks one that
     starts the aggregator as a child process of rank 0; otherwise the ranks use only the manifest. A training
-    of one rank is judged in its own process.
+    of one rank is judged in its own process. `waits_at_exit`: see `ProcessCoordinator`.
     """
     found: Coordinator = LocalCoordinator(run_dir, lambda role: first_free_attempt(run_dir, role))
     if aggregate and in_ray():
@@ -22,6 +24,6 @@ def coordinator(run_dir: RunDir, topology: Topology, *, aggregate: bool = True) 
 
         found = AggregatorClient(run_dir)
     elif aggregate and topology.world_size > 1:
-        found = ProcessCoordinator(run_dir)
+        found = ProcessCoordinator(run_dir, waits_at_exit=waits_at_exit)
     is_judged_here = topology.world_size == 1 and topology.role == "train"
     return LoneRank(found, run_dir) if is_judged_here else found

@@ -1,5 +1,6 @@
 """A run's aggregator without Ray: a child process of rank 0 that follows the files of the ranks."""
 
+import atexit
 import logging
 import signal
 import subprocess
@@ -114,10 +115,13 @@ class ProcessCoordinator(LocalCoordinator):
 
     The ranks do not talk to the aggregator, which reads their files. Only the last rank that leaves waits for
     the merged run, at most MERGE_WAIT_S; the aggregator outlives the ranks if it takes longer.
+
+    `waits_at_exit`: it waits when its process ends, and not when it leaves the run.
     """
 
-    def __init__(self, run_dir: RunDir) -> None:
+    def __init__(self, run_dir: RunDir, *, waits_at_exit: bool = False) -> None:
         super().__init__(run_dir, lambda role: first_free_attempt(run_dir, role))
+        self._waits_at_exit = waits_at_exit
         self._process: AggregatorProcess | None = None
         self._start_at_s, self._pause_s = 0.0, AGAIN_S  # when a heartbeat may start the next aggregator
         self._look_at_s = float("inf")  # when to look whether rank 0 has begun
@@ -174,6 +178,12 @@ class ProcessCoordinator(LocalCoordinator):
             self._pause_s *= 2
 
     def _await_merge(self, role: str, attempt: int) -> None:
+        if self._waits_at_exit:
+            atexit.register(self._await_merge_now, role, attempt)
+        else:
+            self._await_merge_now(role, attempt)
+
+    def _await_merge_now(self, role: str, attempt: int) -> None:
         entry = find_attempt(self.run_dir.read_manifest(), role, attempt)
         if entry.get("evaluated") and len(entry["evaluated"]) < entry["world_size"]:
             return

@@ -135,6 +135,8 @@ class SummaryCollector(Callback):
         NotADirectoryPathError, RunDirError: the directory cannot be made or written.
     """
 
+    _merges_at_exit = False  # whether the last rank waits for the merged run when its process ends
+
     @without_num_process(3, is_older_collector)
     def __init__(
         self,
@@ -310,7 +312,7 @@ class SummaryCollector(Callback):
         call("the watcher", session.watch_steps, partial(self._place, session, params))
         is_one_of_several = session.topology.world_size > 1 and session.topology.role == "train"
         report = session.report_parts if is_one_of_several else None
-        call("the schedule", self._schedule.watch, network, params, report)
+        call("the schedule", self._schedule.watch, params.get("watched", network), params, report)
         if is_one_of_several and self._collected.metric:
             call("checks", self._compare, session, network)
         if network is not None and self._collected.landscape is not None:
@@ -404,7 +406,13 @@ class SummaryCollector(Callback):
     ) -> Session:
         formats, coordinator = self._spec.formats, self._coordinator
         if coordinator is None and past is None:
-            coordinator = distsummary.coordinator(self.run_dir, topology, aggregate=topology.world_size > 1)
+            coordinator = distsummary.coordinator(
+                self.run_dir,
+                topology,
+                aggregate=topology.world_size > 1,
+                waits_at_exit=self._merges_at_exit,
+            )
+        has_times = self._collected.metric and self._collected.additions
         if self._has_default_formats:
             formats = rank_formats(None, topology.world_size)
         return Session(
@@ -417,7 +425,7 @@ class SummaryCollector(Callback):
             diagnose=self._diagnose,
             coordinator=coordinator,
             failures=self._failures,
-            leaves_out=() if self._collected.metric else (*STEP_TIMES, *STEP_PHASES),
+            leaves_out=() if has_times else (*STEP_TIMES, *STEP_PHASES),
             refuse_finished=refuse_finished,
             past=past,
             overhead=self.recorder.overhead,
@@ -441,7 +449,7 @@ class SummaryCollector(Callback):
 
     def _keep_trajectory(self, session: Session, network: object, params: CallbackParams) -> None:
         assert self._collected.landscape is not None
-        steps = params.get("batch_num") or 0
+        steps, network = params.get("batch_num") or 0, params.get("backbone", network)
         session.keep_trajectory(self._collected.landscape, network, self._schedule.group, steps)
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
@@ -557,7 +565,7 @@ class SummaryCollector(Callback):
         self._description.end(self._open_session(), params)
 
     def _record_metrics(self, params: CallbackParams) -> None:
-        values = metric_values(params, self._failures)
+        values = metric_values(params, self._failures) if self._collected.additions else []
         lineage = []
         if self._collected.eval_lineage:
             message = self._failures.call(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from distsummary.base.failures import Failures
+from distsummary.collect.messages import graph_bytes
 from distsummary.collect.sources import Source
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format import mindspore_graph
@@ -31,8 +32,8 @@ class Observer(Protocol):
     def check_compilations(self) -> None:
         """Called before each step."""
 
-    def graph(self) -> Graph:
-        """What was seen; ends the observation."""
+    def graph(self) -> Graph | bytes:
+        """What was seen, or what MindSpore compiled (b"" for nothing); ends the observation."""
 
     def close(self) -> None:
         """End the observation; a second call does nothing."""
@@ -56,7 +57,12 @@ def check_graph(value: object) -> str | None:
 
 def observe(network: Any, how: str, failures: Failures) -> Observer | None:
     """Begin to observe a model; None for a model whose framework has no modules to draw."""
-    if framework_of(network).name != "torch":
+    name = framework_of(network).name
+    if name == "mindspore":
+        from distsummary.frameworks.mindspore import CompiledGraph
+
+        return CompiledGraph(network)
+    if name != "torch":
         return None
     from distsummary.collect.torch_graph_observers import observer_of
 
@@ -80,6 +86,8 @@ def graph_value(graph: Graph, report: Callable[..., None] = logger.warning) -> V
 
 def _value_of(observer: Observer) -> Value | None:
     graph = observer.graph()
+    if isinstance(graph, bytes):
+        return Value("graph", TAG, graph_bytes(graph)) if graph else None
     return graph_value(graph) if graph.nodes else None
 
 

@@ -46,7 +46,8 @@ class Collected:
     """What a collector collects.
 
     `histogram`: the parameters that get histograms; `gradient`: those whose gradients get them; `tensor`:
-    those that are recorded whole. `landscape`: None for no trajectory.
+    those that are recorded whole. `landscape`: None for no trajectory. `additions`: what MindSpore's own
+    collector does not record: times of steps, the learning rate, metrics of evaluations as scalars.
     """
 
     metric: bool = False
@@ -59,6 +60,7 @@ class Collected:
     gradient: Selection | None = None
     tensor: Selection | None = None
     landscape: LandscapeSpec | None = None
+    additions: bool = True
 
 
 def with_landscape(specified: object, landscape: object) -> object:

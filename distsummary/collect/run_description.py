@@ -34,7 +34,7 @@ class DescriptionRecorder:
         values = self._train_lineage(session, params, has_loss=False)  # do not wait until it is computed
         if self._collected.dataset_graph:
             graph = dataset_graph(params.get("train_dataset"), params.get("batch_num") or 0)
-            values.append(Value("dataset_graph", "", graph))
+            values += [Value("dataset_graph", "", graph)] if graph is not None else []
         custom = custom_lineage(self._custom, topologies.hyper_config())
         values += [Value("custom_lineage_data", "", custom)] if custom.user_info else []
         settings = custom_values(custom)

@@ -5,7 +5,8 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping, Sized
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -26,6 +27,18 @@ INT32 = 2**31 - 1
 MAX_TRANSFORMS = 64  # of a data set, and attributes of a transform
 MAX_HYPER_CONFIG = 100_000  # characters, MindSpore's limit
 _WRAPPERS = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
+
+
+@dataclass(frozen=True, slots=True)
+class DataFacts:
+    """What another framework's data set says of itself, in place of a loader; None: it does not say.
+
+    `batch_size` is in samples; `graph` returns the graph of the data set, which may take a while.
+    """
+
+    batch_size: int | None
+    path: str | None
+    graph: Callable[[], pb.DatasetGraph | None]
 
 
 def train_lineage(
@@ -146,7 +159,7 @@ def _parse_hyper_config(text: str) -> dict[str, str | int | float]:
     }
 
 
-def dataset_graph(loader: object, steps: int = 0) -> pb.DatasetGraph:
+def dataset_graph(loader: object, steps: int = 0) -> pb.DatasetGraph | None:
     """Describes a loader and its nested data sets as a chain: names, sizes, batching, sampling, transforms.
 
     The transforms of a data set are those of its `transform` and `target_transform` or, without these, of its
@@ -156,6 +169,8 @@ def dataset_graph(loader: object, steps: int = 0) -> pb.DatasetGraph:
         loader: any object; the attributes of a torch DataLoader are read if present, without importing torch.
         steps: batches of the loader, 0 if unknown.
     """
+    if isinstance(loader, DataFacts):
+        return loader.graph()
     graph = pb.DatasetGraph()
     _describe(graph, loader, ("batch_size", "drop_last", "num_workers"))
     if steps:
@@ -276,6 +291,8 @@ def dataset_size(loader: object, steps: int, batch: int | None, mindspore_compat
 
 def dataset_path(loader: object) -> str | None:
     """The path of a loader's data, if one of its nested data sets has one."""
+    if isinstance(loader, DataFacts):
+        return loader.path
     source = loader
     for _ in range(16):
         source = getattr(source, "dataset", None)

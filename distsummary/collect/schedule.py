@@ -90,7 +90,9 @@ class Schedule:
         # MindSpore's kinds, in the order of their values in an event
         self._mindspores: list[LossSource | LearningRate | Images | WatchedParameters] = []
         if collected.metric:
-            self._mindspores += [self._loss, LearningRate(regular, failures)]
+            self._mindspores.append(self._loss)
+        if collected.metric and collected.additions:
+            self._mindspores.append(LearningRate(regular, failures))
         if collected.input_data:
             self._mindspores.append(Images(images, mindspore_compat=compat))
         self._mindspores += [self._histograms, self._whole]
@@ -149,7 +151,7 @@ class Schedule:
             )
 
         if topology.rank == 0 and topology.role == "train":
-            self.graph.watch(network)
+            self.graph.watch(params.get("train_network") or network)
         self._histograms.parameters = parameters(collected.histogram)
         self._whole.parameters = parameters(collected.tensor)
         if (chosen := parameters(collected.gradient)) is not None:

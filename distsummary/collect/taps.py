@@ -55,6 +55,10 @@ class Taps:
         """From now on, the ranks of `group` divide the parameters that are tapped."""
         self._group = group
 
+    def after(self, last: int) -> float:
+        """The first step after `last` at which something that is tapped is due."""
+        return min(self._regular.after(last), self.tensors.after(last))
+
     def gather(self) -> None:
         """What was tapped so far belongs to the step whose values are given now; see `Recorder.gather`."""
         self._listener.gather()

@@ -1,5 +1,6 @@
 """MindSpore as a framework: Tensors, Parameters, Cells. Imported only after the user's own MindSpore."""
 
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -13,6 +14,8 @@ from distsummary.errors import InvalidTypeError
 from distsummary.frameworks.base import ArraySpec, check_state
 from distsummary.frameworks.numpy import Array, HostCopy, NumpyFramework, is_own_real, known, known_numbers
 from distsummary.frameworks.staging import staged
+
+logger = logging.getLogger(__name__)
 
 _TENSORS = mindspore.Tensor.__mro__[-2]  # the class in C++ of Tensors and Parameters; its name varies
 _OF_THOR = re.compile(r"(.*\.)?(matrix_[ag]\w*|[ag]_normalizer|cov_step)")  # what THOR adds to its layers
@@ -76,7 +79,8 @@ class MindSporeFramework(NumpyFramework):
     def load_state(self, model: Any, state: Mapping[str, Array]) -> None:
         """See `Framework.load_state`."""
         tensors = dict(self.tensors(model))
-        check_state({name: tuple(self.array_spec(one)) for name, one in tensors.items()}, state)
+        specs = {name: self.array_spec(one) for name, one in tensors.items()}
+        check_state({name: (spec.shape, spec.dtype) for name, spec in specs.items()}, state)
         for name, parameter in tensors.items():
             self.write(parameter, state[name])
 
@@ -100,18 +104,45 @@ class MindSporeFramework(NumpyFramework):
         tensor.set_data(mindspore.Tensor(own, tensor.dtype))
 
 
-def compiled_graph(network: Cell) -> bytes | None:
-    """The graph that MindSpore compiled for a network, as bytes of a ModelProto; None in PyNative mode."""
-    graph: bytes | None = network.get_func_graph_proto()
-    return graph or None
+class CompiledGraph:
+    """Waits for the graph that MindSpore compiles of a network: a `collect.graph_source.Observer`.
+
+    In PyNative mode there is none; the log says so.
+    """
+
+    def __init__(self, network: Cell) -> None:
+        self._network, self._graph = network, b""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the network was compiled, or never will be."""
+        if not self._graph:
+            self._graph = self._network.get_func_graph_proto() or b""
+        return bool(self._graph) or mindspore.get_context("mode") == mindspore.PYNATIVE_MODE
+
+    def check_compilations(self) -> None:
+        """Does nothing."""
+
+    def graph(self) -> bytes:
+        """The bytes of a ModelProto; b"" if there is none."""
+        if not self.is_ready or not self._graph:
+            logger.warning(
+                "no graph is recorded: %s was not compiled, as it is in GRAPH_MODE",
+                type(self._network).__name__,
+            )
+        return self._graph
+
+    def close(self) -> None:
+        """Does nothing."""
 
 
 @lru_cache(maxsize=64)  # called for every loss
 def _dtype(dtype: Any) -> np.dtype[Any]:
     try:
-        return np.dtype(mindspore.dtype_to_nptype(dtype))
+        found: np.dtype[Any] = np.dtype(mindspore.dtype_to_nptype(dtype))
     except (TypeError, KeyError) as error:
         raise InvalidTypeError(f"a tensor of {dtype} has no numbers for NumPy; cast it") from error
+    return found
 
 
 def _cell(model: Any) -> Cell:

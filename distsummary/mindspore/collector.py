@@ -1,0 +1,203 @@
+"""SummaryCollector inside MindSpore: a callback of `mindspore.train` that drives the collector of a Run."""
+
+import inspect
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+import mindspore
+
+from distsummary.base.guard import Guard, door
+from distsummary.base.health import Health
+from distsummary.collect import collector
+from distsummary.errors import InvalidValueError
+from distsummary.mindspore.driven_run import DrivenRun
+from distsummary.mindspore.operators import CachedOperators, take_cache
+from distsummary.mindspore.theirs import (
+    backbone_of,
+    facts_of,
+    loss_function_of,
+    newest_checkpoint,
+    optimizer_of,
+)
+from distsummary.rundir.topology import Topology
+from distsummary.training.callbacks import RunContext
+from distsummary.training.evaluation import EvaluationRun
+
+
+class Collector(collector.SummaryCollector):
+    """Collects a training in MindSpore's loop; with `mindspore_compat`, only what MindSpore's own does."""
+
+    _merges_at_exit = True  # `Model.train` returns when the files of its rank are written
+
+    def _reset(self) -> None:
+        if self._compat:
+            self._collected = replace(self._collected, additions=False)
+        super()._reset()
+        self._schedule.add(CachedOperators(self._taps))
+
+    def on_eval_end(self, run_context: RunContext) -> None:
+        """Record the metrics; what operators cached in an evaluation is not recorded."""
+        self._failures.call("operators", take_cache)
+        super().on_eval_end(run_context)
+
+    @property
+    def given_topology(self) -> Topology | None:
+        """The argument `topology`."""
+        return self._topology
+
+    @property
+    def has_additions(self) -> bool:
+        """Whether more is recorded than by MindSpore's own collector."""
+        return self._collected.additions
+
+
+class SummaryCollector(mindspore.train.Callback):  # type: ignore[misc]  # its base is untyped
+    """MindSpore's SummaryCollector for `Model.train`, `fit` and `eval`, with our files and options.
+
+    It takes MindSpore's arguments and the options of `distsummary.SummaryCollector`, where all are described.
+    Its hooks may be overridden, or called by hand.
+    """
+
+    __signature__ = inspect.signature(Collector)
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__()
+        self._collector = Collector(*args, **options)
+        self._run: DrivenRun | None = None
+        self._evaluation: tuple[AbstractContextManager[EvaluationRun], EvaluationRun] | None = None
+        self._depth = 0  # how many times it was entered
+        self._has_metrics = False  # of an evaluation whose hooks were called in this epoch
+
+    @property
+    def _own_guard(self) -> Guard:
+        return self._collector._own_guard
+
+    def health(self) -> Health:
+        """What was written, dropped and refused in the current training or, if none runs, in the last one."""
+        return self._collector.health()
+
+    @door()
+    def begin(self, run_context: Any) -> None:
+        """Join the run and open the files; raises for bad arguments and for files that cannot be opened."""
+        params = run_context.original_args()
+        listed = params.get("list_callback") or ()
+        if sum(isinstance(one, (SummaryCollector, mindspore.SummaryCollector)) for one in listed) > 1:
+            raise InvalidValueError(
+                "callbacks must hold one SummaryCollector, got several; remove all but one"
+            )
+        if params.get("mode") == "eval":
+            self._begin_evaluation(params)
+        elif params.get("mode") == "train":
+            if self._run is not None:  # of a loop that did not end it
+                self._run.close()
+            self._own_guard.call("operators", take_cache)  # of what ran before
+            self._run = run = self._run_of(params)
+            run.begin()
+        else:
+            raise InvalidValueError(
+                f"mode must be 'train' or 'eval', got {params.get('mode')!r}; call Model.train or Model.eval"
+            )
+
+    @door()
+    def epoch_begin(self, run_context: Any) -> None:
+        """Plan the steps of the epoch."""
+        params = run_context.original_args()
+        if self._run is not None and params["mode"] == "train":
+            self._run.begin_epoch(params["cur_epoch_num"])
+
+    @door()
+    def step_begin(self, run_context: Any) -> None:
+        """Note when the batch has come."""
+        params = run_context.original_args()
+        if self._run is not None and params["mode"] == "train":
+            self._run.begin_step(params["cur_step_num"], params["train_dataset_element"])
+
+    @door()
+    def step_end(self, run_context: Any) -> None:
+        """Record the step."""
+        params, run = run_context.original_args(), self._run
+        if run is None or params["mode"] != "train":
+            return
+        if not run.is_in_step:  # called by hand, without `step_begin`
+            run.begin_step(params["cur_step_num"], params.get("train_dataset_element"))
+        run.end_step(params["net_outputs"])
+
+    @door()
+    def epoch_end(self, run_context: Any) -> None:
+        """Record the metrics of an evaluation of `Model.fit`, and the checkpoint of the epoch."""
+        params, run = run_context.original_args(), self._run
+        if run is None or params["mode"] != "train":
+            return
+        if params.get("metrics") and not self._has_metrics and self._collector.has_additions:
+            self._begin_evaluation(params)
+            self._end_evaluation(params)
+        self._has_metrics = False
+        run.end_epoch()
+
+    @door()
+    def end(self, run_context: Any) -> None:
+        """Record the lineage; after a training, write everything and close the files."""
+        params = run_context.original_args()
+        if params["mode"] == "eval":
+            self._end_evaluation(params)
+        if self._run is not None and (params["mode"] == "train" or not self._run.is_training):
+            run, self._run = self._run, None
+            run.context.original_args()["latest_ckpt_file"] = newest_checkpoint(params)
+            run.close()
+
+    def __enter__(self) -> Self:
+        self._depth += 1
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._depth -= 1
+        if self._depth > 0:  # `Model.fit` enters its callbacks again for each evaluation
+            return
+        run, self._run, self._evaluation = self._run, None, None
+        if run is not None:
+            run.__exit__(kind, error, trace)
+
+    def _run_of(self, params: Any) -> DrivenRun:
+        """The Run of a loop with these parameters."""
+        call, network = self._own_guard.call, params.get("network")
+        train_network = params.get("train_network")
+        train_network = network if train_network is None else train_network
+        optimizer = call("the optimizer", optimizer_of, params, train_network)
+        is_sink = params.get("dataset_sink_mode")
+        run = DrivenRun(
+            dataset=call("the data set", facts_of, params.get("train_dataset")),
+            batch_num=params.get("batch_num") or 0,
+            sink_size=params.get("sink_size", -1) if is_sink else None,
+            manager=params.get("loss_scale_mananger"),
+            callbacks=[self._collector],
+            network=network,
+            optimizer=optimizer,
+            loss_fn=call("the loss function", loss_function_of, params),
+            topology=self._collector.given_topology,
+            epochs=params.get("epoch_num") or 1,
+            initial_step=params.get("cur_step_num") or 0,
+        )
+        if train_network is not None:
+            backbone = call("the backbone", backbone_of, train_network) or network
+            watched = backbone if optimizer is None else optimizer
+            more = {"train_network": train_network, "backbone": backbone, "watched": watched}
+            run.context.original_args().update(more)
+        return run
+
+    def _begin_evaluation(self, params: Any) -> None:
+        self._run = run = self._run or self._run_of({**params, "cur_step_num": 0})
+        manager = run.eval(facts_of(params.get("valid_dataset")))  # type: ignore[arg-type]  # it is only described
+        self._evaluation = manager, manager.__enter__()
+
+    def _end_evaluation(self, params: Any) -> None:
+        if self._evaluation is None or self._run is None:
+            return
+        (manager, evaluation), self._evaluation = self._evaluation, None
+        self._has_metrics = True
+        evaluation.params["batch_num"] = params.get("batch_num") or 0
+        evaluation.log(params.get("metrics") or {})
+        manager.__exit__(None, None, None)

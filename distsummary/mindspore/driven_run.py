@@ -1,0 +1,78 @@
+"""DrivenRun: the Run of a training whose loop is MindSpore's, which reports where its steps begin and end."""
+
+from typing import Any
+
+from distsummary.base.guard import door
+from distsummary.model.model_run import ModelRun
+from distsummary.training.phases import DATA, EVALUATION
+
+
+class DrivenRun(ModelRun):
+    """A ModelRun whose steps are made elsewhere; steps are numbered by that loop, and may jump.
+
+    The time from the end of a step to the beginning of the next one counts as waiting for data.
+    """
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._asked_s = self._clock()
+
+    @property
+    def is_training(self) -> bool:
+        """Whether the training has begun; False for a run that only evaluates."""
+        return self._is_training
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether a step has begun and not ended."""
+        return self._opener is not None
+
+    @door()
+    def begin(self) -> None:
+        """Begin the training; raises what the callbacks raise."""
+        self._begin_stepping()
+        self._in_epochs = True
+        self._begin_training()
+
+    @door()
+    def begin_epoch(self, number: int) -> None:
+        """Begin an epoch, counted from 1."""
+        self._settle_epoch()
+        self._params["cur_epoch_num"] = number
+        self._begin_epoch(None)
+        self._ask()
+
+    @door()
+    def begin_step(self, step: int, batch: Any) -> None:
+        """Begin a step, counted from 1 over all epochs, with its batch."""
+        started_s = self._clock()
+        params = self._params
+        params["cur_step_num"], params["train_dataset_element"] = step, batch
+        params["net_outputs"] = None
+        self._data_wait_s = started_s - self._asked_s
+        self._opener, self._body_start_s = self, started_s
+        if step >= self._recorder.plain_before:
+            self._call("on_train_step_begin")
+            self._body_start_s = self._clock()
+        if self._phases is not None:
+            self._phases.is_in_loop = True
+            self._phases.enter(self._body)
+
+    @door()
+    def end_step(self, outputs: Any) -> None:
+        """End the step, with the outputs of the network."""
+        self._params["net_outputs"] = outputs
+        self._end_step(self._clock(), is_whole=True)
+        is_last = self._params["step_in_epoch"] == self._params["batch_num"]
+        self._ask(EVALUATION if is_last else DATA)  # after the last step of an epoch, no batch comes
+
+    @door()
+    def end_epoch(self) -> None:
+        """End the epoch."""
+        self._settle_epoch()
+
+    def _ask(self, phase: str = DATA) -> None:
+        """From now on, the next batch is awaited."""
+        self._asked_s = self._clock()
+        if self._phases is not None:
+            self._phases.enter(phase)

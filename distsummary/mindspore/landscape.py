@@ -1,0 +1,47 @@
+"""SummaryLandscape inside MindSpore: MindSpore's own, which also takes the trajectories that ours saves."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import mindspore
+
+_KEYS = (
+    "epoch_group",
+    "model_params_file_map",
+    "step_per_epoch",
+    "unit",
+    "num_samples",
+    "landscape_size",
+    "create_landscape",
+)  # those that MindSpore knows of train_metadata.json
+
+
+class SummaryLandscape(mindspore.SummaryLandscape):  # type: ignore[misc]  # its base is untyped
+    """MindSpore's SummaryLandscape: its loss, its numbers, its files.
+
+    `device_ids` may be left out: the landscape is then computed in this process. After an error, the next
+    call works, and so does MindSpore's SummaryRecord.
+    """
+
+    def gen_landscapes_with_multi_process(
+        self,
+        callback_fn: Callable[[], Any],
+        collect_landscape: Mapping[str, Any] | None = None,
+        device_ids: Sequence[int] | None = None,
+        output: str | None = None,
+    ) -> None:
+        """Compute the landscapes of the saved intervals and record them in `output`, or in the summary dir.
+
+        Raises what MindSpore's method raises.
+        """
+        before = mindspore.SummaryRecord.count
+        try:
+            super().gen_landscapes_with_multi_process(
+                callback_fn, collect_landscape, [] if device_ids is None else device_ids, output
+            )
+        finally:
+            mindspore.SummaryRecord.count = before  # it counts records that an error left open
+
+    def _check_json_file_data(self, json_file_data: Mapping[str, Any]) -> None:
+        """MindSpore's check, of its own keys alone: ours also name the run and the sums of its files."""
+        super()._check_json_file_data({key: json_file_data[key] for key in _KEYS if key in json_file_data})

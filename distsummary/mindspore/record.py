@@ -1,0 +1,28 @@
+"""SummaryRecord inside MindSpore: also records what MindSpore's summary operators have cached."""
+
+from collections.abc import Callable
+from typing import Any
+
+from distsummary.collect import record
+from distsummary.mindspore.operators import drain, take_cache
+
+
+class SummaryRecord(record.SummaryRecord):
+    """MindSpore's SummaryRecord, with the arguments and methods of `distsummary.SummaryRecord`.
+
+    `network` and `train_network` are Cells, whose graph is recorded once it was compiled. Values are Tensors,
+    Parameters, arrays or numbers. There may be several records in a process; one value of an operator goes to
+    all of them.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        take_cache()  # what operators left there before belongs to no step of this record
+
+    def record(
+        self, step: int, train_network: object = None, plugin_filter: Callable[[str], bool] | None = None
+    ) -> bool:
+        """Write the values collected so far, and those that operators cached, as the event of a step."""
+        if self._mode == "train":
+            self._failures.call("operators", drain)
+        return super().record(step, train_network, plugin_filter)

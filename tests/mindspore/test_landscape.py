@@ -1,0 +1,66 @@
+"""MindSpore's SummaryLandscape draws from the trajectory of our collector, and the other way round."""
+
+import mindspore
+import numpy as np
+import pytest
+from mindspore import nn
+from mindspore.train import Loss
+
+import distsummary as ds
+from distsummary.mindspore import SummaryCollector, SummaryLandscape
+from tests.mindspore.trainings import Mlp, features, model_of, values_of
+
+pytestmark = [
+    pytest.mark.interop,
+    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),  # in MindSpore
+]
+
+CREATE = {"train": True, "result": False}
+COLLECTED = {"landscape_size": 4, "unit": "step", "create_landscape": CREATE, "num_samples": 8}
+COLLECTED |= {"intervals": [[1, 2, 3, 4]]}
+
+
+def drawn_from():
+    """What SummaryLandscape needs of the training."""
+    network, metrics = Mlp(), {"Loss": Loss()}
+    loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+    return mindspore.Model(network, loss, metrics=metrics), network, features(), metrics
+
+
+def train(directory, kind, **more):
+    mindspore.set_seed(1)
+    collector = kind(str(directory), collect_specified_data={"collect_landscape": COLLECTED}, **more)
+    model_of(Mlp()).train(2, features(), callbacks=[collector], dataset_sink_mode=False)
+
+
+def test_mindspores_landscape_of_our_training_is_that_of_its_own(tmp_path):
+    found = {}
+    for name, kind in (("theirs", mindspore.SummaryCollector), ("ours", SummaryCollector)):
+        train(tmp_path / name, kind)
+        landscape = SummaryLandscape(str(tmp_path / name))
+        landscape.gen_landscapes_with_multi_process(drawn_from, output=str(tmp_path / f"{name}_l"))
+        values = values_of(tmp_path / f"{name}_l")
+        [[(_, found[name])]] = [listed for (plugin, _), listed in values.items() if plugin == "landscape"]
+    np.testing.assert_allclose(found["ours"].z, found["theirs"].z, atol=1e-6)
+    np.testing.assert_array_equal(found["ours"].x, found["theirs"].x)
+
+
+def test_both_trajectories_are_read_by_ours(tmp_path):
+    states = {}
+    for name, kind in (("theirs", mindspore.SummaryCollector), ("ours", SummaryCollector)):
+        train(tmp_path / name, kind)
+        states[name] = [
+            ds.load_checkpoint(tmp_path / name / "ckpt_dir" / f"Mlp_{n}_step.ckpt") for n in (1, 2, 3, 4)
+        ]
+    for theirs, ours in zip(states["theirs"], states["ours"], strict=True):
+        assert list(theirs) == list(ours)
+        for key, array in theirs.items():
+            np.testing.assert_array_equal(ours[key], array)
+
+
+def test_after_an_error_the_next_call_works(tmp_path):
+    train(tmp_path, SummaryCollector)
+    with pytest.raises(ValueError, match="device"):
+        SummaryLandscape(str(tmp_path)).gen_landscapes_with_multi_process(drawn_from, device_ids=[9])
+    SummaryLandscape(str(tmp_path)).gen_landscapes_with_multi_process(drawn_from)
+    assert ("landscape", "landscape_[1, 4]") in values_of(tmp_path)

@@ -1,0 +1,163 @@
+"""SummaryRecord inside MindSpore: its values, its operators, its graph."""
+
+import mindspore
+import numpy as np
+import pytest
+from mindspore import nn, ops
+from mindspore.train import lineage_pb2
+
+from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.mindspore import SummaryRecord
+from tests.mindspore.trainings import Lenet, lineage_of, values_of
+
+pytestmark = pytest.mark.interop
+
+
+@pytest.fixture
+def graph_mode():
+    mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
+    yield
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+
+
+def values():
+    random = np.random.default_rng(3)
+    special = random.normal(size=50).astype(np.float32)
+    special[:3] = np.nan, np.inf, -np.inf
+    return {
+        "scalar": mindspore.Tensor([0.25]),
+        "tensor": mindspore.Tensor(random.normal(size=(2, 3)).astype(np.float16)),
+        "histogram": mindspore.Tensor(special),
+        "image": mindspore.Tensor(random.random((2, 3, 5, 4), np.float32)),
+        "parameter": mindspore.Parameter(mindspore.Tensor([1.0, 2.0, 3.0]), name="p"),
+    }
+
+
+def test_its_values_are_those_of_mindspores_own_record(tmp_path):
+    given = values()
+    for name, make, more in (
+        ("theirs", mindspore.SummaryRecord, {}),
+        ("ours", SummaryRecord, {"mindspore_compat": True}),
+    ):
+        with make(str(tmp_path / name), **more) as record:
+            for step in (1, 2):
+                for plugin in ("scalar", "tensor", "histogram", "image"):
+                    record.add_value(plugin, f"a {plugin}", given[plugin])
+                record.add_value("histogram", "a parameter", given["parameter"])
+                assert record.record(step)
+    assert values_of(tmp_path / "ours") == values_of(tmp_path / "theirs")
+
+
+def test_what_kills_mindspores_writer_is_recorded(tmp_path):
+    with SummaryRecord(str(tmp_path)) as record:
+        record.add_value("histogram", "bools", mindspore.Tensor([True, False, True]))
+        record.add_value("tensor", "small", mindspore.Tensor([1.5, 2.5], mindspore.bfloat16))
+        record.record(1)
+        assert record.flush()
+    assert values_of(tmp_path).keys() == {("histogram", "bools"), ("tensor", "small")}
+
+
+@pytest.mark.parametrize(
+    ("plugin", "name", "value", "error"),
+    [
+        ("unknown", "x", mindspore.Tensor(1.0), InvalidValueError),
+        ("scalar", "", mindspore.Tensor(1.0), InvalidValueError),
+        ("scalar", 1, mindspore.Tensor(1.0), InvalidTypeError),
+        ("scalar", "x", "text", InvalidTypeError),
+        ("scalar", "x", mindspore.Tensor([1.0, 2.0]), InvalidValueError),
+        ("image", "x", mindspore.Tensor(np.ones((2, 3, 4, 5, 6), np.float32)), InvalidValueError),
+        ("tensor", "x", mindspore.Tensor(1.0), InvalidValueError),
+        ("histogram", "x", mindspore.Tensor(1.0), InvalidValueError),
+        ("train_lineage", "x", lineage_pb2.EvaluationLineage(), InvalidTypeError),
+    ],
+)
+def test_what_mindspore_refuses_is_refused(tmp_path, plugin, name, value, error):
+    with SummaryRecord(str(tmp_path)) as record, pytest.raises(error):
+        record.add_value(plugin, name, value)
+
+
+def test_a_callback_with_a_record_of_its_own(tmp_path):
+    """The tutorial's third way."""
+    from tests.mindspore.trainings import images, model_of
+
+    class Own(mindspore.train.Callback):
+        def __init__(self, directory):
+            super().__init__()
+            self.directory = directory
+
+        def __enter__(self):
+            self.record = SummaryRecord(self.directory)
+            return self
+
+        def __exit__(self, *error):
+            self.record.close()
+
+        def on_train_step_end(self, run_context):
+            params = run_context.original_args()
+            if params.cur_step_num % 2 == 0:
+                self.record.add_value("scalar", "loss", params.net_outputs)
+                self.record.record(params.cur_step_num)
+
+    model_of(Lenet()).train(1, images(), callbacks=[Own(str(tmp_path))], dataset_sink_mode=False)
+    found = {key: [step for step, _ in listed] for key, listed in values_of(tmp_path).items()}
+    operators = [("image", "Image"), ("scalar", "Mean"), ("tensor", "Tensor"), ("histogram", "Histogram")]
+    assert found == {key: [2, 4] for key in [("scalar", "loss"), *operators]}
+
+
+def test_a_loop_of_ones_own_records_the_graph_and_the_operators(tmp_path, graph_mode):
+    """The tutorial's fourth way."""
+    network = Lenet()
+    loss = nn.WithLossCell(network, nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"))
+    train = nn.TrainOneStepCell(loss, nn.Momentum(network.trainable_params(), 0.05, 0.9))
+    x = mindspore.Tensor(np.random.default_rng(0).random((4, 1, 8, 8), np.float32))
+    y = mindspore.Tensor([0, 1, 2, 3], mindspore.int32)
+    with SummaryRecord(str(tmp_path), network=train) as record:
+        for step in range(1, 4):
+            record.add_value("scalar", "loss", train(x, y))
+            record.record(step, train_network=train)
+    found = {key: [step for step, _ in listed] for key, listed in values_of(tmp_path).items()}
+    assert found[("graph", "")] == [0]
+    assert {len(steps) for key, steps in found.items() if key[0] != "graph"} == {3}
+    assert ("image", "Image") in found
+
+
+def test_what_operators_do_in_an_evaluation_is_not_recorded(tmp_path):
+    tensor = ops.TensorSummary()
+    with SummaryRecord(str(tmp_path)) as record:
+        record.set_mode("eval")
+        tensor("of an evaluation", mindspore.Tensor([1.0]))
+        record.record(1)
+        record.set_mode("train")
+        tensor("of a training", mindspore.Tensor([2.0]))
+        record.record(2)
+    assert ("tensor", "of a training") in values_of(tmp_path)
+    assert record.health().dropped == {}
+
+
+def test_several_records_are_open_at_once(tmp_path):
+    tensor = ops.TensorSummary()
+    with SummaryRecord(str(tmp_path / "a")) as first, SummaryRecord(str(tmp_path / "b")) as second:
+        tensor("both", mindspore.Tensor([1.0]))
+        first.record(1)
+        second.record(1)
+    assert ("tensor", "both") in values_of(tmp_path / "a")
+    assert ("tensor", "both") in values_of(tmp_path / "b")
+
+
+def test_a_bad_value_of_an_operator_costs_that_value(tmp_path):
+    tensor, image = ops.TensorSummary(), ops.ImageSummary()
+    with SummaryRecord(str(tmp_path)) as record:
+        image("no picture", mindspore.Tensor(np.ones((2, 3, 4, 5, 6), np.float32)))
+        tensor("fine", mindspore.Tensor([1.0]))
+        record.record(1)
+    assert values_of(tmp_path).keys() == {("tensor", "fine")}
+    assert record.health().dropped == {"image": 1}
+
+
+def test_mindspores_own_lineage_messages_are_taken(tmp_path):
+    message = lineage_pb2.TrainLineage()
+    message.algorithm.network = "Lenet"
+    with SummaryRecord(str(tmp_path)) as record:
+        record.add_value("train_lineage", "lineage", message)
+        record.record(1)
+    assert lineage_of(tmp_path).train.algorithm.network == "Lenet"
