@@ -10,7 +10,10 @@ from typing import Any
 
 from distsummary.errors import MissingExtraError
 
-_PIP_NAMES = {"sklearn": "scikit-learn"}  # what pip calls a package that Python calls something else
+_PIP_NAMES = {
+    "sklearn": "scikit-learn",
+    "PIL": "pillow",
+}  # what pip calls a package that Python calls something else
 
 
 def require(what: str, *packages: str) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from distsummary.base.checks import check_choice, check_text, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.format import mindspore_format, mindspore_graph, tensorboard_format, tensorboard_graph
+from distsummary.format import mindspore_format, mindspore_graph, tensorboard_format, tensorboard_graph, wire
 from distsummary.format.frames import MAX_PAYLOAD, Framed, Part, frame_parts
 from distsummary.format.histogram import count_histogram
 from distsummary.format.mindspore_format import DATA_TYPES
@@ -28,6 +28,7 @@ from distsummary.format.records import (
     PLUGINS,
     SUMMARY_PLUGINS,
     TENSORBOARD,
+    TENSORBOARD_EVENT,
     TENSORBOARD_PLUGINS,
     Event,
     EventIds,
@@ -44,7 +45,8 @@ from distsummary.pb.tensorboard_hparams_pb2 import HParamsPluginData
 
 _ENVELOPE = 256  # upper bound of an event's bytes without its values
 _VALUE_ENVELOPE = 16  # upper bound of a value's bytes without its encoding
-_MESSAGES = {HPARAMS: HParamsPluginData, CUSTOM_SCALARS: Layout}
+_MESSAGES = {HPARAMS: HParamsPluginData, CUSTOM_SCALARS: Layout, TENSORBOARD_EVENT: bytes}
+_ALONE = ("graph", TENSORBOARD_EVENT)  # these fill an event
 _VALUE_ENCODERS: dict[str, Callable[[Value], list[Part] | None]] = {
     "mindspore": mindspore_format.value_parts,
     "tensorboard": tensorboard_format.value_parts,
@@ -76,8 +78,8 @@ def encode_event(
 
     A bad value does not affect the others. A summary whose values were all refused is still written in the
     MindSpore format, as MindSpore does, so that the seqs have no gaps. Lineage values are refused here,
-    because lineage is written to a file of its own (`lineage.encode_lineage`). A graph must be the only
-    value of its event (`records.split_event`).
+    because lineage is written to a file of its own (`lineage.encode_lineage`). A graph, and an event of
+    TensorBoard, must be the only value of its event (`records.split_event`).
 
     Args:
         event: its values hold arrays on the host or records such as Histogram; copies from a device must have
@@ -109,7 +111,7 @@ def event_parts(
     """
     refused: list[Refusal] = []
     encoded: dict[str, list[list[Part]]] = {dialect: [] for dialect in formats}
-    graphs: dict[str, list[Part] | None] = {}
+    whole: dict[str, list[Part] | None] = {}  # the payloads of an event whose value fills it
     norms = b""
     carrier = carrier_of(formats)
     room = {dialect: max_payload - _ENVELOPE for dialect in formats}
@@ -120,18 +122,22 @@ def event_parts(
             ):  # checked here first, because check_choice is slow
                 check_choice("the plugin of a value", value.plugin, PLUGINS)
             parts: dict[str, list[Part] | None]
-            if value.plugin == "graph":
+            if value.plugin in _ALONE:
                 if len(event.values) > 1:
                     raise InvalidValueError(
-                        f"a graph must be alone in its event, got {len(event.values)} values; "
+                        f"a {value.plugin} must be alone in its event, got {len(event.values)} values; "
                         "use records.split_event"
                     )
-                check_type("the data of a graph", value.data, bytes)
+                check_type(f"the data of a {value.plugin}", value.data, bytes)
+            if value.plugin == "graph":
                 graph = mindspore_graph.decode(value.data)
-                parts = {
-                    dialect: [tensorboard_graph.encode(graph) if dialect == TENSORBOARD else value.data]
+                drawn = {
+                    dialect: tensorboard_graph.encode(graph) if dialect == TENSORBOARD else value.data
                     for dialect in formats
                 }
+                parts = {d: _GRAPH_ENCODERS[d]([data], event.wall_time, ids) for d, data in drawn.items()}
+            elif value.plugin == TENSORBOARD_EVENT:
+                parts = {d: [value.data, wire.identity(ids)] for d in formats if d == TENSORBOARD}
             elif value.plugin == NORMS:
                 if norms:
                     raise InvalidValueError("an event can have the norms of one model only")
@@ -158,8 +164,8 @@ def event_parts(
             continue
         for dialect, need in needs.items():
             room[dialect] -= need
-        if value.plugin == "graph":
-            graphs = parts
+        if value.plugin in _ALONE:
+            whole = parts
             continue
         if value.plugin == NORMS:
             norms = b"".join(parts[carrier] or ())
@@ -172,8 +178,8 @@ def event_parts(
     holds_summary = not event.values or any(value.plugin in SUMMARY_PLUGINS for value in event.values)
     for dialect, values in encoded.items():
         own = norms if dialect == carrier else b""
-        if (encoded_graph := graphs.get(dialect)) is not None:
-            payloads[dialect] = _GRAPH_ENCODERS[dialect](encoded_graph, event.wall_time, ids)
+        if (payload := whole.get(dialect)) is not None:
+            payloads[dialect] = payload
         elif dialect == "tensorboard":
             payloads[dialect] = (
                 tensorboard_format.summary_parts(event.step, event.wall_time, values, ids, own)

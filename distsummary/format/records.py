@@ -17,8 +17,9 @@ PLUGINS = (*SUMMARY_PLUGINS, "graph", *LINEAGE_PLUGINS)
 GIVEN_PLUGINS = (*(plugin for plugin in PLUGINS if plugin != NORMS), "figure")
 HPARAMS = "hparams"
 CUSTOM_SCALARS = "custom_scalars"
+TENSORBOARD_EVENT = "tensorboard_event"  # a whole event that TensorBoard's own code has made
 # For the pages of TensorBoard with these names; not for users, and not in MindSpore's dialect.
-TENSORBOARD_PLUGINS = (HPARAMS, CUSTOM_SCALARS)
+TENSORBOARD_PLUGINS = (HPARAMS, CUSTOM_SCALARS, TENSORBOARD_EVENT)
 MINDSPORE = "mindspore"
 TENSORBOARD = "tensorboard"
 DIALECTS = (MINDSPORE, TENSORBOARD)
@@ -42,7 +43,7 @@ DELIVERIES = (QUEUED, WRITTEN, SYNCED)
 
 MAX_TAG_BYTES = 1024
 BULK_PLUGINS = frozenset(("tensor", "histogram", "image", "graph", "landscape", "text"))
-SIZED_PLUGINS = BULK_PLUGINS | {NORMS}  # whose data take more memory than a number
+SIZED_PLUGINS = BULK_PLUGINS | {NORMS, TENSORBOARD_EVENT}  # whose data take more memory than a number
 
 Array: TypeAlias = NDArray[Any]
 
@@ -108,9 +109,9 @@ class Value(NamedTuple):
 
     The plugin determines what `data` is. scalar: a float; tensor: an array; histogram: an array or a
     Histogram; image: an array with one of `png.LAYOUTS`, or an Image; landscape: a Landscape; text: a
-    str; norms: a `norms.ParameterNorms`; graph: the bytes of a GraphProto; lineage plugins and those of
-    TensorBoard's pages: their protobuf message. Until a writer thread resolves `data`, it may also be any
-    object with `result()` (a device copy in progress).
+    str; norms: a `norms.ParameterNorms`; graph: the bytes of a GraphProto; tensorboard_event: the bytes of
+    an Event of TensorBoard; lineage plugins and those of TensorBoard's pages: their protobuf message. Until a
+    writer thread resolves `data`, it may also be any object with `result()` (a device copy in progress).
 
     `description` is what TensorBoard shows with a histogram or image, that of the first one of a tag. It is
     in no other dialect, and readers of this package leave it out.
@@ -131,7 +132,8 @@ def is_part(value: Value) -> bool:
 class Event(NamedTuple):
     """The values of one `record()` call; `wall_time` is in seconds since the epoch.
 
-    Before events are written, `split_event` gives each graph or lineage value an event of its own.
+    Before events are written, `split_event` gives each graph, lineage value or value for one of TensorBoard's
+    pages an event of its own.
     """
 
     step: int
@@ -213,8 +215,8 @@ class Batch:
 
 
 def nbytes_of(data: Any) -> int:
-    """The bytes of memory that an array, a device copy or a text takes; 0 for any other data."""
-    return sys.getsizeof(data) if isinstance(data, str) else int(getattr(data, "nbytes", 0))
+    """The bytes of memory that an array, a device copy, a text or bytes take; 0 for any other data."""
+    return sys.getsizeof(data) if isinstance(data, str | bytes) else int(getattr(data, "nbytes", 0))
 
 
 def split_event(event: Event) -> list[Event]:
