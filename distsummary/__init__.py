@@ -7,7 +7,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # type checkers do not run __getattr__
-    from distsummary import summary as summary  # a module, named as ds.summary
+    from distsummary import summary as summary  # modules, named as ds.summary and ds.thor
+    from distsummary import thor as thor
     from distsummary._init import init
     from distsummary.aggregate.joining import coordinator as coordinator  # not public: for the collector
     from distsummary.aggregate.merge import MergeReport, merge_run
@@ -47,6 +48,7 @@ if TYPE_CHECKING:  # type checkers do not run __getattr__
     from distsummary.runs.recorded_run import RecordedRun, open_run
     from distsummary.runs.table import ScalarTable, Table, ValueTable
     from distsummary.summary import HistogramSummary, ImageSummary, ScalarSummary, TensorSummary
+    from distsummary.thor.convert import ConvertModelUtils, ConvertNetUtils
     from distsummary.training.callbacks import Callback, CallbackParams, LossMonitor, RunContext, TimeMonitor
     from distsummary.training.checkpoint_config import CheckpointConfig
     from distsummary.training.evaluation import EvaluationRun
@@ -64,6 +66,8 @@ __all__ = [
     "Callback",
     "CallbackParams",
     "CheckpointConfig",
+    "ConvertModelUtils",
+    "ConvertNetUtils",
     "DatasetGraph",
     "Diagnose",
     "Directions",
@@ -180,12 +184,11 @@ _NAMES_OF = {  # module -> its public names, as above: only type checkers run th
     "distsummary.training.model_checkpoint": ("ModelCheckpoint",),
     "distsummary.training.resume": ("Resumed", "resume"),
     "distsummary.training.run": ("Run",),
+    "distsummary.thor.convert": ("ConvertModelUtils", "ConvertNetUtils"),
 }
-_THOR = "an optimizer of torch, or of a library: THOR is MindSpore's alone"
 _DEVICE = "network.to(device); Model moves the batches there"
 _OWN_CALLBACK = "a Callback of your own, as in docs/callbacks.md"
 _NOT_OURS = {  # names of MindSpore -> what to do instead
-    "ConvertNetUtils": _THOR, "ConvertModelUtils": _THOR,
     "context": _DEVICE, "set_context": _DEVICE,
     "set_seed": "torch.manual_seed",
     "Tensor": "torch.tensor", "Parameter": "torch.nn.Parameter", "nn": "torch.nn", "ops": "torch",
@@ -198,6 +201,7 @@ _NOT_OURS = {  # names of MindSpore -> what to do instead
     "OnRequestExit": "CheckpointConfig(exception_save=True)",
     "jit": "torch.compile", "GRAPH_MODE": "torch.compile", "PYNATIVE_MODE": "nothing: torch runs eagerly",
 }  # fmt: skip
+_MODULES = ("summary", "thor")  # that users name as ds.summary and ds.thor
 _MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names}
 
 
@@ -206,8 +210,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(
             f"{name} of MindSpore is not in {__name__}; use {_NOT_OURS[name]} (docs/mindspore.md)"
         )
-    if name == "summary":  # a module that users name as ds.summary; it needs torch
-        return importlib.import_module(f"{__name__}.summary")
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_MODULE_OF[name]), name)
@@ -216,4 +220,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "summary", "__version__"])
+    return sorted([*__all__, *_MODULES, "__version__"])

@@ -18,6 +18,8 @@ from distsummary import (
     Accuracy,
     Callback,
     CheckpointConfig,
+    ConvertModelUtils,
+    FixedLossScaleManager,
     History,
     LambdaCallback,
     LearningRateScheduler,
@@ -30,6 +32,7 @@ from distsummary import (
     SummaryLandscape,
     TimeMonitor,
 )
+from distsummary.thor import thor
 
 
 # fmt: off
@@ -329,6 +332,24 @@ def model():
     print("evaluated:", *acc, "predicted:", tuple(result.shape))
 
 
+def second_order():
+    """Trains with THOR, the second-order optimizer."""
+    net = LeNet5()
+    dataset = create_dataset()
+    temp = Tensor([4e-4, 1e-4, 1e-5, 1e-5])
+    opt = thor(net, learning_rate=temp, damping=temp, momentum=0.9, loss_scale=128, frequency=4)
+    loss = nn.CrossEntropyLoss()
+    loss_scale = FixedLossScaleManager(128, drop_overflow_update=False)
+    model = Model(net, loss_fn=loss, optimizer=opt, loss_scale_manager=loss_scale, metrics={'acc'},
+                  amp_level="O2", keep_batchnorm_fp32=False)
+    model = ConvertModelUtils.convert_to_thor_model(model=model, network=net, loss_fn=loss, optimizer=opt,
+                                                    loss_scale_manager=loss_scale, metrics={'acc'},
+                                                    amp_level="O2", keep_batchnorm_fp32=False)
+    loss_cb = LossMonitor()
+    model.train(1, dataset, callbacks=loss_cb, sink_size=4, dataset_sink_mode=True)
+    print("second order:", opt.curvature().refreshes, *opt.curvature().layers)
+
+
 SAMPLES = (
     summary_collector,
     operators,
@@ -341,6 +362,7 @@ SAMPLES = (
     history_and_lambda,
     checkpoints,
     model,
+    second_order,
 )
 
 

@@ -164,7 +164,13 @@ PAGES = {
     ),
     "load_param_into_net": Page("net, parameter_dict, strict_load=False"),
     "ConvertNetUtils": Page("", {"convert_to_thor_net": "net"}),
-    "ConvertModelUtils": Page(""),
+    "ConvertModelUtils": Page(
+        "",
+        {
+            "convert_to_thor_model": "model, network, loss_fn=None, optimizer=None, metrics=None, "
+            "amp_level='O0', loss_scale_manager=None, keep_batchnorm_fp32=False"
+        },
+    ),
     "ScalarSummary": Page("", {"forward": "name, value"}),
     "ImageSummary": Page("", {"forward": "name, value"}),
     "TensorSummary": Page("", {"forward": "name, value"}),
@@ -173,8 +179,6 @@ PAGES = {
 
 # Names, "Class.member" or "Class(parameter)", that ours does not have. docs/mindspore.md says why.
 NOT_OURS = {
-    "ConvertNetUtils",
-    "ConvertModelUtils",
     "Model.build",
     "Model.infer_predict_layout",
     "Model.infer_train_layout",

@@ -1,9 +1,9 @@
 """The interface that each framework implements (torch, MindSpore ...); finds the framework of an object."""
 
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -151,6 +151,60 @@ class Framework(Protocol):
 
     def write(self, tensor: Any, array: Array) -> None:
         """Write an array into a tensor; a sharded tensor takes its slice of the whole array."""
+
+
+class Curvature(NamedTuple):
+    """What an optimizer that keeps Kronecker factors A and G of its layers reports of them.
+
+    Attributes:
+        damping: of the last step. refreshes: how often factors were computed. refresh_s: seconds of the last.
+        layers: their names.
+        figures: float64 (layers, 4): the traces of A and G, and the conditions of the damped A and G in the
+            1-norm; NaN before the first refresh of a layer.
+        skipped: how often a refresh left out a layer, by name: without input or gradient, NaN, singular.
+    """
+
+    damping: float
+    refreshes: int
+    refresh_s: float
+    layers: tuple[str, ...]
+    figures: Array
+    skipped: Mapping[str, int]
+
+
+class CurvatureDirection(NamedTuple):
+    """An eigenvector of unit length of the Kronecker product of a layer's damped factors.
+
+    Attributes:
+        value: the eigenvalue. layer: the name of the layer.
+        vector: float64, by the name of the layer's parameter, in its shape.
+    """
+
+    value: float
+    layer: str
+    vector: Mapping[str, Array]
+
+
+@runtime_checkable
+class CurvatureSource(Protocol):
+    """An optimizer that keeps Kronecker factors of the curvature by layer, such as `thor.THOR`.
+
+    Attributes:
+        loss_scale: by what the loss is multiplied, a number or the object that divides the gradients itself.
+    """
+
+    loss_scale: Any
+
+    def curvature(self) -> Curvature:
+        """The figures of its factors as they are now."""
+
+    def largest_curvature(
+        self, count: int = 2, names: Collection[str] | None = None
+    ) -> list[CurvatureDirection]:
+        """The eigenvectors of the largest eigenvalues, descending; fewer if there are fewer.
+
+        `names`: the parameters whose layers are looked at; None: all.
+        """
 
 
 def check_state(

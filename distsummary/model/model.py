@@ -9,7 +9,7 @@ from typing import Any
 from distsummary.base.checks import check_choice, check_int, check_type
 from distsummary.checkpoints.encryption import GCM
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.frameworks.base import framework_of
+from distsummary.frameworks.base import CurvatureSource, framework_of
 from distsummary.model.loss_scale import DynamicLossScaleManager, LossScaleManager
 from distsummary.model.metrics import Loss, get_metrics
 from distsummary.model.model_run import ModelRun
@@ -110,6 +110,8 @@ class Model:
             )
         if amp_level == "O2" and loss_scale_manager is None:
             loss_scale_manager = DynamicLossScaleManager()
+        if loss_scale_manager is not None and isinstance(optimizer, CurvatureSource):
+            optimizer.loss_scale = loss_scale_manager  # it observes gradients before Model divides them
         self.loss_fn = loss_fn
         self._network, self._optimizer, self._manager = network, optimizer, loss_scale_manager
         self._eval_network = eval_network

@@ -1,0 +1,306 @@
+"""From the sums of a step to the inverses of the layers' factors, on one rank or divided among several.
+
+With `average="factors"` the ranks add their sums: each layer's on the rank that inverts it, which sends the
+inverses to the others. Layers are dealt by cost. With `average="inverses"`, as in MindSpore, each rank
+inverts the factors of its own batch, and the inverses are averaged.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from distsummary.thor import torch_blocks as blocks
+from distsummary.thor.torch_layers import Layer, Sums
+
+# Of the paper's rule (Chen et al. 2021, THOR, AAAI-21, section "trace-based updating rule"): the relative
+# change of the trace up to which factors stay as they are, and that up to which they never change again.
+KEEP, STOP = 0.01, 0.001
+_FIGURES = 6  # numbers of an outcome
+
+
+class Status(IntEnum):
+    """What a refresh did with a layer."""
+
+    MISSING = 0  # it had no input or no gradient in this step
+    SIZES = 1  # a convolution had images of several sizes in this step
+    SINGULAR = 2  # a factor is not finite or not positive definite
+    KEPT = 3  # its trace changed too little
+    STOPPED = 4  # its trace changed so little that it is not looked at again
+    REFRESHED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of a refresh for one layer.
+
+    Attributes:
+        figures: (6,): the status, the traces of A and G, the conditions of the damped A and G, and the
+            positions, see `torch_layers.Factors`.
+        a, g: the inverses, multiplied as MindSpore does; None unless the status is REFRESHED.
+    """
+
+    figures: Tensor
+    a: Tensor | None = None
+    g: Tensor | None = None
+
+    @property
+    def status(self) -> Status:
+        """What was done."""
+        return Status(int(self.figures[0]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formula:
+    """The numbers that the factors and inverses of a step depend on.
+
+    Attributes:
+        batch: the samples of a rank, B. scale: B^2 / s^2. damping: lambda.
+        by_trace: whether the paper's rule decides which layers are refreshed.
+    """
+
+    batch: int
+    scale: float
+    damping: float
+    by_trace: bool = False
+
+    def outcome(self, layer: Layer, sums: Sums | None, before: Tensor | None) -> Outcome:
+        """Invert the factors of a layer.
+
+        Args:
+            sums: of the step; None: nothing was observed. before: the figures of its last refresh.
+        """
+        if sums is None or not sums.count:
+            return _without(Status.MISSING, layer)
+        if sums.size[0] < 0:
+            return _without(Status.SIZES, layer)
+        factors = layer.factors(sums, batch=self.batch, scale=self.scale)
+        damping = math.sqrt(self.damping / factors.positions)
+        trace_a, trace_g = factors.trace_a(), factors.trace_g()
+        if self.by_trace and before is not None:
+            change = _change(layer, damping, (trace_a, trace_g), (before[1], before[2]))
+            if change <= KEEP:
+                return _without(Status.STOPPED if change < STOP else Status.KEPT, layer)
+        if factors.a.dim() == 1:
+            a = blocks.diagonal_inverse(factors.a, damping)
+        else:
+            a = blocks.damped_inverse(factors.a, damping, layer.inputs)
+        g = blocks.damped_inverse(factors.g, damping, layer.outputs)
+        if not bool(a.is_regular & g.is_regular):
+            return _without(Status.SINGULAR, layer, device=factors.a.device)
+        gain = math.sqrt(1 / factors.positions)
+        status, positions = trace_a.new_tensor([float(Status.REFRESHED), float(factors.positions)])
+        figures = torch.stack([status, trace_a, trace_g, a.condition, g.condition, positions])
+        return Outcome(figures, a.blocks * gain, g.blocks * gain)
+
+
+class Ranks:
+    """The ranks that share their factors; each method is a collective operation of all of them.
+
+    Args:
+        group: a process group of torch.distributed; None: this process is alone.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self._group = group
+        self.rank = 0 if group is None else dist.get_rank(group)
+        self.size = 1 if group is None else dist.get_world_size(group)
+
+    def gathered(self, table: Tensor) -> list[Tensor]:
+        """The table of each rank."""
+        tables = [torch.empty_like(table) for _ in range(self.size)]
+        dist.all_gather(tables, table, group=self._group)
+        return tables
+
+    def add(self, tensor: Tensor) -> None:
+        """Add the tensors of all ranks, in place."""
+        dist.all_reduce(tensor, group=self._group)
+
+    def add_on(self, owner: int, tensor: Tensor) -> None:
+        """Add the tensors of all ranks, in place on the owner; those of others become undefined."""
+        dist.reduce(tensor, self._global(owner), group=self._group)
+
+    def send(self, owner: int, tensor: Tensor) -> None:
+        """Write the owner's tensor into that of all others."""
+        dist.broadcast(tensor, self._global(owner), group=self._group)
+
+    def _global(self, rank: int) -> int:
+        assert self._group is not None
+        return dist.get_global_rank(self._group, rank)
+
+
+def refresh(
+    layers: Sequence[Layer],
+    sums: Sequence[Sums | None],
+    before: Sequence[Tensor | None],
+    formula: Formula,
+    ranks: Ranks,
+    *,
+    average: str,
+    device: torch.device,
+) -> list[Outcome]:
+    """The outcome for each layer: the same on all ranks, which call this together.
+
+    Args:
+        layers: equal on all ranks. sums: of this rank's batch. before: the figures of the last refresh, if
+        any.
+        average: "factors" or "inverses". device: of what the ranks exchange.
+    """
+    if ranks.size == 1:
+        return [formula.outcome(*one) for one in zip(layers, sums, before, strict=True)]
+    if average == "inverses":
+        own = [formula.outcome(*one) for one in zip(layers, sums, before, strict=True)]
+        return _averaged(layers, own, ranks, device)
+    owners = deal([layer.cost for layer in layers], ranks.size)
+    totals = _totals(layers, sums, owners, ranks, device)
+    formula = replace(formula, batch=formula.batch * ranks.size)
+    own = [
+        formula.outcome(layer, total, old) if owner == ranks.rank else _without(Status.MISSING, layer)
+        for layer, total, old, owner in zip(layers, totals, before, owners, strict=True)
+    ]
+    return _sent(layers, own, owners, ranks, device)
+
+
+def deal(costs: Sequence[int], ranks: int) -> list[int]:
+    """The rank for each cost: the costliest goes first, each to the rank with the smallest sum so far."""
+    loads, owners = [0] * ranks, [0] * len(costs)
+    for at in sorted(range(len(costs)), key=lambda at: (-costs[at], at)):
+        owners[at] = loads.index(min(loads))
+        loads[owners[at]] += costs[at]
+    return owners
+
+
+def _totals(
+    layers: Sequence[Layer],
+    sums: Sequence[Sums | None],
+    owners: Sequence[int],
+    ranks: Ranks,
+    device: torch.device,
+) -> list[Sums | None]:
+    """The sums over all ranks of the layers that this rank owns, and None for others."""
+    rows = [[one.count, *one.size] if one is not None else [0, 0, 0] for one in sums]
+    tables = ranks.gathered(torch.tensor(rows, dtype=torch.int64, device=device))
+    of_ranks = torch.stack(tables).tolist()
+    agreed: list[tuple[int, tuple[int, int]]] = []  # count and size of each layer
+    for at in range(len(layers)):
+        found = [(row[at][0], (row[at][1], row[at][2])) for row in of_ranks if row[at][0]]
+        sizes = {size for _, size in found}
+        agreed.append((sum(count for count, _ in found), sizes.pop() if len(sizes) == 1 else (-1, -1)))
+    dtype = _widest(layers)
+    totals: list[Sums | None] = [None] * len(layers)
+    for owner in range(ranks.size):
+        mine = [at for at in range(len(layers)) if owners[at] == owner]
+        present = [at for at in mine if agreed[at][0] and agreed[at][1][0] >= 0]
+        parts = [sums[at] or layers[at].nothing(agreed[at][1], device) for at in present]
+        if present:
+            buffer = _flat([tensor for part in parts for tensor in (part.a, part.g)], dtype, device)
+            ranks.add_on(owner, buffer)
+        if owner != ranks.rank:
+            continue
+        for at in mine:
+            totals[at] = Sums(torch.empty(0), torch.empty(0), *agreed[at]) if agreed[at][0] else None
+        if present:
+            like = [tensor for part in parts for tensor in (part.a, part.g)]
+            flat = iter(_unflat(buffer, like))
+            for at in present:
+                totals[at] = Sums(next(flat), next(flat), *agreed[at])
+    return totals
+
+
+def _sent(
+    layers: Sequence[Layer],
+    own: Sequence[Outcome],
+    owners: Sequence[int],
+    ranks: Ranks,
+    device: torch.device,
+) -> list[Outcome]:
+    """The outcomes of the owners, on all ranks."""
+    dtype = _widest(layers)
+    table = torch.zeros(len(layers), _FIGURES, dtype=dtype, device=device)
+    for at, outcome in enumerate(own):
+        if owners[at] == ranks.rank:
+            table[at] = outcome.figures
+    ranks.add(table)
+    outcomes = [Outcome(row.to(layer.dtype)) for row, layer in zip(table, layers, strict=True)]
+    for owner in range(ranks.size):
+        fresh = [
+            at for at in range(len(layers)) if owners[at] == owner and outcomes[at].status is Status.REFRESHED
+        ]
+        if not fresh:
+            continue
+        if owner == ranks.rank:
+            buffer = _flat(_inverses(own[at] for at in fresh), dtype, device)
+        else:
+            size = sum(math.prod(shape) for at in fresh for shape in (layers[at].shape_a, layers[at].shape_g))
+            buffer = torch.empty(size, dtype=dtype, device=device)
+        ranks.send(owner, buffer)
+        shapes = [shape for at in fresh for shape in (layers[at].shape_a, layers[at].shape_g)]
+        parts = iter(torch.split(buffer, [math.prod(shape) for shape in shapes]))
+        for at in fresh:
+            layer = layers[at]
+            a, g = (next(parts).view(shape).to(layer.dtype) for shape in (layer.shape_a, layer.shape_g))
+            outcomes[at] = replace(outcomes[at], a=a, g=g)
+    return outcomes
+
+
+def _averaged(
+    layers: Sequence[Layer], own: Sequence[Outcome], ranks: Ranks, device: torch.device
+) -> list[Outcome]:
+    """The mean of the ranks' inverses and figures; a rank that could not invert a layer does not count."""
+    dtype = _widest(layers)
+    parts: list[Tensor] = []
+    for layer, outcome in zip(layers, own, strict=True):
+        is_fresh = outcome.status is Status.REFRESHED
+        parts.append(outcome.figures if is_fresh else torch.zeros(_FIGURES, dtype=layer.dtype))
+        for inverse, shape in ((outcome.a, layer.shape_a), (outcome.g, layer.shape_g)):
+            parts.append(torch.zeros(shape, dtype=layer.dtype) if inverse is None else inverse)
+    buffer = _flat(parts, dtype, device)
+    ranks.add(buffer)
+    added = iter(_unflat(buffer, parts))
+    outcomes: list[Outcome] = []
+    for layer, outcome in zip(layers, own, strict=True):
+        figures, a, g = (next(added).to(layer.dtype) for _ in range(3))
+        count = round(float(figures[0]) / Status.REFRESHED)
+        outcomes.append(Outcome(figures / count, a / count, g / count) if count else outcome)
+    return outcomes
+
+
+def _without(status: Status, layer: Layer, device: torch.device | None = None) -> Outcome:
+    figures = torch.zeros(_FIGURES, dtype=layer.dtype, device=device)
+    figures[0] = float(status)
+    return Outcome(figures)
+
+
+def _change(layer: Layer, damping: float, now: tuple[Tensor, Tensor], before: tuple[Tensor, Tensor]) -> float:
+    """The relative change of the trace of the damped Kronecker product."""
+    sizes = (
+        layer.groups * layer.inputs if len(layer.shape_a) > 1 else layer.inputs,
+        layer.groups * layer.outputs,
+    )
+    new, old = (float((a + damping * sizes[0]) * (g + damping * sizes[1])) for a, g in (now, before))
+    return abs(new - old) / old if old else math.inf
+
+
+def _inverses(outcomes: Iterable[Outcome]) -> list[Tensor]:
+    return [inverse for one in outcomes for inverse in (one.a, one.g) if inverse is not None]
+
+
+def _widest(layers: Sequence[Layer]) -> torch.dtype:
+    dtype = torch.float32
+    for layer in layers:
+        dtype = torch.promote_types(dtype, layer.dtype)
+    return dtype
+
+
+def _flat(tensors: Sequence[Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.cat([tensor.reshape(-1).to(device, dtype) for tensor in tensors])
+
+
+def _unflat(buffer: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """The parts of a flat buffer, in the shapes and dtypes of the tensors that it was made of."""
+    parts = torch.split(buffer, [tensor.numel() for tensor in like])
+    return [part.view(tensor.shape).to(tensor.dtype) for part, tensor in zip(parts, like, strict=True)]
