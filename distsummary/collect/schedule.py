@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from distsummary.base.failures import Failures
+from distsummary.collect.curvature_source import CurvatureFigures
 from distsummary.collect.graph_source import ModelGraph
 from distsummary.collect.options import Collected, refuse_without_torch
 from distsummary.collect.plan import LEFT_OUT, dealing_group, regular_steps, tensor_steps
@@ -17,6 +18,7 @@ from distsummary.collect.sources import Images, LearningRate, LossSource, Source
 from distsummary.collect.step_values import Parameters
 from distsummary.collect.taps import Taps
 from distsummary.format.records import Value
+from distsummary.frameworks.base import CurvatureSource
 from distsummary.rundir.deal import FIRST, Deal, Group, Part
 from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import CallbackParams, is_sink
@@ -133,6 +135,8 @@ class Schedule:
             self._failures.call("the parameters", self._watch_parameters, network, params)
         if self._precision is not None:
             self._failures.call("norms", self._measure_norms, network, params, self._precision)
+        if self._collected.metric:
+            self._failures.call("curvature", self._watch_curvature, params.get("optimizer"))
 
     def _watch_parameters(self, network: object, params: CallbackParams) -> None:
         topology, collected = self._topology, self._collected
@@ -188,6 +192,11 @@ class Schedule:
             is_quiet=rank > 0,
         )
         self.add(norms)
+
+    def _watch_curvature(self, optimizer: object) -> None:
+        if isinstance(optimizer, CurvatureSource):
+            is_first = self._topology.rank == 0
+            self.add(CurvatureFigures(optimizer, regular_steps(self._freq), has_table=is_first))
 
     def add(self, source: Source) -> None:
         """Add a source, in the place of that of an earlier training in this session, if there was one."""

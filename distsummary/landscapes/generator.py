@@ -23,7 +23,7 @@ from distsummary.errors import (
     LandscapeCancelled,
     NotADirectoryPathError,
 )
-from distsummary.frameworks.base import framework_of
+from distsummary.frameworks.base import CurvatureSource, framework_of
 from distsummary.landscapes.directions.checkpoint_sources import (
     AnyAround,
     Around,
@@ -87,6 +87,7 @@ def landscape(
     filter_axis: FilterAxisHook = None,
     centering: str | None = None,
     seed: int = 0,
+    curvature: CurvatureSource | None = None,
     mode: str = "standard",
     evaluation: Evaluation | None = None,
     refine: float | None = None,
@@ -136,6 +137,9 @@ def landscape(
             "random": two random directions (default without a path).
             "hessian": the eigenvectors of the Hessian's two algebraically largest eigenvalues, of unit length
                 (torch models).
+            "curvature": the eigenvectors of the two largest eigenvalues of the Kronecker factors that the
+                optimizer `curvature` keeps; with "hessian" in one call, `LossGrid.hessian_angles` has the
+                angles between the planes.
             "line": one row of points from the first checkpoint to the last; with two `runs`, from the last
                 checkpoint of the first run to the last one of the second. See `LossGrid.barrier`.
             "triangle": the plane through the first, middle and last checkpoint, or through the last of three
@@ -150,6 +154,7 @@ def landscape(
             (name, shape), for layers whose type does not determine it; only with normalization "filter".
         centering: the centering of the PCA: "last" (default), "mean" (default with `runs`) or "mindspore".
         seed: the seed of the random directions.
+        curvature: the optimizer that trained the model, such as ds.thor.THOR, for the direction of this name.
         mode: "standard" (eval mode) or "mindspore", which reproduces MindSpore's numbers: training mode,
             MindSpore's directions, and only the first num_samples // batch size batches.
         evaluation: what else is computed at each point and how: metrics, losses by class, standard errors,
@@ -226,6 +231,7 @@ def landscape_set(
     filter_axis: FilterAxisHook = None,
     centering: str | None = None,
     seed: int = 0,
+    curvature: CurvatureSource | None = None,
     mode: str = "standard",
     evaluation: Evaluation | None = None,
     refine: float | None = None,
@@ -319,7 +325,7 @@ def draw(request: Request, *, is_set: bool) -> dict[str, LossGrid]:
         if runs is None:
             first = next(iter(data.values())) if isinstance(data, Mapping) else data
             find = partial(find_eigenpairs, partial(workers.hessian, model, loss, first, mode=mode))
-            prepared = prepare(source, moved, directions, settings, find)
+            prepared = prepare(source, moved, directions, settings, find, request.curvature)
         else:
             prepared = prepare_runs(sources, moved, directions, settings)
         task = Task(

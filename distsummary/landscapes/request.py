@@ -11,7 +11,7 @@ from distsummary.base.checks import check_choice, check_int, check_type
 from distsummary.checkpoints.landscape_spec import MAX_SIZE, MIN_SIZE, UNITS
 from distsummary.checkpoints.trajectory import Trajectory
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.frameworks.base import framework_of
+from distsummary.frameworks.base import CurvatureSource, framework_of
 from distsummary.landscapes.directions import CENTERINGS, CORNERS, DIRECTIONS, OF_RUNS
 from distsummary.landscapes.directions.checkpoint_sources import AnyAround, is_single
 from distsummary.landscapes.directions.normalization import NORMALIZATIONS, FilterAxisHook
@@ -41,6 +41,7 @@ class Request:
     filter_axis: FilterAxisHook
     centering: str | None
     seed: int
+    curvature: Any  # CurvatureSource | None; checked below
     mode: str
     evaluation: Evaluation | None
     refine: float | None
@@ -178,6 +179,11 @@ def requested_directions(request: Request) -> list[Direction]:
             raise InvalidValueError(
                 "directions='hessian' needs a torch model: others have no derivatives; use 'random'"
             )
+        if direction == "curvature" and not isinstance(request.curvature, CurvatureSource):
+            raise InvalidValueError(
+                "directions='curvature' needs an optimizer that keeps Kronecker factors, got curvature="
+                f"{type(request.curvature).__name__}; pass curvature=optimizer with one of ds.thor.THOR"
+            )
     if runs is not None and (around is not None or request.mode == "mindspore"):
         other = "around=" if around is not None else "mode='mindspore'"
         raise InvalidValueError(f"runs= cannot be combined with {other}; leave one of them out")
@@ -212,6 +218,10 @@ def refuse_unused(request: Request, directions: Sequence[Direction]) -> None:
         )
     if request.centering is not None and "pca" not in directions:
         raise InvalidValueError("centering= applies to directions='pca' alone; leave it out or ask for 'pca'")
+    if request.curvature is not None and "curvature" not in directions:
+        raise InvalidValueError(
+            "curvature= applies to directions='curvature' alone; leave it out or ask for 'curvature'"
+        )
     by_default = request.mode != "mindspore" and any(
         direction == "random" or isinstance(direction, Directions) for direction in directions
     )

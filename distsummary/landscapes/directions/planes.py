@@ -268,19 +268,23 @@ def prepare_given(
     return _prepare_centre(state, number, names, recipe, settings, known)
 
 
-def prepare_hessian(
-    state: Weights, number: int | None, names: Sequence[str], settings: Settings, pairs: Eigenpairs
+def prepare_eigenvectors(
+    kind: str,
+    state: Weights,
+    number: int | None,
+    names: Sequence[str],
+    settings: Settings,
+    pairs: Eigenpairs,
 ) -> Prepared:
-    """The plane of the eigenvectors of the Hessian's two largest eigenvalues, by default with unit length."""
+    """The plane of two eigenvectors, of the kind "hessian" or "curvature", by default with unit length."""
     normalization = settings.pick_normalization("none")
     x, y = (unflatten(vector, state, names) for vector in pairs.vectors[:2])
     recipe = _normalized(Directions(x=x, y=y), state, normalization, settings)
     known = {
-        "kind": "hessian",
-        "decomposition": "Hessian",
+        "kind": kind,
+        "decomposition": kind.capitalize(),
         "normalization": normalization,
-        "seed": settings.seed,
-        "rng": RNG,
+        **({"seed": settings.seed, "rng": RNG} if kind == "hessian" else {}),
         "eigenvalues": tuple(map(float, pairs.values)),
         "eigenvalue_errors": tuple(map(float, pairs.residuals)),
     }

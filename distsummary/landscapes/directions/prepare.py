@@ -11,22 +11,24 @@ from typing import TypeAlias
 
 from distsummary.checkpoints.sketch.count_sketch import digest
 from distsummary.errors import InvalidValueError
+from distsummary.frameworks.base import CurvatureSource
 from distsummary.landscapes.directions import CORNERS
 from distsummary.landscapes.directions.checkpoint_sources import CheckpointSource
+from distsummary.landscapes.directions.curvature import angles, curvature_pairs
 from distsummary.landscapes.directions.hessian import Eigenpairs, Hessian, flat_size, lanczos, mean_product
 from distsummary.landscapes.directions.parameters import Moving
 from distsummary.landscapes.directions.planes import (
     Prepared,
     Settings,
+    prepare_eigenvectors,
     prepare_given,
-    prepare_hessian,
     prepare_joint,
     prepare_line,
     prepare_pca,
     prepare_random,
     prepare_triangle,
 )
-from distsummary.landscapes.directions.recipe import Directions, Weights
+from distsummary.landscapes.directions.recipe import Array, Directions, Weights
 from distsummary.landscapes.directions.sketched import path_in_plane
 
 Direction: TypeAlias = str | Directions  # one of DIRECTIONS, or the user's own directions
@@ -68,8 +70,12 @@ def prepare(
     request: Sequence[Direction],
     settings: Settings,
     find_eigenpairs: FindEigenpairs,
+    curvature: CurvatureSource | None = None,
 ) -> dict[str, Prepared]:
-    """The planes of one run, as a dict with the same keys as the result of landscape_set()."""
+    """The planes of one run, as a dict with the same keys as the result of landscape_set().
+
+    `curvature`: the optimizer for the direction of this name.
+    """
     states = Checkpoints(source, moving)
     for corners_of, count in CORNERS.items():
         if corners_of in request:
@@ -77,6 +83,7 @@ def prepare(
     # The Hessian is computed in eval mode, which uses running statistics.
     reads_statistics = settings.reads_statistics or "hessian" in request
     found: list[tuple[str, Prepared]] = []
+    eigenvectors: dict[str, Array] = {}  # of the Hessian and of curvature
     for direction in request:
         if direction == "pca":
             for interval in source.intervals:
@@ -105,12 +112,23 @@ def prepare(
             corners = _of_path(source, 3)
             labelled = {f"{source.unit} {number}": states[number] for number in corners}
             plane = prepare_triangle(labelled, corners, moving.names, settings)
-        elif direction == "hessian":
-            pairs = find_eigenpairs(centre, moving.names, settings.seed)
-            plane = prepare_hessian(centre, last, moving.names, settings, pairs)
+        elif direction in ("hessian", "curvature"):
+            if direction == "hessian":
+                pairs = find_eigenpairs(centre, moving.names, settings.seed)
+            else:
+                assert curvature is not None  # see request
+                pairs = curvature_pairs(curvature, centre, moving.names)
+            eigenvectors[direction] = pairs.vectors
+            plane = prepare_eigenvectors(direction, centre, last, moving.names, settings, pairs)
         else:
             plane = prepare_random(centre, last, moving.names, settings)
         found.append(("given" if isinstance(direction, Directions) else direction, plane))
+    if len(eigenvectors) == 2:
+        between = angles(*eigenvectors.values())
+        found = [
+            (key, replace(one, known={**one.known, "hessian_angles": between}) if key == "curvature" else one)
+            for key, one in found
+        ]
     return _named(found, moving, settings)
 
 

@@ -138,6 +138,8 @@ def title(grid: Grid) -> str:
     where = f"{grid.unit} {grid.numbers[-1]}" if grid.numbers else "the model"
     if grid.kind == "hessian":
         return f"around {where}, the Hessian's two largest eigenvalues"
+    if grid.kind == "curvature":
+        return f"around {where}, the two largest eigenvalues of the optimizer's factors"
     return f"around {where}, {grid.kind or 'random'} plane ({grid.normalization} normalisation)"
 
 
@@ -185,5 +187,9 @@ def plane_lines(grid: Grid) -> list[str]:
         lines.append(f"explained variance {shares} = {grid.explained_variance.sum():.1%}")
     if grid.eigenvalues:
         lines.append("eigenvalues " + ", ".join(f"{value:.4g}" for value in grid.eigenvalues))
+    if grid.hessian_angles:
+        lines.append(
+            "to the Hessian's plane " + " and ".join(f"{a:.0f}" for a in grid.hessian_angles) + " degrees"
+        )
     lines.append("outside: distance from the plane / distance from the end")
     return lines

@@ -35,7 +35,7 @@ ARRAYS = (
     "computed",
 )
 LATER = ("step_path", "computed")  # older files do not have these
-NAMED_KINDS = ("joint", "triangle", "line", "hessian")  # these kinds are part of a grid's tag
+NAMED_KINDS = ("joint", "triangle", "line", "hessian", "curvature")  # these kinds are part of a grid's tag
 _DIMENSIONS = {"x": 1, "y": 1, "path_loss": 1, "true_loss": 1, "residuals": 1, "explained_variance": 1}
 FORMAT = 1  # version of the archives
 ZIP = b"PK"  # the first bytes of an archive
@@ -64,6 +64,7 @@ class Grid:
     run_lengths: tuple[int, ...] = ()
     eigenvalues: tuple[float, ...] = ()
     eigenvalue_errors: tuple[float, ...] = ()
+    hessian_angles: tuple[float, ...] = ()
     unit: str = "step"
     step_per_epoch: int = 1
     centering: str = ""

@@ -39,7 +39,8 @@ class LossGrid(Grid):
         numbers: the step or epoch (see `unit`) of each checkpoint of the path; for a random plane, only that
             of the centre.
         kind: how the directions were found: "pca", "joint" (the PCA plane of several runs), "triangle"
-            (through three checkpoints), "line" (between two; one row), "random", "given" or "hessian".
+            (through three checkpoints), "line" (between two; one row), "random", "given",
+            "hessian" or "curvature" (of the factors of an optimizer).
         runs, run_lengths: if there are several runs, their labels and the number of checkpoints of each.
         path: the coordinates of the checkpoints in the plane, float64 (k, 2). The centre is exactly (0, 0).
         path_loss: the loss at these coordinates, in the plane, (k,).
@@ -49,8 +50,11 @@ class LossGrid(Grid):
         steps, step_path: steps between checkpoints, and their coordinates (s, 2); see `training_path`.
         explained_variance: each direction's share of the path's variance, (2,); empty for a random plane.
         eigenvalues, eigenvalue_errors: the two algebraically largest eigenvalues of the Hessian, and an upper
-            bound of the error of each, apart from rounding in the Hessian-vector products.
-        decomposition: the name of the kind in event files: "PCA", "Random" or "Hessian".
+            bound of the error of each, apart from rounding in the Hessian-vector products; of "curvature",
+            those of the damped Kronecker factors, without errors.
+        hessian_angles: the two angles in degrees between the planes "curvature" and "hessian", if both were
+            asked for.
+        decomposition: the name of the kind in event files: "PCA", "Random", "Hessian" or "Curvature".
         convergence_point: (x, y, loss) of the end of training as viewers show it.
         unit, step_per_epoch: what `numbers` count, "step" or "epoch", and the number of steps in an epoch.
         centering, normalization, mode, seed, rng: how the directions were made ("" and None: not used).

@@ -79,6 +79,7 @@ def full_grid() -> LossGrid:
         step_path=np.array([[-0.5, 0.25], [0.0, 0.0]]),
         eigenvalues=(2.5, 0.5),
         eigenvalue_errors=(0.1, 0.2),
+        hessian_angles=(12.0, 88.5),
         rng="philox",
         parameters=("lora", "head"),
         filter_axis={"a.weight": 1, "b.weight": (1, 2)},
