@@ -20,7 +20,8 @@ README = (ROOT / "README.md").read_text()
 RECORDING = (ROOT / "docs/recording.md").read_text()
 READING = (ROOT / "docs/reading.md").read_text()
 MINDSPORE = (ROOT / "docs/mindspore.md").read_text()
-PAGES = (README, (ROOT / "docs/start.md").read_text(), RECORDING, MINDSPORE)
+THOR = (ROOT / "docs/thor.md").read_text()
+PAGES = (README, (ROOT / "docs/start.md").read_text(), RECORDING, MINDSPORE, THOR)
 SNIPPETS = [block for text in PAGES for block in blocks(text) if block.language == "python"]
 
 
