@@ -1,9 +1,14 @@
 """SummaryLandscape inside MindSpore: MindSpore's own, which also takes the trajectories that ours saves."""
 
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import mindspore
+
+from distsummary.events.reader import read_values
+from distsummary.landscapes.output.write import publish_landscapes
+from distsummary.rundir.run_dir import RunDir
 
 _KEYS = (
     "epoch_group",
@@ -32,15 +37,18 @@ class SummaryLandscape(mindspore.SummaryLandscape):  # type: ignore[misc]  # its
     ) -> None:
         """Compute the landscapes of the saved intervals and record them in `output`, or in the summary dir.
 
-        Raises what MindSpore's method raises.
+        In the summary dir they take the place of older ones. Raises what MindSpore's method raises.
         """
-        before = mindspore.SummaryRecord.count
+        devices, before = [] if device_ids is None else device_ids, mindspore.SummaryRecord.count
         try:
-            super().gen_landscapes_with_multi_process(
-                callback_fn, collect_landscape, [] if device_ids is None else device_ids, output
-            )
+            with tempfile.TemporaryDirectory(prefix="distsummary-") as place:
+                compute = super().gen_landscapes_with_multi_process
+                compute(callback_fn, collect_landscape, devices, place if output is None else output)
+                found = {value.tag: value.value for value in read_values(place)} if output is None else {}
         finally:
             mindspore.SummaryRecord.count = before  # it counts records that an error left open
+        if found:
+            publish_landscapes(RunDir(self._summary_dir), found)
 
     def _check_json_file_data(self, json_file_data: Mapping[str, Any]) -> None:
         """MindSpore's check, of its own keys alone: ours also name the run and the sums of its files."""

@@ -4,7 +4,7 @@ import logging
 import secrets
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -207,6 +207,16 @@ def landscape_record(grid: LossGrid) -> Landscape:
         path_y=grid.path[shown, 1] if is_path else np.empty(0),
         path_z=make_finite(grid.path_loss[shown], bounds) if is_path else np.empty(0),
     )
+
+
+def publish_landscapes(run_dir: RunDir, found: Mapping[str, Landscape]) -> None:
+    """Have MindInsight show landscapes, by tag, that were computed elsewhere; older ones of their tags go."""
+    with run_dir.locked("landscape"):
+        older, now = landscape_files(run_dir.base), time.time()
+        new = [Event(0, now, [Value("landscape", tag, one)]) for tag, one in found.items()]
+        _publish_for_mindinsight(run_dir, [*_kept(older, {*found}), *new])
+        for path in older:
+            path.unlink(missing_ok=True)
 
 
 def _kept(files: Sequence[Path], replaced: set[str]) -> list[Event]:
