@@ -28,7 +28,6 @@ from distsummary.base.extras import require
 from distsummary.base.interrupts import handles_interrupts
 from distsummary.base.processes import own_process
 from distsummary.errors import InvalidTypeError, InvalidValueError, RanksFailedError
-from distsummary.launching.actor_output import RankOutput, plain_prefixes, say_last
 from distsummary.launching.rank_ends import (
     STOPPED,
     RankEnd,
@@ -58,6 +57,7 @@ GRACE_S = 10.0  # how long the other ranks may run after one has failed
 TRACE_S = 10.0  # how long the nodes of dead ranks may take to say what these ranks left
 MAX_HOSTS = 16  # that are listed at the start
 LEAVE_S = 60.0  # how long a rank's exit handlers may take
+PRINTING_S = 1.0  # how long the driver waits for the last lines of ranks, which Ray sends twice a second
 
 
 @handles_interrupts()
@@ -104,14 +104,14 @@ def launch(
     if backend == AUTO:
         backend = chosen_backend(resources_per_rank, ranks, gpus=_gpus() if resources_per_rank is None else 0)
     resources = check_resources(resources_per_rank, backend)
-    with plain_prefixes(), Stages() as stages:
+    with Stages() as stages:
         if not ray.is_initialized():
             is_local = address == "local" or (address is None and cluster_address() is None)
             stages.begin("starting Ray" if is_local else "connecting to Ray")
-        with connected(ranks, resources, address), RankOutput() as output:
+        with connected(ranks, resources, address):
             stages.begin(f"reserving {dict(resources)} for each of {ranks} ranks")
             with _placed(ranks, resources) as group:
-                return _run(partial(train_fn, *args), group, ranks, resources, backend, stages, output)
+                return _run(partial(train_fn, *args), group, ranks, resources, backend, stages)
 
 
 def _run(
@@ -121,7 +121,6 @@ def _run(
     resources: dict[str, float],
     backend: str | None,
     stages: Stages,
-    output: RankOutput,
 ) -> list[Result]:
     """Start the ranks in their places, train, and end them."""
     rank_class = ray.remote(
@@ -164,7 +163,7 @@ def _run(
         _interrupt(running, places)
         raise
     finally:
-        _end(actors, running, output)
+        _end(actors, running)
         settle(launch_id, deaths, state)
 
 
@@ -215,7 +214,7 @@ class _Rank:
     def __init__(self, rank: int) -> None:
         self._rank = rank
 
-    def __repr__(self) -> str:  # Ray puts it before each line that the process prints
+    def __repr__(self) -> str:  # in Ray's prefix of each line that the process prints
         return f"rank {self._rank}"
 
     def place(self) -> RankPlace:
@@ -267,12 +266,10 @@ class _Rank:
             sys.last_value = error  # shows exit handlers that the process failed, as the interpreter would do
             raise
 
-    def leave(self, is_received: bool) -> None:
+    def leave(self) -> None:
         """Run the exit handlers before Ray ends this actor, while they can still reach other actors."""
         atexit.unregister(ray.shutdown)  # the answer to this call still needs Ray
         atexit._run_exitfuncs()
-        if is_received:
-            say_last()
 
 
 def plan_environments(places: Sequence[RankPlace], launch_id: str) -> list[dict[str, str]]:
@@ -330,6 +327,7 @@ def connected(ranks: int, resources: Mapping[str, float], address: str | None = 
     try:
         yield
     finally:
+        time.sleep(PRINTING_S)
         ray.shutdown()
 
 
@@ -461,14 +459,13 @@ def _traces(places: Mapping[int, RankPlace]) -> dict[int, Trace]:
     return found
 
 
-def _end(actors: list[Any], running: list[Any], output: RankOutput) -> None:
+def _end(actors: list[Any], running: list[Any]) -> None:
     """Run the exit handlers of the ranks that returned or raised, then kill all processes."""
     try:
         ended, _ = ray.wait(running, num_returns=len(running), timeout=0) if running else ([], [])
-        leaving = [actors[running.index(reference)].leave.remote(output.is_on) for reference in ended]
+        leaving = [actors[running.index(reference)].leave.remote() for reference in ended]
         if leaving:
-            left, late = ray.wait(leaving, num_returns=len(leaving), timeout=LEAVE_S)
-            output.drain(len(left))
+            _, late = ray.wait(leaving, num_returns=len(leaving), timeout=LEAVE_S)
             if late:
                 logger.warning("%d rank(s) did not end within %g s and are killed", len(late), LEAVE_S)
     except RayError:
