@@ -27,13 +27,6 @@ KINDS = {
     "empty": Kind(WARNING, "remove the file: nothing was written to it"),
     "live": Kind(NOTE, "check again when its writer has ended"),
     "norms_table": Kind(ERROR, "put the directory's older event files back: one of them has the names"),
-    # the names and places of files
-    "stamp": Kind(ERROR, "rename it: the number after 'summary.' must be seconds, ten digits"),
-    "short_stamp": Kind(WARNING, "rename it: viewers compare stamps as text, so they must have ten digits"),
-    "equal_stamps": Kind(WARNING, "give each file a stamp of its own, rising in the order of writing"),
-    "misnamed": Kind(WARNING, "rename it, or move it away"),
-    "symlink": Kind(WARNING, "put the files themselves there; viewers follow no links"),
-    "too_deep": Kind(WARNING, "move it up: a viewer looks only into its base directory and the children"),
     "temporary": Kind(
         NOTE,
         "the next writer of the directory removes it; or remove it when no process uses the directory",
@@ -43,19 +36,6 @@ KINDS = {
     "step_back": Kind(WARNING, "a restarted run should use a new attempt, or a directory of its own"),
     "duplicate": Kind(WARNING, "distsummary reads each event once; viewers show it twice or not at all"),
     "mixed_runs": Kind(WARNING, "move the files of each run to a directory of its own"),
-    # values that viewers reject
-    "buckets": Kind(WARNING, "record histograms of at most 90 buckets"),
-    "tensor_elements": Kind(WARNING, "record a part of the tensor or its histogram"),
-    "tensor_tags": Kind(NOTE, "TensorBoard shows all; MindInsight keeps the six newest tags per directory"),
-    "tags": Kind(NOTE, "TensorBoard and the page show all; MindInsight keeps 300 per directory"),
-    "graph_names": Kind(ERROR, "rename the nodes"),
-    "metric": Kind(ERROR, "write the metrics as JSON"),
-    "metric_not_finite": Kind(WARNING, "leave out metrics that are not finite: JSON has no such numbers"),
-    "landscape_shape": Kind(WARNING, "store z with the shape (len(y), len(x))"),
-    "landscape_not_finite": Kind(WARNING, "replace these numbers: with them, the chart stays blank"),
-    "landscape_alone": Kind(WARNING, "add the loss curve as the scalar 'loss/auto' to the same directory"),
-    "lineage_custom_only": Kind(WARNING, "write the lineage of the training into the same file"),
-    "lineage_wiped": Kind(WARNING, "keep only one lineage file in a directory, and replace it as a whole"),
     # the loss grids of landscapes
     "grid_damaged": Kind(ERROR, "draw the landscape again, or remove the file"),
     # indexes, which are made from event files: nothing is lost with one

@@ -1,4 +1,4 @@
-"""Checks a run on disk: finds what is damaged, misplaced or rejected by a viewer, and repairs some of it."""
+"""Checks a run on disk: finds what is damaged or does not fit together, and repairs some of it."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from distsummary.base.json_door import parse_json
+from distsummary.base.publish import TEMPORARY, is_in_use
 from distsummary.base.terminal import doing
 from distsummary.cli.findings import Finding, finding
 from distsummary.cli.fsck_files import DirectoryFacts, check_files
 from distsummary.cli.fsck_journals import check_journals
 from distsummary.cli.fsck_manifest import check_manifest, repair_manifest, set_aside
-from distsummary.cli.fsck_names import check_names
 from distsummary.errors import (
     DamagedFileError,
     DistSummaryError,
@@ -24,6 +24,7 @@ from distsummary.errors import (
 from distsummary.events.files import Files
 from distsummary.events.index import check_index, compare_index, is_index
 from distsummary.events.segment import cut_torn_tail, cut_torn_tails
+from distsummary.events.segments import all_event_files
 from distsummary.events.sibling_run import SiblingRun, sibling_run
 from distsummary.format.npz import read_npz
 from distsummary.landscapes.run.journal import journals
@@ -31,6 +32,11 @@ from distsummary.rundir.rank_manifest import read_ranks
 from distsummary.rundir.run_dir import MANIFEST, RunDir
 
 CLEAN, PROBLEMS, UNUSABLE = 0, 1, 2  # exit codes
+_OWNERS = {  # result of `is_in_use` -> what to say about the temporary file
+    True: "its process is at work and will rename it",
+    False: "its process ended before renaming it",
+    None: "it belongs to another machine, a container or another program",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,20 +159,14 @@ def _check(base: Path) -> _Tree:
         ):
             tree.runs.append(_sibling_run(directory) or run)
         doing("checking directory", count)
-        event_files, of_names = check_names(directory)
+        event_files = [path for path in all_event_files(directory) if _is_own_file(path)]
         facts, of_files = check_files(event_files)
         found_journals = journals(directory)
         tree.journals += found_journals
-        tree.findings += [*of_names, *of_files, *check_journals(found_journals)]
+        tree.findings += [*_temporaries(directory), *of_files, *check_journals(found_journals)]
         tree.findings += [*_indexes(directory), *_grids(directory)]
         if event_files:
             tree.facts[directory] = facts
-            # A viewer started on `base`, or on a run in it, looks into the direct children, but no deeper.
-            viewed = {*(Path(os.path.realpath(top)) for top in tops), *(run.base for run in tree.runs)}
-            real = Path(os.path.realpath(directory))
-            if real not in viewed and real.parent not in viewed:
-                text = f"{len(event_files)} event file(s) more than one level below a run or the checked path"
-                tree.findings.append(finding(directory, "too_deep", text))
     if not (tree.facts or tree.journals or tree.runs or tree.findings):
         raise MissingFileError(f"there is no event file in {base}; name a run dir or a rank's directory")
     for run in tree.runs:
@@ -187,6 +187,17 @@ def _sibling_run(directory: Path) -> SiblingRun | None:
         return sibling_run(directory)
     except DistSummaryError:
         return None
+
+
+def _is_own_file(path: Path) -> bool:
+    """Whether a path is a regular file of its directory, no symbolic link."""
+    return path.is_file() and not path.is_symlink()
+
+
+def _temporaries(directory: Path) -> Iterator[Finding]:
+    """Yield the temporary files and directories, each with the state of the process that made it."""
+    for path in sorted(directory.glob(f"{TEMPORARY}*")):
+        yield finding(path, "temporary", f"a temporary file or directory: {_OWNERS[is_in_use(path)]}")
 
 
 def _indexes(directory: Path) -> Iterator[Finding]:

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distsummary.cli.findings import Finding, finding
-from distsummary.cli.fsck_values import short
 from distsummary.events.deduplicate import Seen
 from distsummary.format.records import TENSORBOARD, Event, EventIds
 
 _MAX_TAGS = 100_000  # in a directory; further tags are not compared
+_LONG = 1024  # characters of a tag
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class StepOrder:
     def __init__(self, dialect: str) -> None:
         self._dialect = dialect
         self._files: list[_File] = []
-        self._tags: dict[tuple[str, str], _Tag] = {}
+        self._tags: dict[tuple[str, str | int], _Tag] = {}
         self._clashes: dict[tuple[int, int], _Clash] = {}  # (older, newer) index in _files -> clash
         self._copies: dict[int, tuple[int, int]] = {}  # index in _files -> (count, first offset)
         self._seen = Seen()
@@ -80,32 +80,33 @@ class StepOrder:
         self._copies[len(self._files) - 1] = (count + 1, first)
         return False
 
-    def take(self, key: tuple[str, str], ids: EventIds, step: int) -> None:
-        """Note one value of the event that `begin` noted; `key` is the value's plugin and tag."""
-        if key[0] == "graph":
+    def take(self, plugin: str, tag: str, ids: EventIds, step: int) -> None:
+        """Note one value of the event that `begin` noted."""
+        if plugin == "graph":
             return  # a graph has no step
+        key = (plugin, tag if len(tag) <= _LONG else hash(tag))  # a hash takes less memory
         now = len(self._files) - 1
-        tag = self._tags.get(key)
-        if tag is None:
+        known = self._tags.get(key)
+        if known is None:
             if len(self._tags) < _MAX_TAGS:
                 self._tags[key] = _Tag(now, ids.attempt, step)
             return
-        if tag.file != now:
+        if known.file != now:
             # The tag's first value in this file: the step reached in the previous file becomes
             # `old_step`, unless `old_step` is higher.
-            if tag.old_file < 0 or (tag.attempt, tag.step) > (tag.old_attempt, tag.old_step):
-                tag.old_file, tag.old_attempt, tag.old_step = tag.file, tag.attempt, tag.step
-            tag.file, tag.attempt, tag.step = now, ids.attempt, step
-        elif ids.attempt > tag.attempt:
-            tag.attempt, tag.step = ids.attempt, step
-        elif self._dialect == TENSORBOARD and step < tag.step and ids.attempt == tag.attempt:
-            self._clash(now, now, key[1], step, tag.step)
-        if tag.old_file >= 0 and ids.attempt <= tag.old_attempt and step <= tag.old_step:
-            old_ids = (self._files[tag.old_file].run_id, tag.old_attempt)
+            if known.old_file < 0 or (known.attempt, known.step) > (known.old_attempt, known.old_step):
+                known.old_file, known.old_attempt, known.old_step = known.file, known.attempt, known.step
+            known.file, known.attempt, known.step = now, ids.attempt, step
+        elif ids.attempt > known.attempt:
+            known.attempt, known.step = ids.attempt, step
+        elif self._dialect == TENSORBOARD and step < known.step and ids.attempt == known.attempt:
+            self._clash(now, now, tag, step, known.step)
+        if known.old_file >= 0 and ids.attempt <= known.old_attempt and step <= known.old_step:
+            old_ids = (self._files[known.old_file].run_id, known.old_attempt)
             is_same_attempt = bool(ids.run_id) and (ids.run_id, ids.attempt) == old_ids
-            if step < tag.old_step or not is_same_attempt:
-                self._clash(tag.old_file, now, key[1], step, tag.old_step)
-        tag.step = max(tag.step, step)
+            if step < known.old_step or not is_same_attempt:
+                self._clash(known.old_file, now, tag, step, known.old_step)
+        known.step = max(known.step, step)
 
     def _clash(self, older: int, newer: int, tag: str, step: int, reached: int) -> None:
         clash = self._clashes.setdefault((older, newer), _Clash(self._offset, tag, step, reached))
@@ -115,7 +116,9 @@ class StepOrder:
         """Yield what is wrong with the order, writers and copies of the events."""
         for (older, newer), clash in self._clashes.items():
             old, new = self._files[older], self._files[newer]
-            what = f"{clash.count} value(s) not rising in step, first {short(clash.tag)} at step {clash.step}"
+            what = (
+                f"{clash.count} value(s) not rising in step, first {_short(clash.tag)} at step {clash.step}"
+            )
             if old is new:
                 text = f"{what}, after step {clash.reached}: TensorBoard erases the steps between"
                 yield finding(new.path, "step_back", text, offset=clash.offset)
@@ -137,3 +140,8 @@ class StepOrder:
             others = ", ".join(other for other in self._run_ids if other != run_id)
             text = f"events of the run {run_id} in a directory with the run(s) {others}"
             yield finding(self._files[number].path, "mixed_runs", text)
+
+
+def _short(text: str) -> str:
+    """The text in quotes, shortened in the middle if it is long."""
+    return repr(text if len(text) <= 80 else f"{text[:50]}...{text[-20:]}")

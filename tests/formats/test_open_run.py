@@ -1,5 +1,6 @@
 """open_run on what MindSpore, TensorBoard and torch wrote, compared with their own account of it."""
 
+import re
 import shutil
 
 import numpy as np
@@ -7,7 +8,6 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import distsummary as ds
-from distsummary.cli.fsck_names import event_file
 from distsummary.events.index import is_index
 from distsummary.events.segments import all_event_files
 from tests.formats.golden import EVENT_FILES, GOLDEN
@@ -94,7 +94,7 @@ def test_no_viewer_takes_an_index_for_an_event_file(tmp_path):
     before = all_event_files(tmp_path / "run")
     assert len(ds.open_run(tmp_path / "run").scalars("loss")) == 3000
     [index] = [path for path in (tmp_path / "run").iterdir() if is_index(path)]
-    assert event_file(index) is None
+    assert re.search(r"summary\.\d+|tfevents", index.name) is None  # how viewers find files
     assert all_event_files(tmp_path / "run") == before
     shown = EventAccumulator(str(tmp_path / "run"), size_guidance={"scalars": 0})
     shown.Reload()

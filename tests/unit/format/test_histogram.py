@@ -164,3 +164,8 @@ def test_the_faster_way_is_chosen_once_and_counts_the_same():
     values = SAMPLES["normal"]
     edges = edges_of(values)
     np.testing.assert_array_equal(module.bin_counts(values, edges), expected(values, edges))
+
+
+def test_mindinsight_drops_no_histogram_of_ours():  # it drops those of more than 90 buckets
+    values = np.random.default_rng(1).normal(size=1_000_000).astype(np.float32)
+    assert count_histogram(values).left.size <= 90
