@@ -38,7 +38,6 @@ from distsummary.events.files import Files
 from distsummary.events.reader import Damage
 from distsummary.events.segments import lineage_files, segments
 from distsummary.events.shards import AddedShards
-from distsummary.events.sibling_run import sibling_hint, sibling_run
 from distsummary.format.encode import Refusal
 from distsummary.format.norm_scalars import with_scalars
 from distsummary.format.records import DIALECTS, MINDSPORE, NORMS, RANKS_TAG, TENSORBOARD, Event, Value
@@ -107,8 +106,6 @@ def merge_run(
     one event (or several, see `merged_events`), with the latest wall time of any rank. Merging the same rank
     files again gives equal merged files. Directories of the role eval are merged likewise, into `eval`.
 
-    Ranks that wrote to `run_dir + str(rank)`, as scripts of MindSpore do, are merged into `run_dir`.
-
     Args:
         run_dir: the run dir.
         key_tags: more scalar tags that get all statistics, in this and every later merge of the run: they are
@@ -121,7 +118,7 @@ def merge_run(
         InvalidValueError: no rank recorded a scalar with a tag in `key_tags`.
         RunDirError: the directory is no run, cannot be written, is being merged by another process or will be
             by an aggregator that lives, holds event files that were not written by a merge, or holds a merged
-            run while no rank directory has events; or `run_dir + str(rank)` are not of one job.
+            run while no rank directory has events.
 
     In all these cases the files of the run stay as they were.
     """
@@ -129,15 +126,8 @@ def merge_run(
     check_type("key_tags", key_tags, (list, tuple, set, frozenset))
     for tag in key_tags:
         check_type("an item of key_tags", tag, str)
-    if siblings := sibling_run(run):
-        run = siblings.create()
-    elif hint := sibling_hint(run):
-        logger.warning("%s", hint)
     if not run.base.exists():
-        raise MissingFileError(
-            f"there is no run dir {run.base}; name the directory that the ranks wrote to (where each rank "
-            "has a directory PREFIX0, PREFIX1 ... of its own, name PREFIX)"
-        )
+        raise MissingFileError(f"there is no run dir {run.base}; {run.remedy_if_missing()}")
     if not run.base.is_dir():
         raise NotADirectoryPathError(
             f"the run dir must be a directory, but {run.base} is a file; name its parent"

@@ -17,7 +17,6 @@ from distsummary.errors import DamagedFileError, InvalidValueError, MissingFileE
 from distsummary.events.reader import ReadValue, decode_frame, values_of
 from distsummary.events.scalar_columns import ScalarColumns, read_pieces
 from distsummary.events.segments import all_event_files, dialect_of, stamp_of
-from distsummary.events.sibling_run import sibling_run
 from distsummary.format.json_values import Json, fields, number
 from distsummary.format.norms import ParameterNorms, UnnamedNorms
 from distsummary.format.records import (
@@ -92,7 +91,7 @@ def _chosen(
 
 def _rank_dir(path: str | os.PathLike[str], rank: int) -> Path:
     """The directory of a rank; of a run of one rank, the run dir itself is that of rank 0."""
-    run = sibling_run(path) or RunDir(path)
+    run = RunDir(path)
     places = run.rank_dirs() or {0: run.base}
     if rank not in places:
         raise InvalidValueError(

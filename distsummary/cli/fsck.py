@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from distsummary.cli.fsck_journals import check_journals
 from distsummary.cli.fsck_manifest import check_manifest, repair_manifest, set_aside
 from distsummary.errors import (
     DamagedFileError,
-    DistSummaryError,
     MissingFileError,
     NotADirectoryPathError,
     RunDirError,
@@ -25,7 +23,6 @@ from distsummary.events.files import Files
 from distsummary.events.index import check_index, compare_index, is_index
 from distsummary.events.segment import cut_torn_tail, cut_torn_tails
 from distsummary.events.segments import all_event_files
-from distsummary.events.sibling_run import SiblingRun, sibling_run
 from distsummary.format.npz import read_npz
 from distsummary.landscapes.run.journal import journals
 from distsummary.rundir.rank_manifest import read_ranks
@@ -86,8 +83,6 @@ class _Tree:
 def fsck(path: str | os.PathLike[str], *, repair: bool = False, files: Files | None = None) -> FsckReport:
     """Check a run dir, a rank's directory or the parent of runs; symbolic links are not followed.
 
-    Of ranks in `path + "0"`, `path + "1"` ... (see `sibling_run`), these directories are checked too.
-
     A repair cuts the torn tail (the incomplete last frame) off event files and journals of landscapes, and
     keeps it in `torn-<n>.bin`. It rebuilds run.json and the manifest.json of the ranks from each other and
     from the event files, and keeps the old ones next to them. It deletes nothing, and does not touch files
@@ -130,12 +125,11 @@ def fsck(path: str | os.PathLike[str], *, repair: bool = False, files: Files | N
 
 
 def _check(base: Path) -> _Tree:
-    siblings = _siblings(base)
-    if not base.exists() and not siblings:
+    if not base.exists():
         raise MissingFileError(
             f"there is no directory {base}; name a run dir, a rank's directory or their parent"
         )
-    if base.exists() and not base.is_dir():
+    if not base.is_dir():
         raise NotADirectoryPathError(f"{base} is a file; name the directory that holds it")
     tree = _Tree()
 
@@ -147,9 +141,7 @@ def _check(base: Path) -> _Tree:
         text = f"it cannot be read: {error.strerror}"
         tree.findings.append(finding(Path(error.filename), "unreadable", text))
 
-    tops = [base, *siblings] if base.exists() else siblings
-    walked = chain.from_iterable(os.walk(top, onerror=unreadable) for top in tops)
-    for count, (root, names, _) in enumerate(walked, 1):
+    for count, (root, names, _) in enumerate(os.walk(base, onerror=unreadable), 1):
         names.sort()
         directory = Path(root)
         run = RunDir(directory)
@@ -157,7 +149,7 @@ def _check(base: Path) -> _Tree:
         if (directory / MANIFEST).exists() or (
             has_ranks and not RunDir(run.base.parent).is_rank_dir(run.base)
         ):
-            tree.runs.append(_sibling_run(directory) or run)
+            tree.runs.append(run)
         doing("checking directory", count)
         event_files = [path for path in all_event_files(directory) if _is_own_file(path)]
         facts, of_files = check_files(event_files)
@@ -170,23 +162,8 @@ def _check(base: Path) -> _Tree:
     if not (tree.facts or tree.journals or tree.runs or tree.findings):
         raise MissingFileError(f"there is no event file in {base}; name a run dir or a rank's directory")
     for run in tree.runs:
-        if not isinstance(run, SiblingRun):  # what it knows of its ranks comes from their manifests
-            tree.findings += check_manifest(run, tree.of_run(run))
+        tree.findings += check_manifest(run, tree.of_run(run))
     return tree
-
-
-def _siblings(base: Path) -> list[Path]:
-    """The directories of ranks that are next to `base`; see `sibling_run`, also for errors."""
-    run = _sibling_run(base) if base.exists() else sibling_run(base)
-    return [path for path in run.siblings.values() if path.parent != run.base] if run else []
-
-
-def _sibling_run(directory: Path) -> SiblingRun | None:
-    """The run of siblings whose merged run is in a directory; None if it is another or cannot be read."""
-    try:
-        return sibling_run(directory)
-    except DistSummaryError:
-        return None
 
 
 def _is_own_file(path: Path) -> bool:

@@ -234,6 +234,24 @@ def merge(options: argparse.Namespace) -> None:
                 printed(f"  {name}: {', '.join(map(str, found))}")
 
 
+@verb(
+    argument("prefix", metavar="PREFIX", help="what the paths of the ranks' directories have in common"),
+    example="adopt runs/summary_dir",
+)
+def adopt(options: argparse.Namespace) -> None:
+    """Make one run of ranks that wrote to PREFIX0, PREFIX1 ..., by moving their directories into PREFIX."""
+    from distsummary.base.columns import named
+    from distsummary.cli.adopt import adopt as adopt_ranks
+
+    found = adopt_ranks(options.prefix)
+    if options.json:
+        printed(json.dumps(found._asdict(), default=str))
+        return
+    printed(f"{found.path}: {named(found.ranks, 'rank')}; next: distsummary merge {found.path}")
+    for path in found.left:
+        printed(f"  what is left in {path} is of that rank alone and may be removed")
+
+
 def _workers(text: str) -> int | str:
     """The value of `--workers` as the argument of `landscape`; argparse reports the error."""
     if text == "auto":

@@ -39,7 +39,7 @@ _LOOK_AGAIN_S = (0.02, 0.1)  # while another process makes a change that may be 
 PROBE_BYTES = 4096  # written and removed by `create`
 LANDSCAPE_JOURNAL = re.compile(r"journal-[0-9a-f]{16}\.bin")
 _RANK_DIR = re.compile(r"(?:(?P<role>[a-z]+)_)?rank_(?P<rank>\d{5,7})", re.ASCII)
-_NUMBERED = re.compile(r"(?P<prefix>.*?)(?P<number>0|[1-9]\d{0,5})")
+_NUMBER = re.compile(r"0|[1-9]\d{0,5}", re.ASCII)
 # What the documents say, too.
 STORES = (
     "record to a disk that takes appends, local or shared by all nodes, and copy the run to the object store "
@@ -152,13 +152,12 @@ class RunDir:
         }
         return dict(sorted((inside or adjacent).items()))
 
-    def without_number(self) -> tuple["RunDir", int] | None:
-        """The run dir that this one belongs to by `numbered_dirs`, and the number; None without a number."""
-        match = _NUMBERED.fullmatch(self.base.name)
-        if match is None:
-            return None
-        prefix = match["prefix"]
-        return RunDir(self.base.with_name(prefix) if prefix else self.base.parent), int(match["number"])
+    def remedy_if_missing(self) -> str:
+        """What a message advises if there is no such directory."""
+        if not (apart := self.numbered_dirs()):
+            return "name the directory of a run"
+        first = next(iter(apart.values()))
+        return f"if each rank wrote to a directory such as {first}, first: distsummary adopt {self.base}"
 
     def create(self) -> "RunDir":
         """Make the directory and check that it can be written; raises RunDirError with the path if not."""
@@ -311,8 +310,7 @@ def _children(directory: Path) -> list[Path]:
 
 def _number(text: str) -> int | None:
     """The number that a text is, None for any other text."""
-    match = _NUMBERED.fullmatch(text)
-    return int(match["number"]) if match and not match["prefix"] else None
+    return int(text) if _NUMBER.fullmatch(text) else None
 
 
 def refuse_temporary(field: str, path: str | os.PathLike[str]) -> None:

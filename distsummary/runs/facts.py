@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 
 from distsummary.base.many_files import read_each
 from distsummary.diagnosis.settings import CONFIG_PREFIX, HOST, LOCAL_RANK, differences, usual_settings
-from distsummary.events.sibling_run import sibling_run
 from distsummary.rundir.rank_facts import read_facts
 from distsummary.rundir.run_dir import RunDir
 from distsummary.runs.recorded_run import RecordedRun
@@ -80,7 +79,7 @@ def facts(run: RecordedRun) -> dict[str, Fact]:
 
 def _of_ranks(run: RecordedRun, attempt: int) -> dict[str, Fact]:
     """The settings that most ranks agree on, and in which ranks differ, such as "rank 1: seed torch"."""
-    directories = (sibling_run(run.path) or RunDir(run.path)).rank_dirs(run.role)
+    directories = RunDir(run.path).rank_dirs(run.role)
     reported = read_each(lambda directory: read_facts(directory, attempt), [*directories.values()])
     known = {rank: one for rank, one in zip(directories, reported, strict=True) if one is not None}
     found: dict[str, Fact] = {

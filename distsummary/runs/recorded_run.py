@@ -22,7 +22,6 @@ from distsummary.diagnosis.alerts import (
 from distsummary.diagnosis.sentence import sentence, weight
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import (
-    DamagedFileError,
     DistSummaryError,
     MissingFileError,
     NotADirectoryPathError,
@@ -31,7 +30,6 @@ from distsummary.events.index import is_index
 from distsummary.events.reader import Damage, read_file, read_lineage
 from distsummary.events.recorded import EventPlace
 from distsummary.events.segments import all_event_files, landscape_files
-from distsummary.events.sibling_run import SiblingRun, sibling_run
 from distsummary.format.json_values import fields
 from distsummary.format.lineage import Lineage, custom_values, lineage_values
 from distsummary.format.records import NORMS
@@ -70,16 +68,14 @@ def open_run(path: str | os.PathLike[str], *, role: str = "train", index: bool =
 
     Args:
         path: a run dir; the directory of one rank; any directory with event files of TensorBoard, torch or
-            MindSpore, which is read as a run of one rank; or PREFIX, where the ranks wrote to `PREFIX0`,
-            `PREFIX1` and so on.
+            MindSpore, which is read as a run of one rank.
         role: "train", or "eval" for the evaluation of several ranks.
         index: keep the columns of event files next to them, in `seg-<hash>.idx`, so that the next reader need
             not read the files. Without, or where the directory cannot be written, nothing is written.
 
     Raises:
         MissingFileError: there is no such directory, or it holds no run; the message says what it holds.
-        NotADirectoryPathError: it is a file. InvalidValueError: it is a URL. RunDirError: `PREFIX0`,
-        `PREFIX1` ... are not of one job.
+        NotADirectoryPathError: it is a file. InvalidValueError: it is a URL.
     """
     return RecordedRun(path, role=role, index=index)
 
@@ -101,7 +97,7 @@ class RecordedRun:
     def __init__(self, path: str | os.PathLike[str], *, role: str = "train", index: bool = True) -> None:
         check_choice("role", role, ("train", "eval", "landscape"))
         check_type("index", index, bool)
-        run = _run_dir(path)
+        run = RunDir(path)
         self.path, self.role = run.base, role
         self._run_dir = run
         self._files = RankFiles(run, role, uses_index=index)
@@ -164,7 +160,7 @@ class RecordedRun:
 
         "no run.json" for event files of other programs, "unreadable" if the run.json cannot be read.
         """
-        if not self._run_dir.manifest_path.exists() and not isinstance(self._run_dir, SiblingRun):
+        if not self._run_dir.manifest_path.exists():
             return NO_MANIFEST
         state = self._state()
         return "unreadable" if state is None else state.state
@@ -618,26 +614,13 @@ def _place(damage: Damage) -> str:
     return f"{damage.file}, byte {damage.offset}: {damage.reason}"
 
 
-def _run_dir(path: str | os.PathLike[str]) -> RunDir:
-    """The run dir, that of siblings too; a damaged run.json hides nothing else."""
-    run = RunDir(path)
-    if not run.manifest_path.exists() and run.base.is_dir() and all_event_files(run.base):
-        return run  # its own files are the run, whatever is next to it
-    try:
-        return sibling_run(path) or run
-    except DamagedFileError:
-        if run.manifest_path.exists():
-            return run
-        raise
-
-
 def _check_is_run(run: RunDir, given: str, role: str) -> None:
     """Raise unless the directory holds a run or event files."""
     base = run.base
     if run.rank_dirs(role) or (role == "train" and run.manifest_path.exists()):
-        return  # ranks may be next to a directory that no merge has made yet, see `sibling_run`
+        return
     if not base.exists():
-        raise MissingFileError(f"there is no {given}; name the directory of a run")
+        raise MissingFileError(f"there is no {given}; {run.remedy_if_missing()}")
     if not base.is_dir():
         raise NotADirectoryPathError(f"{given} is a file; name the directory that it is in")
     directory = run.writer_dir(role, 0, 1)

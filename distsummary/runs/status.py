@@ -12,7 +12,6 @@ from distsummary.diagnosis.alerts import is_finding, open_findings, read_alerts,
 from distsummary.diagnosis.stuck_files import hung_ranks
 from distsummary.diagnosis.verdict import ERROR, Verdict
 from distsummary.errors import DistSummaryError, MissingFileError
-from distsummary.events.sibling_run import sibling_hint, sibling_run
 from distsummary.rundir.run_dir import MANIFEST, RunDir
 from distsummary.rundir.states import AttemptState, RankState, RunState, read_run
 from distsummary.rundir.timeouts import BEHIND_S
@@ -45,7 +44,6 @@ class Status:
     `findings`: what is wrong with the newest attempt, see `open_findings`. `earlier`: how many findings there
     are of other attempts; `distsummary why` has them.
     `unmerged`: ranks that have recorded more than the merged run has of them -> their last merged step.
-    `others_elsewhere`: for a rank's own directory, where the other ranks are, and what merges them.
     """
 
     run: RunState
@@ -55,7 +53,6 @@ class Status:
     findings: tuple[Verdict, ...] = ()
     earlier: int = 0
     unmerged: Mapping[int, int] = field(default_factory=dict)
-    others_elsewhere: str = ""
 
     @property
     def merged_step(self) -> int | None:
@@ -105,19 +102,9 @@ def read_status(path: str | os.PathLike[str]) -> Status:
         MissingFileError: it is no run; the message says what it is.
         DamagedFileError, RunDirError: run.json is damaged, of an older version, or cannot be read.
     """
-    siblings = sibling_run(path)
-    run_dir = siblings or RunDir(path)
-    place = run_dir.base
-    if siblings is not None and siblings.read_manifest()["attempts"]:
-        place = next(iter(siblings.siblings.values()))  # before the first merge there is no other
-    elif siblings is not None:
-        raise MissingFileError(
-            f"{place}<rank> are {len(siblings.siblings)} directories of ranks without states (they have no "
-            f"{MANIFEST}), as SummaryRecord and MindSpore write; read them with: distsummary merge {place}"
-        )
-    else:
-        _check_is_run(place, os.fspath(path))
-    now = file_system_time(place)
+    run_dir = RunDir(path)
+    _check_is_run(run_dir.base, os.fspath(path))
+    now = file_system_time(run_dir.base)
     run = read_run(run_dir, now=now)
     unmerged: dict[int, int] = {}
     attempts = []
@@ -138,7 +125,6 @@ def read_status(path: str | os.PathLike[str]) -> Status:
     findings = open_findings(alerts, run.newest, stuck)
     number = run.newest.attempt if run.newest else -1
     earlier = sum(is_finding(one) and one.get("attempt", 0) != number for one in alerts)
-    elsewhere = "" if siblings is not None else sibling_hint(run_dir)
     return Status(
         run=run,
         now=now,
@@ -147,7 +133,6 @@ def read_status(path: str | os.PathLike[str]) -> Status:
         findings=tuple(findings),
         earlier=earlier,
         unmerged=unmerged,
-        others_elsewhere=elsewhere,
     )
 
 
@@ -171,7 +156,7 @@ def _check_is_run(base: Path, given: str) -> None:
         return
     if not base.is_dir():
         kind = "a file" if base.exists() else "missing"
-        raise MissingFileError(f"{given} is {kind}; name the directory of a run (RUN)")
+        raise MissingFileError(f"{given} is {kind}; {RunDir(base).remedy_if_missing()}")
     remedy = "name the directory that ds.init was given, which has one as soon as a rank has registered"
     if (base.parent / MANIFEST).exists():
         remedy = f"it belongs to the run {base.parent}"

@@ -141,9 +141,7 @@ def hints(status: Status) -> list[str]:
         said.append(
             "No reason was reported: look at the job's log and at the kernel's (dmesg: out of memory?)."
         )
-    if status.others_elsewhere:
-        said.append(printable(status.others_elsewhere))
-    elif newest.missing:
+    if newest.missing:
         said.append(f"{named(newest.missing)} never registered; a training may record on some ranks only.")
     if not was_stuck:
         said += _stuck(status) or _standing_still(newest, living) or slow_ranks(status)
@@ -156,8 +154,7 @@ def hints(status: Status) -> list[str]:
         values = numbered(sum(dropped.values()), "value")
         said.append(f"{named(dropped)} dropped {values}; the log names each reason once.")
     step = newest_step(newest)
-    is_whole = newest.world_size > 1 and not status.others_elsewhere
-    if is_whole and not living and step and (status.merged_step or 0) < step:
+    if newest.world_size > 1 and not living and step and (status.merged_step or 0) < step:
         at = f"ends at step {status.merged_step:,}" if status.merged_step is not None else "is missing"
         said.append(f"The merged run {at}, the ranks came to {step:,}: distsummary merge {path}")
     elif status.unmerged:
@@ -186,7 +183,7 @@ def hints(status: Status) -> list[str]:
         said.append(f"next: {mend}{again}{there}")
     elif bad:
         said.append(f"next: distsummary fsck {path}")
-    elif not status.others_elsewhere:
+    else:
         said.append(f"next: tensorboard --logdir {path}")
     return said
 
@@ -227,7 +224,7 @@ def _verdict(
     others = numbered(len(living), "rank")
     runs_or_run = "runs" if len(living) == 1 else "run"
     bad_names = named([rank.rank for rank in bad], "rank")
-    absent = "" if status.others_elsewhere or not newest.missing else named(newest.missing, "rank")
+    absent = named(newest.missing, "rank") if newest.missing else ""
     if living and not bad:
         is_all = len(living) == newest.world_size > 1
         ended = len(newest.ranks) - len(living)
@@ -246,12 +243,11 @@ def _verdict(
     if not newest.ranks:
         return "No rank has registered in this attempt."
     if not bad:
-        of_run = "This rank" if status.others_elsewhere else "The run"
         if absent:
             return f"The run has finished without {absent}."
         if status.unmerged:
             return "The run has finished, but steps are missing in its merged run."
-        return f"{of_run} is fine: it has finished."
+        return "The run is fine: it has finished."
     if newest.state == "finished":
         return "The run has finished, but events are missing from the files."
     if newest.state == "lost" and len(bad) < len(newest.ranks):
@@ -444,8 +440,7 @@ def _rows(status: Status) -> list[tuple[str, ...]]:
         return []
     stuck = {verdict.rank for verdict in status.stuck}
     ranks = [replace(rank, phase=STUCK) if rank.rank in stuck else rank for rank in attempt.ranks]
-    absent = "in a directory of its own" if status.others_elsewhere else "never registered"
-    missing = (short_ranges(attempt.missing), "missing", *["-"] * 8, absent)
+    missing = (short_ranges(attempt.missing), "missing", *["-"] * 8, "never registered")
     end = [missing] if attempt.missing else []
     if len(ranks) <= EACH_RANK:
         return [_row([rank]) for rank in ranks] + end

@@ -61,7 +61,7 @@ class Served:
         self._names: set[str] = set()  # all that were ever listed
         self._listing = _Kept(self._every_s)
         if not self.path.is_dir():
-            open_run(directory)  # the ranks of PREFIX0, PREFIX1 ...; raises
+            open_run(directory)  # raises
 
     def runs(self) -> Answer:
         """The runs as JSON: `directory`, `runs` (see `RunRow`) and `note`, why there are none.
@@ -95,8 +95,6 @@ class Served:
                 rows = [_alone(self.path)]
         except MissingFileError as error:
             note = str(error)
-            if not self.path.exists():  # the ranks of PREFIX0, PREFIX1 ... are one run
-                rows = [_alone(self.path)]
         self._names |= {row.name for row in rows}
         found = {"directory": os.fspath(self.path), "runs": [row.as_json() for row in rows], "note": note}
         return _answer(json.dumps(found).encode())

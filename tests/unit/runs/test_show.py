@@ -16,7 +16,6 @@ from distsummary.format.records import MINDSPORE, Value
 from distsummary.rundir.rank_facts import RankFacts, write_facts
 from distsummary.rundir.run_dir import RunDir
 from distsummary.runs.compare import compare, text_of, where_they_part
-from distsummary.runs.show import overview
 from tests.unit.collect.doubles import Model
 from tests.unit.runs.recording import record
 
@@ -285,22 +284,3 @@ def test_norms_are_a_row_for_each_parameter_and_step(tmp_path):
     with pytest.raises(ValueError, match="got 'weight'; there are 2"):
         run.norms("weight")
     assert len(ds.open_run(record(tmp_path / "none")).norms()) == 0
-
-
-@pytest.mark.parametrize("nested", [True, False])
-def test_ranks_in_numbered_directories_are_one_run(tmp_path, nested):
-    for rank in range(2):
-        if nested:
-            record(tmp_path / f"run{rank}", rank=rank, ranks=2)
-        else:
-            record(tmp_path / f"run{rank}")
-    run = ds.open_run(tmp_path / "run")
-    assert tuple(run.ranks) == (0, 1)
-    assert len(run.scalars("loss")) == 10
-    assert len(run.scalars(rank="merged")) == 0
-    shown = overview(run)
-    assert (shown.source, [curve.points for curve in shown.curves]) == (0, [5, 5])
-    ds.merge_run(tmp_path / "run")
-    for opened in (run, ds.open_run(tmp_path / "run")):
-        assert len(opened.scalars("loss", rank="merged")) == 5
-    assert len(ds.open_run(tmp_path / "run1").scalars("loss")) == 5

@@ -276,10 +276,9 @@ def test_a_run_that_is_stuck_says_so_first_also_when_it_is_dead():
 
 
 def test_commands_stay_whole_where_lines_are_broken():
-    status = status_of(
-        attempt_state([rank_state(0)]), others_elsewhere="word " * 13 + "distsummary merge /a/b/c"
-    )
-    assert "  distsummary merge /a/b/c" in text_of(status, width=80).splitlines()
+    ranks = [rank_state(rank, "finished") for rank in range(2)]
+    status = status_of(attempt_state(ranks, "finished"), merged=Merged(120, 2), unmerged={1: 64})
+    assert "  distsummary merge /runs/mine" in text_of(status, width=70).splitlines()
 
 
 def test_verdicts_that_were_reported_of_a_run_are_counted_and_an_alert_is_no_merged_step(tmp_path):

@@ -1,4 +1,4 @@
-"""Processes that each write to `summary_dir + str(rank)`, as scripts of MindSpore do, are merged."""
+"""Processes that each write to `summary_dir + str(rank)`, as scripts of MindSpore do, become one run."""
 
 import os
 import subprocess
@@ -29,6 +29,7 @@ def test_two_processes_with_a_directory_each_become_one_run(nasty_tmp_path, caps
         for rank in "01"
     ]
     assert [rank.wait(60) for rank in ranks] == [0, 0]
+    assert main(["adopt", prefix]) == 0
     assert main(["merge", prefix]) == 0
     assert "4 steps of 2 ranks" in capsys.readouterr().out
     for dialect in ("mindspore", "tensorboard"):

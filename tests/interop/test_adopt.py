@@ -1,4 +1,4 @@
-"""The merged run of ranks in directories `PREFIX0`, `PREFIX1`, ours and MindSpore's, in both viewers."""
+"""The run adopted from ranks in directories `PREFIX0`, `PREFIX1`, ours and MindSpore's, in both viewers."""
 
 import shutil
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import distsummary as ds
+from distsummary.cli.adopt import adopt
 from tests.conftest import ROOT
 from tests.interop.test_mindinsight import check
 from tests.interop.views import differences, own_view, python_view, server_view
@@ -17,7 +18,7 @@ GOLDEN = ROOT / "tests" / "golden" / "ms" / "mlp_train_eval" / "summary"
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    base = tmp_path_factory.mktemp("siblings")
+    base = tmp_path_factory.mktemp("adopted")
     for rank in range(2):
         shutil.copytree(GOLDEN, base / f"mindspore{rank}")
         with ds.SummaryRecord(f"{base}/ours{rank}") as record:
@@ -25,7 +26,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 record.add_value("scalar", "loss", float(rank + step))
                 record.record(step)
     for name in ("mindspore", "ours"):
-        ds.merge_run(base / name)
+        ds.merge_run(adopt(base / name).path)
     return base
 
 
