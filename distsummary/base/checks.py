@@ -1,8 +1,7 @@
 """Checks of arguments; each error names the field, the value and the allowed range."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
-from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from distsummary.errors import InvalidArgumentError, InvalidTypeError, InvalidValueError
@@ -86,19 +85,3 @@ def check_keys(field: str, value: Mapping[Any, Any], known: Collection[str]) -> 
         check_type(f"a key of {field}", key, str)
         if key not in known:
             raise InvalidValueError(f"{field} has the unknown key {key!r}; known keys are {sorted(known)}")
-
-
-def renamed(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator, such as `renamed(old="new")`, that rejects old names of keyword arguments."""
-
-    def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        @wraps(function)
-        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-            for old, new in names.items():
-                if old in kwargs:
-                    raise InvalidTypeError(f"{old}= is now {new}=; pass it by that name")
-            return function(*args, **kwargs)
-
-        return checked
-
-    return decorate

@@ -4,35 +4,23 @@ import os
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import NamedTuple
 
-from distsummary.base.json_door import check_kind, read_json
-from distsummary.base.processes import is_alive, is_masked
+from distsummary.base.processes import is_masked
 from distsummary.base.publish import publish
 from distsummary.cli.findings import Finding, finding
 from distsummary.cli.fsck_files import DirectoryFacts
-from distsummary.errors import DamagedFileError, DistSummaryError, RunDirError
+from distsummary.errors import DistSummaryError, RunDirError
 from distsummary.rundir.attempts import decides
 from distsummary.rundir.identity import KEY
 from distsummary.rundir.rank_manifest import RANK_MANIFEST, encoded, new_entry, read_entries, read_ranks
 from distsummary.rundir.run_dir import Manifest, RunDir
-from distsummary.rundir.run_records import MOST_S, AttemptRecord, RankEntry
+from distsummary.rundir.run_records import MOST_S
 from distsummary.rundir.states import read_run
 from distsummary.rundir.topology import Topology
 
 _ROLES = ("train", "eval")
 _NAMED = 5  # attempts or ranks in a message
-_OLD_FORMAT = 1
-_OF_RUN = ("started", "provenance", "config", "evaluated")  # what an old manifest says of an attempt itself
-
-
-class _OldAttempt(AttemptRecord):
-    ranks: dict[str, dict[str, Any]]
-
-
-class _OldRun(TypedDict):
-    run_id: str
-    attempts: list[_OldAttempt]
 
 
 class _Attempt(NamedTuple):
@@ -82,20 +70,10 @@ def check_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> l
 def repair_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> None:
     """Rebuild the manifests, or add what is missing; each old one is kept as `<name>.<n>.bak`.
 
-    The manifests of the ranks name the attempts missing in run.json. A run.json of format 1 is divided among
-    them. What only event files show gets the state unknown.
-
-    Raises RunDirError if a manifest cannot be written, or if a rank of a run of format 1 still runs.
+    The manifests of the ranks name the attempts missing in run.json. What only event files show gets the
+    state unknown. Raises RunDirError if a manifest cannot be written.
     """
     in_files = _attempts(run, directories)
-    old = _old_manifest(run.manifest_path)
-    for entry in old["attempts"] if old else ():
-        for rank, known in entry["ranks"].items():
-            if known["state"] == "running" and is_alive(known):
-                raise RunDirError(
-                    f"{run.manifest_path} is of an older version, and its rank {rank} still runs as process "
-                    f"{known['pid']} on {known['host']}; repair it when that process has ended"
-                )
     try:
         set_aside(run.manifest_path, keep=_is_readable(run))
         by_attempt = _of_ranks(run)
@@ -104,13 +82,6 @@ def repair_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> 
             f"{error.filename} cannot be backed up: {error.strerror}; fix the permissions of {run.base}"
         ) from error
     added: dict[tuple[str, int], dict[int, Manifest]] = {}
-    for entry in old["attempts"] if old else ():
-        own = {"ended": None, "exit": None, "heartbeat": {}, "started": entry.get("started", 0.0)}
-        for rank, known in entry["ranks"].items():
-            error_text = str(known["health"].get("error", ""))
-            added.setdefault((entry["role"], entry["attempt"]), {})[int(rank)] = {
-                "attempt": entry["attempt"], **known, **own, "error": error_text,
-            }  # fmt: skip
     for one in in_files:
         for rank, time in one.first.items():
             place = Topology(
@@ -124,47 +95,39 @@ def repair_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> 
         known_ranks = by_attempt.setdefault(key, {})
         known_ranks |= {rank: entry for rank, entry in ranks.items() if rank not in known_ranks}
     _write_ranks(run, by_attempt)
-    run.update_manifest(lambda manifest: _complete(manifest, old, by_attempt, in_files))
+    run.update_manifest(lambda manifest: _complete(manifest, by_attempt, in_files))
 
 
 def _complete(
     manifest: Manifest,
-    old: Manifest | None,
     by_attempt: Mapping[tuple[str, int], dict[int, Manifest]],
     in_files: list[_Attempt],
 ) -> None:
-    """Add the attempts missing in run.json, by an old run.json, the ranks' files and the event files."""
-    if old:
-        manifest |= {key: old[key] for key in ("run_id", "created", "state", "key_tags") if key in old}
+    """Add the attempts missing in run.json, by the ranks' files and the event files."""
     missing = _missing(manifest, in_files)
     if missing and manifest["run_id"] != missing[0].run_id:  # a new manifest, or another run's
         manifest |= {"run_id": missing[0].run_id, "attempts": []}
     if any(is_masked(rank) for ranks in by_attempt.values() for rank in ranks.values()):
         manifest[KEY] = False
     known = {(entry["role"], entry["attempt"]) for entry in manifest["attempts"]}
-    of_old = {(entry["role"], entry["attempt"]): entry for entry in old["attempts"]} if old else {}
     # Without event files, the ranks' files are all there is; with them, those of other runs are left out.
     wanted = {(one.role, one.number) for one in missing} if in_files else {*by_attempt}
     added = []
-    for key in sorted((wanted | of_old.keys()) - known, key=lambda key: (_ROLES.index(key[0]), key[1])):
+    for key in sorted(wanted - known, key=lambda key: (_ROLES.index(key[0]), key[1])):
         ranks = [*by_attempt.get(key, {}).values()]
-        before = of_old.get(key, {})
         entry = {
             "role": key[0],
             "attempt": key[1],
-            "incarnation": before.get("incarnation") or ranks[0]["incarnation"],
-            "world_size": before.get("world_size") or ranks[0]["world_size"],
+            "incarnation": ranks[0]["incarnation"],
+            "world_size": ranks[0]["world_size"],
             "started": min((rank["started"] for rank in ranks), default=0.0),
         }
-        entry |= {name: before[name] for name in _OF_RUN if name in before}
-        if failure := before.get("failure"):
-            entry["failure"] = {"time": 0.0, **failure}
         manifest["attempts"].append(entry)
         added.append(entry)
     starts = [entry["started"] for entry in manifest["attempts"] if entry.get("started")]
-    if starts and not old:
+    if starts:
         manifest["created"] = min(starts)
-    if manifest.get("state") == "running" or any(decides(manifest, entry) for entry in added if not old):
+    if manifest.get("state") == "running" or any(decides(manifest, entry) for entry in added):
         manifest["state"] = "unknown"
 
 
@@ -214,26 +177,6 @@ def _is_readable(run: RunDir) -> bool:
     except DistSummaryError:
         return False
     return True
-
-
-def _old_manifest(path: Path) -> Manifest | None:
-    """A run.json of format 1, in which each attempt has the states of its ranks; None if it is another."""
-    try:
-        found = read_json(path, dict[str, Any])
-        if found.get("format") != _OLD_FORMAT:
-            return None
-        check_kind(found, _OldRun, name=str(path))
-        for entry in found["attempts"]:
-            ranks = [
-                {"health": {}, "heartbeat": {}, **known, "attempt": entry["attempt"]}
-                for rank, known in entry["ranks"].items()
-                if rank == str(known.get("rank"))
-            ]
-            check_kind(ranks, list[RankEntry], name=str(path))
-            entry["ranks"] = {str(rank["rank"]): rank for rank in ranks}
-    except (OSError, DamagedFileError):
-        return None
-    return dict(found)
 
 
 def _listed(ranks: Iterable[int]) -> str:

@@ -261,11 +261,6 @@ def _workers(text: str) -> int | str:
     return int(text)
 
 
-def refuse_centring(value: str) -> None:
-    """Refuse the old spelling with a clear message; argparse would call it unrecognized."""
-    raise argparse.ArgumentTypeError("it is now --centering")
-
-
 @verb(
     argument("run_dir", metavar="RUN", help="the run dir, which the landscapes are also written to"),
     argument(
@@ -294,7 +289,6 @@ def refuse_centring(value: str) -> None:
         help="vary only parameters whose name contains this regular expression, such as lora; may be "
         "repeated",
     ),
-    argument("--centring", type=refuse_centring, help=argparse.SUPPRESS),
     argument("--centering", choices=CENTERINGS, help="centering of the PCA (last; mean with --runs)"),
     argument("--size", type=int, default=51, help="points along each side, 3 to 256 (51)"),
     argument("--seed", type=int, default=0, help="seed of the random directions (0)"),

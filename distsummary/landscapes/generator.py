@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from distsummary.base.checks import check_type, renamed
+from distsummary.base.checks import check_type
 from distsummary.base.interrupts import handles_interrupts
 from distsummary.base.publish import check_writable, refuse_unlike_files
 from distsummary.base.terminal import doing
@@ -66,11 +66,9 @@ from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.topology import has_cluster
 
 HOST_SHARE = 4  # batches may take 1 / HOST_SHARE of the memory: workers may hold copies
-RENAMED = {"centring": "centering", "output": "run_dir"}  # old names of arguments -> new names
 _log = logging.getLogger(__name__)
 
 
-@renamed(**RENAMED)
 @handles_interrupts()
 def landscape(
     model: Any,
@@ -214,7 +212,6 @@ def landscape(
     return grid
 
 
-@renamed(**RENAMED)
 @handles_interrupts()
 def landscape_set(
     model: Any,

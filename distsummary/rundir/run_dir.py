@@ -31,7 +31,7 @@ from distsummary.rundir.run_records import MOST_RANKS, RunRecord
 MANIFEST = "run.json"
 STUCK = "stuck.json"  # in the directory of a rank: where it stands, while a step is late
 CRASH = "crash.txt"  # in the directory of a rank: its stacks, if native code ended its process
-FORMAT = 2  # of the manifest; in format 1 it also held the states of all ranks
+FORMAT = 2  # of the manifest
 RANK_MANIFEST = "manifest.json"  # in the directory of a rank: see rank_manifest.py
 TIME = "{time}"  # placeholder in the path given to `ds.init`
 LOCK_TIMEOUT_S = 60.0
@@ -201,8 +201,7 @@ class RunDir:
         if isinstance(manifest.get("attempts"), list) and manifest.get("format") != FORMAT:
             raise DamagedFileError(
                 f"{path} has format {repr(manifest.get('format'))[:60]}, this version of distsummary "
-                f"reads and writes format {FORMAT}; for a run of an older version, {_REMEDY}; a run of a "
-                "newer version needs that version"
+                f"reads and writes format {FORMAT}; {_REMEDY}; a run of another version needs that version"
             )
         found: Manifest = check_kind(manifest, RunRecord, name=str(path), remedy=_REMEDY)
         return {"created": 0.0, "state": "unknown"} | found

@@ -137,7 +137,7 @@ def read_run(run_dir: RunDir | str | os.PathLike[str], *, now: float | None = No
         now: seconds since the epoch; None asks the file system's clock, by a temporary file in the run dir
             (or this machine's clock, if the directory cannot be written).
 
-    Raises DamagedFileError or RunDirError if run.json is damaged, of an older version, or cannot be read.
+    Raises DamagedFileError or RunDirError if run.json is damaged, of another version, or cannot be read.
     """
     run = run_dir if isinstance(run_dir, RunDir) else RunDir(run_dir)
     manifest = run.read_manifest()

@@ -100,7 +100,7 @@ def read_status(path: str | os.PathLike[str]) -> Status:
 
     Raises:
         MissingFileError: it is no run; the message says what it is.
-        DamagedFileError, RunDirError: run.json is damaged, of an older version, or cannot be read.
+        DamagedFileError, RunDirError: run.json is damaged, of another version, or cannot be read.
     """
     run_dir = RunDir(path)
     _check_is_run(run_dir.base, os.fspath(path))

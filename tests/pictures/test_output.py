@@ -251,15 +251,3 @@ def test_next_to_a_training_that_continues_the_landscape_is_no_newer_than_its_fi
     write_landscapes(run, [make_grid()])
     [newer] = landscape_files(run.base)
     assert stamp_of(older.name) < stamp_of(recorded.name) < stamp_of(newer.name)
-
-
-@pytest.mark.usefixtures("no_matplotlib")
-def test_landscapes_of_the_first_version_are_taken_along(run_dir: RunDir) -> None:
-    """They were in landscape/, where MindInsight shows them without the training."""
-    write_landscapes(run_dir, [make_grid(), random_grid()])
-    [file] = landscape_files(run_dir.base)
-    old = run_dir.landscape_dir / file.name.replace(".landscape.", ".0.")
-    file.rename(old)
-    write_landscapes(run_dir, [make_grid(z=np.ones((3, 4)))])
-    assert tags(run_dir, "mindspore", "landscape") == ["landscape_[9]", "landscape_[1, 9]"]
-    assert not old.exists()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distsummary.base.checks import check_choice, renamed
+from distsummary.base.checks import check_choice
 from distsummary.checkpoints.sketch.count_sketch import BUCKETS, Sketcher
 from distsummary.checkpoints.sketch.sketch_file import Sketches, has_sketches, read_sketches
 from distsummary.errors import LandscapeError
@@ -98,7 +98,6 @@ def _warn_diverged(sketches: Sketches) -> None:
         raise LandscapeError(f"a path needs at least 3 sketches, got {left}; train longer")
 
 
-@renamed(centring="centering")
 def training_path(around: str | os.PathLike[str], *, centering: str = "last") -> SketchedPath:
     """The path of a training's steps, from the sketches that the run kept; `around`: run dir or ckpt_dir.
 

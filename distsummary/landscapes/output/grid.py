@@ -34,7 +34,6 @@ ARRAYS = (
     "step_path",
     "computed",
 )
-LATER = ("step_path", "computed")  # older files do not have these
 NAMED_KINDS = ("joint", "triangle", "line", "hessian", "curvature")  # these kinds are part of a grid's tag
 _DIMENSIONS = {"x": 1, "y": 1, "path_loss": 1, "true_loss": 1, "residuals": 1, "explained_variance": 1}
 FORMAT = 1  # version of the archives
@@ -186,16 +185,14 @@ class Grid:
             )
         try:
             saved = read_npz(data)
-            if missing := {"meta", *ARRAYS} - {*LATER} - saved.keys():
+            if missing := {"meta", *ARRAYS} - saved.keys():
                 raise DamagedFileError(f"without {', '.join(sorted(missing))}")
             meta = parse_json(str(saved["meta"]), dict[str, Any], name="its meta", is_finite=False)
             if meta.pop("format", None) != FORMAT:
                 raise DamagedFileError("it was written by a newer version")
-            if "centring" in meta:  # the field's former name
-                meta["centering"] = meta.pop("centring")
             check_kind(meta, _META, name="its meta")
             meta |= {name: tuple(value) for name, value in meta.items() if isinstance(value, list)}
-            arrays: dict[str, Any] = {name: saved[name] for name in ARRAYS if name in saved}
+            arrays: dict[str, Any] = {name: saved[name] for name in ARRAYS}
             measured = {n.removeprefix(QUANTITY): one for n, one in saved.items() if n.startswith(QUANTITY)}
             for name, array in (*arrays.items(), *measured.items()):
                 ndim, kinds = _DIMENSIONS.get(name, 2), "b" if name == "computed" else "iuf"

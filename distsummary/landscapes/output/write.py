@@ -143,8 +143,7 @@ def write_landscapes(
 
         # Write new files in both dialects; the older ones are removed once the new ones are complete.
         directory = run_dir.landscape_dir
-        # up to version 0.1 the files for MindInsight were in `landscape/` as well
-        mindspore = [*segments(directory, MINDSPORE), *landscape_files(run_dir.base)]
+        mindspore = landscape_files(run_dir.base)
         tensorboard = segments(directory, TENSORBOARD)
         planes = [grid for grid in worthy if min(grid.z.shape) > 1]
         landscapes = _kept(mindspore, replaced)

@@ -1,8 +1,6 @@
 """Each thing that is wrong with a run is named with its file; what can be mended is, and nothing is lost."""
 
 import json
-import os
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,7 @@ from distsummary.base.publish import TEMPORARY
 from distsummary.cli import fsck as fsck_module
 from distsummary.cli.findings import KINDS
 from distsummary.cli.fsck import FsckReport, fsck
-from distsummary.errors import MissingFileError, NotADirectoryPathError, RunDirError
+from distsummary.errors import MissingFileError, NotADirectoryPathError
 from distsummary.events.segments import segments
 from distsummary.events.spec import WriterSpec
 from distsummary.events.writer import RankWriter
@@ -383,46 +381,6 @@ def test_lost_ranks_are_noted_and_no_problem(nasty_tmp_path: Path):
     assert (note.kind, note.severity, report.exit_code) == ("lost_ranks", "note", 0)
     assert "ranks 0, 1, 2, 3, 4 and 3 more of attempt 0 of role train died without a word" in note.message
     assert "its process is gone from n0" in note.message
-
-
-def test_a_run_of_an_older_version_is_divided_among_its_ranks(nasty_tmp_path: Path):
-    run = a_run(nasty_tmp_path, ranks=2)
-    for rank in range(2):
-        (run.writer_dir("train", rank, 2) / "manifest.json").unlink()
-    places = [Topology(rank=rank, world_size=2, incarnation="start-1", host=f"n{rank}") for rank in range(2)]
-    reported = [
-        {"state": "finished", "health": {"events": 11}},
-        {"state": "failed", "health": {"failed": 1, "error": "ValueError: no"}},
-    ]
-    ranks = {str(rank): asdict(places[rank]) | reported[rank] for rank in range(2)}
-    attempt = {
-        "role": "train", "attempt": 0, "incarnation": "start-1", "world_size": 2, "started": 5.0,
-        "ranks": ranks, "failure": {"rank": 1, "error": "ValueError: no"}, "config": {"lr": 0.1},
-    }  # fmt: skip
-    old = {"format": 1, "run_id": RUN, "created": 4.0, "state": "failed", "key_tags": ["acc"]}
-    run.manifest_path.write_text(json.dumps(old | {"attempts": [attempt]}))
-    [found] = fsck(nasty_tmp_path).findings
-    assert found.kind == "manifest_damaged"
-    assert "has format 1, this version of distsummary reads and writes format 2" in found.message
-    assert fsck(nasty_tmp_path, repair=True).findings == ()
-    manifest = run.read_manifest()
-    assert {name: manifest[name] for name in old if name != "format"} == {
-        name: old[name] for name in old if name != "format"
-    }
-    assert manifest["attempts"][0]["config"] == {"lr": 0.1}
-    [after] = read_run(run).attempts
-    assert (after.state, after.started) == ("failed", 5.0)
-    assert [(rank.host, rank.state) for rank in after.ranks] == [("n0", "finished"), ("n1", "failed")]
-    assert after.failure is not None
-    assert after.failure[:2] == (1, "ValueError: no")
-    assert json.loads((nasty_tmp_path / "run.json.0.bak").read_bytes())["format"] == 1
-
-    ranks["0"]["state"] = "running"  # by this process
-    run.manifest_path.write_text(json.dumps(old | {"attempts": [attempt]}))
-    with pytest.raises(
-        RunDirError, match=rf"its rank 0 still runs as process {os.getpid()} on n0; repair it"
-    ):
-        fsck(nasty_tmp_path, repair=True)
 
 
 def test_a_manifest_of_another_run_is_made_again(nasty_tmp_path: Path):

@@ -183,8 +183,6 @@ CENTRE = float(Mlp().parameters["d1.weight"][0, 0])
             "called model; pass a function of",
         ),
         ({"batches": None}, "batches is required"),
-        ({"centring": "mean"}, "^centring= is now centering=; pass it by that name"),
-        ({"output": "runs/a"}, "^output= is now run_dir=; pass it by that name"),
         ({"evaluation": Evaluation(precision="bf16")}, "precision and bn_mode are for torch models"),
         ({"mode": "mindspore", "evaluation": Evaluation(bn_mode="eval")}, "for torch models"),
         ({"mode": "mindspore", "batches": {"a": batches()}}, "rows of one list of batches"),

@@ -146,25 +146,6 @@ def test_the_full_grid_leaves_no_field_at_its_default() -> None:
         assert not np.array_equal(getattr(grid, field.name), default), field.name
 
 
-def test_a_file_of_before_has_all_points_computed(tmp_path: Path) -> None:
-    grid = make_grid()
-    grid.save(tmp_path / "grid.npz")
-    with np.load(tmp_path / "grid.npz") as saved:
-        arrays = {name: saved[name] for name in saved.files if name not in ("computed", "meta")}
-        meta = json.loads(str(saved["meta"]))
-    later = (
-        "hardware", "precision_error", "rounding", "data_sets", "is_partial", "parameters", "filter_axis",
-        "directions", "label",
-    )  # fmt: skip
-    assert not any(meta.pop(name) for name in later)
-    np.savez(tmp_path / "older.npz", meta=np.array(json.dumps(meta)), **arrays)
-    older = LossGrid.load(tmp_path / "older.npz")
-    assert (older.computed.shape, older.computed.all()) == ((3, 4), True)
-    assert (older.hardware, older.precision_error, older.rounding) == ("", 0.0, {})
-    assert (older.data_sets, older.is_partial) == ((), False)
-    assert (older.parameters, older.filter_axis, older.directions, older.tag) == ((), {}, "", grid.tag)
-
-
 def test_all_points_count_as_computed_where_nothing_else_is_said() -> None:
     assert make_grid().computed.dtype == np.bool_
     assert make_grid().computed.shape == (3, 4)

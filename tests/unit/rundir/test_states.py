@@ -291,7 +291,7 @@ def test_a_damaged_file_is_unknown_and_says_so(run: RunDir) -> None:
     assert newest(run).state == "running"
 
 
-def test_a_run_of_an_older_version_is_named_with_the_remedy(run: RunDir) -> None:
+def test_a_run_of_another_version_is_named_with_the_remedy(run: RunDir) -> None:
     run.manifest_path.write_text('{"format": 1, "run_id": "a", "created": 0, "attempts": []}')
     with pytest.raises(DamagedFileError, match=r"has format 1.* distsummary fsck --repair"):
         read_run(run)
