@@ -319,7 +319,7 @@ class Session:
 
         Numbers alone take the quick way, without an object for each of them.
         """
-        if self._is_terminated:  # by a signal, while the loop continues: the run has ended
+        if self._is_missing:
             return
         begun_s = time.perf_counter()
         self._step = step
@@ -329,8 +329,8 @@ class Session:
             numbers = {name: number for name, number in numbers.items() if name not in self._leaves_out}
         try:
             if values:
-                self._last_step = step
                 self._write(step, numbers, values)
+                self._last_step = step
                 return
             try:
                 tags, pack = self._packers[(*numbers,)]
@@ -341,7 +341,6 @@ class Session:
                     self._packers.clear()
                 tags = (*numbers,)
                 _, pack = self._packers[tags] = tags, row_struct(len(tags)).pack
-            self._last_step = step
             try:
                 row = pack(time.time(), step, *numbers.values())
             except (struct.error, OverflowError):  # some values are not host numbers
@@ -349,9 +348,11 @@ class Session:
                 self._writer.write(Event(step, time.time(), scalars))
             else:
                 self._writer.write_row(tags, row)
+            self._last_step = step
         except ClosedError:
             if not self._is_terminated:  # by a signal, while the loop continues
                 raise
+            self._step = self._last_step or 0
         finally:
             self.overhead.spent_s += time.perf_counter() - begun_s
 

@@ -280,11 +280,14 @@ class AsyncWriter:
         seconds have passed, the thread has stopped, or values were dropped or refused. What still waits stays
         queued, without a guarantee.
         """
+        before = self._counted()
         try:
             self._check()
             return self._flush(timeout_s)
         finally:
-            self._dropped = sum(self._counted().dropped.values())
+            # values that other threads gave meanwhile may be among those that were dropped meanwhile
+            now = self._counted()
+            self._dropped = sum((now if now.given == before.given else before).dropped.values())
 
     @check()
     def _flush(self, timeout_s: float) -> bool:

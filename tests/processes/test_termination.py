@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from distsummary.base.termination import on_termination
+from distsummary.events.reader import read_directory
+from distsummary.rundir.states import read_run
 from tests.manifests import whole_manifest
 from tests.patience import PATIENCE_S
 
@@ -56,6 +58,15 @@ def test_a_signal_is_reported_while_the_training_continues_recording(tmp_path: P
     assert (
         train(tmp_path, "", "os.kill(os.getpid(), signal.SIGTERM)\nwhile True: run.log(loss=1)") == REPORTED
     )
+
+
+def test_what_the_loop_records_until_the_files_are_closed_is_in_them(tmp_path: Path) -> None:
+    slow = "from distsummary.diagnosis.reporting import Alerts; Alerts.write = lambda alerts: time.sleep(1)"
+    assert train(tmp_path, slow, "os.kill(os.getpid(), signal.SIGTERM)") == REPORTED
+    found = read_run(tmp_path).attempts[0].ranks[0]
+    steps = [event.step for event in read_directory(tmp_path) if any(v.tag == "loss" for v in event.values)]
+    assert len(steps) > 100
+    assert steps[-1] == found.health["recorded_step"] == found.health["step"]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from distsummary.events.async_writer import AT_ONCE, AsyncWriter
 from distsummary.events.spec import DROP, WriterSpec
 from distsummary.format.records import QUEUED, Batch, Event, Histogram, Scalars, Value
 from distsummary.format.scalar_rows import ITEM_BYTES, NUMBER_BYTES, ROW_BYTES, events_of, row_struct
+from tests.patience import PATIENCE_S
 from tests.unit.format import samples
 
 
@@ -593,6 +594,37 @@ def test_flush_is_true_only_if_everything_since_the_last_flush_is_in_the_files()
     strict.close()
     for each in (writer, strict):
         assert each.health().missing == "the disk is nearly full"
+
+
+def test_a_flush_answers_for_what_was_given_and_dropped_while_the_flush_before_it_waited():
+    asked, is_writing = threading.Event(), threading.Event()
+
+    class Sparing(Sink):
+        def write(self, batch: Batch) -> None:
+            is_writing.set()
+            super().write(batch)
+            if self.steps[-1] == 2:
+                self._health.drop("scalar", reason="the disk is nearly full")
+
+        def hurry(self, *, is_closing: bool = False) -> None:
+            asked.set()
+
+    sink = Sparing()
+    writer = start(sink)
+    sink.gate.clear()
+    writer.write(event(1))
+    assert is_writing.wait(PATIENCE_S)
+    answers: list[bool] = []
+    flushing = threading.Thread(target=lambda: answers.append(writer.flush(PATIENCE_S)))
+    flushing.start()
+    assert asked.wait(PATIENCE_S)
+    writer.write(event(2))  # goes with the flush into one batch
+    sink.gate.set()
+    flushing.join()
+    assert answers == [False]
+    assert not writer.flush()
+    assert writer.flush()
+    writer.close()
 
 
 def test_the_inner_writer_learns_that_a_caller_waits():
