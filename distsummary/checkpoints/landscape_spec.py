@@ -56,6 +56,7 @@ def check_collect_landscape(value: object) -> LandscapeSpec | None:
     size, unit = value.get("landscape_size", 40), value.get("unit", "step")
     num_samples, create = value.get("num_samples", 2048), value.get("create_landscape", {})
     check_int("collect_landscape['landscape_size']", size, low=MIN_SIZE, high=MAX_SIZE)
+    check_type("collect_landscape['unit']", unit, str)
     check_choice("collect_landscape['unit']", unit, UNITS)
     check_int("collect_landscape['num_samples']", num_samples)
 

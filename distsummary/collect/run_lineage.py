@@ -49,7 +49,7 @@ def train_lineage(
     Args:
         loss: the last loss, None before the first.
         mindspore_compat: give the size of the data set as steps times batch size, even if another size is
-            known, and as the size of the model that of its last checkpoint file, not of its parameters.
+            known, and 0 as the size of a model without a checkpoint file, not that of its parameters.
     """
     message = pb.TrainLineage()
     network, optimizer, dataset = params.get("network"), params.get("optimizer"), params.get("train_dataset")
@@ -72,7 +72,7 @@ def train_lineage(
     path = params.get("latest_ckpt_file")
     message.model.path = json.dumps({"ckpt": os.path.abspath(path) if path else None})
     saved = _size_of(path) if path else 0
-    message.model.size = saved if mindspore_compat else model_bytes(network) or saved
+    message.model.size = saved if saved or mindspore_compat else model_bytes(network)
     return message
 
 

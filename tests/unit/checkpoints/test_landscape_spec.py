@@ -79,6 +79,7 @@ def test_what_mindspore_accepts_is_accepted(accepted):
         ({"intervals": GROUPS, "landscape_size": 2}, ValueError),
         ({"intervals": GROUPS, "landscape_size": 257}, ValueError),
         ({"intervals": GROUPS, "unit": "batch"}, ValueError),
+        ({"intervals": GROUPS, "unit": 1}, TypeError),
         ({"intervals": GROUPS, "num_samples": 1.5}, TypeError),
         ({"intervals": GROUPS, "num_samples": True}, TypeError),
         ({"intervals": GROUPS, "create_landscape": True}, TypeError),

@@ -120,15 +120,18 @@ def test_the_last_checkpoint_is_named_with_its_size(tmp_path):
     assert (json.loads(model.path)["ckpt"], model.size) == (str(tmp_path / "last.ckpt"), 4)
 
 
-@pytest.mark.parametrize(("mindspore_compat", "size"), [(False, 24), (True, 4)])
-def test_the_size_of_the_model_is_that_of_its_parameters_but_mindspores_that_of_the_file(
-    tmp_path, mindspore_compat, size
-):
+def test_the_size_of_the_model_is_that_of_its_newest_file_and_without_one_that_of_its_parameters(tmp_path):
     (tmp_path / "last.ckpt").write_bytes(b"1234")
     network = Model()
     network.parameters = {"weight": np.zeros((2, 3), np.float32)}
-    params = reported(network=network, latest_ckpt_file=str(tmp_path / "last.ckpt"))
-    assert train_lineage(params, Topology(), mindspore_compat=mindspore_compat).model.size == size
+    for path, compat, size in (
+        (tmp_path / "last.ckpt", False, 4),
+        (tmp_path / "last.ckpt", True, 4),
+        (None, False, 24),
+        (None, True, 0),
+    ):
+        params = reported(network=network, latest_ckpt_file=path and str(path))
+        assert train_lineage(params, Topology(), mindspore_compat=compat).model.size == size
 
 
 def test_a_model_whose_parameters_cannot_be_counted_has_its_lineage(caplog):
