@@ -102,15 +102,28 @@ class Metric(abc.ABC):
         return type(self).__name__
 
 
-class Loss(Metric):
-    """The mean over batches of the loss; `update(loss)` takes a number, or a tensor of at most one axis."""
+class _Mean(Metric):
+    """A sum over all updates, divided by the number of samples."""
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
         """Forget all updates."""
-        self._sum, self._batches = 0.0, 0
+        self._sum, self._samples = 0.0, 0
+
+    def _add(self, value: float, samples: int) -> None:
+        self._sum += value
+        self._samples += samples
+
+    def eval(self) -> float:
+        """The mean; raises NoSamplesError without any sample."""
+        self._require(self._samples)
+        return self._sum / self._samples
+
+
+class Loss(_Mean):
+    """The mean over batches of the loss; `update(loss)` takes a number, or a tensor of at most one axis."""
 
     def update(self, *inputs: Any) -> None:
         """Add the mean of a batch's loss, ()- or (N,)-shaped; raises InvalidValueError for another shape."""
@@ -119,13 +132,7 @@ class Loss(Metric):
             raise InvalidValueError(
                 f"the loss must be one number, or one for each sample, got shape {loss.shape}; reduce it"
             )
-        self._sum += float(loss.mean(dtype=np.float64))
-        self._batches += 1
-
-    def eval(self) -> float:
-        """The mean loss; raises NoSamplesError without any update."""
-        self._require(self._batches)
-        return self._sum / self._batches
+        self._add(float(loss.mean(dtype=np.float64)), 1)
 
 
 class _Evaluation(Metric):
@@ -180,13 +187,13 @@ class _Evaluation(Metric):
         return predicted, true
 
 
-class Accuracy(_Evaluation):
+class Accuracy(_Evaluation, _Mean):
     """The share of samples that are predicted right; of multilabel, those of which all labels are right."""
 
     def clear(self) -> None:
         """Forget all updates."""
-        super().clear()
-        self._correct = self._samples = 0
+        _Evaluation.clear(self)
+        _Mean.clear(self)
 
     def update(self, *inputs: Any) -> None:
         """Add predictions and labels; raises InvalidValueError if their shapes do not fit."""
@@ -195,13 +202,7 @@ class Accuracy(_Evaluation):
             right = predicted.argmax(axis=1) == true
         else:
             right = (np.moveaxis(predicted, 1, -1) == np.moveaxis(true, 1, -1)).all(axis=-1)
-        self._correct += int(right.sum())
-        self._samples += right.size
-
-    def eval(self) -> float:
-        """The accuracy in [0, 1]; raises NoSamplesError without any sample."""
-        self._require(self._samples)
-        return self._correct / self._samples
+        self._add(int(right.sum()), right.size)
 
 
 class _Counts(_Evaluation):
@@ -294,7 +295,7 @@ class F1(Fbeta):
         super().__init__(1.0)
 
 
-class TopKCategoricalAccuracy(Metric):
+class TopKCategoricalAccuracy(_Mean):
     """The share of samples whose class is among the `k` largest predictions.
 
     Raises InvalidTypeError or InvalidValueError unless `k` is an int >= 1.
@@ -303,11 +304,7 @@ class TopKCategoricalAccuracy(Metric):
     def __init__(self, k: int) -> None:
         check_int("k", k, low=1)
         self.k = k
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget all updates."""
-        self._correct = self._samples = 0
+        super().__init__()
 
     def update(self, *inputs: Any) -> None:
         """Add predictions (N, C) and labels (N,) or (N, C); raises InvalidValueError for other shapes."""
@@ -319,13 +316,7 @@ class TopKCategoricalAccuracy(Metric):
                 f"shapes {predicted.shape} and {true.shape}"
             )
         largest = np.argsort(-predicted.astype(np.float64), axis=1, kind="stable")[:, : self.k]
-        self._correct += int((largest == true[:, None]).sum())
-        self._samples += len(true)
-
-    def eval(self) -> float:
-        """The accuracy in [0, 1]; raises NoSamplesError without any sample."""
-        self._require(self._samples)
-        return self._correct / self._samples
+        self._add(int((largest == true[:, None]).sum()), len(true))
 
 
 class Top1CategoricalAccuracy(TopKCategoricalAccuracy):
@@ -342,15 +333,8 @@ class Top5CategoricalAccuracy(TopKCategoricalAccuracy):
         super().__init__(5)
 
 
-class _Deviation(Metric):
+class _Deviation(_Mean):
     """The sum of an error over all elements, divided by the number of samples (the first axis)."""
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget all updates."""
-        self._sum, self._samples = 0.0, 0
 
     def update(self, *inputs: Any) -> None:
         """Add predictions and true values with the same number of elements (N, ...)."""
@@ -361,13 +345,7 @@ class _Deviation(Metric):
                 f"{predicted.shape} and {true.shape}"
             )
         difference = true.reshape(predicted.shape).astype(np.float64) - predicted
-        self._sum += float(self._error(difference).sum())
-        self._samples += len(true)
-
-    def eval(self) -> float:
-        """The error for each sample; raises NoSamplesError without any sample."""
-        self._require(self._samples)
-        return self._sum / self._samples
+        self._add(float(self._error(difference).sum()), len(true))
 
     @staticmethod
     @abc.abstractmethod
