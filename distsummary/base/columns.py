@@ -90,14 +90,6 @@ def printable(text: str) -> str:
     return cleaned(text.replace("\n", " "))
 
 
-def lasting(seconds: float) -> str:
-    """A duration, such as 3 s, 12 min, 3.2 h or 4.0 d."""
-    for most, unit, name in ((120, 1, "s"), (7200, 60, "min")):
-        if seconds < most:
-            return f"{seconds / unit:.0f} {name}"
-    return f"{seconds / 3600:.1f} h" if seconds < 172800 else f"{seconds / 86400:.1f} d"
-
-
 def short_ranges(numbers: Collection[int], width: int = 24) -> str:
     """Ranges such as 0-511,514; if they are longer than `width`, as many as fit and how many numbers."""
     text = as_ranges(numbers)

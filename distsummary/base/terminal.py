@@ -27,7 +27,6 @@ WINDOW_S = (
 SETTLED_S = 3.0  # without an estimate at the beginning, when the speed says little
 LEAST_SHARE, LATEST_S = 0.05, 30.0  # nor before this share is done, but after this time in any case
 STEADY_S = 3.0  # a change of the speed enters the estimate within about this time
-_MINUTE, _HOUR = 60, 3600
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
@@ -61,10 +60,11 @@ class Estimate:
 
 
 def duration(seconds: float) -> str:
-    """As text: in seconds if it is below 2 min, in minutes if below 2 h, else in hours."""
-    if seconds < 2 * _MINUTE:
-        return f"{seconds:.0f} s"
-    return f"{seconds / _MINUTE:.0f} min" if seconds < 2 * _HOUR else f"{seconds / _HOUR:.1f} h"
+    """As text, such as 3 s, 12 min, 3.2 h or 4.0 d."""
+    for most, unit, name in ((120, 1, "s"), (7200, 60, "min")):
+        if seconds < most:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds / 3600:.1f} h" if seconds < 172800 else f"{seconds / 86400:.1f} d"
 
 
 class TerminalLine:

@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from distsummary.base.columns import aligned, lasting, numbered, printable, shortened
+from distsummary.base.columns import aligned, numbered, printable, shortened
+from distsummary.base.terminal import duration
 from distsummary.errors import DistSummaryError, MissingFileError
 from distsummary.events.newest import newest_events, newest_scalars, scalars_of
 from distsummary.events.reader import ReadEvent
@@ -93,7 +94,7 @@ def text_of(rows: Sequence[RunRow], *, width: int = WIDTH) -> str:
             "-" if row.ranks is None else f"{row.ranks}",
             "-" if row.step is None else f"{row.step}",
             _when(row.started),
-            "-" if row.lasted_s is None else lasting(row.lasted_s),
+            "-" if row.lasted_s is None else duration(row.lasted_s),
             "-" if row.loss is None else f"{row.loss:.4g}",
         )
         for row in rows

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from distsummary.base.columns import aligned, cut, lasting, numbered, printable, wrapped
+from distsummary.base.columns import aligned, cut, numbered, printable, wrapped
+from distsummary.base.terminal import duration
 from distsummary.diagnosis.alerts import worst_level
 from distsummary.format.json_values import number
 from distsummary.format.records import RANKS_TAG
@@ -136,7 +137,7 @@ def text_of(shown: Overview, *, width: int) -> str:
         parts.append(numbered(shown.attempts, "attempt"))
     if shown.started is not None:
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(shown.started))
-        parts.append(f"began {began} ({lasting(max(0.0, time.time() - shown.started))} ago)")
+        parts.append(f"began {began} ({duration(max(0.0, time.time() - shown.started))} ago)")
     lines = [f"{printable(shown.path)}: {', '.join(parts)}"]
     lines += wrapped(f"  {shown.findings}", width) if shown.findings else []
     lines += [f"  {name:<9} {text}" for name, text in _facts(shown.facts)]

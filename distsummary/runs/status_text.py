@@ -18,12 +18,12 @@ from distsummary.base.columns import (
     aligned,
     clock,
     cut,
-    lasting,
     named,
     numbered,
     printable,
     short_ranges,
 )
+from distsummary.base.terminal import duration
 from distsummary.diagnosis.sentence import LEAST_S, finding, seconds, sentence, weight
 from distsummary.diagnosis.verdict import DROPPED, ERROR, HANG, MESSAGE, SLOW, Verdict
 from distsummary.rundir import states
@@ -91,7 +91,7 @@ def _head(status: Status, width: int) -> list[str]:
         if status.step is not None:
             parts.append(f"step {status.step:,}")
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(newest.started))
-        parts.append(f"began {began} ({lasting(max(0.0, status.now - newest.started))} ago)")
+        parts.append(f"began {began} ({duration(max(0.0, status.now - newest.started))} ago)")
     path, facts = f"{printable(str(run.path))}:", ", ".join(parts)
     return [f"{path} {facts}"] if len(path) + 1 + len(facts) <= width else [path, f"  {facts}"]
 
@@ -344,7 +344,7 @@ def _since(moments: Sequence[float], now: float) -> str:
     if not moments:
         return ""
     ends = dict.fromkeys(clock(moment, now) for moment in (min(moments), max(moments)))
-    ago = lasting(max(0.0, now - max(moments)))
+    ago = duration(max(0.0, now - max(moments)))
     between = "since " if len(ends) == 1 else "between "
     return f" {between}{' and '.join(ends)} ({ago} ago)"
 
@@ -371,7 +371,7 @@ def slow_ranks(status: Status) -> list[str]:
     pace = ""
     if others:
         usual = statistics.median(others)
-        steps += f", {lasting(max(behind.values()) * usual)},"
+        steps += f", {duration(max(behind.values()) * usual)},"
         slow = f"{_pace(statistics.median(paces))} a step" if paces else "no step in the last 30 s"
         pace = f" ({slow} against {_pace(usual)})"
     return [f"{named([*behind])} {'is' if len(behind) == 1 else 'are'} {steps} behind the others{pace}."]
@@ -484,7 +484,7 @@ def _row(ranks: Sequence[RankState]) -> tuple[str, ...]:
         _range([1e3 * rank.step_s for rank in reported if rank.step_s]),
         _range([rank.own_ms for rank in reported if rank.own_ms is not None]),
         _range([rank.wait_ms for rank in reported if rank.wait_ms is not None]),
-        lasting(max(rank.last_seen_s for rank in ranks)),
+        duration(max(rank.last_seen_s for rank in ranks)),
         f"{sum(dropped)}" if dropped else "-",
         printable(process),
         printable(first.error or first.reason),
