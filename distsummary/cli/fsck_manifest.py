@@ -2,10 +2,11 @@
 
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from distsummary.base.columns import named
 from distsummary.base.processes import is_masked
 from distsummary.base.publish import publish
 from distsummary.cli.findings import Finding, finding
@@ -20,7 +21,7 @@ from distsummary.rundir.states import read_run
 from distsummary.rundir.topology import Topology
 
 _ROLES = ("train", "eval")
-_NAMED = 5  # attempts or ranks in a message
+_NAMED = 5  # attempts in a message
 
 
 class _Attempt(NamedTuple):
@@ -59,10 +60,10 @@ def check_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> l
         recorded = {rank for one in in_files if (one.role, one.number) == (attempt.role, attempt.attempt)
                     for rank in one.first}  # fmt: skip
         if silent := sorted(recorded & {*attempt.missing}):
-            text = f"{_listed(silent)} recorded in {name}, but their {RANK_MANIFEST} does not say so"
+            text = f"{named(silent, 'rank')} recorded in {name}, but their {RANK_MANIFEST} does not say so"
             found.append(finding(path, "manifest_stale", text))
         if lost := [one for one in attempt.ranks if one.state == "lost"]:
-            text = f"{_listed(one.rank for one in lost)} of {name} died without a word; the first: "
+            text = f"{named([one.rank for one in lost], 'rank')} of {name} died without a word; the first: "
             found.append(finding(path, "lost_ranks", f"{text}{lost[0].reason or 'for an unknown reason'}"))
     return found
 
@@ -177,13 +178,6 @@ def _is_readable(run: RunDir) -> bool:
     except DistSummaryError:
         return False
     return True
-
-
-def _listed(ranks: Iterable[int]) -> str:
-    """Such as rank 3, or ranks 0, 1, 2, 3, 4 and 12 more."""
-    found = sorted(ranks)
-    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-    return f"rank{'s' * (len(found) > 1)} {', '.join(map(str, found[:_NAMED]))}{more}"
 
 
 def _attempts(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> list[_Attempt]:
