@@ -290,7 +290,7 @@ class RunDir:
             ) from error
         except OSError as error:
             raise RunDirError(
-                f"the lock {path} cannot be taken: {error.strerror}; fix the permissions of the run dir"
+                f"the lock {path} cannot be taken: {error.strerror}; free space or fix permissions"
             ) from error
         try:
             yield

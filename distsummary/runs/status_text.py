@@ -153,8 +153,8 @@ def hints(status: Status) -> list[str]:
     if dropped := {rank.rank: count for rank in newest.ranks if (count := rank.dropped)}:
         values = numbered(sum(dropped.values()), "value")
         said.append(f"{named(dropped)} dropped {values}; the log names each reason once.")
-    step = newest_step(newest)
-    if newest.world_size > 1 and not living and step and (status.merged_step or 0) < step:
+    if not living and _ends_early(status, newest):
+        step = newest_step(newest)
         at = f"ends at step {status.merged_step:,}" if status.merged_step is not None else "is missing"
         said.append(f"The merged run {at}, the ranks came to {step:,}: distsummary merge {path}")
     elif status.unmerged:
@@ -245,7 +245,7 @@ def _verdict(
     if not bad:
         if absent:
             return f"The run has finished without {absent}."
-        if status.unmerged:
+        if status.unmerged or _ends_early(status, newest):
             return "The run has finished, but steps are missing in its merged run."
         return "The run is fine: it has finished."
     if newest.state == "finished":
@@ -257,6 +257,11 @@ def _verdict(
         return f"The run {verb.get(newest.state, 'has ended')}; it was stuck {_stuck_at(status)}."
     step = newest_step(newest)
     return f"The run {verb.get(newest.state, 'has ended')}" + (f" at step {step:,}." if step else ".")
+
+
+def _ends_early(status: Status, newest: AttemptState) -> bool:
+    """Whether the merged run is missing, or ends before the newest step of the ranks."""
+    return newest.world_size > 1 and (status.merged_step or 0) < (newest_step(newest) or 0)
 
 
 def _with_findings(said: str, status: Status) -> str:

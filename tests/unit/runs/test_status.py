@@ -506,6 +506,7 @@ def test_a_lost_rank_has_the_step_that_its_files_hold(tmp_path):
     status = read_status(tmp_path)
     assert [rank.step for rank in status.run.newest.ranks] == [3, 4]
     assert any("The merged run is missing, the ranks came to 4" in line for line in hints(status))
+    assert "fine" not in text_of(status)
 
 
 def test_what_is_no_run_is_named(tmp_path):
