@@ -54,9 +54,8 @@ def scalar_steps(root: str, rounds: int, steps: int, pause_s: float) -> list[dic
             costs = []
             directory = Path(root, f"{kind}-{number}".replace(" ", "-"))
             started = time.perf_counter()
-            run = ds.init(
-                directory, collectors=KINDS[kind], system_metrics=False, quiet=True, aggregate=False
-            )
+            record = ds.Record(collectors=KINDS[kind])
+            run = ds.init(directory, record=record, system_metrics=False, quiet=True, aggregate=False)
             with run:
                 ended = begun_cpu = start_s = 0.0
                 before: dict[int, float] = {}
@@ -135,8 +134,9 @@ def bulk_steps(root: str, rounds: int, steps: int) -> list[dict[str, Any]]:
             else:
                 directory = Path(root, f"bulk-{kind}-{number}".replace(" ", "-"))
                 run = ds.init(
-                    directory, watch=model, histograms=".*", collect_freq=1, collectors=KINDS[kind],
-                    system_metrics=False, quiet=True, aggregate=False,
+                    directory, watch=model, histograms=".*", collect_freq=1,
+                    record=ds.Record(collectors=KINDS[kind]), system_metrics=False, quiet=True,
+                    aggregate=False,
                 )  # fmt: skip
                 with run:
                     for step in learn(run.steps(range(steps))):

@@ -5,7 +5,7 @@ in 32 tensors) on one thread of torch. In each round every process makes the sam
 the other, so that a busy machine slows all of them; gradients are recorded at every step.
 
 - "none": no recording.
-- "ours": `ds.init(gradients=".*", histograms=False, collect_freq=1)`; both formats are written.
+- "ours": `ds.init(gradients=".*", collect_freq=1)`; both formats are written.
 - "add_histogram": `SummaryWriter.add_histogram(name, parameter.grad, step)` for each parameter.
 - "wandb": `wandb.watch(model, log="gradients", log_freq=1)`, offline, by an interpreter that has wandb 0.31
   and torch: `pip install wandb==0.31.0` into any environment with torch.
@@ -45,9 +45,7 @@ def begin(model: nn.Module, directory: str, **options: Any) -> tuple[Any, Any]:
     """A run of distsummary, and the iterator of its steps, of which the first has begun."""
     import distsummary as ds  # the interpreter that has wandb may not have it
 
-    run = ds.init(
-        directory, watch=model, histograms=False, system_metrics=False, aggregate=False, quiet=True, **options
-    )
+    run = ds.init(directory, watch=model, system_metrics=False, aggregate=False, quiet=True, **options)
     batches = run.steps(range(NEVER))
     next(batches)
     return run, batches
@@ -196,7 +194,7 @@ def idle_us(blocks: int) -> float:
     with tempfile.TemporaryDirectory() as directory:
         for block in range(2 * blocks):
             is_on = block % 2 == 0
-            run, batches = begin(model, f"{directory}/{block}", gradients=is_on, collect_freq=NEVER)
+            run, batches = begin(model, f"{directory}/{block}", gradients=is_on and ".*", collect_freq=NEVER)
             for _ in range(3):  # at the first step gradients are due
                 for parameter in model:
                     parameter.grad = parameter.detach()

@@ -84,7 +84,7 @@ def run_cost(steps: int) -> None:
             model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
             with (
                 tempfile.TemporaryDirectory() as place,
-                ds.init(f"{place}/run", watch=model, graph=has_graph, histograms=False, quiet=True) as run,
+                ds.init(f"{place}/run", watch=model, graph=has_graph and "modules", quiet=True) as run,
             ):
                 x, number = torch.ones(4, 8), 0
                 for number in run.steps(range(steps)):

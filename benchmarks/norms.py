@@ -6,7 +6,7 @@ same steps without recording. The model is a transformer of 10.9 million paramet
 gradients; nothing is counted but optimizer.step() and what is added to it. One JSON line for each command:
 
 - `cost`: milliseconds per million parameters and step of `ds.init(norms=True)`, of the files too;
-  of norms="float64"; and of the loop `writer.add_scalar(name, p.grad.norm(), step)` of torch's SummaryWriter
+  of "float64"; and of the loop `writer.add_scalar(name, p.grad.norm(), step)` of torch's SummaryWriter
   for gradients, for gradients and weights, and for these with the number of elements that are not finite,
   which are the values that norms=True records, except updates. "bare" is one call of torch._foreach_norm for
   all weights and gradients, which records nothing: it says how fast the machine reads them at the time.
@@ -63,13 +63,13 @@ class Training:
         """Millions of parameters."""
         return sum(one.numel() for one in self.model.parameters()) / 1e6
 
-    def recorded(self, directory: str, norms: bool | str) -> tuple[ds.Run, Callable[[int], None]]:
+    def recorded(self, directory: str, precision: str = "float32") -> tuple[ds.Run, Callable[[int], None]]:
         """A run with norms, and what makes steps of it."""
         run = ds.init(
             directory,
             watch=self.model,
-            norms=norms,
-            histograms=False,
+            norms=True,
+            record=ds.Record(norm_precision=precision),
             system_metrics=False,
             aggregate=False,
             quiet=True,
@@ -143,7 +143,7 @@ def cost() -> dict[str, Any]:
                 bare.optimizer.step()
                 torch._foreach_norm([tensor.detach() for _, one in named for tensor in (one, one.grad)])
 
-        run, recorded = training.recorded(f"{place}/float32", norms=True)
+        run, recorded = training.recorded(f"{place}/float32")
         loops = {
             "bare": foreach,
             "loop_gradient": loop(gradient),
@@ -152,7 +152,7 @@ def cost() -> dict[str, Any]:
         }
         with run:
             found = compare({"plain": bare.plain, "float32": recorded, **loops})
-        run, recorded = training.recorded(f"{place}/float64", norms="float64")
+        run, recorded = training.recorded(f"{place}/float64", "float64")
         with run:
             found |= compare({"plain": bare.plain, "float64": recorded})
         writer.close()  # type: ignore[no-untyped-call]
@@ -213,7 +213,7 @@ def rank_of_cost(place: Path) -> dict[str, Any]:
         whole: Tensor = one.detach().full_tensor()
         return whole
 
-    run, recorded = training.recorded(str(place / "fsdp2"), norms=True)
+    run, recorded = training.recorded(str(place / "fsdp2"))
     ways = {"plain": bare.plain, "norms": recorded, "gradient": loop(gradient)}
     counted: dict[str, int] = {}
     with run:
@@ -235,7 +235,7 @@ def rank_of_exact(place: Path, rank: int) -> dict[str, Any]:
                 torch.manual_seed(1)
                 for one in training.model.parameters():
                     one.grad = torch.randn_like(one)
-            run, _ = training.recorded(str(place / f"{kind}_{precision}"), norms=precision)
+            run, _ = training.recorded(str(place / f"{kind}_{precision}"), precision)
             expected: list[list[list[float]]] = []
             plain = getattr(training.model, "module", training.model)
             with run:
@@ -312,7 +312,7 @@ def memory(steps: int) -> dict[str, Any]:
     training = Training(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)))
     seen = []
     with tempfile.TemporaryDirectory() as place:
-        run, recorded = training.recorded(place, norms=True)
+        run, recorded = training.recorded(place)
         with run:
             for _ in range(10):
                 recorded(steps // 10)

@@ -55,8 +55,8 @@ def main() -> None:
     counters = torch._dynamo.utils.counters
     with tempfile.TemporaryDirectory() as directory:
         run = ds.init(
-            Path(directory) / "run", watch=model, optimizer=optimizer, gradients=True, norms=True,
-            collect_freq=100, collect_specified_data={"tensor_regular": ".*"}, quiet=True,
+            Path(directory) / "run", watch=model, optimizer=optimizer, histograms=".*", gradients=".*",
+            tensors=".*", norms=True, collect_freq=100, quiet=True,
         )  # fmt: skip
         with run:
             for _ in run.steps(range(steps)):

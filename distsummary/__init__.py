@@ -14,9 +14,9 @@ if TYPE_CHECKING:  # type checkers do not run __getattr__
     from distsummary.aggregate.merge import MergeReport, merge_run
     from distsummary.base.health import Health
     from distsummary.checkpoints.load import load_checkpoint, load_param_into_net
-    from distsummary.collect.collector import SummaryCollector
     from distsummary.collect.record import SummaryRecord
     from distsummary.collect.record_options import Record
+    from distsummary.collect.summary_collector import SummaryCollector
     from distsummary.diagnosis.diagnose import Diagnose
     from distsummary.errors import DistSummaryError, LandscapeCancelled, LandscapeError, NonFiniteError
     from distsummary.landscapes.directions.recipe import Directions
@@ -133,7 +133,7 @@ _NAMES_OF = {  # module -> its public names, as above: only type checkers run th
     "distsummary._init": ("init",),
     "distsummary.aggregate.merge": ("MergeReport", "merge_run"),
     "distsummary.checkpoints.load": ("load_checkpoint", "load_param_into_net"),
-    "distsummary.collect.collector": ("SummaryCollector",),
+    "distsummary.collect.summary_collector": ("SummaryCollector",),
     "distsummary.collect.record": ("SummaryRecord",),
     "distsummary.collect.record_options": ("Record",),
     "distsummary.diagnosis.diagnose": ("Diagnose",),

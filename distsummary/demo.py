@@ -89,10 +89,11 @@ def train(run_dir: str, epochs: int) -> dict[str, float]:
         watch=model,
         optimizer=optimizer,
         loss_fn=criterion,
+        histograms=".*",
+        tensors="fc",
+        graph="modules",
         collect_freq=5,
-        collect_specified_data={"tensor_regular": "fc"},
-        collect_landscape=trajectory,
-        record=ds.Record(images=True),  # the digits are public
+        record=ds.Record(images=True, collect_landscape=trajectory),  # the digits are public
         exists="attempt",  # the demo may be run again in its default directory
         quiet=True,  # `report` says where the run is
         config={

@@ -18,7 +18,7 @@ def main(run_dir: str) -> None:
     inputs = torch.randn(30 * 16, 8)
     targets = inputs @ torch.linspace(-1, 1, 8)
     batches = list(zip(inputs.split(16), targets.split(16), strict=True))
-    with ds.init(run_dir, watch=model, optimizer=optimizer) as run:
+    with ds.init(run_dir, watch=model, optimizer=optimizer, histograms=".*") as run:
         for _ in run.epochs(2):
             loss_of_step, done = 0.0, 0
             for x, y in run.steps(batches, accumulate=ACCUMULATE):

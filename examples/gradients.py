@@ -40,7 +40,7 @@ def main(run_dir: str) -> None:
     optimizer = RecordingAdam(model.named_parameters(), lr=0.02)
     inputs = torch.randn(64, 8)
     targets = inputs.square().sum(1, keepdim=True)
-    with ds.init(run_dir, watch=model, optimizer=optimizer, gradients=True) as run:
+    with ds.init(run_dir, watch=model, optimizer=optimizer, gradients=".*") as run:
         for _ in run.steps(range(40)):
             loss = nn.functional.mse_loss(model(inputs), targets)
             optimizer.zero_grad()

@@ -17,7 +17,8 @@ def main(run_dir: str) -> None:
     x = torch.linspace(-3, 3, 256).unsqueeze(1)
     batches = [(x, torch.sin(2 * x))]
     path = {"intervals": [[1, *range(10, 101, 10)]], "unit": "step"}
-    with ds.init(run_dir, watch=model, optimizer=optimizer, collect_landscape=path) as run:
+    record = ds.Record(collect_landscape=path)
+    with ds.init(run_dir, watch=model, optimizer=optimizer, record=record) as run:
         for inputs, targets in run.steps(batches * 100):
             loss = nn.functional.mse_loss(model(inputs), targets)
             optimizer.zero_grad()

@@ -16,7 +16,7 @@ def train(run_dir: str, steps: int) -> float:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     truth = torch.linspace(-1, 1, 16)
     data = torch.Generator().manual_seed(100 + torch.distributed.get_rank())  # different on each rank
-    with ds.init(run_dir, watch=model, optimizer=optimizer, collect_freq=5) as run:
+    with ds.init(run_dir, watch=model, optimizer=optimizer, histograms=".*", collect_freq=5) as run:
         for _ in run.steps(range(steps)):
             x = torch.randn(32, 16, generator=data)
             loss = nn.functional.mse_loss(model(x).squeeze(1), x @ truth)

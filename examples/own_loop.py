@@ -31,9 +31,15 @@ def main(run_dir: str) -> None:
     labels = (images[..., :4].sum((1, 2, 3)) > images[..., 4:].sum((1, 2, 3))).long()
     batches = list(zip(images.split(32), labels.split(32), strict=True))
     config = {"optimizer": {"name": "Adam", "lr": 0.01}, "batch_size": 32, "hidden": [16]}
-    record = ds.Record(images=True)  # the first pictures of the batches, which are not recorded otherwise
     with ds.init(
-        run_dir, watch=model, optimizer=optimizer, config=config, on_nan="stop", record=record
+        run_dir,
+        watch=model,
+        optimizer=optimizer,
+        config=config,
+        histograms=".*",  # of all parameters; of the watched model is recorded what is named
+        graph="modules",
+        record=ds.Record(images=True),  # the first pictures of the batches
+        on_nan="stop",
     ) as run:
         run.text("task", "Which half of an 8 x 8 image is **brighter**?")
         for _ in run.epochs(2):

@@ -37,5 +37,5 @@ def model_graph(path: str | os.PathLike[str]) -> dict[str, Any]:
                 graph = mindspore_graph.decode(found[-1])
                 return {"label": Path(path).resolve().name, "graphs": [model_explorer(graph)]}
     raise MissingFileError(
-        f"there is no graph in {path}; rank 0 records it in a run with watch=model, unless graph=False"
+        f'there is no graph in {path}; rank 0 records it in a run with watch=model, graph="modules"'
     )

@@ -1,58 +1,37 @@
-"""SummaryCollector: the callback that records one rank of a training."""
+"""Collector: the callback that records one rank of a training."""
 
-import dataclasses
 import logging
 import math
-import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-import distsummary
-from distsummary.base.checks import check_choice, check_int, check_type
 from distsummary.base.failures import Failures
 from distsummary.base.guard import check, door
 from distsummary.base.health import Health
 from distsummary.base.interrupts import is_interruption
-from distsummary.base.terminal import announced
 from distsummary.checkpoints.landscape_spec import DEFAULT_SPEC
-from distsummary.collect.config import read_config
 from distsummary.collect.evaluations import Evaluations, metric_values
-from distsummary.collect.norm_source import check_norms, refuse_unmeasured
-from distsummary.collect.older_order import is_older_collector, without_num_process
-from distsummary.collect.open_writer import check_collectors, refuse_unconnected
-from distsummary.collect.options import (
-    check_custom_lineage,
-    check_delivery,
-    check_export_options,
-    check_formats,
-    check_limits,
-    check_max_file_size,
-    check_specified,
-    check_summary_dir,
-    rank_formats,
-    refuse_unfit,
-    with_landscape,
-)
-from distsummary.collect.plan import DEALS
-from distsummary.collect.rank_checks import Checks, check_checksums
-from distsummary.collect.record_options import Record
+from distsummary.collect.options import rank_formats
+from distsummary.collect.rank_checks import Checks
 from distsummary.collect.run_description import DescriptionRecorder
 from distsummary.collect.run_lineage import evaluation_lineage
 from distsummary.collect.run_recorder import RunRecorder
+from distsummary.collect.run_settings import RunSettings
 from distsummary.collect.schedule import Schedule
 from distsummary.collect.session import Past, Session
 from distsummary.collect.trajectory_keeper import refuse_unkept
 from distsummary.collect.watcher import OUTSIDE, LoopPlace
-from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.errors import ClosedError, InvalidValueError
-from distsummary.events.spec import WriterSpec
-from distsummary.format.records import DIALECTS, WRITTEN, Value
+from distsummary.format.records import Value
 from distsummary.frameworks.base import framework_of
 from distsummary.rundir import topology as topologies
+from distsummary.rundir.coordination import Coordinator
 from distsummary.rundir.identity import as_recorded, without_identity
+from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import STEP_HOOKS, Callback, CallbackParams, RunContext, guarded, is_sink
 from distsummary.training.phases import CHECKPOINT, EVALUATION, STEP_PHASES, in_phase
@@ -63,162 +42,37 @@ logger = logging.getLogger(__name__)
 
 
 @guarded
-class SummaryCollector(Callback):
-    """Records one rank of a training: scalars, histograms, images, lineage and, on request, its trajectory.
-
-    At every step, it records the values that the loop logged, under their names. At the first step and every
-    `collect_freq` steps, it records the loss as `loss/auto` and the learning rate as `learning_rate/auto`
-    (unless they were logged), histograms of parameters as `<name>/auto`, and the first images of the batch as
-    `input_data/auto` (`ds.init` records them on request alone, by `record=ds.Record(images=True)`). If
-    `tensor_regular` selects any, it records whole parameters at about 20 steps spread over the training (or
-    every `collect_tensor_freq` steps). It records the lineage at the first step and completes it at the end.
-    The metrics of an evaluation become scalars `eval/<name>`.
+class Collector(Callback):
+    """Records one rank of a training: the values that the loop gives, and those that the settings name.
 
     Hooks raise only when a training or evaluation begins, for bad arguments or files that cannot be opened.
     With `raise_exception`, they also raise for values that could not be recorded. Other failures are counted
     in `health()` and logged once.
 
-    Args:
-        summary_dir: the run dir, the same for all ranks; created if absent.
-        collect_freq: steps between records, >= 1. collect_tensor_freq: the same for whole parameters.
-        num_process: accepted for compatibility with MindSpore; it has no effect. Arguments by position in the
-            order of older versions, which do not have it, are taken too, with a warning.
-        collect_specified_data: MindSpore's keys (`collect_metric` ... `histogram_regular`,
-            `collect_landscape`), and `tensor_regular`, a pattern for parameters to record whole.
-            `collect_metric=False` leaves out all numbers that no one logged: `loss/auto`,
-            `learning_rate/auto` and the times of the steps, `perf/...`.
-        keep_default_action: False collects only what `collect_specified_data` names.
-        custom_lineage_data: a dict of values of any kind, recorded like `config`, but not in the manifest;
-            for a name that `config` has too, its value is recorded in the lineage.
-        max_file_size: limit of each event file in bytes; values that do not fit are dropped and counted.
-        export_options: {"tensor_format": "npy"} also exports the recorded tensors as .npy files.
-        formats: some of "mindspore" and "tensorboard"; by default both; with over 16 ranks, only "mindspore".
-        histograms: which parameters get histograms. None: the first five, as in MindSpore, or those that
-            `histogram_regular` matches. True, False, a pattern or a number: as in `ds.init`, where True is
-            the default.
-        gradients: which parameters get histograms of their gradients. As in `ds.init`; needs a torch network.
-        norms: as in `ds.init`, of the loop's `network`; a loop other than Run must step torch's optimizers.
-        checksums: as in `ds.init`, where the default is True.
-        graph: the graph of the model, which rank 0 records after the first step. True: the tree of its
-            modules, with the shapes between them; "ops": the operations of the first forward pass; "export":
-            what torch.export makes of it; False: none; None: True, unless `collect_graph` is False.
-        deal: who records a parameter that is equal on all ranks: "parameters": one rank, always the same;
-            "steps": the ranks take turns; "all": every rank.
-        collect_landscape: the same as the key `collect_landscape` of `collect_specified_data`; off by
-            default. If the disk is still busy with older checkpoints, a new checkpoint blocks the training
-            for at most 5 s and is then dropped and counted.
-        mindspore_compat: do as MindSpore does: its way to scale images and to compute histograms, and an
-            epoch's last step, if due, recorded twice; a value logged as `loss` is also recorded as
-            `loss/auto`.
-        topology: this rank's place among the ranks; by default from the loop or the environment.
-        coordinator: internal: the `Coordinator` that joins all ranks to one run; by default, several ranks
-            have an aggregator as with `ds.init`, and a single rank is judged in its own process.
-        exists: if the run has finished, "attempt" adds an attempt; "refuse" raises unless the loop resumes.
-        collectors: who writes the files under Ray: "rank": an actor of each rank, on its node; "node": one
-            actor for all ranks of a node; "process": the rank's own process. None: what the environment
-            variable DISTSUMMARY_COLLECTORS names, else "rank", and "node" from 8 ranks a node on. Without
-            Ray, a rank's own process writes them. See docs/reliability.md.
-        rotate_bytes, rotate_s: begin new event files before the current files would exceed `rotate_bytes`, or
-            when they are `rotate_s` seconds old.
-        delivery: "written": an acknowledged event survives the death of any process; "synced": within a
-            second it also survives a power cut; "queued": events that the collector cannot take at once are
-            dropped and counted.
-        raise_exception: raise WriteError for values that could not be recorded.
-        config: the settings of the training (a dict, dataclass, argparse.Namespace ...), see `read_config`.
-            They are recorded in the manifest and, with nested names joined by dots, in the lineage.
-        system_metrics: every 10 s, record what the process, its node and its GPU use, at the newest step, as
-            `system/...`; see docs/recording.md.
-        record: options of recording, see `ds.Record`. diagnose: options of diagnosis, see `ds.Diagnose`.
+    It has more attributes than most classes, because it is the place where the parts of a rank's recording
+    meet: the settings, the session that is open, the schedule, the recorder that a Run calls, and the state
+    of the loop between two hooks.
 
-    Raises:
-        InvalidTypeError, InvalidValueError: a bad argument.
-        NotADirectoryPathError, RunDirError: the directory cannot be made or written.
+    Args:
+        run_dir: the directory of the run.
+        settings: what is recorded and how.
+        topology: this rank's place among the ranks; None: from the loop or the environment.
+        coordinate: returns, for this rank's topology, how it joins the other ranks in one run.
+        refuses_finished: whether a training from step 0 must not begin in a run that has finished.
     """
 
-    _merges_at_exit = False  # whether the last rank waits for the merged run when its process ends
-
-    @without_num_process(3, is_older_collector)
     def __init__(
         self,
-        summary_dir: str | os.PathLike[str],
-        collect_freq: int = 10,
-        num_process: object = 32,
-        collect_specified_data: dict[str, Any] | None = None,
-        keep_default_action: bool = True,
-        custom_lineage_data: dict[str, Any] | None = None,
-        collect_tensor_freq: int | None = None,
-        max_file_size: int | None = None,
-        export_options: dict[str, str] | None = None,
+        run_dir: RunDir,
+        settings: RunSettings,
         *,
-        formats: Sequence[str] | None = None,
-        histograms: bool | int | str | None = None,
-        gradients: bool | int | str = False,
-        graph: bool | str | None = None,
-        norms: bool | str = False,
-        checksums: bool | int = False,
-        deal: str = "parameters",
-        collect_landscape: dict[str, Any] | None = None,
-        mindspore_compat: bool = False,
-        topology: Topology | None = None,
-        coordinator: Any = None,
-        exists: str = "attempt",
-        collectors: str | None = None,
-        rotate_bytes: int | None = None,
-        rotate_s: float | None = None,
-        delivery: str = WRITTEN,
-        raise_exception: bool = False,
-        config: object = None,
-        system_metrics: bool = False,
-        record: Record | None = None,
-        diagnose: Diagnose | None = None,
+        topology: Topology | None,
+        coordinate: Callable[[Topology], Coordinator],
+        refuses_finished: bool = False,
     ) -> None:
-        check_int("collect_freq", collect_freq, low=1)
-        check_int("collect_tensor_freq", collect_tensor_freq, low=1, optional=True)
-        check_choice("deal", deal, DEALS)
-        check_choice("exists", exists, ("attempt", "refuse"))
-        check_type("mindspore_compat", mindspore_compat, bool)
-        check_type("raise_exception", raise_exception, bool)
-        check_type("system_metrics", system_metrics, bool)
-        check_type("topology", topology, Topology, optional=True)
-        check_type("record", record, Record, optional=True)
-        check_type("diagnose", diagnose, Diagnose, optional=True)
-        self._record, self._diagnose = record or Record(), diagnose or Diagnose()
-        specified = with_landscape(collect_specified_data, collect_landscape)
-        self._collected = check_specified(
-            specified,
-            keep_default_action,
-            histograms=histograms,
-            gradients=gradients,
-            graph=graph,
-            images=self._record.images,
-            mindspore_compat=mindspore_compat,
-        )
-        is_quiet = topology is not None and topology.rank > 0
-        self._config = read_config(config, is_quiet=is_quiet)
-        self._custom = self._config.flat | check_custom_lineage(custom_lineage_data, is_quiet=is_quiet)
-        # The settings that all writers share; the session adds the directory, run id, attempt and rank.
-        self._spec = WriterSpec(
-            directory="",
-            formats=DIALECTS if formats is None else check_formats(formats),
-            limits=check_limits(
-                check_max_file_size(max_file_size, negative_is_unlimited=False), rotate_bytes, rotate_s
-            ),
-            delivery=check_delivery(delivery),
-            overload=self._record.overload,
-            mindspore_compat=mindspore_compat,
-            raise_exception=raise_exception,
-        )
-        self._has_default_formats = formats is None
-        self._collectors, self._exports_npy = (
-            check_collectors(collectors),
-            check_export_options(export_options),
-        )
-        self._freq, self._tensor_freq = collect_freq, collect_tensor_freq
-        self._deal, self._compat = deal, mindspore_compat
-        self._system_metrics, self._precision = system_metrics, check_norms(norms)
-        self._checksums = check_checksums(checksums)
-        self._topology, self._coordinator, self._exists = topology, coordinator, exists
-        self.run_dir = check_summary_dir(summary_dir)
+        self.run_dir, self._settings = run_dir, settings
+        self._topology, self._coordinate = topology, coordinate
+        self._refuses_finished = refuses_finished
         self._session: Session | None = None
         self._reset()
 
@@ -226,30 +80,20 @@ class SummaryCollector(Callback):
         """Reset the state for the next training."""
         self._is_over = False
         self._evaluations: Evaluations | None = None  # set while evaluations wait to be recorded
-        self._description = DescriptionRecorder(self._collected, self._custom, mindspore_compat=self._compat)
+        self._description = DescriptionRecorder(self._settings)
         self._health = Health()
-        self._failures = Failures(self._health, logger, raise_exception=self._spec.raise_exception)
+        self._failures = Failures(self._health, logger, raise_exception=self._settings.writer.raise_exception)
         self._own_guard = self._failures.guard
         self.recorder: RunRecorder = RunRecorder(
             self.run_dir.base,
-            formats=self._spec.formats,
-            exports=self._exports_npy,
+            formats=self._settings.writer.formats,
+            exports=self._settings.exports_npy,
             health=self.health,
             record=self._keep,
             alert=self._report,
             failures=self._failures,
         )
-        self._schedule = Schedule(
-            self._collected,
-            freq=self._freq,
-            tensor_freq=self._tensor_freq,
-            deal=self._deal,
-            precision=self._precision,
-            exports=self._exports_npy,
-            mindspore_compat=self._compat,
-            recorder=self.recorder,
-            failures=self._failures,
-        )
+        self._schedule = Schedule(self._settings, recorder=self.recorder, failures=self._failures)
         self._taps = self._schedule.taps
         self.recorder.gather = self._taps.gather
         self._params: CallbackParams | None = None  # the parameters of the current training
@@ -279,11 +123,11 @@ class SummaryCollector(Callback):
         params = run_context.original_args()
         topology = self._begin(params, "train")
         network = params.get("network")
-        self.refuse_unfit(network, topology)
-        if self._collected.landscape not in (None, DEFAULT_SPEC) and network is not None:
+        self._settings.refuse_unfit(network, topology)
+        if self._settings.collected.landscape not in (None, DEFAULT_SPEC) and network is not None:
             refuse_unkept(network, topology, self._schedule.group)
         if self._session is None:
-            is_new = self._exists == "refuse" and not params.get("initial_step")
+            is_new = self._refuses_finished and not params.get("initial_step")
             self._session = self._open(topology, refuse_finished=is_new)
         self._begin_recording(self._session, params)
 
@@ -296,7 +140,7 @@ class SummaryCollector(Callback):
         self._taps.begin(params, session.record)
         self.recorder.record = self._taps.record
         # A subclass that overrides a step hook must see every step, so no step is plain.
-        is_own = all(getattr(type(self), hook) is getattr(SummaryCollector, hook) for hook in STEP_HOOKS)
+        is_own = all(getattr(type(self), hook) is getattr(Collector, hook) for hook in STEP_HOOKS)
         self._schedule.sees_all = not is_own
         call, network = self._failures.call, params.get("network")
         evaluations, self._evaluations = self._evaluations, None
@@ -313,26 +157,14 @@ class SummaryCollector(Callback):
         is_one_of_several = session.topology.world_size > 1 and session.topology.role == "train"
         report = session.report_parts if is_one_of_several else None
         call("the schedule", self._schedule.watch, params.get("watched", network), params, report)
-        if is_one_of_several and self._collected.metric:
+        if is_one_of_several and self._settings.collected.metric:
             call("checks", self._compare, session, network)
-        if network is not None and self._collected.landscape is not None:
-            call("trajectory", self._keep_trajectory, session, network, params)
+        if network is not None and (landscape := self._settings.collected.landscape) is not None:
+            steps, kept = params.get("batch_num") or 0, params.get("backbone", network)
+            call("trajectory", session.keep_trajectory, landscape, kept, self._schedule.group, steps)
         self._schedule.sees_all = not is_own or session.keeps_checkpoints
-        if self._system_metrics:
+        if self._settings.system_metrics:
             call("system metrics", session.monitor_system, network)
-
-    @door()
-    def refuse_unfit(self, network: object, topology: Topology) -> None:
-        """Raise InvalidValueError or InvalidTypeError for an option that cannot work with this model."""
-        refuse_unconnected(self._collectors)
-        if self._precision is not None:
-            refuse_unmeasured(network)
-        if network is None and not isinstance(self._checksums, bool):
-            raise InvalidValueError(
-                f"checksums={self._checksums} sums up the parameters of the watched model, got watch=None; "
-                "pass the model: ds.init(..., watch=model), or leave checksums out"
-            )
-        refuse_unfit(self._collected, network, topology)
 
     def _place(self, session: Session, params: CallbackParams) -> LoopPlace:
         """Where the loop is, as far as its parameters show; called by another thread."""
@@ -344,13 +176,7 @@ class SummaryCollector(Callback):
         return LoopPlace(step if isinstance(step, int) else 0, phase)
 
     def _publish_attempt(self, session: Session) -> None:
-        """Say that the run dir holds a training already; `ds.init` asks the user, by `exists`."""
-        if session.attempt > 0 and session.topology.rank == 0 and self._coordinator is None:
-            announced(
-                f"distsummary: {self.run_dir.base} holds a training already; this one is attempt "
-                f"{session.attempt}, which viewers show instead from its first step on; for a run of its "
-                "own, name another summary_dir"
-            )
+        """Report the attempt that a training has joined; `ds.init` has asked the user before."""
 
     def on_eval_begin(self, run_context: RunContext) -> None:
         """Join the run if the role is eval; otherwise, outside a training, keep the evaluation for later.
@@ -379,7 +205,7 @@ class SummaryCollector(Callback):
             )
         callbacks = params.get("list_callback")
         listed = callbacks if isinstance(callbacks, list) else getattr(callbacks, "_callbacks", None) or []
-        if sum(isinstance(callback, SummaryCollector) for callback in listed) > 1:
+        if sum(isinstance(callback, Collector) for callback in listed) > 1:
             raise InvalidValueError(
                 "callbacks must hold one SummaryCollector, got several; remove all but one"
             )
@@ -392,10 +218,10 @@ class SummaryCollector(Callback):
         network = params.get("network")
         if not topology.mesh and network is not None:
             mesh = self._failures.call("the mesh", framework_of(network).mesh, network)
-            topology = dataclasses.replace(topology, mesh=mesh or {})
-        if self._record.private:
+            topology = replace(topology, mesh=mesh or {})
+        if self._settings.private:
             self.run_dir.make_private()
-        hide = as_recorded if self._record.identity else without_identity
+        hide = as_recorded if self._settings.identity else without_identity
         topology = hide(self.run_dir, topology)
         self._schedule.begin(topology)
         return topology
@@ -404,26 +230,22 @@ class SummaryCollector(Callback):
     def _open(
         self, topology: Topology, past: Past | None = None, *, refuse_finished: bool = False
     ) -> Session:
-        formats, coordinator = self._spec.formats, self._coordinator
-        if coordinator is None and past is None:
-            coordinator = distsummary.coordinator(
-                self.run_dir,
-                topology,
-                aggregate=topology.world_size > 1,
-                waits_at_exit=self._merges_at_exit,
-            )
-        has_times = self._collected.metric and self._collected.additions
-        if self._has_default_formats:
+        settings = self._settings
+        has_times = settings.collected.metric and settings.collected.additions
+        formats = settings.writer.formats
+        if past is not None:
+            formats = past.formats
+        elif settings.has_default_formats:
             formats = rank_formats(None, topology.world_size)
         return Session(
             self.run_dir,
             topology,
-            dataclasses.replace(self._spec, formats=formats if past is None else past.formats),
-            collectors=self._collectors,
-            exports_npy=self._exports_npy,
-            config=self._config.nested,
-            diagnose=self._diagnose,
-            coordinator=coordinator,
+            replace(settings.writer, formats=formats),
+            collectors=settings.collectors,
+            exports_npy=settings.exports_npy,
+            config=settings.config.nested,
+            diagnose=settings.diagnose,
+            coordinator=None if past is not None else self._coordinate(topology),
             failures=self._failures,
             leaves_out=() if has_times else (*STEP_TIMES, *STEP_PHASES),
             refuse_finished=refuse_finished,
@@ -439,18 +261,13 @@ class SummaryCollector(Callback):
 
             checksums = Checksums(network, session.topology.mesh, session.topology.world_size)
         checks = Checks(
-            self._checksums,
-            self._config.flat,
+            self._settings.checksums,
+            self._settings.config.flat,
             topology=session.topology,
             checksums=checksums,
             report=session.send_facts,
         )
         self._schedule.add(checks)
-
-    def _keep_trajectory(self, session: Session, network: object, params: CallbackParams) -> None:
-        assert self._collected.landscape is not None
-        steps, network = params.get("batch_num") or 0, params.get("backbone", network)
-        session.keep_trajectory(self._collected.landscape, network, self._schedule.group, steps)
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
         """Plan the steps of the epoch."""
@@ -514,7 +331,7 @@ class SummaryCollector(Callback):
             return
         self._recorded = logged = params.get("logged", {})
         values, step = list(params.get("values", ())), int(params.cur_step_num)
-        if self._compat:  # MindSpore records the last step of an epoch twice if it was due
+        if self._settings.mindspore_compat:  # MindSpore records the last step of an epoch twice if it was due
             values += self._schedule.values_again(params, step)
         self._open_session().record(step, logged, values)
 
@@ -565,12 +382,12 @@ class SummaryCollector(Callback):
         self._description.end(self._open_session(), params)
 
     def _record_metrics(self, params: CallbackParams) -> None:
-        values = metric_values(params, self._failures) if self._collected.additions else []
+        has_scalars = self._settings.collected.additions
+        values = metric_values(params, self._failures) if has_scalars else []
         lineage = []
-        if self._collected.eval_lineage:
-            message = self._failures.call(
-                "eval lineage", evaluation_lineage, params, mindspore_compat=self._compat
-            )
+        if self._settings.collected.eval_lineage:
+            compat = self._settings.mindspore_compat
+            message = self._failures.call("eval lineage", evaluation_lineage, params, mindspore_compat=compat)
             lineage += [Value("eval_lineage", "", message)] if message is not None else []
         step = int(params.get("global_step", 0))  # 0 if the evaluation is outside a training
         if self._evaluations is not None:
@@ -624,7 +441,7 @@ class SummaryCollector(Callback):
         self.close()
 
     def _close_evaluations(self, evaluations: Evaluations) -> None:
-        health = evaluations.close(self.run_dir, self._config.nested, self._open, self._failures)
+        health = evaluations.close(self.run_dir, self._settings.config.nested, self._open, self._failures)
         self._health = health or self._health
 
     def __enter__(self) -> Self:

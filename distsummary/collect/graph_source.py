@@ -5,10 +5,11 @@ import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from distsummary.base.checks import check_choice
 from distsummary.base.failures import Failures
 from distsummary.collect.messages import graph_bytes
 from distsummary.collect.sources import Source
-from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.errors import InvalidTypeError
 from distsummary.format import mindspore_graph
 from distsummary.format.graph import MAX_NODES, Graph, reduced
 from distsummary.format.records import Value
@@ -18,7 +19,7 @@ from distsummary.training.callbacks import CallbackParams
 
 logger = logging.getLogger(__name__)
 
-TREE, OPERATIONS, EXPORT = "modules", "ops", "export"
+TREE, OPERATIONS, EXPORT = GRAPHS = ("modules", "ops", "export")
 TAG = "train_network/auto"  # MindSpore's name; the files have no place for it
 
 
@@ -41,17 +42,11 @@ class Observer(Protocol):
 
 def check_graph(value: object) -> str | None:
     """How to draw the graph, for the argument `graph`: None for not at all."""
-    if isinstance(value, bool):
-        return TREE if value else None
+    if value is False:
+        return None
     if not isinstance(value, str):
-        raise InvalidTypeError(
-            f"graph must be True, False, {OPERATIONS!r} or {EXPORT!r}, got {type(value).__name__}"
-        )
-    if value not in (OPERATIONS, EXPORT):
-        raise InvalidValueError(
-            f"graph must be True (the modules), False, {OPERATIONS!r} (the operations of the first step) or "
-            f"{EXPORT!r} (torch.export), got {value!r}"
-        )
+        raise InvalidTypeError(f"graph must be one of {list(GRAPHS)} or False, got {value!r}")
+    check_choice("graph", value, GRAPHS)
     return value
 
 

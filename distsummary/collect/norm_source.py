@@ -7,27 +7,12 @@ from typing import Any
 from distsummary.base.guard import check
 from distsummary.collect.options import refuse_without_torch
 from distsummary.collect.plan import group_along, share
-from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.errors import InvalidValueError
 from distsummary.format.norms import ParameterTable
 from distsummary.rundir.deal import Group
 
-PRECISIONS = ("float32", "float64")
+FLOAT32, FLOAT64 = PRECISIONS = ("float32", "float64")
 SPREAD = 8  # with fewer replicas, each parameter's update is measured at every 8th step at least
-
-
-def check_norms(norms: object) -> str | None:
-    """The precision of the norms, None if they are not recorded; raises for anything but bool and text."""
-    if isinstance(norms, bool):
-        return PRECISIONS[0] if norms else None
-    if not isinstance(norms, str):
-        raise InvalidTypeError(
-            f'norms must be True, False, "float32" or "float64", got {norms!r} of type {type(norms).__name__}'
-        )
-    if norms not in PRECISIONS:
-        raise InvalidValueError(
-            f'norms must be True, False, "float32" or "float64", got {norms!r}; True means "float32"'
-        )
-    return norms
 
 
 @check()

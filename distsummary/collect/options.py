@@ -11,8 +11,8 @@ from distsummary.base.checks import check_choice, check_int, check_keys, check_t
 from distsummary.base.guard import check
 from distsummary.checkpoints.landscape_spec import DEFAULT_SPEC, LandscapeSpec, check_collect_landscape
 from distsummary.collect.config import FlatValue, read_config
-from distsummary.collect.graph_source import EXPORT, OPERATIONS, check_graph
-from distsummary.collect.selection import BY_DEFAULT, GRADIENTS_BY_DEFAULT, MINDSPORES, Selection
+from distsummary.collect.graph_source import EXPORT, OPERATIONS, TREE, check_graph
+from distsummary.collect.selection import MINDSPORES, Selection
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.events.spec import Limits
 from distsummary.format.records import DELIVERIES, DIALECTS, MINDSPORE
@@ -77,17 +77,15 @@ def check_specified(
     keep_default_action: bool,
     *,
     histograms: object = None,
-    gradients: object = False,
+    gradients: object = None,
     graph: object = None,
-    images: bool | None = None,
     mindspore_compat: bool = False,
 ) -> Collected:
     """The checked `collect_specified_data`, `histograms`, `gradients` and `graph`.
 
-    `keep_default_action`: add the defaults. `images`: as in `Record`; None: the key `collect_input_data`.
-
-    The defaults collect everything except whole parameters and, without `mindspore_compat`, a trajectory.
-    Raises InvalidTypeError or InvalidValueError where MindSpore raises TypeError or ValueError.
+    `keep_default_action`: add the defaults. They collect everything except whole parameters and, without
+    `mindspore_compat`, a trajectory. Raises InvalidTypeError or InvalidValueError where MindSpore raises
+    TypeError or ValueError.
     """
     check_type("keep_default_action", keep_default_action, bool)
     check_type("collect_specified_data", value, dict, optional=True)
@@ -95,69 +93,49 @@ def check_specified(
     check_keys("collect_specified_data", given, (*FLAGS, *PATTERNS, "collect_landscape"))
     for name in FLAGS:
         check_type(f"collect_specified_data[{name!r}]", given.get(name, True), bool)
-    if images is not None and given.get("collect_input_data", images) is not images:
-        raise InvalidValueError(
-            f"record=ds.Record(images={images}) and collect_specified_data['collect_input_data']="
-            f"{not images} contradict each other; leave one of them out"
-        )
     flags = {name.removeprefix("collect_"): given.get(name, keep_default_action) for name in FLAGS}
-    has_graph = flags.pop("graph")
-    if images is not None:
-        flags["input_data"] = images
-    histogram = _check_histograms(histograms, given, keep_default_action)
-    if histogram is BY_DEFAULT and mindspore_compat:
-        histogram = MINDSPORES
+    graph_by_key = TREE if flags.pop("graph") else False
     landscape = DEFAULT_SPEC if keep_default_action and mindspore_compat else None
     if "collect_landscape" in given:
         landscape = check_collect_landscape(given["collect_landscape"])
+    has_default = keep_default_action or "histogram_regular" in given
     return Collected(
         **flags,
-        graph=check_graph(has_graph if graph is None else graph),
-        histogram=histogram,
-        gradient=_check_gradients(gradients, given),
+        graph=check_graph(graph_by_key if graph is None else graph),
+        histogram=_check_choice("histograms", histograms, given, "histogram_regular", has_default),
+        gradient=_check_choice("gradients", gradients, given, "gradient_regular"),
         tensor=_check_pattern("tensor_regular", given.get("tensor_regular")),
         landscape=landscape,
     )
 
 
-def _check_histograms(
-    value: object, given: Mapping[str, object], keep_default_action: bool
+def _check_choice(
+    field: str, value: object, given: Mapping[str, object], key: str, has_default: bool = False
 ) -> Selection | None:
-    """The parameters that get histograms, from `histograms` and from the key `histogram_regular`."""
-    named = _check_pattern("histogram_regular", given.get("histogram_regular"))
-    if value is None or value is True:
-        if named is not None:
-            return named
-        if not keep_default_action and "histogram_regular" not in given:
-            return None
-        return MINDSPORES if value is None else BY_DEFAULT
-    return _check_choice("histograms", value, given, "histogram_regular")
-
-
-def _check_gradients(value: object, given: Mapping[str, object]) -> Selection | None:
-    """The parameters whose gradients get histograms, from `gradients` and the key `gradient_regular`."""
-    named = _check_pattern("gradient_regular", given.get("gradient_regular"))
-    if value is False or (value is True and named is not None):
-        return named
-    if value is True:
-        return GRADIENTS_BY_DEFAULT
-    return _check_choice("gradients", value, given, "gradient_regular")
-
-
-def _check_choice(field: str, value: object, given: Mapping[str, object], key: str) -> Selection | None:
-    """The parameters that a pattern or a number chooses; `key`: the key that must not choose them, too."""
-    check_type(field, value, (bool, int, str))
+    """The parameters that `field` chooses or, if that is None, the key; `has_default`: else MindSpore's."""
+    if value is None:
+        return _check_pattern(key, given.get(key)) or (MINDSPORES if has_default else None)
     if key in given:
         raise InvalidValueError(
             f"{field}={value!r} and collect_specified_data[{key!r}]={given[key]!r} both choose the "
             "parameters that get histograms; pass one of them"
         )
-    if isinstance(value, str):
-        return _check_regular(field, value)
+    return selection(field, value)
+
+
+def selection(field: str, value: object, most: int | None = None) -> Selection | None:
+    """The parameters, at most `most`, that the argument `field` chooses by a pattern; False chooses none.
+
+    Raises InvalidTypeError or InvalidValueError.
+    """
     if value is False:
         return None
-    check_int(field, value, low=1)
-    return Selection(first=int(value), argument=f"{field}={value}")  # type: ignore[call-overload]  # an int
+    if not isinstance(value, str):
+        raise InvalidTypeError(
+            f"{field} must be a pattern for the beginning of parameters' names, or False, got {value!r} of "
+            f'type {type(value).__name__}; ".*" chooses all parameters'
+        )
+    return _check_regular(field, value, most)
 
 
 def refuse_without_torch(field: str, network: object) -> None:
@@ -177,9 +155,9 @@ def refuse_unfit(collected: Collected, network: object, topology: Topology) -> N
     parameters: there a pattern without a match is only logged.
     """
     chosen: dict[str, object] = {
-        "histograms": collected.histogram if collected.histogram not in (BY_DEFAULT, MINDSPORES) else None,
+        "histograms": None if collected.histogram is MINDSPORES else collected.histogram,
         "gradients": collected.gradient,
-        "tensor_regular": collected.tensor,
+        "tensors": collected.tensor,
         "collect_landscape": None if collected.landscape is DEFAULT_SPEC else collected.landscape,
     }
     if collected.graph in (OPERATIONS, EXPORT):
@@ -187,15 +165,15 @@ def refuse_unfit(collected: Collected, network: object, topology: Topology) -> N
     asked = {field: value for field, value in chosen.items() if value is not None}
     if network is None:
         for field, value in asked.items() if topology.rank == 0 else ():
-            given = getattr(value, "argument", None) or field
+            given = value.argument if isinstance(value, Selection) else field
             raise InvalidValueError(
                 f"{given} looks into the watched model, got watch=None; pass the model: "
-                f"ds.init(..., watch=model), as network= to a Run of your own, or leave {field} out"
+                "ds.init(..., watch=model), as network= to a Run of your own, or leave it out"
             )
         return
     for field in asked.keys() & {"gradients", "graph"}:
         refuse_without_torch(field, network)
-    patterns = [one for one in asked.values() if isinstance(one, Selection) and one.pattern is not None]
+    patterns = [one for one in asked.values() if isinstance(one, Selection)]
     if not patterns or topology.mesh.keys() - EQUAL_AXES:
         return
     framework = framework_of(network)
@@ -213,12 +191,12 @@ def _check_pattern(name: str, value: object) -> Selection | None:
     return _check_regular(field, value) if isinstance(value, str) else None
 
 
-def _check_regular(field: str, value: str) -> Selection:
+def _check_regular(field: str, value: str, most: int | None = None) -> Selection:
     try:
         re.compile(value)
     except re.error as error:
         raise InvalidValueError(f"{field} must be a regular expression, got {value!r}: {error}") from error
-    return Selection(pattern=value, argument=f"{field}={value!r}")
+    return Selection(pattern=value, most=most, argument=f"{field}={value!r}")
 
 
 def check_summary_dir(value: object, field: str = "summary_dir") -> RunDir:

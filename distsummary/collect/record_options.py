@@ -1,22 +1,42 @@
-"""Record: what `ds.init` and SummaryCollector record beyond what the loop gives, and how under load."""
+"""Record: what `ds.init` records beyond what the loop gives and the model shows, and how it is written."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from distsummary.base.checks import check_choice, check_type
+from distsummary.base.checks import check_choice, check_int, check_type
+from distsummary.checkpoints.landscape_spec import check_collect_landscape
+from distsummary.collect.norm_source import FLOAT32, PRECISIONS
+from distsummary.collect.open_writer import check_collectors
+from distsummary.collect.options import check_delivery, check_formats, check_limits
+from distsummary.collect.plan import DEALS
 from distsummary.events.spec import DROP, WAIT
+from distsummary.format.records import WRITTEN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """Options of recording: `ds.init("runs/a", record=ds.Record(images=True))`.
 
+    What is recorded:
+
     Args:
-        overload: what happens when a rank gives more values than its writer can write. "wait": the loop is
-            slowed down, scalars and lineage are never dropped while the writer makes progress. "drop": the
-            values of whole steps are dropped and counted.
-        images: whether the first pictures of the training batches are recorded, as `input_data/auto`. None:
-            `ds.init` records none; a SummaryCollector of your own does as MindSpore's, where
-            `collect_input_data` is True by default.
+        images: whether the first pictures of the training batches are recorded, as `input_data/auto`, at
+            step 1 and every `collect_freq` steps.
+        metric: whether the numbers are recorded that no one logged: `learning_rate/auto`, the times of the
+            steps `perf/...`.
+        train_lineage, eval_lineage, dataset_graph: whether these parts of the lineage are recorded: network,
+            loss function, optimizer and data set; metrics of evaluations; loader, sampler and data set.
+        max_histograms: at most so many of the parameters that `histograms` selects get one, and of those that
+            `gradients` selects, >= 1; None: all.
+        tensor_freq: steps between the records of whole parameters, >= 1; None: about 20 records, spread over
+            the training.
+        norm_precision: "float32" or, exact to 1e-12 instead of 5e-6 for more time, "float64".
+        collect_landscape: which checkpoints are kept for the landscape of the training, see
+            docs/landscape.md; None: none. If the disk is still busy with older ones, a new checkpoint blocks
+            the training for at most 5 s and is then dropped and counted.
+        deal: who records a parameter that is equal on all ranks: "parameters": one rank, always the same;
+            "steps": the ranks take turns; "all": every rank.
         identity: False omits what identifies the user and the machine: command line, commit, platform and
             the directories of paths are absent, and hashes with the random id of this run as key replace
             host, boot id and the launcher's name of the job. It holds for the whole run and whatever is
@@ -24,16 +44,62 @@ class Record:
         private: only the owner may read the run: its directory gets the rights 0700, and what is made in it
             0600. It holds for the whole run, from the first attempt that asks for it.
 
+        formats: the files that a rank writes, some of "mindspore" and "tensorboard"; None: both; with over
+            16 ranks, only "mindspore".
+        export_npy: whether tensors are also written as .npy files.
+        collectors: who writes the files under Ray: "rank": an actor of each rank, on its node; "node": one
+            actor for all ranks of a node; "process": the rank's own process. None: what the environment
+            variable DISTSUMMARY_COLLECTORS names, else "rank", and "node" from 8 ranks a node on. Without
+            Ray, a rank's own process writes them. See docs/reliability.md.
+        rotate_bytes, rotate_s: begin new event files before the current files would exceed `rotate_bytes`
+            (>= 4096), or when they are `rotate_s` seconds old; None: never.
+        delivery: "written": an acknowledged event survives the death of any process; "synced": within a
+            second it also survives a power cut; "queued": events that the collector cannot take at once are
+            dropped and counted.
+        overload: what happens when a rank gives more values than its writer can write. "wait": the loop is
+            slowed down, scalars and lineage are never dropped while the writer makes progress. "drop": the
+            values of whole steps are dropped and counted.
+        raise_exception: raise WriteError, at the next step, for values that could not be recorded.
+
     Raises InvalidTypeError or InvalidValueError for bad arguments.
     """
 
-    overload: str = WAIT
-    images: bool | None = None
+    images: bool = False
+    metric: bool = True
+    train_lineage: bool = True
+    eval_lineage: bool = True
+    dataset_graph: bool = True
+    max_histograms: int | None = None
+    tensor_freq: int | None = None
+    norm_precision: str = FLOAT32
+    collect_landscape: dict[str, Any] | None = None
+    deal: str = DEALS[0]
     identity: bool = True
     private: bool = False
+    formats: Sequence[str] | None = None
+    export_npy: bool = False
+    collectors: str | None = None
+    rotate_bytes: int | None = None
+    rotate_s: float | None = None
+    delivery: str = WRITTEN
+    overload: str = WAIT
+    raise_exception: bool = False
 
     def __post_init__(self) -> None:
+        for field in (
+            *("images", "metric", "train_lineage", "eval_lineage", "dataset_graph"),
+            *("identity", "private", "export_npy", "raise_exception"),
+        ):
+            check_type(field, getattr(self, field), bool)
+        check_int("max_histograms", self.max_histograms, low=1, optional=True)
+        check_int("tensor_freq", self.tensor_freq, low=1, optional=True)
+        check_choice("norm_precision", self.norm_precision, PRECISIONS)
+        if self.collect_landscape is not None:
+            check_collect_landscape(self.collect_landscape)
+        check_choice("deal", self.deal, DEALS)
+        if self.formats is not None:
+            check_formats(self.formats)
+        check_collectors(self.collectors)
+        check_limits(None, self.rotate_bytes, self.rotate_s)
+        check_delivery(self.delivery)
         check_choice("overload", self.overload, (WAIT, DROP))
-        check_type("images", self.images, bool, optional=True)
-        check_type("identity", self.identity, bool)
-        check_type("private", self.private, bool)

@@ -1,11 +1,9 @@
 """Description: what a collector records of a training as a whole, at its first step and at its end."""
 
 import time
-from collections.abc import Mapping
-from typing import Any
 
-from distsummary.collect.options import Collected
 from distsummary.collect.run_lineage import custom_lineage, dataset_graph, train_lineage
+from distsummary.collect.run_settings import RunSettings
 from distsummary.collect.session import Session
 from distsummary.format.hparams import session_end, session_start
 from distsummary.format.lineage import custom_values
@@ -19,13 +17,12 @@ class DescriptionRecorder:
     """Records the lineage, the data graph and the settings.
 
     Args:
-        collected: what is recorded of them.
-        custom: the user's settings, which become lineage and TensorBoard's hyperparameters.
-        mindspore_compat: see `SummaryCollector`.
+        settings: what is recorded of them; `custom` becomes lineage and TensorBoard's hyperparameters.
     """
 
-    def __init__(self, collected: Collected, custom: Mapping[str, Any], *, mindspore_compat: bool) -> None:
-        self._collected, self._custom, self._compat = collected, custom, mindspore_compat
+    def __init__(self, settings: RunSettings) -> None:
+        self._collected, self._custom = settings.collected, settings.custom
+        self._compat = settings.mindspore_compat
         self._has_settings = False  # whether TensorBoard shows settings of a training that has not ended
 
     def begin(self, session: Session, params: CallbackParams) -> None:

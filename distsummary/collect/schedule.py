@@ -4,16 +4,16 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from distsummary.base.failures import Failures
 from distsummary.collect.curvature_source import CurvatureFigures
 from distsummary.collect.graph_source import ModelGraph
-from distsummary.collect.options import Collected, refuse_without_torch
+from distsummary.collect.options import refuse_without_torch
 from distsummary.collect.plan import LEFT_OUT, dealing_group, regular_steps, tensor_steps
 from distsummary.collect.run_recorder import RunRecorder
-from distsummary.collect.selection import BY_DEFAULT, GRADIENTS_BY_DEFAULT, Selection, default_steps
+from distsummary.collect.run_settings import RunSettings
+from distsummary.collect.selection import Selection
 from distsummary.collect.sources import Images, LearningRate, LossSource, Source, WatchedParameters
 from distsummary.collect.step_values import Parameters
 from distsummary.collect.taps import Taps
@@ -33,9 +33,7 @@ class Schedule:
     It serves one training after the other in the same session. Until `begin` is called, this rank is alone.
 
     Args:
-        collected: what is recorded.
-        freq, tensor_freq, deal, exports, mindspore_compat: see `SummaryCollector` and `Parameters`.
-        precision: of the norms, see `collect.norm_source.check_norms`; None: there are none.
+        settings: what is recorded, and how often.
         recorder: receives the step before which all are plain, and copies what operators tap.
         failures: counts what sources raise.
 
@@ -49,20 +47,12 @@ class Schedule:
 
     def __init__(
         self,
-        collected: Collected,
+        settings: RunSettings,
         *,
-        freq: int,
-        tensor_freq: int | None,
-        deal: str,
-        precision: str | None,
-        exports: bool,
-        mindspore_compat: bool,
         recorder: RunRecorder,
         failures: Failures,
     ) -> None:
-        self._collected, self._precision = collected, precision
-        self._freq, self._tensor_freq, self._deal = freq, tensor_freq, deal
-        self._exports, self._compat = exports, mindspore_compat
+        self._settings = settings
         self._recorder, self._failures = recorder, failures
         self._topology = Topology()
         self.group, self._is_shared = Group(), False
@@ -78,15 +68,12 @@ class Schedule:
 
     def _make_sources(self) -> None:
         """Make the sources that need no model; those that need one join in `watch`. See `Source`."""
-        collected, failures, compat = self._collected, self._failures, self._compat
-        regular = regular_steps(self._freq)
-        # By default, pictures get rarer as histograms do: those of a small CNN take as long as a step of it.
-        is_default = collected.histogram is BY_DEFAULT
-        images = default_steps(self._freq, 0) if is_default else regular
-        spread = partial(default_steps, self._freq) if is_default else None
+        settings, failures = self._settings, self._failures
+        collected, compat = settings.collected, settings.mindspore_compat
+        regular = regular_steps(settings.collect_freq)
         self._loss = LossSource(regular, failures, mindspore_compat=compat)
-        tensors = tensor_steps(None, self._freq, self._tensor_freq)
-        self._histograms = WatchedParameters("histogram", regular, failures, spread=spread)
+        tensors = tensor_steps(None, settings.collect_freq, settings.tensor_freq)
+        self._histograms = WatchedParameters("histogram", regular, failures)
         self._whole = WatchedParameters("tensor", tensors, failures)
         self.graph = ModelGraph(regular, failures, collected.graph)
         # MindSpore's kinds, in the order of their values in an event
@@ -96,7 +83,7 @@ class Schedule:
         if collected.metric and collected.additions:
             self._mindspores.append(LearningRate(regular, failures))
         if collected.input_data:
-            self._mindspores.append(Images(images, mindspore_compat=compat))
+            self._mindspores.append(Images(regular, mindspore_compat=compat))
         self._mindspores += [self._histograms, self._whole]
         self._sources: list[Source] = [*self._mindspores, self.graph]
         self.taps = Taps(
@@ -104,7 +91,7 @@ class Schedule:
             failures,
             regular=regular,
             tensors=tensors,
-            deal=self._deal,
+            deal=settings.deal,
             mindspore_compat=compat,
         )
 
@@ -129,17 +116,18 @@ class Schedule:
 
         `report`: called with this rank's parts in all deals when there is a new one; None: nothing is dealt.
         """
-        self._report = report if self._deal != "all" else None
+        self._report = report if self._settings.deal != "all" else None
         self.taps.deal_among(self.group)
         if network is not None:
             self._failures.call("the parameters", self._watch_parameters, network, params)
-        if self._precision is not None:
-            self._failures.call("norms", self._measure_norms, network, params, self._precision)
-        if self._collected.metric:
+        if (precision := self._settings.norms) is not None:
+            self._failures.call("norms", self._measure_norms, network, params, precision)
+        if self._settings.collected.metric:
             self._failures.call("curvature", self._watch_curvature, params.get("optimizer"))
 
     def _watch_parameters(self, network: object, params: CallbackParams) -> None:
-        topology, collected = self._topology, self._collected
+        topology, settings = self._topology, self._settings
+        collected = settings.collected
 
         def parameters(selection: Selection | None) -> Parameters | None:
             if selection is None:
@@ -148,9 +136,9 @@ class Schedule:
                 network,
                 selection,
                 group=self.group,
-                deal=self._deal,
-                exports=self._exports,
-                mindspore_compat=self._compat,
+                deal=settings.deal,
+                exports=settings.exports_npy,
+                mindspore_compat=settings.mindspore_compat,
                 report=logger.warning if topology.rank == 0 else None,
             )
 
@@ -165,15 +153,13 @@ class Schedule:
         refuse_without_torch("gradients", network)
         from distsummary.collect.torch_gradients import Gradients
 
-        is_default = self._collected.gradient is GRADIENTS_BY_DEFAULT
         gradients = Gradients(
             chosen,
             network,
-            regular_steps(self._freq),
+            regular_steps(self._settings.collect_freq),
             self._failures,
             params,
-            spread=partial(default_steps, self._freq) if is_default else None,
-            mindspore_compat=self._compat,
+            mindspore_compat=self._settings.mindspore_compat,
         )
         self.add(gradients)
 
@@ -196,7 +182,9 @@ class Schedule:
     def _watch_curvature(self, optimizer: object) -> None:
         if isinstance(optimizer, CurvatureSource):
             is_first = self._topology.rank == 0
-            self.add(CurvatureFigures(optimizer, regular_steps(self._freq), has_table=is_first))
+            self.add(
+                CurvatureFigures(optimizer, regular_steps(self._settings.collect_freq), has_table=is_first)
+            )
 
     def add(self, source: Source) -> None:
         """Add a source, in the place of that of an earlier training in this session, if there was one."""
@@ -242,7 +230,8 @@ class Schedule:
 
     def _set_tensor_steps(self, total: int | None) -> None:
         self._planned = total
-        self._whole.steps = self.taps.tensors = tensor_steps(total, self._freq, self._tensor_freq)
+        freq, tensor_freq = self._settings.collect_freq, self._settings.tensor_freq
+        self._whole.steps = self.taps.tensors = tensor_steps(total, freq, tensor_freq)
 
     def begin_step(self, params: CallbackParams) -> None:
         """Notify the sources that a step begins which is not plain."""
@@ -292,11 +281,11 @@ class Schedule:
         coming = min((deal.since for deal in [*self._coming]), default=math.inf)
         due = [source.at for source in self._sources if source is not self._loss]
         due_in_run = min([coming, *due])
-        self.plain_before = min(due_in_run, self._loss.at) if self._collected.metric else due_in_run
+        self.plain_before = min(due_in_run, self._loss.at) if self._settings.collected.metric else due_in_run
         if self.sees_all:
             self._recorder.plain_before = -math.inf
         else:
-            self._recorder.plain_before = self.plain_before if self._compat else due_in_run
+            self._recorder.plain_before = self.plain_before if self._settings.mindspore_compat else due_in_run
 
     def close(self) -> None:
         """Release the model."""

@@ -1,7 +1,6 @@
 """The kinds of values that a collector itself adds to a training's steps, each due at steps of its own."""
 
 import math
-from collections.abc import Callable
 from typing import ClassVar
 
 from distsummary.base.failures import Failures
@@ -140,20 +139,17 @@ class WatchedParameters(Source):
     Args:
         plugin: "histogram" or "tensor".
         steps: when they are due; the collector may change the attribute.
-        spread: the steps for a number of elements, once it is known; None: `steps` holds.
 
     `parameters` is None until there is a model, or if none of its parameters are to be recorded.
     """
 
     PLURAL: ClassVar = {"histogram": "histograms", "tensor": "tensors"}
 
-    def __init__(
-        self, plugin: str, steps: Steps, failures: Failures, *, spread: Callable[[int], Steps] | None = None
-    ) -> None:
+    def __init__(self, plugin: str, steps: Steps, failures: Failures) -> None:
         self.what = self.PLURAL[plugin]
         self.steps = steps
         self.parameters: Parameters | None = None
-        self._plugin, self._failures, self._spread = plugin, failures, spread
+        self._plugin, self._failures = plugin, failures
 
     def deal_among(self, group: Group) -> None:
         """See `Source`."""
@@ -180,6 +176,4 @@ class WatchedParameters(Source):
             values = found.values(self._plugin, self.steps, step, failures)
         elif due := found.due(self.steps, step, failures):
             failures.count(ENDED_LATE, dropped={self._plugin: len(due)})
-        if self._spread is not None:
-            self.steps = self._spread(found.elements)
         return values

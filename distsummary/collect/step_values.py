@@ -105,7 +105,7 @@ class Parameters:
         self._network = network
         self._framework = framework_of(network)
         self._selection, self._report = selection, report
-        self.elements = 0  # of all selected parameters, also of those that other ranks record; set by `due`
+        self.is_empty = True  # whether nothing was selected, for any rank; set by `due`
         self.dealt: tuple[str, ...] | None = None  # this rank's share, as `due` found it; None: not yet
         self._deal, self._exports, self._compat = deal, exports, mindspore_compat
         self.deal_among(group)
@@ -127,20 +127,18 @@ class Parameters:
 
         def facts(tensor: Any) -> tuple[Shard | None, int]:
             """The shard (None: the tensor is whole here), and the bytes of the whole tensor."""
-            elements = math.prod(tensor.shape)
-            self.elements += elements
-            return self._framework.shard(tensor), elements * int(tensor.itemsize)
+            return self._framework.shard(tensor), math.prod(tensor.shape) * int(tensor.itemsize)
 
         # Listed each time: parameters may have been added, removed or frozen since.
         parameters: dict[str, Any] = dict(self._framework.named_parameters(self._network))
         selected = self._selection.of(parameters)
+        self.is_empty = not selected
         report, self._report = self._report, None
         if report is not None:
             frozen = () if selected else self._framework.frozen_parameters(self._network)
             if remark := self._selection.remark([*parameters], selected, frozen):
                 report(remark)
         wanted = [(name, parameters[name]) for name in selected]
-        self.elements = 0
         found = {name: failures.call(f"shard of {name}", facts, tensor) for name, tensor in wanted}
         sizes = {name: fact[1] for name, fact in found.items() if fact is not None and fact[0] is None}
         if self._deal == "steps":

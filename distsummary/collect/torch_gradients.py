@@ -1,7 +1,6 @@
 """Histograms of the gradients of a torch model, as its optimizers see them."""
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 from distsummary.base.failures import Failures
@@ -43,7 +42,6 @@ class Gradients(Source):
     Args:
         parameters: which parameters, and which of them this rank records.
         steps: when gradients are due; the collector may change the attribute.
-        spread: the steps for a number of elements, once it is known; None: `steps` holds.
         params: the parameters of the training, which have its current step.
         failures: counts what went wrong.
     """
@@ -58,14 +56,13 @@ class Gradients(Source):
         failures: Failures,
         params: CallbackParams,
         *,
-        spread: Callable[[int], Steps] | None = None,
         mindspore_compat: bool = False,
     ) -> None:
         self.steps = steps
         self.parameters = parameters
         self._framework = framework_of(network)
         self._failures, self._params = failures, params
-        self._spread, self._compat = spread, mindspore_compat
+        self._compat = mindspore_compat
         # What this rank records when gradients are due, by name; None: not looked up for this step yet.
         self._due: dict[str, tuple[Any, Shard | None]] | None = None
         self._taken: dict[str, Value | None] = {}  # what the optimizers of this step were seen to have
@@ -108,8 +105,6 @@ class Gradients(Source):
             self._wait(step)
         if has_stepped:
             self._waits_since = None
-            if self._spread is not None:
-                self.steps = self._spread(self.parameters.elements)
         reason, self._in_hook.last = self._in_hook.last, None
         self._failures.last = reason or self._failures.last
         self._failures.raise_last()
@@ -130,7 +125,7 @@ class Gradients(Source):
         """Whether any gradient of any rank is due: all may be frozen, which was reported."""
         if self._due is None:
             self._due = self._look_up()
-        return self.parameters.elements > 0
+        return not self.parameters.is_empty
 
     def _wait(self, step: int) -> None:
         """Gradients stay due; those of the time before are lost when the next time comes."""

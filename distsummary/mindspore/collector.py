@@ -10,7 +10,7 @@ import mindspore
 
 from distsummary.base.guard import Guard, door
 from distsummary.base.health import Health
-from distsummary.collect import collector
+from distsummary.collect import summary_collector
 from distsummary.errors import InvalidValueError
 from distsummary.mindspore.driven_run import DrivenRun
 from distsummary.mindspore.operators import CachedOperators, take_cache
@@ -26,14 +26,15 @@ from distsummary.training.callbacks import RunContext
 from distsummary.training.evaluation import EvaluationRun
 
 
-class Collector(collector.SummaryCollector):
+class Collector(summary_collector.SummaryCollector):
     """Collects a training in MindSpore's loop; with `mindspore_compat`, only what MindSpore's own does."""
 
     _merges_at_exit = True  # `Model.train` returns when the files of its rank are written
 
     def _reset(self) -> None:
-        if self._compat:
-            self._collected = replace(self._collected, additions=False)
+        if self._settings.mindspore_compat:
+            collected = replace(self._settings.collected, additions=False)
+            self._settings = replace(self._settings, collected=collected)
         super()._reset()
         self._schedule.add(CachedOperators(self._taps))
 
@@ -50,7 +51,7 @@ class Collector(collector.SummaryCollector):
     @property
     def has_additions(self) -> bool:
         """Whether more is recorded than by MindSpore's own collector."""
-        return self._collected.additions
+        return self._settings.collected.additions
 
 
 class SummaryCollector(mindspore.train.Callback):  # type: ignore[misc]  # its base is untyped

@@ -69,7 +69,7 @@ def train(
         run = ds.init(
             place, watch=model, rank=rank, world_size=ranks, config=config(rank), histograms=False,
             mesh=None if mesh is None else mesh(rank), system_metrics=False, aggregate=False, quiet=True,
-            formats=("mindspore",), **options,
+            record=ds.Record(formats=("mindspore",)), **options,
         )  # fmt: skip
         for epoch in run.epochs(epochs):
             sampler.set_epoch(epoch)

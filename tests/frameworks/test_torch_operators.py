@@ -100,7 +100,7 @@ both_ways = pytest.mark.parametrize("way", ["eager", "compiled"])
 def test_a_run_records_each_step_as_planned_and_leaves_out_evaluations(tmp_path, way):
     net = network(way)
     net(batch(99))  # before the run: not recorded, and not compiled again for it
-    with ds.init(tmp_path, quiet=True, collect_freq=3, collect_tensor_freq=4) as run:
+    with ds.init(tmp_path, quiet=True, collect_freq=3, record=ds.Record(tensor_freq=4)) as run:
         for step in run.steps(range(1, 9)):
             net(batch(step)).sum().backward()
             if step in (2, 3):
@@ -141,7 +141,7 @@ def test_a_gradient_of_a_checkpointed_function_is_tapped_once(tmp_path, caplog, 
 @both_ways
 def test_a_loop_that_only_logs_has_each_value_at_its_step(tmp_path, way):
     net = network(way)
-    with ds.init(tmp_path, quiet=True, collect_freq=3, collect_tensor_freq=3) as run:
+    with ds.init(tmp_path, quiet=True, collect_freq=3, record=ds.Record(tensor_freq=3)) as run:
         for step in range(1, 8):
             loss = net(batch(step)).sum()
             loss.backward()

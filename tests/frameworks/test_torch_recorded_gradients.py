@@ -70,7 +70,7 @@ def train(run, model, optimizer, steps, *, prepare=lambda: None, every=1):
 def test_gradients_are_recorded_as_the_optimizer_sees_them_at_the_steps_of_histograms(tmp_path):
     model = network()
     optimizer = torch.optim.Adam(model.parameters())
-    with ds.init(tmp_path, watch=model, gradients=True) as run:
+    with ds.init(tmp_path, watch=model, gradients=".*") as run:
         clip = nn.utils.clip_grad_norm_
         seen = train(run, model, optimizer, 25, prepare=lambda: clip(model.parameters(), 0.1))
     found = recorded(tmp_path)
@@ -86,28 +86,15 @@ def test_gradients_are_recorded_as_the_optimizer_sees_them_at_the_steps_of_histo
     ("chosen", "names"),
     [
         ({"gradients": "2"}, ["2.bias", "2.weight"]),
-        ({"gradients": 1}, ["0.weight"]),
-        ({"collect_specified_data": {"gradient_regular": ".*bias"}}, ["0.bias", "2.bias"]),
-        ({"gradients": True, "collect_specified_data": {"gradient_regular": "2.b"}}, ["2.bias"]),
+        ({"gradients": ".*", "record": ds.Record(max_histograms=1)}, ["0.weight"]),
         ({}, []),
     ],
 )
-def test_a_pattern_or_a_number_chooses_at_every_collect_freq_steps(tmp_path, chosen, names):
+def test_a_pattern_chooses_at_every_collect_freq_steps(tmp_path, chosen, names):
     model = network()
     with ds.init(tmp_path, watch=model, collect_freq=2, **chosen) as run:
         train(run, model, torch.optim.SGD(model.parameters(), lr=0.1), 7)
     assert sorted(recorded(tmp_path)) == [(step, name) for step in (1, 2, 4, 6) for name in names]
-
-
-def test_the_default_names_what_it_leaves_out(tmp_path, caplog):
-    model = nn.Sequential(*(nn.Linear(1, 1) for _ in range(105)))
-    with ds.init(tmp_path, watch=model, histograms=False, gradients=True) as run:
-        for _ in run.steps(range(1)):
-            model(Y).sum().backward()
-            torch.optim.SGD(model.parameters(), lr=0.1).step()
-    assert "get no histograms of gradients by default (weights first" in caplog.text
-    assert 'gradients="conv"' in caplog.text
-    assert len(recorded(tmp_path)) == 200
 
 
 def test_while_gradients_accumulate_those_of_the_step_that_the_optimizer_makes_are_recorded(tmp_path):
@@ -162,10 +149,9 @@ def test_where_no_optimizer_of_the_model_steps_that_is_said_and_counted(tmp_path
     assert recorded(tmp_path) == {}
 
 
-@pytest.mark.parametrize("gradients", [True, ".*"])
-def test_that_all_parameters_are_frozen_is_said_and_nothing_is_dropped(tmp_path, caplog, gradients):
+def test_that_all_parameters_are_frozen_is_said_and_nothing_is_dropped(tmp_path, caplog):
     model = network().requires_grad_(False)
-    with ds.init(tmp_path, watch=model, gradients=gradients, collect_freq=3) as run:
+    with ds.init(tmp_path, watch=model, gradients=".*", collect_freq=3) as run:
         for _ in run.steps(range(7)):
             run.log(loss=float(model(X).mean()))
         assert run.health().dropped == {}
@@ -218,7 +204,7 @@ def test_optimizers_that_step_during_backward_report_their_gradients(tmp_path):
             optimizer.zero_grad()
 
         parameter.register_post_accumulate_grad_hook(step)
-    with ds.init(tmp_path, watch=model, gradients=True, collect_freq=1) as run:
+    with ds.init(tmp_path, watch=model, gradients=".*", collect_freq=1) as run:
         for _ in run.steps(range(2)):
             backward(model)
     found = recorded(tmp_path)
@@ -293,7 +279,7 @@ def test_shards_of_fsdp2_are_recorded_also_if_optimizers_step_while_other_layers
         topology = Topology(rank=1, world_size=2)
         coordinator = ds.coordinator(RunDir(tmp_path / "run"), Topology())
         collector = ds.SummaryCollector(
-            tmp_path / "run", gradients=True, topology=topology, coordinator=coordinator
+            tmp_path / "run", gradients=".*", topology=topology, coordinator=coordinator
         )
         with ds.Run(callbacks=collector, network=model, topology=topology) as run:
             for _ in run.steps(range(1)):
@@ -326,7 +312,7 @@ def test_the_end_of_a_run_and_an_error_leave_no_hook(tmp_path):
     model = network()
 
     def fail():
-        with ds.init(tmp_path, watch=model, gradients=True) as run:
+        with ds.init(tmp_path, watch=model, gradients=".*") as run:
             for _ in run.steps(range(2)):
                 assert len(ours()) == 2
                 raise ZeroDivisionError
@@ -339,7 +325,7 @@ def test_the_end_of_a_run_and_an_error_leave_no_hook(tmp_path):
 def test_a_gradient_that_cannot_be_copied_is_counted_and_the_training_continues(tmp_path):
     model = nn.Linear(2, 1, dtype=torch.complex64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with ds.init(tmp_path, watch=model, histograms=False, gradients=".*") as run:
+    with ds.init(tmp_path, watch=model, gradients=".*") as run:
         for _ in run.steps(range(1)):
             model(torch.ones(1, 2, dtype=torch.complex64)).abs().sum().backward()
             before = model.bias.clone()
@@ -352,7 +338,7 @@ def test_a_gradient_that_cannot_be_copied_is_counted_and_the_training_continues(
 def test_with_raise_exception_a_failure_is_raised_at_the_end_of_the_step_not_by_the_optimizer(tmp_path):
     model = nn.Linear(2, 1, dtype=torch.complex64)
     optimizer, done = torch.optim.SGD(model.parameters(), lr=0.1), []
-    options = {"histograms": False, "gradients": "bias", "raise_exception": True}
+    options = {"gradients": "bias", "record": ds.Record(raise_exception=True)}
 
     def fail():
         with ds.init(tmp_path, watch=model, **options) as run:
@@ -369,7 +355,7 @@ def test_with_raise_exception_a_failure_is_raised_at_the_end_of_the_step_not_by_
 def test_what_a_step_begun_by_log_saw_is_dropped_and_counted(tmp_path):
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    run = ds.init(tmp_path, watch=model, histograms=False, gradients=".*", collect_freq=1)
+    run = ds.init(tmp_path, watch=model, gradients=".*", collect_freq=1)
     for step in range(1, 4):
         backward(model)
         optimizer.step()
@@ -388,16 +374,16 @@ class Plain:
 @pytest.mark.parametrize(
     ("watch", "value", "error", "match"),
     [
-        (None, True, InvalidValueError, "gradients looks into the watched model, got watch=None"),
+        (None, ".*", InvalidValueError, r"gradients='.\*' looks into the watched model, got watch=None"),
         (
             Plain(),
-            True,
+            ".*",
             InvalidTypeError,
             "gradients looks into a torch.nn.Module, got a network of type Plain",
         ),
         (nn.Linear(1, 1), "(", InvalidValueError, "gradients must be a regular expression"),
-        (nn.Linear(1, 1), 0, InvalidValueError, "gradients must be"),
-        (nn.Linear(1, 1), 1.5, InvalidTypeError, "gradients must be"),
+        (nn.Linear(1, 1), True, InvalidTypeError, "gradients must be a pattern .* got True of type bool"),
+        (nn.Linear(1, 1), 3, InvalidTypeError, "gradients must be a pattern .* got 3 of type int"),
     ],
 )
 def test_what_cannot_be_chosen_is_refused_at_once(tmp_path, watch, value, error, match):
@@ -406,6 +392,6 @@ def test_what_cannot_be_chosen_is_refused_at_once(tmp_path, watch, value, error,
 
 
 def test_a_collector_refuses_a_network_that_has_no_gradients(tmp_path):
-    run = ds.Run(callbacks=ds.SummaryCollector(tmp_path, gradients=True), network=Plain())
+    run = ds.Run(callbacks=ds.SummaryCollector(tmp_path, gradients=".*"), network=Plain())
     with run, pytest.raises(InvalidTypeError, match=r"gradients looks into a torch\.nn\.Module"):
         next(iter(run.steps(range(1))))

@@ -140,7 +140,7 @@ def test_every_kind_stands_in_tensorboards_reader(run: ds.Run):
 
 
 def test_a_tensor_that_no_file_of_the_run_can_hold_is_counted(tmp_path: Path):
-    with ds.init(tmp_path, rank=0, world_size=1, formats=("tensorboard",)) as run:
+    with ds.init(tmp_path, rank=0, world_size=1, record=ds.Record(formats=("tensorboard",))) as run:
         for _ in run.steps([1]):
             run.tensor("matrix", torch.ones(2, 2))
     assert run.health().dropped == {"tensor": 1}
@@ -170,7 +170,7 @@ def test_nan_in_a_tensor_is_named_with_its_step_once_it_is_known(tmp_path: Path,
 def test_a_model_that_changes_in_the_middle_leaves_the_values_of_the_user_alone(tmp_path: Path):
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[1].weight = model[0].weight  # they share memory
-    with ds.init(tmp_path, rank=0, world_size=1, watch=model, collect_freq=1) as run:
+    with ds.init(tmp_path, rank=0, world_size=1, watch=model, histograms=".*", collect_freq=1) as run:
         for number in run.steps(range(4)):
             if number == 2:
                 model[0] = nn.Linear(2, 3)
@@ -238,7 +238,8 @@ process = psutil.Process()
 model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 x, picture = torch.randn(16, 32), torch.rand(3, 16, 16)
-with ds.init(sys.argv[1], watch=model, optimizer=optimizer, config={"lr": 0.01}, quiet=True) as run:
+options = {"histograms": ".*", "graph": "modules", "config": {"lr": 0.01}, "quiet": True}
+with ds.init(sys.argv[1], watch=model, optimizer=optimizer, **options) as run:
     for i in run.steps(range(8_000)):
         loss = (model(x) - 1).pow(2).mean()
         optimizer.zero_grad()

@@ -49,7 +49,8 @@ def test_a_run_of_torch_is_drawn_from_its_trajectory(tmp_path: Path) -> None:
     _, _, data, _ = callback_fn()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     path = {"intervals": [[1, 3, 5, 7]], "landscape_size": 5, "num_samples": 16}
-    with ds.init(tmp_path / "run", watch=model, optimizer=optimizer, collect_landscape=path) as run:
+    record = ds.Record(collect_landscape=path)
+    with ds.init(tmp_path / "run", watch=model, optimizer=optimizer, record=record) as run:
         for inputs, targets in run.steps((data * 4)[:8]):
             loss = criterion(model(inputs), targets)
             optimizer.zero_grad()

@@ -127,7 +127,7 @@ def test_a_mesh_of_some_ranks_is_refused(tmp_path: Path) -> None:
 def test_a_model_without_shapes_yet_has_no_sketches_but_its_checkpoints(tmp_path: Path) -> None:
     model = nn.LazyLinear(4)
     asked = {"sketch": 1, "intervals": [[1, 2, 3]]}
-    with ds.init(tmp_path, watch=model, keep_default_action=False, collect_landscape=asked) as run:
+    with ds.init(tmp_path, watch=model, record=ds.Record(collect_landscape=asked)) as run:
         for batch in run.steps([torch.rand(2, 3)] * 3):
             model(batch)
     assert read(tmp_path / "ckpt_dir").numbers == (1, 2, 3)

@@ -55,22 +55,29 @@ def test_shared_memory_is_recorded_once_and_a_changed_model_continues(tmp_path):
 
 def test_lazy_parameters_have_histograms_once_they_exist(tmp_path):
     model = nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 2))
-    with ds.init(tmp_path, watch=model, collect_freq=1) as run:
+    with ds.init(tmp_path, watch=model, histograms=".*", collect_freq=1) as run:
         for _ in run.steps(range(2)):
             model(torch.ones(1, 4))
         assert run.health().errors == {}
     assert [len(tags) for tags in histograms(tmp_path).values()] == [4, 4]
 
 
-def test_the_parameters_that_the_default_leaves_out_are_said_once(tmp_path, caplog):
-    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(105)))
+def test_watching_a_model_records_nothing_of_it_that_no_one_named(tmp_path):
+    model = nn.Linear(2, 2)
     with ds.init(tmp_path, watch=model, collect_freq=1) as run:
         for _ in run.steps(range(3)):
-            pass
-    assert caplog.text.count("10 of 210 parameters get no histograms by default (weights first") == 1
-    [(_, tags), *_] = histograms(tmp_path).items()
-    assert len(tags) == 200
-    assert sum("weight" in tag for tag in tags) == 105
+            model(torch.ones(1, 2))
+    assert {value.plugin for event in read_directory(tmp_path) for value in event.values} <= {
+        "scalar",
+        "text",
+    }
+
+
+def test_no_more_histograms_are_recorded_than_were_asked_for(tmp_path):
+    model, record = nn.Sequential(*(nn.Linear(2, 2) for _ in range(5))), ds.Record(max_histograms=3)
+    with ds.init(tmp_path, watch=model, histograms=".*weight", record=record) as run:
+        list(run.steps(range(1)))
+    assert histograms(tmp_path) == {1: ["0.weight", "1.weight", "2.weight"]}
 
 
 @pytest.mark.parametrize("watch", [[nn.Linear(1, 1)], nn.Linear(1, 1).parameters(), torch.ones(1), nn.Linear])

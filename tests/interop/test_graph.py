@@ -22,7 +22,7 @@ from tests.interop.test_mindinsight import Verdict, check
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 
 LAYER = ["self_attn", "dropout1", "norm1", "linear1", "dropout", "linear2", "dropout2", "norm2"]
-WAYS = {"tree": True, "ops": "ops", "export": "export"}
+WAYS = {"tree": "modules", "ops": "ops", "export": "export"}
 
 
 @pytest.fixture(scope="module")

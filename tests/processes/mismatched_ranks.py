@@ -55,7 +55,7 @@ def main(run_dir: str, mode: str, odd: int) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     torch.manual_seed(rank)
     count = AT if mode == "uneven" and rank == odd else STEPS
-    with ds.init(run_dir, watch=model, histograms=False, system_metrics=False, quiet=True) as run:
+    with ds.init(run_dir, watch=model, system_metrics=False, quiet=True) as run:
         for step, batch in enumerate(run.steps(batches(count)), 1):
             loss = model(batch).square().mean()
             optimizer.zero_grad()

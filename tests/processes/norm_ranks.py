@@ -111,8 +111,8 @@ def train(kind: str, precision: str, place: Path, rank: int) -> dict[str, Any]:
     run = ds.init(
         place,
         watch=model,
-        norms=precision,
-        histograms=False,
+        norms=True,
+        record=ds.Record(norm_precision=precision),
         system_metrics=False,
         aggregate=False,
         quiet=True,

@@ -26,7 +26,7 @@ def main(run_dir: str) -> None:
     )
     model = DistributedDataParallel(nn.Linear(4, 2))
     go = Path(run_dir + ".go")
-    with ds.init(run_dir, watch=model, histograms=False, system_metrics=False, quiet=True) as run:
+    with ds.init(run_dir, watch=model, system_metrics=False, quiet=True) as run:
         for step, batch in enumerate(run.steps(torch.ones(4) for _ in range(100)), 1):
             time.sleep(0.02)
             while run.rank == CULPRIT and step == SLEEPS and not go.exists():

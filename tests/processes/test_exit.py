@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from distsummary.collect.collector import SummaryCollector
+from distsummary.collect.summary_collector import SummaryCollector
 from distsummary.events.reader import read_directory, read_lineage
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.states import RunState, read_run
@@ -16,7 +16,7 @@ from tests.patience import PATIENCE_S
 
 LOOP = """
 import sys
-from distsummary.collect.collector import SummaryCollector
+from distsummary.collect.summary_collector import SummaryCollector
 from distsummary.training.run import Run
 
 run = Run(callbacks=SummaryCollector(sys.argv[1]))
@@ -129,7 +129,7 @@ def test_a_run_of_several_processes_is_failed_until_an_attempt_of_all_of_them_fi
 
 FORK = """
 import os, sys, threading
-from distsummary.collect.collector import SummaryCollector
+from distsummary.collect.summary_collector import SummaryCollector
 from distsummary.rundir.states import read_run
 from distsummary.training.run import Run
 

@@ -44,9 +44,9 @@ class Loader:
 
 
 run_dir, has_identity, rank, world_size, end = sys.argv[1:6]
-record = ds.Record(identity=bool(int(has_identity)))
+record = ds.Record(identity=bool(int(has_identity)), collect_landscape={"sketch": 1})
 with ds.init(run_dir, watch=Model(), rank=int(rank), world_size=int(world_size), record=record,
-             collect_landscape={"sketch": 1}, config={"lr": 0.1}) as run:
+             histograms=".*", config={"lr": 0.1}) as run:
     for _ in run.steps(Loader()):
         run.log(loss=1.0)
     if end == "wait":

@@ -20,7 +20,8 @@ def train_with_ddp(config):
     torch.manual_seed(0)
     model = ray.train.torch.prepare_model(torch.nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with ds.init(Path(config["place"], "run"), watch=model, optimizer=optimizer, collect_freq=2) as run:
+    options = {"histograms": ".*", "graph": "modules", "collect_freq": 2}
+    with ds.init(Path(config["place"], "run"), watch=model, optimizer=optimizer, **options) as run:
         for batch in run.steps([torch.ones(8, 4)] * STEPS):
             loss = model(batch).square().mean()
             optimizer.zero_grad()

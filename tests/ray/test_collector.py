@@ -531,7 +531,7 @@ def is_there():
         return any(one["name"].startswith("collector-") for one in list_named_actors(all_namespaces=True))
     return any(f".{os.getpid()}." not in path.name for path in Path(place).glob("*tfevents*"))
 
-with ds.init(place, system_metrics=False, collectors="rank") as run:
+with ds.init(place, system_metrics=False, record=ds.Record(collectors="rank")) as run:
     for _ in run.steps(range(40)):
         run.log(loss=float(run.step))
         if run.step == 20:

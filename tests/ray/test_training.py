@@ -77,7 +77,7 @@ def test_four_ranks_make_one_run(tmp_path):
 
 def test_by_default_each_rank_has_an_actor_which_takes_all_it_gives_and_ends_with_it(tmp_path):
     def train():
-        with ds.init(tmp_path / "run", histograms=False) as run, ds.SummaryRecord(tmp_path / "own") as record:
+        with ds.init(tmp_path / "run") as run, ds.SummaryRecord(tmp_path / "own") as record:
             for _ in run.steps(range(20)):
                 run.log(**{f"n/{number}": 1.0 for number in range(1200)})
                 if run.rank == 0:
@@ -122,7 +122,7 @@ def test_collectors_killed_during_a_training_cost_no_acknowledged_event_and_doub
     killed = []
 
     def train():
-        with ds.init(tmp_path / "run", collectors="rank") as run:
+        with ds.init(tmp_path / "run", record=ds.Record(collectors="rank")) as run:
             for _ in run.steps(range(steps)):
                 time.sleep(0.02)  # a step of a real training: long enough to be killed in
                 while run.step == 10 and not (tmp_path / "killed").exists():
@@ -203,7 +203,7 @@ def test_fsdp2_records_loss_mesh_and_shards(tmp_path):
         model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.ReLU(), torch.nn.Linear(5, 1))
         fully_shard(model, mesh=init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",)))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        options = {"collect_freq": 2, "collect_specified_data": {"tensor_regular": "0.weight"}}
+        options = {"collect_freq": 2, "histograms": ".*", "tensors": "0.weight"}
         with ds.init(tmp_path / "run", watch=model, optimizer=optimizer, **options) as run:
             for x in run.steps([torch.ones(4, 6)] * 4):
                 loss = model(x).square().mean()

@@ -298,6 +298,8 @@ def _run(task: Task, place: Path, faults: Faults, loop: Any, **options: Any) -> 
     options = {
         "watch": task.model,
         "optimizer": task.optimizer,
+        "histograms": ".*",
+        "graph": "modules",
         "quiet": True,
         "system_metrics": False,
     } | options
@@ -327,12 +329,12 @@ def _variant(name: str, task: Task, place: Path, faults: Faults, more: dict[str,
     options: dict[str, Any] = {
         "plain": {"collect_freq": 5},
         "phases": RANKED,
-        "norms": {**RANKED, "norms": True, "gradients": True, "checksums": 1, "collect_freq": 5},
+        "norms": {**RANKED, "norms": True, "gradients": ".*", "checksums": 1, "collect_freq": 5},
         "next_step": {**RANKED, "collect_freq": 5},
         "log_only": {**RANKED, "collect_freq": 5},
         "operators": {"collect_freq": 5, "graph": "ops"},
         "compiled": {"collect_freq": 5},
-        "kinds": {"formats": ("mindspore", "tensorboard")},
+        "kinds": {"record": ds.Record(formats=("mindspore", "tensorboard"))},
         "callbacks": {
             "callbacks": [
                 Ours(task),
@@ -344,7 +346,7 @@ def _variant(name: str, task: Task, place: Path, faults: Faults, more: dict[str,
                     ds.CheckpointConfig(save_checkpoint_steps=10),
                 ),
             ],
-            "collect_landscape": {"intervals": [[20, 30, 40, 50]]},
+            "record": ds.Record(collect_landscape={"intervals": [[20, 30, 40, 50]]}),
         },
         "ddp": {**more, "norms": True, "checksums": 1, "collect_freq": 5},
     }[name]

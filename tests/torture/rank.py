@@ -31,7 +31,8 @@ ERROR = "no data"
 def train(place: Path, seed: int, collective: bool) -> None:
     """Train until the order comes."""
     collectors = ("rank", "node")[seed % 2] if in_ray() else None
-    run = ds.init(place / "disk" / "run", histograms=False, on_nan="ignore", collectors=collectors)
+    record = ds.Record(collectors=collectors)
+    run = ds.init(place / "disk" / "run", on_nan="ignore", record=record)
     (place / f"pid_{run.rank}").write_text(str(os.getpid()))
     faulthandler.register(signal.SIGUSR1, (place / f"stack_{run.rank}").open("w"))
     ledger = Ledger(place / f"ledger_{run.rank}")

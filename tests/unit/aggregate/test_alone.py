@@ -127,7 +127,7 @@ def test_recording_that_slows_the_loop_down_is_a_warning(tmp_path, monkeypatch):
 
 
 def test_the_time_of_what_is_recorded_is_counted(tmp_path):
-    with ds.init(tmp_path / "run", quiet=True, watch=Model(), collect_freq=1) as run:
+    with ds.init(tmp_path / "run", quiet=True, watch=Model(), histograms=".*", collect_freq=1) as run:
         overhead, spent = run._recorders()[0].overhead, []
         for step in run.steps(range(4)):
             if step == 1:
@@ -273,7 +273,8 @@ def test_checkpoints_that_are_not_saved_are_one_alert(tmp_path):
 
 def test_a_trajectory_that_is_not_saved_is_one_alert(tmp_path, capsys):
     run_dir, plan = RunDir(tmp_path / "run"), {"unit": "step", "intervals": [[2, 4, 6]]}
-    with ds.init(run_dir.base, quiet=True, watch=Model(), collect_landscape=plan) as run:
+    record = ds.Record(collect_landscape=plan)
+    with ds.init(run_dir.base, quiet=True, watch=Model(), record=record) as run:
         run_dir.ckpt_dir.write_text("no directory")
         for _ in run.steps(range(10)):
             run.log(loss=1.0)

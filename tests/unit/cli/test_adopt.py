@@ -67,7 +67,7 @@ def test_the_ranks_are_one_run_by_their_numbers(nasty_tmp_path, write, state, na
 def test_ranks_that_hide_their_host_stay_without_it(nasty_tmp_path):
     prefix = f"{nasty_tmp_path}/summary_dir"
     for rank in range(2):
-        train(prefix, rank, record=ds.Record(identity=False))
+        train(prefix, rank, identity=False)
     adopt(prefix)
     assert merge_run(prefix).ranks == (0, 1)
     assert RunDir(prefix).read_manifest()["identity"] is False

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from distsummary.collect.collector import SummaryCollector
+from distsummary.collect.summary_collector import SummaryCollector
 from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import CallbackParams, RunContext
 from distsummary.training.run import Run

@@ -2,7 +2,7 @@
 
 import pytest
 
-from distsummary.collect.collector import SummaryCollector
+from distsummary.collect.summary_collector import SummaryCollector
 from distsummary.errors import InvalidTypeError, InvalidValueError, NotADirectoryPathError
 
 TYPE, VALUE = InvalidTypeError, InvalidValueError

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from distsummary.collect import heartbeat
-from distsummary.collect.collector import SummaryCollector
+from distsummary.collect.summary_collector import SummaryCollector
 from distsummary.rundir.deal import Deal, Heartbeat, first_deal, next_deal
 from distsummary.rundir.topology import Topology
 from tests.unit.collect.doubles import ListCoordinator, drive

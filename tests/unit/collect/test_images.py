@@ -7,8 +7,8 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from distsummary.collect.collector import SummaryCollector
 from distsummary.collect.record import SummaryRecord
+from distsummary.collect.summary_collector import SummaryCollector
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.events.reader import read_directory
 from distsummary.format.records import DIALECTS

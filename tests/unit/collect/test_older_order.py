@@ -2,9 +2,9 @@
 
 import pytest
 
-from distsummary.collect.collector import SummaryCollector
 from distsummary.collect.older_order import is_older_record, without_num_process
 from distsummary.collect.record import SummaryRecord
+from distsummary.collect.summary_collector import SummaryCollector
 from distsummary.errors import InvalidTypeError
 from distsummary.events.reader import read_directory
 from tests.unit.collect.doubles import ListWriter, Model, train

@@ -1,8 +1,8 @@
 import pytest
 
 from distsummary.checkpoints.landscape_spec import DEFAULT_SPEC
-from distsummary.collect.options import Collected, check_file_affix, check_specified
-from distsummary.collect.selection import BY_DEFAULT, MINDSPORES, Selection
+from distsummary.collect.options import Collected, check_file_affix, check_specified, selection
+from distsummary.collect.selection import MINDSPORES, Selection
 from distsummary.errors import InvalidTypeError, InvalidValueError
 
 EVERYTHING = {
@@ -26,21 +26,6 @@ def test_without_the_default_action_nothing_is_collected_but_what_is_named():
     assert check_specified({"histogram_regular": None}, False) == Collected(histogram=MINDSPORES)
 
 
-@pytest.mark.parametrize(("images", "key", "expected"), [
-    (None, None, True), (None, False, False), (False, None, False), (True, None, True), (True, True, True),
-])  # fmt: skip
-def test_pictures_of_the_data_are_chosen_by_record_or_by_mindspores_key(images, key, expected):
-    given = None if key is None else {"collect_input_data": key}
-    assert check_specified(given, True, images=images).input_data is expected
-    if images:
-        assert check_specified(given, False, images=images).input_data is True
-
-
-def test_record_and_the_key_must_not_contradict_each_other():
-    with pytest.raises(InvalidValueError, match=r"images=True\) and .*collect_input_data'\]=False"):
-        check_specified({"collect_input_data": False}, True, images=True)
-
-
 def test_a_given_key_replaces_its_default():
     got = check_specified({"collect_graph": False, "histogram_regular": "fc", "tensor_regular": "b"}, True)
     assert got.histogram is not None
@@ -51,38 +36,32 @@ def test_a_given_key_replaces_its_default():
 @pytest.mark.parametrize(
     ("histograms", "more", "expected"),
     [
-        (True, {}, BY_DEFAULT),
-        (True, {"keep_default_action": False}, None),
-        (True, {"mindspore_compat": True}, MINDSPORES),
-        (False, {}, None),
-        (3, {"keep_default_action": False}, Selection(first=3, argument="histograms=3")),
-        ("fc", {}, Selection(pattern="fc", argument="histograms='fc'")),
         (None, {}, MINDSPORES),
+        (None, {"keep_default_action": False}, None),
+        (None, {"mindspore_compat": True}, MINDSPORES),
+        (False, {}, None),
+        ("fc", {"keep_default_action": False}, Selection(pattern="fc", argument="histograms='fc'")),
     ],
 )
-def test_histograms_are_chosen_by_rule_number_or_pattern(histograms, more, expected):
+def test_histograms_are_chosen_by_a_pattern_or_as_in_mindspore(histograms, more, expected):
     options = {"keep_default_action": True} | more
     assert check_specified(None, histograms=histograms, **options).histogram == expected
 
 
-@pytest.mark.parametrize("histograms", [False, 3, "fc"])
+@pytest.mark.parametrize("histograms", [False, "fc"])
 def test_two_choices_of_histograms_are_refused_naming_both(histograms):
     with pytest.raises(InvalidValueError, match=r"histograms=.*\['histogram_regular'\]='b' both choose"):
         check_specified({"histogram_regular": "b"}, True, histograms=histograms)
-    named = check_specified({"histogram_regular": "b"}, True, histograms=True).histogram
-    assert named is not None
-    assert named.pattern == "b"
 
 
-@pytest.mark.parametrize(
-    ("histograms", "error"),
-    [(0, "histograms must be >= 1, got 0"), ("(", "histograms must be a regular expression, got '\\('")],
-)
-def test_histograms_that_choose_nothing_are_refused(histograms, error):
-    with pytest.raises(InvalidValueError, match=error):
-        check_specified(None, True, histograms=histograms)
-    with pytest.raises(InvalidTypeError, match="histograms must be bool or int or str"):
-        check_specified(None, True, histograms=1.5)
+def test_a_choice_of_parameters_is_a_pattern_or_false():
+    assert selection("tensors", False) is None
+    assert selection("tensors", "fc", 3) == Selection(pattern="fc", most=3, argument="tensors='fc'")
+    with pytest.raises(InvalidValueError, match=r"tensors must be a regular expression, got '\('"):
+        selection("tensors", "(")
+    for wrong in (True, 0, 3, None):
+        with pytest.raises(InvalidTypeError, match=r'tensors must be a pattern .* "\.\*" chooses all'):
+            selection("tensors", wrong)
 
 
 def test_an_empty_landscape_switches_it_off():

@@ -6,7 +6,7 @@ import pytest
 from distsummary.checkpoints.sketch.count_sketch import Sketcher
 from distsummary.checkpoints.sketch.sketch_file import read_sketches
 from distsummary.checkpoints.trajectory import read
-from distsummary.collect.collector import SummaryCollector
+from distsummary.collect.summary_collector import SummaryCollector
 from distsummary.errors import InvalidValueError
 from distsummary.rundir.topology import Topology
 from distsummary.training.run import Run

@@ -10,7 +10,7 @@ import pytest
 from distsummary.base.failures import Failures
 from distsummary.base.health import Health
 from distsummary.collect import system_metrics
-from distsummary.collect.collector import SummaryCollector
+from distsummary.collect.summary_collector import SummaryCollector
 from distsummary.collect.system_metrics import Reading, Sampler, SystemMonitor, sources_of
 from distsummary.errors import ClosedError, InvalidTypeError
 from distsummary.rundir.topology import Topology
