@@ -27,8 +27,8 @@ from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.records import DIALECTS, TENSORBOARD
 from distsummary.frameworks.base import framework_of
 from distsummary.rundir import topology as topologies
-from distsummary.rundir.claims import OpenTraining, next_run_dir, refuse_reuse
-from distsummary.rundir.identity import as_recorded, without_identity
+from distsummary.rundir.admission import AUTO, ON_EXISTING, admit
+from distsummary.rundir.identity import without_identity
 from distsummary.rundir.run_dir import TIME, RunDir, dated_run_dir, refuse_temporary
 from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import Callback, RunContext, guarded
@@ -66,7 +66,7 @@ def init(
     resume: Resumed | None = None,
     initial_step: int = 0,
     initial_epoch: int = 0,
-    exists: str = "refuse",
+    on_existing: str = AUTO,
     aggregate: bool = True,
     quiet: bool = False,
     strict: bool = False,
@@ -123,7 +123,8 @@ def init(
         on_nan: "warn", "stop" or "ignore" if a logged number (with `norms`, a parameter or its gradient) is
             NaN or infinite; see Run.
         callbacks: one or several, called before the collector that `init` creates.
-        role: "train" or "eval"; an eval job replaces nothing that a training recorded in the run dir.
+        role: "train" or "eval". An eval job only evaluates: its metrics belong to the last step of the
+            training that `run_dir` holds or, while that training runs, are recorded in `eval/` inside of it.
         rank, world_size: by default found from Ray Train, torch.distributed or the environment.
         mesh: the device mesh: axis name -> (coordinate of this rank, size); by default taken from `watch`.
         resume: what `ds.resume` returned when it loaded a checkpoint: the training continues at its step and
@@ -131,11 +132,12 @@ def init(
         initial_step, initial_epoch: the same without `ds.resume`: how many steps and epochs were completed in
             the checkpoint from which the training resumes, >= 0. Merging keeps what earlier attempts (starts)
             recorded up to that step.
-        exists: what a training from step 0 does if `run_dir` holds a finished training. "refuse": its first
-            step raises RunDirError. "attempt": it becomes the next attempt, which viewers show instead of the
-            finished one. "new": it goes to the next free directory, such as runs/a-2. A training that failed
-            or was interrupted always gets a next attempt. A run that only evaluates is not an attempt: its
-            metrics are recorded at the last step of the training.
+        on_existing: where a training from step 0 goes if `run_dir` holds a training. "auto": after a finished
+            one to the next free directory, such as runs/a-2, which is reported; after one that failed, was
+            interrupted or is restarted by its launcher, it becomes the next attempt, which viewers show
+            instead. "new": to the next free directory in any case, unless its launcher restarts it.
+            "attempt": it becomes the next attempt in any case. "error": RunDirError. A resumed training is
+            always the next attempt. `Run.dir` is the directory that was chosen.
         aggregate: True: while several ranks train, an aggregator writes the merged run: an actor under Ray,
             elsewhere a child process that rank 0 starts and that ends with the run. False: there is none;
             after the training, `distsummary merge` writes the merged run. The same on all ranks.
@@ -146,13 +148,13 @@ def init(
 
     Raises:
         RunDirError: the directory cannot be written, or holds event files in the place where the merged run
-            of several ranks is written, or another job is training in it. At the first step: a run of this
-            process is still open in it. WorldMismatchError: the ranks disagree on the world size.
+            of several ranks is written, or another job is training in it, or a run of this process is still
+            open in it; or see `on_existing`. WorldMismatchError: the ranks disagree on the world size.
         InvalidTypeError, InvalidValueError: an argument is wrong.
     """
     others = callback_list(callbacks)
     check_type("run_dir", run_dir, (str, PathLike))
-    check_choice("exists", exists, ("refuse", "attempt", "new"))
+    check_choice("on_existing", on_existing, ON_EXISTING)
     check_watch(watch)
     check_type("aggregate", aggregate, bool)
     check_type("quiet", quiet, bool)
@@ -177,13 +179,17 @@ def init(
         config=read_config(config, is_quiet=topology.rank > 0),
     )
     settings.refuse_unfit(watch, topology)
-    directory = directory_of(run_dir, topology)
-    if exists == "new" and role == "train" and initial_step == 0:
-        given, directory = directory, next_run_dir(directory, topology)
-        if directory.base != given.base and topology.rank == 0:
-            logger.warning("%s is taken; this training is recorded in %s", given.base, directory.base)
-    topology = as_recorded(directory, topology)
-    refuse_reuse(directory, topology, refuse_finished=False)
+    caller = sys._getframe(1)
+    place = f"the run made at {caller.f_code.co_filename}:{caller.f_lineno}"
+    given = directory_of(run_dir, topology)
+    admission = admit(given, topology, on_existing=on_existing, resumes=initial_step > 0, door=place)
+    directory, topology = admission.run_dir, admission.topology
+    if directory.base != given.base and topology.rank == 0:
+        logger.warning(
+            '%s is taken; this training is recorded in %s (pass role="eval" to evaluate the other one)',
+            given.base,
+            directory.base,
+        )
     if settings.private:
         directory.create().make_private()
     if not settings.identity:
@@ -197,7 +203,7 @@ def init(
         settings,
         topology=topology,
         coordinate=lambda place: joined,
-        refuses_finished=exists != "attempt",
+        admission=admission,
     )
     alerted: list[Callback] = []  # left after the collector, whose end may make the last alerts
     if on_alert is not None and role == "train" and topology.rank == 0:
@@ -205,11 +211,8 @@ def init(
     reported: list[Callback] = []
     if not quiet and topology.rank == 0:
         reported.append(Announcement(announcement(directory, topology, settings, is_merged=aggregate)))
-    caller = sys._getframe(1)
-    place = f"{caller.f_code.co_filename}:{caller.f_lineno}"
-    own = OpenTraining(directory, topology, place, resumes=initial_step > 0)
     return Run(
-        callbacks=[Claim(own), *others, *alerted, collector, *reported],
+        callbacks=[*others, *alerted, collector, *reported],
         network=watch,
         optimizer=optimizer,
         loss_fn=loss_fn,
@@ -244,22 +247,6 @@ def muted(diagnose: Diagnose | None, cause: str) -> Diagnose:
     check_type("diagnose", diagnose, Diagnose, optional=True)
     given = diagnose or Diagnose()
     return replace(given, mute=(*given.mute, cause))
-
-
-@guarded
-class Claim(Callback):
-    """Refuses a training while another one of this process is open; left last, when the files are closed."""
-
-    def __init__(self, own: OpenTraining) -> None:
-        self._own = own
-
-    def on_train_begin(self, run_context: RunContext) -> None:
-        """Raise RunDirError if another one is open."""
-        self._own.begin()
-
-    def __exit__(self, *error: object) -> None:
-        """Make way for the next one."""
-        self._own.end()
 
 
 @guarded

@@ -94,7 +94,7 @@ def train(run_dir: str, epochs: int) -> dict[str, float]:
         graph="modules",
         collect_freq=5,
         record=ds.Record(images=True, collect_landscape=trajectory),  # the digits are public
-        exists="attempt",  # the demo may be run again in its default directory
+        on_existing="attempt",  # the demo may be run again in its default directory
         quiet=True,  # `report` says where the run is
         config={
             "epochs": epochs,

@@ -17,8 +17,8 @@ from distsummary.aggregate.aggregator import Aggregator
 from distsummary.aggregate.rank_directories import first_free_attempt
 from distsummary.base.actor_calls import RayConnection, RayGoneError
 from distsummary.base.failures import error_line
+from distsummary.rundir.admission import refuse_other_version, refuse_unshared
 from distsummary.rundir.attempts import Registration
-from distsummary.rundir.claims import refuse_other_version, refuse_unshared
 from distsummary.rundir.coordination import LocalCoordinator
 from distsummary.rundir.deal import Deal, Heartbeat
 from distsummary.rundir.run_dir import RunDir
@@ -92,15 +92,13 @@ class AggregatorClient:
         self._gauges: RankGauges | None = None
         self._has_gauges = True
 
-    def register(self, topology: Topology, *, refuse_finished: bool = False) -> Registration:
+    def register(self, topology: Topology) -> Registration:
         """Join the run.
 
         Raises WorldMismatchError when the ranks of an attempt disagree on the world size, RunDirError when
         the run dir is not shared with the aggregator's node, or that node has another version.
         """
-        registration: Registration = self._ask(
-            "register", REGISTER_S, topology, refuse_finished=refuse_finished
-        )
+        registration: Registration = self._ask("register", REGISTER_S, topology)
         refuse_other_version(self._run_dir, registration)
         refuse_unshared(self._run_dir, registration)
         self._local.enter(topology, registration.attempt)

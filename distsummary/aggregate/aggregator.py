@@ -121,10 +121,10 @@ class Aggregator:
 
     # --- calls of the ranks
 
-    def register(self, topology: Topology, *, refuse_finished: bool = False) -> Registration:
+    def register(self, topology: Topology) -> Registration:
         """Add a rank to the run; raises WorldMismatchError if the ranks disagree on the world size."""
         self.renew()
-        return self._registrar.register(topology, refuse_finished=refuse_finished)
+        return self._registrar.register(topology)
 
     def renew(self) -> None:
         """A rank of the run calls: the aggregator does not end yet."""

@@ -74,9 +74,9 @@ class LoneRank:
 
     # --- calls of the rank
 
-    def register(self, topology: Topology, *, refuse_finished: bool = False) -> Registration:
+    def register(self, topology: Topology) -> Registration:
         """Join the run; it is judged from the first heartbeat, or the first batch that is written."""
-        registration = self._inner.register(topology, refuse_finished=refuse_finished)
+        registration = self._inner.register(topology)
         self._attempt = registration.attempt
         return registration
 

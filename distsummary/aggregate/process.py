@@ -126,9 +126,9 @@ class ProcessCoordinator(LocalCoordinator):
         self._start_at_s, self._pause_s = 0.0, AGAIN_S  # when a heartbeat may start the next aggregator
         self._look_at_s = float("inf")  # when to look whether rank 0 has begun
 
-    def register(self, topology: Topology, *, refuse_finished: bool = False) -> Registration:
+    def register(self, topology: Topology) -> Registration:
         """Join the run; rank 0 starts the aggregator."""
-        registration = super().register(topology, refuse_finished=refuse_finished)
+        registration = super().register(topology)
         self._start(topology)
         if topology.rank > 0 and topology.local_rank == 0:  # one rank of each node
             self._look_at_s = time.monotonic() + MISSING_S

@@ -7,6 +7,7 @@ from functools import partial
 
 from distsummary.aggregate.rank_directories import first_free_attempt
 from distsummary.base.publish import file_system_time
+from distsummary.rundir.admission import refuse_other_world, refuse_taken
 from distsummary.rundir.attempts import (
     ENDED,
     Registration,
@@ -18,7 +19,6 @@ from distsummary.rundir.attempts import (
     rank_states,
     refuse_stale,
 )
-from distsummary.rundir.claims import refuse_other_world, refuse_taken
 from distsummary.rundir.deal import deals_in
 from distsummary.rundir.rank_manifest import new_entry, ranks_of
 from distsummary.rundir.run_dir import Manifest, RunDir
@@ -41,12 +41,12 @@ class Registrar:
         self._manifest: tuple[float, Manifest] | None = None  # when it was read
         self._lock = threading.RLock()
 
-    def register(self, topology: Topology, *, refuse_finished: bool = False) -> Registration:
+    def register(self, topology: Topology) -> Registration:
         """Add a rank to its attempt, or to a new one; raises as `Coordinator.register`."""
         with self._lock:
             found = self._choose(self._recent_manifest(), topology)
             if found is None:
-                found = self._begin(topology, refuse_finished=refuse_finished)
+                found = self._begin(topology)
             refuse_other_world(self._run_dir, found, topology)
             attempt = int(found["attempt"])
             self._ranks[topology.role, attempt][str(topology.rank)] = new_entry(
@@ -80,7 +80,7 @@ class Registrar:
             states = rank_states(entry).values()
             return len(states) >= entry["world_size"] and all(one in ENDED for one in states)
 
-    def _begin(self, topology: Topology, *, refuse_finished: bool) -> Manifest:
+    def _begin(self, topology: Topology) -> Manifest:
         found: Manifest | None = None
 
         def is_there(manifest: Manifest) -> bool:
@@ -94,7 +94,6 @@ class Registrar:
                 self._attempts(manifest, topology.role),
                 topology,
                 self._run_dir,
-                refuse_finished=refuse_finished,
                 now=self._now(topology),
             )
             started = file_system_time(self._run_dir.base)

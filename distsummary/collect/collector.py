@@ -22,13 +22,14 @@ from distsummary.collect.run_lineage import evaluation_lineage
 from distsummary.collect.run_recorder import RunRecorder
 from distsummary.collect.run_settings import RunSettings
 from distsummary.collect.schedule import Schedule
-from distsummary.collect.session import Past, Session
+from distsummary.collect.session import Past, Session, find_past
 from distsummary.collect.trajectory_keeper import refuse_unkept
 from distsummary.collect.watcher import OUTSIDE, LoopPlace
 from distsummary.errors import ClosedError, InvalidValueError
 from distsummary.format.records import Value
 from distsummary.frameworks.base import framework_of
 from distsummary.rundir import topology as topologies
+from distsummary.rundir.admission import Admission, admit
 from distsummary.rundir.coordination import Coordinator
 from distsummary.rundir.identity import as_recorded, without_identity
 from distsummary.rundir.run_dir import RunDir
@@ -58,7 +59,8 @@ class Collector(Callback):
         settings: what is recorded and how.
         topology: this rank's place among the ranks; None: from the loop or the environment.
         coordinate: returns, for this rank's topology, how it joins the other ranks in one run.
-        refuses_finished: whether a training from step 0 must not begin in a run that has finished.
+        admission: the place in the run that the door has got for a training; None: it is asked for when a
+            training begins.
     """
 
     def __init__(
@@ -68,11 +70,11 @@ class Collector(Callback):
         *,
         topology: Topology | None,
         coordinate: Callable[[Topology], Coordinator],
-        refuses_finished: bool = False,
+        admission: Admission | None = None,
     ) -> None:
         self.run_dir, self._settings = run_dir, settings
         self._topology, self._coordinate = topology, coordinate
-        self._refuses_finished = refuses_finished
+        self._admission = admission
         self._session: Session | None = None
         self._reset()
 
@@ -127,8 +129,11 @@ class Collector(Callback):
         if self._settings.collected.landscape not in (None, DEFAULT_SPEC) and network is not None:
             refuse_unkept(network, topology, self._schedule.group)
         if self._session is None:
-            is_new = self._refuses_finished and not params.get("initial_step")
-            self._session = self._open(topology, refuse_finished=is_new)
+            if self._admission is None:
+                resumes = bool(params.get("initial_step"))
+                self._admission = admit(self.run_dir, topology, resumes=resumes, door="a SummaryCollector")
+            self._admission.begin()
+            self._session = self._open(topology)
         self._begin_recording(self._session, params)
 
     @door(again=True)
@@ -179,13 +184,15 @@ class Collector(Callback):
         """Report the attempt that a training has joined; `ds.init` has asked the user before."""
 
     def on_eval_begin(self, run_context: RunContext) -> None:
-        """Join the run if the role is eval; otherwise, outside a training, keep the evaluation for later.
+        """Outside a training, keep the evaluation for later; a job of the role eval may record it at once.
 
-        If a training follows, its session records the kept evaluations; otherwise `close` records them.
+        If a training follows, its session records the kept evaluations; otherwise `close` adds them to the
+        training that the run holds. An eval job records at once if there is none, or if it still runs.
         """
         params = run_context.original_args()
         topology = self._begin(params, "eval")
-        if self._session is None and topology.role == "eval":
+        is_first = self._session is None and self._evaluations is None
+        if is_first and topology.role == "eval" and find_past(self.run_dir, topology) is None:
             self._session = self._open(topology)
             self._session.begin_heartbeats(self._schedule.receive)
             self.recorder.record = self._session.record
@@ -227,9 +234,7 @@ class Collector(Callback):
         return topology
 
     @check(OSError)
-    def _open(
-        self, topology: Topology, past: Past | None = None, *, refuse_finished: bool = False
-    ) -> Session:
+    def _open(self, topology: Topology, past: Past | None = None) -> Session:
         settings = self._settings
         has_times = settings.collected.metric and settings.collected.additions
         formats = settings.writer.formats
@@ -245,10 +250,9 @@ class Collector(Callback):
             exports_npy=settings.exports_npy,
             config=settings.config.nested,
             diagnose=settings.diagnose,
-            coordinator=None if past is not None else self._coordinate(topology),
+            coordinator=self._coordinate(topology),
             failures=self._failures,
             leaves_out=() if has_times else (*STEP_TIMES, *STEP_PHASES),
-            refuse_finished=refuse_finished,
             past=past,
             overhead=self.recorder.overhead,
         )
@@ -429,12 +433,14 @@ class Collector(Callback):
         self.recorder.plain_before, self.recorder.record = -math.inf, self._keep
         self._failures.call("the sources", self._schedule.close)
         self._is_over = True
-        session = self._session
-        if session is not None:
-            try:
+        session, admission = self._session, self._admission
+        try:
+            if session is not None:
                 self._health = session.close(error)
-            finally:
-                self._session = None
+        finally:
+            self._session = self._admission = None
+            if admission is not None:
+                admission.end()
 
     def discard(self) -> None:
         """Close, without having recorded anything."""

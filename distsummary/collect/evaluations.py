@@ -81,7 +81,7 @@ class Evaluations:
             if training is None and evaluator.rank == 0:
                 logger.warning(
                     "%s holds no training: the evaluation is recorded in %s; name the directory of the "
-                    'training, or pass role="eval" if there is none',
+                    'training, and pass role="eval"',
                     run_dir.base,
                     run_dir.base / "eval",
                 )
@@ -97,6 +97,6 @@ class Evaluations:
                 f"training in {listed(names)}: record these by run.text"
             )
         with RunDir(past.rank_dir).locked("evaluation"):  # only one writer at a time may append events
-            session = open_session(evaluator, past)
+            session = open_session(dataclasses.replace(evaluator, role="train"), past)
             self.record(session, read_last_step(past.rank_dir))
             return session.close()

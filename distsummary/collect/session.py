@@ -116,7 +116,6 @@ class Session:
         coordinator: joins all ranks to one run; None: the ranks use the run dir's manifest.
         failures: counts the session's own failures.
         leaves_out: names of numbers that are not recorded.
-        refuse_finished: see `Coordinator.register`.
         past: the attempt to which evaluations are added, instead of registering a new one.
         overhead: what recording costs the loop.
 
@@ -136,7 +135,6 @@ class Session:
         coordinator: Coordinator | None,
         failures: Failures,
         leaves_out: Collection[str] = (),
-        refuse_finished: bool = False,
         past: "Past | None" = None,
         overhead: Overhead | None = None,
     ) -> None:
@@ -150,7 +148,7 @@ class Session:
         if past is not None:
             self._registration, rank_dir = past.registration, past.rank_dir
         else:
-            self._registration = self._coordinator.register(topology, refuse_finished=refuse_finished)
+            self._registration = self._coordinator.register(topology)
             rank_dir = run_dir.writer_dir(topology.role, topology.rank, topology.world_size)
         self._rank_dir = rank_dir
         spec = replace(

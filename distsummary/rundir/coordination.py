@@ -28,6 +28,7 @@ from typing import Any, Protocol
 
 from distsummary.base.publish import file_system_time
 from distsummary.errors import RunDirError
+from distsummary.rundir.admission import claimed_twice, refuse_other_world, refuse_taken_run
 from distsummary.rundir.attempts import (
     STOPPED,
     Registration,
@@ -43,7 +44,6 @@ from distsummary.rundir.attempts import (
     now_for,
     refuse_stale,
 )
-from distsummary.rundir.claims import claimed_twice, refuse_other_world, refuse_reuse_of
 from distsummary.rundir.deal import Deal, Heartbeat, deals_in
 from distsummary.rundir.rank_manifest import RankEntries, RankManifest, ranks_of
 from distsummary.rundir.run_dir import Manifest, RunDir
@@ -67,11 +67,10 @@ class Listener(Protocol):
 class Coordinator(Protocol):
     """How a rank joins and leaves its run: a LocalCoordinator or a client of the aggregator actor."""
 
-    def register(self, topology: Topology, *, refuse_finished: bool = False) -> Registration:
+    def register(self, topology: Topology) -> Registration:
         """Join the run; all ranks of one start of the job get the same attempt.
 
-        Raises RunDirError if another job records the run, or if the run is finished and `refuse_finished` is
-        set.
+        Raises RunDirError if another job records the run.
         """
 
     def beat(self, topology: Topology, attempt: int, heartbeat: Heartbeat) -> tuple[Deal, ...]:
@@ -105,10 +104,10 @@ class LocalCoordinator:
         self.run_dir = run_dir
         self._first_attempt = first_attempt
 
-    def register(self, topology: Topology, *, refuse_finished: bool = False) -> Registration:
+    def register(self, topology: Topology) -> Registration:
         """Join or start an attempt; raises WorldMismatchError when its ranks disagree on the world size."""
         for left in reversed(range(CLAIMS)):
-            registration = self._join(topology, refuse_finished=refuse_finished)
+            registration = self._join(topology)
             try:
                 self.enter(topology, registration.attempt)
             except _RankTakenError:
@@ -118,7 +117,7 @@ class LocalCoordinator:
                 break
         return registration
 
-    def _join(self, topology: Topology, *, refuse_finished: bool) -> Registration:
+    def _join(self, topology: Topology) -> Registration:
         found: Manifest | None = None
 
         def is_there(manifest: Manifest) -> bool:
@@ -131,7 +130,7 @@ class LocalCoordinator:
 
         def begin(manifest: Manifest) -> None:
             nonlocal found
-            refuse_reuse_of(self.run_dir, manifest, topology, refuse_finished=refuse_finished)
+            refuse_taken_run(self.run_dir, manifest, topology)  # again: another job may have begun since
             found = begin_attempt(
                 manifest, topology, self._first_attempt, started=file_system_time(self.run_dir.base)
             )

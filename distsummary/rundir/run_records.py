@@ -46,6 +46,13 @@ class AggregatorRecord(ProcessRecord):
     host: NotRequired[str]
 
 
+class ReservationRecord(ProcessRecord):
+    """The job that will train in the run, and the first of its processes that asked."""
+
+    job: str
+    host: NotRequired[str]
+
+
 class DeathRecord(TypedDict):
     """Why a rank died, as its launcher saw it."""
 
@@ -108,7 +115,7 @@ class RunRecord(TypedDict):
     state: NotRequired[str]
     nonce: NotRequired[str]
     identity: NotRequired[bool]
-    claimed_by: NotRequired[str]
+    claimed_by: NotRequired[ReservationRecord]
     key_tags: NotRequired[list[str]]
     aggregator: NotRequired[AggregatorRecord]
     merged: NotRequired[dict[str, Any]]

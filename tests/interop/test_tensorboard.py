@@ -85,7 +85,7 @@ def test_a_later_evaluation_erases_no_other_step(nasty_tmp_path: Path) -> None:
             list(run.steps(range(3)))
             with run.eval() as evaluation:
                 evaluation.log(accuracy=accuracy)
-    with ds.init(nasty_tmp_path, rank=0, world_size=1) as run, run.eval() as evaluation:
+    with ds.init(nasty_tmp_path, role="eval", rank=0, world_size=1) as run, run.eval() as evaluation:
         evaluation.log(accuracy=0.75)
     key = (".", "eval/accuracy")
     assert python_view(nasty_tmp_path).scalars[key] == [(3, 0.25), (6, 0.5), (6, 0.75)]

@@ -209,7 +209,7 @@ def test_an_evaluation_after_the_training_is_in_the_merged_run(tmp_path: Path) -
             for _ in run.steps(range(3)):
                 run.log(loss=float(rank))
     for rank in range(2):
-        with ds.init(tmp_path, rank=rank, world_size=2) as run, run.eval() as evaluation:
+        with ds.init(tmp_path, role="eval", rank=rank, world_size=2) as run, run.eval() as evaluation:
             evaluation.log(accuracy=0.5 + rank)
     found = [(e.step, v.data) for e in read_directory(tmp_path) for v in e.values if v.tag == "eval/accuracy"]
     assert (losses(tmp_path), found) == ({1: 0.5, 2: 0.5, 3: 0.5}, [(3, 1.0)])

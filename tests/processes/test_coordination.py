@@ -88,12 +88,12 @@ def test_a_run_in_use_by_a_living_process_is_refused_at_once(nasty_tmp_path: Pat
         assert training.stdout is not None
         assert training.stdout.readline() == "training\n"
         message = rf'in use: rank 0 of attempt 0 runs as process {training.pid} on .*role="eval"'
-        for exists in ("refuse", "attempt"):
+        for on_existing in ("auto", "attempt", "error"):
             with pytest.raises(RunDirError, match=message):
-                ds.init(path, exists=exists, rank=0, world_size=1)
+                ds.init(path, on_existing=on_existing, rank=0, world_size=1)
         with ds.init(path, role="eval", rank=0, world_size=1) as run, run.eval() as evaluation:
             evaluation.log(accuracy=0.5)
-        other = ds.init(path, exists="new", rank=0, world_size=1)
+        other = ds.init(path, on_existing="new", rank=0, world_size=1)
         training.kill()
     list(other.steps(range(2)))
     other.close()

@@ -18,7 +18,7 @@ from distsummary.events.reader import read_directory, read_lineage
 from distsummary.events.spec import WriterSpec
 from distsummary.events.writer import RankWriter
 from distsummary.format.records import Batch, Event, Value
-from distsummary.rundir import claims
+from distsummary.rundir import admission
 from distsummary.rundir.run_dir import RunDir
 from tests.manifests import whole_manifest
 from tests.patience import PATIENCE_S
@@ -228,8 +228,8 @@ def test_a_launch_returns_its_results_when_the_merge_of_its_run_fails(run_dir, c
     assert "no merge wrote" in caplog.text
 
 
-def test_an_evaluation_after_the_training_is_merged_and_a_second_training_is_refused(run_dir):
-    """Each process of the job trains, evaluates what it trained, and then tries to train again."""
+def test_an_evaluation_after_the_training_is_merged_and_a_second_training_is_recorded_apart(run_dir):
+    """Each process of the job trains, evaluates what it trained, and then trains again."""
     for rank in range(2):
         topology = place(rank)
         client = AggregatorClient(run_dir)
@@ -237,7 +237,7 @@ def test_an_evaluation_after_the_training_is_merged_and_a_second_training_is_ref
         record(run_dir, rank, registration, range(1, 4))
         client.finish(topology, 0, {})
     for rank in range(2):
-        with ds.init(run_dir.base, rank=rank, world_size=2) as run, run.eval() as evaluation:
+        with ds.init(run_dir.base, role="eval", rank=rank, world_size=2) as run, run.eval() as evaluation:
             evaluation.log(accuracy=0.5 + rank)
     accuracy = [
         (e.step, v.data) for e in read_directory(run_dir.base) for v in e.values if v.tag == "eval/accuracy"
@@ -248,13 +248,12 @@ def test_an_evaluation_after_the_training_is_merged_and_a_second_training_is_ref
     assert lineage.evaluation is not None
     assert len(run_dir.read_manifest()["attempts"]) == 1
     run = ds.init(run_dir.base, rank=0, world_size=2)
-    with pytest.raises(RunDirError, match="holds a finished training"):
-        list(run.steps(range(3)))
+    assert run.dir == run_dir.base.with_name(f"{run_dir.base.name}-2")
 
 
 def test_an_aggregator_of_another_version_is_refused_with_its_host(run_dir, monkeypatch):
-    here = claims.PROTOCOL + 1  # and not in the actor
-    monkeypatch.setattr(claims, "PROTOCOL", here)
+    here = admission.PROTOCOL + 1  # and not in the actor
+    monkeypatch.setattr(admission, "PROTOCOL", here)
     client = AggregatorClient(run_dir)
     said = f"another version of distsummary .* its protocol is {here - 1}, here {here}"
     with pytest.raises(RunDirError, match=said):

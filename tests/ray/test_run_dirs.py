@@ -15,7 +15,7 @@ import distsummary as ds
 from distsummary import Topology
 from distsummary.aggregate.actor import NAMESPACE, AggregatorClient, actor_name
 from distsummary.errors import InvalidValueError, RunDirError
-from distsummary.rundir import claims
+from distsummary.rundir import admission
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.topology import LAUNCH_ID
 
@@ -56,7 +56,7 @@ class OtherNode:
         return all(subprocess.run(command, check=False).returncode == 0 for command in commands)
 
     def record(self, path: str, *, holds_a_run: bool) -> None:
-        claims.SHARED_S = 0.5
+        admission.SHARED_S = 0.5
         os.environ[LAUNCH_ID] = "launch-1"
         if holds_a_run:
             RunDir(path).create().update_manifest(lambda manifest: None)

@@ -162,7 +162,7 @@ def test_a_negative_start_is_refused_by_name(tmp_path: Path, name: str) -> None:
 def test_event_files_in_the_place_of_the_merged_run_are_reported_at_once(nasty_tmp_path: Path) -> None:
     train(nasty_tmp_path, 3, world_size=1)
     with pytest.raises(RunDirError, match=r"holds event files that no merge wrote .* move those"):
-        ds.init(nasty_tmp_path, rank=1, world_size=2)
+        ds.init(nasty_tmp_path, rank=1, world_size=2, on_existing="attempt")
 
 
 def test_a_run_that_is_open_in_this_process_is_refused_until_it_is_closed(
@@ -170,7 +170,7 @@ def test_a_run_that_is_open_in_this_process_is_refused_until_it_is_closed(
 ) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
-    ds.init(nasty_tmp_path)  # never begun, so it is in no one's way
+    earlier = ds.init(nasty_tmp_path)  # not begun, so it is in no one's way
     run = ds.init(nasty_tmp_path)
     reported = (
         r"is open in this process \(by the run made at .*test_init.py:\d+\); close it first: run.close\(\)"
@@ -178,17 +178,17 @@ def test_a_run_that_is_open_in_this_process_is_refused_until_it_is_closed(
     batches = run.steps(range(9))
     next(batches)
     run.log(loss=0.0)
-    for exists in ("refuse", "attempt"):
-        refused = ds.init(nasty_tmp_path, exists=exists)
+    for on_existing in ("auto", "attempt", "error"):
         with pytest.raises(RunDirError, match=reported):
-            next(refused.steps(range(9)))
-        refused.close()
-    with ds.init(nasty_tmp_path, exists="new") as other:
+            ds.init(nasty_tmp_path, on_existing=on_existing)
+    with pytest.raises(RunDirError, match=reported):
+        list(earlier.steps(range(9)))
+    with ds.init(nasty_tmp_path, on_existing="new") as other:
         other.log(loss=1.0)
     with ds.init(nasty_tmp_path, initial_step=1) as resumed:  # such as in a loop that catches exceptions
         resumed.log(loss=2.0)
     run.close()
-    with ds.init(nasty_tmp_path, exists="attempt") as later:
+    with ds.init(nasty_tmp_path, on_existing="attempt") as later:
         later.log(loss=3.0)
     events = list(read_directory(nasty_tmp_path))
     found = sorted((e.attempt, e.step, v.data) for e in events for v in e.values if v.tag == "loss")
@@ -247,7 +247,7 @@ def finished(path: Path, world_size: int = 1, steps: int = 3) -> None:
 
 
 def evaluate(path: Path, *, rank: int = 0, world_size: int = 1, **options: Any) -> None:
-    here: Any = {"rank": rank, "world_size": world_size, "aggregate": False} | options
+    here: Any = {"role": "eval", "rank": rank, "world_size": world_size, "aggregate": False} | options
     with ds.init(path, **here) as run, run.eval() as evaluation:
         evaluation.log(accuracy=0.5 + rank)
 
@@ -335,7 +335,7 @@ def test_an_evaluation_without_a_training_names_its_directory_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for rank in range(2):
-        evaluate(tmp_path / "typo", rank=rank, world_size=2, config={"lr": 0.1})
+        evaluate(tmp_path / "typo", role="train", rank=rank, world_size=2, config={"lr": 0.1})
     [record] = caplog.records
     reported = record.getMessage()
     assert f"{tmp_path / 'typo'} holds no training: the evaluation is recorded in" in reported
@@ -344,7 +344,7 @@ def test_an_evaluation_without_a_training_names_its_directory_once(
         {"lr": 0.1}
     ]
     caplog.clear()
-    evaluate(tmp_path / "meant", role="eval")
+    evaluate(tmp_path / "meant")
     finished(tmp_path / "trained")
     evaluate(tmp_path / "trained")
     assert not caplog.records
@@ -357,7 +357,7 @@ def test_the_config_of_an_evaluation_is_reported_if_the_training_has_another(
     evaluate(tmp_path, config={"lr": 0.1, "opt": {"eps": 1, "amp": None}})
     assert not caplog.records
     with (
-        ds.init(tmp_path, rank=0, world_size=1, config={"lr": 0.2, "beams": 4}) as run,
+        ds.init(tmp_path, role="eval", config={"lr": 0.2, "beams": 4}) as run,
         run.eval() as evaluation,
     ):
         evaluation.log(accuracy=0.5)
@@ -377,18 +377,30 @@ def test_an_evaluation_next_to_an_open_run_of_the_process_is_kept_apart(nasty_tm
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_a_finished_training_is_not_replaced_unless_that_is_asked_for(
-    nasty_tmp_path: Path, world_size: int
+def test_a_training_after_a_finished_one_is_recorded_next_to_it_unless_an_attempt_is_asked_for(
+    nasty_tmp_path: Path, world_size: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    finished(nasty_tmp_path, world_size)
+    base = nasty_tmp_path / "mine"
+    for _ in range(3):
+        finished(base, world_size)
+    names = ["mine", "mine-2", "mine-3"]
+    assert [roles(nasty_tmp_path / name) for name in names] == [[("train", 0)]] * 3
+    assert caplog.text.count(f"{base} is taken; this training is recorded in {base}-") == 2
     for rank in range(world_size):
-        with pytest.raises(
-            RunDirError, match=r'finished training \(attempt 0\).*exists="new".*initial_step='
-        ):
-            train(nasty_tmp_path, 3, rank=rank, world_size=world_size)
-    assert roles(nasty_tmp_path) == [("train", 0)]
-    for rank in range(world_size):
-        train(nasty_tmp_path, 3, rank=rank, world_size=world_size, exists="attempt")
+        train(base, 3, rank=rank, world_size=world_size, on_existing="attempt")
+    assert roles(base) == [("train", 0), ("train", 1)]
+
+
+def test_the_directory_of_a_training_is_chosen_before_it_begins(nasty_tmp_path: Path) -> None:
+    finished(nasty_tmp_path)
+    run = ds.init(nasty_tmp_path, rank=0, world_size=1)
+    assert run.dir == nasty_tmp_path.with_name(f"{nasty_tmp_path.name}-2")
+    run.close()
+    assert roles(run.dir) == []  # the attempt is visible at the first step
+    with pytest.raises(RunDirError, match=r'holds a training \(attempt 0\).*on_existing="new".*resume='):
+        ds.init(nasty_tmp_path, rank=0, world_size=1, on_existing="error")
+    with ds.init(nasty_tmp_path, rank=0, world_size=1, on_existing="error", initial_step=3) as run:
+        list(run.steps(range(2)))
     assert roles(nasty_tmp_path) == [("train", 0), ("train", 1)]
 
 
@@ -398,14 +410,23 @@ def test_a_new_run_gets_the_next_free_name_on_all_ranks(
     for job in ("a", "b", "c"):
         monkeypatch.setenv(LAUNCH_ID, job)
         for rank in range(2):
-            train(tmp_path / "mine", 3, rank=rank, exists="new")
+            train(tmp_path / "mine", 3, rank=rank, on_existing="new")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "mine-2", "mine-3"]
     assert all(roles(path) == [("train", 0)] for path in tmp_path.iterdir())
     assert caplog.text.count(f"{tmp_path / 'mine'} is taken; this training is recorded in") == 2
 
 
+def test_a_name_that_a_dead_process_has_reserved_is_free_again(tmp_path: Path) -> None:
+    finished(tmp_path / "mine")
+    ds.init(tmp_path / "mine", rank=0, world_size=1)  # reserves the next name, and never begins
+    reserved = RunDir(tmp_path / "mine-2")
+    assert ds.init(tmp_path / "mine", rank=0, world_size=1).dir == tmp_path / "mine-3"
+    reserved.update_manifest(lambda manifest: manifest["claimed_by"].update(pid=2**22 - 1, pid_start="0"))
+    assert ds.init(tmp_path / "mine", rank=0, world_size=1).dir == reserved.base
+
+
 def test_jobs_that_start_together_do_not_get_the_same_new_run(tmp_path: Path) -> None:
-    runs = [ds.init(tmp_path / "mine", rank=0, world_size=1, exists="new") for _ in range(2)]
+    runs = [ds.init(tmp_path / "mine", rank=0, world_size=1, on_existing="new") for _ in range(2)]
     for run in runs:
         list(run.steps(range(2)))
         run.close()
@@ -414,7 +435,7 @@ def test_jobs_that_start_together_do_not_get_the_same_new_run(tmp_path: Path) ->
 
 def test_a_training_that_failed_gets_its_next_attempt_from_step_0(nasty_tmp_path: Path) -> None:
     def fail() -> None:
-        with ds.init(nasty_tmp_path, rank=0, world_size=1, exists="new") as run:
+        with ds.init(nasty_tmp_path, rank=0, world_size=1) as run:
             for _ in run.steps(range(3)):
                 raise ZeroDivisionError
 
@@ -493,10 +514,8 @@ def test_nothing_is_said_if_quiet_without_training_or_before_it_has_begun(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     train(tmp_path / "a", 3, world_size=1, quiet=True)
-    with ds.init(tmp_path / "a", rank=0, world_size=1) as run, run.eval() as evaluation:
-        evaluation.log(accuracy=0.5)
-    with pytest.raises(RunDirError):
-        train(tmp_path / "a", 3, world_size=1)  # it has finished: nothing is recorded there
+    evaluate(tmp_path / "a")
+    ds.init(tmp_path / "b", rank=0, world_size=1).close()
     assert capfd.readouterr().err == ""
 
 

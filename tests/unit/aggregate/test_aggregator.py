@@ -85,11 +85,9 @@ def life(nasty_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Life
     found.close()
 
 
-def register(
-    life: Life, aggregator: Aggregator, topology: Topology, *, refuse_finished: bool = False
-) -> Registration:
+def register(life: Life, aggregator: Aggregator, topology: Topology) -> Registration:
     """As a rank's client does it."""
-    registration = aggregator.register(topology, refuse_finished=refuse_finished)
+    registration = aggregator.register(topology)
     LocalCoordinator(life.run_dir).enter(topology, registration.attempt)
     return registration
 
@@ -456,13 +454,3 @@ def test_an_evaluation_that_not_all_ranks_finished_is_merged_after_a_while(life:
     life.lapse()
     assert life.merged_steps() == [1, 2, 9]
     assert life.states() == {"0": "finished", "1": "finished"}
-
-
-def test_a_finished_run_is_refused_by_the_aggregator_if_asked_for(life: Life) -> None:
-    join(life)
-    aggregator = life.start()
-    for topology in RANKS:
-        record(life.run_dir, topology, range(1, 3))
-        finish(life, aggregator, topology, 0, {})
-    with pytest.raises(RunDirError, match="holds a finished training"):
-        register(life, life.start(), NEXT[0], refuse_finished=True)

@@ -62,7 +62,7 @@ class ListCoordinator:
     def __init__(self):
         self.registered, self.finished = [], []
 
-    def register(self, topology, *, refuse_finished=False):
+    def register(self, topology):
         self.registered.append(topology)
         return Registration(run_id="00000000000000ab", attempt=3)
 

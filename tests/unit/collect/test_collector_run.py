@@ -295,7 +295,7 @@ def test_the_lineage_of_one_of_several_ranks_is_for_merges_and_not_for_mindinsig
     assert "summary." in path.name
     assert read_lineage(nasty_tmp_path).train.hyper_parameters.device_num == 2
     old = path.rename(nasty_tmp_path / "rank_00000" / path.name)  # of a version that did not hide it
-    with ds.init(nasty_tmp_path, rank=0, world_size=2, aggregate=False, exists="attempt") as run:
+    with ds.init(nasty_tmp_path, rank=0, world_size=2, aggregate=False, on_existing="attempt") as run:
         run.log(loss=0.5)
     assert not old.exists()
 

@@ -5,7 +5,7 @@ import os
 import random
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,17 @@ from distsummary.errors import (
     StaleAttemptError,
     WorldMismatchError,
 )
-from distsummary.rundir import claims, rank_manifest
+from distsummary.rundir import admission, rank_manifest
+from distsummary.rundir.admission import (
+    ATTEMPT,
+    AUTO,
+    ERROR,
+    NEW,
+    admit,
+    is_finished,
+    refuse_in_use,
+    refuse_taken,
+)
 from distsummary.rundir.attempts import (
     LOOKED_AT,
     choose_attempt,
@@ -31,7 +41,6 @@ from distsummary.rundir.attempts import (
     rank_states,
     with_ranks,
 )
-from distsummary.rundir.claims import next_run_dir, refuse_reuse, refuse_taken
 from distsummary.rundir.coordination import LocalCoordinator, states_of_all_that_left
 from distsummary.rundir.deal import Deal, Heartbeat
 from distsummary.rundir.rank_manifest import RankEntries
@@ -98,7 +107,7 @@ def test_the_same_master_address_used_by_a_later_job_is_a_new_attempt(run: RunDi
     assert attempts == [0, 0, 1, 1]
 
 
-PORT = "127.0.0.1:29500+0"
+PORT, RESTART = "127.0.0.1:29500+0", "start-1+1"
 
 
 def entry(*states: str, incarnation: str = PORT, world_size: int = 4, started: float = 0.0) -> dict[str, Any]:
@@ -263,8 +272,8 @@ def test_a_training_that_was_stopped_gets_a_next_attempt_in_its_own_directory(
     coordinator.register(rank(0, world_size=1))
     coordinator.finish(rank(0, world_size=1), 0, {state: 1})
     again = rank(0, world_size=1, incarnation="another")
-    assert next_run_dir(run, again).base == run.base
-    assert coordinator.register(again, refuse_finished=True).attempt == 1
+    assert admit(run, again, on_existing=AUTO, door="this test").run_dir.base == run.base
+    assert coordinator.register(again).attempt == 1
 
 
 @pytest.mark.parametrize("health", [{}, {"failed": 1, "error": "ValueError: no metric"}])
@@ -294,8 +303,29 @@ def test_a_rank_whose_events_are_missing_is_incomplete_but_trained(run: RunDir) 
     assert (known["state"], known["health"]) == ("incomplete", {"missing": "the disk was full"})
     assert manifest["state"] == "finished"
     again = rank(0, world_size=1, incarnation="another")
-    with pytest.raises(RunDirError, match="holds a finished training"):
-        coordinator.register(again, refuse_finished=True)
+    assert admit(run, again, on_existing=AUTO, door="this test").run_dir.base == Path(f"{run.base}-2")
+
+
+@pytest.mark.parametrize(("end", "moved"), [({}, (AUTO, NEW)), ({"failed": 1}, (NEW,)), (None, (NEW,))])
+def test_on_existing_decides_where_another_training_records(
+    run: RunDir, end: dict[str, Any] | None, moved: tuple[str, ...]
+) -> None:
+    coordinator, dead = LocalCoordinator(run), {"pid": 2**22 - 1, "pid_start": "1"}
+    coordinator.register(unique(0, 1, **({} if end is not None else dead)))
+    if end is not None:
+        coordinator.finish(unique(0, 1), 0, end)
+    others = {name: unique(0, 1, incarnation=name) for name in ("another job", RESTART)}
+    for on_existing in (AUTO, NEW, ATTEMPT):
+        for name, topology in others.items():
+            found = admit(run, topology, on_existing=on_existing, door="this test").run_dir.base
+            assert (found != run.base) is (on_existing in moved and name != RESTART)
+    for resumes in (False, True):
+        message = r'holds a training \(attempt 0\).*on_existing="new".*initial_step='
+        refused = nullcontext() if resumes else pytest.raises(RunDirError, match=message)
+        with refused:
+            admit(run, others["another job"], on_existing=ERROR, resumes=resumes, door="this test")
+    assert admit(run, others[RESTART], on_existing=ERROR, door="this test").run_dir.base == run.base
+    assert len(run.read_manifest()["attempts"]) == 1  # visible at the first step only
 
 
 def test_a_message_of_a_superseded_attempt_is_refused(run: RunDir) -> None:
@@ -403,20 +433,19 @@ def refused(attempt: dict[str, Any], number: int = 0, **fields: Any) -> str:
     topology = rank(number, **({"world_size": 4, "incarnation": "other", "pid": -1} | fields))
     for known in attempt["ranks"].values():
         known |= {"pid": 42, "pid_space": "s", "pid_start": "1", "host": "h"}
+    newest, alive = attempt | {"role": "train", "attempt": 5}, lambda reported: reported["alive"]
     try:
-        refuse_taken(
-            [attempt | {"role": "train", "attempt": 5}], topology, RunDir("/r"), refuse_finished=True,
-            now=1.0, alive=lambda reported: reported["alive"],
-        )  # fmt: skip
+        refuse_taken([newest], topology, RunDir("/r"), now=1.0, alive=alive)
     except RunDirError as error:
         return str(error)
-    return ""
+    is_new = topology.role == "train" and choose_attempt([newest], topology, now=1.0, alive=alive) is None
+    return "finished" if is_new and is_finished(newest, {"state": ""}, topology, alive=alive) else ""
 
 
 @pytest.mark.parametrize(
     ("states", "message"),
     [
-        (("finished",) * 4, "the run /r holds a finished training (attempt 5)"),
+        (("finished",) * 4, "finished"),
         (("finished",) * 3, ""),  # a rank never came
         (("finished", "finished", "finished", "failed"), ""),
         (("finished", "lost", "finished", "finished"), ""),
@@ -442,7 +471,7 @@ def test_actors_that_each_take_themselves_for_the_only_rank_are_reported_what_to
 
 def test_the_ranks_of_a_job_do_not_refuse_each_other() -> None:
     slower = entry("finished", "alive", "alive", "alive")
-    assert "finished training" in refused(slower, 0, incarnation=PORT)  # it trains again, whoever is slower
+    assert refused(slower, 0, incarnation=PORT) == "finished"  # it trains again, whoever is slower
     assert not refused(entry("finished", "alive", "dead", "alive"), 0, incarnation=PORT)
     assert not refused(entry("alive", "alive"), 2, incarnation=PORT)
     assert not refused(entry("alive", "alive"), 0, incarnation=PORT.replace("+0", "+1"))  # a restart
@@ -549,8 +578,8 @@ def other_process(**fields: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def all_live(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims.refuse_taken, "__kwdefaults__", {
-        **(claims.refuse_taken.__kwdefaults__ or {}), "alive": lambda known: True,
+    monkeypatch.setattr(admission.refuse_taken, "__kwdefaults__", {
+        **(admission.refuse_taken.__kwdefaults__ or {}), "alive": lambda known: True,
     })  # fmt: skip
 
 
@@ -587,9 +616,9 @@ def test_a_job_on_another_machine_is_refused_if_its_heart_beats(
     coordinator = LocalCoordinator(run)
     coordinator.register(unique(0, 1, **FAR))
     other = unique(0, 1, incarnation="another")
-    monkeypatch.setattr(claims, "FAR_S", 0.0)
-    refuse_reuse(run, other, refuse_finished=False)  # it may have died a moment ago
-    monkeypatch.setattr(claims, "FAR_S", 60.0)
+    monkeypatch.setattr(admission, "FAR_S", 0.0)
+    refuse_in_use(run, other)  # it may have died a moment ago
+    monkeypatch.setattr(admission, "FAR_S", 60.0)
     beats = []
 
     def sleep(seconds: float) -> None:
@@ -599,15 +628,15 @@ def test_a_job_on_another_machine_is_refused_if_its_heart_beats(
             coordinator.beat(unique(0, 1, **FAR), 0, Heartbeat())
             os.utime(file, (file.stat().st_mtime + 5,) * 2)
 
-    monkeypatch.setattr(claims.time, "sleep", sleep)
+    monkeypatch.setattr(admission.time, "sleep", sleep)
     with pytest.raises(
         RunDirError, match="is in use: rank 0 of attempt 0 runs as process 7 on far, and anoth"
     ):
-        refuse_reuse(run, other, refuse_finished=False)
+        refuse_in_use(run, other)
     assert len(beats) == 3
-    refuse_reuse(run, unique(0, 1), refuse_finished=False)  # the same job
+    refuse_in_use(run, unique(0, 1))  # the same job
     note_deaths(run, "train", 0, {0: "its node does not answer"})
-    refuse_reuse(run, other, refuse_finished=False)  # its launcher saw it die
+    refuse_in_use(run, other)  # its launcher saw it die
 
 
 def test_a_full_disk_keeps_no_rank_from_reporting_its_heartbeat_and_its_end(

@@ -33,7 +33,7 @@ def test_the_name_of_this_host_is_left_out_of_texts(monkeypatch: pytest.MonkeyPa
 
 def test_what_a_run_omits_is_omitted_by_all_that_is_written_into_it(nasty_tmp_path: Path) -> None:
     run_dir = nasty_tmp_path / "run"
-    for options in ({"record": ds.Record(identity=False)}, {"exists": "attempt"}, {"role": "eval"}):
+    for options in ({"record": ds.Record(identity=False)}, {"on_existing": "attempt"}, {"role": "eval"}):
         with ds.init(run_dir, quiet=True, system_metrics=False, **options) as run:
             if "role" in options:
                 with run.eval() as evaluation:
@@ -57,7 +57,7 @@ def test_a_new_run_next_to_a_finished_one_is_claimed_without_the_name_of_the_job
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "gpu-17", "MASTER_PORT": "29"}.items():
         monkeypatch.setenv(name, value)
     for expected in ("run", "run-2", "run-3"):
-        options = {"exists": "new", "record": ds.Record(identity=False)}
+        options = {"on_existing": "new", "record": ds.Record(identity=False)}
         with ds.init(nasty_tmp_path / "run", quiet=True, system_metrics=False, **options) as run:
             for _ in run.steps(range(2)):
                 run.log(loss=1.0)

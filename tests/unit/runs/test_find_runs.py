@@ -44,7 +44,7 @@ def test_runs_of_every_kind_are_found_the_newest_first(tmp_path):
 
 def test_an_evaluation_after_the_training_does_not_hide_the_loss(tmp_path):
     record(tmp_path / "a")
-    with ds.init(tmp_path / "a", quiet=True) as run, run.eval() as evaluation:
+    with ds.init(tmp_path / "a", role="eval", quiet=True) as run, run.eval() as evaluation:
         evaluation.log(accuracy=0.5)
     with ds.SummaryRecord(str(tmp_path / "b")) as written:
         written.add_value("scalar", "loss", 0.25)

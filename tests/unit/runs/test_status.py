@@ -491,8 +491,8 @@ def test_a_recorded_run_is_read_from_its_files_also_where_nothing_can_be_written
 
 
 def test_an_earlier_attempt_came_to_the_step_that_its_files_hold(tmp_path):
-    for steps, exists in ((7, "refuse"), (4, "attempt")):
-        with ds.init(tmp_path, quiet=True, exists=exists) as run:
+    for steps in (7, 4):
+        with ds.init(tmp_path, quiet=True, on_existing="attempt") as run:
             for _ in run.steps(range(steps)):
                 run.log(loss=1.0)
     assert "  before: attempt 0, finished, 1 rank, came to step 7" in text_of(read_status(tmp_path))

@@ -116,7 +116,7 @@ def test_verdicts_and_what_is_missing_are_reported(slow):
 
 
 def test_attempts_and_ranks_have_their_times_and_steps(tmp_path):
-    settings = {"aggregate": False, "quiet": True, "config": {"a": {"lr": 0.5}}, "exists": "attempt"}
+    settings = {"aggregate": False, "quiet": True, "config": {"a": {"lr": 0.5}}, "on_existing": "attempt"}
     for first in (1, 6):
         for rank in range(2):
             with ds.init(

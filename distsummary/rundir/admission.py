@@ -1,0 +1,364 @@
+"""admit: which directory a training records in, decided once by the door that opens the run.
+
+It decides, refuses and reserves before anything is trained; the attempt becomes visible in run.json when the
+first step begins. What is refused: a run that another job is recording, a rank that another process is
+already, and a run dir that is not shared.
+"""
+
+import os
+import platform
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, ClassVar
+
+from distsummary.base.checks import check_choice
+from distsummary.base.guard import check
+from distsummary.base.processes import is_alive
+from distsummary.base.publish import file_system_time
+from distsummary.errors import RunDirError, WorldMismatchError
+from distsummary.rundir.attempts import (
+    PROCESS,
+    PROTOCOL,
+    TRAINED,
+    Liveness,
+    Registration,
+    attempts_seen,
+    choose_attempt,
+    job_of,
+    newest_attempt,
+    now_for,
+    spread,
+)
+from distsummary.rundir.identity import as_recorded, own_place
+from distsummary.rundir.rank_manifest import ranks_of
+from distsummary.rundir.run_dir import Manifest, RunDir
+from distsummary.rundir.timeouts import FAR_S, SHARED_S, SILENT_S
+from distsummary.rundir.topology import Topology, masked
+
+ON_EXISTING = (AUTO, NEW, ATTEMPT, ERROR) = ("auto", "new", "attempt", "error")
+SHARED_POLL_S = 0.5
+FAR_POLL_S = 0.5
+
+
+class Admission:
+    """The place that a training of this process was given, from the door that opens the run to its end.
+
+    Args:
+        run_dir: where it records. topology: this rank, as the run shows it.
+        door: what opened the run, for messages.
+        resumes: it replaces a training that failed and may still be open in this process.
+    """
+
+    _open: ClassVar[dict[tuple[str, int], "Admission"]] = {}  # trainings of this process that have begun
+
+    def __init__(self, run_dir: RunDir, topology: Topology, *, door: str, resumes: bool) -> None:
+        self.run_dir, self.topology = run_dir, topology
+        self._door, self._resumes, self._pid = door, resumes, os.getpid()
+        self._key = str(run_dir.base), topology.rank
+
+    @check()
+    def begin(self) -> None:
+        """Called before the first step; raises RunDirError if another training was begun in the meantime."""
+        if self.topology.role == "train":
+            if not self._resumes:
+                self.refuse_open()
+            self._open[self._key] = self
+
+    def end(self) -> None:
+        """Make way for the next training; a second call does nothing."""
+        if self._open.get(self._key) is self:
+            del self._open[self._key]
+
+    def refuse_open(self) -> None:
+        """Raise RunDirError if this process has an open training of this rank in the run dir.
+
+        The manifest cannot distinguish trainings of one process: it names the process of a rank.
+        """
+        found = self._open.get(self._key)
+        if found is not None and found._pid == os.getpid():
+            raise RunDirError(
+                f"the run {self.run_dir.base} is open in this process (by {found._door}); close it first: "
+                'run.close(), or use "with ds.init(...) as run:", which closes it; or pass '
+                'on_existing="new" to record next to it'
+            )
+
+
+@check()
+def admit(
+    run_dir: RunDir, topology: Topology, *, on_existing: str = ATTEMPT, resumes: bool = False, door: str
+) -> Admission:
+    """Where a training, or an evaluation, of this rank records; all ranks of a job get the same directory.
+
+    Restarts of the same start of a job and resumed trainings are the next attempt in `run_dir`, and so is a
+    training after one that did not finish. `on_existing` decides about others.
+
+    Args:
+        run_dir: the directory that the user named; it exists.
+        on_existing: "auto": after a finished training, the next free name (`-2`, `-3` ... appended), else the
+            next attempt; "new": the next free name after any training; "attempt": the next attempt;
+            "error": RunDirError after any training.
+        resumes: the training continues at a later step.
+        door: what opens the run, for messages.
+
+    Raises RunDirError if another job records the run, or this process has a training open in it.
+    """
+    check_choice("on_existing", on_existing, ON_EXISTING)
+    is_new = topology.role == "train" and not resumes
+    if is_new and on_existing in (AUTO, NEW):
+        run_dir = _free_run_dir(run_dir, topology, on_existing)
+    topology = as_recorded(run_dir, topology)
+    admission = Admission(run_dir, topology, door=door, resumes=resumes)
+    if is_new:
+        admission.refuse_open()
+    refuse_in_use(run_dir, topology)
+    if is_new and on_existing == ERROR:
+        newest = _newest_of_others(run_dir, run_dir.read_manifest(), topology)
+        if newest is not None:
+            raise RunDirError(
+                f"the run {run_dir.base} holds a training (attempt {newest['attempt']}), and this training "
+                'starts from step 0; pass on_existing="new" to record it next to that run, "attempt" to show '
+                "it in place of that training, or resume= or initial_step= if it resumes that training"
+            )
+    return admission
+
+
+def _free_run_dir(run_dir: RunDir, topology: Topology, on_existing: str) -> RunDir:
+    """The first of `run_dir` and its siblings (`-2`, `-3` ... appended) in which all ranks may train.
+
+    A directory that no training has begun in is reserved for this job in its manifest, as long as the process
+    lives; except, with AUTO, `run_dir` itself: another job that starts there is refused.
+    """
+    number, found = 1, run_dir
+    is_free = False
+
+    def is_taken(manifest: Manifest) -> bool:
+        place = as_recorded(found, topology)
+        newest = _newest_of_others(found, manifest, place)
+        if newest is None:
+            return False
+        return on_existing == NEW or is_finished(_with_all_ranks(found, newest), manifest, place)
+
+    def is_open(manifest: Manifest) -> bool:
+        try:
+            Admission(found, topology, door="", resumes=False).refuse_open()
+            refuse_taken_run(found, manifest, as_recorded(found, topology))
+        except RunDirError:
+            return True
+        return False
+
+    def mark(manifest: Manifest) -> str:
+        """The job, in a form that names no one."""
+        return job_of(masked(topology, str(manifest["run_id"])).incarnation)
+
+    def is_decided(manifest: Manifest) -> bool:
+        nonlocal is_free
+        if is_taken(manifest) or is_open(manifest):
+            is_free = False
+            return True
+        has_trained = newest_attempt(manifest, topology.role) is not None
+        claimed = manifest.get("claimed_by")
+        is_free = has_trained or (claimed is not None and claimed["job"] == mark(manifest))
+        return has_trained or (claimed is not None and (is_free or is_alive(claimed) is not False))
+
+    def claim(manifest: Manifest) -> None:
+        nonlocal is_free
+        manifest["claimed_by"], is_free = own_place(manifest) | {"job": mark(manifest)}, True
+
+    if on_existing == AUTO:
+        if not is_taken(run_dir.read_manifest()):
+            return run_dir
+        number, found = 2, RunDir(f"{run_dir.base}-2").create()
+    while True:
+        found.update_manifest(claim, is_done=is_decided)
+        if is_free:
+            return found
+        number += 1
+        found = RunDir(f"{run_dir.base}-{number}").create()
+
+
+def _newest_of_others(run_dir: RunDir, manifest: Manifest, topology: Topology) -> Manifest | None:
+    """The newest training in the run, unless this rank belongs to it or restarts it."""
+    attempts = attempts_seen(run_dir, manifest, topology)
+    if not attempts or choose_attempt(attempts, topology, now=now_for(run_dir, topology)):
+        return None
+    newest = _newest(attempts)
+    known, own = newest["incarnation"], topology.incarnation
+    is_restart = topology.is_incarnation_unique and known != own and job_of(known) == job_of(own)
+    return None if is_restart else newest
+
+
+def _newest(attempts: list[Manifest]) -> Manifest:
+    return max(attempts, key=lambda entry: int(entry["attempt"]))
+
+
+def _with_all_ranks(run_dir: RunDir, entry: Manifest) -> Manifest:
+    """An attempt, with all its ranks if one of those that were looked at has trained."""
+    if not {known["state"] for known in entry["ranks"].values()} & {*TRAINED}:
+        return entry
+    return entry | {"ranks": ranks_of(run_dir, entry)}
+
+
+def is_finished(
+    entry: Manifest, manifest: Manifest, topology: Topology, *, alive: Liveness = is_alive
+) -> bool:
+    """Whether the newest attempt, with its ranks, has finished.
+
+    For a rank of the same start, which trains again, the slower ranks do not count.
+    """
+    if manifest["state"] == "finished":
+        return True
+    unfinished = sum(
+        known["state"] not in TRAINED and not _is_slower_peer(entry, rank, known, topology, alive)
+        for rank, known in entry["ranks"].items()
+    )
+    return not unfinished and len(entry["ranks"]) == entry["world_size"]
+
+
+def _is_slower_peer(
+    entry: Manifest, rank: str, known: Mapping[str, Any], topology: Topology, alive: Liveness
+) -> bool:
+    is_same_start = bool(topology.incarnation) and entry["incarnation"] == topology.incarnation
+    is_other = rank != str(topology.rank)
+    return is_same_start and is_other and known["state"] == "running" and bool(alive(known))
+
+
+def refuse_other_version(run_dir: RunDir, registration: Registration) -> None:
+    """Raise RunDirError if the aggregator that registered the rank is of a version with other calls."""
+    found = getattr(registration, "protocol", 0)  # an older version has no such field
+    if found != PROTOCOL:
+        raise RunDirError(
+            f"the aggregator of {run_dir.base}, on {registration.host}, has another version of distsummary "
+            f"than {platform.node()}: its protocol is {found}, here {PROTOCOL}; install one version on all "
+            "nodes. If no training runs there, end that process, ray::_AggregatorActor"
+        )
+
+
+def refuse_unshared(run_dir: RunDir, registration: Registration) -> None:
+    """Raise RunDirError if this host sees another run dir than the host that registered the rank.
+
+    Waits up to SHARED_S for a network file system that shows changes late.
+    """
+    deadline = time.monotonic() + SHARED_S
+    while registration.nonce and (own := run_dir.read_manifest().get("nonce")) != registration.nonce:
+        if time.monotonic() > deadline:
+            other = "another run.json" if own else "no run.json"
+            raise RunDirError(
+                f"the run dir {run_dir.base} is not shared: on {platform.node()} it holds {other}, although "
+                f"the run was registered there on {registration.host}; name a directory on a disk that all "
+                "nodes share (NFS, Lustre, ...), under the same path on each"
+            )
+        time.sleep(SHARED_POLL_S)
+        with suppress(OSError):
+            os.listdir(run_dir.base)  # NFS looks for new files when a directory is opened
+
+
+def refuse_other_world(run_dir: RunDir, entry: Manifest, topology: Topology) -> None:
+    """Raise WorldMismatchError if the ranks of the attempt said another world size."""
+    if entry["world_size"] != topology.world_size:
+        known = entry["ranks"] | ranks_of(run_dir, entry, spread(entry["world_size"]))
+        others = ", ".join(sorted(known, key=int)) or str(entry.get("first", {}).get("rank", "?"))
+        raise WorldMismatchError(
+            f"rank {topology.rank} says world_size {topology.world_size} (by {topology.source}), "
+            f"but rank(s) {others} said {entry['world_size']}; start all ranks with one world size"
+        )
+
+
+def refuse_in_use(run_dir: RunDir, topology: Topology) -> None:
+    """See `refuse_taken`; for a rank that has not joined the run. Also sees jobs on other machines.
+
+    Whether a process on another machine lives, cannot be asked. If one was seen lately, this waits FAR_S for
+    its next heartbeat.
+    """
+    manifest = run_dir.read_manifest()
+    refuse_taken_run(run_dir, manifest, topology)
+    attempts = attempts_seen(run_dir, manifest, topology) if topology.role == "train" else []
+    if not attempts or choose_attempt(attempts, topology, now=now_for(run_dir, topology)):
+        return
+    newest = _newest(attempts)
+    if job_of(newest["incarnation"]) == job_of(topology.incarnation):
+        return
+    now = file_system_time(run_dir.base)
+    far = {
+        rank: known
+        for rank, known in newest["ranks"].items()
+        if known["state"] == "running"
+        and rank not in newest.get("deaths", {})  # its launcher saw it die; it may not know on a cut-off host
+        and is_alive(known) is None
+        and now - known.get("last_seen", 0.0) < SILENT_S
+        if not known.get("source") == topology.source == "ray.train"
+    }
+    until = time.monotonic() + FAR_S
+    while far and time.monotonic() < until:
+        time.sleep(FAR_POLL_S)
+        for rank, known in ranks_of(run_dir, newest, [int(rank) for rank in far]).items():
+            if known["state"] == "running" and known["last_seen"] > far[rank].get("last_seen", 0.0):
+                raise RunDirError(_in_use(run_dir, rank, known, topology, newest["attempt"]))
+
+
+def refuse_taken_run(run_dir: RunDir, manifest: Manifest, topology: Topology) -> None:
+    """See `refuse_taken`; the run has this manifest."""
+    attempts = attempts_seen(run_dir, manifest, topology)
+    refuse_taken(attempts, topology, run_dir, now=now_for(run_dir, topology))
+
+
+def refuse_taken(
+    attempts: list[Manifest],
+    topology: Topology,
+    run_dir: RunDir,
+    *,
+    now: float,
+    alive: Liveness = is_alive,
+) -> None:
+    """Raise RunDirError if another job records the run.
+
+    Only the role train is checked. All ranks of a job, its restarts by the launcher, and other trainings in
+    the same process count as one job. A rank of one start that another living process is already is refused.
+
+    Args:
+        attempts: those of the rank's role, with their ranks (see `attempts_seen`).
+        now: seconds since the epoch.
+    """
+    if topology.role != "train" or not attempts or choose_attempt(attempts, topology, now=now, alive=alive):
+        return
+    newest = _newest(attempts)
+    own, number = str(topology.rank), newest["attempt"]
+    is_same_start = bool(topology.incarnation) and newest["incarnation"] == topology.incarnation
+    for rank, known in newest["ranks"].items():
+        is_running = known["state"] == "running" and bool(alive(known))
+        same_process = all(known.get(key) == getattr(topology, key) for key in PROCESS)
+        same_job = job_of(newest["incarnation"]) == job_of(topology.incarnation)
+        is_peer = same_job and (rank != own or not is_same_start)
+        # Ray Train replaces failed workers under a new incarnation, while the old ones may still be ending.
+        is_replaced = known.get("source") == topology.source == "ray.train"
+        if not is_running or same_process or is_peer or is_replaced:
+            continue
+        if is_same_start:
+            raise RunDirError(claimed_twice(run_dir, known, topology, number))
+        raise RunDirError(_in_use(run_dir, rank, known, topology, number))
+
+
+def _in_use(run_dir: RunDir, rank: str, known: Mapping[str, Any], topology: Topology, attempt: int) -> str:
+    return (
+        f"the run {run_dir.base} is in use: rank {rank} of attempt {attempt} runs as process {known['pid']} "
+        f"on {known['host']}, and another job starts rank {topology.rank} as process {topology.pid} on "
+        f"{topology.host}; {_as_ranks(topology)}wait for its end, or name another directory; to evaluate "
+        'during a training use ds.init(..., role="eval")'
+    )
+
+
+def _as_ranks(topology: Topology) -> str:
+    """The advice for processes that no launcher made ranks of one job, such as actors on Ray."""
+    if topology.world_size > 1:
+        return ""
+    return "if both are ranks of one training, pass ds.init(..., rank=, world_size=); else "
+
+
+def claimed_twice(run_dir: RunDir, known: Mapping[str, Any], topology: Topology, attempt: int) -> str:
+    """That two processes claim a rank: both, by host and pid, and the remedy."""
+    return (
+        f"rank {topology.rank} of the run {run_dir.base} is claimed twice: by process {known['pid']} on "
+        f"{known['host']}, which joined attempt {attempt} first, and by process {topology.pid} on "
+        f"{topology.host} (by {topology.source}); give each process a rank of its own, or end the one that "
+        "should not run"
+    )
