@@ -15,7 +15,7 @@ from distsummary.aggregate.on_alert import OnAlert, check_on_alert
 from distsummary.base.checks import check_choice, check_int, check_type
 from distsummary.base.processes import in_ray
 from distsummary.base.terminal import announced
-from distsummary.collect.collector import Collector
+from distsummary.collect.collector import CollectorCallback
 from distsummary.collect.config import read_config
 from distsummary.collect.options import check_summary_dir, rank_formats
 from distsummary.collect.plan import dealing_group
@@ -198,7 +198,7 @@ def init(
     if topology.world_size > 1 and merged.is_dir():
         refuse_foreign_files(merged)  # fail now, not after the training
     joined = coordinator(directory, topology, aggregate=aggregate)
-    collector = Collector(
+    collector = CollectorCallback(
         directory,
         settings,
         topology=topology,
@@ -331,7 +331,7 @@ def callback_list(callbacks: Callback | Sequence[Callback] | None) -> list[Callb
     """The user's callbacks as a list; raises InvalidValueError for a collector, which `init` creates."""
     check_type("callbacks", callbacks, (Callback, Sequence), optional=True)
     given = [] if callbacks is None else [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
-    if any(isinstance(callback, Collector) for callback in given):
+    if any(isinstance(callback, CollectorCallback) for callback in given):
         raise InvalidValueError(
             "callbacks must not hold a SummaryCollector, since init makes a collector; pass collect_freq=10 "
             "and others to init, or use your own collector with ds.Run(callbacks=[...])"

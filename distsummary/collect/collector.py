@@ -1,4 +1,4 @@
-"""Collector: the callback that records one rank of a training."""
+"""CollectorCallback: the callback that records one rank of a training."""
 
 import logging
 import math
@@ -34,16 +34,25 @@ from distsummary.rundir.coordination import Coordinator
 from distsummary.rundir.identity import as_recorded, without_identity
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.topology import Topology
-from distsummary.training.callbacks import STEP_HOOKS, Callback, CallbackParams, RunContext, guarded, is_sink
-from distsummary.training.phases import CHECKPOINT, EVALUATION, STEP_PHASES, in_phase
+from distsummary.training.callbacks import (
+    STEP_HOOKS,
+    Callback,
+    CallbackParams,
+    RunContext,
+    guarded,
+    is_sink,
+    step_of,
+)
+from distsummary.training.phases import CHECKPOINT, EVALUATION, STEP_PHASES
 from distsummary.training.recorder import TIMES
 from distsummary.training.run import STEP_TIMES
+from distsummary.training.step_context import StepContext
 
 logger = logging.getLogger(__name__)
 
 
 @guarded
-class Collector(Callback):
+class CollectorCallback(Callback):
     """Records one rank of a training: the values that the loop gives, and those that the settings name.
 
     Hooks raise only when a training or evaluation begins, for bad arguments or files that cannot be opened.
@@ -99,6 +108,7 @@ class Collector(Callback):
         self._taps = self._schedule.taps
         self.recorder.gather = self._taps.gather
         self._params: CallbackParams | None = None  # the parameters of the current training
+        self._step = StepContext()
         self._recorded: object = None  # the `logged` dict that was recorded last
         self._early: list[tuple[str, int, str, str]] = []  # alerts before the session was open
 
@@ -134,18 +144,18 @@ class Collector(Callback):
                 self._admission = admit(self.run_dir, topology, resumes=resumes, door="a SummaryCollector")
             self._admission.begin()
             self._session = self._open(topology)
-        self._begin_recording(self._session, params)
+        self._begin_recording(self._session, params, step_of(run_context))
 
     @door(again=True)
-    def _begin_recording(self, session: Session, params: CallbackParams) -> None:
+    def _begin_recording(self, session: Session, params: CallbackParams, step: StepContext) -> None:
         """Record from now on; what cannot be done is counted."""
-        self._params = params
-        if (finite := params.get("finite_check")) is not None:
-            finite.is_judged = session.is_judged
+        self._params, self._step = params, step
+        if step.finite_check is not None:
+            step.finite_check.is_judged = session.is_judged
         self._taps.begin(params, session.record)
         self.recorder.record = self._taps.record
         # A subclass that overrides a step hook must see every step, so no step is plain.
-        is_own = all(getattr(type(self), hook) is getattr(Collector, hook) for hook in STEP_HOOKS)
+        is_own = all(getattr(type(self), hook) is getattr(CollectorCallback, hook) for hook in STEP_HOOKS)
         self._schedule.sees_all = not is_own
         call, network = self._failures.call, params.get("network")
         evaluations, self._evaluations = self._evaluations, None
@@ -161,7 +171,8 @@ class Collector(Callback):
         call("the watcher", session.watch_steps, partial(self._place, session, params))
         is_one_of_several = session.topology.world_size > 1 and session.topology.role == "train"
         report = session.report_parts if is_one_of_several else None
-        call("the schedule", self._schedule.watch, params.get("watched", network), params, report)
+        watched = params.get("watched", network)
+        call("the schedule", self._schedule.watch, watched, params, step, report)
         if is_one_of_several and self._settings.collected.metric:
             call("checks", self._compare, session, network)
         if network is not None and (landscape := self._settings.collected.landscape) is not None:
@@ -173,7 +184,7 @@ class Collector(Callback):
 
     def _place(self, session: Session, params: CallbackParams) -> LoopPlace:
         """Where the loop is, as far as its parameters show; called by another thread."""
-        phases, phase = params.get("phases"), EVALUATION if session.phase == "evaluating" else ""
+        phases, phase = self._step.phases, EVALUATION if session.phase == "evaluating" else ""
         if phases is not None and not phase:
             is_step = phases.is_in_loop or phases.current in (EVALUATION, CHECKPOINT)
             phase = phases.current if is_step else OUTSIDE
@@ -212,7 +223,7 @@ class Collector(Callback):
             )
         callbacks = params.get("list_callback")
         listed = callbacks if isinstance(callbacks, list) else getattr(callbacks, "_callbacks", None) or []
-        if sum(isinstance(callback, Collector) for callback in listed) > 1:
+        if sum(isinstance(callback, CollectorCallback) for callback in listed) > 1:
             raise InvalidValueError(
                 "callbacks must hold one SummaryCollector, got several; remove all but one"
             )
@@ -360,7 +371,8 @@ class Collector(Callback):
         self._recorded = logged = params.get("logged", {})
         self._open_session()
         is_first = not self._schedule.has_begun
-        found = self._failures.call("values", self._schedule.values, params, number) or []
+        is_late = self._step.ended_late
+        found = self._failures.call("values", self._schedule.values, params, number, is_late=is_late) or []
         values = [*params.get("values", ()), *found]
         self._taps.record(int(params["cur_step_num"]), logged, values, number=number)
         if is_first:
@@ -402,9 +414,8 @@ class Collector(Callback):
 
     def _save_checkpoint(self, unit: str, params: CallbackParams) -> None:
         number = params.cur_step_num if unit == "step" else params.cur_epoch_num
-        is_late = bool(params.get("ended_late"))
-        with in_phase(params, CHECKPOINT):
-            self._open_session().save_checkpoint(unit, int(number), is_late=is_late)
+        with self._step.within(CHECKPOINT):
+            self._open_session().save_checkpoint(unit, int(number), is_late=self._step.ended_late)
 
     def _open_session(self) -> Session:
         if self._session is None:

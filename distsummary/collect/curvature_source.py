@@ -38,7 +38,7 @@ class CurvatureFigures(Source):
         """See `Source`."""
         self.at = math.inf if self._source is None else self._steps.after(last)
 
-    def values(self, params: CallbackParams, step: int) -> list[Value]:
+    def values(self, params: CallbackParams, step: int, *, is_late: bool = False) -> list[Value]:
         """See `Source`."""
         if self._source is None:
             return []

@@ -119,7 +119,7 @@ class ModelGraph(Source):
         """See `Source`."""
         self.at = math.inf if self._observer is None else self._steps.after(last)
 
-    def values(self, params: CallbackParams, step: int) -> list[Value]:
+    def values(self, params: CallbackParams, step: int, *, is_late: bool = False) -> list[Value]:
         """See `Source`."""
         return self.take()
 

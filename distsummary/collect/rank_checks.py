@@ -92,13 +92,13 @@ class Checks(Source):
         elif self._checksums is not None:
             self.at = last - last % self._every + self._every
 
-    def values(self, params: CallbackParams, step: int) -> list[Value]:
+    def values(self, params: CallbackParams, step: int, *, is_late: bool = False) -> list[Value]:
         """See `Source`."""
         if self._first is None:
             self._first, self._epoch = step, params.get("cur_epoch_num")
             self._send_facts()
         values = self._batch(params, step)
-        if self._checksums is None or params.get("ended_late"):
+        if self._checksums is None or is_late:
             return values
         if step % self._every and step > self._first:
             return values

@@ -23,6 +23,7 @@ from distsummary.rundir.deal import FIRST, Deal, Group, Part
 from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import CallbackParams, is_sink
 from distsummary.training.finite import WARN, FiniteCheck
+from distsummary.training.step_context import StepContext
 
 logger = logging.getLogger(__name__)
 
@@ -110,6 +111,7 @@ class Schedule:
         self,
         network: object,
         params: CallbackParams,
+        step: StepContext,
         report: Callable[[list[Part]], None] | None = None,
     ) -> None:
         """From now on, read this model; what cannot be read of it is counted.
@@ -119,13 +121,13 @@ class Schedule:
         self._report = report if self._settings.deal != "all" else None
         self.taps.deal_among(self.group)
         if network is not None:
-            self._failures.call("the parameters", self._watch_parameters, network, params)
+            self._failures.call("the parameters", self._watch_parameters, network, params, step)
         if (precision := self._settings.norms) is not None:
-            self._failures.call("norms", self._measure_norms, network, params, precision)
+            self._failures.call("norms", self._measure_norms, network, step, precision)
         if self._settings.collected.metric:
             self._failures.call("curvature", self._watch_curvature, params.get("optimizer"))
 
-    def _watch_parameters(self, network: object, params: CallbackParams) -> None:
+    def _watch_parameters(self, network: object, params: CallbackParams, step: StepContext) -> None:
         topology, settings = self._topology, self._settings
         collected = settings.collected
 
@@ -147,9 +149,11 @@ class Schedule:
         self._histograms.parameters = parameters(collected.histogram)
         self._whole.parameters = parameters(collected.tensor)
         if (chosen := parameters(collected.gradient)) is not None:
-            self._failures.call("gradients", self._watch_gradients, chosen, network, params)
+            self._failures.call("gradients", self._watch_gradients, chosen, network, params, step)
 
-    def _watch_gradients(self, chosen: Parameters, network: object, params: CallbackParams) -> None:
+    def _watch_gradients(
+        self, chosen: Parameters, network: object, params: CallbackParams, step: StepContext
+    ) -> None:
         refuse_without_torch("gradients", network)
         from distsummary.collect.torch_gradients import Gradients
 
@@ -159,21 +163,22 @@ class Schedule:
             regular_steps(self._settings.collect_freq),
             self._failures,
             params,
+            step,
             mindspore_compat=self._settings.mindspore_compat,
         )
         self.add(gradients)
 
-    def _measure_norms(self, network: Any, params: CallbackParams, precision: str) -> None:
+    def _measure_norms(self, network: Any, step: StepContext, precision: str) -> None:
         from distsummary.collect.torch_norms import Norms  # imports torch, which is imported already
 
         rank = self._topology.rank
         norms = Norms(
             network,
-            params,
+            step,
             precision=precision,
             group=self.group,
             mesh=self._topology.mesh,
-            finite=params.get("finite_check") or FiniteCheck(WARN, rank, lambda: self._failures),
+            finite=step.finite_check or FiniteCheck(WARN, rank, lambda: self._failures),
             failures=self._failures,
             is_quiet=rank > 0,
         )
@@ -238,15 +243,19 @@ class Schedule:
         for source in self._sources:
             self._failures.call(source.what, source.begin, params)
 
-    def values(self, params: CallbackParams, number: int) -> list[Value]:
-        """The values that are due at a step (in sink mode at an epoch) that ends; then plans the next."""
+    def values(self, params: CallbackParams, number: int, *, is_late: bool = False) -> list[Value]:
+        """The values that are due at a step (in sink mode at an epoch) that ends; then plans the next.
+
+        `is_late`: see `Source.values`.
+        """
         while self._coming and number >= self._coming[0].since:
             self._follow(self._coming.popleft())
         self._last = number
         values: list[Value] = []
         for source in self._sources:
             if number >= source.at:
-                values += self._failures.call(source.what, source.values, params, number) or []
+                found = self._failures.call(source.what, source.values, params, number, is_late=is_late)
+                values += found or []
         if self._report is not None:
             self._failures.call("the deal", self._note_part, number, self._report)
         self._plan()

@@ -44,10 +44,10 @@ class Source:
         """Set `at` to the first due step after `last`."""
         raise NotImplementedError
 
-    def values(self, params: CallbackParams, step: int) -> list[Value]:
+    def values(self, params: CallbackParams, step: int, *, is_late: bool = False) -> list[Value]:
         """The values of a step at which they are due. What it raises is counted, and the step continues.
 
-        If the parameter `ended_late` is set, the model may have changed since the step: do not read it.
+        `is_late`: the model may have changed since the step: do not read it.
         """
         raise NotImplementedError
 
@@ -69,7 +69,7 @@ class LossSource(Source):
         """See `Source`."""
         self.at = self.steps.after(last)
 
-    def values(self, params: CallbackParams, step: int) -> list[Value]:
+    def values(self, params: CallbackParams, step: int, *, is_late: bool = False) -> list[Value]:
         """See `Source`."""
         logged, outputs = params.get("logged"), params.get("net_outputs")
         if outputs is None and (logged is not None or "net_outputs" not in params):
@@ -104,7 +104,7 @@ class LearningRate(Source):
         """See `Source`."""
         self.at = self.steps.after(last) if self._has_optimizer else math.inf
 
-    def values(self, params: CallbackParams, step: int) -> list[Value]:
+    def values(self, params: CallbackParams, step: int, *, is_late: bool = False) -> list[Value]:
         """See `Source`."""
         return unless_logged(self._rate, params) if self._rate else []
 
@@ -123,7 +123,7 @@ class Images(Source):
         """See `Source`."""
         self.at = self.steps.after(last) if self._has_images else math.inf
 
-    def values(self, params: CallbackParams, step: int) -> list[Value]:
+    def values(self, params: CallbackParams, step: int, *, is_late: bool = False) -> list[Value]:
         """See `Source`."""
         if not self._has_images:
             return []
@@ -166,13 +166,13 @@ class WatchedParameters(Source):
         """See `Source`."""
         self.at = math.inf if self.parameters is None else self.steps.after(last)
 
-    def values(self, params: CallbackParams, step: int) -> list[Value]:
+    def values(self, params: CallbackParams, step: int, *, is_late: bool = False) -> list[Value]:
         """See `Source`; counted as dropped if the step's end was seen too late."""
         found, failures = self.parameters, self._failures
         if found is None:
             return []
         values: list[Value] = []
-        if not params.get("ended_late"):
+        if not is_late:
             values = found.values(self._plugin, self.steps, step, failures)
         elif due := found.due(self.steps, step, failures):
             failures.count(ENDED_LATE, dropped={self._plugin: len(due)})

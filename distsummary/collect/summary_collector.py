@@ -7,7 +7,7 @@ from typing import Any, Literal
 import distsummary
 from distsummary.base.checks import check_choice, check_int, check_type
 from distsummary.base.terminal import announced
-from distsummary.collect.collector import Collector
+from distsummary.collect.collector import CollectorCallback
 from distsummary.collect.config import read_config
 from distsummary.collect.norm_source import FLOAT32
 from distsummary.collect.older_order import is_older_collector, without_num_process
@@ -34,7 +34,7 @@ from distsummary.rundir.coordination import Coordinator
 from distsummary.rundir.topology import Topology
 
 
-class SummaryCollector(Collector):
+class SummaryCollector(CollectorCallback):
     """Records one rank of a training: scalars, histograms, images, lineage and, on request, its trajectory.
 
     At every step, it records the values that the loop logged, under their names. At the first step and every

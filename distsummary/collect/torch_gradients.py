@@ -13,7 +13,8 @@ from distsummary.frameworks.base import framework_of
 from distsummary.frameworks.torch_optimizer import OptimizerSteps, as_seen
 from distsummary.rundir.deal import Group, Share, Steps
 from distsummary.training.callbacks import CallbackParams, number_of
-from distsummary.training.phases import RECORDING, in_phase
+from distsummary.training.phases import RECORDING
+from distsummary.training.step_context import StepContext
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class Gradients(Source):
         parameters: which parameters, and which of them this rank records.
         steps: when gradients are due; the collector may change the attribute.
         params: the parameters of the training, which have its current step.
+        context: of the run, whose phases count the time that this takes as that of recording.
         failures: counts what went wrong.
     """
 
@@ -55,13 +57,14 @@ class Gradients(Source):
         steps: Steps,
         failures: Failures,
         params: CallbackParams,
+        context: StepContext,
         *,
         mindspore_compat: bool = False,
     ) -> None:
         self.steps = steps
         self.parameters = parameters
         self._framework = framework_of(network)
-        self._failures, self._params = failures, params
+        self._failures, self._params, self._context = failures, params, context
         self._compat = mindspore_compat
         # What this rank records when gradients are due, by name; None: not looked up for this step yet.
         self._due: dict[str, tuple[Any, Shard | None]] | None = None
@@ -92,12 +95,12 @@ class Gradients(Source):
         """See `Source`."""
         self.at = self.steps.after(last) if self._waits_since is None else last + 1
 
-    def values(self, params: CallbackParams, step: int) -> list[Value]:
+    def values(self, params: CallbackParams, step: int, *, is_late: bool = False) -> list[Value]:
         """See `Source`; counted as dropped if the step's end was seen too late."""
         found = [value for value in self._taken.values() if value is not None]
         has_stepped, self._has_stepped = self._has_stepped, False
         self._taken = {}
-        if params.get("ended_late"):
+        if is_late:
             if found:
                 self._failures.count(ENDED_LATE, dropped={"histogram": len(found)})
             found = []
@@ -137,7 +140,7 @@ class Gradients(Source):
 
     def _take(self) -> None:
         """Copy the gradients that are due of an optimizer that is about to step."""
-        with in_phase(self._params, RECORDING):
+        with self._context.within(RECORDING):
             self._copy()
 
     def _copy(self) -> None:

@@ -38,7 +38,8 @@ from distsummary.frameworks.torch_squares import (
 from distsummary.rundir.deal import Group
 from distsummary.training.callbacks import CallbackParams
 from distsummary.training.finite import FiniteCheck
-from distsummary.training.phases import RECORDING, in_phase
+from distsummary.training.phases import RECORDING
+from distsummary.training.step_context import StepContext
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class Norms(Source):
 
     Args:
         model: a torch.nn.Module, which `collect.norm_source.refuse_unmeasured` does not refuse.
-        params: of the run, whose phases count the time that this takes as that of recording.
+        context: of the run, whose phases count the time that this takes as that of recording.
         precision: "float32" or "float64"; see `host_sums`.
         group, mesh: see `UpdateDeal`.
         finite: receives the first parameter that is not finite.
@@ -70,7 +71,7 @@ class Norms(Source):
     def __init__(
         self,
         model: nn.Module,
-        params: CallbackParams,
+        context: StepContext,
         *,
         precision: str,
         group: Group,
@@ -79,7 +80,7 @@ class Norms(Source):
         failures: Failures,
         is_quiet: bool = False,
     ) -> None:
-        self._model, self._params, self._precision = model, params, _DTYPES[precision]
+        self._model, self._context, self._precision = model, context, _DTYPES[precision]
         self._group, self._mesh = group, mesh
         self._finite, self._failures = finite, failures
         self._is_quiet = is_quiet
@@ -118,7 +119,7 @@ class Norms(Source):
     def plan(self, last: int) -> None:
         """See `Source`: every step is due."""
 
-    def values(self, params: CallbackParams, step: int) -> list[Value]:
+    def values(self, params: CallbackParams, step: int, *, is_late: bool = False) -> list[Value]:
         """See `Source`: the norms of the step, and once a text that names what is not finite."""
         measured, self._measured = self._measured, None
         self._has_steps = True
@@ -127,7 +128,7 @@ class Norms(Source):
         found = []
         if measured is None or not measured.is_weighed or not measured.norms.table.names:
             pass  # no optimizer has stepped, or not to the end
-        elif params.get("ended_late"):
+        elif is_late:
             self._has_norms = True
             self._failures.count(ENDED_LATE, dropped={"norms": 1})
         else:
@@ -154,7 +155,7 @@ class Norms(Source):
 
     def _before(self) -> None:
         """Measure the gradients, and copy the weights whose update is due."""
-        with torch.no_grad(), in_phase(self._params, RECORDING):
+        with torch.no_grad(), self._context.within(RECORDING):
             listed, measured = self._current()
             step = self._optimizers.current
             measured.is_skipped = False
@@ -196,7 +197,7 @@ class Norms(Source):
 
     def _after(self) -> None:
         """Measure the weights and the updates."""
-        with torch.no_grad(), in_phase(self._params, RECORDING):
+        with torch.no_grad(), self._context.within(RECORDING):
             measured, listed = self._measured, self._listed
             if measured is None or listed is None or measured.is_skipped:
                 return

@@ -67,7 +67,7 @@ class CachedOperators(Source):
         """See `Source`."""
         self.at = self._taps.after(last)
 
-    def values(self, params: CallbackParams, step: int) -> list[Value]:
+    def values(self, params: CallbackParams, step: int, *, is_late: bool = False) -> list[Value]:
         """See `Source`: none, because the listeners add what is tapped."""
         drain()
         return []

@@ -14,6 +14,7 @@ from distsummary.errors import InvalidTypeError, InvalidValueError, MissingParam
 from distsummary.frameworks.base import framework_of
 from distsummary.rundir.topology import DATA_AXES, Topology
 from distsummary.training.recorder import Recorder
+from distsummary.training.step_context import StepContext
 from distsummary.training.values import mean_of, resolve
 
 logger = logging.getLogger(__name__)
@@ -73,6 +74,12 @@ def length(loader: object) -> int:
         return 0
 
 
+def step_of(run_context: object) -> StepContext:
+    """The StepContext of a hook's argument; an empty one if the loop is not ours, such as MindSpore's."""
+    step = getattr(run_context, "step", None)
+    return step if isinstance(step, StepContext) else StepContext()
+
+
 def is_sink(params: CallbackParams) -> bool:
     """Whether the loop passes whole epochs to the device (sink mode), so that single steps are invisible."""
     return bool(params.get("dataset_sink_mode"))
@@ -84,11 +91,16 @@ def number_of(params: CallbackParams) -> int:
 
 
 class RunContext:
-    """The argument of every hook: gives access to the loop's parameters, and can stop the loop."""
+    """The argument of every hook: gives access to the loop's parameters, and can stop the loop.
+
+    `original_args` are the parameters, as MindSpore has them. `step` is the rest that our loops share with
+    their callbacks, which set it; empty in other loops.
+    """
 
     def __init__(self, original_args: CallbackParams) -> None:
         check_type("original_args", original_args, dict)
         self._original_args = original_args
+        self.step = StepContext()
         self.is_stop_requested = False
 
     def original_args(self) -> CallbackParams:

@@ -7,6 +7,7 @@ from distsummary.base.guard import Guard, calls_user, door
 from distsummary.errors import ClosedError
 from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import CallbackList, CallbackParams, RunContext, common_params, length
+from distsummary.training.step_context import StepContext
 from distsummary.training.values import Scalar, check_named, resolve
 
 OF_TRAINING = ("metrics", "eval_results", "eval_network", "valid_dataset")  # shown by the training, too
@@ -44,7 +45,7 @@ class EvaluationRun:
     Args:
         call: takes the name of a hook and a context, and calls that hook of all callbacks.
         numbers: checks and converts a mapping of names to metrics.
-        guard: of the run.
+        guard: of the run. step: what the run shares with its callbacks.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class EvaluationRun:
         call: Callable[[str, RunContext], None],
         numbers: Callable[[Mapping[str, object]], dict[str, Scalar]],
         guard: Guard,
+        step: StepContext,
     ) -> None:
         self._call, self._numbers, self._own_guard = call, numbers, guard
         self.logged: dict[str, Scalar] = {}
@@ -61,6 +63,7 @@ class EvaluationRun:
         self.loss: float | None = None  # shown as `eval_loss`; None: a metric named loss is
         self._params = CallbackParams(mode="eval", cur_step_num=0, metrics={})
         self._context = RunContext(self._params)
+        self._context.step = step
 
     @property
     def params(self) -> CallbackParams:

@@ -24,11 +24,19 @@ from distsummary.checkpoints.object_state import state_entries
 from distsummary.checkpoints.training_state import remove_orphans, write_rank_file
 from distsummary.diagnosis.verdict import UNSAVED
 from distsummary.errors import DistSummaryError, InvalidArgumentError, InvalidValueError
-from distsummary.training.callbacks import Callback, CallbackParams, RunContext, guarded, step_in_epoch
+from distsummary.training.callbacks import (
+    Callback,
+    CallbackParams,
+    RunContext,
+    guarded,
+    step_in_epoch,
+    step_of,
+)
 from distsummary.training.checkpoint_config import CheckpointConfig
 from distsummary.training.model_state import CheckpointParts, Kept, source_of
-from distsummary.training.phases import CHECKPOINT, in_phase
+from distsummary.training.phases import CHECKPOINT
 from distsummary.training.random_state import random_state
+from distsummary.training.step_context import StepContext
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +99,7 @@ class ModelCheckpoint(Callback):
         self._prefix, self._directory = prefix, directory
         self._latest = ""
         self._params: CallbackParams | None = None  # of the training that runs
+        self._step = StepContext()
         self._source: CheckpointParts | None = None
         self._run_id, self._mark, self._own_prefix = "", "", ""
         self._begun_step = self._saved_step = 0
@@ -126,7 +135,7 @@ class ModelCheckpoint(Callback):
     def on_train_begin(self, run_context: RunContext) -> None:
         """Find out what this rank saves; a collective operation for a sharded model."""
         params, config = run_context.original_args(), self._config
-        self._params = params
+        self._params, self._step = params, step_of(run_context)
         source = source_of(params, config)
         if source.is_split:
             if not config.save_checkpoint_steps and config.save_checkpoint_seconds:
@@ -188,7 +197,7 @@ class ModelCheckpoint(Callback):
         if self._wanted.is_set():
             self._save_breakpoint(params)
         if self._config.exception_save:
-            params.setdefault("after_hook", []).append(self._end_if_asked)
+            self._step.after_hook.append(self._end_if_asked)
         super().on_train_step_end(run_context)
 
     @door()
@@ -256,7 +265,7 @@ class ModelCheckpoint(Callback):
         self._join()
         self._report(params)
         what = f"the checkpoint of step {params['cur_step_num']} {NOT_SAVED}"
-        with in_phase(params, CHECKPOINT):
+        with self._step.within(CHECKPOINT):
             self._guard(what, self._begin_save, params)
         self._saved_step = int(params["cur_step_num"])
         params["last_save_ckpt_step"] = self._saved_step
@@ -385,9 +394,8 @@ class ModelCheckpoint(Callback):
     def _fail(self, reason: str) -> None:
         """Count a failure, and report it if a callback records the run."""
         self.failures += 1
-        report = self._params.get("report_finding") if self._params is not None else None
-        if report is not None and NOT_SAVED in reason:
-            report(UNSAVED, one_line(reason))
+        if NOT_SAVED in reason:
+            self._step.report_finding(UNSAVED, one_line(reason))
 
 
 def _check_prefix(field: str, prefix: object) -> None:

@@ -25,6 +25,7 @@ from distsummary.training.finite import ON_NAN, WARN, Checked, FiniteCheck
 from distsummary.training.forks import FORKED, Forks, register_for_forks
 from distsummary.training.given import Given
 from distsummary.training.recorder import NOT_RECORDED, TIMES, NoRecorder, Recorder
+from distsummary.training.step_context import StepContext
 from distsummary.training.values import Scalar, check_named, check_tag, scalar
 
 logger = logging.getLogger(__name__)
@@ -81,10 +82,10 @@ class Recording(abc.ABC):
         self._counted: Callable[[], Failures] = weakly(self._failures, lambda: own)
         self._own_guard = Guard(self._counted)
         self._finite = FiniteCheck(on_nan, rank, self._counted)
-        params["finite_check"] = self._finite  # for callbacks that find numbers which are not finite
-        params["report_finding"] = weakly(
-            self._report_finding, lambda *finding: None
-        )  # for callbacks that find something else
+        self._step_context = StepContext(
+            finite_check=self._finite,
+            report_finding=weakly(self._report_finding, lambda *finding: None),
+        )
         self._is_closed = self._is_stepped = self._is_forked = False
         self._inherited_dir: Path | None = None  # set in a forked child
         self._forks = Forks()

@@ -30,7 +30,7 @@ from distsummary.training.callbacks import (
 )
 from distsummary.training.evaluation import EvaluationRun, evaluation_params
 from distsummary.training.finite import LARGEST, LOWEST, WARN
-from distsummary.training.phases import DATA, EVALUATION, FORWARD, RECORDING, REST, Phases, in_phase
+from distsummary.training.phases import DATA, EVALUATION, FORWARD, RECORDING, REST, Phases
 from distsummary.training.recorder import NoRecorder, Recorder
 from distsummary.training.recording import Recording
 from distsummary.training.rest import Rest
@@ -88,8 +88,8 @@ class Run(Recording):
     run raises the exception. The epoch stays open until `close`, the next round of `epochs` or, outside
     `epochs`, the next `steps`. While a variable still refers to the iterator, the step stays open until
     `steps`, `next_step`, `epochs` or `close` is called. That call records the step's scalars. Data read from
-    the model are skipped and counted, as the model may have changed since (callbacks then find the parameter
-    `ended_late`).
+    the model are skipped and counted, as the model may have changed since (callbacks then find
+    `run_context.step.ended_late`).
 
     If an exception leaves the `with` block, or a hook raises, `__exit__` of the callbacks is called, but
     `on_train_end` is not. In a forked child process, closing or leaving the run calls no callback.
@@ -147,6 +147,7 @@ class Run(Recording):
             if hasattr(type(callback), "_own_guard") and callback.recorder is None:  # else it counts itself
                 vars(callback)["_own_guard"] = self._own_guard
         self._context = RunContext(params)
+        self._context.step = self._step_context
         self._clock = clock
         self._steps_before_epoch = initial_step
         self._initial_step = initial_step
@@ -396,10 +397,10 @@ class Run(Recording):
         self._end_evaluation(evaluation)
         self._body_start_s += self._clock() - started_s  # an evaluation is not part of the step's time
 
-    @door(lambda self, dataset: EvaluationRun(self._call, self._numbers, self._own_guard))
+    @door(lambda self, dataset: EvaluationRun(self._call, self._numbers, self._own_guard, self._step_context))
     def _begin_evaluation(self, dataset: Iterable[Any] | None) -> EvaluationRun:
         self._require_open()
-        evaluation = EvaluationRun(self._call, self._numbers, self._own_guard)
+        evaluation = EvaluationRun(self._call, self._numbers, self._own_guard, self._step_context)
         described = evaluation_params(
             dataset, callbacks=self._callbacks, topology=self.topology, train=self._params
         )
@@ -495,7 +496,7 @@ class Run(Recording):
     @door()
     def _measure_phases(self) -> None:
         """From now on, measure the phases of each step; those of a torch model, too."""
-        self._params["phases"] = phases = self._phases = Phases(failures=self._counted)
+        self._step_context.phases = phases = self._phases = Phases(failures=self._counted)
         failures = self._counted
         phases.on_failure = lambda reason: failures().count(reason)
         phases.is_computing_shared = True  # until it is known when ranks wait for each other
@@ -542,7 +543,7 @@ class Run(Recording):
 
     @check()
     def _snapshot(self, plugin: str, name: str | None, value: object) -> Value | None:
-        with in_phase(self._params, RECORDING):
+        with self._step_context.within(RECORDING):
             return super()._snapshot(plugin, name, value)
 
     def _begin_step_by_log_all_the_same(self, step: int, *, with_pending: bool = False) -> None:
@@ -602,11 +603,11 @@ class Run(Recording):
                 found = self._phases.end_step(params["cur_step_num"])
                 if opener is BY_LOG:  # others hold what came after their loop
                     logged.update(found)
-            params["ended_late"] = True
+            self._step_context.ended_late = True
             try:
                 self._call("on_train_step_end", given=(logged, values))
             finally:
-                del params["ended_late"]
+                self._step_context.ended_late = False
             self._check_finite(logged)
             return
         if type(opener) is ManualStep:
@@ -694,8 +695,8 @@ class Run(Recording):
         try:
             for method in self._callbacks.methods[hook]:
                 method(context or self._context)
-            for follow in params.pop("after_hook", ()):  # functions that a callback has asked for
-                follow()
+            while after := self._step_context.after_hook:
+                after.pop(0)()
         except BaseException as error:
             self._finite.is_over = True
             self._leave(error)

@@ -25,6 +25,7 @@ from distsummary.rundir.deal import Group
 from distsummary.training.callbacks import CallbackParams
 from distsummary.training.finite import FiniteCheck
 from distsummary.training.phases import OPTIMIZER, REST, Phases
+from distsummary.training.step_context import StepContext
 from tests.frameworks.named_gpu import Hurried, NamedGpu, OnGpu, gpu, to_gpu
 
 __all__ = ["gpu"]
@@ -45,10 +46,10 @@ class Loop:
         self.health = Health()
         failures = Failures(self.health, logging.getLogger("tests"))
         self.finite = FiniteCheck(on_nan, 3, lambda: failures)
-        self.params = CallbackParams(cur_step_num=0)
+        self.params, self.context = CallbackParams(cur_step_num=0), StepContext()
         self.norms = Norms(
             model,
-            self.params,
+            self.context,
             precision=precision,
             group=group or Group(),
             mesh={},
@@ -62,9 +63,7 @@ class Loop:
         self.params.cur_step_num += 1
         for step in optimizers:
             step()
-        if late:
-            self.params["ended_late"] = True
-        values = self.norms.values(self.params, self.params.cur_step_num)
+        values = self.norms.values(self.params, self.params.cur_step_num, is_late=late)
         self.texts += [value.data for value in values if value.tag == NONFINITE_TAG]
         found = [value.data for value in values if value.plugin == "norms"]
         return found[0].result() if found and isinstance(found[0], PendingNorms) else (found or [None])[0]
@@ -556,7 +555,7 @@ def test_what_norms_take_is_recording_and_not_the_optimizers(loop):
     found = loop(model)
     model(torch.ones(1, 300)).sum().backward()
     with closing(Phases()) as phases:
-        found.params["phases"] = phases
+        found.context.phases = phases
         phases.enter(OPTIMIZER)
         found.step(optimizer.step)
         took = phases.take(REST)

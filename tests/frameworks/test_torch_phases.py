@@ -125,7 +125,7 @@ def test_steps_that_log_begins_have_the_phases_of_the_model_and_no_data(phase: s
             optimizer.zero_grad()
             run.log({"loss": loss}, step=step)
         *_, last = keeps.logged
-        assert run.context.original_args().phases.is_in_loop
+        assert run.context.step.phases.is_in_loop
     names = ("forward", "backward", "optimizer", "rest")
     times = {name: last[f"perf/phase/{name}/cpu_ms"] for name in names}
     assert max(times, key=lambda name: times[name]) == phase
@@ -136,7 +136,7 @@ def test_steps_that_log_begins_have_the_phases_of_the_model_and_no_data(phase: s
 def test_where_a_step_that_log_begins_is_is_unknown_if_it_is_not_marked() -> None:
     with Run(network=Net("none"), topology=Topology(rank=0, world_size=2)) as run:
         run.log(loss=1.0, step=8)
-        phases = run.context.original_args().phases
+        phases = run.context.step.phases
         phases.every = 4
         assert phases.current == REST
         run.log(loss=1.0, step=9)
@@ -186,7 +186,7 @@ def test_steps_that_are_not_marked_leave_no_hook_and_compile_nothing_again(how: 
     watched = model if how == "around" else net
     with Run(callbacks=keeps, network=watched, topology=Topology(rank=0, world_size=2)) as run:
         for number in run.steps(range(1, 30)):
-            phases = run.context.original_args().phases
+            phases = run.context.step.phases
             if number == 4:
                 phases.every = 4
             with torch._dynamo.config.patch(error_on_recompile=number > 2):
@@ -222,7 +222,7 @@ def test_a_backward_pass_that_fails_ends_and_may_be_repeated() -> None:
     with Run(callbacks=keeps, network=net, topology=Topology(rank=0, world_size=2)) as run:
         for step in run.steps(range(2)):
             if step == 0:
-                phases = run.context.original_args().phases
+                phases = run.context.step.phases
                 with pytest.raises(MemoryError):
                     net(torch.ones(2, 4)).sum().backward()
                 assert (phases.current, phases.is_in_backward) == (REST, False)
@@ -244,7 +244,7 @@ def test_a_backward_pass_within_another_one_and_of_another_model_is_backward_too
     other.first.weight.register_hook(lambda _: seen.append(phases.current))
     with Run(network=net, topology=Topology(rank=0, world_size=2)) as run:
         for _ in run.steps(range(1)):
-            phases = run.context.original_args().phases
+            phases = run.context.step.phases
             x = torch.ones(2, 4, requires_grad=True)
             loss = net(x).sum()
             assert phases.current == FORWARD
@@ -269,7 +269,7 @@ def test_a_closure_of_an_optimizer_has_forward_and_backward_of_its_own() -> None
 
     with Run(network=net, topology=Topology(rank=0, world_size=2)) as run:
         for _ in run.steps(range(1)):
-            phases = run.context.original_args().phases
+            phases = run.context.step.phases
             optimizer.step(closure)
             assert ([*seen, phases.current]) == [FORWARD, OPTIMIZER, REST]
 
@@ -318,7 +318,7 @@ def test_copies_of_the_model_and_its_optimizer_know_nothing_of_the_run() -> None
             optimizer.step()
             twin, other = copy.deepcopy((net, optimizer))
             loaded = torch.load(io.BytesIO(saved.getvalue()), weights_only=False)[0]
-            phases = run.context.original_args().phases
+            phases = run.context.step.phases
             phases.enter(REST)
             for model in (twin, loaded):
                 model(x).sum().backward()
@@ -411,7 +411,7 @@ def test_a_parameter_that_is_frozen_takes_no_hook_at_the_next_marked_step() -> N
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with Run(callbacks=keeps, network=net, topology=Topology(rank=0, world_size=2)) as run:
         for number in run.steps(range(1, 13)):
-            run.context.original_args().phases.every = 4
+            run.context.step.phases.every = 4
             net.first.requires_grad_(number < 3)
             net(torch.ones(2, 4)).sum().backward()
             optimizer.step()

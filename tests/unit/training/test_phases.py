@@ -224,10 +224,10 @@ def test_no_step_can_be_late_after_the_end_of_the_loop() -> None:
 
     class Reports(Callback):
         def on_train_epoch_end(self, run_context: RunContext) -> None:
-            reported.append(("epoch", run_context.original_args().phases.is_in_loop))
+            reported.append(("epoch", run_context.step.phases.is_in_loop))
 
         def on_train_end(self, run_context: RunContext) -> None:
-            reported.append(("training", run_context.original_args().phases.is_in_loop))
+            reported.append(("training", run_context.step.phases.is_in_loop))
 
     def by_log(run: Run) -> None:
         run.log(loss=1.0)
@@ -240,7 +240,7 @@ def test_no_step_can_be_late_after_the_end_of_the_loop() -> None:
     for loop in (by_log, by_next_step):
         with Run(callbacks=Reports(), topology=Topology(rank=0, world_size=2)) as run:
             loop(run)
-            phases = run.context.original_args().phases
+            phases = run.context.step.phases
             assert phases.is_in_loop
         assert not phases.is_in_loop
     assert reported == [("epoch", False), ("training", False)] * 2
@@ -254,7 +254,7 @@ def test_no_step_can_be_late_after_the_loader_has_raised() -> None:
     with Run(topology=Topology(rank=0, world_size=2)) as run:
         with pytest.raises(ZeroDivisionError):
             list(run.steps(batches()))
-        phases = run.context.original_args().phases
+        phases = run.context.step.phases
         assert (phases.is_in_loop, phases.current) == (False, REST)
         for _ in run.steps(range(3)):
             assert phases.is_in_loop
@@ -279,7 +279,7 @@ class Snapshots(Keeps):
         pass
 
     def snapshot(self, plugin: str, name: str, value: object) -> Value:
-        self.phases.append(self.context.original_args().phases.current)
+        self.phases.append(self.context.step.phases.current)
         return Value(plugin, name, value)
 
     def on_train_step_begin(self, run_context: RunContext) -> None:
@@ -291,7 +291,7 @@ def test_arrays_are_copied_in_the_phase_of_recording() -> None:
     with Run(callbacks=keeps, topology=Topology(rank=0, world_size=2)) as run:
         for number in run.steps(range(2)):
             run.tensor("number", number)
-            keeps.phases.append(run.context.original_args().phases.current)
+            keeps.phases.append(run.context.step.phases.current)
     assert keeps.phases == [RECORDING, REST] * 2
 
 

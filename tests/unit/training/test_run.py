@@ -200,7 +200,7 @@ def test_a_step_ends_when_its_iterator_is_released(way):
         def on_train_step_end(self, run_context):
             reported = run_context.original_args()
             seen.append(
-                (reported.cur_step_num, weight[0], reported.logged[STEP_MS], reported.get("ended_late"))
+                (reported.cur_step_num, weight[0], reported.logged[STEP_MS], run_context.step.ended_late)
             )
 
     def train():
@@ -224,7 +224,7 @@ def test_a_step_ends_when_its_iterator_is_released(way):
     with contextlib.suppress(LookupError):
         train()
     weight[0] = 1000
-    assert seen == [(1, 1, 1000.0, None), (2, 2, 2000.0, None)]
+    assert seen == [(1, 1, 1000.0, False), (2, 2, 2000.0, False)]
     assert run.step == 2
     run.close()
     assert len(seen) == 2
@@ -255,7 +255,7 @@ def test_the_step_of_an_iterator_that_is_held_ends_late_at_the_next_call(call):
     class Late(Callback):
         def on_train_step_end(self, run_context):
             args = run_context.original_args()
-            reported.append((args.cur_step_num, sorted(args.logged), args.get("ended_late", False)))
+            reported.append((args.cur_step_num, sorted(args.logged), run_context.step.ended_late))
 
     run = Run(callbacks=Late())
     batches = run.steps([1, 2])
@@ -486,7 +486,7 @@ def test_next_step_ends_the_step_under_way_and_begins_the_next():
     class Times(Callback):
         def step_end(self, run_context):
             args = run_context.original_args()
-            times.append((args.logged.get(STEP_MS), DATA_WAIT_MS in args.logged, args.get("ended_late")))
+            times.append((args.logged.get(STEP_MS), DATA_WAIT_MS in args.logged, run_context.step.ended_late))
 
     with Run(callbacks=[recorder, Times()], clock=clock) as run:
         for number in range(3):
@@ -498,7 +498,7 @@ def test_next_step_ends_the_step_under_way_and_begins_the_next():
         run.next_step()  # nothing follows
     assert run.step == 3
     assert steps_of(recorder) == [(1, {"reward": 1}), (2, {"reward": 2}), (3, {"reward": 3})]
-    assert times == [(2000.0, False, None)] * 3
+    assert times == [(2000.0, False, False)] * 3
     assert recorder.hooks[:3] == ["on_train_begin", "on_train_epoch_begin", "on_train_step_begin"]
     assert recorder.hooks[-2:] == ["on_train_epoch_end", "on_train_end"]
 

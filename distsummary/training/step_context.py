@@ -1,0 +1,41 @@
+"""StepContext: what a loop and its callbacks share of the current step, beyond MindSpore's parameters."""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from distsummary.training.finite import FiniteCheck
+
+
+class MeasuredPhases(Protocol):
+    """The phases of the current step, see `phases.Phases`."""
+
+    current: str
+    is_in_loop: bool
+
+    def within(self, phase: str) -> contextlib.AbstractContextManager[None]:
+        """Count what is done in the context as that phase."""
+
+
+@dataclass(slots=True, kw_only=True)
+class StepContext:
+    """Made by the loop, and the same object in all hooks of a run.
+
+    Attributes:
+        phases: measures the phases of the step; None: the loop does not measure them.
+        ended_late: the end of the step was noticed only at a later call, so that the model may have changed.
+        finite_check: receives numbers of callbacks that are not finite; None: the loop checks none.
+        report_finding: called with a cause and its evidence that a callback has found, from any thread.
+        after_hook: called and removed when all callbacks have seen the current hook.
+    """
+
+    phases: MeasuredPhases | None = None
+    ended_late: bool = False
+    finite_check: FiniteCheck | None = None
+    report_finding: Callable[[str, str], None] = lambda cause, evidence: None
+    after_hook: list[Callable[[], object]] = field(default_factory=list)
+
+    def within(self, phase: str) -> contextlib.AbstractContextManager[None]:
+        """A context manager for what a callback does in a phase of its own, if phases are measured."""
+        return contextlib.nullcontext() if self.phases is None else self.phases.within(phase)
