@@ -75,6 +75,9 @@ class Aggregator:
     its ranks died (or has not for LAUNCHER_S), the thread ends and calls `on_end`; also if what is left could
     not be merged for GIVE_UP_S, such as on a full disk.
 
+    Its attributes are the state of these rounds, each a clock or a table by attempt that one method keeps;
+    they are read together under one lock, when it decides whether it may end.
+
     Args:
         run_dir: the run dir.
         grace_s: see above; in seconds.

@@ -177,8 +177,8 @@ class CollectorCallback(Callback):
             call("checks", self._compare, session, network)
         if network is not None and (landscape := self._settings.collected.landscape) is not None:
             steps, kept = params.get("batch_num") or 0, params.get("backbone", network)
-            call("trajectory", session.keep_trajectory, landscape, kept, self._schedule.group, steps)
-        self._schedule.sees_all = not is_own or session.keeps_checkpoints
+            call("trajectory", session.checkpoints.begin, landscape, kept, self._schedule.group, steps)
+        self._schedule.sees_all = not is_own or session.checkpoints.is_active
         if self._settings.system_metrics:
             call("system metrics", session.monitor_system, network)
 
@@ -302,7 +302,7 @@ class CollectorCallback(Callback):
         """Record the step."""
         params, session = run_context.original_args(), self._session
         self._record_end(params)
-        if session is None or session.keeps_checkpoints:
+        if session is None or session.checkpoints.is_active:
             self._failures.call("trajectory", self._save_checkpoint, "step", params)
 
     def _drop_given(self, params: CallbackParams) -> None:
@@ -414,8 +414,9 @@ class CollectorCallback(Callback):
 
     def _save_checkpoint(self, unit: str, params: CallbackParams) -> None:
         number = params.cur_step_num if unit == "step" else params.cur_epoch_num
+        is_late, session = self._step.ended_late, self._open_session()
         with self._step.within(CHECKPOINT):
-            self._open_session().save_checkpoint(unit, int(number), is_late=self._step.ended_late)
+            session.checkpoints.save(unit, int(number), step=session.step, is_late=is_late)
 
     def _open_session(self) -> Session:
         if self._session is None:

@@ -21,13 +21,8 @@ from distsummary.base.interrupts import AGAIN_S, interrupts_after, is_interrupti
 from distsummary.base.processes import is_alive
 from distsummary.base.redaction import redacted
 from distsummary.base.termination import END_S, Terminated, on_termination
-from distsummary.checkpoints.landscape_spec import LandscapeSpec
-from distsummary.checkpoints.share import share_of
-from distsummary.checkpoints.sketch.keeper import SketchKeeper
-from distsummary.checkpoints.sketch.parts import ModelParts
-from distsummary.checkpoints.sketch.sketch_file import SketchHeader, SketchWriter
-from distsummary.checkpoints.sketch.sketching import open_sketching
 from distsummary.collect.background import Background, joined_in_time, place_of
+from distsummary.collect.checkpoint_keeper import CheckpointKeeper
 from distsummary.collect.config import differing, listed
 from distsummary.collect.file_export import Exports, write_values
 from distsummary.collect.heartbeat import Pulse
@@ -35,7 +30,6 @@ from distsummary.collect.open_writer import open_writer
 from distsummary.collect.provenance import command_line, error_text, provenance
 from distsummary.collect.run_lineage import strip_directories
 from distsummary.collect.system_metrics import Sampler, SystemMonitor, sources_of
-from distsummary.collect.trajectory_keeper import KeptTrajectory, keep_trajectory
 from distsummary.collect.watcher import LoopPlace, Watcher, groups_of_torch
 from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.diagnosis.reporting import Alerts
@@ -46,10 +40,9 @@ from distsummary.events.segments import segments
 from distsummary.events.spec import WriterSpec
 from distsummary.format.records import DIALECTS, LINEAGE_PLUGINS, Event, Value
 from distsummary.format.scalar_rows import MAX_PACKERS, row_struct
-from distsummary.frameworks.base import framework_of
 from distsummary.rundir.attempts import Registration, find_attempt, newest_attempt
 from distsummary.rundir.coordination import Coordinator, LocalCoordinator
-from distsummary.rundir.deal import Deal, Group, Heartbeat, Part
+from distsummary.rundir.deal import Deal, Heartbeat, Part
 from distsummary.rundir.identity import without_places_in
 from distsummary.rundir.rank_facts import RankFacts, write_command, write_facts
 from distsummary.rundir.rank_manifest import ranks_of
@@ -63,15 +56,8 @@ from distsummary.training.phases import EVERY, OWN_MS, WAIT_MS
 logger = logging.getLogger(__name__)
 
 NOTHING: Mapping[str, object] = MappingProxyType({})
-# A checkpoint cannot be recorded later, so the training waits up to this long for a slow disk; but it waits
-# only once for a disk that does not respond.
-CHECKPOINT_WAIT_S = 5.0
 GIVE_UP_S = 4.0  # more for the end of the run, after it was asked to drop what it waits for
 LEAVE_S = 2.0  # of the time that a signal leaves, for the rank's manifest
-ENDED_LATE = (
-    "the end of a step was noticed only at a later call on the run, so nothing was read from the model; "
-    "write `for ... in run.steps(...)` and keep no other reference to the iterator, or call run.next_step"
-)
 
 
 class Past(NamedTuple):
@@ -107,6 +93,9 @@ def find_past(run_dir: RunDir, topology: Topology) -> Past | None:
 
 class Session:
     """One rank's part of a run, from joining it to leaving it.
+
+    It has many attributes because it owns what has to be ended in one order and in time, whatever fails: the
+    writer, the threads, the monitor, the heartbeats, and the state of that end.
 
     Args:
         run_dir, topology: the run and the rank in it.
@@ -173,8 +162,14 @@ class Session:
         self._alerts = Alerts(run_dir)  # of the user and of callbacks
         self._pid = os.getpid()
         self._exports = Exports(rank_dir, int(time.time()), self._files) if exports_npy else None
-        self._trajectory: KeptTrajectory | None = None
-        self._sketches: SketchKeeper | None = None
+        self.checkpoints = CheckpointKeeper(
+            run_dir,
+            topology,
+            self._registration,
+            files=self._files,
+            failures=failures,
+            report_unsaved=self._report_unsaved,
+        )
         self._monitor: SystemMonitor | None = None
         self._pulse: Pulse | None = None
         self._watcher: Watcher | None = None
@@ -184,7 +179,6 @@ class Session:
         self._wait_ms = 0.0
         self.phase = "starting"  # what this process does, for its heartbeats
         self.total: int | None = None  # steps of the training by this rank's loader; None if unknown
-        self.keeps_checkpoints = False  # True also if it keeps sketches
         self._closing = (
             threading.RLock()
         )  # a signal may close it from a thread, a user's handler within `close`
@@ -232,6 +226,11 @@ class Session:
                 older[0]["attempt"],
                 listed(names),
             )
+
+    @property
+    def step(self) -> int:
+        """The newest step, also if nothing was recorded at it."""
+        return self._step
 
     @property
     def attempt(self) -> int:
@@ -425,74 +424,6 @@ class Session:
         self._writer.write(Event(self._last_step, time.time(), values))
         return True
 
-    def keep_trajectory(
-        self, spec: LandscapeSpec, network: object, group: Group, step_per_epoch: int
-    ) -> None:
-        """From now on, keep checkpoints and sketches (small random projections) of the network.
-
-        Rank 0 keeps replicated parameters; each rank keeps its shards.
-        """
-        if self.topology.role != "train":
-            return
-        if spec.sketch is not None:
-            self.failures.call("no sketches are kept", self._keep_sketches, spec.sketch, network, group)
-        if spec.intervals:
-            self._trajectory = self.failures.call(
-                "no trajectory is kept",
-                keep_trajectory,
-                spec,
-                network,
-                self._run_dir.ckpt_dir,
-                self.topology,
-                group,
-                self._registration,
-                step_per_epoch=step_per_epoch,
-            )
-        self.keeps_checkpoints = self._trajectory is not None or self._sketches is not None
-
-    def _keep_sketches(self, every: int, network: object, group: Group) -> None:
-        framework, attempt = framework_of(network), self._registration.attempt
-        share = share_of(network, self.topology, group.size, attempt=attempt)
-        if share is None:
-            return  # other ranks keep the whole network
-        parts = ModelParts(framework, network, is_mine=share.holds)
-        header = SketchHeader(
-            run_id=self._registration.run_id,
-            parameters=parts.digest,
-            attempt=attempt,
-            rank=share.shard_rank.rank if share.shard_rank else 0,
-            parts=share.shard_rank.ranks if share.shard_rank else 1,
-        )
-        sketching = open_sketching(framework, parts, header.seed)
-        writer = SketchWriter(self._run_dir.ckpt_dir, header)
-        self._sketches = SketchKeeper(sketching, writer, self._files.submit, every=every)
-
-    def save_checkpoint(self, unit: str, number: int, *, is_late: bool = False) -> None:
-        """Save this step or epoch if it is planned for the trajectory, and take a sketch if one is due.
-
-        If `is_late`, the model may have changed since the step or epoch ended: nothing is saved, and a
-        checkpoint that is due is counted as dropped.
-        """
-        if is_late:
-            if self._trajectory is not None and self._trajectory.due(unit, number):
-                self.failures.count(ENDED_LATE, dropped={"checkpoint": 1})
-                self._report_unsaved(self._step, ENDED_LATE)
-            if unit == "step" and self._sketches is not None and self._sketches.skip_step(number):
-                self.failures.count(ENDED_LATE, dropped={"sketch": 1})
-            return
-        if unit == "step" and self._sketches is not None:
-            self.failures.call("sketch", self._sketches.end_step, number)
-        kept = self._trajectory
-        if kept is not None and kept.due(unit, number):
-            name = f"checkpoint of {unit} {number} of the trajectory"
-            unsaved = partial(self._report_unsaved, self._step)
-            try:
-                save, nbytes = kept.take(number)  # copy now: the next step changes the values
-            except Exception as error:
-                unsaved(f"{name}: {error}")
-                raise
-            self._files.submit(name, save, nbytes=nbytes, wait_s=CHECKPOINT_WAIT_S, on_failure=unsaved)
-
     def health(self) -> Health:
         """What was written, dropped and refused so far."""
         return self._writer.health().plus(self.failures.health)
@@ -601,7 +532,7 @@ class Session:
         parts: list[tuple[str, Callable[[], None]]] = [
             ("the watcher", lambda: self._watcher.stop(error) if self._watcher else None),
             ("the last system metrics", self._monitor.stop if self._monitor else lambda: None),
-            ("writing the sketches", self._sketches.flush if self._sketches else lambda: None),
+            ("writing the sketches", self.checkpoints.flush),
             ("closing the files", partial(self._files.close, lambda: self._deadline_s)),
             ("recording the provenance", partial(self._messages.close, lambda: self._deadline_s)),
             ("the alerts", self._alerts.write),

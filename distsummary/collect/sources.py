@@ -4,7 +4,7 @@ import math
 from typing import ClassVar
 
 from distsummary.base.failures import Failures
-from distsummary.collect.session import ENDED_LATE
+from distsummary.collect.checkpoint_keeper import ENDED_LATE
 from distsummary.collect.step_values import (
     Parameters,
     image_values,

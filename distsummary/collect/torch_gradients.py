@@ -5,7 +5,7 @@ from typing import Any
 
 from distsummary.base.failures import Failures
 from distsummary.collect.checked_values import checked_copy
-from distsummary.collect.session import ENDED_LATE
+from distsummary.collect.checkpoint_keeper import ENDED_LATE
 from distsummary.collect.sources import Source
 from distsummary.collect.step_values import Parameters
 from distsummary.format.records import Shard, Value

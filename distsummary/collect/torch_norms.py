@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 
 from distsummary.base.failures import Failures
 from distsummary.base.guard import passes
+from distsummary.collect.checkpoint_keeper import ENDED_LATE
 from distsummary.collect.norm_source import UpdateDeal
-from distsummary.collect.session import ENDED_LATE
 from distsummary.collect.sources import Source
 from distsummary.format.check_tags import LAG, NONFINITE_TAGS
 from distsummary.format.norms import COLUMNS, NORMS_TAG, ParameterNorms, ParameterTable

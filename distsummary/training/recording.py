@@ -49,6 +49,8 @@ MAX_STEP = 2**63 - 1  # int64 in the files
 class Recording(abc.ABC):
     """The base of Run that takes the user's values; Run decides to which step they belong.
 
+    Its attributes are what `log` touches at every step, kept in one object because each look-up counts there.
+
     A value that cannot be recorded is dropped, counted in `health()` and named once in the log. The methods
     raise only if an argument is misused: InvalidTypeError for a name that is not text, InvalidValueError for
     an unknown plugin or for `step` inside of `steps`, ClosedError if the run is closed.

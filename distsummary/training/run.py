@@ -91,6 +91,9 @@ class Run(Recording):
     the model are skipped and counted, as the model may have changed since (callbacks then find
     `run_context.step.ended_late`).
 
+    Many of its attributes are the state of one machine (step, epoch, training: begun, counted, ended), whose
+    transitions are its methods; cut in two, each half would have to know the other's states.
+
     If an exception leaves the `with` block, or a hook raises, `__exit__` of the callbacks is called, but
     `on_train_end` is not. In a forked child process, closing or leaving the run calls no callback.
 

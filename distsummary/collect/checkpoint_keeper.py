@@ -1,0 +1,128 @@
+"""CheckpointKeeper: saves what one rank keeps of the trajectory of its training, in the background."""
+
+from collections.abc import Callable
+from functools import partial
+
+from distsummary.base.failures import Failures
+from distsummary.checkpoints.landscape_spec import LandscapeSpec
+from distsummary.checkpoints.share import share_of
+from distsummary.checkpoints.sketch.keeper import SketchKeeper
+from distsummary.checkpoints.sketch.parts import ModelParts
+from distsummary.checkpoints.sketch.sketch_file import SketchHeader, SketchWriter
+from distsummary.checkpoints.sketch.sketching import open_sketching
+from distsummary.collect.background import Background
+from distsummary.collect.trajectory_keeper import KeptTrajectory, keep_trajectory
+from distsummary.frameworks.base import framework_of
+from distsummary.rundir.attempts import Registration
+from distsummary.rundir.deal import Group
+from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.topology import Topology
+
+# A checkpoint cannot be recorded later, so the training waits up to this long for a slow disk; but it waits
+# only once for a disk that does not respond.
+CHECKPOINT_WAIT_S = 5.0
+ENDED_LATE = (
+    "the end of a step was noticed only at a later call on the run, so nothing was read from the model; "
+    "write `for ... in run.steps(...)` and keep no other reference to the iterator, or call run.next_step"
+)
+
+
+class CheckpointKeeper:
+    """Keeps checkpoints and sketches (small random projections) of a network, once `begin` was called.
+
+    Rank 0 keeps replicated parameters; each rank keeps its shards.
+
+    Args:
+        run_dir, topology, registration: the run, this rank and its attempt.
+        files: the thread that writes.
+        failures: counts what cannot be kept.
+        report_unsaved: called with the step and the reason when a checkpoint that is due is not saved; from
+            any thread.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        topology: Topology,
+        registration: Registration,
+        *,
+        files: Background,
+        failures: Failures,
+        report_unsaved: Callable[[int, str], None],
+    ) -> None:
+        self._run_dir, self._topology, self._registration = run_dir, topology, registration
+        self._files, self._failures, self._report_unsaved = files, failures, report_unsaved
+        self._trajectory: KeptTrajectory | None = None
+        self._sketches: SketchKeeper | None = None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether anything is kept."""
+        return self._trajectory is not None or self._sketches is not None
+
+    def begin(self, spec: LandscapeSpec, network: object, group: Group, step_per_epoch: int) -> None:
+        """From now on, keep what `spec` names of the network; `group`: see `keep_trajectory`."""
+        if self._topology.role != "train":
+            return
+        if spec.sketch is not None:
+            self._failures.call("no sketches are kept", self._keep_sketches, spec.sketch, network, group)
+        if spec.intervals:
+            self._trajectory = self._failures.call(
+                "no trajectory is kept",
+                keep_trajectory,
+                spec,
+                network,
+                self._run_dir.ckpt_dir,
+                self._topology,
+                group,
+                self._registration,
+                step_per_epoch=step_per_epoch,
+            )
+
+    def _keep_sketches(self, every: int, network: object, group: Group) -> None:
+        framework, attempt = framework_of(network), self._registration.attempt
+        share = share_of(network, self._topology, group.size, attempt=attempt)
+        if share is None:
+            return  # other ranks keep the whole network
+        parts = ModelParts(framework, network, is_mine=share.holds)
+        header = SketchHeader(
+            run_id=self._registration.run_id,
+            parameters=parts.digest,
+            attempt=attempt,
+            rank=share.shard_rank.rank if share.shard_rank else 0,
+            parts=share.shard_rank.ranks if share.shard_rank else 1,
+        )
+        sketching = open_sketching(framework, parts, header.seed)
+        writer = SketchWriter(self._run_dir.ckpt_dir, header)
+        self._sketches = SketchKeeper(sketching, writer, self._files.submit, every=every)
+
+    def save(self, unit: str, number: int, *, step: int, is_late: bool) -> None:
+        """Save this step or epoch if it is planned for the trajectory, and take a sketch if one is due.
+
+        `step`: the step of a report that something is not saved. If `is_late`, the model may have changed
+        since the step or epoch ended: nothing is saved, and a checkpoint that is due is counted as dropped.
+        """
+        if is_late:
+            if self._trajectory is not None and self._trajectory.due(unit, number):
+                self._failures.count(ENDED_LATE, dropped={"checkpoint": 1})
+                self._report_unsaved(step, ENDED_LATE)
+            if unit == "step" and self._sketches is not None and self._sketches.skip_step(number):
+                self._failures.count(ENDED_LATE, dropped={"sketch": 1})
+            return
+        if unit == "step" and self._sketches is not None:
+            self._failures.call("sketch", self._sketches.end_step, number)
+        kept = self._trajectory
+        if kept is not None and kept.due(unit, number):
+            name = f"checkpoint of {unit} {number} of the trajectory"
+            try:
+                save, nbytes = kept.take(number)  # copy now: the next step changes the values
+            except Exception as error:
+                self._report_unsaved(step, f"{name}: {error}")
+                raise
+            unsaved = partial(self._report_unsaved, step)
+            self._files.submit(name, save, nbytes=nbytes, wait_s=CHECKPOINT_WAIT_S, on_failure=unsaved)
+
+    def flush(self) -> None:
+        """Write the sketches that are still in memory."""
+        if self._sketches is not None:
+            self._sketches.flush()
