@@ -8,6 +8,7 @@ from distsummary.diagnosis.source_lines import SourceLine, user_place
 from distsummary.rundir.run_dir import CRASH
 
 MAX_BYTES = 1 << 20
+_COLLECTIVES = ("torch", "distributed", "distributed_c10d.py")
 _HEAD = re.compile(r"attempt (\d+), thread 0x([0-9a-f]+)")
 _ERROR = re.compile(r"^Fatal Python error: (.+)$", re.MULTILINE)
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+) .*$", re.MULTILINE)
@@ -16,11 +17,13 @@ _LINE = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 
 class Crash(NamedTuple):
     """`error`: what ended the process, such as Aborted. `line`: where the loop's thread was, of the user's
-    code, as `SourceLine.text` gives it; empty if unknown.
+    code, as `SourceLine.text` gives it. `collective`: which function of torch.distributed it had called, such
+    as all_reduce. Both are empty if unknown.
     """
 
     error: str
     line: str = ""
+    collective: str = ""
 
 
 def head_of(attempt: int, thread_id: int) -> str:
@@ -45,4 +48,5 @@ def read_crash(directory: Path, attempt: int) -> Crash | None:
         for file, number, function in _LINE.findall(stacks.get(int(head[2], 16), ""))
     ]
     place = user_place(stack)
-    return Crash(error[1], "" if place is None else place.text())
+    called = (one.function for one in stack if Path(one.file).parts[-3:] == _COLLECTIVES)
+    return Crash(error[1], "" if place is None else place.text(), next(called, ""))

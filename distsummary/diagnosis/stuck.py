@@ -98,6 +98,7 @@ class RankReport:
         stack: the lines of its stack, the innermost first.
         root: the rank from or to which the collective goes in which it waits; None: all alike, or unknown.
         crash: how native code ended its process, such as Aborted; `line` is then where that was.
+        crashed_in: the collective that it had called then, such as all_reduce; empty: none, or unknown.
         ended_s: seconds since it has ended.
         state, error: see `states.RankState`; of a lost rank, the error is the reason.
         process: what the kernel says, such as "stopped by a signal". is_stopped: whether it says that.
@@ -121,6 +122,7 @@ class RankReport:
     is_stopped: bool = False
     root: int | None = None
     crash: str = ""
+    crashed_in: str = ""
     ended_s: float = math.inf
 
     def as_json(self) -> dict[str, Any]:
@@ -235,7 +237,8 @@ def _differing(reports: Sequence[RankReport], waiting: Sequence[RankReport]) -> 
     for name, ranks in _groups(waiting):
         begun: dict[int, dict[int, Collective]] = defaultdict(dict)  # number -> rank -> collective
         for one in reports:
-            group = _in_group(one, name, ranks)
+            # what one begins whose loop has ended is not what the loops of the others begin
+            group = None if one.phase == AFTER_RUN else _in_group(one, name, ranks)
             for collective in () if group is None else group.collectives:
                 begun[collective.number][one.rank] = collective
         for number in sorted(begun):
@@ -338,7 +341,7 @@ def _missing(reports: Sequence[RankReport], waiting: Sequence[RankReport]) -> li
             if other is None:
                 unknown.add(rank)
                 continue
-            seen = _in_group(other, name, ranks)
+            seen = None if other.phase == AFTER_RUN else _in_group(other, name, ranks)
             if seen is not None and seen.newest >= number:
                 continue
             if other.phase == WAITING and _has_stopped(other) and not other.groups:
@@ -355,7 +358,9 @@ def _missing(reports: Sequence[RankReport], waiting: Sequence[RankReport]) -> li
     found = [
         (by_rank[rank], text)
         for rank, text in awaited.items()
-        if by_rank[rank].pending is None or not _has_stopped(by_rank[rank])
+        if by_rank[rank].pending is None
+        or by_rank[rank].phase == AFTER_RUN
+        or not _has_stopped(by_rank[rank])
     ]
     ended = [
         (one, text)
@@ -414,6 +419,9 @@ def _because_of_ends(
     if together and not any(one.has_lost_another for one in waiting):
         text = f"{_they(text, len(alike))}; it {_silence(first)}, and all have ended since"
         return [_verdict(first, reports, text, ranks=alike)]
+    elsewhere = [one for one, _ in ended if one.crashed_in and not _is_at_line_of(one, waiting)]
+    if len(elsewhere) >= len(waiting):
+        return _crashed_elsewhere(reports, waiting, elsewhere)
     cause = _CAUSES.get(first.state, HANG)
     why = first.crash or first.error
     if first.line and (first.crash or (first.late_s is not None and first.state == "failed")):
@@ -428,6 +436,30 @@ def _because_of_ends(
     if others:
         text += f"; {named_ranks(others)} {'has' if len(others) == 1 else 'have'} ended, too"
     return [_verdict(first, reports, text, ranks=alike, cause=cause)]
+
+
+def _is_at_line_of(report: RankReport, others: Iterable[RankReport]) -> bool:
+    return any(is_same_line(report.line, other.line) for other in others)
+
+
+def _crashed_elsewhere(
+    reports: Sequence[RankReport], waiting: Sequence[RankReport], crashed: Sequence[RankReport]
+) -> list[Verdict]:
+    """The verdict on ranks that wait in another collective than the one in which as many, or more, crashed.
+
+    gloo ends a rank that receives more than it expects: the others have skipped what it called, or it calls
+    one more.
+    """
+    first, theirs = waiting[0], named_ranks(one.rank for one in crashed)
+    is_tie = len(waiting) == len(crashed)
+    ranks = [one.rank for one in (*waiting, *(crashed if is_tie else ()))]
+    who = named_ranks(one.rank for one in waiting) if len(ranks) > 1 else "it"
+    text = (
+        f"{who} began {_where(first)}{f' at {first.line}' if first.line else ''}, where {theirs} called "
+        f"{crashed[0].crashed_in} at {crashed[0].line} and crashed because of that ({crashed[0].crash}): one "
+        f"has skipped a collective, or the other made one more{'; there is no majority' if is_tie else ''}"
+    )
+    return [_verdict(first, reports, text, ranks=ranks)]
 
 
 def _goes_on(report: RankReport, waited_s: float) -> bool:

@@ -9,7 +9,7 @@ from distsummary.base.json_door import MOST_BYTES, parse_json
 from distsummary.base.many_files import read_each
 from distsummary.base.processes import are_busy, is_stopped
 from distsummary.base.publish import file_system_time
-from distsummary.diagnosis.crash import read_crash
+from distsummary.diagnosis.crash import Crash, read_crash
 from distsummary.diagnosis.stuck import RankReport, hung
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import DamagedFileError
@@ -47,7 +47,7 @@ def hung_ranks(run_dir: RunDir, attempt: AttemptState, *, now: float | None = No
     reports = [
         _report_of(rank, found, now, newest_s)
         if rank.state != "lost" or (crash := read_crash(place, attempt.attempt)) is None
-        else replace(_report_of(rank, None, now, newest_s), crash=crash.error, line=crash.line)
+        else _crashed(_report_of(rank, None, now, newest_s), crash)
         for rank, found, place in zip(attempt.ranks, reported, places, strict=True)
     ]
     verdicts = hung(reports)
@@ -60,6 +60,10 @@ def hung_ranks(run_dir: RunDir, attempt: AttemptState, *, now: float | None = No
     if silent and (busy := are_busy(silent)):
         verdicts = hung([replace(one, is_moving=True) if one.rank in busy else one for one in reports])
     return verdicts
+
+
+def _crashed(report: RankReport, crash: Crash) -> RankReport:
+    return replace(report, crash=crash.error, line=crash.line, crashed_in=crash.collective)
 
 
 def written_ns(run_dir: RunDir, rank: int, world_size: int) -> int:

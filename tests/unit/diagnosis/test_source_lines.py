@@ -54,10 +54,10 @@ def test_a_crash_has_its_signal_and_the_line_of_the_loop(tmp_path: Path) -> None
     path = tmp_path / CRASH
     assert read_crash(tmp_path, 0) is None
     path.write_text(head_of(2, 0x7F00000000B2) + ABORT)
-    assert read_crash(tmp_path, 2) == ("Aborted", "/home/train.py:14 in metrics")
+    assert read_crash(tmp_path, 2) == ("Aborted", "/home/train.py:14 in metrics", "all_reduce")
     assert read_crash(tmp_path, 1) is None  # what an earlier attempt left
     path.write_text(head_of(2, 0x7F00000000C3) + ABORT)
-    assert read_crash(tmp_path, 2) == ("Aborted", "")
+    assert read_crash(tmp_path, 2) == ("Aborted", "", "")
 
 
 @pytest.mark.parametrize("text", ["", head_of(0, 1), ABORT, "attempt x, thread 0x1\n" + ABORT, "\x00\xff"])

@@ -341,6 +341,29 @@ def test_a_crashed_rank_at_another_line_than_all_others_is_the_odd_one() -> None
     assert verdict.evidence.startswith("Aborted at train.py:9 in step: loss.backward(); ranks 0 and 2 waited")
 
 
+def test_of_two_that_called_different_collectives_the_one_that_crashed_is_not_alone_to_blame() -> None:
+    """Rank 1 skipped the all_reduce of the metrics and went on to backward; gloo ended rank 0."""
+    backward = replace(skips(1), step=60, is_cut_off=True, late_s=0.0, state="failed", error=RESET)
+    backward = replace(backward, groups=(group(BEGUN, GRADIENTS, ranks=(0, 1)),))
+    victim = replace(crashed(0), crashed_in="all_reduce")
+    [verdict] = hung([victim, backward])
+    assert (verdict.cause, verdict.ranks, verdict.since_step) == ("hang", (0, 1), 60)
+    assert verdict.evidence == (
+        "rank 1 began all_reduce of 4,225 elements (collective 65 of group 0) at train.py:9 in step: "
+        f"loss.backward(), where rank 0 called all_reduce at {METRICS} and crashed because of that "
+        "(Aborted): one has skipped a collective, or the other made one more; there is no majority"
+    )
+    # of three, two of which crashed, it is the third
+    ranks = (0, 1, 2)
+    alone = replace(backward, groups=(group(BEGUN, GRADIENTS, ranks=ranks),))
+    [verdict] = hung([victim, alone, replace(victim, rank=2)])
+    assert (verdict.cause, verdict.rank, verdict.ranks) == ("hang", 1, ())
+    assert verdict.evidence.startswith("it began all_reduce of 4,225 elements")
+    # what ends native code elsewhere is a crash
+    [verdict] = hung([crashed(0), backward])
+    assert (verdict.cause, verdict.rank) == ("lost", 0)
+
+
 def test_broadcasts_from_other_roots() -> None:
     sent = Collective(65, "broadcast", ((7,),), True)
     reported = [replace(waits(rank, BEGUN, sent), root=3 if rank == 1 else 0) for rank in RANKS]
@@ -369,14 +392,16 @@ def test_a_rank_whose_loop_has_ended_is_named_with_the_line_at_which_it_waits() 
         line="train.py:30 in main: dist.barrier()",
     )
     [verdict] = hung(others(after))
-    assert (verdict.rank, verdict.cause, verdict.since_step) == (2, "hang", 59)
-    assert (
-        "it began barrier as collective 65 of group 0, where ranks 0, 1 and 3 began all_reduce"
-        in verdict.evidence
+    assert (verdict.rank, verdict.cause, verdict.since_step) == (2, "hang", 60)
+    assert verdict.evidence == (
+        "it has ended its training after step 59 and was at train.py:30 in main: dist.barrier(), after the "
+        "end of its run; it has not begun all_reduce of 2,632 elements (collective 65 of group 0), in which "
+        "ranks 0, 1 and 3 have waited 3.5 s"
     )
-    assert verdict.evidence.endswith(
-        "it was at train.py:30 in main: dist.barrier(), after the end of its run"
+    [of_two] = hung(
+        [replace(one, groups=(group(*one.groups[0].collectives, ranks=(2, 3)),)) for one in (after, waits(3))]
     )
+    assert (of_two.rank, of_two.ranks) == (2, ())
     # it waits for something else
     reads = replace(after, groups=(group(BEGUN),), line="train.py:31 in main: queue.get()")
     [verdict] = hung(others(reads))
