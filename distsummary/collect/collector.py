@@ -130,7 +130,18 @@ class CollectorCallback(Callback):
         else:
             session.report_alert(cause, step, evidence, level)
 
-    def on_train_begin(self, run_context: RunContext) -> None:
+    # The hooks have the older names, as those of MindSpore's collector: a subclass may override them, and a
+    # loop may call them by hand.
+
+    def begin(self, run_context: RunContext) -> None:
+        """Begin to record a training, or an evaluation; raises for bad arguments and files."""
+        if _is_evaluation(run_context):
+            self._begin_evaluation(run_context)
+        else:
+            self._begin_training(run_context)
+
+    @door()
+    def _begin_training(self, run_context: RunContext) -> None:
         """Join the run and open the files; raises for bad arguments and for files that cannot be opened."""
         params = run_context.original_args()
         topology = self._begin(params, "train")
@@ -155,7 +166,8 @@ class CollectorCallback(Callback):
         self._taps.begin(params, session.record)
         self.recorder.record = self._taps.record
         # A subclass that overrides a step hook must see every step, so no step is plain.
-        is_own = all(getattr(type(self), hook) is getattr(CollectorCallback, hook) for hook in STEP_HOOKS)
+        hooks = (*STEP_HOOKS, "step_begin", "step_end")
+        is_own = all(getattr(type(self), hook) is getattr(CollectorCallback, hook) for hook in hooks)
         self._schedule.sees_all = not is_own
         call, network = self._failures.call, params.get("network")
         evaluations, self._evaluations = self._evaluations, None
@@ -194,7 +206,8 @@ class CollectorCallback(Callback):
     def _publish_attempt(self, session: Session) -> None:
         """Report the attempt that a training has joined; `ds.init` has asked the user before."""
 
-    def on_eval_begin(self, run_context: RunContext) -> None:
+    @door()
+    def _begin_evaluation(self, run_context: RunContext) -> None:
         """Outside a training, keep the evaluation for later; a job of the role eval may record it at once.
 
         If a training follows, its session records the kept evaluations; otherwise `close` adds them to the
@@ -284,23 +297,26 @@ class CollectorCallback(Callback):
         )
         self._schedule.add(checks)
 
-    def on_train_epoch_begin(self, run_context: RunContext) -> None:
+    def epoch_begin(self, run_context: RunContext) -> None:
         """Plan the steps of the epoch."""
-        self._failures.call("steps of tensors", self._begin_epoch, run_context.original_args())
+        if not _is_evaluation(run_context):
+            self._failures.call("steps of tensors", self._begin_epoch, run_context.original_args())
 
     def _begin_epoch(self, params: CallbackParams) -> None:
         if self._session is not None:
             self._session.total = self._schedule.begin_epoch(params)
 
-    def on_train_step_begin(self, run_context: RunContext) -> None:
+    def step_begin(self, run_context: RunContext) -> None:
         """Notify the sources of values, if any may be due at the step's end."""
         params = run_context.original_args()
-        if not self._is_plain(params):
+        if not _is_evaluation(run_context) and not self._is_plain(params):
             self._schedule.begin_step(params)
 
-    def on_train_step_end(self, run_context: RunContext) -> None:
+    def step_end(self, run_context: RunContext) -> None:
         """Record the step."""
         params, session = run_context.original_args(), self._session
+        if _is_evaluation(run_context):
+            return
         self._record_end(params)
         if session is None or session.checkpoints.is_active:
             self._failures.call("trajectory", self._save_checkpoint, "step", params)
@@ -334,9 +350,11 @@ class CollectorCallback(Callback):
             and not is_sink(params)
         )
 
-    def on_train_epoch_end(self, run_context: RunContext) -> None:
+    def epoch_end(self, run_context: RunContext) -> None:
         """Record what was logged after the last step, and the checkpoint of the epoch."""
         params = run_context.original_args()
+        if _is_evaluation(run_context):
+            return
         self._failures.call("epoch", self._end_epoch, params)
         self._failures.call("trajectory", self._save_checkpoint, "epoch", params)
 
@@ -350,15 +368,23 @@ class CollectorCallback(Callback):
             values += self._schedule.values_again(params, step)
         self._open_session().record(step, logged, values)
 
+    def end(self, run_context: RunContext) -> None:
+        """Record the lineage of a training, or the metrics of an evaluation."""
+        if _is_evaluation(run_context):
+            self._end_evaluation(run_context)
+        else:
+            self._end_training(run_context)
+
     @door(again=True)
-    def on_train_end(self, run_context: RunContext) -> None:
+    def _end_training(self, run_context: RunContext) -> None:
         """Record what was logged after the last step, and the complete lineage."""
         params = run_context.original_args()
         self._failures.call("values", self._record_rest, params)
         self._failures.call(self._schedule.graph.what, self._record_graph, params)
         self._failures.call("lineage", self._end_description, params)
 
-    def on_eval_end(self, run_context: RunContext) -> None:
+    @door()
+    def _end_evaluation(self, run_context: RunContext) -> None:
         """Record the metrics as scalars and as lineage."""
         params = run_context.original_args()
         self._taps.resume()
@@ -420,7 +446,7 @@ class CollectorCallback(Callback):
 
     def _open_session(self) -> Session:
         if self._session is None:
-            raise ClosedError("the collector is not recording; call a begin hook first, e.g. on_train_begin")
+            raise ClosedError("the collector is not recording; call its hook `begin` first")
         return self._session
 
     def health(self) -> Health:
@@ -482,3 +508,7 @@ class CollectorCallback(Callback):
             end = self._description.end_settings
             self._failures.call("the end of the settings", end, self._session, params, is_success=False)
         self.close(error=error)
+
+
+def _is_evaluation(run_context: RunContext) -> bool:
+    return bool(run_context.original_args().get("mode") == "eval")

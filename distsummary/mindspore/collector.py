@@ -38,10 +38,10 @@ class Collector(summary_collector.SummaryCollector):
         super()._reset()
         self._schedule.add(CachedOperators(self._taps))
 
-    def on_eval_end(self, run_context: RunContext) -> None:
-        """Record the metrics; what operators cached in an evaluation is not recorded."""
+    def end(self, run_context: RunContext) -> None:
+        """Record the lineage or the metrics, but not what operators cached since the last step."""
         self._failures.call("operators", take_cache)
-        super().on_eval_end(run_context)
+        super().end(run_context)
 
     @property
     def given_topology(self) -> Topology | None:

@@ -423,6 +423,48 @@ def test_a_subclass_with_a_hook_of_its_own_sees_every_step(tmp_path, writers):
     assert writers[0].steps("scalar", "loss") == [1, 2, 3, 4]
 
 
+def test_a_subclass_may_override_mindspores_older_hooks(tmp_path, writers):
+    called = []
+
+    class Mine(SummaryCollector):
+        def begin(self, run_context):
+            super().begin(run_context)
+            called.append("begin")
+
+        def step_end(self, run_context):
+            super().step_end(run_context)
+            called.append(run_context.original_args().cur_step_num)
+
+        def epoch_end(self, run_context):
+            super().epoch_end(run_context)
+            called.append("epoch_end")
+
+        def end(self, run_context):
+            super().end(run_context)
+            called.append("end")
+
+    train(Mine(tmp_path, collect_freq=10), steps=4, log={"loss": 0.5})
+    assert called == ["begin", 1, 2, 3, 4, "epoch_end", "end"]
+    assert writers[0].steps("scalar", "loss") == [1, 2, 3, 4]
+
+
+def test_hooks_that_are_called_by_hand_record(tmp_path, writers):
+    collector = SummaryCollector(tmp_path, collect_freq=2, coordinator=ListCoordinator())
+    params = CallbackParams(
+        mode="train", epoch_num=1, batch_num=4, network=Model(), list_callback=[collector]
+    )
+    context = RunContext(params)
+    collector.begin(context)
+    for step in range(1, 5):
+        params.update(cur_step_num=step, cur_epoch_num=1, net_outputs=float(step))
+        collector.step_end(context)
+    collector.epoch_end(context)
+    collector.end(context)
+    collector.close()
+    assert writers[0].steps("scalar", "loss/auto") == [1, 2, 4]
+    assert writers[0].steps("train_lineage") == [1, 4]
+
+
 @pytest.mark.parametrize("is_held", [False, True])
 def test_a_step_left_by_break_holds_the_weights_of_that_moment_or_none(tmp_path, writers, is_held):
     collector = SummaryCollector(
