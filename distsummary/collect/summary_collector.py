@@ -1,6 +1,8 @@
 """SummaryCollector: MindSpore's door to recording, which translates its arguments into RunSettings."""
 
+import logging
 import os
+import sys
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -32,6 +34,8 @@ from distsummary.events.spec import DROP, WAIT, WriterSpec
 from distsummary.format.records import DIALECTS, WRITTEN
 from distsummary.rundir.coordination import Coordinator
 from distsummary.rundir.topology import Topology
+
+logger = logging.getLogger(__name__)
 
 
 class SummaryCollector(CollectorCallback):
@@ -170,6 +174,11 @@ class SummaryCollector(CollectorCallback):
             private=private,
             diagnose=diagnose or Diagnose(),
         )
+        if type(self) is SummaryCollector and "mindspore" in sys.modules and "torch" not in sys.modules:
+            logger.warning(
+                "MindSpore's Model refuses this collector, which is for torch and loops of your own; write: "
+                "from distsummary.mindspore import SummaryCollector"
+            )
         self._given = coordinator
         super().__init__(
             check_summary_dir(summary_dir), settings, topology=topology, coordinate=self._find_coordinator

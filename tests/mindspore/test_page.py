@@ -13,7 +13,7 @@ import distsummary as ds
 from distsummary.errors import MissingExtraError
 from distsummary.mindspore import supported
 from tests.docs.documents import ROOT, blocks
-from tests.mindspore.trainings import Mlp, features, values_of
+from tests.mindspore.trainings import Mlp, features, model_of, values_of
 
 pytestmark = pytest.mark.interop
 
@@ -44,7 +44,7 @@ def test_a_loop_of_ones_own_logs_tensors_and_watches_a_cell(tmp_path):
     assert np.isfinite(np.frombuffer(found["scalar", "loss"][-1][1], np.float32)).all()
 
 
-@pytest.mark.parametrize("option", [{"gradients": True}, {"norms": True}])
+@pytest.mark.parametrize("option", [{"gradients": ".*"}, {"norms": True}])
 def test_options_that_need_torch_are_refused_when_the_training_begins(tmp_path, option):
     from distsummary.mindspore import SummaryCollector
     from tests.mindspore.loop import Loop
@@ -65,3 +65,10 @@ def test_the_newest_mindspore_is_taken(monkeypatch):
     monkeypatch.setattr(supported, "version", lambda name: "3.0.0rc1")
     supported.require_mindspore()
     assert mindspore.__version__
+
+
+def test_the_collector_for_torch_says_what_to_import_here(tmp_path, caplog):
+    collector = ds.SummaryCollector(tmp_path / "run")
+    assert "from distsummary.mindspore import SummaryCollector" in caplog.text
+    with pytest.raises(TypeError, match="Callback"):
+        model_of(Mlp()).train(1, features(), callbacks=[collector], dataset_sink_mode=False)
