@@ -33,7 +33,7 @@ def test_a_loop_of_ones_own_logs_tensors_and_watches_a_cell(tmp_path):
     network = Mlp()
     loss = nn.WithLossCell(network, nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"))
     train = nn.TrainOneStepCell(loss, nn.Momentum(network.trainable_params(), 0.05, 0.9))
-    with ds.init(tmp_path / "run", watch=network, quiet=True) as run:
+    with ds.init(tmp_path / "run", watch=network, histograms="first", quiet=True) as run:
         for x, y in run.steps(features().create_tuple_iterator(num_epochs=1)):
             run.log(loss=train(x, y))
             run.histogram("input", x)
