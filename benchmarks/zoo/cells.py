@@ -36,8 +36,8 @@ LOST = Schedule(share=0.5, each=1, length=80)
 # Where the code is that decides a cell; of diagnosis, all but what decides other cells or words.
 _SICK = ("drift", "memory", "settings", "shard", "sick", "nonfinite")
 _DIAGNOSIS = ["distsummary/diagnosis/*.py"]
-_OTHERS = [f"distsummary/diagnosis/{name}.py" for name in (*_SICK, "diagnose", "sentence")]
-_STUCK = ["distsummary/diagnosis/stuck*.py", "distsummary/aggregate/stuck.py"]
+_OTHERS = [f"distsummary/diagnosis/{name}.py" for name in (*_SICK, "diagnose", "ends", "sentence")]
+_STUCK = ["distsummary/diagnosis/{stuck,stuck_files,crash,source_lines}.py", "distsummary/aggregate/stuck.py"]
 _TIMES = ["distsummary/training/{phases,torch_phases,torch_waits,worker_queues,affordable,device_times}.py"]
 CODE = {
     "train": (["benchmarks/zoo/{rank,nets,data,faults}.py"], []),

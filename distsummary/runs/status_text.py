@@ -255,7 +255,8 @@ def _verdict(
     verb = {"interrupted": "was interrupted", "failed": "has failed", "lost": "is dead"}
     if any(verdict.cause == HANG for verdict in status.stuck):
         return f"The run {verb.get(newest.state, 'has ended')}; it was stuck {_stuck_at(status)}."
-    step = newest_step(newest)
+    by_rank = {rank.rank: rank.step for rank in newest.ranks}
+    step = newest_step(newest) if newest.failure is None else by_rank.get(newest.failure.rank)
     return f"The run {verb.get(newest.state, 'has ended')}" + (f" at step {step:,}." if step else ".")
 
 

@@ -20,7 +20,7 @@ WHAT = {  # of the evidence
     "size": "it began all_reduce of 9 elements as collective",
     "op": "it began broadcast of 1 element",
     "root": "it began broadcast of 1 element (root: rank 0) as collective",
-    "uneven": "it began barrier as collective",
+    "uneven": "it has ended its training after step",
 }
 
 

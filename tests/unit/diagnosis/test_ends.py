@@ -54,6 +54,14 @@ def test_a_rank_that_died_is_lost_with_its_reason():
     assert said(gone, failure=killed)[1:] == [("lost", 1, "killed by signal 9")]
 
 
+def test_an_end_is_of_the_step_of_the_rank_that_it_names():
+    ranks = [rank_state(0, step=101), rank_state(1, "failed", step=100, error="ValueError: x")]
+    found = attempt_verdicts(
+        attempt_state(ranks, "failed", failure=failure(1, "ValueError: x")), is_over=True
+    )
+    assert [one.since_step for one in found if one.cause == "failed"] == [100]
+
+
 @pytest.mark.parametrize(
     ("state", "evidence"),
     [
