@@ -316,6 +316,8 @@ def strip_directories(message: object) -> None:
         for one in (message.parameter, *(one.operationParam for one in message.operations)):
             for name, text in [*one.mapStr.items()]:
                 one.mapStr[name] = without_places(text)
+            for texts in one.mapStrList.values():
+                texts.strValue[:] = [without_places(text) for text in texts.strValue]
         for child in message.children:
             strip_directories(child)
 

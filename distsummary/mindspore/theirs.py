@@ -9,6 +9,7 @@ import mindspore
 from mindspore.train import ModelCheckpoint
 from mindspore.train.callback._dataset_graph import DatasetGraph
 
+from distsummary.base.redaction import redacted
 from distsummary.collect.messages import lineage_message
 from distsummary.collect.run_lineage import DataFacts
 from distsummary.pb import mindspore_lineage_pb2 as pb
@@ -64,11 +65,25 @@ def _path_of(dataset: Any) -> str | None:
         path = str(_Theirs._get_dataset_path(object.__new__(_Theirs), dataset))
     except IndexError:  # a data set that reads no file
         return None
-    return os.path.dirname(path) if os.path.isfile(path) else path
+    return str(redacted(os.path.dirname(path) if os.path.isfile(path) else path))
 
 
 def _graph_of(dataset: Any) -> pb.DatasetGraph | None:
     found = DatasetGraph().package_dataset_graph(dataset)
     graph = None if found is None else lineage_message("dataset_graph", found)
     assert isinstance(graph, pb.DatasetGraph | None)
+    if graph is not None:
+        _redact(graph)
     return graph
+
+
+def _redact(graph: pb.DatasetGraph) -> None:
+    """Replace the secrets among the parameters of data sets and their transforms."""
+    operations = (graph.sampler, *graph.operations)
+    for one in (graph.parameter, *(operation.operationParam for operation in operations)):
+        for name, text in [*one.mapStr.items()]:
+            one.mapStr[name] = redacted(text, name)
+        for name, texts in one.mapStrList.items():
+            texts.strValue[:] = redacted([*texts.strValue], name)
+    for child in graph.children:
+        _redact(child)
