@@ -313,7 +313,8 @@ def _stuck_at(status: Status) -> str:
 
 def stuck_in_short(status: Status) -> str:
     """Where the run is or was stuck, such as: stuck at step 701: rank 2; empty if it is not."""
-    return f"stuck {_stuck_at(status)}".replace("look at ", "") if status.stuck else ""
+    hangs = any(verdict.cause == HANG for verdict in status.stuck)
+    return f"stuck {_stuck_at(status)}".replace("look at ", "") if hangs else ""
 
 
 def causes(status: Status) -> list[str]:
