@@ -164,7 +164,7 @@ EVALUATE = """
 import os, sys
 import distsummary as ds
 
-run = ds.init(sys.argv[1], rank=0, world_size=1)
+run = ds.init(sys.argv[1], role=sys.argv[2], rank=0, world_size=1)
 if sys.argv[2] == "train":
     list(run.steps(range(3)))
 else:
