@@ -120,17 +120,27 @@ class Ranks:
         """Add the tensors of all ranks, in place."""
         dist.all_reduce(tensor, group=self._group)
 
-    def add_on(self, owner: int, tensor: Tensor) -> None:
-        """Add the tensors of all ranks, in place on the owner; those of others become undefined."""
-        dist.reduce(tensor, self._global(owner), group=self._group)
+    def added(self, parts: Sequence[Tensor]) -> Tensor:
+        """The sum over the ranks of the part for this rank, of one flat part for each rank.
 
-    def send(self, owner: int, tensor: Tensor) -> None:
-        """Write the owner's tensor into that of all others."""
-        dist.broadcast(tensor, self._global(owner), group=self._group)
+        Each rank receives its parts alone, and adds them in the order of the ranks.
+        """
+        own, sent = parts[self.rank].numel(), torch.cat(list(parts))
+        received = sent.new_empty(own * self.size)
+        dist.all_to_all_single(
+            received,
+            sent,
+            [own] * self.size,
+            [part.numel() for part in parts],
+            group=self._group,
+        )
+        return received.view(self.size, own).sum(0)
 
-    def _global(self, rank: int) -> int:
-        assert self._group is not None
-        return dist.get_global_rank(self._group, rank)
+    def all_of(self, part: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        """The flat part of each rank, whose sizes all know."""
+        padded = part.new_zeros(max(sizes))
+        padded[: part.numel()] = part
+        return [one[:size] for one, size in zip(self.gathered(padded), sizes, strict=True)]
 
 
 def refresh(
@@ -190,24 +200,18 @@ def _totals(
         found = [(row[at][0], (row[at][1], row[at][2])) for row in of_ranks if row[at][0]]
         sizes = {size for _, size in found}
         agreed.append((sum(count for count, _ in found), sizes.pop() if len(sizes) == 1 else (-1, -1)))
+    present = [at for at in range(len(layers)) if agreed[at][0] and agreed[at][1][0] >= 0]
+    sent = {at: sums[at] or layers[at].nothing(agreed[at][1], device) for at in present}
+    by_owner = [[at for at in present if owners[at] == owner] for owner in range(ranks.size)]
+    own = by_owner[ranks.rank]
     dtype = _widest(layers)
-    totals: list[Sums | None] = [None] * len(layers)
-    for owner in range(ranks.size):
-        mine = [at for at in range(len(layers)) if owners[at] == owner]
-        present = [at for at in mine if agreed[at][0] and agreed[at][1][0] >= 0]
-        parts = [sums[at] or layers[at].nothing(agreed[at][1], device) for at in present]
-        if present:
-            buffer = _flat([tensor for part in parts for tensor in (part.a, part.g)], dtype, device)
-            ranks.add_on(owner, buffer)
-        if owner != ranks.rank:
-            continue
-        for at in mine:
-            totals[at] = Sums(torch.empty(0), torch.empty(0), *agreed[at]) if agreed[at][0] else None
-        if present:
-            like = [tensor for part in parts for tensor in (part.a, part.g)]
-            flat = iter(_unflat(buffer, like))
-            for at in present:
-                totals[at] = Sums(next(flat), next(flat), *agreed[at])
+    flat = [_flat([t for at in of for t in (sent[at].a, sent[at].g)], dtype, device) for of in by_owner]
+    added = iter(_unflat(ranks.added(flat), [t for at in own for t in (sent[at].a, sent[at].g)]))
+    totals: list[Sums | None] = [
+        None if not count else Sums(torch.empty(0), torch.empty(0), count, size) for count, size in agreed
+    ]
+    for at in own:
+        totals[at] = Sums(next(added), next(added), *agreed[at])
     return totals
 
 
@@ -226,21 +230,16 @@ def _sent(
             table[at] = outcome.figures
     ranks.add(table)
     outcomes = [Outcome(row.to(layer.dtype)) for row, layer in zip(table, layers, strict=True)]
-    for owner in range(ranks.size):
-        fresh = [
-            at for at in range(len(layers)) if owners[at] == owner and outcomes[at].status is Status.REFRESHED
-        ]
-        if not fresh:
-            continue
-        if owner == ranks.rank:
-            buffer = _flat(_inverses(own[at] for at in fresh), dtype, device)
-        else:
-            size = sum(math.prod(shape) for at in fresh for shape in (layers[at].shape_a, layers[at].shape_g))
-            buffer = torch.empty(size, dtype=dtype, device=device)
-        ranks.send(owner, buffer)
-        shapes = [shape for at in fresh for shape in (layers[at].shape_a, layers[at].shape_g)]
-        parts = iter(torch.split(buffer, [math.prod(shape) for shape in shapes]))
-        for at in fresh:
+    fresh = [at for at, outcome in enumerate(outcomes) if outcome.status is Status.REFRESHED]
+    by_owner = [[at for at in fresh if owners[at] == owner] for owner in range(ranks.size)]
+    sizes = [sum(_size(layers[at]) for at in of) for of in by_owner]
+    if not fresh:
+        return outcomes
+    buffer = _flat(_inverses(own[at] for at in by_owner[ranks.rank]), dtype, device)
+    for of, received in zip(by_owner, ranks.all_of(buffer, sizes), strict=True):
+        shapes = [shape for at in of for shape in (layers[at].shape_a, layers[at].shape_g)]
+        parts = iter(torch.split(received, [math.prod(shape) for shape in shapes]))
+        for at in of:
             layer = layers[at]
             a, g = (next(parts).view(shape).to(layer.dtype) for shape in (layer.shape_a, layer.shape_g))
             outcomes[at] = replace(outcomes[at], a=a, g=g)
@@ -289,6 +288,11 @@ def _inverses(outcomes: Iterable[Outcome]) -> list[Tensor]:
     return [inverse for one in outcomes for inverse in (one.a, one.g) if inverse is not None]
 
 
+def _size(layer: Layer) -> int:
+    """The elements of both inverses."""
+    return math.prod(layer.shape_a) + math.prod(layer.shape_g)
+
+
 def _widest(layers: Sequence[Layer]) -> torch.dtype:
     dtype = torch.float32
     for layer in layers:
@@ -297,7 +301,8 @@ def _widest(layers: Sequence[Layer]) -> torch.dtype:
 
 
 def _flat(tensors: Sequence[Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.cat([tensor.reshape(-1).to(device, dtype) for tensor in tensors])
+    empty = torch.empty(0, dtype=dtype, device=device)
+    return torch.cat([empty, *[tensor.reshape(-1).to(device, dtype) for tensor in tensors]])
 
 
 def _unflat(buffer: Tensor, like: Sequence[Tensor]) -> list[Tensor]:

@@ -449,6 +449,36 @@ def test_the_papers_rule_refreshes_what_changed_and_stops_the_rest() -> None:
     assert sum(other.state[weight]["refreshes"] for weight in other._layers) > 3
 
 
+# --- Model and its converter --------------------------------------------------------------------------------
+
+
+def test_a_model_with_a_loss_scale_takes_the_same_steps() -> None:
+    nets = [network().double() for _ in range(2)]
+    data = [(x.double(), y) for x, y in map(batch, range(6))]
+    for net, manager in zip(
+        nets, (None, ds.FixedLossScaleManager(128, drop_overflow_update=False)), strict=True
+    ):
+        optimizer = make(net, loss_scale=1.0 if manager is None else 128.0)
+        given = {"loss_fn": nn.CrossEntropyLoss(), "optimizer": optimizer, "metrics": {"acc"}}
+        model = ds.Model(net, **given)
+        converted = ds.ConvertModelUtils.convert_to_thor_model(
+            model=model, network=net, loss_scale_manager=manager, **given
+        )
+        assert converted is not model
+        converted.fit(1, data, data[:2])
+    for one, other in zip(*(net.parameters() for net in nets), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+def test_a_model_of_another_optimizer_is_returned_as_it_is() -> None:
+    net = network()
+    model = ds.Model(net, nn.CrossEntropyLoss(), torch.optim.SGD(net.parameters(), 0.1))
+    convert = ds.ConvertModelUtils.convert_to_thor_model
+    assert convert(model, net, optimizer=torch.optim.SGD(net.parameters(), 0.1)) is model
+    with pytest.raises(InvalidTypeError, match="model must be"):
+        convert(net, net)  # type: ignore[arg-type]
+
+
 # --- the converter of networks ------------------------------------------------------------------------------
 
 

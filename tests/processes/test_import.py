@@ -23,7 +23,13 @@ def loaded_after(code: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "code", ["import distsummary", "import distsummary.cli.main", "from distsummary import DistSummaryError"]
+    "code",
+    [
+        "import distsummary",
+        "import distsummary.cli.main",
+        "from distsummary import DistSummaryError",
+        "import distsummary; distsummary.thor, distsummary.ConvertModelUtils",
+    ],
 )
 def test_importing_loads_neither_ray_nor_a_framework_nor_an_extra(code: str) -> None:
     loaded = loaded_after(code)
