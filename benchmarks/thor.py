@@ -1,20 +1,24 @@
-"""THOR next to SGD, and its refreshes on several ranks: `python -m benchmarks.thor {epochs,step,ranks}`.
+"""THOR next to SGD, and its refreshes on several ranks: `python -m benchmarks.thor {epochs,step,ranks,kfac}`.
 
 All on one thread of torch. The network of `epochs` and `step` is the digits CNN of the demo, in batches of 32
 of 1,500 images.
 
-- `epochs`: both optimizers are tuned by the same grid of learning rates (damping is one number) on seed 0, by
-- `epochs`: both optimizers are tuned by one grid of learning rates (damping is one number) on seed 0, by the
+- `epochs`: both optimizers are tuned by a grid of learning rates, THOR with three dampings, on seed 0, by the
   epoch at which they first reach the best accuracy of SGD on 297 test images; then both train on `--seeds`
+  further seeds. Printed: epochs to SGD's best accuracy with that seed, and each one's best accuracy.
 - `step`: CPU of a training step with frequency 100, mean of 50 steps times `--rounds`, in turns with SGD.
-- `ranks`: CPU of the refresh of 8 equal Linear layers by one process, and by the busiest of 4 gloo ranks that
-  have a quarter of the batch each: of `step`, without what a step costs that does not refresh; medians of
-  `--rounds` refreshes.
+- `ranks`: the CPU by which a step with a refresh of 8 Linear layers of 512 x 512 exceeds one without, in one
+  process with a batch of 4,096 rows, and in the busiest of 4 gloo ranks with a quarter of it each: medians of
+  `--rounds`.
+- `kfac`: how far A (divided by the rows) and G of Linear layers are from those of curvlinops, float64:
+  install it by `pip install --no-deps curvlinops-for-pytorch==3.0.1 backpack-for-pytorch einconv einops
+  linear_operator unfoldNd tqdm jaxtyping opt-einsum`, since its dependencies replace torch.
 """
 
 import argparse
 import copy
 import json
+import logging
 import os
 import statistics
 import subprocess
@@ -32,9 +36,9 @@ from distsummary.demo import DigitsNet, digits
 from distsummary.thor import THOR
 
 BATCH, EPOCHS, FREQUENCY = 32, 20, 100
-RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
-DAMPING = 0.03
-LAYERS, WIDTH, ROWS = 8, 1024, 256
+RATES, DAMPINGS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3), (0.03, 0.3, 3.0)
+DAMPING = 0.03  # where it does not matter
+LAYERS, WIDTH, ROWS = 8, 512, 4096
 
 TRAIN, TEST = (part.tensors for part in digits())
 Make = Callable[[nn.Module], torch.optim.Optimizer]
@@ -93,21 +97,29 @@ def first_epoch(found: list[float], wanted: float) -> int:
 
 def epochs(seeds: int) -> None:
     """Print epochs to SGD's best accuracy."""
-    tuned: dict[str, tuple[float, list[list[float]]]] = {}
-    makers = {"SGD": sgd, "THOR": thor}
-    grid = {name: {rate: accuracies(of(rate), 0) for rate in RATES} for name, of in makers.items()}
+    logging.getLogger("distsummary").setLevel(logging.ERROR)  # some of the grid diverge
+    makers: dict[str, dict[str, Make]] = {
+        "SGD": {f"{rate:g}": sgd(rate) for rate in RATES},
+        "THOR": {
+            f"{rate:g}, {damping:g}": thor(rate, damping=damping) for rate in RATES for damping in DAMPINGS
+        },
+    }
+    grid = {name: {at: accuracies(make, 0) for at, make in of.items()} for name, of in makers.items()}
     best = max(max(found) for found in grid["SGD"].values())
+    tuned: dict[str, tuple[str, list[list[float]]]] = {}
     for name, of in makers.items():
-        rate = min(RATES, key=lambda rate: (first_epoch(grid[name][rate], best), -max(grid[name][rate])))
-        tuned[name] = rate, [accuracies(of(rate), seed) for seed in range(1, seeds + 1)]
-    print("| optimizer | learning rate | epochs to SGD's best: mean | least | most | best accuracy |")
+        at = min(of, key=lambda at: (first_epoch(grid[name][at], best), -max(grid[name][at])))
+        tuned[name] = at, [accuracies(of[at], seed) for seed in range(1, seeds + 1)]
+    print(
+        "| optimizer | learning rate, damping | epochs to SGD's best: mean | least | most | best accuracy |"
+    )
     print("|---|---|---|---|---|---|")
     wanted = [max(found) for found in tuned["SGD"][1]]
-    for name, (rate, runs) in tuned.items():
+    for name, (at, runs) in tuned.items():
         counts = [first_epoch(found, one) for found, one in zip(runs, wanted, strict=True)]
         tops = [max(found) for found in runs]
         print(
-            f"| {name} | {rate:g} | {statistics.mean(counts):.1f} | {min(counts)} | {max(counts)} "
+            f"| {name} | {at} | {statistics.mean(counts):.1f} | {min(counts)} | {max(counts)} "
             f"| {statistics.mean(tops):.2%} |"
         )
     print(f"({seeds} seeds; {EPOCHS + 1} epochs: not reached in {EPOCHS})")
@@ -150,11 +162,12 @@ def refreshes(rank: int, world: int, store: str, rounds: int) -> None:
     optimizer = THOR(net, 1e-6, DAMPING, batch_size=rows, frequency=2)
     spent: tuple[list[float], list[float]] = ([], [])  # of steps that refresh, and of others
     for number in range(2 * rounds):
-        net.zero_grad()
-        net(torch.randn(rows, WIDTH)).square().mean().backward()
+        x = torch.randn(rows, WIDTH)
         if world > 1:
             dist.barrier()
         begun = time.process_time()
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
         optimizer.step()
         spent[number % 2].append(time.process_time() - begun)
     found = [one - statistics.median(spent[1]) for one in spent[0]]
@@ -183,11 +196,37 @@ def ranks(rounds: int) -> None:
     print(f"| busiest of 4 ranks | {busiest:.1f} | {busiest / alone:.2f} |")
 
 
+def kfac() -> None:
+    """Print the largest relative differences to curvlinops' empirical KFAC."""
+    from curvlinops import KFACLinearOperator
+    from curvlinops.kfac import FisherType
+
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(120, 40), nn.Tanh(), nn.Linear(40, 4)).double()
+    optimizer = THOR(net, 0.1, DAMPING, batch_size=BATCH)
+    x, y = torch.randn(BATCH, 120, dtype=torch.float64), torch.randint(0, 4, (BATCH,))
+    loss = nn.CrossEntropyLoss()
+    loss(net(x), y).backward()
+    theirs = KFACLinearOperator(
+        net, loss, [*net.parameters()], [(x, y)], fisher_type=FisherType.EMPIRICAL, check_deterministic=False
+    )
+    theirs.compute_kronecker_factors()
+    print("| layer | A | G |\n|---|---|---|")
+    for layer in optimizer._layers.values():
+        sums = layer.take()
+        assert sums is not None
+        factors = layer.factors(sums, batch=BATCH, scale=BATCH**2)
+        a, g = factors.a[0, 0] * layer.inputs / sums.count, factors.g[0, 0]
+        pairs = ((a, theirs._input_covariances[layer.name]), (g, theirs._gradient_covariances[layer.name]))
+        found = [float((one - other).abs().max() / other.abs().max()) for one, other in pairs]
+        print(f"| {layer.name} | {found[0]:.1e} | {found[1]:.1e} |")
+
+
 def main() -> None:
     """Run what the command line asks for."""
     shape = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=shape)
-    parser.add_argument("what", choices=("epochs", "step", "ranks", "rank"))
+    parser.add_argument("what", choices=("epochs", "step", "ranks", "kfac", "rank"))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=20, help="turns of 50 steps, or refreshes")
     for name in ("--rank", "--world"):
@@ -201,6 +240,8 @@ def main() -> None:
         epochs(given.seeds)
     elif given.what == "step":
         steps(given.rounds)
+    elif given.what == "kfac":
+        kfac()
     else:
         ranks(given.rounds)
 
