@@ -1,0 +1,125 @@
+"""The arguments of both doors become the same settings, and a wrong one is refused by its name."""
+
+from dataclasses import FrozenInstanceError, fields, replace
+from typing import Any
+
+import pytest
+
+from distsummary.collect.config import read_config
+from distsummary.collect.options import check_specified
+from distsummary.collect.record_options import Record
+from distsummary.collect.run_settings import RunSettings, settings_of
+from distsummary.collect.selection import Selection
+from distsummary.diagnosis.diagnose import Diagnose
+from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.rundir.topology import Topology
+
+NOTHING: dict[str, Any] = {
+    "histograms": False, "gradients": False, "tensors": False, "graph": False, "norms": False,
+    "checksums": True, "collect_freq": 10, "system_metrics": True, "config": read_config(None),
+}  # fmt: skip
+
+
+def settings(record: Record | None = None, **given: Any) -> RunSettings:
+    return settings_of(record, None, **NOTHING | given)
+
+
+def test_what_no_one_names_is_not_read_from_the_model() -> None:
+    found = settings().collected
+    assert (found.histogram, found.gradient, found.tensor, found.graph) == (None, None, None, None)
+    assert (found.input_data, found.landscape) == (False, None)
+    assert found.metric
+    assert found.train_lineage
+    assert found.eval_lineage
+    assert found.dataset_graph
+    assert settings().norms is None
+
+
+def test_the_names_of_mindspore_and_ours_choose_the_same() -> None:
+    path = {"intervals": [[1, 2, 3]]}
+    keys = {
+        "collect_metric": False, "collect_graph": True, "collect_input_data": True,
+        "collect_landscape": path, "collect_train_lineage": False, "collect_eval_lineage": True,
+        "collect_dataset_graph": False,
+    }  # fmt: skip
+    theirs = check_specified(keys, False, histograms="fc", gradients=".*")
+    record = Record(
+        images=True, metric=False, train_lineage=False, dataset_graph=False, collect_landscape=path
+    )
+    assert settings(record, histograms="fc", gradients=".*", graph="modules").collected == theirs
+
+
+def test_a_count_limits_histograms_of_parameters_and_of_gradients() -> None:
+    found = settings(Record(max_histograms=3), histograms=".*", gradients="fc", tensors=".*").collected
+    assert found.histogram == Selection(pattern=".*", most=3, argument="histograms='.*'")
+    assert found.gradient == Selection(pattern="fc", most=3, argument="gradients='fc'")
+    assert found.tensor == Selection(pattern=".*", argument="tensors='.*'")
+
+
+def test_how_values_are_written_comes_from_record() -> None:
+    record = Record(
+        formats=["tensorboard"], rotate_bytes=4096, delivery="synced", overload="drop",
+        raise_exception=True, export_npy=True, tensor_freq=7, deal="all", collectors="process",
+        norm_precision="float64",
+    )  # fmt: skip
+    found = settings(record, norms=True)
+    writer = found.writer
+    assert (writer.formats, writer.limits.rotate_bytes) == (("tensorboard",), 4096)
+    assert (writer.delivery, writer.overload, writer.raise_exception) == ("synced", "drop", True)
+    assert (found.norms, found.tensor_freq, found.deal, found.collectors) == ("float64", 7, "all", "process")
+    assert found.exports_npy
+    assert not found.has_default_formats
+    assert settings().has_default_formats
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(FrozenInstanceError):
+        settings().collect_freq = 5  # type: ignore[misc]
+    assert replace(settings(), collect_freq=5).collect_freq == 5
+
+
+WRONG: dict[str, tuple[Any, type[Exception]]] = {
+    "images": (1, InvalidTypeError), "metric": (None, InvalidTypeError),
+    "train_lineage": (0, InvalidTypeError), "eval_lineage": ("yes", InvalidTypeError),
+    "dataset_graph": (1, InvalidTypeError), "max_histograms": (0, InvalidValueError),
+    "tensor_freq": (True, InvalidTypeError), "norm_precision": ("bf16", InvalidValueError),
+    "collect_landscape": ([], InvalidTypeError), "deal": ("ranks", InvalidValueError),
+    "identity": (0, InvalidTypeError), "private": ("no", InvalidTypeError),
+    "formats": (["csv"], InvalidValueError), "export_npy": ("npy", InvalidTypeError),
+    "collectors": ("threads", InvalidValueError), "rotate_bytes": (1, InvalidValueError),
+    "rotate_s": (0, InvalidValueError), "delivery": ("lost", InvalidValueError),
+    "overload": ("raise", InvalidValueError), "raise_exception": (1, InvalidTypeError),
+}  # fmt: skip
+
+
+def test_each_option_of_record_refuses_what_it_is_not() -> None:
+    assert WRONG.keys() == {field.name for field in fields(Record)}
+    for name, (value, error) in WRONG.items():
+        with pytest.raises(error, match=name):
+            Record(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("norms", "float64", InvalidTypeError), ("system_metrics", 1, InvalidTypeError),
+        ("collect_freq", 0, InvalidValueError), ("checksums", 0, InvalidValueError),
+        ("graph", True, InvalidTypeError), ("tensors", "(", InvalidValueError),
+    ],
+)  # fmt: skip
+def test_a_wrong_argument_is_refused_by_its_name(name: str, value: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=f"^{name} must be"):
+        settings(**{name: value})
+
+
+def test_groups_of_another_kind_are_refused() -> None:
+    with pytest.raises(InvalidTypeError, match="record must be Record"):
+        settings_of(Diagnose(), None, **NOTHING)  # type: ignore[arg-type]
+    with pytest.raises(InvalidTypeError, match="diagnose must be Diagnose"):
+        settings_of(None, Record(), **NOTHING)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [{"checksums": 3}, {"norms": True}, {"histograms": ".*"}])
+def test_what_needs_a_model_is_refused_without_one(given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidValueError, match="got watch=None; pass the model"):
+        settings(**given).refuse_unfit(None, Topology())
