@@ -17,8 +17,8 @@ from torch import Tensor
 from distsummary.thor import torch_blocks as blocks
 from distsummary.thor.torch_layers import Layer, Sums
 
-# Of the paper's rule (Chen et al. 2021, THOR, AAAI-21, section "trace-based updating rule"): the relative
-# change of the trace up to which factors stay as they are, and that up to which they never change again.
+# The trace-based rule of the paper (Chen et al., THOR, AAAI-21) has three ranges of the change of the trace:
+# refresh, keep, and never look again. These are the limits between them, relative to the trace.
 KEEP, STOP = 0.01, 0.001
 _FIGURES = 6  # numbers of an outcome
 
