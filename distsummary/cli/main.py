@@ -193,6 +193,18 @@ def demo(options: argparse.Namespace) -> None:
 
 
 @verb(
+    argument("--into", metavar="DIR", help="the run dir; {time} becomes the time of the start (runs/{time})"),
+    argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command and its arguments"),
+    example="run -- torchrun --nproc-per-node 4 train.py",
+)
+def run(options: argparse.Namespace) -> int:
+    """Run a command and record the trainings of torch in it, without a change of the script."""
+    from distsummary.cli.recorded_command import run_command
+
+    return run_command(options.command, options.into)
+
+
+@verb(
     argument("run_dir", metavar="RUN", help="the run dir"),
     argument(
         "--tag",

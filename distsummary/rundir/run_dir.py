@@ -1,7 +1,6 @@
 """A run on disk: the paths of its files, its manifest (run.json, the list of its attempts) and its locks."""
 
 import hashlib
-import itertools
 import json
 import os
 import random
@@ -326,30 +325,47 @@ def refuse_temporary(field: str, path: str | os.PathLike[str]) -> None:
     )
 
 
-def dated_run_dir(path: str | os.PathLike[str], job: str) -> RunDir:
+def dated_run_dir(
+    path: str | os.PathLike[str], job: str, *, is_over: Callable[["RunDir"], bool] | None = None
+) -> RunDir:
     """The new directory of a path such as `runs/{time}`, where {time} becomes 20260131-235959 (local time).
 
     Args:
         job: a name that all ranks of the job share. The first rank that calls this decides the time and
             writes it to a hidden file, where the other ranks read it. Empty for a job of one rank, which gets
             a directory that did not exist before, if necessary with -2, -3 and so on after the time.
+        is_over: for a name that another job may have had: whether that one's run is over, so that this job
+            gets a time of its own.
 
     Raises the errors of `RunDir` and `RunDir.create`.
     """
     text, now = os.fspath(path), time.strftime("%Y%m%d-%H%M%S")
     if not job:
-        for number in itertools.count(1):
-            run_dir = RunDir(text.replace(TIME, now if number == 1 else f"{now}-{number}"))
-            ensure_directory(run_dir.base.parent)
-            with suppress(FileExistsError):
-                os.mkdir(run_dir.base)
-                return run_dir.create()
+        return _new_run_dir(text, now)[0].create()
     parent = RunDir(RunDir(text[: text.index(TIME)] + "time").base.parent).create()
     kept = parent.base / f".time-{hashlib.blake2b(job.encode(), digest_size=8).hexdigest()}"
     with parent.locked("time"):
-        if not kept.exists():
+        found = RunDir(text.replace(TIME, kept.read_text())) if kept.exists() else None
+        if found is not None and is_over is not None and is_over(found):
+            found, now = _new_run_dir(text, now)
             publish(kept, now.encode())
-        return RunDir(text.replace(TIME, kept.read_text())).create()
+        elif found is None:
+            found = RunDir(text.replace(TIME, now))
+            publish(kept, now.encode())
+        return found.create()
+
+
+def _new_run_dir(text: str, now: str) -> tuple[RunDir, str]:
+    """A directory that was not there before, and what {time} became in it."""
+    number, stamp = 1, now
+    while True:
+        run_dir = RunDir(text.replace(TIME, stamp))
+        ensure_directory(run_dir.base.parent)
+        with suppress(FileExistsError):
+            os.mkdir(run_dir.base)
+            return run_dir, stamp
+        number += 1
+        stamp = f"{now}-{number}"
 
 
 def export_dir(directory: Path, stamp: int) -> Path:

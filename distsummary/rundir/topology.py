@@ -265,6 +265,36 @@ def job_name(environ: Mapping[str, str] | None = None) -> str:
     return ""
 
 
+def launch_token(
+    topology: Topology,
+    environ: Mapping[str, str] | None = None,
+    modules: Mapping[str, ModuleType] | None = None,
+) -> tuple[str, bool]:
+    """What names this launch on all its ranks, also after a restart, and whether no other can have the name.
+
+    The token is empty for a process that no launcher started. A token that another launch may have had is
+    reported as unique in a restarted process, which has to find the run that it had.
+    """
+    environ = os.environ if environ is None else environ
+    modules = sys.modules if modules is None else modules
+    if name := job_name(environ):
+        return name, True
+    job = topology.incarnation.partition("+")[0]
+    if topology.source == "ray.train":
+        train, ray = modules["ray.train"], modules["ray"]
+        name = train.get_context().get_experiment_name()
+        return f"ray {ray.get_runtime_context().get_job_id()} {name}", True
+    restarts = environ.get("TORCHELASTIC_RESTART_COUNT")
+    parent = f"{topology.host} {os.getppid()} {pid_start_of(os.getppid())}"
+    if restarts is not None and environ.get("LOCAL_WORLD_SIZE") == environ.get("WORLD_SIZE"):
+        return parent, True  # one agent of torch, which starts the ranks again
+    if topology.world_size == 1:
+        return "", True
+    if topology.is_incarnation_unique:
+        return job, True
+    return job or parent, restarts not in (None, "0")
+
+
 def cluster_address(environ: Mapping[str, str] | None = None) -> str | None:
     """The address of the Ray cluster that this process was started for (by `ray job submit`), or None."""
     return (os.environ if environ is None else environ).get("RAY_ADDRESS")

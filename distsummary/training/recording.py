@@ -129,6 +129,11 @@ class Recording(abc.ABC):
             raise InvalidValueError(f"the run has no directory: {NOT_RECORDED}")
         return recorders[0].dir
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the run is over."""
+        return self._is_closed
+
     @door(lambda self: self._own_failures.health)
     def health(self) -> Health:
         """What was written, dropped and refused so far, by this rank and the processes forked from it."""

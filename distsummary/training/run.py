@@ -319,7 +319,9 @@ class Run(Recording):
         if not self._in_epochs:
             self._settle_epoch()
 
-    def _next_step_all_the_same(self) -> contextlib.AbstractContextManager[None]:
+    def _next_step_all_the_same(
+        self, *, began_s: float | None = None
+    ) -> contextlib.AbstractContextManager[None]:
         """Begin the step that a call of `next_step` which failed has not begun."""
         if isinstance(self._opener, ManualStep):
             self._end_step(self._clock(), is_whole=True)
@@ -327,11 +329,15 @@ class Run(Recording):
         return self._begin_step(ManualStep(self._end_manual_step, self._own_guard))
 
     @door(_next_step_all_the_same)
-    def next_step(self) -> contextlib.AbstractContextManager[None]:
+    def next_step(self, *, began_s: float | None = None) -> contextlib.AbstractContextManager[None]:
         """End the current step, if any, and begin a new one.
 
         For loops without a loader. In a `with` statement, the new step ends with the block. The time of each
         step is logged as `perf/step_ms`.
+
+        Args:
+            began_s: when the step began, by time.perf_counter(), if before this call: for a loop that knows
+                only later, such as when its batch has arrived, that a step follows.
         """
         self._require_open()
         self._refuse_in_evaluation("next_step")
@@ -343,7 +349,10 @@ class Run(Recording):
             self._begin_epoch(())
         self._record_pending()
         # last: it begins the step whatever fails
-        return self._begin_step(ManualStep(self._end_manual_step, self._own_guard))
+        step = self._begin_step(ManualStep(self._end_manual_step, self._own_guard))
+        if began_s is not None:
+            self._body_start_s = began_s
+        return step
 
     @check()
     def _refuse_in_evaluation(self, method: str) -> None:

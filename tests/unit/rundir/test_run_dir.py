@@ -106,6 +106,22 @@ def test_the_ranks_of_a_job_agree_on_the_time_and_jobs_do_not_share_it(
     assert first.base.is_dir()
 
 
+def test_a_name_whose_run_is_over_stands_for_a_new_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_dir_module.time, "strftime", lambda form: "1-1")
+    over: set[Path] = set()
+
+    def is_over(run_dir: RunDir) -> bool:
+        return run_dir.base in over
+
+    path = tmp_path / "{time}"
+    first, second = (dated_run_dir(path, "host:29500", is_over=is_over) for _ in range(2))
+    over.add(first.base)
+    third, fourth = (dated_run_dir(path, "host:29500", is_over=is_over) for _ in range(2))
+    assert [one.base.name for one in (first, second, third, fourth)] == ["1-1", "1-1", "1-1-2", "1-1-2"]
+
+
 def test_a_rank_that_is_alone_gets_a_new_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_dir_module.time, "strftime", lambda form: "1-1")
     found = [dated_run_dir(tmp_path / "new" / "{time}", "").base.name for _ in range(3)]

@@ -14,7 +14,15 @@ import pytest
 
 from distsummary.base.processes import in_ray, is_alive
 from distsummary.errors import InvalidTypeError, InvalidValueError, WorldMismatchError
-from distsummary.rundir.topology import LAUNCH_ID, Topology, detect, in_notebook, job_name, masked
+from distsummary.rundir.topology import (
+    LAUNCH_ID,
+    Topology,
+    detect,
+    in_notebook,
+    job_name,
+    launch_token,
+    masked,
+)
 
 TORCHRUN = {
     "RANK": "5",
@@ -350,3 +358,36 @@ def test_a_notebooks_kernel_is_known_without_importing_ipython() -> None:
 )
 def test_the_job_is_named_by_its_launcher(environ: dict[str, str], expected: str) -> None:
     assert job_name(environ) == job_name(environ | {"TORCHELASTIC_RESTART_COUNT": "1"}) == expected
+
+
+ADDRESS = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}
+ELASTIC = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, ("", True)),
+        (ADDRESS, ("a:29500", False)),
+        (ADDRESS | ELASTIC, ("a:29500:none", False)),
+        (ADDRESS | ELASTIC | {"TORCHELASTIC_RESTART_COUNT": "1"}, ("a:29500:none", True)),
+        (ADDRESS | ELASTIC | {"TORCHELASTIC_RUN_ID": "j1"}, ("torchrun j1", True)),
+        (
+            {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "n1"},
+            ("openmpi n1", True),
+        ),
+    ],
+)
+def test_a_launch_has_a_name_that_all_its_ranks_find(
+    environ: dict[str, str], expected: tuple[str, bool]
+) -> None:
+    assert launch_token(detect(environ=environ, modules={}), environ, {}) == expected
+
+
+def test_the_ranks_of_one_agent_are_named_by_it() -> None:
+    environ = ADDRESS | ELASTIC | {"LOCAL_WORLD_SIZE": "4"}
+    found, is_unique = launch_token(detect(environ=environ, modules={}), environ, {})
+    again = environ | {"TORCHELASTIC_RESTART_COUNT": "1"}
+    assert (found, is_unique) == launch_token(detect(environ=again, modules={}), again, {})
+    assert str(os.getppid()) in found
+    assert is_unique

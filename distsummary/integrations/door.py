@@ -1,0 +1,312 @@
+"""The door: follows a training whose loop is not ours, by the calls of torch that every training makes.
+
+`open_door` replaces each of these calls by itself between two calls of a Door. Nothing is recorded before the
+first step of an optimizer: launchers, helper processes and workers of loaders make none.
+"""
+
+import functools
+import os
+import weakref
+from collections.abc import Callable
+from threading import get_ident
+from types import MethodType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch.compiler import is_compiling
+from torch.optim import Optimizer
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from distsummary.base.guard import Guard, passes
+from distsummary.base.terminal import announced
+from distsummary.integrations.step_rounds import StepRounds
+
+if TYPE_CHECKING:  # it imports much
+    from distsummary.integrations.door_run import DoorRun
+
+Begin: TypeAlias = Callable[[Optimizer], tuple["DoorRun | None", Optimizer | None]]
+FOLLOWED = "_distsummary_follows"  # an attribute of steps of optimizers which report to the door
+
+_door: "Door | None" = None
+_replaced: list[tuple[Any, str, Any]] = []  # owner, name, what it was
+
+
+class Door:
+    """Follows the training of the thread that made it; from the first step of an optimizer on with a run.
+
+    The loss of a step is the sum of the numbers whose gradients were computed for it, unscaled. Of a closure,
+    which an optimizer may call several times in a step, the first evaluation counts.
+
+    Args:
+        begin: begins the run, at the first step of the optimizer that it is called with. It returns the run
+            (None: there is nothing to record) and the only optimizer, if there is only one.
+    """
+
+    def __init__(self, begin: Begin) -> None:
+        self._begin = begin
+        self._pid, self._thread = os.getpid(), get_ident()
+        self._guard = Guard()
+        self.run: DoorRun | None = None
+        self._rounds = StepRounds()
+        self._calling: list[Optimizer] = []  # optimizers that are stepping, each called by the one before
+        self.calls = 0  # of optimizers
+        self._passes = 0  # backward passes that have begun and not ended, each within the one before
+        self._losses: list[Tensor] = []  # of the passes since the last call of an optimizer
+        self._has_closure = False  # this call of an optimizer has computed gradients
+        self._unscaled: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}  # of what GradScaler has scaled
+        self._norm: Tensor | None = None  # of the gradients, as the script computes it
+
+    def __reduce__(self) -> Any:
+        """In a copy, such as of an optimizer's class that Ray sends to another process, there is no door."""
+        return type(None), ()
+
+    def call(self, method: Callable[..., None], *args: Any) -> None:
+        """Call a method in the training's thread alone; what fails is counted, and reaches no one."""
+        if get_ident() == self._thread and os.getpid() == self._pid:
+            self._guard.call(method.__name__, method, *args)
+
+    def begin_backward(self, tensors: Any, gradients: Any) -> None:
+        """A backward pass begins; one within another is a part of it, as of a checkpoint."""
+        self._passes += 1
+        if self._passes > 1 or (self._calling and self._has_closure):
+            return
+        self._has_closure = bool(self._calling)
+        self._rounds.note_backward()
+        if self.run is not None:
+            self.run.begin_backward()
+        roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        if gradients is None and all(isinstance(root, Tensor) and root.numel() == 1 for root in roots):
+            self._losses += map(self._loss_of, roots)
+
+    def _loss_of(self, root: Tensor) -> Tensor:
+        """What a root was before GradScaler scaled it."""
+        reference, unscaled = self._unscaled.get(id(root), (None, root))
+        loss = unscaled if reference is not None and reference() is root else root
+        return loss.detach().reshape(())
+
+    def end_backward(self) -> None:
+        """It has ended, or failed."""
+        self._passes = max(0, self._passes - 1)
+
+    def note_scaled(self, outputs: Any, scaled: Any) -> None:
+        """GradScaler has multiplied a loss by its scale."""
+        if isinstance(outputs, Tensor) and outputs is not scaled:
+            self._unscaled[id(scaled)] = weakref.ref(scaled), outputs.detach()
+
+    def note_skipped(self) -> None:
+        """GradScaler has left a step out, as its gradients are not finite."""
+        self._losses, self._norm = [], None
+        self._unscaled.clear()
+
+    def note_norm(self, norm: Any) -> None:
+        """The script has computed the norm of its gradients."""
+        self._norm = norm.detach()
+
+    def begin_step(self, optimizer: Optimizer) -> None:
+        """An optimizer is about to step."""
+        if any(optimizer is one for one in self._calling):  # it failed, and is called again
+            self._calling.clear()
+        self._calling.append(optimizer)
+        if len(self._calling) > 1:  # a part of the step of an optimizer that wraps it
+            return
+        self.calls += 1
+        self._has_closure = False
+        if self.run is None:
+            self._begin_run(optimizer)
+        if self.run is not None and self._rounds.begin(optimizer) and not self.run.end_step():
+            close_door()
+
+    def _begin_run(self, optimizer: Optimizer) -> None:
+        try:
+            self.run, last = self._begin(optimizer)
+        except Exception as error:
+            if passes(error, is_door=False):
+                raise
+            close_door()
+            announced(f"distsummary: nothing is recorded: {type(error).__name__}: {error}")
+            return
+        self._rounds.set_last(last)
+        if self.run is None:
+            close_door()
+
+    def end_step(self, optimizer: Optimizer, is_done: bool) -> None:
+        """It has stepped, or failed."""
+        if self.run is None or not self._calling:
+            return
+        is_outermost = self._calling.pop() is optimizer and not self._calling
+        if not is_outermost or not is_done:
+            return
+        losses, self._losses, norm, self._norm = self._losses, [], self._norm, None
+        self._unscaled.clear()
+        self.run.add(optimizer, losses, norm)
+        if self._rounds.end(optimizer) and not self.run.end_step():
+            close_door()
+
+    def begin_batch(self) -> None:
+        """A loader is asked for a batch."""
+        if self.run is not None:
+            self.run.begin_batch()
+
+    def end_batch(self) -> None:
+        """It has given one, or none is left."""
+        if self.run is not None:
+            self.run.end_batch()
+
+    def begin_checkpoint(self) -> None:
+        """The script saves something."""
+        if self.run is not None:
+            self.run.begin_checkpoint()
+
+    def end_checkpoint(self) -> None:
+        """It is saved, or that failed."""
+        if self.run is not None:
+            self.run.end_checkpoint()
+
+
+def open_door(begin: Begin) -> Door:
+    """Follow the training of this thread; in place of the door that is open, if one is."""
+    global _door
+    is_open, _door = _door is not None, Door(begin)
+    if is_open:
+        return _door
+    _replace(Optimizer, "profile_hook_step", staticmethod(_steps(Optimizer.profile_hook_step)))
+    _replace(torch.autograd, "backward", _backward(torch.autograd.backward))
+    save = _between(torch.save, "begin_checkpoint", "end_checkpoint")
+    _replace(torch, "save", save)
+    _replace(torch.serialization, "save", save)  # where pickle looks for it
+    fetch = _between(_BaseDataLoaderIter.__next__, "begin_batch", "end_batch")
+    _replace(_BaseDataLoaderIter, "__next__", fetch)
+    clip = _clip(torch.nn.utils.clip_grad_norm_)
+    _replace(torch.nn.utils, "clip_grad_norm_", clip)
+    _replace(torch.nn.utils.clip_grad, "clip_grad_norm_", clip)
+    _replace(torch.amp.GradScaler, "scale", _scale(torch.amp.GradScaler.scale))
+    _replace(torch.amp.GradScaler, "step", _scaled_step(torch.amp.GradScaler.step))
+    return _door
+
+
+def close_door(door: Door | None = None) -> None:
+    """Follow no training, or none by this door; classes of optimizers keep their calls, which do nothing."""
+    global _door
+    if door is not None and _door is not door:
+        return
+    _door = None
+    while _replaced:
+        owner, name, old = _replaced.pop()
+        setattr(owner, name, old)
+
+
+def follow(optimizer: Optimizer) -> None:
+    """Have the steps of an optimizer followed that was made before the door was opened."""
+    if not hasattr(call := optimizer.step, FOLLOWED):  # what wraps a step that is followed has that, too
+        method = _step(functools.wraps(call)(lambda self, *args, **named: call(*args, **named)))
+        optimizer.step = MethodType(method, optimizer)  # type: ignore[method-assign]
+
+
+def is_compiled() -> bool:
+    """Whether torch.compile traces this, or runs what it has left out of the graph of a compiled function.
+
+    There it would compile the door's own code. So the steps of such a function are not followed.
+    """
+    return is_compiling() or get_eval_frame_callback() is not None
+
+
+def _replace(owner: Any, name: str, new: Any) -> None:
+    _replaced.append((owner, name, vars(owner)[name]))
+    setattr(owner, name, new)
+
+
+def _between(call: Callable[..., Any], begin: str, end: str) -> Callable[..., Any]:
+    """A call between two methods of the door."""
+
+    @functools.wraps(call)
+    def wrapper(*args: Any, **named: Any) -> Any:
+        door = _door
+        if door is None or is_compiled():
+            return call(*args, **named)
+        door.call(getattr(door, begin))
+        try:
+            return call(*args, **named)
+        finally:
+            door.call(getattr(door, end))
+
+    return wrapper
+
+
+def _backward(call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **named: Any) -> Any:
+        door = _door
+        if door is None or is_compiled():
+            return call(tensors, grad_tensors, *args, **named)
+        door.call(door.begin_backward, tensors, grad_tensors)
+        try:
+            return call(tensors, grad_tensors, *args, **named)
+        finally:
+            door.call(door.end_backward)
+
+    return backward
+
+
+def _steps(decorator: Callable[..., Any]) -> Callable[..., Any]:
+    """What torch wraps the step of each class of optimizers in.
+
+    Not torch's hooks of all optimizers: a run adds and removes some of these when a step ends, which they
+    must not do while they are called.
+    """
+    return lambda function: _step(decorator(function))
+
+
+def _step(call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def step(self: Optimizer, *args: Any, **named: Any) -> Any:
+        door = _door
+        if door is None or is_compiled():
+            return call(self, *args, **named)
+        door.call(door.begin_step, self)
+        is_done = False
+        try:
+            result = call(self, *args, **named)
+            is_done = True
+            return result
+        finally:
+            door.call(door.end_step, self, is_done)
+
+    vars(step)[FOLLOWED] = True
+    return step
+
+
+def _clip(call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def clip_grad_norm_(*args: Any, **named: Any) -> Any:
+        norm = call(*args, **named)
+        if (door := _door) is not None and not is_compiled():
+            door.call(door.note_norm, norm)
+        return norm
+
+    return clip_grad_norm_
+
+
+def _scale(call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def scale(self: Any, outputs: Any) -> Any:
+        scaled = call(self, outputs)
+        if (door := _door) is not None and not is_compiled():
+            door.call(door.note_scaled, outputs, scaled)
+        return scaled
+
+    return scale
+
+
+def _scaled_step(call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def step(self: Any, optimizer: Any, *args: Any, **named: Any) -> Any:
+        door = _door
+        before = door.calls if door is not None else 0
+        result = call(self, optimizer, *args, **named)
+        if door is not None and door.calls == before:
+            door.call(door.note_skipped)
+        return result
+
+    return step

@@ -1,0 +1,216 @@
+"""The run of a training whose loop is not ours: how it begins, and what is recorded of its steps."""
+
+import gc
+import time
+import weakref
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.compiler import is_compiling
+from torch.optim import Optimizer
+
+from distsummary._init import init
+from distsummary.base.guard import Guard
+from distsummary.frameworks.torch import local_part
+from distsummary.frameworks.torch_hook import Hook
+from distsummary.frameworks.torch_modules import unwrap
+from distsummary.integrations.launch_dir import launch_dir
+from distsummary.rundir import topology as topologies
+from distsummary.training.forks import forkables
+from distsummary.training.phases import CHECKPOINT, DATA, EVALUATION, FORWARD, REST, Phases
+from distsummary.training.run import DATA_WAIT_MS, Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """What is known of a training that is about to begin; the rest is found at its first step.
+
+    Attributes:
+        run_dir: may have {time} in it.
+        options: further arguments for `ds.init`. By default, the initial step is the number of steps that the
+            optimizer has made.
+    """
+
+    run_dir: str
+    options: Mapping[str, Any]
+
+
+def begin_run(training: Training, optimizer: Optimizer) -> "tuple[DoorRun | None, Optimizer | None]":
+    """Begin the run of a training that is about to make its first step, by `optimizer`.
+
+    Returns the run, None if the script has one of its own, and the only optimizer, if there is only one.
+
+    Raises the errors of `ds.init`.
+    """
+    if open_runs():
+        return None, None
+    alive = gc.get_objects()
+    kinds = {kind for kind in {type(one) for one in alive} if issubclass(kind, (Optimizer, nn.Module))}
+    alive = [one for one in alive if type(one) in kinds]
+    optimizers = [one for one in alive if isinstance(one, Optimizer) and _is_called(one)]
+    model = model_of(optimizer, [one for one in alive if isinstance(one, nn.Module)])
+    del alive
+    arguments = {"initial_step": steps_done(optimizer), **training.options}
+    directory = launch_dir(training.run_dir, topologies.detect())
+    run = init(directory, watch=model, optimizer=optimizer, **arguments)
+    return DoorRun(run, model), optimizer if len(optimizers) == 1 else None
+
+
+def open_runs() -> list[Run]:
+    """The runs of this process that are open."""
+    return [one for one in forkables() if isinstance(one, Run) and not one.is_closed]
+
+
+def _is_called(optimizer: Optimizer) -> bool:
+    """Whether an optimizer steps itself; one that wraps another, as Accelerate's does, may not."""
+    return bool(vars(optimizer).get("param_groups")) and hasattr(type(optimizer).step, "hooked")
+
+
+def model_of(optimizer: Optimizer, modules: list[nn.Module]) -> nn.Module | None:
+    """The outermost of the modules that holds the most parameters of an optimizer; None if none holds any."""
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    inner = {id(child) for module in modules for child in vars(module).get("_modules", {}).values()}
+    best, most = None, 0
+    for module in modules:
+        if id(module) not in inner and "_parameters" in vars(module):
+            found = sum(id(parameter) in held for parameter in module.parameters())
+            if found > most:
+                best, most = module, found
+    return best
+
+
+def steps_done(optimizer: Optimizer) -> int:
+    """How many steps an optimizer that was loaded from a checkpoint has made, as far as it counts them."""
+    counted = [state["step"] for state in optimizer.state.values() if "step" in state]
+    return max((int(number) for number in counted), default=0)
+
+
+class DoorRun:
+    """Records the steps of a training in `run`, and reports to its phases what the loop does.
+
+    Recorded are, at each step, `loss`, `lr`, `grad_norm` (if the script computes it) and the wait for
+    batches. With several optimizers, `loss` is the sum of their losses, and `optimizer_1/loss`,
+    `optimizer_1/lr` and so on are those of each. Further groups of parameters have `lr/1`, `lr/2` and so on.
+    """
+
+    def __init__(self, run: Run, model: nn.Module | None) -> None:
+        self.run = run
+        self._numbers: dict[str, Any] = {}
+        self._losses: list[Tensor] = []
+        self._places: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._waited_s = self._asked_s = 0.0
+        self._has_loader = False
+        self._before = REST  # the phase that a checkpoint interrupts
+        # With a loader, a step begins with its first batch: what a host reports before that belongs to the
+        # step before. Without one, it begins when the one before ends, which costs less.
+        self._step: AbstractContextManager[None] | None = run.next_step()
+        self._began_s = 0.0  # when the next one begins, as far as it is known yet
+        phases = run.context.step.phases
+        self._phases = phases if isinstance(phases, Phases) else None
+        self._model = None if model is None else weakref.ref(unwrap(model))
+        if model is not None and self._phases is not None:
+            model.register_forward_pre_hook(Hook(Guard(), self._begin_forward))
+
+    def add(self, optimizer: Optimizer, losses: list[Tensor], norm: Tensor | None) -> None:
+        """An optimizer has stepped, for these losses and with this norm of its gradients."""
+        place = self._places.setdefault(optimizer, len(self._places))
+        prefix = f"optimizer_{place}/" if place else ""
+        numbers = self._numbers
+        for number, group in enumerate(optimizer.param_groups):
+            numbers[f"{prefix}lr/{number}" if number else f"{prefix}lr"] = group["lr"]
+        if norm is not None:
+            numbers[f"{prefix}grad_norm"] = local_part(norm)
+        if losses:
+            if place:
+                numbers[f"{prefix}loss"] = _sum(losses)
+            self._losses += losses
+        if (found_inf := getattr(optimizer, "found_inf", None)) is not None:
+            numbers["amp/found_inf"] = found_inf  # not 0: GradScaler has the optimizer skip the step
+
+    def end_step(self) -> bool:
+        """A step of the training has ended, and the next one begins; False: the script has its own run."""
+        run, numbers, step = self.run, self._numbers, self.begin_step()
+        if self._losses:
+            numbers["loss"] = _sum(self._losses)
+        if self._has_loader:
+            numbers[DATA_WAIT_MS] = 1e3 * self._waited_s
+        run.log(numbers)
+        self._numbers, self._losses, self._waited_s = {}, [], 0.0
+        if self._has_loader:
+            step.__exit__(None, None, None)
+            self._step, self._began_s = None, time.perf_counter()
+        else:
+            self._step = run.next_step()
+        phases = self._phases
+        if phases is not None and self._model is not None and not phases.is_in_backward:
+            phases.enter(REST if self._has_loader else DATA)  # until the model is called
+        if run.step & (run.step - 1) == 0 and len(open_runs()) > 1:
+            run.close()
+            return False
+        return True
+
+    def begin_step(self) -> AbstractContextManager[None]:
+        """The next step begins, if it has not yet."""
+        if self._step is None:
+            self._step = self.run.next_step(began_s=self._began_s)
+        return self._step
+
+    # --- what the phases are
+
+    def _is_evaluating(self) -> bool:
+        model = None if self._model is None else self._model()
+        return model is not None and not model.training
+
+    def begin_batch(self) -> None:
+        """A loader is asked for a batch."""
+        self._has_loader = True
+        if self._phases is not None:
+            self._phases.enter(EVALUATION if self._is_evaluating() else DATA)
+        self._asked_s = self._began_s = time.perf_counter()
+
+    def end_batch(self) -> None:
+        """It has given one, or none is left."""
+        if self._is_evaluating():
+            return
+        self._waited_s += time.perf_counter() - self._asked_s
+        if self._phases is not None:
+            self._phases.enter(REST if self._model is None else FORWARD)
+
+    def _begin_forward(self, module: nn.Module, args: Any) -> None:
+        phases = self._phases
+        if phases is None or is_compiling():
+            return
+        if self._is_evaluating():
+            phases.enter(EVALUATION)
+            self._began_s = time.perf_counter()
+            return
+        self.begin_step()
+        if phases.current in (DATA, EVALUATION):
+            phases.enter(FORWARD)
+
+    def begin_backward(self) -> None:
+        """A backward pass begins, maybe of a model that reports nothing."""
+        self.begin_step()
+        if self._phases is not None and self._phases.current in (DATA, EVALUATION):
+            self._phases.enter(FORWARD)
+
+    def begin_checkpoint(self) -> None:
+        """The script saves something."""
+        if self._phases is not None:
+            self._before = self._phases.current
+            self._phases.enter(CHECKPOINT)
+
+    def end_checkpoint(self) -> None:
+        """It is saved, or that failed."""
+        if self._phases is not None:
+            self._phases.enter(self._before)
+
+
+def _sum(losses: list[Tensor]) -> Tensor:
+    total = losses[0]
+    for loss in losses[1:]:
+        total = total + loss.to(total.device)
+    return total

@@ -1,0 +1,317 @@
+"""Trainings that do not know of distsummary: `python scripts.py OUT NAME ...` writes what they saw as JSON.
+
+Each returns rows of (loss, learning rate, norm of the gradients or None), one a step, and its model.
+"""
+
+import copy
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
+from torch.utils.data import DataLoader
+
+STEPS = 12
+Row = tuple[float, float, float | None]
+Result = tuple[list[Row], list[nn.Module]]
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+
+
+def batches(steps: int = STEPS) -> Iterator[tuple[Tensor, Tensor]]:
+    for _ in range(steps):
+        x = torch.rand(4, 8)
+        yield x, x.sum(1, keepdim=True)
+
+
+def plain() -> Result:
+    model, rows = net(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+    loader = DataLoader(list(zip(torch.rand(4 * STEPS, 8), torch.rand(4 * STEPS, 1), strict=True)), 4)
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = mse_loss(model(x), y)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        lr = optimizer.param_groups[0]["lr"]
+        optimizer.step()
+        scheduler.step()
+        rows.append((loss.item(), lr, norm.item()))
+    return rows, [model]
+
+
+def own_schedule() -> Result:
+    """A learning rate that the loop sets, and one that is a tensor."""
+    model, rows = net(), []
+    optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.01), foreach=False, capturable=False)
+    for number, (x, y) in enumerate(batches()):
+        lr = 0.01 / (1 + number)
+        optimizer.param_groups[0]["lr"].fill_(lr)
+        loss = mse_loss(model(x), y)
+        model.zero_grad()
+        loss.backward()
+        optimizer.step()
+        rows.append((loss.item(), lr, None))
+    return rows, [model]
+
+
+def accumulation() -> Result:
+    model, rows = net(), []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+    total = 0.0
+    for number, (x, y) in enumerate(batches(3 * STEPS)):
+        loss = mse_loss(model(x), y) / 3
+        loss.backward()
+        total += loss.item()
+        if number % 3 == 2:
+            optimizer.step()
+            optimizer.zero_grad()
+            rows.append((total, 0.01, None))
+            total = 0.0
+    return rows, [model]
+
+
+def amp() -> Result:
+    """The gradients of one step overflow: GradScaler leaves it out."""
+    model, rows = net(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for number, (x, y) in enumerate(batches(STEPS + 1)):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = mse_loss(model(x), y)
+        scaler.scale(loss * (torch.inf if number == 4 else 1)).backward()
+        scaler.unscale_(optimizer)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        if number != 4:
+            rows.append((loss.item(), 0.05, norm.item()))
+    return rows, [model]
+
+
+def gan() -> Result:
+    maker, judge, rows = net(), nn.Sequential(nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 1)), []
+    of_judge = torch.optim.Adam(judge.parameters(), lr=0.01)
+    of_maker = torch.optim.Adam(maker.parameters(), lr=0.02)
+    for x, y in batches():
+        of_judge.zero_grad()
+        made = maker(x)
+        judged = binary_cross_entropy_with_logits(judge(y), torch.ones(4, 1))
+        judged = judged + binary_cross_entropy_with_logits(judge(made.detach()), torch.zeros(4, 1))
+        judged.backward()
+        of_judge.step()
+        of_maker.zero_grad()
+        fooled = binary_cross_entropy_with_logits(judge(made), torch.ones(4, 1))
+        fooled.backward()
+        of_maker.step()
+        rows.append((judged.item() + fooled.item(), 0.01, None))
+    return rows, [maker, judge]
+
+
+def lbfgs() -> Result:
+    model, rows = net(), []
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+    for x, y in batches():
+
+        def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
+            optimizer.zero_grad()
+            loss = mse_loss(model(x), y)
+            loss.backward()
+            return loss
+
+        rows.append((optimizer.step(closure).item(), 0.1, None))
+    return rows, [model]
+
+
+def compiled() -> Result:
+    model, rows = net(), []
+    faster = torch.compile(model, backend="aot_eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for x, y in batches():
+        optimizer.zero_grad()
+        loss = mse_loss(faster(x), y)
+        loss.backward()
+        optimizer.step()
+        rows.append((loss.item(), 0.05, None))
+    return rows, [model]
+
+
+def compiled_step() -> Result:
+    """The whole step is compiled."""
+    model, rows = net(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+    @torch.compile(backend="aot_eager")
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        loss = mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    for x, y in batches():
+        rows.append((step(x, y).item(), 0.05, None))
+    return rows, [model]
+
+
+def checkpointing() -> Result:
+    """Activation checkpointing, whose reentrant kind runs a backward pass within the backward pass."""
+    from torch.utils.checkpoint import checkpoint
+
+    model, rows = net(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for x, y in batches():
+        optimizer.zero_grad()
+        inner = checkpoint(model[0], x.requires_grad_(), use_reentrant=True)
+        loss = mse_loss(model[2](model[1](inner)), y)
+        loss.backward()
+        optimizer.step()
+        rows.append((loss.item(), 0.05, None))
+    return rows, [model]
+
+
+def evaluating() -> Result:
+    """Evaluates, and saves a checkpoint, in the middle; a copy of the model follows it."""
+    model, rows = net(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    tests = DataLoader(torch.rand(8, 8), 4)
+    for number, (x, y) in enumerate(batches()):
+        optimizer.zero_grad()
+        loss = mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        rows.append((loss.item(), 0.05, None))
+        if number % 4 == 1:
+            model.eval()
+            with torch.no_grad():
+                for batch in tests:
+                    model(batch)
+            model.train()
+            copy.deepcopy(model)
+            torch.save({"model": model, "optimizer": optimizer.state_dict()}, os.devnull)
+    return rows, [model]
+
+
+def in_backward() -> Result:
+    """An optimizer for each parameter, which steps as soon as its gradient is there."""
+    model, rows = net(), []
+    optimizers = {p: torch.optim.SGD([p], lr=0.05) for p in model.parameters()}
+
+    def step(parameter: nn.Parameter) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+    for x, y in batches():
+        loss = mse_loss(model(x), y)
+        loss.backward()
+        rows.append((loss.item(), 0.05, None))
+    return rows, [model]
+
+
+def resumed() -> Result:
+    """Continues at step 12, from a checkpoint."""
+    torch.manual_seed(9)
+    first = net()
+    optimizer = torch.optim.Adam(first.parameters(), lr=0.01)
+    optimizer.load_state_dict(torch.load(os.environ["CHECKPOINT"]))
+    rows = []
+    for x, y in batches():
+        optimizer.zero_grad()
+        loss = mse_loss(first(x), y)
+        loss.backward()
+        optimizer.step()
+        rows.append((loss.item(), 0.01, None))
+    return rows, [first]
+
+
+def crashing() -> Result:
+    rows, models = plain()
+    write("crashing", rows, models)
+    raise RuntimeError("the data are gone")
+
+
+def ddp() -> Result:
+    """Ranks with data of their own."""
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    torch.manual_seed(rank)
+    model, rows = nn.parallel.DistributedDataParallel(net()), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for x, y in DataLoader(list(batches()), batch_size=None, num_workers=1):
+        optimizer.zero_grad()
+        loss = mse_loss(model(x), y)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        rows.append((loss.item(), 0.05, norm.item()))
+    torch.distributed.destroy_process_group()
+    return rows, [model]
+
+
+def failing_once() -> Result:
+    """Ranks without collectives. The first time, rank 1 fails while rank 0 trains."""
+    result = plain()
+    failed, trained = (os.environ[name] for name in ("FAIL", "TRAINED"))
+    if not os.path.exists(failed):
+        if os.environ["RANK"] == "0":
+            open(trained, "w").close()
+            time.sleep(600)  # until its agent ends it
+        while not os.path.exists(trained):
+            time.sleep(0.01)
+        open(failed, "w").close()
+        raise RuntimeError("once")
+    return result
+
+
+def fsdp2() -> Result:
+    from torch.distributed.fsdp import fully_shard
+
+    torch.distributed.init_process_group("gloo")
+    torch.manual_seed(1)
+    model, rows = net(), []
+    fully_shard(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for x, y in batches():
+        optimizer.zero_grad()
+        loss = mse_loss(model(x), y) + torch.distributed.get_rank()
+        loss.backward()
+        optimizer.step()
+        rows.append((loss.item(), 0.01, None))
+    torch.distributed.destroy_process_group()
+    return rows, []
+
+
+TRAININGS: dict[str, Callable[[], Result]] = {
+    one.__name__: one
+    for one in (
+        *(plain, own_schedule, accumulation, amp, gan, lbfgs, compiled, compiled_step, checkpointing),
+        *(evaluating, in_backward, resumed, crashing, failing_once, ddp, fsdp2),
+    )
+}
+
+
+def write(name: str, rows: list[Row], models: list[nn.Module]) -> None:
+    weights = [p.detach().flatten().tolist() for model in models for p in model.parameters()]
+    rank = os.environ.get("RANK", "0")
+    with open(f"{sys.argv[1]}/{name}.{rank}.json", "w") as file:
+        json.dump({"rows": rows, "weights": weights}, file)
+
+
+def main(names: list[str]) -> None:
+    for name in names:
+        torch.manual_seed(5)
+        write(name, *TRAININGS[name]())
+
+
+if __name__ == "__main__":
+    main(sys.argv[2:])

@@ -1,0 +1,248 @@
+"""Scripts that do not know of distsummary, recorded by one environment variable."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import distsummary as ds
+from tests.conftest import ROOT
+from tests.integrations import scripts
+from tests.patience import PATIENCE_S
+
+SCRIPT = ROOT / "tests/integrations/scripts.py"
+OTHERS = ("compiled_step", "crashing", "failing_once", "ddp", "fsdp2")
+SCRIPTS = [name for name in scripts.TRAININGS if name not in OTHERS]
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+
+
+def entered(directory: Path) -> Path:
+    """A directory for PYTHONPATH in which torch finds the entry point of an installed package."""
+    found = directory / "door" / "door-0.dist-info"
+    found.mkdir(parents=True)
+    (found / "METADATA").write_text("Metadata-Version: 2.1\nName: distsummary-door\nVersion: 0\n")
+    (found / "entry_points.txt").write_text("[torch.backends]\ndistsummary = distsummary_autoload:start\n")
+    return found.parent
+
+
+@pytest.fixture(scope="session")
+def door(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return entered(tmp_path_factory.mktemp("installed"))
+
+
+@pytest.fixture(scope="session")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the scripts saw without distsummary."""
+    out = tmp_path_factory.mktemp("seen")
+    environment = os.environ | {"CHECKPOINT": str(checkpoint(out))}
+    subprocess.run([sys.executable, str(SCRIPT), str(out), *SCRIPTS], env=environment, check=True)
+    return out
+
+
+def checkpoint(directory: Path) -> Path:
+    """The state of an Adam that has made 12 steps."""
+    torch.manual_seed(1)
+    model = scripts.net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for x, y in scripts.batches():
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+    torch.save(optimizer.state_dict(), directory / "checkpoint.pt")
+    return directory / "checkpoint.pt"
+
+
+def start(
+    door: Path, directory: Path, command: list[str], **variables: str
+) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join((str(door), os.environ["PYTHONPATH"]))
+    variables = {"DISTSUMMARY": str(directory / "run"), "PYTHONPATH": paths, **variables}
+    return subprocess.run(
+        command, env=os.environ | variables, cwd=directory, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+
+
+def script(*arguments: object) -> list[str]:
+    return [sys.executable, str(SCRIPT), *map(str, arguments)]
+
+
+def column(run: Any, tag: str, **chosen: Any) -> tuple[list[int], list[float]]:
+    table = run.scalars(tag, **chosen)
+    return table["step"].tolist(), table["value"].tolist()
+
+
+def check(run: Any, rows: list[Any], *, first: int = 1, **chosen: Any) -> None:
+    """Each step is recorded once, with the numbers of the script."""
+    steps = list(range(first, first + len(rows)))
+    for number, tag in enumerate(("loss", "lr", "grad_norm")):
+        if rows[0][number] is not None:
+            found, values = column(run, tag, **chosen)
+            assert found == steps, tag
+            assert values == pytest.approx([row[number] for row in rows], rel=1e-6), tag
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_an_unmodified_script_is_recorded_and_trains_the_same_bits(
+    name: str, door: Path, seen: Path, tmp_path: Path
+) -> None:
+    done = start(door, tmp_path, script(tmp_path, name), CHECKPOINT=str(seen / "checkpoint.pt"))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("distsummary: recording run"), done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    with_us, without = (json.loads((place / f"{name}.0.json").read_text()) for place in (tmp_path, seen))
+    assert with_us == without
+    run = ds.open_run(tmp_path / "run")
+    assert run.state == "finished"
+    check(run, without["rows"], first=scripts.STEPS + 1 if name == "resumed" else 1)
+
+
+def test_a_step_that_is_compiled_as_a_whole_trains_the_same_and_is_not_recorded(
+    door: Path, tmp_path: Path
+) -> None:
+    done = start(door, tmp_path, script(tmp_path, "compiled_step"))
+    assert (done.returncode, "distsummary" in done.stderr) == (0, False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_script_that_crashes_is_a_failed_run(door: Path, tmp_path: Path) -> None:
+    done = start(door, tmp_path, script(tmp_path, "crashing"))
+    assert done.returncode == 1
+    run = ds.open_run(tmp_path / "run")
+    assert run.state == "failed"
+    assert "the data are gone" in run.attempts["error"][0]
+    check(run, json.loads((tmp_path / "crashing.0.json").read_text())["rows"])
+
+
+def test_the_ranks_of_torchrun_are_one_run_which_its_workers_and_agent_do_not_touch(
+    door: Path, tmp_path: Path
+) -> None:
+    done = start(door, tmp_path, [*TORCHRUN, str(SCRIPT), str(tmp_path), "ddp"])
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("distsummary:") == 1, done.stderr
+    run = ds.open_run(tmp_path / "run")
+    assert run.state == "finished"
+    for rank in range(2):
+        check(run, json.loads((tmp_path / f"ddp.{rank}.json").read_text())["rows"], rank=rank)
+    assert {"perf/phase/data/cpu_ms", "perf/phase/forward/cpu_ms", "perf/phase/optimizer/cpu_ms"} <= {
+        *run.scalars(rank=0).tags
+    }
+
+
+def test_sharded_parameters_are_followed(door: Path, tmp_path: Path) -> None:
+    done = start(door, tmp_path, [*TORCHRUN, str(SCRIPT), str(tmp_path), "fsdp2"])
+    assert done.returncode == 0, done.stderr
+    run = ds.open_run(tmp_path / "run")
+    for rank in range(2):
+        check(run, json.loads((tmp_path / f"fsdp2.{rank}.json").read_text())["rows"], rank=rank)
+
+
+def test_a_restart_keeps_the_name_and_the_next_launch_gets_its_own(door: Path, tmp_path: Path) -> None:
+    files = {"FAIL": str(tmp_path / "failed"), "TRAINED": str(tmp_path / "trained")}
+    variables = {"DISTSUMMARY": "runs/{time}", **files}
+    for restarts in ("1", "0"):
+        command = [*TORCHRUN, "--max-restarts", restarts, str(SCRIPT), str(tmp_path), "failing_once"]
+        done = start(door, tmp_path, command, **variables)
+        assert done.returncode == 0, done.stderr
+    first, second = (ds.open_run(path) for path in sorted((tmp_path / "runs").glob("2*")))
+    assert [len(run.attempts["attempt"]) for run in (first, second)] == [2, 1]
+    assert first.state == second.state == "finished"
+
+
+def test_a_run_of_the_scripts_own_wins(door: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "import distsummary as ds, sys\n"
+        f"sys.path.insert(0, {str(SCRIPT.parent)!r})\n"
+        "import scripts\n"
+        "with ds.init('own', quiet=True) as run:\n"
+        "    for _ in run.steps(range(2)):\n"
+        "        scripts.plain()\n"
+        "        run.log(loss=0.5)\n"
+    )
+    done = start(door, tmp_path, [sys.executable, "own.py"])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not (tmp_path / "run").exists()
+    assert column(ds.open_run(tmp_path / "own"), "loss") == ([1, 2], [0.5, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"DISTSUMMARY": "/proc/none/run"}, "/proc/none"),
+        ({"DISTSUMMARY": "s3://bucket/run"}, "s3:"),
+        ({"DISTSUMMARY_OPTIONS": "{"}, "DISTSUMMARY_OPTIONS is not JSON"),
+        ({"DISTSUMMARY_OPTIONS": '{"norm": true}'}, "DISTSUMMARY_OPTIONS has the unknown key 'norm'"),
+        ({"DISTSUMMARY_OPTIONS": '{"norms": 3}'}, "norms must"),
+        ({"DISTSUMMARY_OPTIONS": '{"record": {"image": true}}'}, "record in DISTSUMMARY_OPTIONS"),
+        ({"DISTSUMMARY_OPTIONS": '{"watch": 1}'}, "unknown key 'watch'"),
+    ],
+)
+def test_a_wrong_variable_is_one_line_and_the_training_continues(
+    variables: dict[str, str], said: str, door: Path, seen: Path, tmp_path: Path
+) -> None:
+    done = start(door, tmp_path, script(tmp_path, "plain"), **variables)
+    assert done.returncode == 0
+    assert done.stderr.startswith("distsummary: nothing is recorded: ")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert (tmp_path / "plain.0.json").read_text() == (seen / "plain.0.json").read_text()
+
+
+def test_the_options_are_those_of_init(door: Path, tmp_path: Path) -> None:
+    options = {
+        "norms": True,
+        "record": {"formats": ["tensorboard"]},
+        "diagnose": {"level": "error"},
+        "config": {"a": 1},
+    }
+    done = start(door, tmp_path, script(tmp_path, "plain"), DISTSUMMARY_OPTIONS=json.dumps(options))
+    assert done.returncode == 0, done.stderr
+    assert "(files: tensorboard)" in done.stderr
+    assert "norms/gradient" in ds.open_run(tmp_path / "run").scalars().tags
+
+
+def test_without_the_variable_nothing_of_distsummary_is_imported(door: Path, tmp_path: Path) -> None:
+    code = "import sys, torch; print([name for name in sys.modules if name.startswith('distsummary')])"
+    done = start(door, tmp_path, [sys.executable, "-c", code], DISTSUMMARY="")
+    assert (done.stdout, done.stderr) == ("['distsummary_autoload']\n", "")
+
+
+@pytest.mark.parametrize("damage", ["missing", "damaged"])
+def test_torch_can_be_imported_without_the_package(damage: str, tmp_path: Path) -> None:
+    place = entered(tmp_path)
+    (place / "distsummary_autoload.py").write_text((ROOT / "distsummary_autoload.py").read_text())
+    (place / "distsummary").mkdir()
+    if damage == "damaged":
+        (place / "distsummary" / "__init__.py").write_text("this is no Python")
+    done = start(place, tmp_path, [sys.executable, "-c", "import torch"], PYTHONPATH=str(place))
+    assert done.returncode == 0
+    assert done.stderr.startswith("distsummary: nothing is recorded: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_run_says_where_the_run_is(door: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "distsummary", "run", "--into", "runs/{time}", "--"]
+    done = start(door, tmp_path, [*command, *script(tmp_path, "plain")])
+    [path] = (tmp_path / "runs").glob("2*")
+    assert done.returncode == 0
+    assert f"distsummary: {path}: finished; distsummary status {path}" in done.stderr
+
+
+def test_run_passes_the_exit_code_on_and_says_that_nothing_was_recorded(door: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "distsummary", "run", "--", sys.executable, "-c", "raise SystemExit(3)"]
+    done = start(door, tmp_path, command)
+    assert done.returncode == 3
+    assert done.stderr.startswith("distsummary: nothing was recorded")
+
+
+def test_run_reports_a_closed_door(door: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "distsummary", "run", "--", "true"]
+    done = start(door, tmp_path, command, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert done.returncode == 2
+    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0 closes the door" in done.stderr
+    done = start(tmp_path, tmp_path, command)
+    assert done.returncode == 2
+    assert "no entry point torch.backends" in done.stderr
