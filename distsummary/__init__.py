@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # type checkers do not run __getattr__
     from distsummary.collect.summary_collector import SummaryCollector
     from distsummary.diagnosis.diagnose import Diagnose
     from distsummary.errors import DistSummaryError, LandscapeCancelled, LandscapeError, NonFiniteError
+    from distsummary.frameworks.base import Curvature, CurvatureDirection, CurvatureSource
     from distsummary.landscapes.directions.recipe import Directions
     from distsummary.landscapes.directions.sketched import SketchedPath, training_path
     from distsummary.landscapes.generator import landscape, landscape_set
@@ -68,6 +69,9 @@ __all__ = [
     "CheckpointConfig",
     "ConvertModelUtils",
     "ConvertNetUtils",
+    "Curvature",
+    "CurvatureDirection",
+    "CurvatureSource",
     "DatasetGraph",
     "Diagnose",
     "Directions",
@@ -140,6 +144,7 @@ _NAMES_OF = {  # module -> its public names, as above: only type checkers run th
     "distsummary.errors": ("DistSummaryError", "LandscapeCancelled", "LandscapeError", "NonFiniteError"),
     "distsummary.base.health": ("Health",),
     "distsummary.aggregate.joining": ("coordinator",),
+    "distsummary.frameworks.base": ("Curvature", "CurvatureDirection", "CurvatureSource"),
     "distsummary.landscapes.directions.recipe": ("Directions",),
     "distsummary.landscapes.directions.sketched": ("SketchedPath", "training_path"),
     "distsummary.landscapes.generator": ("landscape", "landscape_set"),
