@@ -50,7 +50,7 @@ optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
 inputs, targets = torch.randn(32, 6), torch.randint(0, 3, (32,))
 kept = {}
 intervals = [[1, 2, 3, 4, 5]] + ([[5, 6, 7]] if rank >= 0 else [])
-options = {"collect_landscape": {"sketch": 1, "intervals": intervals}, "gradients": True}
+options = {"collect_landscape": {"sketch": 1, "intervals": intervals}, "gradients": ".*"}
 collector = ds.SummaryCollector(run_dir, **options)
 with ds.Run(callbacks=collector, network=model, optimizer=optimizer) as run:
     for x in run.steps([inputs] * 6):
