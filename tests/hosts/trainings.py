@@ -1,0 +1,165 @@
+"""Trainings by hosts: `python trainings.py OUT NAME ARGUMENT ...` writes what a rank saw as JSON.
+
+What the script sees of each step are rows of (loss, learning rate, norm of the gradients or None).
+"""
+
+import json
+import os
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+STEPS = 8
+Row = tuple[float, float, float | None]
+RANK = int(os.environ.get("RANK", "0"))
+
+
+class Data(torch.utils.data.Dataset[Any]):
+    def __init__(self, size: int) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.x = torch.rand(size, 4, generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, place: int) -> dict[str, Tensor]:
+        return {"x": self.x[place], "labels": self.x[place].sum()}
+
+
+class Net(nn.Module):
+    """What the Trainer of transformers takes; notes the loss of each call in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 1)
+        self.losses: list[float] = []
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        loss = mse_loss(self.inner(x)[:, 0], labels)
+        if self.training:
+            self.losses.append(loss.item())
+        return {"loss": loss, "logits": self.inner(x)}
+
+
+def transformers(out: str, with_us: bool, resumes: bool = False) -> list[Row]:
+    """Two batches make a step; evaluates after every fourth step, and saves."""
+    from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
+
+    callbacks = []
+    if with_us:
+        from distsummary.integrations.transformers import DistSummaryCallback
+
+        callbacks.append(DistSummaryCallback("run"))
+    rows: list[Row] = []
+    set_seed(1)
+    model = Net()
+
+    class Spy(TrainerCallback):
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            lr = given["optimizer"].param_groups[0]["lr"]
+            rows.append((sum(model.losses) / 2, lr, None))
+            model.losses.clear()
+
+    arguments = TrainingArguments(
+        f"{out}/trainer", max_steps=STEPS + 4 if resumes else STEPS, per_device_train_batch_size=2,
+        gradient_accumulation_steps=2, eval_strategy="steps", eval_steps=4, save_steps=4, logging_steps=2,
+        learning_rate=0.1, max_grad_norm=1.0, report_to="none", disable_tqdm=True, use_cpu=True,
+        lr_scheduler_type="constant",
+    )  # fmt: skip
+    trainer = Trainer(
+        model, arguments, train_dataset=Data(64), eval_dataset=Data(8), callbacks=[*callbacks, Spy()]
+    )
+    trainer.train(resume_from_checkpoint=resumes)
+    return rows
+
+
+def lightning(out: str, with_us: bool) -> list[Row]:
+    """A GAN-free module with validation; two batches make a step."""
+    from lightning.pytorch import LightningModule, Trainer, seed_everything
+
+    rows: list[Row] = []
+    losses: list[float] = []
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.save_hyperparameters({"width": 4})
+            self.inner = nn.Linear(4, 1)
+
+        def training_step(self, batch: Any, place: int) -> Tensor:
+            loss = mse_loss(self.inner(batch["x"])[:, 0], batch["labels"])
+            losses.append(loss.item())
+            self.log("train_loss", loss)
+            return loss
+
+        def validation_step(self, batch: Any, place: int) -> None:
+            self.log("val_loss", mse_loss(self.inner(batch["x"])[:, 0], batch["labels"]))
+
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            rows.append((sum(losses) / 2, optimizer.param_groups[0]["lr"], None))
+            losses.clear()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.05)
+
+    callbacks = []
+    if with_us:
+        from distsummary.integrations.lightning import DistSummaryCallback
+
+        callbacks.append(DistSummaryCallback("run"))
+    seed_everything(1)
+    loaders = [torch.utils.data.DataLoader(Data(size), 2) for size in (64, 8)]
+    trainer = Trainer(
+        max_steps=STEPS, accumulate_grad_batches=2, gradient_clip_val=1.0, logger=False, callbacks=callbacks,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        accelerator="cpu", devices=int(os.environ.get("WORLD_SIZE", "1")), log_every_n_steps=2,
+        val_check_interval=8,
+    )  # fmt: skip
+    trainer.fit(Module(), *loaders)
+    return rows
+
+
+def accelerate(out: str, with_us: bool) -> list[Row]:
+    """Two batches make a step; the gradients are clipped."""
+    from accelerate import Accelerator
+
+    trackers = []
+    if with_us:
+        from distsummary.integrations.accelerate import DistSummaryTracker
+
+        trackers.append(DistSummaryTracker("run"))
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, log_with=trackers)
+    accelerator.init_trackers("project", {"width": 4})
+    torch.manual_seed(1)
+    net = nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
+    loader = torch.utils.data.DataLoader(Data(2 * 2 * STEPS * accelerator.num_processes), 2)
+    net, optimizer, loader = accelerator.prepare(net, optimizer, loader)
+    rows: list[Row] = []
+    total = 0.0
+    for batch in loader:
+        with accelerator.accumulate(net):
+            loss = mse_loss(net(batch["x"])[:, 0], batch["labels"])
+            total += loss.item() / 2
+            accelerator.backward(loss)
+            if accelerator.sync_gradients:
+                norm = accelerator.clip_grad_norm_(net.parameters(), 1.0)
+            optimizer.step()
+            if accelerator.sync_gradients:
+                rows.append((total, 0.05, norm.item()))
+                accelerator.log({"reported": total}, step=len(rows))
+                total = 0.0
+            optimizer.zero_grad()
+    accelerator.end_training()
+    return rows
+
+
+if __name__ == "__main__":
+    place, name, *rest = sys.argv[1:]
+    torch.manual_seed(1)
+    found = globals()[name](place, *(word == "yes" for word in rest))
+    with open(f"{place}/{name}.{RANK}.json", "w") as file:
+        json.dump(found, file)
