@@ -39,7 +39,7 @@ def run_command(command: Sequence[str], into: str | None) -> int:
     if not any(point.name == "distsummary" for point in entry_points(group="torch.backends")):
         raise InvalidValueError(
             "this installation of distsummary has no entry point torch.backends, by which torch loads it; "
-            "install it again: pip install --force-reinstall --no-deps distsummary"
+            "install its wheel again"
         )
     run_dir = into or os.environ.get(VARIABLE) or INTO
     begun = time.time() - CLOCKS_S

@@ -349,7 +349,6 @@ class Session:
         except ClosedError:
             if not self._is_terminated:  # by a signal, while the loop continues
                 raise
-            self._step = self._last_step or 0
         finally:
             self.overhead.spent_s += time.perf_counter() - begun_s
 
@@ -518,6 +517,8 @@ class Session:
             counters["step"] = self._step
             if self._last_step is not None:
                 counters["recorded_step"] = self._last_step
+                if self._is_terminated:  # the loop goes further, and records nothing
+                    counters["step"] = self._last_step
             if error is not None:
                 counters["interrupted" if is_interruption(error) else "failed"] = 1
                 counters["error"] = error_text(error)

@@ -18,6 +18,6 @@ def require_mindspore() -> None:
     if tuple(map(int, re.findall(r"\d+", installed)[:2])) < OLDEST:
         raise MissingExtraError(
             f"distsummary.mindspore needs MindSpore {'.'.join(map(str, OLDEST))} or newer, got {installed}; "
-            "run: pip install --upgrade mindspore",
+            f"run: pip install mindspore>={OLDEST[0]}.{OLDEST[1]}",
             name="mindspore",
         )

@@ -21,7 +21,7 @@ TEXTS = [
     ROOT / "CHANGELOG.md",
 ]
 HINT = re.compile(r"pip install ([^`\n]+)")
-ELSEWHERE = {"nvidia-ml-py"}  # what torch needs for the utilisation of a GPU
+ELSEWHERE = {"nvidia-ml-py", "mindspore"}  # for the utilisation of a GPU; a framework of its own environment
 
 
 def test_all_missing_packages_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
