@@ -5,6 +5,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from distsummary.aggregate.live import LiveMerge, LiveReport
@@ -283,6 +284,10 @@ class Aggregator:
 
     def _report(self, attempt: AttemptState, *, is_over: bool = False) -> None:
         """Report how a training began and ended, and what its ranks have dropped."""
+        if self._live is not None and self._live_of == (attempt.role, attempt.attempt):
+            reached = self._live.reached  # heartbeats are seconds old
+            ranks = [replace(r, step=max(r.step or 0, reached.get(r.rank, 0)) or None) for r in attempt.ranks]
+            attempt = replace(attempt, ranks=tuple(ranks))
         for verdict in attempt_verdicts(attempt, is_over=is_over) if attempt.role == "train" else ():
             self._alerts.report(attempt.attempt, verdict)
 

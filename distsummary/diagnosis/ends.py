@@ -25,11 +25,11 @@ def attempt_verdicts(attempt: AttemptState, *, is_over: bool) -> list[Verdict]:
     lost = [rank for rank in attempt.ranks if rank.state == "lost"]
     if failure is not None and (is_over or not follows_from_another(failure.error)):
         is_lost = failure.rank in {rank.rank for rank in lost}
-        found.append(_of(LOST if is_lost else FAILED, failure.rank, steps[failure.rank], failure.error))
+        at = step if is_lost else steps[failure.rank]  # what a lost rank reported last may be seconds old
+        found.append(_of(LOST if is_lost else FAILED, failure.rank, at, failure.error))
     elif lost and failure is None:
         numbers = tuple(rank.rank for rank in lost)
-        at = max(steps[number] for number in numbers)
-        found.append(_of(LOST, numbers[0], at, lost[0].reason, numbers if len(lost) > 1 else ()))
+        found.append(_of(LOST, numbers[0], step, lost[0].reason, numbers if len(lost) > 1 else ()))
     elif is_over and attempt.state == "interrupted":
         first = next((rank for rank in attempt.ranks if rank.state == "interrupted"), attempt.ranks[0])
         found.append(_of(INTERRUPTED, first.rank, step, first.error or "by a signal"))

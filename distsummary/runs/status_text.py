@@ -255,8 +255,9 @@ def _verdict(
     verb = {"interrupted": "was interrupted", "failed": "has failed", "lost": "is dead"}
     if any(verdict.cause == HANG for verdict in status.stuck):
         return f"The run {verb.get(newest.state, 'has ended')}; it was stuck {_stuck_at(status)}."
-    by_rank = {rank.rank: rank.step for rank in newest.ranks}
-    step = newest_step(newest) if newest.failure is None else by_rank.get(newest.failure.rank)
+    first = None if newest.failure is None else newest.failure.rank
+    failed = [rank.step for rank in newest.ranks if rank.state == "failed" and rank.rank == first]
+    step = failed[0] if failed else newest_step(newest)
     return f"The run {verb.get(newest.state, 'has ended')}" + (f" at step {step:,}." if step else ".")
 
 

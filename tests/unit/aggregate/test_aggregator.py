@@ -10,6 +10,7 @@ from distsummary import Topology, merge_run
 from distsummary.aggregate import aggregator as aggregator_module
 from distsummary.aggregate.aggregator import Aggregator
 from distsummary.aggregate.rank_directories import first_free_attempt
+from distsummary.diagnosis.alerts import read_alerts
 from distsummary.errors import RunDirError, StaleAttemptError
 from distsummary.events.reader import read_directory, read_lineage
 from distsummary.events.spec import WriterSpec
@@ -254,6 +255,25 @@ def test_a_run_in_which_a_rank_failed_is_failed_after_its_merge(life: Life) -> N
     assert manifest["state"] == "failed"
     assert manifest["attempts"][0]["merged"] == {"failed": 1, "running": 1}
     assert life.merged_steps() == [1, 2, 3]
+
+
+def test_the_end_of_a_lost_rank_is_of_the_step_in_its_files(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    join(life)  # no heartbeat has a step
+    life.start()
+    for topology in RANKS:
+        record(life.run_dir, topology, range(1, 41))
+    wait_for(lambda: len(life.merged_steps()) >= 39)
+    monkeypatch.setattr(states, "is_alive", lambda place: False)
+    lost: list[int] = []
+    wait_for(
+        lambda: (
+            lost.extend(one["since_step"] for one in read_alerts(life.run_dir) if one["cause"] == "lost")
+            or lost
+        )
+    )
+    assert set(lost) == {40}
 
 
 def test_ranks_that_come_back_after_a_lapse_are_merged_to_their_end(life: Life) -> None:
