@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,14 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "
 
 
 def entered(directory: Path) -> Path:
-    """A directory for PYTHONPATH in which torch finds the entry point of an installed package."""
+    """A directory for PYTHONPATH with which torch finds the entry point, installed or not."""
     found = directory / "door" / "door-0.dist-info"
     found.mkdir(parents=True)
-    (found / "METADATA").write_text("Metadata-Version: 2.1\nName: distsummary-door\nVersion: 0\n")
-    (found / "entry_points.txt").write_text("[torch.backends]\ndistsummary = distsummary_autoload:start\n")
+    if not any(point.name == "distsummary" for point in entry_points(group="torch.backends")):
+        (found / "METADATA").write_text("Metadata-Version: 2.1\nName: distsummary-door\nVersion: 0\n")
+        (found / "entry_points.txt").write_text(
+            "[torch.backends]\ndistsummary = distsummary_autoload:start\n"
+        )
     return found.parent
 
 
@@ -214,10 +218,12 @@ def test_without_the_variable_nothing_of_distsummary_is_imported(door: Path, tmp
 def test_torch_can_be_imported_without_the_package(damage: str, tmp_path: Path) -> None:
     place = entered(tmp_path)
     (place / "distsummary_autoload.py").write_text((ROOT / "distsummary_autoload.py").read_text())
-    (place / "distsummary").mkdir()
+    missing = "sys.modules['distsummary'] = None; " if damage == "missing" else ""
     if damage == "damaged":
+        (place / "distsummary").mkdir()
         (place / "distsummary" / "__init__.py").write_text("this is no Python")
-    done = start(place, tmp_path, [sys.executable, "-c", "import torch"], PYTHONPATH=str(place))
+    command = [sys.executable, "-c", f"import sys; {missing}import torch"]
+    done = start(place, tmp_path, command, PYTHONPATH=str(place))
     assert done.returncode == 0
     assert done.stderr.startswith("distsummary: nothing is recorded: ")
     assert done.stderr.count("\n") == 1
@@ -243,6 +249,8 @@ def test_run_reports_a_closed_door(door: Path, tmp_path: Path) -> None:
     done = start(door, tmp_path, command, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert done.returncode == 2
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0 closes the door" in done.stderr
-    done = start(tmp_path, tmp_path, command)
+    without = "import importlib.metadata as metadata, sys; metadata.entry_points = lambda **group: (); "
+    run = "from distsummary.cli.main import main; sys.exit(main(['run', '--', 'true']))"
+    done = start(door, tmp_path, [sys.executable, "-c", without + run])
     assert done.returncode == 2
     assert "no entry point torch.backends" in done.stderr
