@@ -19,6 +19,7 @@ from distsummary.diagnosis.ends import attempt_verdicts
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.sentence import named_ranks
 from distsummary.errors import DistSummaryError, RunDirError
+from distsummary.events.newest import newest_step
 from distsummary.format.digest import Digest
 from distsummary.rundir.attempts import (
     Registration,
@@ -37,7 +38,7 @@ from distsummary.rundir.deal import Deal, Heartbeat, deals_in, first_deal, next_
 from distsummary.rundir.rank_manifest import read_ranks
 from distsummary.rundir.rank_parts import parts_of
 from distsummary.rundir.run_dir import Manifest, RunDir
-from distsummary.rundir.states import AttemptState, is_over, read_run
+from distsummary.rundir.states import AttemptState, RankState, is_over, read_run
 from distsummary.rundir.timeouts import EVALUATED_S, HIDDEN_S, JOIN_S, LAUNCHER_S, WORLD_S
 from distsummary.rundir.topology import LAUNCHED, Topology
 
@@ -284,12 +285,23 @@ class Aggregator:
 
     def _report(self, attempt: AttemptState, *, is_over: bool = False) -> None:
         """Report how a training began and ended, and what its ranks have dropped."""
-        if self._live is not None and self._live_of == (attempt.role, attempt.attempt):
-            reached = self._live.reached  # heartbeats are seconds old
-            ranks = [replace(r, step=max(r.step or 0, reached.get(r.rank, 0)) or None) for r in attempt.ranks]
+        lost = [rank for rank in attempt.ranks if rank.state == "lost"][:NAMED]
+        others = [rank for rank in attempt.ranks if rank.state != "lost"][: len(lost)]
+        asked = {rank.rank for rank in (*lost, *others)}
+        if asked:  # heartbeats are seconds old, files are not
+            ranks = [self._with_step(rank, attempt) if rank.rank in asked else rank for rank in attempt.ranks]
             attempt = replace(attempt, ranks=tuple(ranks))
         for verdict in attempt_verdicts(attempt, is_over=is_over) if attempt.role == "train" else ():
             self._alerts.report(attempt.attempt, verdict)
+
+    def _with_step(self, rank: RankState, attempt: AttemptState) -> RankState:
+        """The rank with the newest step in its files, if that is newer."""
+        directory = self._run_dir.writer_dir(attempt.role, rank.rank, attempt.world_size)
+        try:
+            step = newest_step(directory, attempt=attempt.attempt)
+        except (DistSummaryError, OSError):  # the merge names what cannot be read
+            return rank
+        return replace(rank, step=max(rank.step or 0, step or 0) or None)
 
     def _name_missing(self, entry: Manifest, missing: Collection[int]) -> None:
         """Say once which ranks have not begun to record."""

@@ -147,11 +147,6 @@ class LiveMerge:
         self._bulk = BulkReader(self._norms, attempt)
         self._steps = self._short = self._late = 0
 
-    @property
-    def reached(self) -> Mapping[int, int]:
-        """Rank -> the highest step that it reported."""
-        return self._waiting.reached
-
     def add(self, digest: Digest) -> None:
         """Receive a rank's digest; the next `poll` or `advance` takes it."""
         self._receiver.add(digest)

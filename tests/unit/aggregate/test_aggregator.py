@@ -264,7 +264,6 @@ def test_the_end_of_a_lost_rank_is_of_the_step_in_its_files(
     life.start()
     for topology in RANKS:
         record(life.run_dir, topology, range(1, 41))
-    wait_for(lambda: len(life.merged_steps()) >= 39)
     monkeypatch.setattr(states, "is_alive", lambda place: False)
     lost: list[int] = []
     wait_for(
