@@ -112,6 +112,7 @@ def train(kind: str, precision: str, place: Path, rank: int) -> dict[str, Any]:
         place,
         watch=model,
         norms=True,
+        graph="modules",
         record=ds.Record(norm_precision=precision),
         system_metrics=False,
         aggregate=False,
