@@ -78,7 +78,7 @@ def test_the_largest_event_goes_through_every_tool(tmp_path: Path):
     del event
     lines = list(dump(run_dir.base))
     assert [line["value"]["shape"] for line in lines if line["plugin"] == "tensor"] == [[LARGEST // 4]] * 2
-    assert fsck(run_dir.base).findings == []
+    assert not fsck(run_dir.base).findings
 
 
 def test_a_large_tensor_of_another_program_is_converted(tmp_path: Path):
