@@ -270,6 +270,11 @@ def failing_once() -> Result:
             time.sleep(0.01)
         open(failed, "w").close()
         raise RuntimeError("once")
+    # as collectives do: no rank is over before the other has begun
+    start = f"{trained}-{os.environ['MASTER_PORT']}-{os.environ['TORCHELASTIC_RESTART_COUNT']}"
+    open(f"{start}-{os.environ['RANK']}", "w").close()
+    while not all(os.path.exists(f"{start}-{rank}") for rank in range(2)):
+        time.sleep(0.01)
     return result
 
 
