@@ -67,8 +67,9 @@ class THOR(torch.optim.Optimizer):
         split_indices: accepted, without effect: it groups layers for MindSpore's communication.
         enable_clip_grad: whether each parameter's gradient, with all of the above, is clipped to the norm 1.
         frequency: the steps between refreshes, >= 1.
-        refresh: "frequency": refreshes are of all layers. "trace": as in the paper: a layer is refreshed if
-            the trace of its factors changed by more than 1 %, and no more once it changed by less than 0.1 %.
+        refresh: "frequency": refreshes are of all layers. "trace": as in the paper, with limits of
+            ours: a layer is refreshed if the trace of its factors changed by more than 1 %, and no more once
+            it changed by less than 0.1 %.
         average: what several ranks average. "factors": the factors of their batches, which gives those of the
             whole batch; each layer is inverted on one rank. "inverses": the inverses of the factors of each
             rank's batch, as MindSpore does.
