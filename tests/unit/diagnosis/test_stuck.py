@@ -342,7 +342,7 @@ def test_a_crashed_rank_at_another_line_than_all_others_is_the_odd_one() -> None
 
 
 def test_of_two_that_called_different_collectives_the_one_that_crashed_is_not_alone_to_blame() -> None:
-    """Rank 1 skipped the all_reduce of the metrics and went on to backward; gloo ended rank 0."""
+    """Rank 1 skipped the all_reduce of the metrics and began backward; gloo ended rank 0."""
     backward = replace(skips(1), step=60, is_cut_off=True, late_s=0.0, state="failed", error=RESET)
     backward = replace(backward, groups=(group(BEGUN, GRADIENTS, ranks=(0, 1)),))
     victim = replace(crashed(0), crashed_in="all_reduce")
