@@ -51,7 +51,12 @@ def train(run_dir):
             run.log(loss=1.0)
     return run.rank
 
-ray.init(sys.argv[1])
+for attempt in range(5):
+    try:  # Ray's proxy starts a server for each client, which now and then dies as it starts
+        ray.init(sys.argv[1])
+        break
+    except ConnectionError as error:
+        print(error, file=sys.stderr)
 print(ds.launch(train, sys.argv[2] + "/launched", ranks=2, backend=None))
 with ds.init(sys.argv[2] + "/driver") as run:
     for _ in run.steps(range(20)):
