@@ -9,6 +9,8 @@ Prints one JSON line for each figure:
 - "bulk": a step of a model of 5 million parameters with histograms of all of them and one tensor, in
   milliseconds, the CPU of the training process, and how many values were dropped; "bare" is the same training
   without recording.
+- "kept" (`--busy-runs 20`, and nothing else then): runs beside 16 busy processes in which every rank kept its
+  collector: none was started again, none was given up for the rank's own process, and no value was dropped.
 - "idle": the share of a processor, in percent, and the memory in MiB of an idle collector and a bare actor.
 """
 
@@ -18,6 +20,8 @@ import logging
 import os
 import random
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -179,6 +183,55 @@ def idle_costs(seconds: float) -> dict[str, tuple[float, float]]:
     }
 
 
+class Warnings(logging.Handler):
+    """The package's warnings as a list of texts."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the text."""
+        self.texts.append(record.getMessage())
+
+
+def busy_rank(directory: Path, steps: int, pause_s: float) -> tuple[list[str], int]:
+    """One rank with a collector of its own: what it warned of, and how many values it dropped."""
+    warnings = Warnings()
+    logging.getLogger("distsummary").addHandler(warnings)
+    model = Perceptron()
+    with ds.init(
+        directory, watch=model, histograms=".*bias", collect_freq=10,
+        record=ds.Record(collectors="rank"), quiet=True,
+    ) as run:  # fmt: skip
+        for _ in run.steps(range(steps)):
+            run.log(**NUMBERS)
+            time.sleep(pause_s)
+    return warnings.texts, sum(run.health().dropped.values())
+
+
+def busy_runs(given: argparse.Namespace) -> None:
+    """Print for each run beside busy processes whether its collectors were kept."""
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(16)]
+    kept = 0
+    try:
+        with tempfile.TemporaryDirectory() as root:
+            for number in range(given.busy_runs):
+                job = partial(busy_rank, Path(root, str(number)), given.steps, given.pause_ms / 1e3)
+                begun = time.monotonic()
+                found = ds.launch(job, ranks=given.ranks, backend=None)
+                lost = [text for texts, _ in found for text in texts if "again" in text or "itself" in text]
+                dropped = sum(count for _, count in found)
+                kept += not lost and not dropped
+                took_s = round(time.monotonic() - begun, 1)
+                report(figure="busy run", number=number, took_s=took_s, lost=lost, dropped=dropped)
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+    report(figure="kept", ranks=given.ranks, runs=given.busy_runs, kept=kept)
+
+
 def report(**figures: Any) -> None:
     """Print a line."""
     print(json.dumps(figures), flush=True)
@@ -190,6 +243,10 @@ def compare(given: argparse.Namespace) -> None:
         address="local", num_cpus=max(8, given.ranks), num_gpus=0, include_dashboard=False,
         log_to_driver=False, logging_level=logging.ERROR,
     )  # fmt: skip
+    if given.busy_runs:
+        busy_runs(given)
+        ray.shutdown()
+        return
     with tempfile.TemporaryDirectory() as root:
         job = partial(scalar_steps, root, given.rounds, given.steps, given.pause_ms / 1e3)
         rows = [row for rank in ds.launch(job, ranks=given.ranks, backend=None) for row in rank]
@@ -235,6 +292,7 @@ def main() -> None:
     parser.add_argument("--bulk-rounds", type=int, default=3)
     parser.add_argument("--bulk-steps", type=int, default=200)
     parser.add_argument("--idle-s", type=float, default=60.0)
+    parser.add_argument("--busy-runs", type=int, default=0)
     compare(parser.parse_args())
 
 
