@@ -3,8 +3,8 @@
 Notation: theta_1 .. theta_n are the checkpoints, theta_n is the centre, and d (n x D) has the rows
 d_k = theta_k - theta_n. The last checkpoint is subtracted BEFORE anything is multiplied: the Gram matrix of
 the checkpoints themselves loses all digits when the path is short compared with the weights. G = d d^T and
-s_k = sum_i d_ki are sums over parameters, so G and s of blocks or shards add up (`add_grams`). Each centering
-derives its matrix G' from G and s. An eigenvector q, with G' q = sigma^2 q, gives a direction v:
+s_k = sum_i d_ki are sums over parameters, so G and s of blocks add up. Each centering derives its matrix G'
+from G and s. An eigenvector q, with G' q = sigma^2 q, gives a direction v:
 
     "last"       G' = G                          directions v = d^T q / sigma
     "mean"       G' = J G J, J = I - 1 1^T / n    directions v = d^T J q / sigma
@@ -17,7 +17,7 @@ Checkpoints are decoded block by block, so mapped files cost no memory: a plane 
 directions (2 D float32) and `displacements.BLOCK_BYTES`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -43,11 +43,6 @@ class Gram:
     sums: Array
     size: int
 
-    def __add__(self, other: "Gram") -> "Gram":
-        return Gram(
-            products=self.products + other.products, sums=self.sums + other.sums, size=self.size + other.size
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
@@ -71,22 +66,6 @@ class Plane:
     directions: Directions
     singular_values: Array
     explained_variance: Array
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NormalEquations:
-    """The normal equations of a path in a plane, float64; A (D, 2) holds the plane's directions."""
-
-    axes: Array  # A^T A (2, 2)
-    rights: Array  # A^T d^T (2, n)
-    squares: Array  # |d_k|^2 (n,)
-
-    def __add__(self, other: "NormalEquations") -> "NormalEquations":
-        return NormalEquations(
-            axes=self.axes + other.axes,
-            rights=self.rights + other.rights,
-            squares=self.squares + other.squares,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,15 +102,21 @@ def pca_plane(
     length, width = axes.singular_values
     if width < NARROW * length and is_rounding(width, states, names):
         raise _no_plane(len(states), "lie on a straight line, except for rounding")
-    return build(states, names, axes)
+    directions, largest = combine(states, names, axes)
+    for entry, direction in zip(largest, (directions.x, directions.y), strict=True):
+        for array in direction.values() if entry < 0 else ():
+            np.negative(array, out=array)
+    return Plane(
+        directions=directions,
+        singular_values=axes.singular_values,
+        explained_variance=axes.explained_variance,
+    )
 
 
 def gram(states: Sequence[Weights], names: Sequence[str]) -> Gram:
     """The Gram matrix of the displacements from the last state, in one pass over the states.
 
-    `states` may be shards: if each rank has its own part of the parameters, `add_grams` makes the whole Gram
-    matrix from the results of all ranks. Raises InvalidValueError for states that do not have the same
-    parameters.
+    Raises InvalidValueError for states that do not have the same parameters.
     """
     for k, state in enumerate(states):
         check_fit(f"checkpoint {k}", state, states[-1], names)
@@ -143,14 +128,6 @@ def gram(states: Sequence[Weights], names: Sequence[str]) -> Gram:
             sums += block.sum(axis=1)
             size += block.shape[1]
     return Gram(products=products, sums=sums, size=size)
-
-
-def add_grams(parts: Iterable[Gram]) -> Gram:
-    """The Gram matrix of all parameters: the sum over disjoint shards, of which there is at least one."""
-    first, *others = parts
-    for other in others:
-        first += other
-    return first
 
 
 def pca_axes(total: Gram, *, centering: str = "last") -> Axes:
@@ -177,18 +154,11 @@ def pca_axes(total: Gram, *, centering: str = "last") -> Axes:
     )
 
 
-def build(states: Sequence[Weights], names: Sequence[str], axes: Axes) -> Plane:
-    """Compute the directions of `axes`, float32, with their final signs, in one pass over the states."""
-    directions, extremes = combine(states, names, axes)
-    return Plane(
-        directions=orient(directions, [extremes]),
-        singular_values=axes.singular_values,
-        explained_variance=axes.explained_variance,
-    )
-
-
 def combine(states: Sequence[Weights], names: Sequence[str], axes: Axes) -> tuple[Directions, Array]:
-    """The directions of one shard of the parameters, and the entry of largest magnitude in each, (2,)."""
+    """The directions of `axes`, float32, and the entry of largest magnitude in each, (2,), in one pass.
+
+    The signs are those of the eigenvectors, which are arbitrary.
+    """
     built: tuple[dict[str, Array], dict[str, Array]] = ({}, {})
     for direction in built:
         direction.update({name: np.empty(shape_of(states[-1], name), np.float32) for name in names})
@@ -205,48 +175,36 @@ def combine(states: Sequence[Weights], names: Sequence[str], axes: Axes) -> tupl
     return Directions(x=built[0], y=built[1]), largest
 
 
-def orient(directions: Directions, extremes: Sequence[Array]) -> Directions:
-    """One shard's directions with their final signs, from the extremes that `combine` found in all shards."""
-    found = np.stack(extremes)
-    signs = found[np.abs(found).argmax(axis=0), [0, 1]]
-    for sign, direction in zip(signs, (directions.x, directions.y), strict=True):
-        for array in direction.values() if sign < 0 else ():
-            np.negative(array, out=array)
-    return directions
-
-
 def locate(states: Sequence[Weights], names: Sequence[str], directions: Directions) -> Path:
     """The position of each checkpoint relative to the plane through the last one, from normal equations.
 
     Directions need not be orthogonal, so plain dot products would be wrong. The last checkpoint is exactly
     (0, 0).
     """
-    return solve(normal_equations(states, names, directions))
-
-
-def normal_equations(
-    states: Sequence[Weights], names: Sequence[str], directions: Directions
-) -> NormalEquations:
-    """The normal equations over one shard of the parameters; the equations of disjoint shards add up."""
     n = len(states)
-    total = NormalEquations(axes=np.zeros((2, 2)), rights=np.zeros((2, n)), squares=np.zeros(n))
+    products, rights, squares = np.zeros((2, 2)), np.zeros((2, n)), np.zeros(n)
     for name, part, block in displacements(states, names):
         axes = np.stack([np.asarray(d[name]).reshape(-1)[part] for d in (directions.x, directions.y)])
         axes = axes.astype(np.float64)
-        squares = np.einsum("kd,kd->k", block, block)
-        total += NormalEquations(axes=inner(axes, axes), rights=inner(axes, block), squares=squares)
-    return total
+        products += inner(axes, axes)
+        rights += inner(axes, block)
+        squares += np.einsum("kd,kd->k", block, block)
+    return solve(products, rights, squares)
 
 
-def solve(total: NormalEquations) -> Path:
-    """The coordinates with the least squared error, and the residuals."""
-    lengths = np.sqrt(np.diag(total.axes))
+def solve(products: Array, rights: Array, squares: Array) -> Path:
+    """The coordinates with the least squared error, and the residuals, from normal equations in float64.
+
+    With the plane's directions as the columns of A (D, 2), `products` is A^T A (2, 2), `rights` is A^T d^T
+    (2, n), and `squares` has |d_k|^2 (n,).
+    """
+    lengths = np.sqrt(np.diag(products))
     # Scales the axes to unit length, since pinv would drop a short axis.
     units = np.divide(1.0, lengths, out=np.zeros(2), where=lengths > 0)
-    inverse = np.linalg.pinv(total.axes * np.outer(units, units), hermitian=True) * np.outer(units, units)
-    points = (inverse @ total.rights).T
-    outside = np.clip(total.squares - (total.rights.T * points).sum(axis=1), 0.0, None)
-    shares = np.divide(outside, total.squares, out=np.zeros(len(points)), where=total.squares > 0)
+    inverse = np.linalg.pinv(products * np.outer(units, units), hermitian=True) * np.outer(units, units)
+    points = (inverse @ rights).T
+    outside = np.clip(squares - (rights.T * points).sum(axis=1), 0.0, None)
+    shares = np.divide(outside, squares, out=np.zeros(len(points)), where=squares > 0)
     return Path(points=points, residuals=np.sqrt(shares))
 
 

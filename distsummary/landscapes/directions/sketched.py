@@ -18,7 +18,7 @@ from distsummary.checkpoints.sketch.sketch_file import Sketches, has_sketches, r
 from distsummary.errors import LandscapeError
 from distsummary.landscapes.directions.checkpoint_sources import ckpt_dir_of
 from distsummary.landscapes.directions.displacements import combine_rows, inner
-from distsummary.landscapes.directions.pca import Gram, NormalEquations, Path, pca_axes, solve
+from distsummary.landscapes.directions.pca import Gram, Path, pca_axes, solve
 from distsummary.landscapes.directions.recipe import Array, Directions, Weights
 
 CENTERINGS = ("last", "mean")  # not "mindspore": a sketch does not give the mean over parameters
@@ -138,11 +138,7 @@ def _locate(sketches: Sketches, axes: Array, centre: Array) -> Path:
         block = np.stack([sketches.read(step) for step in sketches.steps[first : first + together]]) - centre
         rights.append(inner(axes, block))
         squares.append(np.einsum("kb,kb->k", block, block))
-    return solve(
-        NormalEquations(
-            axes=inner(axes, axes), rights=np.concatenate(rights, axis=1), squares=np.concatenate(squares)
-        )
-    )
+    return solve(inner(axes, axes), np.concatenate(rights, axis=1), np.concatenate(squares))
 
 
 def _spread(steps: Sequence[int], most: int) -> list[int]:

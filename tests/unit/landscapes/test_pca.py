@@ -1,4 +1,3 @@
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,15 +11,10 @@ from distsummary.landscapes.directions.normalization import normalize
 from distsummary.landscapes.directions.pca import (
     CENTERINGS,
     Plane,
-    add_grams,
-    combine,
     gram,
     locate,
-    normal_equations,
-    orient,
     pca_axes,
     pca_plane,
-    solve,
 )
 
 States = Sequence[Mapping[str, Any]]
@@ -91,31 +85,6 @@ def test_the_gram_matrix_is_that_of_the_worked_example() -> None:
     assert total.products[:3, :3].tolist() == [[24, 14, 8], [14, 9, 5], [8, 5, 3]]
     assert total.sums.tolist() == [-8, -5, -3, 0]
     assert total.size == 3
-
-
-@pytest.mark.parametrize("centering", CENTERINGS)
-def test_shards_of_the_parameters_add_up_to_the_plane_of_the_whole(centering: str) -> None:
-    states = random_path(5, 0.1)
-    names = ["a.weight", "a.bias"]
-    cut = [0, 300, 420, 700]  # rows of a.weight by rank; a.bias is on the last one
-    shards = [
-        [{"a.weight": s["a.weight"][a:b]} | ({"a.bias": s["a.bias"]} if b == 700 else {}) for s in states]
-        for a, b in itertools.pairwise(cut)
-    ]
-    axes = pca_axes(add_grams(gram(shard, list(shard[0])) for shard in shards), centering=centering)
-    parts = [combine(shard, list(shard[0]), axes) for shard in shards]
-    extremes = [extreme for _, extreme in parts]
-    directions = [orient(part, extremes) for part, _ in parts]
-    whole = pca_plane(states, names, centering=centering)
-    np.testing.assert_allclose(axes.singular_values, whole.singular_values, rtol=1e-12)
-    for axis in ("x", "y"):
-        got = np.concatenate([getattr(part, axis)["a.weight"] for part in directions])
-        np.testing.assert_allclose(got, getattr(whole.directions, axis)["a.weight"], atol=1e-6)
-    sums = [normal_equations(s, list(s[0]), d) for s, d in zip(shards, directions, strict=True)]
-    path = locate(states, names, whole.directions)
-    located = solve(sums[0] + sums[1] + sums[2])
-    np.testing.assert_allclose(located.points, path.points, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(located.residuals, path.residuals, rtol=1e-6)
 
 
 def random_path(n: int, step: float, seed: int = 0) -> list[dict[str, Any]]:
