@@ -27,10 +27,9 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from distsummary.base.health import Health
-from distsummary.checkpoints.sketch.keeper import SketchKeeper
+from distsummary.checkpoints.sketch.keeper import SketchKeeper, open_sketching
 from distsummary.checkpoints.sketch.parts import ModelParts
 from distsummary.checkpoints.sketch.sketch_file import SketchHeader, SketchWriter, read_sketches
-from distsummary.checkpoints.sketch.sketching import open_sketching
 from distsummary.collect.background import Background
 from distsummary.frameworks.base import load
 from distsummary.landscapes.directions.pca import gram, pca_axes

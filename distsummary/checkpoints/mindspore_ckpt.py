@@ -47,17 +47,19 @@ _NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items() if dtype[0] i
 }
 
 
-def map_ckpt(path: str | os.PathLike[str]) -> MappedState:
+def map_ckpt(path: str | os.PathLike[str], data: bytes | None = None) -> MappedState:
     """The arrays of a .ckpt file in file order; each is read when it is accessed.
 
     Opening reads names and shapes, and all bytes if the file has a checksum. BFloat16 becomes float32 (so
     writing it back gives Float32). A `str` value, as written by MindSpore's `append_info`, becomes a 0-d
-    array of str. Raises MissingFileError, DamagedFileError for bytes that are not a checkpoint (such as an
-    encrypted file), or InvalidValueError for values that NumPy has no array for (map parameters, Int4).
+    array of str. `data`: the decrypted bytes of an encrypted file.
+
+    Raises MissingFileError, DamagedFileError for bytes that are not a checkpoint (such as an encrypted file),
+    or InvalidValueError for values that NumPy has no array for (map parameters, Int4).
     """
-    data = map_file(Path(path))
+    found: Bytes = map_file(Path(path)) if data is None else data
     try:
-        return MappedState(data, _stored_arrays(data))
+        return MappedState(found, _stored_arrays(found))
     except InvalidValueError as error:
         raise InvalidValueError(f"{os.fspath(path)} cannot be used: {error}") from error
     except ValueError as error:  # a DamagedFileError, or an error of read_varint
@@ -65,16 +67,6 @@ def map_ckpt(path: str | os.PathLike[str]) -> MappedState:
             f"{os.fspath(path)} is not a MindSpore checkpoint: {error}; an encrypted one is read by "
             "ds.load_checkpoint(path, dec_key=key), a damaged one must be written again"
         ) from error
-
-
-def parse_ckpt(data: bytes) -> MappedState:
-    """As `map_ckpt`, of the bytes of a file."""
-    try:
-        return MappedState(data, _stored_arrays(data))
-    except InvalidValueError:
-        raise
-    except ValueError as error:
-        raise DamagedFileError(f"it is not a MindSpore checkpoint: {error}; train again") from error
 
 
 def ckpt_bytes(state: Mapping[str, Array]) -> bytes:

@@ -12,8 +12,8 @@ import numpy as np
 from distsummary.base.publish import TEMPORARY, replacing
 from distsummary.checkpoints import dcp, encryption
 from distsummary.checkpoints.mapped import Array, StoredState, map_file
-from distsummary.checkpoints.mindspore_ckpt import ckpt_bytes, parse_ckpt, write_ckpt
-from distsummary.checkpoints.safetensors import parse_safetensors, safetensors_bytes, write_safetensors
+from distsummary.checkpoints.mindspore_ckpt import ckpt_bytes, write_ckpt
+from distsummary.checkpoints.safetensors import safetensors_bytes, write_safetensors
 from distsummary.checkpoints.shard_file import SUFFIX, read_shards, sibling_name
 from distsummary.checkpoints.sharded import ShardedState, open_shards
 from distsummary.checkpoints.trajectory import map_checkpoint
@@ -90,9 +90,9 @@ def read_model(path: Path, *, key: bytes | None = None, mode: str = encryption.G
         raise InvalidValueError(f"{path} is encrypted; pass dec_key=")
     try:
         plain = encryption.decrypt(data, key, mode)
-        return parse_ckpt(plain) if path.suffix == ".ckpt" else parse_safetensors(plain)
     except (InvalidValueError, DamagedFileError) as error:
         raise type(error)(f"{path} cannot be used: {error}") from error
+    return map_checkpoint(path, plain)
 
 
 def newest(path: Path) -> Path:

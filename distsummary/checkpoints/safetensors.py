@@ -3,7 +3,8 @@
 import json
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,19 @@ def library() -> Any:
     return extra("a checkpoint", "safetensors")
 
 
-def map_safetensors(path: str | os.PathLike[str]) -> MappedState:
+def map_safetensors(path: str | os.PathLike[str], data: bytes | None = None) -> MappedState:
     """The arrays of a file in the order of its header. Reads only the header; an array is read on access.
 
-    BF16 is decoded to float32. Raises MissingFileError, DamagedFileError for bytes that are not safetensors,
-    InvalidValueError for a dtype that NumPy does not have (floats of 8 bits or less), or MissingExtraError.
+    BF16 is decoded to float32. `data`: the decrypted bytes of an encrypted file. Raises MissingFileError,
+    DamagedFileError for bytes that are not safetensors, InvalidValueError for a dtype that NumPy does not
+    have (floats of 8 bits or less), or MissingExtraError.
     """
-    data, arrays, _ = open_safetensors(path)
-    return MappedState(data, arrays)
+    if data is not None:
+        with _refused(path, package := library()):
+            package.deserialize(data)  # checks the header
+            return MappedState(data, _stored_arrays(data))
+    mapped, arrays, _ = open_safetensors(path)
+    return MappedState(mapped, arrays)
 
 
 def open_safetensors(
@@ -52,31 +58,24 @@ def open_safetensors(
     """The mapped file, its arrays, and its metadata; raises the same errors as `map_safetensors`."""
     package = library()
     data = map_file(Path(path))
-    try:
+    with _refused(path, package):
         # the library checks the sizes, offsets and gaps in the header before they are used here
         with package.safe_open(os.fspath(path), framework="np") as file:
             metadata = dict(file.metadata() or {})
-        size = int.from_bytes(data[:8], "little")
-        return data, _stored_arrays(json.loads(data[8 : 8 + size]), 8 + size, len(data)), metadata
+        return data, _stored_arrays(data), metadata
+
+
+@contextmanager
+def _refused(path: str | os.PathLike[str], package: Any) -> Iterator[None]:
+    """Turn errors about the bytes of a file, those of the library `package` too, into ours with its path."""
+    try:
+        yield
     except InvalidValueError as error:
         raise InvalidValueError(f"{os.fspath(path)} cannot be used: {error}") from error
     except (package.SafetensorError, RecursionError, ValueError) as error:
         raise DamagedFileError(
             f"{os.fspath(path)} is not a safetensors file: {error}; it must be written again"
         ) from error
-
-
-def parse_safetensors(data: bytes) -> MappedState:
-    """As `map_safetensors`, of the bytes of a file."""
-    package = library()
-    try:
-        package.deserialize(data)  # checks the header
-        size = int.from_bytes(data[:8], "little")
-        return MappedState(data, _stored_arrays(json.loads(data[8 : 8 + size]), 8 + size, len(data)))
-    except InvalidValueError:
-        raise
-    except (package.SafetensorError, RecursionError, ValueError) as error:
-        raise DamagedFileError(f"it is not a safetensors file: {error}; train again") from error
 
 
 def safetensors_bytes(state: Mapping[str, Array]) -> bytes:
@@ -124,8 +123,10 @@ def writable(name: object, value: object) -> Array:
     return np.asarray(array, dtype=dtype, order="C")  # the library accepts only contiguous arrays
 
 
-def _stored_arrays(header: dict[str, dict[str, object]], begin: int, size: int) -> dict[str, StoredArray]:
-    """The arrays that a header lists; its offsets count from byte `begin` of a file of `size` bytes."""
+def _stored_arrays(data: mmap.mmap | bytes) -> dict[str, StoredArray]:
+    """The arrays that the header of a file lists; its offsets count from the end of the header."""
+    begin, size = 8 + int.from_bytes(data[:8], "little"), len(data)
+    header: dict[str, dict[str, object]] = json.loads(data[8:begin])
     header.pop("__metadata__", None)
     if len(header) > MAX_TENSORS:
         raise DamagedFileError(f"it names more than {MAX_TENSORS} arrays")

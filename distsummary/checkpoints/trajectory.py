@@ -18,7 +18,7 @@ from distsummary.errors import DamagedFileError, InvalidValueError, MissingFileE
 
 _log = logging.getLogger(__name__)
 
-_MAP: dict[str, Callable[[Path], MappedState]] = {
+_MAP: dict[str, Callable[[Path, bytes | None], MappedState]] = {
     ".ckpt": map_ckpt,
     ".safetensors": map_safetensors,
 }
@@ -135,11 +135,14 @@ class Trajectory:
         return self.open(number).own()
 
 
-def map_checkpoint(path: Path) -> MappedState:
-    """Map a checkpoint file with the reader that its suffix selects; raises that reader's errors."""
+def map_checkpoint(path: Path, data: bytes | None = None) -> MappedState:
+    """Map a checkpoint file with the reader that its suffix selects; raises that reader's errors.
+
+    `data`: the decrypted bytes of an encrypted file.
+    """
     if path.suffix not in _MAP:
         raise InvalidValueError(f"a checkpoint must end with one of {SUFFIXES}, got {path}")
-    return _MAP[path.suffix](path)
+    return _MAP[path.suffix](path, data)
 
 
 def read(ckpt_dir: str | os.PathLike[str]) -> Trajectory:

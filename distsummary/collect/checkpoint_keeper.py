@@ -6,10 +6,9 @@ from functools import partial
 from distsummary.base.failures import Failures
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.share import share_of
-from distsummary.checkpoints.sketch.keeper import SketchKeeper
+from distsummary.checkpoints.sketch.keeper import SketchKeeper, open_sketching
 from distsummary.checkpoints.sketch.parts import ModelParts
 from distsummary.checkpoints.sketch.sketch_file import SketchHeader, SketchWriter
-from distsummary.checkpoints.sketch.sketching import open_sketching
 from distsummary.collect.background import Background
 from distsummary.collect.trajectory_keeper import KeptTrajectory, keep_trajectory
 from distsummary.frameworks.base import framework_of

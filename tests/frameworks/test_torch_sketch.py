@@ -14,8 +14,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from distsummary.checkpoints.sketch import torch_sketch
 from distsummary.checkpoints.sketch.count_sketch import BUCKETS, CHUNK, Sketcher, signs
+from distsummary.checkpoints.sketch.keeper import open_sketching
 from distsummary.checkpoints.sketch.parts import ModelParts, SketchedPart
-from distsummary.checkpoints.sketch.sketching import open_sketching
 from distsummary.checkpoints.sketch.torch_sketch import SUMMED, on_device
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.base import load

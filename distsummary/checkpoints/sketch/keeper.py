@@ -2,21 +2,60 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from statistics import fmean
 from typing import Protocol
 
-from distsummary.checkpoints.sketch.count_sketch import BUCKETS
+import numpy as np
+
+from distsummary.checkpoints.sketch.count_sketch import BUCKETS, Sketcher
+from distsummary.checkpoints.sketch.parts import SketchedPart
 from distsummary.checkpoints.sketch.sketch_file import SketchWriter
-from distsummary.checkpoints.sketch.sketching import Sketching
-from distsummary.frameworks.base import Pending
+from distsummary.frameworks.base import Framework, Pending
+from distsummary.frameworks.numpy import HostCopy
 
 SHARE = 0.008  # share of a step's time for sketches; with the background thread's work, about 0.01
 ROWS = 16  # sketches written at a time: one megabyte
 FIRST_STRIDE = 8  # steps from one sketch to the next, until the times of a step and of a sketch are known
 LOWERED = 0.8  # the stride is halved if the cost then stays below this share of the allowed cost
 _STEPS, _COSTS = 32, 8  # steps and sketches whose times are averaged
+
+
+class Sketching(Protocol):
+    """Takes sketches of the parameters that it was created for; of torch tensors, `torch_sketch` does."""
+
+    def take(self) -> Pending:
+        """Start a sketch of the current values without waiting for a device; later changes have no effect.
+
+        `result()` gives floats of shape (BUCKETS,).
+        """
+
+
+class NumpySketching:
+    """Sketches arrays in memory, in one pass over each."""
+
+    def __init__(self, parts: Iterable[SketchedPart], seed: int = 0) -> None:
+        self._parts = parts
+        self._sketcher = Sketcher(seed)
+
+    def take(self) -> HostCopy:
+        """See Sketching."""
+        total = np.zeros(BUCKETS)
+        for part in self._parts:
+            flat = np.asarray(part.tensor).reshape(-1)
+            for start, run in part.runs:
+                self._sketcher.add(total, part.name, flat[run], start)
+        return HostCopy(total)
+
+
+def open_sketching(framework: Framework, parts: Iterable[SketchedPart], seed: int = 0) -> Sketching:
+    """The Sketching for tensors of this framework; every `take` iterates over `parts` again."""
+    if framework.name == "torch":
+        from distsummary.checkpoints.sketch.torch_sketch import TorchSketching  # it imports torch
+
+        return TorchSketching(parts, seed)
+    return NumpySketching(parts, seed)
 
 
 class Submit(Protocol):

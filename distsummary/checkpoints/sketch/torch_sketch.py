@@ -22,7 +22,7 @@ _Addition: TypeAlias = tuple[Tensor, Tensor, Tensor]  # buckets, values, signs: 
 
 
 class TorchSketching:
-    """See `sketching.Sketching`. All parameters must be on one device at a time; they may be DTensors."""
+    """See `keeper.Sketching`. All parameters must be on one device at a time; they may be DTensors."""
 
     def __init__(self, parts: Iterable[SketchedPart], seed: int = 0) -> None:
         self._parts = parts

@@ -4,10 +4,16 @@ import numpy as np
 import pytest
 
 from distsummary.checkpoints.sketch.count_sketch import BUCKETS, Sketcher
-from distsummary.checkpoints.sketch.keeper import FIRST_STRIDE, ROWS, SHARE, SketchInterval, SketchKeeper
+from distsummary.checkpoints.sketch.keeper import (
+    FIRST_STRIDE,
+    ROWS,
+    SHARE,
+    NumpySketching,
+    SketchInterval,
+    SketchKeeper,
+)
 from distsummary.checkpoints.sketch.parts import SketchedPart
 from distsummary.checkpoints.sketch.sketch_file import SketchHeader, SketchWriter, read_sketches
-from distsummary.checkpoints.sketch.sketching import NumpySketching
 from tests.unit.collect.doubles import Model
 
 
