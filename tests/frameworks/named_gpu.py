@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from distsummary.landscapes.directions import torch_parameters
-from distsummary.landscapes.engines.graph import torch_cuda_graphs as captured
+from distsummary.landscapes.engines.graph import torch_program as captured
 from distsummary.landscapes.engines.graph import torch_trace as trace
 
 aten = torch.ops.aten

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import distsummary as ds
+from distsummary.checkpoints.sketch.keeper import open_sketching
 from distsummary.checkpoints.sketch.parts import ModelParts
-from distsummary.checkpoints.sketch.sketching import open_sketching
 from distsummary.frameworks.base import load
 from distsummary.frameworks.torch import FRAMEWORK, counted
 from distsummary.landscapes.engines import torch_engines
 from distsummary.landscapes.engines.engine_choice import EngineChoice
-from distsummary.landscapes.engines.graph import torch_cuda_graphs as captured
+from distsummary.landscapes.engines.graph import torch_program as captured
 from distsummary.landscapes.engines.torch_hessian import TorchHessian
 from distsummary.landscapes.model import torch_loan
 from distsummary.landscapes.model.torch_loan import Loan, portable

@@ -1,11 +1,13 @@
 """LossGrid: a loss landscape with its files and pictures."""
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from distsummary.base.checks import check_choice
+from distsummary.base.extras import extra
 from distsummary.base.publish import publish, refuse_unlike_files
 from distsummary.errors import (
     DamagedFileError,
@@ -14,7 +16,6 @@ from distsummary.errors import (
     MissingFileError,
     RunDirError,
 )
-from distsummary.landscapes.output.dataset import to_dataset
 from distsummary.landscapes.output.describe import in_a_line
 from distsummary.landscapes.output.draw import DPI, FORMATS, KINDS, draw, figure_of
 from distsummary.landscapes.output.grid import Grid
@@ -109,8 +110,30 @@ class LossGrid(Grid):
         publish(file, self.to_npz())
 
     def to_xarray(self) -> "xarray.Dataset":
-        """The arrays with names and axes, see `output.dataset`; raises MissingExtraError without xarray."""
-        return to_dataset(self)
+        """The arrays with names and axes, from which other programs get what they read (netCDF, HDF5, Zarr).
+
+        Dimensions: y and x of the plane; checkpoint, the steps or epochs of the path; step, those between
+        checkpoints. In the plane are loss, computed and all quantities; along checkpoint and step the
+        coordinates path_x, path_y, step_x, step_y, and path_loss, true_loss, residual. The attribute
+        `distsummary` has the other fields of the grid as JSON. Raises MissingExtraError without xarray.
+        """
+        package = extra("an xarray Dataset", "xarray")
+        plane, along = ("y", "x"), ("checkpoint",)
+        values = {
+            "loss": (plane, self.z),
+            "computed": (plane, self.computed),
+            **{name: (plane, array) for name, array in self.quantities.items()},
+            "path_x": (along, self.path[:, 0]),
+            "path_y": (along, self.path[:, 1]),
+            "path_loss": (along, self.path_loss),
+            "true_loss": (along, self.true_loss),
+            "residual": (along, self.residuals),
+            "step_x": (("step",), self.step_path[:, 0]),
+            "step_y": (("step",), self.step_path[:, 1]),
+        }
+        axes = {"y": self.y, "x": self.x, "checkpoint": [*self.numbers], "step": [*self.steps]}
+        dataset: xarray.Dataset = package.Dataset(values, axes, {"distsummary": json.dumps(self.meta())})
+        return dataset
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

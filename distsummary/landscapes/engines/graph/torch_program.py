@@ -1,7 +1,8 @@
-"""Runs a cut graph (see `torch_affine`): fills its slots for a plane and binds it to batches."""
+"""Runs a cut graph (see `torch_affine`): fills its slots for a plane, binds it to batches, captures it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -10,13 +11,14 @@ from torch.func import vmap
 
 from distsummary.errors import CannotTraceError
 from distsummary.landscapes.engines.graph.torch_affine import CutGraph, InDouble, hoist, widened
-from distsummary.landscapes.engines.graph.torch_cuda_graphs import Captures, DeviceFlat
 from distsummary.landscapes.engines.graph.torch_fx import Node, placeholders
 from distsummary.landscapes.engines.graph.torch_rewrites import ANYWHERE, ON_CPU, in_place
 from distsummary.landscapes.engines.graph.torch_trace import record
 from distsummary.landscapes.model.torch_measure import join
 from distsummary.landscapes.model.torch_memory import Flat, is_full, pinned
 from distsummary.landscapes.model.user_code import first_line
+
+WARM_UPS = 3  # runs before a capture; in them libraries choose their kernels
 
 Plane = Sequence[tuple[Tensor, Tensor, Tensor]]  # for each moved tensor: centre, direction x, direction y
 
@@ -184,6 +186,64 @@ class ChunkFlat(Flat):
         """Compute the slots at these points."""
         for row, along_x, steps, block in self._operands:
             torch.addcmul(row, along_x, steps, out=block)
+
+
+class DeviceFlat(Flat):
+    """The slots (see `torch_affine`) at a point; x is in device memory, where captured work can read it."""
+
+    def __init__(self, outlines: Mapping[str, Tensor], device: torch.device) -> None:
+        super().__init__(outlines, device)
+        self._step = torch.zeros((), dtype=self._row.dtype, device=device)
+
+    def load(self, xs: Sequence[float]) -> None:
+        """Set the next point."""
+        self._step.fill_(xs[0])
+
+    def move(self) -> None:
+        """Compute the slots at this point."""
+        torch.addcmul(self._row, self._x, self._step, out=self._point)
+
+
+class Captures:
+    """The CUDA graphs of one GPU: one launch of a graph runs all of its operations.
+
+    They are replayed one after another and share a memory pool. A replay may overwrite the result of another
+    graph, so a result is copied before the next replay. Captures run on a stream of their own, because after
+    a capture torch drops the stream's cuBLAS workspace: on a shared stream, graphs captured by other code
+    might still use it. The first graph is kept because the pool lives only as long as a graph that uses it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._first: torch.cuda.CUDAGraph | None = None
+
+    def capture(self, work: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        """Capture `work`; returns the graph and the tensor that each replay writes its result to."""
+        pool = None if self._first is None else self._first.pool()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(self._device):  # with another current device nothing would be captured
+            warm, caller = _warm_up_stream(self._device), torch.cuda.current_stream()
+            warm.wait_stream(caller)
+            with torch.cuda.stream(warm):
+                for _ in range(WARM_UPS):
+                    work()
+            caller.wait_stream(warm)
+            # torch.cuda.graph leaves the stream current if ending a capture raises; this `with` resets it.
+            # With the error mode "global", allocations by other threads (a running training) would fail.
+            with (
+                torch.cuda.stream(self._stream),
+                torch.cuda.graph(graph, pool, self._stream, capture_error_mode="thread_local"),
+            ):
+                readings = work()
+        self._first = self._first or graph
+        return graph, readings
+
+
+@cache
+def _warm_up_stream(device: torch.device) -> torch.cuda.Stream:
+    """The one stream of a GPU for warm-ups: cuBLAS keeps memory for each stream that it has seen."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 @contextmanager
