@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # type checkers do not run __getattr__
     )
     from distsummary.pb.mindspore_summary_pb2 import LossLandscape
     from distsummary.rundir.topology import Topology
-    from distsummary.runs.listing import list_runs
+    from distsummary.runs.find_runs import list_runs
     from distsummary.runs.rank_view import RankView
     from distsummary.runs.recorded_run import RecordedRun, open_run
     from distsummary.runs.table import ScalarTable, Table, ValueTable
@@ -162,7 +162,7 @@ _NAMES_OF = {  # module -> its public names, as above: only type checkers run th
         "UserDefinedInfo",
     ),
     "distsummary.pb.mindspore_summary_pb2": ("LossLandscape",),
-    "distsummary.runs.listing": ("list_runs",),
+    "distsummary.runs.find_runs": ("list_runs",),
     "distsummary.runs.recorded_run": ("RecordedRun", "open_run"),
     "distsummary.runs.rank_view": ("RankView",),
     "distsummary.runs.table": ("ScalarTable", "Table", "ValueTable"),

@@ -7,7 +7,6 @@ from typing import Any, ParamSpec, TypeVar
 from distsummary.errors import InvalidArgumentError, InvalidTypeError, InvalidValueError
 
 _NAMED = 10  # tags named in a message
-_ALIKE = 0.75  # least difflib ratio at which a name is taken for another one, mistyped
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -71,12 +70,6 @@ def check_recorded(tag: str, known: Collection[str], what: str) -> None:
         more = f" and {len(near) - _NAMED} more" if len(near) > _NAMED else ""
         names = f"the nearest are {', '.join(near[:_NAMED])}{more}" if near else f"there are no {what}"
         raise InvalidValueError(f"tag must be one that was recorded, got {tag!r}; {names}")
-
-
-def suggestion(name: str, known: Collection[str]) -> str:
-    """What a message says of an unknown name: the one that was meant or, if none is close, all of them."""
-    near = get_close_matches(name, sorted(known), 1, _ALIKE)
-    return f"did you mean {near[0]}?" if near else f"it takes {', '.join(sorted(known))}"
 
 
 def check_keys(field: str, value: Mapping[Any, Any], known: Collection[str]) -> None:

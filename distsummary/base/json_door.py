@@ -14,14 +14,14 @@ MOST_BYTES = 32 << 20  # of a file; as objects of Python it takes up to twenty t
 MOST_DEPTH = 64  # of lists and dicts in each other: the code behind may call itself for each
 
 
-def read_json(path: Path, kind: Any = Any, *, most_bytes: int = MOST_BYTES, remedy: str = "") -> Any:
+def read_json(path: Path, kind: Any = Any, *, remedy: str = "") -> Any:
     """What a file holds, of the type `kind`; see `parse_json`.
 
     Raises DamagedFileError, with the path and the `remedy`, and as `open` if the file cannot be read.
     """
     with open(path, "rb") as file:
-        data = file.read(most_bytes + 1)
-    return parse_json(data, kind, name=str(path), most_bytes=most_bytes, remedy=remedy)
+        data = file.read(MOST_BYTES + 1)
+    return parse_json(data, kind, name=str(path), remedy=remedy)
 
 
 def parse_json(

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -68,26 +67,6 @@ class ConvertReport:
     to: str
     converted: tuple[Converted, ...]
     already: tuple[Path, ...]
-
-    def as_json(self) -> dict[str, Any]:  # Any: what json.dumps takes
-        """The report as an object for JSON."""
-        return {
-            "to": self.to,
-            "converted": [
-                {
-                    "directory": str(one.directory),
-                    "file": None if one.file is None else str(one.file),
-                    "events": one.events,
-                    "left_out": one.left_out,
-                    "refused": one.refused,
-                    "damage": [
-                        {"file": str(d.file), "offset": d.offset, "reason": d.reason} for d in one.damage
-                    ],
-                }
-                for one in self.converted
-            ],
-            "already": [str(path) for path in self.already],
-        }
 
     def as_lines(self) -> list[str]:
         """The report as lines for a terminal."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 ERROR = "error"  # data are lost or hidden
 WARNING = "warning"  # a viewer shows less
@@ -69,18 +69,6 @@ class Finding:
     def is_problem(self) -> bool:
         """Whether the user should do something about the finding: yes, unless it is a NOTE."""
         return self.severity != NOTE
-
-    def as_json(self) -> dict[str, Any]:  # Any: strings, numbers, booleans
-        """The finding as an object for JSON."""
-        return {
-            "file": str(self.file),
-            "offset": self.offset,
-            "kind": self.kind,
-            "severity": self.severity,
-            "message": self.message,
-            "remedy": self.remedy,
-            "repairable": self.repairable,
-        }
 
     def as_line(self) -> str:
         """The finding as one line for a terminal; control characters in file names and tags are escaped."""

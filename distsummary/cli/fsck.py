@@ -10,8 +10,7 @@ from distsummary.base.json_door import parse_json
 from distsummary.base.publish import TEMPORARY, is_in_use
 from distsummary.base.terminal import doing
 from distsummary.cli.findings import Finding, finding
-from distsummary.cli.fsck_files import DirectoryFacts, check_files
-from distsummary.cli.fsck_journals import check_journals
+from distsummary.cli.fsck_files import DirectoryFacts, check_files, check_journals
 from distsummary.cli.fsck_manifest import check_manifest, repair_manifest, set_aside
 from distsummary.errors import (
     DamagedFileError,
@@ -23,6 +22,7 @@ from distsummary.events.files import Files
 from distsummary.events.index import check_index, compare_index, is_index
 from distsummary.events.segment import cut_torn_tail, cut_torn_tails
 from distsummary.events.segments import all_event_files
+from distsummary.format.json_values import plain
 from distsummary.format.npz import read_npz
 from distsummary.landscapes.run.journal import journals
 from distsummary.rundir.rank_manifest import read_ranks
@@ -52,17 +52,10 @@ class FsckReport:
         """PROBLEMS if an error or a warning is left, else CLEAN."""
         return PROBLEMS if any(one.is_problem for one in self.findings) else CLEAN
 
-    def as_json(self) -> dict[str, Any]:  # Any: what json.dumps takes
-        """The report as an object for JSON."""
-        return {
-            "path": str(self.path),
-            "exit_code": self.exit_code,
-            "directories": self.directories,
-            "files": self.files,
-            "events": self.events,
-            "findings": [one.as_json() for one in self.findings],
-            "repaired": [one.as_json() for one in self.repaired],
-        }
+    def as_json(self) -> dict[str, Any]:
+        """The report as an object for JSON, with the exit code."""
+        found: dict[str, Any] = plain(self) | {"exit_code": self.exit_code}
+        return found
 
 
 @dataclass(slots=True)

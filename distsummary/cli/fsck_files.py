@@ -1,9 +1,10 @@
-"""Checks the bytes, values and order of the event files of one directory; reads each file once."""
+"""Checks the files of frames of one directory, event files and journals of landscapes; reads each once."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from distsummary.base.json_door import parse_json
 from distsummary.cli.findings import Finding, finding
 from distsummary.cli.fsck_steps import StepOrder
 from distsummary.errors import DamagedFileError
@@ -13,6 +14,8 @@ from distsummary.events.segments import LANDSCAPE, dialect_of, source_of
 from distsummary.format.frames import read_frames, whole_length
 from distsummary.format.norms import UnnamedNorms
 from distsummary.format.records import MINDSPORE, TENSORBOARD
+from distsummary.landscapes.run.journal import JournalHeader
+from distsummary.rundir.run_dir import RunDir
 
 MAX_FINDINGS = 20  # for each kind in one file; further findings are only counted
 
@@ -38,22 +41,27 @@ def check_files(files: list[Path]) -> tuple[DirectoryFacts, list[Finding]]:
     findings: list[Finding] = []
     steps = {dialect: StepOrder(dialect) for dialect in (MINDSPORE, TENSORBOARD)}
     for path in files:
-        try:
-            findings += limited(path, _check_file(path, facts, steps.get(dialect_of(path))))
-        except OSError as error:
-            findings.append(finding(path, "unreadable", f"it cannot be read: {error.strerror or error}"))
+        findings += _limited(path, _check_file(path, facts, steps.get(dialect_of(path))))
     for one in steps.values():
         findings += one.findings()
     return facts, findings
 
 
-def limited(path: Path, found: Iterator[Finding]) -> Iterator[Finding]:
+def check_journals(paths: list[Path]) -> list[Finding]:
+    """Returns what is wrong with the journals; an empty journal counts as absent and gives no finding."""
+    return [one for path in paths for one in _limited(path, _check_journal(path))]
+
+
+def _limited(path: Path, found: Iterator[Finding]) -> Iterator[Finding]:
     """Yield at most MAX_FINDINGS findings of each kind, then one finding that counts the rest of the kind."""
     counts: dict[str, int] = {}
-    for one in found:
-        counts[one.kind] = counts.get(one.kind, 0) + 1
-        if counts[one.kind] <= MAX_FINDINGS:
-            yield one
+    try:
+        for one in found:
+            counts[one.kind] = counts.get(one.kind, 0) + 1
+            if counts[one.kind] <= MAX_FINDINGS:
+                yield one
+    except OSError as error:
+        yield finding(path, "unreadable", f"it cannot be read: {error.strerror or error}")
     for kind, count in counts.items():
         if count > MAX_FINDINGS:
             yield finding(path, kind, f"{count - MAX_FINDINGS} more of this kind in the file")
@@ -92,13 +100,43 @@ def _check_file(path: Path, facts: DirectoryFacts, steps: StepOrder | None) -> I
                 yield finding(path, "norms_table", text, offset=frame.offset)
             if steps is not None:
                 steps.take(value.plugin, value.tag, ids, event.step)
+    yield from _check_tail(path, end, "torn", "MindInsight tries to read it again, forever")
+    if not path.stat().st_size and not is_live(path):
+        yield finding(path, "empty", "the file has no event")
+
+
+def _check_journal(path: Path) -> Iterator[Finding]:
+    """Yield what is wrong with one journal."""
+    end = 0
+    for frame in read_frames(path, resync=True):
+        end = frame.end
+        if frame.offset:
+            if frame.damage:
+                yield finding(path, "journal_damaged", frame.damage, offset=frame.offset)
+            continue
+        # The first frame is the header. It holds the plan (the landscape's settings); the file's name holds a
+        # digest of the plan. If the two do not match, the landscape cannot be resumed.
+        if frame.damage:
+            yield finding(path, "journal_foreign", f"its header is damaged: {frame.damage}", offset=0)
+            continue
+        try:
+            plan = parse_json(frame.payload, JournalHeader, name="its first frame")["plan"]
+        except DamagedFileError as error:
+            text = f"its first frame is not the header of a journal ({error})"
+            yield finding(path, "journal_foreign", text, offset=0)
+            continue
+        named = RunDir(path.parent).landscape_journal(plan).name
+        if named != path.name:
+            yield finding(path, "journal_foreign", f"its header belongs to {named}", offset=0)
+    yield from _check_tail(path, end, "journal_torn", "the landscape continues without it")
+
+
+def _check_tail(path: Path, end: int, kind: str, effect: str) -> Iterator[Finding]:
+    """Yield the finding of a last frame that is not whole; the frames before it end at byte `end`."""
     size = path.stat().st_size
     if size > end and is_live(path):
         text = "a writer is at work: the last frame is not complete yet"
         yield finding(path, "live", text, offset=end)
     elif size > end:
-        can_be_cut = whole_length(path) == end
-        text = f"its last frame is torn ({size - end} bytes): MindInsight tries to read it again, forever"
-        yield finding(path, "torn", text, offset=end, repairable=can_be_cut)
-    elif not size and not is_live(path):
-        yield finding(path, "empty", "the file has no event")
+        text = f"its last frame is torn ({size - end} bytes): {effect}"
+        yield finding(path, kind, text, offset=end, repairable=whole_length(path) == end)

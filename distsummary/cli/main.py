@@ -13,9 +13,8 @@ import re
 import signal
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -147,6 +146,27 @@ def _in_options(text: str) -> str:
     return re.sub(rf"{argument}(?!torch\.|\{{)", r"--\1", text)
 
 
+@contextmanager
+def _exits_at_sigterm() -> Iterator[None]:
+    """SIGTERM ends the block as `sys.exit` does, with the exit code that a shell reports for it."""
+
+    def end(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _answer(options: argparse.Namespace, result: Any, text: str) -> None:
+    """Print what a verb has found, as one line of JSON if the options ask for it, else as text."""
+    from distsummary.format.json_values import plain
+
+    printed(json.dumps(plain(result)) if options.json else text)
+
+
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg]  # generic for type checkers only
     """Writes log records to stderr, on a line of their own."""
 
@@ -220,30 +240,27 @@ def merge(options: argparse.Namespace) -> None:
         from distsummary.aggregate.merge import merge_run
 
         report = merge_run(options.run_dir, key_tags=tuple(options.tag))
-    if options.json:
-        printed(json.dumps(asdict(report), default=str))
-    elif not report.files:
-        printed(f"{report.path}: {report.note or 'nothing to merge'}")
-    else:
-        printed(f"{report.path}: {report.steps} steps of {len(report.ranks)} ranks")
-        if report.completed:
-            printed(
-                f"  steps that the merged run missed or had of fewer ranks: {report.completed}, now completed"
-            )
-        if report.short_norms:
-            printed(f"  norms of parameters that are NaN, as parts are missing: {report.short_norms}")
-        for path in report.files:
-            printed(f"  {path.name}")
-        # The merge has logged those of the configuration.
-        conflicts = [one.as_text() for one in report.conflicts if not one.is_setting]
-        for name, found in (
-            ("missing ranks", report.missing_ranks),
-            ("conflicts", conflicts),
-            ("damage", report.damage),
-            ("refused", report.refused),
-        ):
-            if found:
-                printed(f"  {name}: {', '.join(map(str, found))}")
+    lines = [f"{report.path}: {report.steps} steps of {len(report.ranks)} ranks"]
+    if report.completed:
+        lines.append(
+            f"  steps that the merged run missed or had of fewer ranks: {report.completed}, now completed"
+        )
+    if report.short_norms:
+        lines.append(f"  norms of parameters that are NaN, as parts are missing: {report.short_norms}")
+    lines += [f"  {path.name}" for path in report.files]
+    # The merge has logged those of the configuration.
+    conflicts = [one.as_text() for one in report.conflicts if not one.is_setting]
+    for name, found in (
+        ("missing ranks", report.missing_ranks),
+        ("conflicts", conflicts),
+        ("damage", report.damage),
+        ("refused", report.refused),
+    ):
+        if found:
+            lines.append(f"  {name}: {', '.join(map(str, found))}")
+    if not report.files:
+        lines = [f"{report.path}: {report.note or 'nothing to merge'}"]
+    _answer(options, report, "\n".join(lines))
 
 
 @verb(
@@ -256,12 +273,9 @@ def adopt(options: argparse.Namespace) -> None:
     from distsummary.cli.adopt import adopt as adopt_ranks
 
     found = adopt_ranks(options.prefix)
-    if options.json:
-        printed(json.dumps(found._asdict(), default=str))
-        return
-    printed(f"{found.path}: {named(found.ranks, 'rank')}; next: distsummary merge {found.path}")
-    for path in found.left:
-        printed(f"  what is left in {path} is of that rank alone and may be removed")
+    lines = [f"{found.path}: {named(found.ranks, 'rank')}; next: distsummary merge {found.path}"]
+    lines += [f"  what is left in {path} is of that rank alone and may be removed" for path in found.left]
+    _answer(options, found, "\n".join(lines))
 
 
 def _workers(text: str) -> int | str:
@@ -365,12 +379,9 @@ def landscape(options: argparse.Namespace) -> None:
             resume=not options.fresh,
             progress=progress,
         )
-    if options.json:
-        printed(json.dumps({"run_dir": options.run_dir, "landscapes": sorted(grids)}))
-    else:
-        for name, grid in sorted(grids.items()):
-            printed(grid_line(name, grid))
-        printed(f"pictures and grids: {RunDir(options.run_dir).landscape_dir}")
+    lines = [grid_line(name, grid) for name, grid in sorted(grids.items())]
+    lines.append(f"pictures and grids: {RunDir(options.run_dir).landscape_dir}")
+    _answer(options, {"run_dir": options.run_dir, "landscapes": sorted(grids)}, "\n".join(lines))
 
 
 def grid_line(name: str, grid: "LossGrid") -> str:
@@ -403,7 +414,7 @@ def status(options: argparse.Namespace) -> int:
         from distsummary.runs.status_text import as_json, text_of
 
         found = read_status(options.run_dir)
-    printed(json.dumps(as_json(found)) if options.json else text_of(found, width=width_of(sys.stdout)))
+    _answer(options, as_json(found), text_of(found, width=width_of(sys.stdout)))
     return found.exit_code
 
 
@@ -431,7 +442,7 @@ def why(options: argparse.Namespace) -> int:
     width = width_of(sys.stdout, WIDTH)
     text = text_of(reported, ranks, max(took_s, default=0), is_over=ended, lasted_s=took_s, width=width)
     steps = judged.steps, judged.abstained
-    printed(json.dumps(as_json(reported, *steps)) if options.json else "\n".join([text, *abstaining(*steps)]))
+    _answer(options, as_json(reported, *steps), "\n".join([text, *abstaining(*steps)]))
     return int(bool(reported))
 
 
@@ -455,14 +466,8 @@ def watch(options: argparse.Namespace) -> int:
     """Show the states of the ranks until the run is over; exits as `status` does."""
     from distsummary.cli.watch import watch
 
-    def end(number: int, frame: object) -> None:
-        sys.exit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
+    with _exits_at_sigterm():
         return watch(options.run_dir, sys.stdout, every_s=options.every, as_json=options.json).exit_code
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @verb(
@@ -475,8 +480,7 @@ def runs(options: argparse.Namespace) -> None:
         from distsummary.runs.find_runs import WIDTH, find_runs, text_of
 
         found = find_runs(options.directory)
-    text = {"runs": [row.as_json() for row in found]}
-    printed(json.dumps(text) if options.json else text_of(found, width=width_of(sys.stdout, WIDTH)))
+    _answer(options, {"runs": found}, text_of(found, width=width_of(sys.stdout, WIDTH)))
 
 
 @verb(
@@ -526,11 +530,7 @@ def show(options: argparse.Namespace) -> None:
         from distsummary.runs.show import overview, text_of
 
         found = overview(open_run(options.run_dir))
-    printed(
-        json.dumps(found.as_json(), default=str)
-        if options.json
-        else text_of(found, width=width_of(sys.stdout))
-    )
+    _answer(options, found, text_of(found, width=width_of(sys.stdout)))
 
 
 @verb(
@@ -546,11 +546,7 @@ def compare(options: argparse.Namespace) -> None:
         from distsummary.runs.recorded_run import open_run
 
         found = compare(open_run(options.run_dir), open_run(options.other))
-    printed(
-        json.dumps(found.as_json(), default=str)
-        if options.json
-        else text_of(found, width=width_of(sys.stdout, 120))
-    )
+    _answer(options, found, text_of(found, width=width_of(sys.stdout, 120)))
 
 
 def _rank(text: str) -> int | str:
@@ -578,7 +574,7 @@ def export(options: argparse.Namespace) -> None:
         from distsummary.runs.export import export
 
         path, rows = export(options.run_dir, options.to, out=options.out, tag=options.tag, rank=options.rank)
-    printed(json.dumps({"file": str(path), "rows": rows}) if options.json else f"{path}: {rows:,} rows")
+    _answer(options, {"file": path, "rows": rows}, f"{path}: {rows:,} rows")
 
 
 @verb(
@@ -613,9 +609,7 @@ def report(options: argparse.Namespace) -> None:
             others=options.others or (),
         )
     size = path.stat().st_size
-    printed(
-        json.dumps({"file": str(path), "bytes": size}) if options.json else f"{path}: {size / 1e6:.1f} MB"
-    )
+    _answer(options, {"file": path, "bytes": size}, f"{path}: {size / 1e6:.1f} MB")
 
 
 def _port(text: str) -> int:
@@ -635,9 +629,6 @@ def serve(options: argparse.Namespace) -> None:
     """Show runs live in a browser, on this machine alone and read-only, until Ctrl-C."""
     from distsummary.view.serve import HOST, serve
 
-    def end(number: int, frame: object) -> None:
-        sys.exit(128 + number)
-
     with serve(options.directory, host=options.host or HOST, port=options.port) as server:
         if not server.is_local:
             printed(
@@ -648,11 +639,8 @@ def serve(options: argparse.Namespace) -> None:
             )
         text = json.dumps({"url": server.url, "directory": str(server.served.path)})
         printed(text if options.json else server.url, file=sys.stdout)
-        before = signal.signal(signal.SIGTERM, end)
-        try:
+        with _exits_at_sigterm():
             server.serve_forever()
-        finally:
-            signal.signal(signal.SIGTERM, before)
 
 
 @verb(
@@ -666,17 +654,13 @@ def fsck(options: argparse.Namespace) -> int:
         from distsummary.cli.fsck import fsck
 
         report = fsck(options.directory, repair=options.repair)
-    if options.json:
-        printed(json.dumps(report.as_json()))
-        return report.exit_code
-    for one in report.repaired:
-        printed(f"repaired: {one.as_line()}")
-    for one in report.findings:
-        printed(one.as_line())
     problems = sum(one.is_problem for one in report.findings)
-    printed(
+    lines = [f"repaired: {one.as_line()}" for one in report.repaired]
+    lines += [one.as_line() for one in report.findings]
+    lines.append(
         f"{report.directories} directories, {report.files} files, {report.events} events: {problems} problems"
     )
+    _answer(options, report.as_json(), "\n".join(lines))
     return report.exit_code
 
 
@@ -697,4 +681,4 @@ def convert(options: argparse.Namespace) -> None:
         from distsummary.cli.convert import convert
 
         report = convert(options.directory, to=options.to, out=options.out)
-    printed(json.dumps(report.as_json()) if options.json else "\n".join(report.as_lines()))
+    _answer(options, report, "\n".join(report.as_lines()))

@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsummary.base.columns import aligned, cut, numbered, printable, shortened, wrapped, wrapped_rows
-from distsummary.format.json_values import number
 from distsummary.format.records import ALERT_TAGS, RANKS_TAG
 from distsummary.runs.facts import Fact, facts
 from distsummary.runs.rank_files import MERGED, MERGED_RANK
@@ -57,25 +56,6 @@ class Comparison:
     only: tuple[tuple[str, ...], tuple[str, ...]]
     verdicts: tuple[tuple[str, ...], tuple[str, ...]]
     problems: tuple[tuple[str, ...], tuple[str, ...]]
-
-    def as_json(self) -> dict[str, Any]:
-        """For JSON; numbers that are not finite are texts."""
-
-        def plain(value: Any) -> Any:
-            return number(value) if isinstance(value, float) else value
-
-        return {
-            "paths": list(self.paths),
-            "differing": {name: [*map(plain, pair)] for name, pair in self.differing.items()},
-            "equal": self.equal,
-            "curves": {
-                tag: one._asdict() | {"last": one.last and [*map(plain, one.last)]}
-                for tag, one in self.curves.items()
-            },
-            "only": [list(tags) for tags in self.only],
-            "verdicts": [list(lines) for lines in self.verdicts],
-            "problems": [list(lines) for lines in self.problems],
-        }
 
 
 def where_they_part(steps: Array, values: Array, other_steps: Array, other_values: Array) -> Parting:
@@ -145,9 +125,7 @@ def is_reported(tag: str, one: Parting) -> bool:
 
 def verdicts_of(run: RecordedRun) -> tuple[str, ...]:
     """What was reported about the ranks of a run, such as "rank 3: forward, from step 502 on"."""
-    return tuple(
-        verdict_text({name: getattr(row, name) for name in run.verdicts.columns}) for row in run.verdicts
-    )
+    return tuple(verdict_text(row._asdict()) for row in run.verdicts)
 
 
 def curves_of(run: RecordedRun) -> tuple[int, dict[str, tuple[Array, Array]]]:

@@ -1,13 +1,13 @@
-"""The runs below a directory as a table, for the command `distsummary runs`."""
+"""The runs below a directory: as rows, as text for the command `distsummary runs`, and as a table."""
 
-import math
 import os
 import textwrap
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+
+import numpy as np
 
 from distsummary.base.columns import aligned, numbered, printable, shortened
 from distsummary.base.terminal import duration
@@ -19,6 +19,7 @@ from distsummary.rundir.run_dir import MANIFEST, RunDir
 from distsummary.rundir.run_records import MOST_S
 from distsummary.runs.status import read_status
 from distsummary.runs.status_text import causes, findings_of, slow_ranks, stuck_in_short
+from distsummary.runs.table import Table, table_of
 
 DEPTH = 8  # directories below the given one that are looked into
 LOSSES = ("loss", "train/loss", "loss/auto")  # tags of the loss, the first that is there
@@ -27,6 +28,10 @@ WIDTH = 80  # of the table, where no terminal has another one
 LEAST = 12  # characters of a path that are shown
 NOTE_LINES = 2
 OLD_S = 300 * 86400.0  # from then on a date has its year
+_COLUMNS = {  # of `list_runs`
+    "path": object, "state": object, "ranks": np.int64, "step": np.int64, "started": np.float64,
+    "lasted_s": np.float64, "loss": np.float64, "note": object,
+}  # fmt: skip
 _HEAD = ("run", "state", "ranks", "step", "began", "lasted", "loss")
 
 
@@ -60,11 +65,6 @@ class RunRow:
     loss: float | None = None
     note: str = ""
 
-    def as_json(self) -> dict[str, Any]:
-        """For JSON; a loss that is not finite is a text."""
-        loss = self.loss if self.loss is None or math.isfinite(self.loss) else str(self.loss)
-        return asdict(self) | {"loss": loss}
-
 
 def find_runs(directory: str | os.PathLike[str]) -> list[RunRow]:
     """The runs in a directory and below, the newest first.
@@ -81,6 +81,19 @@ def find_runs(directory: str | os.PathLike[str]) -> list[RunRow]:
             "levels below; name the directory that the run dirs are in"
         )
     return sorted(rows, key=lambda row: row.started or 0.0, reverse=True)
+
+
+def list_runs(directory: str | os.PathLike[str]) -> Table:
+    """The runs in a directory and below, the newest first, as `distsummary runs` lists them.
+
+    The columns: `path` (relative to the directory), `state`, `ranks` and `step` (-1: unknown), `started`
+    (seconds since the epoch), `lasted_s` and `loss` (NaN: unknown), and `note`, what is wrong.
+
+    Raises MissingFileError if there is no such directory, or no run in it.
+    """
+    names = ("name", *list(_COLUMNS)[1:])
+    rows = [[getattr(row, name) for name in names] for row in find_runs(directory)]
+    return table_of(rows, _COLUMNS, title=f"runs in {os.fspath(directory)}")
 
 
 def text_of(rows: Sequence[RunRow], *, width: int = WIDTH) -> str:

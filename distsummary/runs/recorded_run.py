@@ -3,7 +3,7 @@
 import hashlib
 import html
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -52,12 +52,21 @@ from distsummary.runs.table import (
     Table,
     ValueTable,
     matrix_of,
-    objects,
     packed,
+    table_of,
 )
 
 NO_MANIFEST = f"no {MANIFEST}"
-_VERDICT = {
+# The columns of tables and their kinds.
+_ATTEMPTS = {
+    "attempt": np.int64, "role": object, "state": object, "world_size": np.int64, "ranks": np.int64,
+    "started": np.float64, "failed_rank": np.int64, "error": object,
+}  # fmt: skip
+_HEALTH = {
+    "rank": np.int64, "attempt": np.int64, "role": object, "state": object, "step": np.int64,
+    "last_seen_s": np.float64, "dropped": np.int64, "error": object, "host": object, "counters": object,
+}  # fmt: skip
+_VERDICTS = {
     "rank": np.int32, "cause": object, "since_step": np.int64, "until_step": np.int64, "evidence": object,
     "reported_step": np.int64, "level": object, "lost_s": np.float64, "ranks": object, "sentence": object,
 }  # fmt: skip
@@ -183,8 +192,7 @@ class RecordedRun:
                 rank, error = first.rank, first.reason
             known = (one.attempt, one.role, one.state, one.world_size, len(one.ranks), one.started)
             rows.append((*known, rank, error))
-        names = ("attempt", "role", "state", "world_size", "ranks", "started", "failed_rank", "error")
-        return _table(names, rows, "attempts", texts=("role", "state", "error"), reals=("started",))
+        return table_of(rows, _ATTEMPTS, title="attempts")
 
     @property
     def health(self) -> Table:
@@ -196,15 +204,10 @@ class RecordedRun:
         rows = []
         for attempt in state.attempts if state else ():
             for one in attempt.ranks:
-                dropped = one.health.get("dropped", -1)
-                step = -1 if one.step is None else one.step
                 said = one.error or one.reason
-                known = (one.rank, one.attempt, one.role, one.state, step, one.last_seen_s)
-                rows.append((*known, dropped, said, one.host, dict(one.health)))
-        numbers = ("step", "last_seen_s", "dropped")
-        names = ("rank", "attempt", "role", "state", *numbers, "error", "host", "counters")
-        texts = ("role", "state", "error", "host", "counters")
-        return _table(names, rows, "health", texts=texts, reals=("last_seen_s",))
+                known = (one.rank, one.attempt, one.role, one.state, one.step, one.last_seen_s)
+                rows.append((*known, one.health.get("dropped"), said, one.host, dict(one.health)))
+        return table_of(rows, _HEALTH, title="health")
 
     @property
     def config(self) -> dict[str, Any]:
@@ -281,16 +284,8 @@ class RecordedRun:
         that it is about, if several) and sentence (all of this in words). What ended or spoiled the training
         comes first, then what cost most. Empty if there are none.
         """
-        rows = [row | {"level": level_in(row)} for row in self._alerts()]
-        columns: dict[str, Any] = {}
-        for name, dtype in _VERDICT.items():
-            values = [row.get(name) for row in rows]
-            if dtype is object:
-                columns[name] = objects(values)
-            else:
-                missing = 0.0 if dtype is np.float64 else -1
-                columns[name] = np.array([missing if value is None else value for value in values], dtype)
-        return Table(columns, title="verdicts")
+        rows = [row | {"level": level_in(row), "lost_s": row.get("lost_s") or 0.0} for row in self._alerts()]
+        return table_of([[row.get(name) for name in _VERDICTS] for row in rows], _VERDICTS, title="verdicts")
 
     @property
     def deals(self) -> Table:
@@ -316,8 +311,8 @@ class RecordedRun:
                 return min(highs.get(rank, {}).get(attempt, 0), end - 1)
 
             rows += deal_rows(attempt, parts_of(directories, attempt), until)
-        texts = ("values", "parameters", "steps")
-        return _table(DealRow._fields, rows, "deals", texts=texts, reals=())
+        kinds = DealRow.__annotations__.items()
+        return table_of(rows, {n: np.int64 if kind is int else object for n, kind in kinds}, title="deals")
 
     def _alerts(self) -> list[dict[str, Any]]:
         """The lines of alerts.jsonl that are findings; notes what cannot be read."""
@@ -657,22 +652,3 @@ def _with_sentences(alerts: Iterable[dict[str, Any]], *, is_over: bool) -> list[
             continue
         found.append((weight(verdict), {**alert, "sentence": said}))
     return [*(alert for _, alert in sorted(found, key=lambda one: one[0])), *foreign]
-
-
-def _table(
-    names: Sequence[str],
-    rows: Sequence[Sequence[Any]],
-    title: str,
-    *,
-    texts: Iterable[str],
-    reals: Iterable[str],
-) -> Table:
-    """Rows as a table of whole numbers, but for the columns that are named."""
-    columns: dict[str, Any] = {}
-    for number, name in enumerate(names):
-        values = [row[number] for row in rows]
-        if name in texts:
-            columns[name] = objects(values)
-        else:
-            columns[name] = np.array(values, np.float64 if name in reals else np.int64)
-    return Table(columns, title=title)

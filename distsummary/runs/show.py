@@ -10,7 +10,6 @@ import numpy as np
 from distsummary.base.columns import aligned, cut, numbered, printable, wrapped
 from distsummary.base.terminal import duration
 from distsummary.diagnosis.alerts import worst_level
-from distsummary.format.json_values import number
 from distsummary.format.records import RANKS_TAG
 from distsummary.runs.deals import deal_lines
 from distsummary.runs.facts import Fact, facts
@@ -49,8 +48,8 @@ class Curve:
 class Overview:
     """What `show` reports about a run.
 
-    `source`: which run the curves are of, "merged" or a rank. `counts`: plugin -> tag -> how many ranks have
-    it. `started`: seconds since the epoch, None if unknown.
+    `curves_of`: which run the curves are of, "merged" or a rank. `values`: plugin -> tag -> how many ranks
+    have it. `started`: seconds since the epoch, None if unknown.
     """
 
     path: str
@@ -62,37 +61,13 @@ class Overview:
     steps: tuple[int, int] | None
     started: float | None
     facts: dict[str, Fact]
-    source: Rank
+    curves_of: Rank
     curves: tuple[Curve, ...]
-    counts: dict[str, dict[str, int]]
+    values: dict[str, dict[str, int]]
     landscapes: tuple[str, ...]
     verdicts: tuple[dict[str, Any], ...]
     deals: tuple[Any, ...]  # rows of `RecordedRun.deals`
     problems: tuple[str, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """For JSON; numbers that are not finite are texts."""
-        return {
-            "path": self.path,
-            "state": self.state,
-            "level": self.level,
-            "findings": self.findings,
-            "ranks": self.ranks,
-            "attempts": self.attempts,
-            "steps": self.steps,
-            "started": self.started,
-            "facts": {name: number(v) if isinstance(v, float) else v for name, v in self.facts.items()},
-            "curves_of": self.source,
-            "curves": [
-                {key: number(v) if isinstance(v, float) else v for key, v in _fields(curve).items()}
-                for curve in self.curves
-            ],
-            "values": self.counts,
-            "landscapes": list(self.landscapes),
-            "verdicts": list(self.verdicts),
-            "deals": [row._asdict() for row in self.deals],
-            "problems": list(self.problems),
-        }
 
 
 def overview(run: RecordedRun) -> Overview:
@@ -106,7 +81,7 @@ def overview(run: RecordedRun) -> Overview:
     curves = [_curve(tag, *of_tag) for tag, of_tag in table.curves().items()]
     known = facts(run)
     attempts = [attempt for attempt in run.attempts if attempt.role == run.role]
-    verdicts = tuple({name: getattr(row, name) for name in run.verdicts.columns} for row in run.verdicts)
+    verdicts = tuple(row._asdict() for row in run.verdicts)
     found = findings(run)
     return Overview(
         path=str(run.path),
@@ -118,9 +93,9 @@ def overview(run: RecordedRun) -> Overview:
         steps=run.steps,
         started=min((attempt.started for attempt in attempts), default=None),
         facts=known,
-        source=source,
+        curves_of=source,
         curves=tuple(sorted(curves, key=lambda curve: interest(curve.tag))),
-        counts=counts,
+        values=counts,
         landscapes=tuple(run.landscapes),
         verdicts=verdicts,
         deals=tuple(run.deals),
@@ -146,7 +121,7 @@ def text_of(shown: Overview, *, width: int) -> str:
     ]
     if curves:
         rows = [_row(curve) for curve in curves[:_TAGS]]
-        of = "the merged run" if shown.source == MERGED else f"rank {shown.source}"
+        of = "the merged run" if shown.curves_of == MERGED else f"rank {shown.curves_of}"
         table = aligned([_HEAD, *rows], right=range(1, len(_HEAD)), width=width)
         lines += ["", *table, f"  ({numbered(len(curves), 'tag')} of {of}{_more(len(curves), _TAGS)})"]
     lines += ["", f"also: {_others(shown)}"]
@@ -169,10 +144,6 @@ def text_of(shown: Overview, *, width: int) -> str:
     if len(shown.problems) > _PROBLEMS:
         lines.append(f"  and {numbered(len(shown.problems) - _PROBLEMS, 'more line')}: see --json")
     return "\n".join(lines)
-
-
-def _fields(curve: Curve) -> dict[str, Any]:
-    return {name: getattr(curve, name) for name in Curve.__slots__}
 
 
 def _curve(tag: str, steps: Any, values: Any) -> Curve:
@@ -243,11 +214,11 @@ def _others(shown: Overview) -> str:
     found = [
         f"{words} of {numbered(len(tags), 'tag')}"
         for kind, words in kinds.items()
-        if (tags := shown.counts.get(kind))
+        if (tags := shown.values.get(kind))
     ]
-    if "norms" in shown.counts:
+    if "norms" in shown.values:
         found.append("norms of the parameters")
-    if "graph" in shown.counts:
+    if "graph" in shown.values:
         found.append("the graph of the model")
     if shown.landscapes:
         found.append(f"{numbered(len(shown.landscapes), 'landscape')} ({', '.join(shown.landscapes)})")

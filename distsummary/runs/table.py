@@ -371,6 +371,23 @@ class ValueTable(Table):
         return self._read(row) if name == "value" else super()._at(name, row)
 
 
+def table_of(rows: Sequence[Sequence[Any]], kinds: Mapping[str, type], *, title: str) -> Table:
+    """Rows as a table; None in a column of numbers becomes -1, of floats NaN.
+
+    Args:
+        kinds: the columns and their kinds: `object`, or one of NumPy's numbers.
+    """
+    columns: dict[str, Array] = {}
+    for place, (name, kind) in enumerate(kinds.items()):
+        values = [row[place] for row in rows]
+        if kind is object:
+            columns[name] = objects(values)
+        else:
+            missing = np.nan if issubclass(kind, np.floating) else -1
+            columns[name] = np.array([missing if value is None else value for value in values], kind)
+    return Table(columns, title=title)
+
+
 def labels(texts: Sequence[str]) -> Labels:
     """Texts as a column."""
     numbers: dict[str, int] = {}

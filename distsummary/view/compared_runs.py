@@ -103,9 +103,7 @@ def _tag(tag: str, curves: Sequence[Mapping[str, tuple[Array, Array]]], columns:
         if tag not in of_run or tag not in curves[0]:
             partings.append(None)
             continue
-        one = where_they_part(*curves[0][tag], *of_run[tag])
-        last = None if one.last is None else [plain(value) for value in one.last]
-        partings.append(one._asdict() | {"last": last})
+        partings.append(plain(where_they_part(*curves[0][tag], *of_run[tag])))
     return {
         "tag": tag,
         "lines": [line_of(*of_run[tag], columns) if tag in of_run else None for of_run in curves],

@@ -7,13 +7,12 @@ then all second ones and so on, which deflate makes smaller. Equal arrays are in
 import base64
 import json
 import zlib
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distsummary.format.json_values import number
+from distsummary.format import json_values
 
 Array = NDArray[Any]
 
@@ -66,21 +65,8 @@ def packed(page: dict[str, Any]) -> tuple[str, bytes]:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it.
-
-    Objects, numbers that are not finite, and whole numbers that a browser would round become texts.
-    """
-    if isinstance(value, Mapping):
-        return {str(name): plain(one) for name, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(one) for one in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    if value is None or isinstance(value, (str, bool)):
-        return value
-    if isinstance(value, float):
-        return number(value)
-    return value if isinstance(value, int) and abs(value) <= _EXACT else str(value)
+    """A value as JSON has it, see `json_values.plain`; whole numbers that a browser would round are texts."""
+    return json_values.plain(value, most=_EXACT)
 
 
 def rounded(values: Array) -> Array:

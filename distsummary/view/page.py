@@ -84,7 +84,7 @@ def _page(
 ) -> Page:
     if absent := sorted({*ranks} - {*run.ranks}):
         raise InvalidValueError(f"rank must be one of {as_ranges(run.ranks)}, got {absent[0]}")
-    verdicts = [{name: plain(getattr(row, name)) for name in run.verdicts.columns} for row in run.verdicts]
+    verdicts = [_row(row) for row in run.verdicts]
     shown, left_out = _shown(run, tags, {row["cause"] for row in verdicts})
     planes = landscapes(run)
     compared = comparison(run, others, shown, width=WIDTH)

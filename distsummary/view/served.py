@@ -22,7 +22,7 @@ from distsummary.rundir.run_dir import RunDir
 from distsummary.runs.find_runs import RunRow, find_runs
 from distsummary.runs.recorded_run import RecordedRun, open_run
 from distsummary.view.compared_runs import refuse_others
-from distsummary.view.packing import sent
+from distsummary.view.packing import plain, sent
 from distsummary.view.page import page, rank_curve
 
 EVERY_S = 2.0  # at most so often the files are looked at
@@ -96,7 +96,7 @@ class Served:
         except MissingFileError as error:
             note = str(error)
         self._names |= {row.name for row in rows}
-        found = {"directory": os.fspath(self.path), "runs": [row.as_json() for row in rows], "note": note}
+        found = {"directory": os.fspath(self.path), "runs": plain(rows), "note": note}
         return _answer(json.dumps(found).encode())
 
     def _run(self, *names: str) -> "_Run":

@@ -162,4 +162,4 @@ if __name__ == "__main__":
     }[case]()
     dist.destroy_process_group()
     print(json.dumps(result), flush=True)
-    os._exit(0)  # at the interpreter's end, torch's threads that wait for the GIL may end the process by SIGABRT
+    os._exit(0)  # at the interpreter's end, a thread of torch that waits for the GIL may abort the process

@@ -104,7 +104,7 @@ def test_the_ranks_of_a_run_are_converted_and_what_has_both_is_left(nasty_tmp_pa
     assert [one.directory.name for one in report.converted] == ["rank_00000", "rank_00001"]
     assert report.already == (nasty_tmp_path,)
     assert len(report.as_lines()) == 3
-    assert report.as_json()["converted"][0]["events"] == 5
+    assert report.converted[0].events == 5
 
 
 def test_a_live_writer_is_waited_for(nasty_tmp_path: Path):

@@ -12,6 +12,7 @@ import pytest
 import distsummary as ds
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import MissingFileError
+from distsummary.format.json_values import plain
 from distsummary.rundir.rank_manifest import RANK_MANIFEST
 from distsummary.runs.find_runs import RunRow, find_runs, text_of
 from tests.unit.runs.states import attempt_state, rank_state, status_of
@@ -146,7 +147,7 @@ def test_the_table_and_its_json():
     assert note[0].startswith("    rank 2 failed:")
     assert len(note) == 2
     assert max(map(len, note)) <= 80
-    assert json.loads(json.dumps(rows[1].as_json(), allow_nan=False))["loss"] == "nan"
+    assert json.loads(json.dumps(plain(rows[1]), allow_nan=False))["loss"] == "NaN"
 
 
 def test_a_long_path_is_shortened_in_its_middle_and_the_state_is_whole():
