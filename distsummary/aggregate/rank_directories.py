@@ -6,7 +6,6 @@ about WINDOW scalars. Of other values (bulk values), large ones are read again w
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from io import BytesIO
 from itertools import groupby, pairwise
 from operator import attrgetter
@@ -20,19 +19,17 @@ from distsummary.aggregate.statistics import Floats, Ints, RecordedScalars
 from distsummary.base.terminal import doing
 from distsummary.errors import DamagedFileError
 from distsummary.events.deduplicate import ends_of_attempts
-from distsummary.events.reader import Damage, Piece, ReadEvent, decode_frame, read_file, read_once
+from distsummary.events.rank_stream import RankStream, owner_of
+from distsummary.events.reader import Damage, ReadEvent, decode_frame
 from distsummary.events.scalar_columns import ScalarColumns, read_pieces
 from distsummary.events.segments import dialect_of, segments
 from distsummary.format.frames import Frame, read_frames
 from distsummary.format.records import (
     DIALECTS,
-    MINDSPORE,
-    TENSORBOARD,
     TENSORBOARD_PLUGINS,
     Value,
     is_part,
 )
-from distsummary.format.wire import read_identity
 from distsummary.rundir.run_dir import RunDir
 
 WINDOW = 1 << 18  # scalars that are merged at a time, unless the ranks' chunks overlap more
@@ -136,8 +133,8 @@ class RankDirectories:
         most_bytes = max(_MIN_BYTES, min(_MAX_BYTES, _ALL_BYTES // ranks))
         for count, rank in enumerate(self._directories):
             doing("looking through rank", count + 1, len(self._directories))
-            index = _Index(rank, most, most_bytes)
-            for file, piece in self._pieces(rank):
+            index, stream = _Index(rank, most, most_bytes), RankStream(self._directories[rank])
+            for file, piece in stream.read(mode="skip"):
                 self.run_id = piece.run_id or self.run_id
                 if isinstance(piece, ScalarColumns):
                     index.add_columns(file, piece)
@@ -151,6 +148,7 @@ class RankDirectories:
                         if value.plugin == "scalar" and value.shard is None:
                             self._number(value.tag)
             self._chunks += index.chunks()
+            self.damage += stream.damage
         lows = np.array([chunk.low for chunk in self._chunks], np.int64)
         self._ends = ends_of_attempts(np.array([chunk.attempt for chunk in self._chunks], np.int64), lows)
 
@@ -162,23 +160,6 @@ class RankDirectories:
 
     def _number(self, tag: str) -> int:
         return self._tags.setdefault(tag, len(self._tags))
-
-    def _pieces(self, rank: int) -> Iterator[tuple[Path, Piece]]:
-        """What a rank recorded, in recording order, with its files."""
-        directory = self._directories[rank]
-        known: set[tuple[str, int]] = set()
-        for file, piece in read_once(segments(directory, MINDSPORE), "skip", self.damage):
-            known.add((piece.run_id, piece.attempt))
-            yield file, piece
-        others = []
-        for path in segments(directory, TENSORBOARD):
-            # An event file has one writer, so all its events have the attempt of the first one. Files of
-            # other programs, which have no run id, are read only if the rank has no other files.
-            first = next(read_file(path, "skip", skipped=[]), None)
-            is_new = first is not None and first.run_id and (first.run_id, first.attempt) not in known
-            if not known or is_new:
-                others.append(path)
-        yield from read_once(others, "skip", self.damage)
 
     @property
     def directories(self) -> Mapping[int, Path]:
@@ -470,16 +451,11 @@ def _chosen(found: Iterable[BulkPlace]) -> list[BulkPlace]:
 def first_free_attempt(run_dir: RunDir, role: str) -> int:
     """One more than the highest attempt in the event files of a role; 0 if there is none.
 
-    Needed for a run whose manifest was removed. An event file has one writer, so its first undamaged frame
-    gives the attempt of all its frames; files of other programs have no attempts.
+    Needed for a run whose manifest was removed. Files of other programs have no attempts.
     """
     newest = -1
     for directory in (run_dir.writer_dir(role, 0, 1), *run_dir.rank_dirs(role).values()):
         for dialect in DIALECTS if directory.is_dir() else ():
-            for path in segments(directory, dialect):
-                first = next((frame for frame in read_frames(path) if frame.damage is None), None)
-                if first is not None:
-                    with suppress(ValueError):  # the payload is not an event of this package
-                        ids = read_identity(first.payload)
-                        newest = max(newest, ids.attempt if ids.run_id else -1)
+            owners = map(owner_of, segments(directory, dialect))
+            newest = max([newest, *(owner[1] for owner in owners if owner is not None and owner[0])])
     return newest + 1

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from distsummary.events.rank_stream import Owner
 from distsummary.events.reader import Damage, ReadEvent, newer_version, read_pieces_of
 from distsummary.events.scalar_columns import ScalarColumns
 from distsummary.format.records import TENSORBOARD_PLUGINS, Shard
 
 Array: TypeAlias = NDArray[Any]
 Ints: TypeAlias = NDArray[np.int64]
-Owner: TypeAlias = tuple[str, int]  # run id and attempt; ("", 0) if another program wrote the event
 
 EVENT_COLUMNS = {"owner": np.int32, "seq": np.int64, "step": np.int64, "wall_time": np.float64}
 _MAX_ROWS = 4096  # events collected one by one before they become arrays

@@ -11,7 +11,8 @@ from distsummary.base.failures import error_line
 from distsummary.base.publish import ensure_directory, remove_leftovers
 from distsummary.events.files import Files
 from distsummary.events.index import index_closed
-from distsummary.events.reader import files_of_attempt, read_last_seq
+from distsummary.events.rank_stream import files_of_attempt
+from distsummary.events.reader import read_last_seq
 from distsummary.events.segment import Segment, cut_torn_tails, discard, open_segments
 from distsummary.events.segments import SegmentName, next_stamp
 from distsummary.events.spec import WriterSpec

@@ -3,7 +3,6 @@
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from functools import partial
 from itertools import chain, islice, repeat
 from pathlib import Path
@@ -378,29 +377,6 @@ def read_last_seq(directory: str | os.PathLike[str], dialect: str, run_id: str, 
         if last:  # newer files have higher seqs
             return last
     return 0
-
-
-def files_of_attempt(
-    directory: str | os.PathLike[str], dialect: str, run_id: str, attempt: int
-) -> list[Path]:
-    """The files of one dialect that hold an attempt's events, oldest first, by their first intact frame."""
-    return [
-        segment
-        for segment in segments(_directory(directory), dialect)
-        if _first_ids(segment, dialect) == (run_id, attempt)
-    ]
-
-
-def _first_ids(segment: Path, dialect: str) -> tuple[str, int] | None:
-    """The run id and the attempt in the first intact frame of a file; None if it has none."""
-    for piece in read_pieces(segment, dialect, resync=True):
-        if isinstance(piece, ScalarColumns):
-            return piece.run_id, piece.attempt
-        if piece.damage is None:
-            with suppress(ValueError):
-                ids = wire.read_identity(piece.payload)
-                return ids.run_id, ids.attempt
-    return None
 
 
 def read_last_step(directory: str | os.PathLike[str]) -> int:

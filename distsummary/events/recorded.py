@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from distsummary.errors import DamagedFileError, MissingFileError
-from distsummary.events.contents import Array, FileContents, Owner, Progression, joined, scan
+from distsummary.events.contents import Array, FileContents, Progression, joined, scan
 from distsummary.events.deduplicate import Seen
 from distsummary.events.index import (
     LEAST_BYTES,
@@ -19,10 +19,11 @@ from distsummary.events.index import (
     read_index,
     write_index,
 )
+from distsummary.events.rank_stream import RankStream
 from distsummary.events.reader import Damage, decode_frame, read_file
-from distsummary.events.segments import dialect_of, segments
+from distsummary.events.segments import dialect_of
 from distsummary.format.frames import read_frames, whole_length
-from distsummary.format.records import MINDSPORE, TENSORBOARD, Shard, Value
+from distsummary.format.records import Shard, Value
 
 _MAX_PARTS = 16  # of a growing file, before they become one
 
@@ -138,12 +139,10 @@ class _File:
 class Recorded:
     """What the event files of one directory hold; `refresh` reads on.
 
-    An attempt is read from its MindSpore files or, if it has none, from its TensorBoard files; files of other
-    programs in TensorBoard's dialect only if there are no others.
+    Its files are those of a RankStream.
 
     Args:
-        directory: where the files are.
-        belongs: which of them count, by their path.
+        directory, belongs: as in RankStream.
         uses_index: read the indexes next to the files, and write those that are missing.
     """
 
@@ -151,9 +150,8 @@ class Recorded:
         self, directory: Path, *, belongs: Callable[[Path], bool] = lambda path: True, uses_index: bool = True
     ) -> None:
         self.directory = directory
-        self._belongs, self._uses_index = belongs, uses_index
+        self._stream, self._uses_index = RankStream(directory, belongs=belongs), uses_index
         self._files: dict[Path, _File] = {}
-        self._firsts: dict[Path, Owner | None] = {}  # file of TensorBoard's dialect -> its first owner
         self._parts: list[tuple[_File, FileContents, Array | None]] = []  # which events are new; None: all
         self._has_changed = False  # since `_parts` were made
         self._unreadable: list[Damage] = []
@@ -166,18 +164,13 @@ class Recorded:
         """
         self._unreadable = []
         try:
-            found = [path for path in segments(self.directory, MINDSPORE) if self._belongs(path)]
-            others = [path for path in segments(self.directory, TENSORBOARD) if self._belongs(path)]
+            wanted = self._stream.files()
         except FileNotFoundError as error:
             raise MissingFileError(f"{self.directory} was removed while it was read") from error
         before = [*self._files]
-        self._refresh(found)
-        known = {owner for path in found if path in self._files for owner in self._owners(path)}
-        rest = [path for path in others if not known or self._is_other(path, known)]
-        self._refresh(rest)
-        wanted = [path for path in (*found, *rest) if path in self._files]
-        self._has_changed |= before != wanted
-        self._files = {path: self._files[path] for path in wanted}
+        self._refresh(wanted)
+        self._files = {path: self._files[path] for path in wanted if path in self._files}
+        self._has_changed |= before != [*self._files]
         if self._has_changed:
             self._parts = [*self._once()]
             self._has_changed = False
@@ -206,29 +199,7 @@ class Recorded:
                 del self._files[path]
                 self._has_changed = True
             except OSError as error:
-                self._refuse(path, error)
-
-    def _refuse(self, path: Path, error: OSError) -> None:
-        self._unreadable.append(Damage(path, 0, f"it cannot be read: {error.strerror}"))
-
-    def _owners(self, path: Path) -> set[Owner]:
-        return {owner for part in self._files[path].parts for owner in part.owners}
-
-    def _is_other(self, path: Path, known: set[Owner]) -> bool:
-        """Whether a file holds another attempt, by its first event: an event file has one writer."""
-        if path not in self._firsts:
-            try:
-                first = next(read_file(path, "skip", skipped=[]), None)
-            except MissingFileError:  # removed since the directory was listed
-                return False
-            except OSError as error:
-                self._refuse(path, error)
-                return False
-            if first is None:
-                return False  # nothing yet
-            self._firsts[path] = (first.run_id, first.attempt) if first.run_id else None
-        owner = self._firsts[path]
-        return owner is not None and owner not in known
+                self._unreadable.append(Damage(path, 0, f"it cannot be read: {error.strerror}"))
 
     def _once(self) -> Iterator[tuple[_File, FileContents, Array | None]]:
         seen = Seen()
