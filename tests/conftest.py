@@ -123,9 +123,15 @@ def nasty_tmp_path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where it is not installed: landscapes are written without their pictures, which take the longest."""
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+def hide_package(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Makes a package one that is not installed."""
+    return lambda name: monkeypatch.setitem(sys.modules, name, None)
+
+
+@pytest.fixture
+def no_matplotlib(hide_package: Callable[[str], None]) -> None:
+    """Landscapes are written without their pictures, which take the longest."""
+    hide_package("matplotlib")
 
 
 @pytest.fixture

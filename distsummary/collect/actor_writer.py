@@ -27,7 +27,7 @@ from distsummary.base.health import Health
 from distsummary.base.processes import Effort, is_alive, own_process
 from distsummary.collect.actor import NODE, reason_of, start_collector
 from distsummary.collect.notifier import Notifier, write_and_notify
-from distsummary.collect.patience import OUTAGE_S, Patience
+from distsummary.collect.patience import Patience
 from distsummary.errors import StaleAttemptError
 from distsummary.events.segment import has_live_writer
 from distsummary.events.spec import WriterSpec
@@ -56,7 +56,7 @@ class RemoteWriter:
     this object, except for `health`, `hurry`, `pending` and `path`, which any thread may call.
 
     While a collector starts, batches are kept. If a caller waits for them, or they become more than
-    KEPT_BYTES, or they have been kept for OUTAGE_S, this process writes the files until the collector is up.
+    KEPT_BYTES, or the collector has been away too long, this process writes the files until it is up.
 
     A collector that hangs is killed. After that, and after a collector that does not come back (see
     `Patience`) or after `ray.shutdown()`, this process writes the files itself for the rest of the run,
@@ -66,16 +66,26 @@ class RemoteWriter:
         spec: where and how to write.
         listener: is notified of what the collector or this process wrote.
         scope: whose collector it is: "rank", of this process, or "node", of all ranks of the node.
+        patience: how long it waits for the collector.
+        start: starts the actor of a scope.
 
     Attributes:
         waiting_bytes: returns how many bytes wait to be passed to this writer.
     """
 
-    def __init__(self, spec: WriterSpec, listener: Listener | None = None, *, scope: str = "rank") -> None:
-        self._spec, self._listener, self._scope = spec, listener, scope
+    def __init__(
+        self,
+        spec: WriterSpec,
+        listener: Listener | None = None,
+        *,
+        scope: str = "rank",
+        patience: Patience | None = None,
+        start: Callable[[str], Any] = start_collector,
+    ) -> None:
+        self._spec, self._listener, self._scope, self._start_actor = spec, listener, scope, start
         self._key = uuid.uuid4().hex  # names this writer to the collector
         self.waiting_bytes: Callable[[], int] = lambda: 0
-        self._patience = Patience()
+        self._patience = patience or Patience()
         self._ray = RayConnection()
         self._actor: Any = None
         self._starting: Any = None  # the answer of an actor that is not up yet
@@ -317,7 +327,7 @@ class RemoteWriter:
         """Start the collector without waiting for it; raises CollectorError."""
         try:
             with self._call():
-                self._actor = start_collector(self._scope)
+                self._actor = self._start_actor(self._scope)
                 self._starting = self._actor.ready.remote(self._key, own_process())
         except (RayError, ValueError, RuntimeError) as error:  # of a cluster that is just ending, too
             raise CollectorError("the collector cannot be started", error_line(error), is_dead=True) from None
@@ -336,7 +346,7 @@ class RemoteWriter:
                 logger.warning(
                     "rank=%d the collector is not up after %g s (is there memory and a process for it? "
                     "see ray status); this process writes the files until it is",
-                    self._spec.rank, OUTAGE_S,
+                    self._spec.rank, self._patience.outage_s,
                 )  # fmt: skip
             kept = self.waiting_bytes() + sum(batch.nbytes for batch, _ in self._sent)
             if self._patience.is_awaited() or is_late or kept > KEPT_BYTES:

@@ -28,6 +28,8 @@ class Pulse:
         failures: counts what raises.
         step: the newest step when the training begins; a resumed one has some behind it.
         deals: those before the training began.
+        first_s, beat_s: seconds until the first heartbeat, and between two of them.
+        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -38,12 +40,17 @@ class Pulse:
         failures: Failures,
         step: int = 0,
         deals: Sequence[Deal] = (),
+        *,
+        first_s: float = FIRST_S,
+        beat_s: float = BEAT_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._place, self._report, self._follow, self._failures = place, report, follow, failures
+        self._first_s, self._beat_s, self._clock = first_s, beat_s, clock
         self._version = FIRST  # of the newest deal
         self._follow_new(deals)
         # The steps of the newest heartbeats, and when they were sent: as many as WINDOW_S has.
-        self._beats = deque([Beat(step, time.monotonic())], maxlen=1 + round(WINDOW_S / BEAT_S))
+        self._beats = deque([Beat(step, clock())], maxlen=1 + round(WINDOW_S / BEAT_S))
         self._is_stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="distsummary-heartbeat", daemon=True)
         self._thread.start()
@@ -54,9 +61,9 @@ class Pulse:
         self._thread.join(STOP_S)
 
     def _run(self) -> None:
-        wait_s = FIRST_S
+        wait_s = self._first_s
         while not self._is_stopped.wait(wait_s):
-            wait_s = BEAT_S
+            wait_s = self._beat_s
             try:
                 self._beat()
             # raised by the disk, the aggregator, or Ray that is just shut down, and perhaps not the next time
@@ -67,7 +74,7 @@ class Pulse:
         place = self._place()
         if place.step == self._beats[-1].step and len(self._beats) == 1:
             self._beats.clear()  # the time before the first step is not that of steps
-        self._beats.append(Beat(place.step, time.monotonic(), place.own_ms, place.wait_ms))
+        self._beats.append(Beat(place.step, self._clock(), place.own_ms, place.wait_ms))
         self._follow_new(self._report(with_means(place, self._beats)))
 
     def _follow_new(self, deals: Sequence[Deal]) -> None:

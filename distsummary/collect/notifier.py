@@ -16,10 +16,11 @@ class Notifier:
     """Sends digests of batches to a listener; what was written since the last ones goes as one digest.
 
     It never makes the caller wait, except that `close` waits a second for the last digest to arrive.
+    `interval_s`: seconds between two digests.
     """
 
-    def __init__(self, listener: Listener, role: str) -> None:
-        self._listener, self._role = listener, role
+    def __init__(self, listener: Listener, role: str, *, interval_s: float = INTERVAL_S) -> None:
+        self._listener, self._role, self._interval_s = listener, role, interval_s
         self._waiting: list[Digest] = []
         self._is_closed = False
         self._changed = threading.Condition()
@@ -49,7 +50,7 @@ class Notifier:
             for digest in digests:
                 self._listener.report(digest)
             with self._changed:
-                if not self._changed.wait_for(lambda: self._is_closed, INTERVAL_S):
+                if not self._changed.wait_for(lambda: self._is_closed, self._interval_s):
                     continue
                 if not self._waiting:
                     break

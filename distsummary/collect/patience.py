@@ -21,13 +21,29 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 4.0  # before the second start; doubled b
 class Patience:
     """Decides how long to wait for an answer, and when to wait no more.
 
-    `clock` gives the time in seconds; all other times returned are on the same clock. Any thread may call
-    `hurry`; the other methods are for the thread that calls the collector. `deaths`: how often the collector
-    has died since it last worked.
+    Any thread may call `hurry`; the other methods are for the thread that calls the collector.
+
+    Args:
+        clock: gives the time in seconds; all other times returned are on the same clock.
+        answer_s, awaited_s: how long an answer may take, and while a caller waits for it.
+        outage_s: how long a collector may be away.
+        starts: how often one is started in a row.
+
+    Attributes:
+        deaths: how often the collector has died since it last worked.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        answer_s: float = ANSWER_S,
+        awaited_s: float = AWAITED_S,
+        outage_s: float = OUTAGE_S,
+        starts: int = STARTS,
+    ) -> None:
         self._clock = clock
+        self.answer_s, self.awaited_s, self.outage_s, self.starts = answer_s, awaited_s, outage_s, starts
         self._away_since = clock()  # when the collector was started, or stopped working
         self._is_away = True
         self._seen_at = float("-inf")  # at work
@@ -60,15 +76,15 @@ class Patience:
 
     def is_worn(self) -> bool:
         """Whether a collector that has died should not be started again."""
-        return self.is_closing or self.deaths >= STARTS
+        return self.is_closing or self.deaths >= self.starts
 
     def is_over(self) -> bool:
         """Whether the rank should write its files itself instead of trying again."""
         return self.is_worn() or self.is_late()
 
     def is_late(self) -> bool:
-        """Whether the collector has been away for OUTAGE_S."""
-        return self._is_away and self._clock() >= self._away_since + OUTAGE_S
+        """Whether the collector has been away for `outage_s`."""
+        return self._is_away and self._clock() >= self._away_since + self.outage_s
 
     def is_awaited(self) -> bool:
         """Whether a caller waits."""
@@ -85,9 +101,9 @@ class Patience:
         """
         quiet_since = max(begun, self._seen_at)
         writing_s = nbytes / SLOW_BYTES_S
-        until = min(quiet_since + ANSWER_S, begun + MOST_ANSWER_S) + writing_s
+        until = min(quiet_since + self.answer_s, begun + MOST_ANSWER_S) + writing_s
         if not self.is_awaited():
             return until
         writing_s = nbytes / AWAITED_BYTES_S
         begun = max(begun, self._awaited_at)
-        return min(until, min(max(quiet_since, begun) + AWAITED_S, begun + MOST_AWAITED_S) + writing_s)
+        return min(until, min(max(quiet_since, begun) + self.awaited_s, begun + MOST_AWAITED_S) + writing_s)

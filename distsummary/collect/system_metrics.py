@@ -173,12 +173,18 @@ class SystemMonitor:
         sampler: what is sampled.
         record: records a sample; returns False if it cannot be recorded yet.
         failures: counts samples that could not be recorded.
+        first_s: seconds until the first sample, and after one that could not be recorded yet.
     """
 
     def __init__(
-        self, sampler: Sampler, record: Callable[[Mapping[str, float]], bool], failures: Failures
+        self,
+        sampler: Sampler,
+        record: Callable[[Mapping[str, float]], bool],
+        failures: Failures,
+        *,
+        first_s: float = FIRST_S,
     ) -> None:
-        self._sampler, self._record, self._failures = sampler, record, failures
+        self._sampler, self._record, self._failures, self._first_s = sampler, record, failures, first_s
         self._is_stopped = threading.Event()
         run = failures.guard.wrap("system metrics", self._run)
         self._thread = threading.Thread(target=run, name="distsummary-system", daemon=True)
@@ -191,12 +197,12 @@ class SystemMonitor:
 
     def _run(self) -> None:
         self._sampler.sample()  # its totals: the next sample's rates are computed from them
-        wait_s = FIRST_S
+        wait_s = self._first_s
         is_last = False
         while not is_last:
             is_last = self._is_stopped.wait(wait_s)
             try:
-                wait_s = PERIOD_S if self._record(self._sampler.sample()) else FIRST_S
+                wait_s = PERIOD_S if self._record(self._sampler.sample()) else self._first_s
             except ClosedError:
                 return  # the process ends without having closed the run
             except Exception as error:  # raised by the writer

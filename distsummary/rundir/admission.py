@@ -8,7 +8,7 @@ already, and a run dir that is not shared.
 import os
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, ClassVar
 
@@ -264,11 +264,13 @@ def refuse_other_world(run_dir: RunDir, entry: Manifest, topology: Topology) -> 
         )
 
 
-def refuse_in_use(run_dir: RunDir, topology: Topology) -> None:
+def refuse_in_use(
+    run_dir: RunDir, topology: Topology, *, far_s: float = FAR_S, sleep: Callable[[float], None] = time.sleep
+) -> None:
     """See `refuse_taken`; for a rank that has not joined the run. Also sees jobs on other machines.
 
-    Whether a process on another machine lives, cannot be asked. If one was seen lately, this waits FAR_S for
-    its next heartbeat.
+    Whether a process on another machine lives, cannot be asked. If one was seen lately, this waits `far_s`
+    seconds for its next heartbeat.
     """
     manifest = run_dir.read_manifest()
     refuse_taken_run(run_dir, manifest, topology)
@@ -288,9 +290,9 @@ def refuse_in_use(run_dir: RunDir, topology: Topology) -> None:
         and now - known.get("last_seen", 0.0) < SILENT_S
         if not known.get("source") == topology.source == "ray.train"
     }
-    until = time.monotonic() + FAR_S
+    until = time.monotonic() + far_s
     while far and time.monotonic() < until:
-        time.sleep(FAR_POLL_S)
+        sleep(FAR_POLL_S)
         for rank, known in ranks_of(run_dir, newest, [int(rank) for rank in far]).items():
             if known["state"] == "running" and known["last_seen"] > far[rank].get("last_seen", 0.0):
                 raise RunDirError(_in_use(run_dir, rank, known, topology, newest["attempt"]))

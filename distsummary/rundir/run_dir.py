@@ -206,7 +206,11 @@ class RunDir:
         return {"created": 0.0, "state": "unknown"} | found
 
     def update_manifest(
-        self, change: Callable[[Manifest], None], *, is_done: Callable[[Manifest], bool] | None = None
+        self,
+        change: Callable[[Manifest], None],
+        *,
+        is_done: Callable[[Manifest], bool] | None = None,
+        timeout_s: float = LOCK_TIMEOUT_S,
     ) -> Manifest:
         """Apply `change` to the manifest under the run's lock, publish the result and return it.
 
@@ -214,17 +218,17 @@ class RunDir:
         another process holds the lock: of a thousand ranks that would all make the same change, one makes it,
         and the others do not wait for the lock in turn.
 
-        Raises RunDirError if the lock cannot be taken or the file cannot be written, and whatever `change`
-        and `is_done` raise; in all these cases the manifest stays unchanged.
+        Raises RunDirError if the lock cannot be taken within `timeout_s` seconds or the file cannot be
+        written, and whatever `change` and `is_done` raise; in all these cases the manifest stays unchanged.
         """
         lock = self.lock(".lock")
-        until = time.monotonic() + LOCK_TIMEOUT_S
+        until = time.monotonic() + timeout_s
         try:
             while True:
                 if is_done is not None and is_done(manifest := self.read_manifest()):
                     return manifest
                 try:
-                    lock.acquire(timeout=LOCK_TIMEOUT_S if is_done is None else 0)
+                    lock.acquire(timeout=timeout_s if is_done is None else 0)
                     break
                 except Timeout:
                     if is_done is None or time.monotonic() > until:
@@ -247,7 +251,7 @@ class RunDir:
                 lock.release()
         except Timeout as error:
             raise RunDirError(
-                f"the lock {self.base / '.lock'} was held for {LOCK_TIMEOUT_S:g} s; "
+                f"the lock {self.base / '.lock'} was held for {timeout_s:g} s; "
                 "another process of the run hangs; end it"
             ) from error
         except DistSummaryError:
@@ -326,7 +330,11 @@ def refuse_temporary(field: str, path: str | os.PathLike[str]) -> None:
 
 
 def dated_run_dir(
-    path: str | os.PathLike[str], job: str, *, is_over: Callable[["RunDir"], bool] | None = None
+    path: str | os.PathLike[str],
+    job: str,
+    *,
+    is_over: Callable[["RunDir"], bool] | None = None,
+    now: str | None = None,
 ) -> RunDir:
     """The new directory of a path such as `runs/{time}`, where {time} becomes 20260131-235959 (local time).
 
@@ -336,10 +344,11 @@ def dated_run_dir(
             a directory that did not exist before, if necessary with -2, -3 and so on after the time.
         is_over: for a name that another job may have had: whether that one's run is over, so that this job
             gets a time of its own.
+        now: what {time} becomes; None: the local time.
 
     Raises the errors of `RunDir` and `RunDir.create`.
     """
-    text, now = os.fspath(path), time.strftime("%Y%m%d-%H%M%S")
+    text, now = os.fspath(path), now or time.strftime("%Y%m%d-%H%M%S")
     if not job:
         return _new_run_dir(text, now)[0].create()
     parent = RunDir(RunDir(text[: text.index(TIME)] + "time").base.parent).create()

@@ -48,14 +48,14 @@ class Served:
 
     Args:
         directory: one with run dirs in it or below, or anything that `open_run` takes.
-        every_s: seconds; answers may be as old as that, and older if reading takes long; None: `EVERY_S`.
+        every_s: seconds; answers may be as old as that, and older if reading takes long; 0: none is old.
 
     Raises MissingFileError or NotADirectoryPathError if there is no such directory.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], *, every_s: float | None = None) -> None:
+    def __init__(self, directory: str | os.PathLike[str], *, every_s: float = EVERY_S) -> None:
         self.path = Path(os.path.realpath(os.path.expanduser(directory)))
-        self._every_s = EVERY_S if every_s is None else every_s
+        self._every_s = every_s
         self._lock = threading.Lock()  # of `_opened`
         self._opened: OrderedDict[tuple[str, ...], _Run] = OrderedDict()
         self._names: set[str] = set()  # all that were ever listed
@@ -131,7 +131,8 @@ class _Pace:
             yield
         finally:
             end_s = time.monotonic()
-            self._next_s = end_s + max(self._every_s, PAUSE * (end_s - begin_s))
+            if self._every_s:
+                self._next_s = end_s + max(self._every_s, PAUSE * (end_s - begin_s))
 
 
 class _Kept:

@@ -76,8 +76,8 @@ def test_base_and_numpy_do_not_import_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_missing_framework_is_reported_with_its_pip_line(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)
+def test_a_missing_framework_is_reported_with_its_pip_line(monkeypatch, hide_package):
+    hide_package("torch")
     monkeypatch.delitem(sys.modules, "distsummary.frameworks.torch", raising=False)
     with pytest.raises(ImportError, match="pip install torch"):
         base.load("torch")

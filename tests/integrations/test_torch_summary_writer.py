@@ -19,7 +19,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils import tensorboard
 
 import distsummary as ds
-from distsummary.base import extras
 from distsummary.errors import InvalidTypeError, InvalidValueError, MissingExtraError
 from distsummary.integrations import SummaryWriter
 
@@ -276,17 +275,19 @@ def test_a_missing_codec_is_named_with_the_pip_line(
     arguments: tuple[Any, ...],
     line: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    hide_package: Callable[[str], None],
 ) -> None:
-    monkeypatch.setattr(extras, "_is_missing", lambda name: True)
+    hide_package({"pillow": "PIL"}.get(package := line.rpartition(" ")[2], package))
     with SummaryWriter(tmp_path) as writer, pytest.raises(MissingExtraError, match=f"{method}.*run: {line}"):
         getattr(writer, method)("x", *arguments)
 
 
-def test_without_tensorboard_the_import_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_tensorboard_the_import_says_so(
+    monkeypatch: pytest.MonkeyPatch, hide_package: Callable[[str], None]
+) -> None:
     from distsummary import integrations
 
     monkeypatch.delitem(vars(integrations), "SummaryWriter", raising=False)
-    monkeypatch.setattr(extras, "_is_missing", lambda name: name == "tensorboard")
+    hide_package("tensorboard")
     with pytest.raises(MissingExtraError, match=r"SummaryWriter needs tensorboard.*pip install tensorboard"):
         integrations.SummaryWriter  # noqa: B018

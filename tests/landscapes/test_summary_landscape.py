@@ -1,7 +1,6 @@
 """MindSpore's door to landscapes: what it takes, what it refuses, and that its numbers are MindSpore's."""
 
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from tests.unit.landscapes.golden_mlp import Mlp, batches, cross_entropy
 from tests.unit.landscapes.test_generator import make_parts, recorded_run
 
 SMALL = {"landscape_size": 3, "num_samples": 16}
+pytestmark = pytest.mark.usefixtures("no_matplotlib")  # tests/pictures looks at pictures
 
 
 @pytest.fixture
@@ -43,12 +43,6 @@ def run_dir(nasty_tmp_path: Path) -> RunDir:
 def untouched(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     """The same, for all tests that write nothing."""
     return recorded_run(tmp_path_factory.mktemp("untouched") / "run")
-
-
-@pytest.fixture(autouse=True)
-def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures take longer than all else here; tests/pictures looks at them."""
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
 
 
 def generate(run_dir: RunDir, **changes: Any) -> dict[str, LossGrid]:

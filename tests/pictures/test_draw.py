@@ -2,7 +2,7 @@
 
 import pickle
 import struct
-import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -362,11 +362,11 @@ def test_without_a_path_the_figure_is_returned_and_pyplot_does_not_know_it() -> 
         grid.plot(kind="heat")
 
 
-def test_a_notebook_shows_a_grid_and_its_figure_without_pyplot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_shows_a_grid_and_its_figure_without_pyplot(hide_package: Callable[[str], None]) -> None:
     grid = make_grid()
     figure: Any = grid.plot()  # Any: notebooks ask for the method, not for a type
     assert figure._repr_png_() == grid._repr_png_() == draw(grid)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    hide_package("matplotlib")
     assert grid._repr_png_() is None
     with pytest.raises(MissingExtraError, match="pip install matplotlib"):
         grid.plot()

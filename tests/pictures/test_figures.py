@@ -95,8 +95,7 @@ def test_a_figure_that_cannot_be_drawn_is_refused_with_its_name():
             checked_value("figure", "f", Figure(figsize=size, dpi=100))
 
 
-def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+def test_without_matplotlib_the_extra_is_named(no_matplotlib):
     with pytest.raises(
         MissingExtraError, match=r"the figure 'f' needs matplotlib, which .* pip install matplotlib"
     ):

@@ -1,7 +1,7 @@
 """What a landscape leaves in its run: events for the viewers, grids and pictures."""
 
 import struct
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -159,11 +159,15 @@ def test_a_landscape_around_a_checkpoint_file_has_the_loss_curve_of_the_run_it_i
 
 
 def test_without_matplotlib_an_older_picture_does_not_stay(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, one_picture: None
+    run_dir: RunDir,
+    hide_package: Callable[[str], None],
+    caplog: pytest.LogCaptureFixture,
+    one_picture: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     write_landscapes(run_dir, [make_grid(), random_grid()])
     monkeypatch.undo()
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    hide_package("matplotlib")
     made = write_landscapes(run_dir, [make_grid(z=np.ones((3, 4)))])
     assert "pip install matplotlib" in caplog.text
     assert tags(run_dir, "tensorboard", "image") == ["landscape_[9]", "landscape_[9]/surface"]

@@ -65,10 +65,18 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 @pytest.fixture(autouse=True)
-def unhurried_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine takes long to start the process that reads what dead ranks left, and to end a rank."""
-    monkeypatch.setattr(launcher, "TRACE_S", PATIENCE_S)
-    monkeypatch.setattr(launcher, "INTERRUPT_S", PATIENCE_S)
+def launch_times(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets how long `ds.launch` waits: `launch_times(GRACE_S=0.5)`.
+
+    A busy machine takes long to start the process that reads what dead ranks left, and to end a rank.
+    """
+
+    def change(**seconds: float) -> None:
+        for name, value in seconds.items():
+            monkeypatch.setattr(launcher, name, value)
+
+    change(TRACE_S=PATIENCE_S, INTERRUPT_S=PATIENCE_S)
+    return change
 
 
 @pytest.fixture(autouse=True)

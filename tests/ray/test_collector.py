@@ -17,8 +17,9 @@ from ray.util.placement_group import placement_group, remove_placement_group
 
 from distsummary import SummaryRecord
 from distsummary.aggregate.actor_listener import DigestListener
-from distsummary.collect import patience
+from distsummary.base.actor_calls import RayConnection
 from distsummary.collect.actor_writer import RemoteWriter
+from distsummary.collect.patience import Patience
 from distsummary.collect.rank_collector import Collectors
 from distsummary.events.async_writer import AsyncWriter
 from distsummary.events.reader import read_directory
@@ -33,11 +34,19 @@ from tests.ray.receiver import GROUP, NAME, NAMESPACE, start_receiver
 from tests.unit.format import samples
 
 RUN_ID = "00000000000000ab"
+pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 
-def open_remote(path, *, is_up: bool = True) -> tuple[RemoteWriter, AsyncWriter]:
+def patient(**changes) -> Patience:
+    """What is slow on a busy machine does not hang."""
+    return Patience(**{"awaited_s": 60.0, "outage_s": 60.0} | changes)
+
+
+def open_remote(
+    path, *, is_up: bool = True, kind: type[RemoteWriter] = RemoteWriter, patience=None, **options
+) -> tuple[RemoteWriter, AsyncWriter]:
     spec = WriterSpec(directory=str(path), run_id=RUN_ID, interval_s=0.01)
-    remote = RemoteWriter(spec)
+    remote = kind(spec, patience=patience or patient(), **options)
     if is_up:
         remote.start()
     return remote, AsyncWriter(remote, spec)
@@ -152,13 +161,6 @@ def test_a_value_that_cannot_be_sent_is_counted_not_raised(tmp_path):
     assert writer.health().dropped == {"scalar": 1}
 
 
-@pytest.fixture(autouse=True)
-def _patient(ray_cluster, monkeypatch):
-    """Every test here needs the cluster; what is slow on a busy machine does not hang."""
-    for name in ("AWAITED_S", "OUTAGE_S"):
-        monkeypatch.setattr(patience, name, 60.0)
-
-
 def test_a_collector_that_cannot_write_gets_the_same_batches_again(tmp_path):
     _, writer = open_remote(tmp_path / "run")
     writer.write(Event(0, 0.0, [Value("scalar", "loss", 0.0)]))
@@ -181,7 +183,7 @@ def test_a_collector_that_cannot_write_gets_the_same_batches_again(tmp_path):
 
 def test_the_largest_events_arrive_and_only_the_budget_is_on_its_way(tmp_path):
     spec = WriterSpec(directory=str(tmp_path), run_id=RUN_ID, formats=("mindspore",))
-    remote = RemoteWriter(spec)
+    remote = RemoteWriter(spec, patience=patient())
     remote.start()
     elements = (255 << 20) // 4
     for seq in (1, 2):
@@ -195,12 +197,13 @@ def test_the_largest_events_arrive_and_only_the_budget_is_on_its_way(tmp_path):
     assert found == [(1, elements, 1.0), (2, elements, 2.0)]
 
 
-def test_a_stopped_collector_is_replaced_and_no_one_hangs(tmp_path, monkeypatch):
-    remote, writer = open_remote(tmp_path)
+def test_a_stopped_collector_is_replaced_and_no_one_hangs(tmp_path):
+    patience = patient()
+    remote, writer = open_remote(tmp_path, patience=patience)
     writer.write(Event(0, 0.0, [Value("scalar", "loss", 0.0)]))
     writer.flush()
     os.kill(collector_pid(remote), signal.SIGSTOP)
-    monkeypatch.setattr(patience, "ANSWER_S", 1.0)
+    patience.answer_s = 1.0
     for step in range(1, 20):
         writer.write(Event(step, 0.0, [Value("scalar", "loss", float(step))]))
     writer.close()
@@ -209,13 +212,14 @@ def test_a_stopped_collector_is_replaced_and_no_one_hangs(tmp_path, monkeypatch)
     assert writer.health().dropped == {}
 
 
-def test_a_collector_that_hangs_at_the_end_costs_no_event(tmp_path, monkeypatch):
-    remote, writer = open_remote(tmp_path)
+def test_a_collector_that_hangs_at_the_end_costs_no_event(tmp_path):
+    patience = patient()
+    remote, writer = open_remote(tmp_path, patience=patience)
     writer.write(Event(0, 0.0, [Value("scalar", "loss", 0.0)]))
     writer.flush()
     process = psutil.Process(collector_pid(remote))
     process.suspend()
-    monkeypatch.setattr(patience, "AWAITED_S", 0.5)
+    patience.awaited_s = 0.5
     for step in range(1, 200):
         writer.write(Event(step, 0.0, [Value("scalar", "loss", float(step))]))
     writer.close()
@@ -228,14 +232,15 @@ def test_a_collector_that_hangs_at_the_end_costs_no_event(tmp_path, monkeypatch)
     assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_collector_that_hangs_keeps_no_flush_waiting(tmp_path, monkeypatch):
-    remote, writer = open_remote(tmp_path)
+def test_a_collector_that_hangs_keeps_no_flush_waiting(tmp_path):
+    patience = patient()
+    remote, writer = open_remote(tmp_path, patience=patience)
     for step in range(50):
         writer.write(Event(step, 0.0, [Value("scalar", "loss", float(step))]))
         if step == 20:
             writer.flush()
             os.kill(collector_pid(remote), signal.SIGSTOP)
-            monkeypatch.setattr(patience, "AWAITED_S", 0.5)
+            patience.awaited_s = 0.5
     assert writer.flush()
     for dialect in DIALECTS:
         assert seqs(tmp_path, dialect) == list(range(1, 51))
@@ -245,10 +250,7 @@ def test_a_collector_that_hangs_keeps_no_flush_waiting(tmp_path, monkeypatch):
     assert writer.health().events == 51
 
 
-def test_a_collector_that_dies_again_and_again_is_started_a_few_times_then_done_without(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(patience, "STARTS", 3)
+def test_a_collector_that_dies_again_and_again_is_started_a_few_times_then_done_without(tmp_path):
     started = []
 
     class Dying(Collectors):
@@ -259,8 +261,7 @@ def test_a_collector_that_dies_again_and_again_is_started_a_few_times_then_done_
         started.append(scope)
         return ray.remote(Dying).options(num_cpus=0).remote()
 
-    monkeypatch.setattr("distsummary.collect.actor_writer.start_collector", start)
-    _, writer = open_remote(tmp_path, is_up=False)
+    _, writer = open_remote(tmp_path, is_up=False, patience=patient(starts=3), start=start)
     for step in range(50):
         writer.write(Event(step, 0.0, [Value("scalar", "loss", float(step))]))
     while not any("itself" in reason for reason in writer.health().errors):
@@ -277,11 +278,10 @@ def test_a_collector_that_dies_again_and_again_is_started_a_few_times_then_done_
 
 
 def test_a_rank_whose_directory_cannot_be_opened_counts_everything_and_says_why(tmp_path, monkeypatch):
-    monkeypatch.setattr(patience, "OUTAGE_S", 0.0)
     monkeypatch.setattr("distsummary.events.async_writer.CLOSE_S", 0.1)
     monkeypatch.setattr("distsummary.events.async_writer.LATE_S", 0.1)
     (tmp_path / "rank").touch()
-    _, writer = open_remote(tmp_path / "rank", is_up=False)
+    _, writer = open_remote(tmp_path / "rank", is_up=False, patience=patient(outage_s=0.0))
     for step in range(100):
         writer.write(Event(step, 0.0, [Value("scalar", "loss", float(step))]))
     assert not writer.flush()
@@ -291,10 +291,9 @@ def test_a_rank_whose_directory_cannot_be_opened_counts_everything_and_says_why(
     assert writer.health().events == 0
 
 
-def test_what_the_collector_cannot_open_the_rank_writes_itself_when_it_can(tmp_path, monkeypatch):
-    monkeypatch.setattr(patience, "OUTAGE_S", 0.0)
+def test_what_the_collector_cannot_open_the_rank_writes_itself_when_it_can(tmp_path):
     (tmp_path / "rank").touch()
-    _, writer = open_remote(tmp_path / "rank", is_up=False)
+    _, writer = open_remote(tmp_path / "rank", is_up=False, patience=patient(outage_s=0.0))
     for step in range(100):
         writer.write(Event(step, 0.0, [Value("scalar", "loss", float(step))]))
     assert not writer.flush()
@@ -304,15 +303,18 @@ def test_what_the_collector_cannot_open_the_rank_writes_itself_when_it_can(tmp_p
     assert steps(tmp_path / "rank", "mindspore") == list(range(100))
 
 
-def test_what_is_on_its_way_when_ray_ends_is_written_by_the_rank(tmp_path, monkeypatch):
+def test_what_is_on_its_way_when_ray_ends_is_written_by_the_rank(tmp_path):
+    class Ended(RayConnection):
+        def is_open(self) -> bool:
+            return False
+
     remote, writer = open_remote(tmp_path)
     for step in range(50):
         writer.write(Event(step, 0.0, [Value("scalar", "loss", float(step))]))
         if step == 20:
             writer.flush()
             pid = collector_pid(remote)
-            monkeypatch.setattr(remote._ray, "is_open", lambda: False)
-            monkeypatch.setattr(remote, "_send", None)  # a call would start a cluster
+            remote._ray = Ended()
     writer.close()
     assert writer.health().missing == ""
     for dialect in DIALECTS:
@@ -322,7 +324,7 @@ def test_what_is_on_its_way_when_ray_ends_is_written_by_the_rank(tmp_path, monke
 
 def test_what_a_killed_collector_wrote_without_acknowledging_is_counted_once(tmp_path):
     spec = WriterSpec(directory=str(tmp_path), run_id=RUN_ID)
-    remote = RemoteWriter(spec)
+    remote = RemoteWriter(spec, patience=patient())
     remote.start()
     remote.write(batch_of(1, np.zeros(1)))
     remote.flush()
@@ -366,10 +368,11 @@ def test_no_other_process_is_killed_that_has_the_pid_now(tmp_path):
 
 def test_what_a_starting_collector_would_keep_too_long_the_rank_writes_until_it_is_up(tmp_path, monkeypatch):
     monkeypatch.setattr("distsummary.collect.actor_writer.KEPT_BYTES", 1000)
-    starting = held_back(monkeypatch)
+    starting = threading.Event()
     receiver = start_receiver()
     spec = WriterSpec(directory=str(tmp_path), run_id=RUN_ID, interval_s=0.01)
-    remote = RemoteWriter(spec, DigestListener(NAME, NAMESPACE, GROUP))
+    listener = DigestListener(NAME, NAMESPACE, GROUP)
+    remote = held_back(starting)(spec, listener, patience=patient())
     writer = AsyncWriter(remote, spec)
     remote.waiting_bytes = writer.waiting_bytes
     written = 0
@@ -397,9 +400,8 @@ def test_what_a_starting_collector_would_keep_too_long_the_rank_writes_until_it_
 
 
 @pytest.mark.parametrize("how", ["flush", "close"])
-def test_who_flushes_or_closes_does_not_wait_for_a_collector_that_starts(tmp_path, monkeypatch, how):
-    held_back(monkeypatch)
-    _, writer = open_remote(tmp_path, is_up=False)
+def test_who_flushes_or_closes_does_not_wait_for_a_collector_that_starts(tmp_path, how):
+    _, writer = open_remote(tmp_path, is_up=False, kind=held_back(threading.Event()))
     writer.write(Event(1, 0.0, [Value("scalar", "loss", 1.0)]))
     getattr(writer, how)()
     assert steps(tmp_path, "mindspore") == [1]
@@ -412,7 +414,7 @@ def test_who_flushes_or_closes_does_not_wait_for_a_collector_that_starts(tmp_pat
     [
         (
             {"resources": {"nowhere": 1}},
-            "the collector is not up after 20 s (is there memory and a process for it? see ray status); "
+            "the collector is not up after 0 s (is there memory and a process for it? see ray status); "
             "this process writes the files until it is",
         ),
         (
@@ -422,14 +424,12 @@ def test_who_flushes_or_closes_does_not_wait_for_a_collector_that_starts(tmp_pat
     ],
 )
 def test_a_node_without_a_place_for_the_collector_is_named_once_and_the_rank_writes(
-    tmp_path, monkeypatch, caplog, place, line
+    tmp_path, caplog, place, line
 ):
     def start(scope):
         return ray.remote(Collectors).options(num_cpus=0, **place).remote()
 
-    monkeypatch.setattr("distsummary.collect.actor_writer.start_collector", start)
-    monkeypatch.setattr(patience, "OUTAGE_S", 0.0)
-    _, writer = open_remote(tmp_path, is_up=False)
+    _, writer = open_remote(tmp_path, is_up=False, patience=patient(outage_s=0.0), start=start)
     for step in range(3):
         writer.write(Event(step, 0.0, [Value("scalar", "loss", 1.0)]))
     writer.close()
@@ -438,15 +438,14 @@ def test_a_node_without_a_place_for_the_collector_is_named_once_and_the_rank_wri
     assert found.startswith(f"rank=0 {line}")
 
 
-def held_back(monkeypatch) -> threading.Event:
-    """Actors that do not seem to be up until the event is set."""
-    is_up, look = threading.Event(), RemoteWriter._has_started
+def held_back(is_up: threading.Event) -> type[RemoteWriter]:
+    """Its actor does not seem to be up until the event is set."""
 
-    def has_started(remote, timeout_s=0.0) -> bool:
-        return look(remote, timeout_s) if is_up.is_set() else is_up.wait(timeout_s)
+    class HeldBack(RemoteWriter):
+        def _has_started(self, timeout_s=0.0) -> bool:
+            return super()._has_started(timeout_s) if is_up.is_set() else is_up.wait(timeout_s)
 
-    monkeypatch.setattr(RemoteWriter, "_has_started", has_started)
-    return is_up
+    return HeldBack
 
 
 def test_writers_of_one_process_share_an_actor_which_ends_with_the_last(tmp_path):
@@ -505,7 +504,6 @@ def test_without_memory_for_a_collector_a_line_gives_the_reason_and_the_rank_wri
     size = 10 << 30
     monkeypatch.setattr(ray._private.utils, "get_system_memory", lambda: size)
     monkeypatch.setattr(ray._private.utils, "get_used_memory", lambda: int(0.95 * size) - (100 << 20))
-    monkeypatch.setattr("distsummary.collect.actor_writer.start_collector", None)  # no actor is asked for
     with SummaryRecord(tmp_path, collectors="rank") as record:
         record.scalars(1, {"loss": 1.0})
     assert steps(tmp_path, "mindspore") == [1]

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import ray
 
 from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.landscapes.run import actor_crew, actor_resources
-from distsummary.landscapes.run.actor_crew import UNRESERVED, ActorCrew
+from distsummary.landscapes.run.actor_crew import UNRESERVED, ActorCrew, CrewTimes
 from distsummary.landscapes.run.work import Job, Work
 from tests.patience import PATIENCE_S
 
@@ -26,12 +26,6 @@ pytestmark = pytest.mark.usefixtures("ray_cluster")
 ON_CPU = {"num_cpus": 1.0}
 ON_GPU = {"num_gpus": 1.0, "num_cpus": 0.0}  # the cluster has none
 AMPLE = {"num_cpus": 64.0}  # nor as many of these
-
-
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actor_crew, "START_S", PATIENCE_S)
-    monkeypatch.setattr(actor_crew, "WAIT_S", 0.1)
 
 
 class Applier:
@@ -79,8 +73,17 @@ class Numbers(Work):
         self.jobs += self.held.pop(worker, [])
 
 
-def crew_of(function: Any = abs, resources: Any = (ON_CPU,), **options: Any) -> ActorCrew:
-    return ActorCrew(Applier, [function], resources, name="test", beginning="when it began", **options)
+def crew_of(
+    function: Any = abs,
+    resources: Any = (ON_CPU,),
+    *,
+    times: Mapping[str, float] | None = None,
+    **options: Any,
+) -> ActorCrew:
+    seconds = CrewTimes(**{"start_s": PATIENCE_S, "wait_s": 0.1} | dict(times or {}))
+    return ActorCrew(
+        Applier, [function], resources, name="test", beginning="when it began", times=seconds, **options
+    )
 
 
 def kinds(crew: ActorCrew) -> list[dict[str, float]]:
@@ -161,8 +164,7 @@ class Ender(logging.Handler):
 
 
 @pytest.fixture
-def ender(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ender]:
-    monkeypatch.setattr(actor_crew, "SILENT_S", 1.0)
+def ender() -> Iterator[Ender]:
     ender = Ender()
     logger = logging.getLogger(actor_crew.__name__)
     logger.addHandler(ender)
@@ -171,7 +173,7 @@ def ender(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ender]:
 
 
 def test_a_silent_worker_is_reported_with_its_process_and_may_be_killed(tmp_path: Path, ender: Ender) -> None:
-    with crew_of(once(tmp_path / "flag", signal.SIGSTOP)) as crew:
+    with crew_of(once(tmp_path / "flag", signal.SIGSTOP), times={"silent_s": 1.0}) as crew:
         crew.do(work := Numbers())
     assert work.is_finished
     assert re.fullmatch(
@@ -182,13 +184,14 @@ def test_a_silent_worker_is_reported_with_its_process_and_may_be_killed(tmp_path
 
 
 def test_a_worker_without_a_reservation_takes_the_place_of_those_that_wait_for_gpus(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(actor_crew, "START_S", 0.0)
-    monkeypatch.setattr(actor_crew, "GROW_S", 0.0)
     given_up: list[bool] = []
     with crew_of(
-        resources=[ON_GPU] * 2, forgo=lambda: given_up.append(True), more=lambda points: [ON_GPU, ON_CPU]
+        resources=[ON_GPU] * 2,
+        forgo=lambda: given_up.append(True),
+        more=lambda points: [ON_GPU, ON_CPU],
+        times={"start_s": 0.0, "grow_s": 0.0},
     ) as crew:
         crew.do(work := Numbers())
         assert work.is_finished
@@ -198,19 +201,15 @@ def test_a_worker_without_a_reservation_takes_the_place_of_those_that_wait_for_g
     assert caplog.text.count("no test worker started in 0 s") == 1
 
 
-def test_it_stands_next_to_those_that_wait_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actor_crew, "START_S", 0.0)
-    with crew_of(resources=[AMPLE]) as crew:
+def test_it_works_next_to_those_that_wait_for_cpus() -> None:
+    with crew_of(resources=[AMPLE], times={"start_s": 0.0}) as crew:
         crew.do(work := Numbers())
         assert work.is_finished
         assert kinds(crew) == [AMPLE, UNRESERVED]
 
 
-def test_a_gpu_is_waited_for_where_gpus_have_given_results(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(actor_crew, "START_S", 0.0)
-    with crew_of(resources=[ON_GPU]) as crew:
+def test_a_gpu_is_waited_for_where_gpus_have_given_results(caplog: pytest.LogCaptureFixture) -> None:
+    with crew_of(resources=[ON_GPU], times={"start_s": 0.0}) as crew:
         crew._has_results = True
         for _ in range(2):
             crew._look_after_workers()
@@ -218,11 +217,8 @@ def test_a_gpu_is_waited_for_where_gpus_have_given_results(
     assert caplog.text.count("got its GPU in 0 s; still waiting for a GPU") == 1
 
 
-def test_a_crew_continues_when_what_a_dead_worker_held_is_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(actor_crew, "START_S", 1.0)
-    with crew_of(once(tmp_path / "flag")) as crew:
+def test_a_crew_continues_when_what_a_dead_worker_held_is_taken(tmp_path: Path) -> None:
+    with crew_of(once(tmp_path / "flag"), times={"start_s": 1.0}) as crew:
         crew._workers["worker-0"].options = AMPLE  # as if others had taken it
         crew.do(work := Numbers())
     assert work.is_finished

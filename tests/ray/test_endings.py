@@ -6,13 +6,13 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import distsummary as ds
 from distsummary.errors import RanksFailedError
-from distsummary.launching import launcher
 from distsummary.rundir.states import read_run
 from tests.interrupts import sigint
 from tests.patience import PATIENCE_S
@@ -21,9 +21,9 @@ RANKS = 4
 
 
 @pytest.fixture(autouse=True)
-def _connected(ray_cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def _connected(ray_cluster: None, launch_times: Callable[..., None]) -> None:
     """Every test here needs the cluster; the ranks have the time that they need on a busy machine."""
-    monkeypatch.setattr(launcher, "GRACE_S", PATIENCE_S)
+    launch_times(GRACE_S=PATIENCE_S)
 
 
 def train(place: Path, how: tuple[str, ...]) -> None:
@@ -61,7 +61,7 @@ def test_the_run_says_how_each_rank_of_a_launch_ended(tmp_path: Path) -> None:
     ("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
 )
 def test_a_signal_interrupts_the_ranks_which_close_their_files(
-    tmp_path: Path, number: int, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, number: int, error: type[BaseException]
 ) -> None:
     def interrupt() -> None:
         while len(list(tmp_path.glob("up *"))) < RANKS:
@@ -71,7 +71,6 @@ def test_a_signal_interrupts_the_ranks_which_close_their_files(
     thread = threading.Thread(target=interrupt)
     thread.start()
     how = ("time.sleep(60)",) * RANKS
-    monkeypatch.setattr(launcher, "INTERRUPT_S", PATIENCE_S)
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))  # as Ray's in a driver
     with sigint(signal.default_int_handler), pytest.raises(error):
         ds.launch(functools.partial(train, tmp_path, how), ranks=RANKS, backend=None)

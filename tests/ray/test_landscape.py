@@ -28,6 +28,7 @@ from distsummary.landscapes.engines.worker import Task
 from distsummary.landscapes.model.user_code import BatchLoss
 from distsummary.landscapes.run import actor_crew
 from distsummary.landscapes.run.actor import RayWorkers
+from distsummary.landscapes.run.actor_crew import CrewTimes
 from distsummary.landscapes.run.runner import InProcessWorkers
 from distsummary.landscapes.run.scheduler import Scheduler
 from tests.conftest import ROOT
@@ -53,7 +54,7 @@ def batches() -> list[Any]:
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actor_crew, "START_S", PATIENCE_S)
+    monkeypatch.setattr(actor_crew, "TIMES", CrewTimes(start_s=PATIENCE_S, grow_s=0.2))
 
 
 def draw(workers: int | str, size: int = 7, **more: Any) -> LossGrid:
@@ -219,8 +220,7 @@ def test_a_cluster_that_is_fully_reserved_still_draws() -> None:
         ray.util.remove_placement_group(group)
 
 
-def test_what_becomes_free_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actor_crew, "GROW_S", 0.2)
+def test_what_becomes_free_is_taken() -> None:
     group = ray.util.placement_group([{"CPU": 1}] * 3)
     assert group.wait(PATIENCE_S)
 

@@ -76,8 +76,8 @@ def test_an_interrupt_that_python_drops_ends_the_ranks_too(monkeypatch):
         launch(lambda: time.sleep(3600), ranks=1, backend=None)
 
 
-def test_ranks_that_hang_after_a_failure_are_stopped(monkeypatch):
-    monkeypatch.setattr(MODULE, "GRACE_S", 0.5)
+def test_ranks_that_hang_after_a_failure_are_stopped(launch_times):
+    launch_times(GRACE_S=0.5)
 
     def train():
         if os.environ["RANK"] == "1":
@@ -207,8 +207,8 @@ def test_the_exit_handlers_of_ranks_run_while_actors_can_be_reached(tmp_path):
     assert [(tmp_path / rank).read_text() for rank in "01"] == ["reached", "reached"]
 
 
-def test_a_rank_whose_exit_handlers_hang_is_killed(monkeypatch, caplog):
-    monkeypatch.setattr(MODULE, "LEAVE_S", 0.5)
+def test_a_rank_whose_exit_handlers_hang_is_killed(launch_times, caplog):
+    launch_times(LEAVE_S=0.5)
 
     def train():
         import atexit
@@ -220,8 +220,8 @@ def test_a_rank_whose_exit_handlers_hang_is_killed(monkeypatch, caplog):
     assert "1 rank(s) did not end within 0.5 s" in caplog.text
 
 
-def test_a_request_beyond_the_cluster_says_what_there_is(monkeypatch):
-    monkeypatch.setattr(MODULE, "PLACEMENT_TIMEOUT_S", 1.0)
+def test_a_request_beyond_the_cluster_says_what_there_is(launch_times):
+    launch_times(PLACEMENT_TIMEOUT_S=1.0)
     with pytest.raises(RanksFailedError, match=r"did not fit.*the cluster has"):
         launch(lambda: None, ranks=64, backend=None)
 

@@ -23,9 +23,6 @@ from distsummary.landscapes.run.supervision import MAX_DEATHS, NOT_BEGUN, SILENT
 from distsummary.landscapes.run.work import Job, Work
 from distsummary.landscapes.run.worker_failures import raised
 
-WAIT_S = 1.0  # the longest wait for a result before all workers are checked for silence
-START_S = 30.0  # if no worker has started after this time, one that reserves no resources is added
-GROW_S = 10.0  # interval between two queries for free resources of the cluster
 READ_S = 1.0  # limit for reading the results of killed actors' calls, which fail within milliseconds
 UNRESERVED = {"num_cpus": 0.0}
 IN_CREATION = "error raised in its creation task"  # part of Ray's message, for example if an import failed
@@ -46,6 +43,26 @@ ENVIRONMENT = {
 }
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrewTimes:
+    """How long a crew waits, in seconds.
+
+    Attributes:
+        wait_s: the longest wait for a result before all workers are checked for silence.
+        start_s: if no worker has started after this time, one that reserves no resources is added.
+        grow_s: the interval between two queries for free resources of the cluster.
+        silent_s: a worker is reported after this silence.
+    """
+
+    wait_s: float = 1.0
+    start_s: float = 30.0
+    grow_s: float = 10.0
+    silent_s: float = SILENT_S
+
+
+TIMES = CrewTimes()
 
 
 @dataclass(slots=True)
@@ -83,6 +100,7 @@ class ActorCrew:
         forgo: called when the crew stops waiting for GPUs and continues without them.
         max_deaths: after this many successive deaths without a result, or earlier if all workers fail to
             begin in the same way, LandscapeError is raised, with `remedy` in its message.
+        times: how long it waits; None: TIMES.
     """
 
     def __init__(
@@ -97,7 +115,9 @@ class ActorCrew:
         forgo: Callable[[], None] = lambda: None,
         max_deaths: int = MAX_DEATHS,
         remedy: str = LOOK,
+        times: CrewTimes | None = None,
     ) -> None:
+        self._times = times = times or TIMES
         self._kind, self._arguments, self._name, self._beginning = kind, arguments, name, beginning
         self._more, self._forgo, self._max_deaths, self._remedy = more, forgo, max_deaths, remedy
         self.names: list[str] = []  # of all workers, dead ones included
@@ -106,8 +126,9 @@ class ActorCrew:
         self._workers: dict[str, _Worker] = {}
         self._calls: dict[Any, _Call] = {}  # calls in progress, by reference
         self._has_results = False
-        self._silences = Silences(SILENT_S)
-        self._patience_ends, self._grows_at = time.monotonic() + START_S, time.monotonic() + GROW_S
+        self._silences = Silences(times.silent_s)
+        now = time.monotonic()
+        self._patience_ends, self._grows_at = now + times.start_s, now + times.grow_s
         for options in resources:
             self._start(options)
         self._deaths = Deaths(len(self._workers), max_deaths)
@@ -116,7 +137,7 @@ class ActorCrew:
         """Have the workers do the work; returns when it is finished and at least one worker has begun."""
         self._feed(list(self._workers), work)
         while not (work.is_finished and self.begun is not None):
-            ready, _ = ray.wait(list(self._calls), num_returns=1, timeout=WAIT_S)
+            ready, _ = ray.wait(list(self._calls), num_returns=1, timeout=self._times.wait_s)
             for reference in ready:
                 self._take(reference, work)
             self._look_after_workers()
@@ -213,8 +234,8 @@ class ActorCrew:
                 place = ray.get(self._workers[worker].place)
                 text = "%s %s (process %s) has not answered for %.0f s; if it hangs, kill that process%s"
                 _log.warning(text, self._name, worker, place, silent_s, then)
-        if started:  # if they all die, wait START_S again: other programs may take their resources
-            self._patience_ends = now + START_S
+        if started:  # if they all die, wait that long again: other programs may take their resources
+            self._patience_ends = now + self._times.start_s
             return
         if now < self._patience_ends:
             return
@@ -228,11 +249,11 @@ class ActorCrew:
                 "finished points and CPUs round differently; free a GPU, or stop this call: if it has "
                 "run_dir=, repeating it later keeps the finished points",
                 self._name,
-                START_S,
+                self._times.start_s,
             )
             return
         text = "no %s worker started in %g s; starting one on the CPU, for which Ray reserves no resources"
-        _log.warning(text, self._name, START_S)
+        _log.warning(text, self._name, self._times.start_s)
         for worker in on_gpus:
             self._drop(worker)
         if on_gpus:
@@ -245,7 +266,7 @@ class ActorCrew:
         is_starting = not all(worker.has_begun for worker in self._workers.values())
         if self._more is None or now < self._grows_at or is_starting:
             return
-        self._grows_at = now + GROW_S
+        self._grows_at = now + self._times.grow_s
         kinds = {_kind(worker.options) for worker in self._workers.values()}
         for options in self._more(work.waiting):
             if _kind(options) in kinds:

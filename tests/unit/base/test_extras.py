@@ -1,8 +1,8 @@
 """A package that is missing is refused with a pip line that works on any machine."""
 
 import re
-import sys
 import tomllib
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
@@ -24,9 +24,9 @@ HINT = re.compile(r"pip install ([^`\n]+)")
 ELSEWHERE = {"nvidia-ml-py", "mindspore"}  # for the utilisation of a GPU; a framework of its own environment
 
 
-def test_all_missing_packages_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn", None)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+def test_all_missing_packages_are_named_at_once(hide_package: Callable[[str], None]) -> None:
+    hide_package("sklearn")
+    hide_package("matplotlib")
     with pytest.raises(MissingExtraError) as caught:
         require("the demo", "json", "sklearn", "matplotlib")
     assert str(caught.value) == (

@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import sys
 
 import numpy as np
 import pytest
@@ -125,8 +124,8 @@ def test_a_state_that_the_format_cannot_hold_is_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_library_is_reported_with_its_pip_line(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "safetensors", None)
+def test_a_missing_library_is_reported_with_its_pip_line(tmp_path, hide_package):
+    hide_package("safetensors")
     with pytest.raises(MissingExtraError, match="pip install safetensors"):
         write_safetensors(tmp_path / "a.safetensors", ARRAYS)
     with pytest.raises(MissingExtraError, match="pip install safetensors"):

@@ -129,8 +129,12 @@ def test_a_length_that_the_loop_does_not_know_may_be_negative(tmp_path, writers)
     assert collector.health().errors == {}
 
 
-def test_failures_are_raised_if_that_was_asked_for(tmp_path, writers, monkeypatch):
-    monkeypatch.setattr(ListWriter, "write", lambda self, event: 1 / 0)
+def test_failures_are_raised_if_that_was_asked_for(tmp_path, writers):
+    class Failing(ListWriter):
+        def write(self, event):
+            raise ZeroDivisionError
+
+    writers.kind = Failing
     with pytest.raises(WriteError, match="ZeroDivisionError"):
         train(SummaryCollector(tmp_path, raise_exception=True))
     quiet = SummaryCollector(tmp_path)
@@ -177,16 +181,24 @@ def test_a_training_that_fails_leaves_the_run_as_failed_without_complete_lineage
     assert writers[0].closes == 1
 
 
-def test_leaving_closes_everything_even_if_a_part_fails(tmp_path, writers, monkeypatch):
-    monkeypatch.setattr(ListWriter, "close", lambda self: 1 / 0)
+def test_leaving_closes_everything_even_if_a_part_fails(tmp_path, writers):
+    class Failing(ListWriter):
+        def close(self):
+            raise ZeroDivisionError
+
+    writers.kind = Failing
     coordinator = ListCoordinator()
     with pytest.raises(WriteError, match="closing the event files"):
         train(SummaryCollector(tmp_path, coordinator=coordinator, raise_exception=True))
     assert len(coordinator.finished) == 1
 
 
-def test_leaving_reaches_the_coordinator_even_if_what_was_written_is_unknown(tmp_path, writers, monkeypatch):
-    monkeypatch.setattr(ListWriter, "health", lambda self: 1 / 0)
+def test_leaving_reaches_the_coordinator_even_if_what_was_written_is_unknown(tmp_path, writers):
+    class Failing(ListWriter):
+        def health(self):
+            raise ZeroDivisionError
+
+    writers.kind = Failing
     coordinator = ListCoordinator()
     train(SummaryCollector(tmp_path, coordinator=coordinator))
     [(_, _, health)] = coordinator.finished

@@ -6,10 +6,11 @@ import threading
 import pytest
 
 from distsummary.base.failures import Failures, Health
-from distsummary.collect import heartbeat
 from distsummary.collect.heartbeat import Beat, Pulse, with_means
 from distsummary.rundir.deal import Heartbeat
 from tests.patience import PATIENCE_S
+
+AT_ONCE = {"first_s": 0.0, "beat_s": 0.001}
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,7 @@ def test_own_and_waiting_time_are_means_of_the_same_steps():
     assert with_means(Heartbeat(step=20), [Beat(10, 100.0), Beat(20, 110.0)])[-2:] == (None, None)
 
 
-def test_heartbeats_of_the_last_half_minute_make_the_pace(monkeypatch):
+def test_heartbeats_of_the_last_half_minute_make_the_pace():
     """By a clock that makes 5 s a heartbeat; a resumed training has 1,000 steps behind it."""
     ticks, beats, is_done = iter(range(100, 1000, 5)), [], threading.Event()
     steps = iter([1000, 1000, *[1001] * 7, 1051, 1101])
@@ -48,20 +49,17 @@ def test_heartbeats_of_the_last_half_minute_make_the_pace(monkeypatch):
             is_done.set()
         return ()
 
-    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: float(next(ticks)))
-    monkeypatch.setattr(heartbeat, "FIRST_S", 0.0)
-    monkeypatch.setattr(heartbeat, "BEAT_S", 0.001)
-    monkeypatch.setattr(heartbeat, "WINDOW_S", 0.006)
-    pulse = Pulse(place, report, lambda deal: None, Failures(Health(), logging.getLogger()), 1000)
+    failures = Failures(Health(), logging.getLogger())
+    pulse = Pulse(
+        place, report, lambda deal: None, failures, 1000, **AT_ONCE, clock=lambda: float(next(ticks))
+    )
     assert is_done.wait(PATIENCE_S)
     pulse.stop()
     assert beats[:4] == [0.0, 0.0, 5.0, 10.0]
     assert beats[8:11] == [0.0, 30 / 50, 30 / 100]
 
 
-def test_a_heartbeat_that_fails_is_counted_and_the_next_one_follows(monkeypatch):
-    monkeypatch.setattr(heartbeat, "FIRST_S", 0.0)
-    monkeypatch.setattr(heartbeat, "BEAT_S", 0.001)
+def test_a_heartbeat_that_fails_is_counted_and_the_next_one_follows():
     failures, is_done = [OSError("full"), SystemExit(0)], threading.Event()
 
     def report(beat):
@@ -71,7 +69,7 @@ def test_a_heartbeat_that_fails_is_counted_and_the_next_one_follows(monkeypatch)
         return ()
 
     health = Health()
-    pulse = Pulse(Heartbeat, report, lambda deal: None, Failures(health, logging.getLogger()))
+    pulse = Pulse(Heartbeat, report, lambda deal: None, Failures(health, logging.getLogger()), **AT_ONCE)
     assert is_done.wait(PATIENCE_S)
     pulse.stop()
     assert list(health.errors) == ["heartbeat: SystemExit: 0", "heartbeat: OSError: full"]

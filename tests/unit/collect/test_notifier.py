@@ -4,7 +4,6 @@ import os
 
 import pytest
 
-from distsummary.collect import notifier
 from distsummary.collect.notifier import Notifier
 from distsummary.collect.rank_collector import RankCollector
 from distsummary.errors import StaleAttemptError
@@ -33,10 +32,9 @@ def batch_of(first_seq: int, count: int = 2) -> Batch:
     return Batch(run_id=RUN_ID, attempt=0, rank=3, first_seq=first_seq, events=[Scalars(("loss",), rows)])
 
 
-def test_what_is_written_within_a_second_is_one_digest_and_the_last_one_goes_at_once(monkeypatch):
-    monkeypatch.setattr(notifier, "INTERVAL_S", 3600.0)
+def test_what_is_written_within_a_second_is_one_digest_and_the_last_one_goes_at_once():
     receiver = Receiver()
-    reporting = Notifier(receiver, "train")
+    reporting = Notifier(receiver, "train", interval_s=3600.0)
     reporting.wrote(batch_of(1), "a", 100)
     for first_seq in range(3, 21, 2):
         reporting.wrote(batch_of(first_seq), "a", 100 + first_seq)
@@ -51,10 +49,9 @@ def test_what_is_written_within_a_second_is_one_digest_and_the_last_one_goes_at_
     assert not reporting._thread.is_alive()
 
 
-def test_a_notifier_continues_after_its_interval(monkeypatch):
-    monkeypatch.setattr(notifier, "INTERVAL_S", 0.001)
+def test_a_notifier_continues_after_its_interval():
     receiver = Receiver()
-    reporting = Notifier(receiver, "train")
+    reporting = Notifier(receiver, "train", interval_s=0.001)
     for first_seq in (1, 3, 5):
         reporting.wrote(batch_of(first_seq), "a", first_seq)
         while not receiver.digests or receiver.digests[-1].last_seq < first_seq + 1:

@@ -9,7 +9,6 @@ import pytest
 
 from distsummary.base.failures import Failures
 from distsummary.base.health import Health
-from distsummary.collect import system_metrics
 from distsummary.collect.summary_collector import SummaryCollector
 from distsummary.collect.system_metrics import Reading, Sampler, SystemMonitor, sources_of
 from distsummary.errors import ClosedError, InvalidTypeError
@@ -82,10 +81,7 @@ def test_a_source_that_fails_is_counted_once_and_the_others_continue(failures: F
     assert "system_metrics=False" in reason
 
 
-def test_the_thread_outlives_a_sample_that_cannot_be_recorded(
-    failures: Failures, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(system_metrics, "FIRST_S", 0.0)
+def test_the_thread_outlives_a_sample_that_cannot_be_recorded(failures: Failures) -> None:
     recorded: list[object] = []
     has_recovered = threading.Event()
 
@@ -96,21 +92,20 @@ def test_the_thread_outlives_a_sample_that_cannot_be_recorded(
         has_recovered.set()
         return True
 
-    monitor = SystemMonitor(Sampler({}, failures), record, failures)
+    monitor = SystemMonitor(Sampler({}, failures), record, failures, first_s=0.0)
     assert has_recovered.wait(PATIENCE_S)
     monitor.stop()
     assert failures.health.errors == {"system metrics: OSError: no space left": 1}
 
 
-def test_the_thread_ends_with_the_writer(failures: Failures, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(system_metrics, "FIRST_S", 0.0)
+def test_the_thread_ends_with_the_writer(failures: Failures) -> None:
     calls: list[object] = []
 
     def record(sample: object) -> bool:
         calls.append(sample)
         raise ClosedError("closed")
 
-    monitor = SystemMonitor(Sampler({}, failures), record, failures)
+    monitor = SystemMonitor(Sampler({}, failures), record, failures, first_s=0.0)
     monitor._thread.join(PATIENCE_S)
     assert not monitor._thread.is_alive()
     monitor.stop()

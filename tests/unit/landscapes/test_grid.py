@@ -2,9 +2,9 @@ import io
 import json
 import math
 import os
-import sys
 import tracemalloc
 import zipfile
+from collections.abc import Callable
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -317,8 +317,8 @@ def test_a_dataset_has_the_arrays_by_name_and_writes_other_formats(
         assert read.equals(data)
 
 
-def test_a_dataset_without_xarray_names_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "xarray", None)
+def test_a_dataset_without_xarray_names_the_pip_line(hide_package: Callable[[str], None]) -> None:
+    hide_package("xarray")
     with pytest.raises(MissingExtraError, match="pip install xarray"):
         make_grid().to_xarray()
 

@@ -1,8 +1,14 @@
 """The progress of a landscape is shown where somebody looks, and not more often than they can read."""
 
+import fcntl
 import io
 import logging
+import os
+import struct
 import sys
+import termios
+from collections.abc import Callable
+from contextlib import redirect_stderr
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,9 +31,12 @@ class Clock:
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal, and what stands on its lines once that is flushed."""
+    """A stream that says it is a terminal, and what is on its lines once that is flushed."""
 
-    flushed = ""
+    def __init__(self, fileno: Callable[[], int] | None = None) -> None:
+        super().__init__()
+        self.flushed = ""
+        self.fileno = fileno or super().fileno  # type: ignore[method-assign]  # the terminal's, if any
 
     def isatty(self) -> bool:
         return True
@@ -100,10 +109,10 @@ def test_points_of_a_journal_count_as_done_and_not_into_the_rate() -> None:
     assert at(5, seconds=0.0).left_s is None  # a clock that has not moved yet
 
 
-def test_a_terminal_has_one_line_that_is_written_over_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_has_one_line_that_is_written_over_itself() -> None:
     stream, clock = Terminal(), Clock()
-    monkeypatch.setattr(sys, "stderr", stream)
-    report = progress_callback(True, clock=clock)
+    with redirect_stderr(stream):
+        report = progress_callback(True, clock=clock)
     assert report is not None
     report(at(32, by_worker=WORKERS))
     assert stream.screen == [first(at(32, by_worker=WORKERS))]
@@ -120,10 +129,10 @@ def test_a_terminal_has_one_line_that_is_written_over_itself(monkeypatch: pytest
     assert stream.screen == [first(at(2601)), ""]
 
 
-def test_after_a_pause_lines_come_no_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_pause_lines_come_no_faster() -> None:
     stream, clock = Terminal(), Clock()
-    monkeypatch.setattr(sys, "stderr", stream)
-    report = progress_callback(True, clock=clock)
+    with redirect_stderr(stream):
+        report = progress_callback(True, clock=clock)
     assert report is not None
     clock.now += 9.0
     report(at(32))
@@ -141,44 +150,39 @@ def test_after_a_pause_lines_come_no_faster(monkeypatch: pytest.MonkeyPatch) -> 
         (0, first(at(512))),  # that does not know its width
     ],
 )
-def test_a_line_never_wraps_in_a_narrow_terminal(
-    monkeypatch: pytest.MonkeyPatch, columns: int, shown: str
-) -> None:
-    stream = Terminal()
-    monkeypatch.setattr(stream, "fileno", lambda: 7)
-    monkeypatch.setattr(
-        "os.get_terminal_size", lambda descriptor: SimpleNamespace(columns=columns if descriptor == 7 else 1)
-    )
-    monkeypatch.setattr(sys, "stderr", stream)
-    report = progress_callback(True, clock=Clock())
+def test_a_line_never_wraps_in_a_narrow_terminal(columns: int, shown: str) -> None:
+    terminal, device = os.openpty()
+    fcntl.ioctl(device, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
+    stream = Terminal(lambda: device)
+    with redirect_stderr(stream):
+        report = progress_callback(True, clock=Clock())
     assert report is not None
     report(at(512))
     assert stream.screen == [shown]
+    os.close(device)
+    os.close(terminal)
 
 
 @pytest.mark.parametrize("error", [OSError, ValueError, AttributeError])
-def test_a_terminal_that_does_not_report_its_width_has_the_whole_line(
-    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
-) -> None:
+def test_a_terminal_that_does_not_report_its_width_has_the_whole_line(error: type[Exception]) -> None:
     def fileno() -> int:
         raise error
 
-    stream = Terminal()
-    monkeypatch.setattr(stream, "fileno", fileno)
-    monkeypatch.setattr(sys, "stderr", stream)
-    report = progress_callback(True, clock=Clock())
+    stream = Terminal(fileno)
+    with redirect_stderr(stream):
+        report = progress_callback(True, clock=Clock())
     assert report is not None
     report(at(512))
     assert stream.screen == [first(at(512))]
 
 
 def test_without_a_terminal_the_log_has_a_line_now_and_then_and_one_at_the_end(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     stream, clock = io.StringIO(), Clock()
-    monkeypatch.setattr(sys, "stderr", stream)
     caplog.set_level(logging.INFO, "distsummary.landscapes.run.progress")
-    report = progress_callback(True, clock=clock)
+    with redirect_stderr(stream):
+        report = progress_callback(True, clock=clock)
     assert report is not None
     for second in range(100):
         clock.now = 100.0 + second
@@ -193,12 +197,10 @@ def test_without_a_terminal_the_log_has_a_line_now_and_then_and_one_at_the_end(
     assert stream.getvalue() == ""
 
 
-def test_a_process_without_stderr_reports_the_log(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(sys, "stderr", None)
+def test_a_process_without_stderr_reports_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "distsummary.landscapes.run.progress")
-    report = progress_callback(True, clock=Clock())
+    with redirect_stderr(None):
+        report = progress_callback(True, clock=Clock())
     assert report is not None
     report(at(2601))
     assert caplog.messages == [first(at(2601))]
@@ -223,8 +225,8 @@ def test_a_notebook_has_one_display_that_is_updated_in_place(monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: kernel))
     monkeypatch.setitem(sys.modules, "IPython.display", display)
     stream = Terminal()
-    monkeypatch.setattr(sys, "stderr", stream)
-    report = progress_callback(True, clock=clock)
+    with redirect_stderr(stream):
+        report = progress_callback(True, clock=clock)
     assert report is not None
     for done in (32, 64, 96):
         report(at(done))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
+from distsummary.base.processes import pid_start_of
 from distsummary.cli.fsck import fsck
 from distsummary.errors import (
     InvalidValueError,
@@ -20,7 +21,7 @@ from distsummary.errors import (
     StaleAttemptError,
     WorldMismatchError,
 )
-from distsummary.rundir import admission, rank_manifest
+from distsummary.rundir import rank_manifest
 from distsummary.rundir.admission import (
     ATTEMPT,
     AUTO,
@@ -573,17 +574,10 @@ def test_ranks_that_never_came_are_awaited_for_a_minute_only(run: RunDir) -> Non
 
 def other_process(**fields: Any) -> dict[str, Any]:
     """A living process that is not this one."""
-    return {"pid": os.getppid(), "pid_start": "", "session": "another", "host": "h", **fields}
+    pid = os.getppid()
+    return {"pid": pid, "pid_start": pid_start_of(pid), "session": "another", "host": "h", **fields}
 
 
-@pytest.fixture
-def all_live(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission.refuse_taken, "__kwdefaults__", {
-        **(admission.refuse_taken.__kwdefaults__ or {}), "alive": lambda known: True,
-    })  # fmt: skip
-
-
-@pytest.mark.usefixtures("all_live")
 def test_a_rank_that_another_living_process_is_already_is_refused_with_both(run: RunDir) -> None:
     coordinator = LocalCoordinator(run)
     coordinator.register(unique(0, 2))
@@ -610,15 +604,11 @@ def test_of_two_processes_that_claim_a_rank_at_the_same_moment_the_second_is_ref
 FAR = {"host": "far", "pid_space": "another boot", "pid": 7}
 
 
-def test_a_job_on_another_machine_is_refused_if_its_heart_beats(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_on_another_machine_is_refused_if_its_heart_beats(run: RunDir) -> None:
     coordinator = LocalCoordinator(run)
     coordinator.register(unique(0, 1, **FAR))
     other = unique(0, 1, incarnation="another")
-    monkeypatch.setattr(admission, "FAR_S", 0.0)
-    refuse_in_use(run, other)  # it may have died a moment ago
-    monkeypatch.setattr(admission, "FAR_S", 60.0)
+    refuse_in_use(run, other, far_s=0.0)  # it may have died a moment ago
     beats = []
 
     def sleep(seconds: float) -> None:
@@ -628,11 +618,10 @@ def test_a_job_on_another_machine_is_refused_if_its_heart_beats(
             coordinator.beat(unique(0, 1, **FAR), 0, Heartbeat())
             os.utime(file, (file.stat().st_mtime + 5,) * 2)
 
-    monkeypatch.setattr(admission.time, "sleep", sleep)
     with pytest.raises(
         RunDirError, match="is in use: rank 0 of attempt 0 runs as process 7 on far, and anoth"
     ):
-        refuse_in_use(run, other)
+        refuse_in_use(run, other, far_s=60.0, sleep=sleep)
     assert len(beats) == 3
     refuse_in_use(run, unique(0, 1))  # the same job
     note_deaths(run, "train", 0, {0: "its node does not answer"})
@@ -656,7 +645,8 @@ def test_a_full_disk_keeps_no_rank_from_reporting_its_heartbeat_and_its_end(
         coordinator.beat(rank(0), 0, Heartbeat(3, "training"))
         assert reported(run)["0"]["heartbeat"]["step"] == 3
         coordinator.finish(rank(0), 0, {"missing": "x" * 300})
-        assert reported(run)["0"]["state"] == "incomplete"
+        found = reported(run)["0"]
+        assert (found["state"], found["heartbeat"]["step"], found["ended"] > 0) == ("incomplete", 3, True)
         with pytest.raises(RunDirError, match="No space left"):  # more than the blocks of the file hold
             coordinator.finish(rank(0), 0, {"missing": "x" * 5000})
     assert reported(run)["0"]["health"] == {"missing": "x" * 300}
@@ -719,21 +709,3 @@ def test_a_run_dir_that_was_renamed_is_never_made_again(run: RunDir) -> None:
     with missing:
         coordinator.finish(rank(), 0, {})
     assert not run.base.exists()
-
-
-def test_a_rank_reports_its_end_in_the_old_file_where_no_new_one_can_be_made(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    coordinator = LocalCoordinator(run)
-    coordinator.register(rank(0, 1))
-    coordinator.beat(rank(0, 1), 0, Heartbeat(step=7, phase="training"))
-
-    @contextmanager
-    def refuse(path: Path, *, is_durable: bool = True) -> Iterator[Path]:
-        raise RunDirError(f"{path} cannot be written: No space left on device")
-        yield path
-
-    monkeypatch.setattr(rank_manifest, "replacing", refuse)
-    coordinator.finish(rank(0, 1), 0, {"step": 9})
-    found = reported(run)["0"]
-    assert (found["state"], found["heartbeat"]["step"], found["ended"] > 0) == ("finished", 9, True)

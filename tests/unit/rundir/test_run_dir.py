@@ -94,37 +94,30 @@ def test_the_documents_say_the_same_of_object_stores(name: str) -> None:
     assert run_dir_module.STORES in " ".join((ROOT / name).read_text().split())
 
 
-def test_the_ranks_of_a_job_agree_on_the_time_and_jobs_do_not_share_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_ranks_of_a_job_agree_on_the_time_and_jobs_do_not_share_it(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "{time}" / "a{time}"
-    times = iter(["1-1", "2-2", "3-3"])
-    monkeypatch.setattr(run_dir_module.time, "strftime", lambda form: next(times))
-    first, second, other = (dated_run_dir(path, job) for job in ("launch 1", "launch 1", "launch 2"))
+    jobs = {"1-1": "launch 1", "2-2": "launch 1", "3-3": "launch 2"}
+    first, second, other = (dated_run_dir(path, job, now=now) for now, job in jobs.items())
     assert first.base == second.base == tmp_path / "runs/1-1/a1-1"
     assert other.base == tmp_path / "runs/3-3/a3-3"
     assert first.base.is_dir()
 
 
-def test_a_name_whose_run_is_over_stands_for_a_new_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run_dir_module.time, "strftime", lambda form: "1-1")
+def test_a_name_whose_run_is_over_stands_for_a_new_time(tmp_path: Path) -> None:
     over: set[Path] = set()
 
     def is_over(run_dir: RunDir) -> bool:
         return run_dir.base in over
 
     path = tmp_path / "{time}"
-    first, second = (dated_run_dir(path, "host:29500", is_over=is_over) for _ in range(2))
+    first, second = (dated_run_dir(path, "host:29500", is_over=is_over, now="1-1") for _ in range(2))
     over.add(first.base)
-    third, fourth = (dated_run_dir(path, "host:29500", is_over=is_over) for _ in range(2))
+    third, fourth = (dated_run_dir(path, "host:29500", is_over=is_over, now="1-1") for _ in range(2))
     assert [one.base.name for one in (first, second, third, fourth)] == ["1-1", "1-1", "1-1-2", "1-1-2"]
 
 
-def test_a_rank_that_is_alone_gets_a_new_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_dir_module.time, "strftime", lambda form: "1-1")
-    found = [dated_run_dir(tmp_path / "new" / "{time}", "").base.name for _ in range(3)]
+def test_a_rank_that_is_alone_gets_a_new_directory(tmp_path: Path) -> None:
+    found = [dated_run_dir(tmp_path / "new" / "{time}", "", now="1-1").base.name for _ in range(3)]
     assert found == ["1-1", "1-1-2", "1-1-3"]
 
 
@@ -225,13 +218,9 @@ def test_a_run_dir_that_became_a_file_is_named(run: RunDir) -> None:
         touch(run)
 
 
-def test_a_process_that_holds_the_lock_is_reported_after_the_time_limit(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run_dir_module, "LOCK_TIMEOUT_S", 0.0)
-
+def test_a_process_that_holds_the_lock_is_reported_after_the_time_limit(run: RunDir) -> None:
     def register_inside(manifest: dict[str, Any]) -> None:
-        touch(run)
+        run.update_manifest(lambda manifest: None, timeout_s=0.0)
 
     with pytest.raises(RunDirError, match=r"the lock .* was held for 0 s; another process of the run hangs"):
         run.update_manifest(register_inside)

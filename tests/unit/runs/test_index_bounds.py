@@ -8,7 +8,6 @@ import pytest
 
 import distsummary as ds
 from distsummary.cli.fsck import fsck
-from distsummary.events import recorded
 from distsummary.events.contents import MemoryColumn, Progression
 from distsummary.events.index import index_path, read_index
 from distsummary.events.segments import segments
@@ -19,9 +18,7 @@ HEAD = struct.Struct("<8sII")
 HUGE = ["p", 0, 1, 10**10]
 
 
-@pytest.fixture(autouse=True)
-def _indexes_of_small_files(monkeypatch):
-    monkeypatch.setattr(recorded, "LEAST_BYTES", 1)
+pytestmark = pytest.mark.usefixtures("indexed_by_readers")
 
 
 def recorded_file(path, steps=20):

@@ -28,10 +28,7 @@ from distsummary.view.page import page
 from tests.unit.landscapes.test_grid import make_grid
 from tests.unit.runs.recording import RUN, record
 
-
-@pytest.fixture(autouse=True)
-def _indexes_of_small_files(monkeypatch):
-    monkeypatch.setattr(recorded, "LEAST_BYTES", 1)
+pytestmark = pytest.mark.usefixtures("indexed_by_readers")
 
 
 def rows(table, *names):
@@ -317,8 +314,9 @@ def test_indexes_of_files_that_are_gone_do_not_pile_up(tmp_path):
     assert len(indexes(tmp_path)) == 3  # of two ranks and of the merged run
 
 
-def test_a_recording_and_a_merge_leave_indexes_so_that_a_reader_opens_no_event_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(index, "LEAST_BYTES", 1)
+def test_a_recording_and_a_merge_leave_indexes_so_that_a_reader_opens_no_event_file(
+    tmp_path, monkeypatch, indexed_by_writers
+):
     for rank in range(2):
         record(tmp_path, rank=rank, ranks=2)
     ds.merge_run(tmp_path)
@@ -330,8 +328,7 @@ def test_a_recording_and_a_merge_leave_indexes_so_that_a_reader_opens_no_event_f
 
 
 @pytest.mark.parametrize("formats", [(MINDSPORE,), (TENSORBOARD,), (MINDSPORE, TENSORBOARD)])
-def test_a_file_is_indexed_when_it_is_closed_also_by_rotation(tmp_path, monkeypatch, formats):
-    monkeypatch.setattr(index, "LEAST_BYTES", 1)
+def test_a_file_is_indexed_when_it_is_closed_also_by_rotation(tmp_path, indexed_by_writers, formats):
     limits = Limits(rotate_bytes=4096)
     writer = RankWriter(WriterSpec(directory=tmp_path, run_id=RUN, formats=formats, limits=limits))
     for seq in range(1, 151):
@@ -347,18 +344,20 @@ def test_a_file_is_indexed_when_it_is_closed_also_by_rotation(tmp_path, monkeypa
     assert len(run.text("note")) == 150
 
 
-@pytest.mark.parametrize("name", ["LEAST_BYTES", "MOST_BYTES"])
-def test_a_recording_leaves_no_index_of_a_file_that_is_too_small_or_too_large(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(index, "LEAST_BYTES", 1)
-    monkeypatch.setattr(index, name, 1 if name == "MOST_BYTES" else 1 << 20)
+@pytest.mark.parametrize("is_small", [True, False])
+def test_a_recording_leaves_no_index_of_a_file_that_is_too_small_or_too_large(
+    tmp_path, monkeypatch, request, is_small
+):
+    if not is_small:
+        request.getfixturevalue("indexed_by_writers")
+        monkeypatch.setattr(index, "MOST_BYTES", 1)
     record(tmp_path)
     assert indexes(tmp_path) == []
     assert len(ds.open_run(tmp_path).scalars("loss")) == 5  # whose reader leaves one
     assert len(indexes(tmp_path)) == 1
 
 
-def test_a_recording_that_cannot_write_its_index_ends_as_any(tmp_path, monkeypatch):
-    monkeypatch.setattr(index, "LEAST_BYTES", 1)
+def test_a_recording_that_cannot_write_its_index_ends_as_any(tmp_path, indexed_by_writers):
     writer = RankWriter(WriterSpec(directory=tmp_path, run_id=RUN))
     event = Event(1, 100.0, [Value("scalar", "loss", 0.5)])
     writer.write(Batch(run_id=RUN, attempt=0, rank=0, first_seq=1, events=[event]))

@@ -1,7 +1,5 @@
 """Tables of runs: columns, data frames, notebooks and plots."""
 
-import sys
-
 import numpy as np
 import pytest
 
@@ -55,8 +53,8 @@ def test_an_empty_table_has_its_columns():
 
 
 @pytest.mark.parametrize("name", ["pandas", "polars", "pyarrow", "matplotlib"])
-def test_a_library_that_is_missing_is_named_with_its_pip_line(table, name, monkeypatch):
-    monkeypatch.setitem(sys.modules, name, None)
+def test_a_library_that_is_missing_is_named_with_its_pip_line(table, name, hide_package):
+    hide_package(name)
     use = {
         "pandas": table.to_pandas,
         "polars": table.to_polars,

@@ -114,30 +114,26 @@ def test_what_is_kept():
     assert superseded(saved[:1], keep_max=None, keep_minutes=3) == []
 
 
-def test_a_clock_that_is_set_back_removes_no_newer_file(tmp_path, monkeypatch):
-    write = model_state.write_model
+class Dating(ds.Callback):
+    """Gives each checkpoint the time `time_of(step)`."""
 
-    def written_earlier(path, *args, **kwargs):
-        write(path, *args, **kwargs)
-        step = int(path.stem.rpartition("_")[2])
-        os.utime(path, (2e9 - step, 2e9 - step))
+    def __init__(self, directory, time_of):
+        self.directory, self.time_of = directory, time_of
 
-    monkeypatch.setattr(model_state, "write_model", written_earlier)
-    train(ds.ModelCheckpoint("a", tmp_path, ds.CheckpointConfig(1, keep_checkpoint_max=1)), epochs=1)
+    def on_train_step_end(self, run_context):
+        step = run_context.original_args()["cur_step_num"]
+        os.utime(self.directory / f"a-1_{step}.safetensors", (self.time_of(step),) * 2)
+
+
+def test_a_clock_that_is_set_back_removes_no_newer_file(tmp_path):
+    checkpoint = ds.ModelCheckpoint("a", tmp_path, ds.CheckpointConfig(1, keep_checkpoint_max=1))
+    train([checkpoint, Dating(tmp_path, lambda step: 2e9 - step)], epochs=1)
     assert names(tmp_path) == ["a-1_5.safetensors"]
 
 
-def test_a_coarse_clock_orders_the_files_by_their_numbers(tmp_path, monkeypatch):
-    write = model_state.write_model
-
-    def written_at_once(path, *args, **kwargs):
-        write(path, *args, **kwargs)
-        os.utime(path, (2e9, 2e9))
-
-    monkeypatch.setattr(model_state, "write_model", written_at_once)
-    train(
-        ds.ModelCheckpoint("a", tmp_path, ds.CheckpointConfig(1, keep_checkpoint_max=3)), steps=11, epochs=1
-    )
+def test_a_coarse_clock_orders_the_files_by_their_numbers(tmp_path):
+    checkpoint = ds.ModelCheckpoint("a", tmp_path, ds.CheckpointConfig(1, keep_checkpoint_max=3))
+    train([checkpoint, Dating(tmp_path, lambda step: 2e9)], steps=11, epochs=1)
     assert names(tmp_path) == ["a-1_10.safetensors", "a-1_11.safetensors", "a-1_9.safetensors"]
     assert ds.load_checkpoint(tmp_path)["step_num"] == 11
 

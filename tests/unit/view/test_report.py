@@ -13,21 +13,10 @@ import distsummary as ds
 from distsummary.cli.main import main
 from distsummary.errors import InvalidValueError, MissingExtraError, MissingFileError, RunDirError
 from distsummary.format.records import Value
-from distsummary.view import report as module
 from distsummary.view.report import report
 from tests.unit.runs.recording import record
 
 NASTY = "</script><script>window.hacked=1</script>\"'&\u2028é" + "x" * 950
-
-
-@pytest.fixture
-def bundle(tmp_path, monkeypatch):
-    """A front end that is one line, for what is tested here is around it; tests/ui has the real one."""
-    directory = tmp_path / "bundle"
-    directory.mkdir()
-    (directory / "page.js").write_text("'use strict'\n")
-    (directory / "page.css").write_text("body{}\n")
-    monkeypatch.setattr(module, "BUNDLE", directory)
 
 
 @pytest.mark.usefixtures("bundle")
@@ -62,9 +51,9 @@ def test_a_name_that_is_no_utf_8_has_a_page_and_every_verb_prints_it(tmp_path, m
     assert "<title>r??</title>" in path.read_text(encoding="utf-8")
 
 
-def test_without_a_front_end_one_line_says_how_to_build_it(tmp_path, monkeypatch):
+def test_without_a_front_end_one_line_says_how_to_build_it(tmp_path, bundle):
     record(tmp_path / "run")
-    monkeypatch.setattr(module, "BUNDLE", tmp_path / "none")
+    (bundle / "page.js").unlink()
     with pytest.raises(MissingExtraError, match=r"page.js is missing\); run: make front"):
         report(tmp_path / "run", out=tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()

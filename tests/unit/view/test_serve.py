@@ -12,26 +12,17 @@ from urllib.parse import urlsplit
 import pytest
 
 from distsummary.errors import InvalidValueError, MissingExtraError, RunDirError
-from distsummary.view import report, served
 from distsummary.view.serve import PORT, Server, serve
+from distsummary.view.served import Served
 from tests.patience import PATIENCE_S
 from tests.unit.runs.recording import record
 
-
-@pytest.fixture(autouse=True)
-def bundle(tmp_path_factory, monkeypatch):
-    directory = tmp_path_factory.mktemp("bundle")
-    (directory / "page.js").write_text("'use strict'\n")
-    (directory / "page.css").write_text("body{}\n")
-    monkeypatch.setattr(report, "BUNDLE", directory)
-    monkeypatch.setattr(served, "PAUSE", 0)
-    monkeypatch.setattr(served, "EVERY_S", 0.0)
-    return directory
+pytestmark = pytest.mark.usefixtures("bundle")
 
 
 @contextmanager
 def serving(directory):
-    with serve(directory, port=0) as server:
+    with Server(Served(directory, every_s=0.0), port=0) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:

@@ -16,12 +16,6 @@ from tests.patience import PATIENCE_S
 from tests.unit.runs.recording import record
 
 
-@pytest.fixture(autouse=True)
-def at_once(monkeypatch):
-    """However long reading took, it is done again when it is asked for."""
-    monkeypatch.setattr(module, "PAUSE", 0)
-
-
 def contents(answer: Answer) -> dict:
     """The JSON text of an answer; its arrays stay places in the block."""
     data = gzip.decompress(answer.data)
