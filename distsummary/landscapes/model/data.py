@@ -24,10 +24,10 @@ CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.l
 _log = logging.getLogger(__name__)
 
 
-def host_bytes() -> int:
+def host_bytes(limits_at: Iterable[str | os.PathLike[str]] = CONTAINER_LIMITS) -> int:
     """The memory of this machine in bytes, or the container's memory limit if that is less."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    for path in CONTAINER_LIMITS:
+    for path in limits_at:
         try:
             limit = Path(path).read_text().strip()
         except OSError:

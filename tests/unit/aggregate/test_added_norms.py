@@ -11,7 +11,6 @@ from distsummary.aggregate.merged_files import is_merged
 from distsummary.cli.main import main
 from distsummary.events.reader import read_directory
 from distsummary.events.segments import segments
-from distsummary.format import norms as norms_module
 from distsummary.format.norm_scalars import WARM
 from distsummary.format.norms import NORMS_TAG, ParameterNorms, ParameterTable
 from distsummary.format.records import DIALECTS, MINDSPORE, NORMS, TENSORBOARD, Event, Value
@@ -49,10 +48,7 @@ def event(step, rank, **more):
     return Event(step, 100.0 + step, [Value("scalar", "loss", float(rank)), part(step, rank, **more)])
 
 
-@pytest.fixture(autouse=True)
-def another_process(monkeypatch):
-    """Nothing that was read before is known."""
-    monkeypatch.setattr(norms_module, "_known", type(norms_module._known)())
+pytestmark = pytest.mark.usefixtures("forget_tables")
 
 
 @pytest.fixture

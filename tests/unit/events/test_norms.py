@@ -12,7 +12,6 @@ from distsummary.events.reader import decode_frame, read_directory, read_file
 from distsummary.events.segments import segments
 from distsummary.events.spec import Limits, WriterSpec
 from distsummary.events.writer import RankWriter
-from distsummary.format import norms
 from distsummary.format.frames import read_frames
 from distsummary.format.norms import ParameterNorms, UnnamedNorms
 from distsummary.format.records import DIALECTS, MINDSPORE, NORMS, TENSORBOARD, Batch, Event, Value
@@ -33,15 +32,7 @@ def writer(path, files=None, **options):
     return RankWriter(WriterSpec(directory=path, run_id=RUN_ID, **options), files)
 
 
-@pytest.fixture(autouse=True)
-def forget(monkeypatch):
-    """Forgets the tables that were read, as another process would not know them."""
-
-    def forgotten():
-        monkeypatch.setattr(norms, "_known", type(norms._known)())
-
-    forgotten()
-    return forgotten
+pytestmark = pytest.mark.usefixtures("forget_tables")
 
 
 def names(events):
@@ -57,7 +48,7 @@ TABLE = ("a.weight", "b.größe", "c")
 
 
 @pytest.mark.parametrize("formats", [DIALECTS, (TENSORBOARD,)])
-def test_every_segment_names_its_parameters(tmp_path, forget, formats):
+def test_every_segment_names_its_parameters(tmp_path, forget_tables, formats):
     with_limits = writer(tmp_path, formats=formats, limits=Limits(rotate_bytes=700))
     for number in range(4):
         with_limits.write(batch(2 * number + 1, (2 * number + 1, 2 * number + 2)))
@@ -65,7 +56,7 @@ def test_every_segment_names_its_parameters(tmp_path, forget, formats):
     files = segments(tmp_path, formats[0])
     assert len(files) > 2
     for file in files:
-        forget()
+        forget_tables()
         alone = tmp_path / "alone" / file.name
         alone.parent.mkdir(exist_ok=True)
         alone.write_bytes(file.read_bytes())
@@ -76,27 +67,27 @@ def test_every_segment_names_its_parameters(tmp_path, forget, formats):
     assert names(read_directory(tmp_path, formats[0])) == [(step, TABLE) for step in range(1, 9)]
 
 
-def test_a_reader_that_begins_in_the_middle_finds_the_names_that_were_written_before(tmp_path, forget):
+def test_a_reader_that_begins_in_the_middle_finds_the_names_that_were_written_before(tmp_path, forget_tables):
     rank = writer(tmp_path)
     rank.write(batch(1, range(1, 6)))
     rank.close()
     [file] = segments(tmp_path, MINDSPORE)
     middle = [event.end for event in read_file(file)][2]
-    forget()
+    forget_tables()
     assert names(read_file(file, start=middle)) == [(4, TABLE), (5, TABLE)]
-    forget()
+    forget_tables()
     frame = [*read_frames(file)][-1]
     assert isinstance(decode_frame(frame, MINDSPORE, file)[1].values[1].data, ParameterNorms)
 
 
-def test_norms_whose_table_is_lost_keep_their_numbers(tmp_path, forget):
+def test_norms_whose_table_is_lost_keep_their_numbers(tmp_path, forget_tables):
     rank = writer(tmp_path)
     rank.write(batch(1, range(1, 4)))
     rank.close()
     [file] = segments(tmp_path, MINDSPORE)
     frames = [*read_frames(file)]
     file.write_bytes(file.read_bytes()[: frames[1].offset] + file.read_bytes()[frames[1].end :])
-    forget()
+    forget_tables()
     values = [event.values for event in read_file(file)]
     assert [one[0].data for one in values] == [0.5, 0.5]
     assert all(isinstance(one[1].data, UnnamedNorms) for one in values)
@@ -117,7 +108,7 @@ class Refusing(Files):
 
 
 @pytest.mark.parametrize("number", range(1, 8))
-def test_a_batch_that_is_sent_again_has_its_names_and_is_there_once(tmp_path, forget, number):
+def test_a_batch_that_is_sent_again_has_its_names_and_is_there_once(tmp_path, forget_tables, number):
     rank = writer(tmp_path, Refusing(number))
     for first in (1, 3, 5):
         try:
@@ -126,11 +117,11 @@ def test_a_batch_that_is_sent_again_has_its_names_and_is_there_once(tmp_path, fo
             rank.write(batch(first, (first, first + 1)))
     rank.write(batch(5, (5, 6)))
     rank.close()
-    forget()
+    forget_tables()
     assert names(read_directory(tmp_path)) == [(step, TABLE) for step in range(1, 7)]
 
 
-def test_a_restarted_writer_names_them_again_and_a_change_of_the_model_too(tmp_path, forget):
+def test_a_restarted_writer_names_them_again_and_a_change_of_the_model_too(tmp_path, forget_tables):
     first = writer(tmp_path)
     first.write(batch(1, (1, 2)))
     first.close()
@@ -140,7 +131,7 @@ def test_a_restarted_writer_names_them_again_and_a_change_of_the_model_too(tmp_p
     second.write(batch(4, (4, 5), samples.norms(("lora",))))
     second.close()
     for file in segments(tmp_path, MINDSPORE):
-        forget()
+        forget_tables()
         assert None not in [table for _, table in names(read_file(file))]
     found = names(read_directory(tmp_path))
     assert found == [*((step, TABLE) for step in (1, 2, 3)), (4, ("lora",)), (5, ("lora",))]

@@ -64,10 +64,7 @@ def same(left, right):
         assert getattr(left, name).tobytes() == getattr(right, name).tobytes(), name
 
 
-@pytest.fixture(autouse=True)
-def nothing_read(monkeypatch):
-    """No table has been read in this process."""
-    monkeypatch.setattr(norms, "_known", type(norms._known)())
+pytestmark = pytest.mark.usefixtures("forget_tables")  # none has been read in this process
 
 
 @pytest.mark.parametrize("formats", [DIALECTS, (MINDSPORE,), (TENSORBOARD,)])

@@ -1,9 +1,9 @@
 """Which data is held in memory, and which is read again and again."""
 
-import sys
 from collections import UserDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -244,15 +244,11 @@ def test_mindspore_takes_as_many_whole_batches_as_there_are_samples() -> None:
         mindspore_batches(batches, 3)
 
 
-def test_the_memory_is_the_hosts_or_the_containers(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    module = sys.modules[host_bytes.__module__]
-    monkeypatch.setattr(module, "CONTAINER_LIMITS", ())
-    physical = host_bytes()
+def test_the_memory_is_the_hosts_or_the_containers(tmp_path: Path) -> None:
+    physical = host_bytes(())
     assert physical > 1 << 28
     limits = [tmp_path / name for name in ("absent", "unlimited", "limit")]
     limits[1].write_text("max\n")
-    monkeypatch.setattr(module, "CONTAINER_LIMITS", limits[:2])
-    assert host_bytes() == physical
+    assert host_bytes(limits[:2]) == physical
     limits[2].write_text("1000000\n")
-    monkeypatch.setattr(module, "CONTAINER_LIMITS", limits)
-    assert host_bytes() == 1_000_000
+    assert host_bytes(limits) == 1_000_000

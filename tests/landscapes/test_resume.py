@@ -1,4 +1,4 @@
-"""A landscape that was stopped continues where it stood, to the same bits."""
+"""A landscape that was stopped continues in parts of any size, and only if it is the same landscape."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,41 +11,13 @@ from distsummary.errors import LandscapeError
 from distsummary.landscapes import generator
 from distsummary.landscapes.directions.planes import PlanePlan
 from distsummary.landscapes.directions.recipe import RandomDirections
-from distsummary.landscapes.engines.worker import LandscapeWorker, Task
+from distsummary.landscapes.engines.worker import Task
 from distsummary.landscapes.run import runner
 from distsummary.landscapes.run.landscape_identity import landscape_identity
-from distsummary.rundir.run_dir import RunDir
 from tests.unit.landscapes.golden_mlp import Mlp, batches, cross_entropy
 from tests.unit.landscapes.test_generator import draw
 
 pytestmark = pytest.mark.usefixtures("no_matplotlib")
-
-
-@pytest.fixture
-def evaluated(monkeypatch) -> list[Any]:
-    """The chunks that workers evaluate; the run is stopped where the list says "stop"."""
-    seen: list[Any] = []
-    real = LandscapeWorker.evaluate
-
-    def evaluate(self: LandscapeWorker, chunk: Any) -> Any:
-        if len(seen) + 1 == stop_at[0]:
-            raise KeyboardInterrupt
-        seen.append(chunk)
-        return real(self, chunk)
-
-    monkeypatch.setattr(LandscapeWorker, "evaluate", evaluate)
-    monkeypatch.setattr(runner, "call_size", lambda *_: 10**6)  # no chunk is cut, whatever it takes
-    stop_at = [0]
-    seen.append(stop_at)  # so that a test can set it
-    return seen
-
-
-def stopped(seen: list[Any], at: int, **arguments: Any) -> None:
-    seen[0][0] = at
-    with pytest.raises(KeyboardInterrupt):
-        draw(**arguments)
-    seen[0][0] = 0
-    del seen[1:]
 
 
 def bits(grids: dict[str, LossGrid]) -> list[bytes]:
@@ -53,45 +25,31 @@ def bits(grids: dict[str, LossGrid]) -> list[bytes]:
     return [getattr(grids[key], name).tobytes() for key in sorted(grids) for name in names]
 
 
-def test_a_stopped_landscape_continues_and_is_the_undisturbed_one(tmp_path, evaluated):
-    undisturbed = draw()
-    whole = len(evaluated) - 1
-    del evaluated[1:]
-    run_dir = RunDir(tmp_path).create()
-    stopped(evaluated, 5, run_dir=run_dir)
-    [journal] = run_dir.landscape_dir.glob("journal-*")
-    grids = draw(run_dir=run_dir)
-    assert len(evaluated) - 1 == whole - 3
-    assert bits(grids) == bits(undisturbed)
-    assert not journal.exists()  # it is complete
-
-
 def points(chunks: list[Any]) -> list[Any]:
     return [(chunk.row_key, column) for chunk in chunks for column in chunk.columns]
 
 
-def test_it_continues_also_in_other_parts(tmp_path, evaluated, monkeypatch):
+def test_it_continues_also_in_other_parts(tmp_path, stop_at, monkeypatch):
+    seen = stop_at(None)
     undisturbed = draw()
-    whole = points(evaluated[1:])
-    del evaluated[1:]
+    whole = points(seen)
     monkeypatch.setattr(runner, "call_size", lambda *_: 2)
-    stopped(evaluated, 7, run_dir=tmp_path)
+    stop_at(5)
+    with pytest.raises(KeyboardInterrupt):
+        draw(run_dir=tmp_path)
     monkeypatch.setattr(runner, "call_size", lambda *_: 3)
+    seen = stop_at(None)
     grids = draw(run_dir=tmp_path)
     assert bits(grids) == bits(undisturbed)
-    again = points(evaluated[1:])
+    again = points(seen)
     assert len(again) == len(set(again)) == len(whole) - 10
 
 
-def test_it_begins_again_when_asked_to(tmp_path, evaluated):
-    stopped(evaluated, 5, run_dir=tmp_path)
-    draw(run_dir=tmp_path, resume=False)
-    assert len(evaluated) - 1 > 5
-    assert not list(tmp_path.glob("landscape/journal-*"))
-
-
-def test_another_landscape_of_the_same_run_has_its_own_journal(tmp_path, evaluated):
-    stopped(evaluated, 5, run_dir=tmp_path)
+def test_another_landscape_of_the_same_run_has_its_own_journal(tmp_path, stop_at):
+    stop_at(4)
+    with pytest.raises(KeyboardInterrupt):
+        draw(run_dir=tmp_path)
+    stop_at(None)
     draw(run_dir=tmp_path, size=3)
     assert len(list(tmp_path.glob("landscape/journal-*"))) == 1
 
