@@ -1,7 +1,9 @@
 """Scripts that do not know of distsummary, recorded by one environment variable."""
 
+import atexit
 import json
 import os
+import runpy
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -12,12 +14,15 @@ import pytest
 import torch
 
 import distsummary as ds
+import distsummary_autoload
+from tests import forked
 from tests.conftest import ROOT
 from tests.integrations import scripts
 from tests.patience import PATIENCE_S
 
 SCRIPT = ROOT / "tests/integrations/scripts.py"
 OTHERS = ("compiled_step", "crashing", "failing_once", "ddp", "fsdp2")
+pytestmark = pytest.mark.usefixtures("fork_server")
 SCRIPTS = [name for name in scripts.TRAININGS if name not in OTHERS]
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
 
@@ -40,11 +45,10 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def seen(fork_server: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the scripts saw without distsummary."""
     out = tmp_path_factory.mktemp("seen")
-    environment = os.environ | {"CHECKPOINT": str(checkpoint(out))}
-    subprocess.run([sys.executable, str(SCRIPT), str(out), *SCRIPTS], env=environment, check=True)
+    assert trained(out, *SCRIPTS, DISTSUMMARY="", CHECKPOINT=str(checkpoint(out))) == (0, "")
     return out
 
 
@@ -70,6 +74,33 @@ def start(
     )
 
 
+def trained(directory: Path, *names: str, **variables: str) -> tuple[int, str]:
+    """Train scripts in a process that has just imported torch; returns its exit code and its stderr."""
+    variables = {"DISTSUMMARY": str(directory / "run"), **variables}
+    with forked.ranks(1, as_script, directory, *names, **variables) as [process]:
+        process.join(PATIENCE_S)
+    assert process.exitcode is not None
+    return process.exitcode, (directory / "stderr").read_text()
+
+
+def as_script(directory: Path, *names: str) -> None:
+    """What Python does from the end of `import torch` on, without the seconds of that import."""
+    os.chdir(directory)
+    with open("stderr", "w") as stderr:
+        os.dup2(stderr.fileno(), sys.stderr.fileno())
+    del os.environ["RANK"]  # the script is no rank
+    sys.argv = [str(SCRIPT), str(directory), *names]
+    try:
+        distsummary_autoload.start()
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    except Exception as error:
+        sys.last_value = error
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.exit(1)
+    finally:
+        atexit._run_exitfuncs()
+
+
 def script(*arguments: object) -> list[str]:
     return [sys.executable, str(SCRIPT), *map(str, arguments)]
 
@@ -91,12 +122,12 @@ def check(run: Any, rows: list[Any], *, first: int = 1, **chosen: Any) -> None:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_an_unmodified_script_is_recorded_and_trains_the_same_bits(
-    name: str, door: Path, seen: Path, tmp_path: Path
+    name: str, seen: Path, tmp_path: Path
 ) -> None:
-    done = start(door, tmp_path, script(tmp_path, name), CHECKPOINT=str(seen / "checkpoint.pt"))
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith("distsummary: recording run"), done.stderr
-    assert done.stderr.count("\n") == 1, done.stderr
+    code, stderr = trained(tmp_path, name, CHECKPOINT=str(seen / "checkpoint.pt"))
+    assert code == 0, stderr
+    assert stderr.startswith("distsummary: recording run"), stderr
+    assert stderr.count("\n") == 1, stderr
     with_us, without = (json.loads((place / f"{name}.0.json").read_text()) for place in (tmp_path, seen))
     assert with_us == without
     run = ds.open_run(tmp_path / "run")
@@ -104,17 +135,15 @@ def test_an_unmodified_script_is_recorded_and_trains_the_same_bits(
     check(run, without["rows"], first=scripts.STEPS + 1 if name == "resumed" else 1)
 
 
-def test_a_step_that_is_compiled_as_a_whole_trains_the_same_and_is_not_recorded(
-    door: Path, tmp_path: Path
-) -> None:
-    done = start(door, tmp_path, script(tmp_path, "compiled_step"))
-    assert (done.returncode, "distsummary" in done.stderr) == (0, False)
+def test_a_step_that_is_compiled_as_a_whole_trains_the_same_and_is_not_recorded(tmp_path: Path) -> None:
+    code, stderr = trained(tmp_path, "compiled_step")
+    assert (code, "distsummary" in stderr) == (0, False)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_script_that_crashes_is_a_failed_run(door: Path, tmp_path: Path) -> None:
-    done = start(door, tmp_path, script(tmp_path, "crashing"))
-    assert done.returncode == 1
+def test_a_script_that_crashes_is_a_failed_run(tmp_path: Path) -> None:
+    code, _ = trained(tmp_path, "crashing")
+    assert code == 1
     run = ds.open_run(tmp_path / "run")
     assert run.state == "failed"
     assert "the data are gone" in run.attempts["error"][0]
@@ -185,26 +214,26 @@ def test_a_run_of_the_scripts_own_wins(door: Path, tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_variable_is_one_line_and_the_training_continues(
-    variables: dict[str, str], said: str, door: Path, seen: Path, tmp_path: Path
+    variables: dict[str, str], said: str, seen: Path, tmp_path: Path
 ) -> None:
-    done = start(door, tmp_path, script(tmp_path, "plain"), **variables)
-    assert done.returncode == 0
-    assert done.stderr.startswith("distsummary: nothing is recorded: ")
-    assert said in done.stderr
-    assert done.stderr.count("\n") == 1, done.stderr
+    code, stderr = trained(tmp_path, "plain", **variables)
+    assert code == 0
+    assert stderr.startswith("distsummary: nothing is recorded: ")
+    assert said in stderr
+    assert stderr.count("\n") == 1, stderr
     assert (tmp_path / "plain.0.json").read_text() == (seen / "plain.0.json").read_text()
 
 
-def test_the_options_are_those_of_init(door: Path, tmp_path: Path) -> None:
+def test_the_options_are_those_of_init(tmp_path: Path) -> None:
     options = {
         "norms": True,
         "record": {"formats": ["tensorboard"]},
         "diagnose": {"level": "error"},
         "config": {"a": 1},
     }
-    done = start(door, tmp_path, script(tmp_path, "plain"), DISTSUMMARY_OPTIONS=json.dumps(options))
-    assert done.returncode == 0, done.stderr
-    assert "(files: tensorboard)" in done.stderr
+    code, stderr = trained(tmp_path, "plain", DISTSUMMARY_OPTIONS=json.dumps(options))
+    assert code == 0, stderr
+    assert "(files: tensorboard)" in stderr
     assert "norms/gradient" in ds.open_run(tmp_path / "run").scalars().tags
 
 
