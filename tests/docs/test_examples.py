@@ -1,8 +1,6 @@
 """Every example runs as it stands, and leaves what it says; that of many ranks does so in tests/ray."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,15 +8,15 @@ import pytest
 from distsummary import LossGrid
 from distsummary.events.reader import read_directory, read_lineage
 from distsummary.rundir.run_dir import RunDir
+from tests import forked
 from tests.conftest import ROOT
-from tests.patience import PATIENCE_S
 
+pytestmark = pytest.mark.usefixtures("fork_server")
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
-def run(name: str, *arguments: str) -> str:
-    command = [sys.executable, str(ROOT / "examples" / name), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+def run(name: str, place: Path, *arguments: str) -> str:
+    done = forked.run_script(ROOT / "examples" / name, place, *arguments, cwd=Path.cwd())
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -45,7 +43,7 @@ def test_an_example_says_how_it_is_started(path: Path) -> None:
 
 
 def test_the_own_loop_records_everything(tmp_path: Path) -> None:
-    said = run("own_loop.py", str(tmp_path / "run"))
+    said = run("own_loop.py", tmp_path / "run")
     assert int(said.split()[0]) > 60
     found = tags(tmp_path / "run")
     assert found["loss"] == found["gradients/norm"] == set(range(1, 61))
@@ -60,7 +58,7 @@ def test_the_own_loop_records_everything(tmp_path: Path) -> None:
 
 
 def test_each_episode_is_one_step(tmp_path: Path) -> None:
-    said = run("reinforcement.py", str(tmp_path / "run"))
+    said = run("reinforcement.py", tmp_path / "run")
     episodes = int(said.split()[0])
     found = tags(tmp_path / "run")
     for tag in ("loss", "episode/reward", "episode/baseline", "perf/step_ms"):
@@ -69,14 +67,14 @@ def test_each_episode_is_one_step(tmp_path: Path) -> None:
 
 
 def test_a_step_is_four_batches_and_the_last_of_an_epoch_two(tmp_path: Path) -> None:
-    run("accumulate.py", str(tmp_path / "run"))
+    run("accumulate.py", tmp_path / "run")
     found = tags(tmp_path / "run")
     assert found["loss"] == found["perf/step_ms"] == set(range(1, 17))
     assert found["weight/auto"] == {1, 10}
 
 
 def test_the_fourth_way_of_the_tutorial(tmp_path: Path) -> None:
-    run("summary_record.py", str(tmp_path / "run"))
+    run("summary_record.py", tmp_path / "run")
     found = {(value.plugin, value.tag): 0 for e in read_directory(tmp_path / "run") for value in e.values}
     assert found.keys() == {
         ("scalar", "loss"),
@@ -88,7 +86,7 @@ def test_the_fourth_way_of_the_tutorial(tmp_path: Path) -> None:
 
 
 def test_an_optimizer_that_records_its_gradients_records_what_gradients_does(tmp_path: Path) -> None:
-    run("gradients.py", str(tmp_path / "run"))
+    run("gradients.py", tmp_path / "run")
     found = tags(tmp_path / "run")
     assert found["0.weight/gradient"] == found["0.weight.gradient"] == {1, 10, 20, 30, 40}
     assert found["norms/gradient_unclipped"] == set(range(1, 41))
@@ -100,7 +98,7 @@ def test_an_optimizer_that_records_its_gradients_records_what_gradients_does(tmp
 
 
 def test_a_compiled_gpt_reports_what_happens_inside(tmp_path: Path) -> None:
-    said = run("gpt_taps.py", str(tmp_path / "run"), "aot_eager")  # inductor would take a minute
+    said = run("gpt_taps.py", tmp_path / "run", "aot_eager")  # inductor would take a minute
     assert said.startswith("60 steps, loss ")
     assert said.endswith(", 0 graph breaks\n")
     found = tags(tmp_path / "run")
@@ -113,7 +111,7 @@ def test_a_compiled_gpt_reports_what_happens_inside(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_the_landscape_has_its_path(tmp_path: Path) -> None:
-    run("landscape.py", str(tmp_path / "run"))
+    run("landscape.py", tmp_path / "run")
     [saved] = RunDir(tmp_path / "run").landscape_dir.glob("*.npz")
     grid = LossGrid.load(saved)
     assert len(grid.numbers) == 11
@@ -126,7 +124,7 @@ def test_the_samples_of_mindspores_pages_run_with_their_lines_unchanged(tmp_path
     pages = (ROOT / "tests" / "mindspore_samples.txt").read_text().splitlines()  # all lines that name a class
     ours = {line.strip() for line in (ROOT / "examples" / "from_mindspore.py").read_text().splitlines()}
     assert set(pages) <= ours
-    said = run("from_mindspore.py", str(tmp_path))
+    said = run("from_mindspore.py", tmp_path)
     steps = len(re.findall(r"^epoch: \d+ step: \d, loss is 2\.\d+$", said, re.MULTILINE))
     assert (steps, said.count("Train epoch time: ")) == (51, 10)
     for line in (

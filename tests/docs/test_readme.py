@@ -13,6 +13,7 @@ import pytest
 import distsummary
 from distsummary.cli import main as cli
 from distsummary.collect.options import FLAGS, PATTERNS
+from tests import forked
 from tests.docs.documents import ROOT, anchors, blocks, commands, documents, links
 from tests.patience import PATIENCE_S
 
@@ -44,11 +45,10 @@ def test_the_readme_has_python_that_runs() -> None:
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=lambda block: f"line_{block.line}")
+@pytest.mark.usefixtures("fork_server")
 def test_the_python_of_these_pages_runs_as_it_stands(snippet, tmp_path: Path) -> None:
     (tmp_path / "snippet.py").write_text("\n" * (snippet.line - 1) + snippet.code)
-    done = subprocess.run(
-        [sys.executable, "snippet.py"], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S
-    )
+    done = forked.run_script(tmp_path / "snippet.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 
@@ -96,6 +96,7 @@ def test_the_python_of_the_landscapes_runs_in_its_order_and_prints_what_it_says(
     assert checked
 
 
+@pytest.mark.usefixtures("fork_server")
 def test_the_samples_of_the_callbacks_run_in_their_order_and_print_what_the_page_shows(
     tmp_path: Path,
 ) -> None:
@@ -103,9 +104,7 @@ def test_the_samples_of_the_callbacks_run_in_their_order_and_print_what_the_page
     mark = "-- the next sample"
     samples = [block for block in page if block.language == "python"]
     (tmp_path / "page.py").write_text(f"\nprint({mark!r})\n".join(block.code for block in samples))
-    done = subprocess.run(
-        [sys.executable, "page.py"], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S
-    )
+    done = forked.run_script(tmp_path / "page.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     shown = [
         page[page.index(block) + 1].code if page[page.index(block) + 1].language == "text" else ""

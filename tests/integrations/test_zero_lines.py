@@ -1,9 +1,7 @@
 """Scripts that do not know of distsummary, recorded by one environment variable."""
 
-import atexit
 import json
 import os
-import runpy
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -14,7 +12,6 @@ import pytest
 import torch
 
 import distsummary as ds
-import distsummary_autoload
 from tests import forked
 from tests.conftest import ROOT
 from tests.integrations import scripts
@@ -77,28 +74,8 @@ def start(
 def trained(directory: Path, *names: str, **variables: str) -> tuple[int, str]:
     """Train scripts in a process that has just imported torch; returns its exit code and its stderr."""
     variables = {"DISTSUMMARY": str(directory / "run"), **variables}
-    with forked.ranks(1, as_script, directory, *names, **variables) as [process]:
-        process.join(PATIENCE_S)
-    assert process.exitcode is not None
-    return process.exitcode, (directory / "stderr").read_text()
-
-
-def as_script(directory: Path, *names: str) -> None:
-    """What Python does from the end of `import torch` on, without the seconds of that import."""
-    os.chdir(directory)
-    with open("stderr", "w") as stderr:
-        os.dup2(stderr.fileno(), sys.stderr.fileno())
-    del os.environ["RANK"]  # the script is no rank
-    sys.argv = [str(SCRIPT), str(directory), *names]
-    try:
-        distsummary_autoload.start()
-        runpy.run_path(str(SCRIPT), run_name="__main__")
-    except Exception as error:
-        sys.last_value = error
-        sys.excepthook(type(error), error, error.__traceback__)
-        sys.exit(1)
-    finally:
-        atexit._run_exitfuncs()
+    done = forked.run_script(SCRIPT, directory, *names, cwd=directory, **variables)
+    return done.returncode, done.stderr
 
 
 def script(*arguments: object) -> list[str]:
