@@ -95,6 +95,11 @@ def _as_script(
     for output, stream in zip(outputs, (sys.stdout, sys.stderr), strict=True):
         with open(output, "wb") as file:
             os.dup2(file.fileno(), stream.fileno())
+    interpret(path, arguments)
+
+
+def interpret(path: Path, arguments: Sequence[str]) -> None:
+    """Run a script to the exit of the interpreter, from the end of `import torch` on."""
     sys.argv, sys.path[:0] = [str(path), *arguments], [str(path.parent)]
     script = sys.modules["__main__"] = ModuleType("__main__")
     script.__file__ = str(path)

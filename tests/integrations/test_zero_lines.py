@@ -18,6 +18,7 @@ from tests.integrations import scripts
 from tests.patience import PATIENCE_S
 
 SCRIPT = ROOT / "tests/integrations/scripts.py"
+ELASTIC = ROOT / "tests/integrations/elastic.py"
 OTHERS = ("compiled_step", "crashing", "failing_once", "ddp", "fsdp2")
 pytestmark = pytest.mark.usefixtures("fork_server")
 SCRIPTS = [name for name in scripts.TRAININGS if name not in OTHERS]
@@ -142,21 +143,24 @@ def test_the_ranks_of_torchrun_are_one_run_which_its_workers_and_agent_do_not_to
     }
 
 
-def test_sharded_parameters_are_followed(door: Path, tmp_path: Path) -> None:
-    done = start(door, tmp_path, [*TORCHRUN, str(SCRIPT), str(tmp_path), "fsdp2"])
+def launched(directory: Path, run: str, restarts: int, name: str, **variables: str) -> None:
+    """Train a script on two ranks."""
+    arguments = (run, restarts, SCRIPT, directory, name)
+    done = forked.run_script(ELASTIC, *arguments, cwd=directory, **variables)
     assert done.returncode == 0, done.stderr
+
+
+def test_sharded_parameters_are_followed(tmp_path: Path) -> None:
+    launched(tmp_path, "run", 0, "fsdp2")
     run = ds.open_run(tmp_path / "run")
     for rank in range(2):
         check(run, json.loads((tmp_path / f"fsdp2.{rank}.json").read_text())["rows"], rank=rank)
 
 
-def test_a_restart_keeps_the_name_and_the_next_launch_gets_its_own(door: Path, tmp_path: Path) -> None:
+def test_a_restart_keeps_the_name_and_the_next_launch_gets_its_own(tmp_path: Path) -> None:
     files = {"FAIL": str(tmp_path / "failed"), "TRAINED": str(tmp_path / "trained")}
-    variables = {"DISTSUMMARY": "runs/{time}", **files}
-    for restarts in ("1", "0"):
-        command = [*TORCHRUN, "--max-restarts", restarts, str(SCRIPT), str(tmp_path), "failing_once"]
-        done = start(door, tmp_path, command, **variables)
-        assert done.returncode == 0, done.stderr
+    for restarts in (1, 0):
+        launched(tmp_path, "runs/{time}", restarts, "failing_once", **files)
     first, second = (ds.open_run(path) for path in sorted((tmp_path / "runs").glob("2*")))
     assert [len(run.attempts["attempt"]) for run in (first, second)] == [2, 1]
     assert first.state == second.state == "finished"
