@@ -237,7 +237,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     properties = SimpleNamespace(total_memory=MEMORY_BYTES)
     stream = SimpleNamespace(wait_stream=lambda other: None)
     shares: dict[Any, float] = {}
-    for name, value in {
+    of_cuda = {
         "get_device_name": lambda device: "a GPU in name only",
         "get_device_properties": lambda device: properties,
         "get_per_process_memory_fraction": lambda device: shares.get(None, 1.0),
@@ -254,14 +254,20 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "Event": lambda: SimpleNamespace(record=lambda stream: None, synchronize=lambda: None),
         "CUDAGraph": Tape,
         "graph": _capturing,
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, value, raising=False)  # torch 2.6 has not all of them
-    # In torch's builds for GPUs cuDNN's operations would be recorded.
-    monkeypatch.setattr(torch.backends.cudnn, "enabled", False)
-    monkeypatch.setattr(fake_tensor, "init_gpu_context", lambda *_: None, raising=False)
-    monkeypatch.setattr(Tensor, "pin_memory", Tensor.clone)
-    monkeypatch.setattr(torch_parameters, "type", _plain_type, raising=False)
-    monkeypatch.setattr(captured, "_warm_up_stream", lambda device: stream)
-    monkeypatch.setattr(trace, "make_fx", _recorder(trace.make_fx))
+    }
+    for owner, name, value in (
+        *((torch.cuda, name, value) for name, value in of_cuda.items()),
+        (
+            torch.backends.cudnn,
+            "enabled",
+            False,
+        ),  # in builds for GPUs, it would be recorded
+        (fake_tensor, "init_gpu_context", lambda *_: None),
+        (Tensor, "pin_memory", Tensor.clone),
+        (torch_parameters, "type", _plain_type),
+        (captured, "_warm_up_stream", lambda device: stream),
+        (trace, "make_fx", _recorder(trace.make_fx)),
+    ):
+        monkeypatch.setattr(owner, name, value, raising=False)  # torch 2.6 has not all of them
     with NamedGpu():
         yield

@@ -271,7 +271,6 @@ def test_under_torchrun_the_merged_run_of_four_ranks_is_read_while_they_train(tm
 
 
 @pytest.mark.long
-@pytest.mark.long
 def test_an_aggregator_that_was_stopped_ends_when_rank_0_is_gone(tmp_path: Path) -> None:
     program = (
         "import sys, time, distsummary as ds\n"

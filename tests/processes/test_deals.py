@@ -19,7 +19,7 @@ from tests.processes.dealt_ranks import BEAT_S, RANKS
 PARAMETERS = {f"layer{number}.weight" for number in range(1, 7)}
 
 
-@pytest.mark.parametrize("deal", ["parameters", "steps"])
+@pytest.mark.parametrize("deal", ["parameters", pytest.param("steps", marks=pytest.mark.long)])
 def test_what_was_dealt_is_what_was_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deal: str
 ) -> None:

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 PROGRAM = """
 import contextlib, json, logging, os, resource, sys
 from pathlib import Path
 import numpy as np
 import distsummary as ds
 from distsummary.errors import WriteError
+from distsummary.events import async_writer
 from distsummary.rundir.rank_manifest import ranks_of
 from distsummary.rundir.run_dir import RunDir
 
@@ -59,6 +62,7 @@ with full():
         found["raised"] = str(error)
 record.close()
 
+async_writer.CLOSE_S = 3.0  # for the close of the run, which 20 s would not help
 with full():
     run = ds.init(place / "run")
     for step in run.steps(range(300)):
@@ -97,7 +101,7 @@ def test_a_full_disk_costs_nothing_while_events_fit_into_memory_and_is_reported(
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
-        timeout=120,  # three calls of flush took 30 s each, and two of close 20 s
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

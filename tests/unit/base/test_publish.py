@@ -18,6 +18,7 @@ from distsummary.base.publish import (
     temporary_name,
 )
 from distsummary.errors import NotADirectoryPathError, RunDirError
+from tests.disks import FULL, room_for
 
 
 @pytest.fixture
@@ -65,16 +66,9 @@ def test_a_reader_never_sees_a_published_file_half(path: Path, monkeypatch: pyte
     assert seen == [b"old", b"new"]  # before the rename, and when the directory is synced after it
 
 
-def test_a_publish_that_fails_names_and_keeps_the_old_file_and_leaves_no_temporary_one(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_publish_that_fails_names_and_keeps_the_old_file_and_leaves_no_temporary_one(path: Path) -> None:
     publish(path, b"old")
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RunDirError, match=re.escape(f"{path} cannot be written: No space left on device")):
+    with pytest.raises(RunDirError, match=re.escape(f"{path} cannot be written: {FULL}")), room_for(0):
         publish(path, b"new")
     assert path.read_bytes() == b"old"
     assert list(path.parent.iterdir()) == [path]

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from distsummary.aggregate.charts import charts
-from distsummary.cli import convert as convert_module
 from distsummary.cli.convert import convert, widened
 from distsummary.cli.fsck import fsck
 from distsummary.errors import MissingFileError, RunDirError
@@ -21,6 +20,7 @@ from distsummary.format.histogram import count_histogram
 from distsummary.format.hparams import session_start
 from distsummary.format.records import Batch, Event, Histogram, Shard, Value
 from distsummary.pb import tensorboard_pb2
+from tests.disks import FULL, room_for
 from tests.unit.format import samples
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "ms"
@@ -117,17 +117,9 @@ def test_a_live_writer_is_waited_for(nasty_tmp_path: Path):
     assert convert(nasty_tmp_path / "run").converted[0].events == 1
 
 
-def test_a_conversion_that_fails_leaves_no_file(nasty_tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_conversion_that_fails_leaves_no_file(nasty_tmp_path: Path):
     write(nasty_tmp_path / "run", ("mindspore",))
-    frames = iter(range(3))
-
-    def failing_frame(payload: bytes) -> bytes:
-        if next(frames, None) is None:
-            raise OSError(28, "No space left on device")
-        return payload
-
-    monkeypatch.setattr(convert_module, "frame", failing_frame)
-    with pytest.raises(RunDirError, match="No space"):
+    with pytest.raises(RunDirError, match=FULL), room_for(100):
         convert(nasty_tmp_path / "run")
     assert not segments(nasty_tmp_path / "run", "tensorboard")
     assert not list((nasty_tmp_path / "run").glob(".tmp-*"))

@@ -15,6 +15,7 @@ from distsummary.format.frames import frame
 from distsummary.landscapes.engines.chunks import Chunk
 from distsummary.landscapes.run.journal import FORMAT, Journal, leftover_journals
 from distsummary.rundir.run_dir import RunDir
+from tests.disks import FULL, room_for
 
 PLAN = {"checkpoints": "ab", "seed": "7"}
 HEADER = 12  # bytes of a frame before its payload
@@ -292,34 +293,20 @@ def test_chunks_behind_a_damaged_choice_are_not_those_of_the_choice_before(path:
 
 
 @pytest.mark.parametrize("taken", [0, 10])
-def test_a_full_disk_is_reported_with_what_is_kept_and_costs_nothing_of_it(
-    path: Path, monkeypatch: pytest.MonkeyPatch, taken: int
-):
-    write = os.write
-
-    def full(descriptor: int, data: bytes) -> int:
-        if not taken:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return write(descriptor, data[:taken])
-
+def test_a_full_disk_is_reported_with_what_is_kept_and_costs_nothing_of_it(path: Path, taken: int):
     fill(path, 2)
     content = path.read_bytes()
     with Journal(path, PLAN) as journal:
-        monkeypatch.setattr(os, "write", full)
-        with pytest.raises(RunDirError, match=r"No space left.* free disk .* continues from the 8 finished"):
+        said = pytest.raises(RunDirError, match=r"written: .*; free disk .* continues from the 8 finished")
+        with said, room_for(len(content) + taken):
             journal.enter(chunk(2), measured(2))
         assert path.read_bytes() == content
-    monkeypatch.undo()
     with Journal(path, PLAN) as journal:
         assert len(journal.results) == 2
 
 
-def test_one_that_has_no_room_for_its_header_is_not_left_behind(path: Path, monkeypatch: pytest.MonkeyPatch):
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "write", full)
-    with pytest.raises(RunDirError, match=r"No space left"):
+def test_one_that_has_no_room_for_its_header_is_not_left_behind(path: Path):
+    with pytest.raises(RunDirError, match=FULL), room_for(0):
         Journal(path, PLAN)
     assert not path.exists()
 

@@ -1,7 +1,6 @@
 """A run dir names every path of a run, replaces its manifest whole, and names what is wrong with it."""
 
 import re
-import resource
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from distsummary.errors import (
 from distsummary.rundir import run_dir as run_dir_module
 from distsummary.rundir.run_dir import RunDir, dated_run_dir
 from tests.conftest import ROOT
+from tests.disks import FULL, room_for
 
 
 @pytest.fixture
@@ -154,13 +154,9 @@ def test_a_directory_that_cannot_be_written_is_named_at_once() -> None:
 
 
 def test_a_full_disk_is_named_at_once_and_nothing_is_left(nasty_tmp_path: Path) -> None:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    try:
-        with pytest.raises(RunDirError, match=r"cannot be written: File too large; free some space"):
-            RunDir(nasty_tmp_path / "run").create()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    said = pytest.raises(RunDirError, match=f"cannot be written: {FULL}; free some space")
+    with said, room_for(1000):
+        RunDir(nasty_tmp_path / "run").create()
     assert list((nasty_tmp_path / "run").iterdir()) == []
 
 
