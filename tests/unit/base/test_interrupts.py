@@ -58,13 +58,19 @@ def test_one_that_is_dropped_at_the_very_end_is_raised_there():
         Dropping()
 
 
-def test_the_hook_and_the_thread_go_and_other_errors_are_reported_as_before(monkeypatch):
+@pytest.fixture
+def seen(monkeypatch):
+    """The types of the errors that Python's own hook gets."""
+    found = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda ignored: found.append(ignored.exc_type))
+    return found
+
+
+def test_the_hook_and_the_thread_go_and_other_errors_are_reported_as_before(seen):
     class Failing:
         def __del__(self):
             raise ValueError("in a destructor")
 
-    seen = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda ignored: seen.append(ignored.exc_type))
     before, threads = sys.unraisablehook, threading.active_count()
     with handles_interrupts():
         Failing()
@@ -73,14 +79,13 @@ def test_the_hook_and_the_thread_go_and_other_errors_are_reported_as_before(monk
     assert threading.active_count() == threads
 
 
-def test_a_handler_of_the_users_own_is_called_once(monkeypatch):
-    calls, seen = [], []
+def test_a_handler_of_the_users_own_is_called_once(seen):
+    calls = []
 
     def handler(number, frame):
         calls.append(number)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys, "unraisablehook", lambda ignored: seen.append(ignored.exc_type))
     signal.signal(signal.SIGINT, handler)
     with handles_interrupts():
         Dropping()

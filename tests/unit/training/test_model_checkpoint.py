@@ -2,6 +2,7 @@
 
 import os
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from distsummary.errors import (
 )
 from distsummary.rundir.topology import Topology
 from distsummary.training import model_checkpoint, model_state
+from tests.disks import FULL, room_for
 from tests.patience import PATIENCE_S
 
 KEY = b"0123456789ABCDEF"
@@ -215,33 +217,26 @@ def test_encrypted_files_need_the_key(tmp_path, mode, format):
 
 
 @pytest.mark.parametrize("async_save", [False, True])
-def test_a_failed_save_is_said_and_counted_and_the_training_continues(
-    tmp_path, monkeypatch, caplog, async_save
-):
-    def full(*args, **kwargs):
-        raise OSError(28, "No space left on device")
-
+def test_a_failed_save_is_said_and_counted_and_the_training_continues(tmp_path, caplog, async_save):
     checkpoint = ds.ModelCheckpoint("a", tmp_path, ds.CheckpointConfig(5, async_save=async_save))
-    monkeypatch.setattr(model_state, "write_model", full)
-    run = train(checkpoint)
+    with room_for(0):
+        run = train(checkpoint)
     assert run.step == 10
     assert (checkpoint.failures, checkpoint.latest_ckpt_file_name) == (2, "")
-    assert caplog.text.count("No space left on device") == 2
+    assert caplog.text.count(FULL) == 2
     assert names(tmp_path) == []
 
 
-def test_a_failed_save_keeps_the_older_checkpoints(tmp_path, monkeypatch):
+def test_a_failed_save_keeps_the_older_checkpoints(tmp_path):
     checkpoint = ds.ModelCheckpoint("a", tmp_path, ds.CheckpointConfig(5, keep_checkpoint_max=1))
-    write, calls = model_state.write_model, []
+    disk = ExitStack()
 
-    def second_fails(*args, **kwargs):
-        calls.append(args)
-        if len(calls) > 1:
-            raise OSError(5, "I/O error")
-        write(*args, **kwargs)
+    class Filling(ds.Callback):
+        def on_train_epoch_end(self, run_context):
+            disk.enter_context(room_for(0))
 
-    monkeypatch.setattr(model_state, "write_model", second_fails)
-    train(checkpoint)
+    with disk:
+        train([checkpoint, Filling()])
     assert names(tmp_path) == ["a-1_5.safetensors"]
     assert ds.load_checkpoint(tmp_path)["w"][0] == 5
 

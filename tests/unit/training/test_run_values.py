@@ -378,9 +378,14 @@ class Later:
         return self.number
 
 
-@pytest.mark.parametrize("on_nan", ["warn", "stop"])
-def test_nan_on_a_device_is_named_with_its_step_when_it_has_arrived(on_nan, monkeypatch):
+@pytest.fixture
+def takes_later(monkeypatch):
+    """A Run that takes numbers of the class Later, as it takes those on a device."""
     monkeypatch.setattr("distsummary.training.recording.scalar", lambda name, value, **rest: value)
+
+
+@pytest.mark.parametrize("on_nan", ["warn", "stop"])
+def test_nan_on_a_device_is_named_with_its_step_when_it_has_arrived(on_nan, takes_later):
     keeper = Keeper()
     run = Run(callbacks=keeper, on_nan=on_nan)
     batches = run.steps(range(9))
@@ -406,8 +411,7 @@ def test_nan_on_a_device_is_named_with_its_step_when_it_has_arrived(on_nan, monk
         run.close()
 
 
-def test_a_number_on_a_device_is_named_with_the_step_that_log_begins(monkeypatch):
-    monkeypatch.setattr("distsummary.training.recording.scalar", lambda name, value, **rest: value)
+def test_a_number_on_a_device_is_named_with_the_step_that_log_begins(takes_later):
     keeper = Keeper()
     with Run(callbacks=keeper) as run:
         for number in (0.5, 0.5, math.nan):
