@@ -62,6 +62,7 @@ def test_an_actor_that_lives_is_seen_and_one_that_was_killed_is_not() -> None:
         ray.get(actor.pid.remote())
 
 
+@pytest.mark.long
 def test_a_test_that_leaves_an_actor_fails_and_the_actor_is_named(tmp_path: Path) -> None:
     outcomes = run_inner_pytest(LEAKY_TESTS, tmp_path, ["tests.conftest", "tests.ray.conftest"], grace_s=3)
     assert "actors or tasks left behind by this test: ['ray::Leaked" in outcomes["test_leaves_an_actor"]

@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import json
 import os
 import re
 import signal
@@ -145,24 +146,39 @@ def test_a_module_that_only_the_driver_finds_is_named_with_the_remedy(tmp_path, 
     assert f"runtime_env={{'working_dir': {str(tmp_path)!r}}}" in reported
 
 
-def test_the_lines_of_ranks_are_printed_with_their_rank(tmp_path):
-    script = tmp_path / "job.py"
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory) -> str:
+    """What a job on a cluster of its own prints."""
+    place = tmp_path_factory.mktemp("job")
+    script = place / "job.py"
     script.write_text(JOB)
-    command = [sys.executable, script, str(tmp_path / "printed")]
-    place = {"PYTHONPATH": str(ROOT), "RAY_COLOR_PREFIX": "0"}
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **place})
+    environment = {"PYTHONPATH": str(ROOT), "RAY_COLOR_PREFIX": "0"}
+    command = [sys.executable, script, str(place / "printed")]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
     assert done.returncode == 0, done.stderr
-    lines = re.findall(r"^\(rank (\d) pid=\d+\) (step \w)", done.stdout, re.MULTILINE)
+    return done.stdout
+
+
+def test_the_lines_of_ranks_are_printed_with_their_rank(printed):
+    lines = re.findall(r"^\(rank (\d) pid=\d+\) (step \w)", printed, re.MULTILINE)
     assert sorted(lines) == [("0", "step a"), ("0", "step b"), ("1", "step a"), ("1", "step b")]
-    assert done.stdout.endswith("returned\n")
+    assert printed.endswith("returned\n")
+
+
+def test_a_cluster_of_its_own_listens_on_loopback_alone(printed):
+    found = json.loads(printed.splitlines()[-2])
+    assert {"raylet", "gcs_server"} <= found.keys()
+    assert {ip.removeprefix("::ffff:") for ips in found.values() for ip in ips} == {"127.0.0.1"}
 
 
 JOB = """
 import functools
+import json
 import os
 import pathlib
 import sys
 import time
+import psutil
 import distsummary as ds
 
 class Counted:
@@ -184,11 +200,15 @@ def train(printed):
     until = time.monotonic() + 120
     while not printed.exists() and time.monotonic() < until:  # Ray sends the lines every half second
         time.sleep(0.05)
+    driver = psutil.Process().parent().parent()
+    found = [(one.name(), one.net_connections("inet")) for one in driver.children(recursive=True)]
+    return {name: [one.laddr.ip for one in all if one.status == "LISTEN"] for name, all in found}
 
 if __name__ == "__main__":
     printed = pathlib.Path(sys.argv[1])
     sys.stdout = Counted(sys.stdout, printed)
-    ds.launch(functools.partial(train, printed), ranks=2, backend=None)
+    listening = ds.launch(functools.partial(train, printed), ranks=2, backend=None, address="local")
+    print(json.dumps(listening[0]))
     print("returned")
 """
 
@@ -282,25 +302,3 @@ def test_sys_exit_is_reported_and_zero_is_success():
 def test_resources_that_ray_cannot_reserve_are_refused_by_name(resources):
     with pytest.raises((InvalidTypeError, InvalidValueError), match="resources_per_rank"):
         launch(print, ranks=1, resources_per_rank=resources)
-
-
-LISTENING = """
-import psutil
-from distsummary import launch
-
-def addresses():
-    driver = psutil.Process().parent().parent()
-    found = [(one.name(), one.net_connections("inet")) for one in driver.children(recursive=True)]
-    return {name: {one.laddr.ip for one in all if one.status == "LISTEN"} for name, all in found}
-
-[found] = launch(addresses, ranks=1, backend=None, address="local")
-print(*sorted(ip.removeprefix("::ffff:") for ips in found.values() for ip in ips))
-print("raylet" in found, "gcs_server" in found)
-"""
-
-
-def test_a_cluster_of_its_own_listens_on_loopback_alone() -> None:
-    done = subprocess.run([sys.executable, "-c", LISTENING], capture_output=True, text=True, check=True)
-    listening, found = done.stdout.splitlines()[-2:]
-    assert {*listening.split()} == {"127.0.0.1"}
-    assert found == "True True"

@@ -66,6 +66,7 @@ def test_an_address_must_be_that_of_the_cluster_that_is_connected(
     ]
 
 
+@pytest.mark.long
 def test_the_default_works_in_a_process_that_is_not_connected_to_ray(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SCRIPT, str(golden_mlp.GOLDEN / "summary"), str(tmp_path / "maps")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
