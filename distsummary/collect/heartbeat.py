@@ -28,7 +28,7 @@ class Pulse:
         failures: counts what raises.
         step: the newest step when the training begins; a resumed one has some behind it.
         deals: those before the training began.
-        first_s, beat_s: seconds until the first heartbeat, and between two of them.
+        first_s, beat_s: seconds until the first heartbeat, and between two; None: FIRST_S, BEAT_S.
         clock: returns the time in seconds.
     """
 
@@ -41,12 +41,14 @@ class Pulse:
         step: int = 0,
         deals: Sequence[Deal] = (),
         *,
-        first_s: float = FIRST_S,
-        beat_s: float = BEAT_S,
+        first_s: float | None = None,
+        beat_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._place, self._report, self._follow, self._failures = place, report, follow, failures
-        self._first_s, self._beat_s, self._clock = first_s, beat_s, clock
+        self._first_s = FIRST_S if first_s is None else first_s
+        self._beat_s = BEAT_S if beat_s is None else beat_s
+        self._clock = clock
         self._version = FIRST  # of the newest deal
         self._follow_new(deals)
         # The steps of the newest heartbeats, and when they were sent: as many as WINDOW_S has.

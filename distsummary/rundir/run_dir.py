@@ -281,8 +281,12 @@ class RunDir:
             )
 
     @contextmanager
-    def locked(self, purpose: str, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
-        """Hold the run's lock named `purpose` for the block; raises RunDirError if it cannot be taken."""
+    def locked(self, purpose: str, *, timeout_s: float | None = None) -> Iterator[None]:
+        """Hold the run's lock named `purpose` for the block; raises RunDirError if it cannot be taken.
+
+        `timeout_s`: None: LOCK_TIMEOUT_S.
+        """
+        timeout_s = LOCK_TIMEOUT_S if timeout_s is None else timeout_s
         lock = self.lock(f".{purpose}.lock")
         path = self.base / f".{purpose}.lock"
         try:

@@ -6,6 +6,7 @@ import sys
 
 from distsummary.cli.main import main
 from distsummary.events.reader import read_directory
+from tests.patience import PATIENCE_S
 
 RANK = """
 import sys
@@ -28,7 +29,7 @@ def test_two_processes_with_a_directory_each_become_one_run(nasty_tmp_path, caps
         subprocess.Popen([sys.executable, "-c", RANK, prefix], env={**os.environ, **place, "RANK": rank})
         for rank in "01"
     ]
-    assert [rank.wait(60) for rank in ranks] == [0, 0]
+    assert [rank.wait(PATIENCE_S) for rank in ranks] == [0, 0]
     assert main(["adopt", prefix]) == 0
     assert main(["merge", prefix]) == 0
     assert "4 steps of 2 ranks" in capsys.readouterr().out

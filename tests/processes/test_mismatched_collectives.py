@@ -48,7 +48,7 @@ def test_the_odd_rank_is_named_with_its_line_and_not_the_one_that_crashes_of_it(
         for rank in training:
             rank.terminate()  # as one ends a job that hangs
         for rank in training:
-            rank.join(60)
+            rank.join(PATIENCE_S)
     assert (alert["rank"], alert["ranks"]) == (odd, [])
     assert alert["since_step"] in (AT, AT + 1)
     for evidence in (alert["evidence"], _why(run_dir, capsys, odd)):

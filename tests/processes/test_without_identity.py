@@ -15,6 +15,7 @@ from distsummary.errors import RunDirError
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.states import GONE, read_run
 from tests.conftest import ROOT
+from tests.patience import PATIENCE_S
 
 HOST, USER, PROJECT, ARGUMENT = "zebra-host-77", "zuzanna", "secret-project", "--needle-of-argv"
 
@@ -125,7 +126,7 @@ def test_no_file_of_a_run_names_user_or_machine(tmp_path: Path, place: Path, ran
 
 def started(processes: list[subprocess.Popen[str]]) -> list[subprocess.Popen[str]]:
     for process in processes:
-        process.communicate(timeout=120)
+        process.communicate(timeout=PATIENCE_S)
     return processes
 
 

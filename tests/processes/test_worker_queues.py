@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from distsummary.training.worker_queues import WorkerQueues
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/schedstat").exists(), reason="the kernel keeps no statistics of run queues"
@@ -38,7 +39,7 @@ def test_the_threads_of_a_worker_are_added_up_until_it_ends() -> None:
     begun, over = context.Event(), context.Event()
     worker = context.Process(target=compute, args=(begun, over))
     worker.start()
-    assert begun.wait(60)
+    assert begun.wait(PATIENCE_S)
     queues.take()
     waited_s = 0.0
     while waited_s < 0.05:  # the limit of a test ends it otherwise

@@ -25,8 +25,8 @@ class _Returning:
 _returning = _Returning()  # shared by all landscapes: each waits for the resources of the one before it
 
 
-def end_actors(actors: Iterable[tuple[Any, Mapping[str, float]]]) -> None:
-    """Kill actors, given as (actor, its resources); `free_resources` waits for these resources."""
+def end_actors(actors: Iterable[tuple[Any, Mapping[str, float]]], *, return_s: float = RETURN_S) -> None:
+    """Kill actors, given as (actor, its resources); `free_resources` waits `return_s` for these resources."""
     actors = list(actors)
     held = Counter[str]()
     for _, options in actors:
@@ -39,14 +39,14 @@ def end_actors(actors: Iterable[tuple[Any, Mapping[str, float]]]) -> None:
             _returning.free = {
                 name: min(free.get(name, 0) + amount, whole.get(name, 0)) for name, amount in (+held).items()
             }
-            _returning.until = time.monotonic() + RETURN_S
+            _returning.until = time.monotonic() + return_s
     finally:  # even if another Ctrl-C interrupts the lines above
         for actor, _ in actors:
             ray.kill(actor, no_restart=True)
 
 
 def free_resources() -> dict[str, float]:
-    """The cluster's free resources, once Ray has taken back those of killed actors or RETURN_S has passed."""
+    """The cluster's free resources, once Ray has taken back those of killed actors, or after a time limit."""
     while True:
         free = ray.available_resources()
         is_back = all(free.get(name, 0) >= amount - TOLERANCE for name, amount in _returning.free.items())

@@ -9,6 +9,7 @@ from distsummary.collect import heartbeat
 from distsummary.collect.summary_collector import SummaryCollector
 from distsummary.rundir.deal import Deal, Heartbeat, first_deal, next_deal
 from distsummary.rundir.topology import Topology
+from tests.patience import PATIENCE_S
 from tests.unit.collect.doubles import ListCoordinator, drive
 
 LENGTHS = [60, 57, 52, 50]  # steps of the loaders
@@ -45,7 +46,9 @@ class DealingCoordinator(ListCoordinator):
         """Wait for two heartbeats of each: the answer to the first has then been followed."""
         with self._changed:
             wanted = {rank: self.answers[rank] + 2 for rank in ranks}
-            assert self._changed.wait_for(lambda: all(self.answers[r] >= n for r, n in wanted.items()), 10)
+            assert self._changed.wait_for(
+                lambda: all(self.answers[r] >= n for r, n in wanted.items()), PATIENCE_S
+            )
 
 
 @pytest.fixture
