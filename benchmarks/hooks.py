@@ -56,7 +56,7 @@ def step_us(callbacks: list[ds.Callback], loss: object, blocks: int) -> list[flo
         run.log(loss=0.5)
     context, params = run.context, run.context.original_args()
     methods = [run._callbacks.methods[f"on_train_step_{event}"] for event in ("begin", "end")]
-    params |= {"logged": {}, "values": ()}
+    context.step.logged, context.step.values = {}, ()
 
     def block(hooks: list[list[Any]]) -> float:
         begun = time.thread_time()

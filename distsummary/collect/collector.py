@@ -144,7 +144,7 @@ class CollectorCallback(Callback):
     def _begin_training(self, run_context: RunContext) -> None:
         """Join the run and open the files; raises for bad arguments and for files that cannot be opened."""
         params = run_context.original_args()
-        topology = self._begin(params, "train")
+        topology = self._begin(run_context, "train")
         network = params.get("network")
         self._settings.refuse_unfit(network, topology)
         if self._settings.collected.landscape not in (None, DEFAULT_SPEC) and network is not None:
@@ -213,8 +213,7 @@ class CollectorCallback(Callback):
         If a training follows, its session records the kept evaluations; otherwise `close` adds them to the
         training that the run holds. An eval job records at once if there is none, or if it still runs.
         """
-        params = run_context.original_args()
-        topology = self._begin(params, "eval")
+        topology = self._begin(run_context, "eval")
         is_first = self._session is None and self._evaluations is None
         if is_first and topology.role == "eval" and find_past(self.run_dir, topology) is None:
             self._session = self._open(topology)
@@ -228,8 +227,9 @@ class CollectorCallback(Callback):
             self._session.phase = "evaluating"
 
     @door(again=True)
-    def _begin(self, params: CallbackParams, expected: str) -> Topology:
+    def _begin(self, run_context: RunContext, expected: str) -> Topology:
         """Check mode and callbacks, reset the state unless it is in use, and return this rank's topology."""
+        params = run_context.original_args()
         if params.get("mode") != expected:
             raise InvalidValueError(
                 f"mode must be {expected!r}, got {params.get('mode')!r}; use train or eval"
@@ -245,7 +245,7 @@ class CollectorCallback(Callback):
         if self._is_over:
             self._reset()
         known = self._topology if self._evaluations is None else self._evaluations.evaluator
-        topology = known or params.get("topology") or topologies.detect()
+        topology = known or step_of(run_context).topology or topologies.detect()
         network = params.get("network")
         if not topology.mesh and network is not None:
             mesh = self._failures.call("the mesh", framework_of(network).mesh, network)
@@ -323,22 +323,20 @@ class CollectorCallback(Callback):
 
     def _drop_given(self, params: CallbackParams) -> None:
         """Count the values of a step that could not be recorded as dropped."""
-        lost = Counter(value.plugin for value in params.get("values", ()))
-        lost["scalar"] += sum(not tag.startswith(TIMES) for tag in params.get("logged", {}))
+        lost = Counter(value.plugin for value in self._step.values)
+        lost["scalar"] += sum(not tag.startswith(TIMES) for tag in self._step.logged)
         self._failures.drop(lost)
 
     @door(_drop_given)
     def _record_end(self, params: CallbackParams) -> None:
         if self._is_plain(params):  # the quick way of a Run, which other callbacks take from it
-            self._recorded = logged = params.get("logged", {})
-            self.recorder.record(params["cur_step_num"], logged, params.get("values", ()))
+            self._recorded = logged = self._step.logged
+            self.recorder.record(params["cur_step_num"], logged, self._step.values)
         elif not is_sink(params):
             with self.recorder.overhead.measured():
                 self._record_step(params, int(params["cur_step_num"]))
-        elif params.get("logged") or params.get("values"):  # the rest is recorded when the epoch ends
-            self._open_session().record(
-                int(params["cur_step_num"]), params.get("logged", {}), params.get("values", ())
-            )
+        elif self._step.logged or self._step.values:  # the rest is recorded when the epoch ends
+            self._open_session().record(int(params["cur_step_num"]), self._step.logged, self._step.values)
 
     def _is_plain(self, params: CallbackParams) -> bool:
         """Whether nothing but what was given is due at this step; it is no plain step of a sink mode."""
@@ -362,10 +360,10 @@ class CollectorCallback(Callback):
         if is_sink(params):
             self._record_step(params, int(params.cur_epoch_num))
             return
-        self._recorded = logged = params.get("logged", {})
-        values, step = list(params.get("values", ())), int(params.cur_step_num)
+        self._recorded = logged = self._step.logged
+        values, step = [*self._step.values], int(params.cur_step_num)
         if self._settings.mindspore_compat:  # MindSpore records the last step of an epoch twice if it was due
-            values += self._schedule.values_again(params, step)
+            values += self._schedule.values_again(params, step, self._step)
         self._open_session().record(step, logged, values)
 
     def end(self, run_context: RunContext) -> None:
@@ -394,23 +392,22 @@ class CollectorCallback(Callback):
 
     def _record_step(self, params: CallbackParams, number: int) -> None:
         """Record a step (in sink mode an epoch) at which more than the logged values may be due."""
-        self._recorded = logged = params.get("logged", {})
+        self._recorded = logged = self._step.logged
         self._open_session()
         is_first = not self._schedule.has_begun
-        is_late = self._step.ended_late
-        found = self._failures.call("values", self._schedule.values, params, number, is_late=is_late) or []
-        values = [*params.get("values", ()), *found]
+        found = self._failures.call("values", self._schedule.values, params, number, self._step) or []
+        values = [*self._step.values, *found]
         self._taps.record(int(params["cur_step_num"]), logged, values, number=number)
         if is_first:
             self._failures.call("lineage", self._begin_description, params)
 
     def _record_rest(self, params: CallbackParams) -> None:
-        logged = params.get("logged", {})
+        logged = self._step.logged
         if logged is self._recorded:
             return
         self._recorded = logged
         self._open_session()
-        self._taps.record(int(params.cur_step_num), logged, params.get("values", ()))
+        self._taps.record(int(params.cur_step_num), logged, self._step.values)
 
     def _record_graph(self, params: CallbackParams) -> None:
         """Record the graph of a model that was not called in the steps at which the graph was due."""
@@ -499,8 +496,8 @@ class CollectorCallback(Callback):
         if (
             kind is not None
             and params is not None
-            and (params.get("logged") or params.get("values"))
-            and params.logged is not self._recorded
+            and (self._step.logged or self._step.values)
+            and self._step.logged is not self._recorded
         ):
             self._failures.call("values", self._record_rest, params)  # logged in the step that failed
         has_failed = error is not None and not is_interruption(error)

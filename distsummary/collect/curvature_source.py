@@ -7,6 +7,7 @@ from distsummary.format.records import Value
 from distsummary.frameworks.base import Curvature, CurvatureSource
 from distsummary.rundir.deal import Steps
 from distsummary.training.callbacks import CallbackParams
+from distsummary.training.step_context import StepContext
 
 DAMPING, REFRESHES, SKIPPED = "curvature/damping", "curvature/refreshes", "curvature/skipped"
 REFRESH_MS, LAYERS, FIGURES = "curvature/refresh_ms", "curvature/layers", "curvature/figures"
@@ -38,7 +39,7 @@ class CurvatureFigures(Source):
         """See `Source`."""
         self.at = math.inf if self._source is None else self._steps.after(last)
 
-    def values(self, params: CallbackParams, step: int, *, is_late: bool = False) -> list[Value]:
+    def values(self, params: CallbackParams, step: int, context: StepContext) -> list[Value]:
         """See `Source`."""
         if self._source is None:
             return []

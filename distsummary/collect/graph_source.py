@@ -16,6 +16,7 @@ from distsummary.format.records import Value
 from distsummary.frameworks.base import framework_of
 from distsummary.rundir.deal import Steps
 from distsummary.training.callbacks import CallbackParams
+from distsummary.training.step_context import StepContext
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +120,7 @@ class ModelGraph(Source):
         """See `Source`."""
         self.at = math.inf if self._observer is None else self._steps.after(last)
 
-    def values(self, params: CallbackParams, step: int, *, is_late: bool = False) -> list[Value]:
+    def values(self, params: CallbackParams, step: int, context: StepContext) -> list[Value]:
         """See `Source`."""
         return self.take()
 

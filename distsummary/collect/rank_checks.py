@@ -20,6 +20,7 @@ from distsummary.training.affordable import affordable_every
 from distsummary.training.callbacks import CallbackParams
 from distsummary.training.phases import OWN_MS
 from distsummary.training.run import STEP_MS
+from distsummary.training.step_context import StepContext
 
 if TYPE_CHECKING:
     from distsummary.collect.torch_checksums import Checksums
@@ -92,13 +93,13 @@ class Checks(Source):
         elif self._checksums is not None:
             self.at = last - last % self._every + self._every
 
-    def values(self, params: CallbackParams, step: int, *, is_late: bool = False) -> list[Value]:
+    def values(self, params: CallbackParams, step: int, context: StepContext) -> list[Value]:
         """See `Source`."""
         if self._first is None:
             self._first, self._epoch = step, params.get("cur_epoch_num")
             self._send_facts()
         values = self._batch(params, step)
-        if self._checksums is None or is_late:
+        if self._checksums is None or context.ended_late:
             return values
         if step % self._every and step > self._first:
             return values
@@ -106,7 +107,7 @@ class Checks(Source):
         values += self._checksums.measure()
         if not self._is_chosen:
             self._costs.append(time.thread_time() - began_s)
-            self._choose(params)
+            self._choose(context.logged)
         return values
 
     def _send_facts(self) -> None:
@@ -117,11 +118,10 @@ class Checks(Source):
         )
         self._report(RankFacts(self._settings, names, groups))
 
-    def _choose(self, params: CallbackParams) -> None:
+    def _choose(self, logged: Mapping[str, object]) -> None:
         """Choose how many steps lie between two sums: a power of two, so that ranks have steps in common."""
         now_s, before_s = time.perf_counter(), self._looked_s
         self._looked_s = now_s
-        logged = params.get("logged", {})
         measured = logged.get(
             OWN_MS, logged.get(STEP_MS)
         )  # without waiting for a busy host or for other ranks

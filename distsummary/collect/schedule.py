@@ -243,18 +243,15 @@ class Schedule:
         for source in self._sources:
             self._failures.call(source.what, source.begin, params)
 
-    def values(self, params: CallbackParams, number: int, *, is_late: bool = False) -> list[Value]:
-        """The values that are due at a step (in sink mode at an epoch) that ends; then plans the next.
-
-        `is_late`: see `Source.values`.
-        """
+    def values(self, params: CallbackParams, number: int, context: StepContext) -> list[Value]:
+        """The values that are due at a step (in sink mode at an epoch) that ends; then plans the next."""
         while self._coming and number >= self._coming[0].since:
             self._follow(self._coming.popleft())
         self._last = number
         values: list[Value] = []
         for source in self._sources:
             if number >= source.at:
-                found = self._failures.call(source.what, source.values, params, number, is_late=is_late)
+                found = self._failures.call(source.what, source.values, params, number, context)
                 values += found or []
         if self._report is not None:
             self._failures.call("the deal", self._note_part, number, self._report)
@@ -269,12 +266,12 @@ class Schedule:
             self._parts.append(part)
             report([*self._parts])
 
-    def values_again(self, params: CallbackParams, step: int) -> list[Value]:
+    def values_again(self, params: CallbackParams, step: int, context: StepContext) -> list[Value]:
         """The values that MindSpore records a second time at the last step of an epoch, if it was due."""
         values: list[Value] = []
         for source in self._mindspores:
             if source.steps.holds_multiple(step):
-                values += self._failures.call(source.what, source.values, params, step) or []
+                values += self._failures.call(source.what, source.values, params, step, context) or []
         return values
 
     def _plan(self) -> None:

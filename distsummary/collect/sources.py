@@ -15,6 +15,7 @@ from distsummary.collect.step_values import (
 from distsummary.format.records import Value
 from distsummary.rundir.deal import Group, Share, Steps
 from distsummary.training.callbacks import CallbackParams
+from distsummary.training.step_context import StepContext
 
 
 class Source:
@@ -44,10 +45,10 @@ class Source:
         """Set `at` to the first due step after `last`."""
         raise NotImplementedError
 
-    def values(self, params: CallbackParams, step: int, *, is_late: bool = False) -> list[Value]:
+    def values(self, params: CallbackParams, step: int, context: StepContext) -> list[Value]:
         """The values of a step at which they are due. What it raises is counted, and the step continues.
 
-        `is_late`: the model may have changed since the step: do not read it.
+        If `context.ended_late`, the model may have changed since the step: do not read it.
         """
         raise NotImplementedError
 
@@ -69,12 +70,12 @@ class LossSource(Source):
         """See `Source`."""
         self.at = self.steps.after(last)
 
-    def values(self, params: CallbackParams, step: int, *, is_late: bool = False) -> list[Value]:
+    def values(self, params: CallbackParams, step: int, context: StepContext) -> list[Value]:
         """See `Source`."""
-        logged, outputs = params.get("logged"), params.get("net_outputs")
-        if outputs is None and (logged is not None or "net_outputs" not in params):
+        outputs = params.get("net_outputs")
+        if outputs is None and (context.topology is not None or "net_outputs" not in params):
             return []  # a Run whose user logs no loss, or a loop that knows no outputs
-        if "loss" in (logged or {}) and not self._compat:
+        if "loss" in context.logged and not self._compat:
             return []
         try:
             return loss_values(outputs)
@@ -104,9 +105,9 @@ class LearningRate(Source):
         """See `Source`."""
         self.at = self.steps.after(last) if self._has_optimizer else math.inf
 
-    def values(self, params: CallbackParams, step: int, *, is_late: bool = False) -> list[Value]:
+    def values(self, params: CallbackParams, step: int, context: StepContext) -> list[Value]:
         """See `Source`."""
-        return unless_logged(self._rate, params) if self._rate else []
+        return unless_logged(self._rate, context.logged) if self._rate else []
 
 
 class Images(Source):
@@ -123,7 +124,7 @@ class Images(Source):
         """See `Source`."""
         self.at = self.steps.after(last) if self._has_images else math.inf
 
-    def values(self, params: CallbackParams, step: int, *, is_late: bool = False) -> list[Value]:
+    def values(self, params: CallbackParams, step: int, context: StepContext) -> list[Value]:
         """See `Source`."""
         if not self._has_images:
             return []
@@ -166,13 +167,13 @@ class WatchedParameters(Source):
         """See `Source`."""
         self.at = math.inf if self.parameters is None else self.steps.after(last)
 
-    def values(self, params: CallbackParams, step: int, *, is_late: bool = False) -> list[Value]:
+    def values(self, params: CallbackParams, step: int, context: StepContext) -> list[Value]:
         """See `Source`; counted as dropped if the step's end was seen too late."""
         found, failures = self.parameters, self._failures
         if found is None:
             return []
         values: list[Value] = []
-        if not is_late:
+        if not context.ended_late:
             values = found.values(self._plugin, self.steps, step, failures)
         elif due := found.due(self.steps, step, failures):
             failures.count(ENDED_LATE, dropped={self._plugin: len(due)})

@@ -1,7 +1,7 @@
 """The values of one step, from the callback parameters: loss, learning rate, images, weights."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -48,9 +48,8 @@ def learning_rate_values(params: CallbackParams) -> list[Value]:
     return [Value("scalar", LEARNING_RATE_TAG, rate if isinstance(rate, float) else Mean(rate))]
 
 
-def unless_logged(rate: list[Value], params: CallbackParams) -> list[Value]:
+def unless_logged(rate: list[Value], logged: Mapping[str, object]) -> list[Value]:
     """The learning rate, unless the loop has logged a value named `lr` or `learning_rate`."""
-    logged = params.get("logged", {})
     return [] if "lr" in logged or "learning_rate" in logged else rate
 
 

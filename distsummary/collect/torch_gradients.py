@@ -95,12 +95,12 @@ class Gradients(Source):
         """See `Source`."""
         self.at = self.steps.after(last) if self._waits_since is None else last + 1
 
-    def values(self, params: CallbackParams, step: int, *, is_late: bool = False) -> list[Value]:
+    def values(self, params: CallbackParams, step: int, context: StepContext) -> list[Value]:
         """See `Source`; counted as dropped if the step's end was seen too late."""
         found = [value for value in self._taken.values() if value is not None]
         has_stepped, self._has_stepped = self._has_stepped, False
         self._taken = {}
-        if is_late:
+        if context.ended_late:
             if found:
                 self._failures.count(ENDED_LATE, dropped={"histogram": len(found)})
             found = []

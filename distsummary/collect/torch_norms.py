@@ -119,7 +119,7 @@ class Norms(Source):
     def plan(self, last: int) -> None:
         """See `Source`: every step is due."""
 
-    def values(self, params: CallbackParams, step: int, *, is_late: bool = False) -> list[Value]:
+    def values(self, params: CallbackParams, step: int, context: StepContext) -> list[Value]:
         """See `Source`: the norms of the step, and once a text that names what is not finite."""
         measured, self._measured = self._measured, None
         self._has_steps = True
@@ -128,7 +128,7 @@ class Norms(Source):
         found = []
         if measured is None or not measured.is_weighed or not measured.norms.table.names:
             pass  # no optimizer has stepped, or not to the end
-        elif is_late:
+        elif context.ended_late:
             self._has_norms = True
             self._failures.count(ENDED_LATE, dropped={"norms": 1})
         else:

@@ -52,7 +52,7 @@ AUTO = "auto"
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # of CUDA, of CUDA in WSL, of ROCm
 BACKENDS = (AUTO, "gloo", "nccl", None)
 PLACEMENT_TIMEOUT_S = 60.0
-INTERRUPT_S = 5.0  # how long the ranks may take to end after Ctrl-C
+INTERRUPT_S = 20.0  # how long the ranks may take to end after Ctrl-C: as long as closing their files
 GRACE_S = 10.0  # how long the other ranks may run after one has failed
 TRACE_S = 10.0  # how long the nodes of dead ranks may take to say what these ranks left
 MAX_HOSTS = 16  # that are listed at the start
@@ -158,6 +158,8 @@ def _run(
         return _wait(running, places, deaths)
     except (KeyboardInterrupt, SystemExit) as error:  # Ray's handler of SIGTERM raises the latter
         state = "interrupted"
+        if isinstance(error, SystemExit):
+            signal.alarm(0)  # Ray's handler has set one, which aborts this process 3 s after the signal
         what = "Ctrl-C" if isinstance(error, KeyboardInterrupt) else f"SIGTERM or sys.exit({error.code})"
         deaths |= dict.fromkeys(range(ranks), f"interrupted: {what} in the process that called ds.launch")
         _interrupt(running, places)

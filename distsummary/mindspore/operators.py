@@ -12,6 +12,7 @@ from distsummary.collect.sources import Source
 from distsummary.collect.taps import Taps
 from distsummary.format.records import Value
 from distsummary.training.callbacks import CallbackParams
+from distsummary.training.step_context import StepContext
 from distsummary.training.values import resolve, scalar
 
 _KEY = re.compile(r"(.+)\[:(.+)\]")  # tag[:Scalar] ..., as MindSpore parses it
@@ -67,7 +68,7 @@ class CachedOperators(Source):
         """See `Source`."""
         self.at = self._taps.after(last)
 
-    def values(self, params: CallbackParams, step: int, *, is_late: bool = False) -> list[Value]:
+    def values(self, params: CallbackParams, step: int, context: StepContext) -> list[Value]:
         """See `Source`: none, because the listeners add what is tapped."""
         drain()
         return []

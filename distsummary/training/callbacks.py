@@ -48,12 +48,9 @@ def common_params(callbacks: list["Callback"], network: object, topology: Topolo
         "dataset_sink_mode": False,
         "device_number": topology.world_size,
         "list_callback": callbacks,
-        "logged": {},
-        "values": [],
         "net_outputs": None,
         "network": network,
         "parallel_mode": parallel_mode(topology),
-        "topology": topology,
     }
 
 
@@ -330,27 +327,27 @@ class LossMonitor(Callback):
         self._has_loss = True
         if not math.isfinite(number):
             raise InvalidValueError(
-                f"{_place(params)}, the loss is {number}{_on_rank(params)}; lower the learning rate or fix "
-                "the data"
+                f"{_place(params)}, the loss is {number}{_on_rank(run_context)}; lower the learning rate "
+                "or fix the data"
             )
         step = params["cur_step_num"]
         if step < self._last_printed:  # the loop went back to an earlier step
             self._last_printed = step - 1
         if 0 < self._per_print_times <= step - self._last_printed:
             self._last_printed = step
-            if _is_rank_0(params):
+            if _is_rank_0(run_context):
                 print(f"{_place(params)}, loss is {number}", flush=True)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         """Print the metrics of an evaluation inside the training, if there was one."""
         params = run_context.original_args()
-        if params.get("metrics") and _is_rank_0(params):
+        if params.get("metrics") and _is_rank_0(run_context):
             print(f"Eval result: epoch {params.cur_epoch_num}, metrics: {params.metrics}", flush=True)
         super().on_train_epoch_end(run_context)
 
     def on_train_end(self, run_context: RunContext) -> None:
         """Warn if the training never gave a loss: then nothing was printed or checked."""
-        if not self._has_loss and _is_rank_0(run_context.original_args()):
+        if not self._has_loss and _is_rank_0(run_context):
             logger.warning("LossMonitor saw no loss; log it at every step by run.log(loss=loss)")
         super().on_train_end(run_context)
 
@@ -388,7 +385,7 @@ class TimeMonitor(Callback):
     def on_train_step_end(self, run_context: RunContext) -> None:
         """Add up the time spent waiting for data."""
         if self._data_time:
-            self._waited_ms += run_context.original_args().get("logged", {}).get("perf/data_wait_ms", 0.0)
+            self._waited_ms += resolve(run_context.step.logged.get("perf/data_wait_ms", 0.0))
         super().on_train_step_end(run_context)
 
     def epoch_end(self, run_context: RunContext) -> None:
@@ -402,7 +399,7 @@ class TimeMonitor(Callback):
         steps = params.get("batch_num") or self._data_size or params.get("step_in_epoch")
         if isinstance(steps, int) and not is_eval:
             steps -= self._begun_step
-        if started_s is None or not isinstance(steps, int) or steps <= 0 or not _is_rank_0(params):
+        if started_s is None or not isinstance(steps, int) or steps <= 0 or not _is_rank_0(run_context):
             return
         epoch_ms = (time.perf_counter() - started_s) * 1e3
         data = f" (data time: {self._waited_ms / steps:5.3f} ms)" if self._data_time and not is_eval else ""
@@ -431,13 +428,13 @@ def _place(params: CallbackParams) -> str:
     return f"epoch: {params.get('cur_epoch_num', 1)} step: {step_in_epoch(params)}"
 
 
-def _is_rank_0(params: CallbackParams) -> bool:
-    topology = params.get("topology")
+def _is_rank_0(run_context: RunContext) -> bool:
+    topology = run_context.step.topology
     return topology is None or topology.rank == 0
 
 
-def _on_rank(params: CallbackParams) -> str:
-    topology = params.get("topology")
+def _on_rank(run_context: RunContext) -> str:
+    topology = run_context.step.topology
     return "" if topology is None or topology.world_size == 1 else f" on rank {topology.rank}"
 
 

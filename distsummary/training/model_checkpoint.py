@@ -24,6 +24,7 @@ from distsummary.checkpoints.object_state import state_entries
 from distsummary.checkpoints.training_state import remove_orphans, write_rank_file
 from distsummary.diagnosis.verdict import UNSAVED
 from distsummary.errors import DistSummaryError, InvalidArgumentError, InvalidValueError
+from distsummary.rundir.topology import Topology, detect
 from distsummary.training.callbacks import (
     Callback,
     CallbackParams,
@@ -100,6 +101,7 @@ class ModelCheckpoint(Callback):
         self._latest = ""
         self._params: CallbackParams | None = None  # of the training that runs
         self._step = StepContext()
+        self._topology = Topology()
         self._source: CheckpointParts | None = None
         self._run_id, self._mark, self._own_prefix = "", "", ""
         self._begun_step = self._saved_step = 0
@@ -136,7 +138,8 @@ class ModelCheckpoint(Callback):
         """Find out what this rank saves; a collective operation for a sharded model."""
         params, config = run_context.original_args(), self._config
         self._params, self._step = params, step_of(run_context)
-        source = source_of(params, config)
+        self._topology = self._step.topology or detect()
+        source = source_of(params, config, self._topology)
         if source.is_split:
             if not config.save_checkpoint_steps and config.save_checkpoint_seconds:
                 raise InvalidValueError(
@@ -153,13 +156,13 @@ class ModelCheckpoint(Callback):
             prefix = self._prefix
             if isinstance(prefix, str):
                 # replicas need not communicate: none has written before all have come to their first step
-                is_naming = self._is_first(params) or not source.is_split
+                is_naming = (self._topology.rank == 0) or not source.is_split
                 prefix = free_prefix(self._place(params), prefix) if is_naming else prefix
             token = f"{uuid.uuid4().hex}/{dcp.writers_mark()}/{prefix if isinstance(prefix, str) else ''}"
             if source.is_split:
                 token = source.framework.agreed(token)
             self._run_id, self._mark, self._own_prefix = token.split("/")
-            if self._is_first(params):
+            if self._topology.rank == 0:
                 self._guard("leftovers are not removed", partial(remove_leftovers, self._place(params)))
         self._wanted.clear()
         self._is_saved.clear()
@@ -232,10 +235,6 @@ class ModelCheckpoint(Callback):
             self._writer.shutdown()
         self._params = self._writer = None
         self._interrupts.stop()
-
-    def _is_first(self, params: CallbackParams) -> bool:
-        topology = params.get("topology")
-        return topology is None or topology.rank == 0
 
     @check(Exception)  # of the user's function
     def _place(self, params: CallbackParams) -> Path:
@@ -310,15 +309,14 @@ class ModelCheckpoint(Callback):
             "random_at_epoch": self._at_epoch,
             "loss_scale": None if manager is None else manager.state_dict(),
         }
-        topology = params.get("topology")
-        return f"{TRAINING}{0 if topology is None else topology.rank}", state
+        return f"{TRAINING}{self._topology.rank}", state
 
     def _write_training(self, training: tuple[str, dict[str, Any]], path: Path) -> None:
         """Write the training state of a rank that saves nothing else."""
-        assert self._params is not None
-        rank = self._params["topology"].rank
         config = self._config
-        write_rank_file(path, rank, state_entries(*training), key=config.enc_key, mode=config.enc_mode)
+        write_rank_file(
+            path, self._topology.rank, state_entries(*training), key=config.enc_key, mode=config.enc_mode
+        )
 
     def _write(self, kept: Kept, directory: Path, stem: str, *, is_counted: bool) -> None:
         path = kept.write(directory, stem, wait_s=dcp.WAIT_S if is_counted else BREAKPOINT_WAIT_S)

@@ -25,7 +25,7 @@ from distsummary.checkpoints.training_state import STATES
 from distsummary.errors import InvalidValueError
 from distsummary.format.records import Shard
 from distsummary.frameworks.base import Framework, Pending, framework_of
-from distsummary.rundir.topology import DATA_AXES
+from distsummary.rundir.topology import DATA_AXES, Topology
 from distsummary.training.callbacks import CallbackParams
 from distsummary.training.checkpoint_config import INFO, CheckpointConfig
 
@@ -90,6 +90,7 @@ class CheckpointParts:
     Attributes:
         split: the names of the model's sharded tensors; empty if the model is whole on every rank.
         share: None if this rank saves nothing.
+        is_first: whether this is rank 0.
         optimizer: None if its state is not saved.
     """
 
@@ -98,6 +99,7 @@ class CheckpointParts:
     optimizer: Any
     split: frozenset[str]
     share: SavedShare | None
+    is_first: bool
 
     @property
     def is_split(self) -> bool:
@@ -124,7 +126,7 @@ class CheckpointParts:
         gathers = gathers and self.is_split
         if self.share is None and not gathers:
             return None
-        is_writer = params["topology"].rank == 0 if gathers else self.share is not None
+        is_writer = self.is_first if gathers else self.share is not None
         kept = Kept(config=config, mark=mark)
         place = None if gathers or self.share is None else self.share.shard_rank
         if config.format == "dcp" and place is None:
@@ -192,7 +194,7 @@ class CheckpointParts:
 
 
 @check()
-def source_of(params: CallbackParams, config: CheckpointConfig) -> CheckpointParts:
+def source_of(params: CallbackParams, config: CheckpointConfig, topology: Topology) -> CheckpointParts:
     """What this rank saves of the training; raises InvalidValueError if that is unknown."""
     network = config.saved_network if config.saved_network is not None else params.get("network")
     if network is None:
@@ -200,7 +202,7 @@ def source_of(params: CallbackParams, config: CheckpointConfig) -> CheckpointPar
             "ModelCheckpoint needs a network; pass watch= to ds.init, network= to Run, or saved_network= to "
             "CheckpointConfig"
         )
-    framework, topology = framework_of(network), params["topology"]
+    framework = framework_of(network)
     split = frozenset(name for name, tensor in framework.tensors(network) if framework.split_axes(tensor))
     sizes = (extent for axis, (_, extent) in topology.mesh.items() if axis in DATA_AXES)
     copies = math.prod(sizes) if topology.mesh else topology.world_size
@@ -210,6 +212,7 @@ def source_of(params: CallbackParams, config: CheckpointConfig) -> CheckpointPar
         optimizer=params.get("optimizer") if config.saved_network is None else None,
         split=split,
         share=share_of(network, topology, copies, attempt=0),
+        is_first=topology.rank == 0,
     )
 
 

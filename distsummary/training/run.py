@@ -151,6 +151,7 @@ class Run(Recording):
                 vars(callback)["_own_guard"] = self._own_guard
         self._context = RunContext(params)
         self._context.step = self._step_context
+        self._step_context.topology = self.topology
         self._clock = clock
         self._steps_before_epoch = initial_step
         self._initial_step = initial_step
@@ -695,7 +696,7 @@ class Run(Recording):
         """
         params = self._params
         if given is not None:
-            params["logged"], params["values"] = given
+            self._step_context.logged, self._step_context.values = given
             self._ended = None
         params["step_in_epoch"] = params["cur_step_num"] - self._steps_before_epoch
         if hook == "on_train_begin":
@@ -755,7 +756,7 @@ class Run(Recording):
             with contextlib.suppress(NonFiniteError):  # the run ends anyway
                 self._finite.look(self.step, logged)
             if self._is_training:  # callbacks see them in __exit__
-                self._params["logged"], self._params["values"] = logged, values
+                self._step_context.logged, self._step_context.values = logged, values
             else:
                 for recorder in self._recorders():
                     recorder.record(self.step, logged, values)

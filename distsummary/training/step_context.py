@@ -1,11 +1,14 @@
 """StepContext: what a loop and its callbacks share of the current step, beyond MindSpore's parameters."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from distsummary.format.records import Value
+from distsummary.rundir.topology import Topology
 from distsummary.training.finite import FiniteCheck
+from distsummary.training.values import Scalar
 
 
 class MeasuredPhases(Protocol):
@@ -23,6 +26,8 @@ class StepContext:
     """Made by the loop, and the same object in all hooks of a run.
 
     Attributes:
+        topology: this rank's place among the ranks; None: the loop does not know it.
+        logged, values: the numbers and the other values that were given since they were last recorded.
         phases: measures the phases of the step; None: the loop does not measure them.
         ended_late: the end of the step was noticed only at a later call, so that the model may have changed.
         finite_check: receives numbers of callbacks that are not finite; None: the loop checks none.
@@ -30,6 +35,9 @@ class StepContext:
         after_hook: called and removed when all callbacks have seen the current hook.
     """
 
+    topology: Topology | None = None
+    logged: dict[str, Scalar] = field(default_factory=dict)
+    values: Sequence[Value] = ()
     phases: MeasuredPhases | None = None
     ended_late: bool = False
     finite_check: FiniteCheck | None = None

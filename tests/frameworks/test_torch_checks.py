@@ -22,6 +22,7 @@ from distsummary.rundir.rank_facts import read_facts
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import CallbackParams
+from distsummary.training.step_context import StepContext
 from tests.frameworks.alike_ranks import AFTER, BEFORE, flip_lowest_bit, train
 
 
@@ -176,9 +177,9 @@ def steps_summed(step_ms: float, cost_s: float, monkeypatch: pytest.MonkeyPatch)
     source: Any = Checks(True, {}, topology=Topology(), checksums=measured, report=lambda facts: None)  # type: ignore[arg-type]
     found = []
     for step in range(1, 201):
-        params = CallbackParams(logged={"perf/step_ms": step_ms}, train_dataset_element=torch.randn(3))
+        params = CallbackParams(train_dataset_element=torch.randn(3))
         if step >= source.at:
-            values = source.values(params, step)
+            values = source.values(params, step, StepContext(logged={"perf/step_ms": step_ms}))
             found += [step] if any(value.tag.startswith(BITS_TAGS) for value in values) else []
             source.plan(step)
     return found
@@ -205,7 +206,8 @@ def test_only_the_first_batches_have_digests(tmp_path: Path) -> None:
     counted = 0
     for step in range(1, 100):
         if step >= source.at:
-            counted += len(source.values(CallbackParams(train_dataset_element=torch.ones(3)), step))
+            params = CallbackParams(train_dataset_element=torch.ones(3))
+            counted += len(source.values(params, step, StepContext()))
             source.plan(step)
     assert counted == 2 * BATCHES
 

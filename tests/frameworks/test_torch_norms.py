@@ -63,7 +63,7 @@ class Loop:
         self.params.cur_step_num += 1
         for step in optimizers:
             step()
-        values = self.norms.values(self.params, self.params.cur_step_num, is_late=late)
+        values = self.norms.values(self.params, self.params.cur_step_num, StepContext(ended_late=late))
         self.texts += [value.data for value in values if value.tag == NONFINITE_TAG]
         found = [value.data for value in values if value.plugin == "norms"]
         return found[0].result() if found and isinstance(found[0], PendingNorms) else (found or [None])[0]
@@ -488,7 +488,7 @@ def test_nothing_waits_for_an_accelerator(loop: Callable[..., Loop]) -> None:
         training.params.cur_step_num = step
         with NamedGpu(), Hurried():
             optimizers[0].step()
-            pending += training.norms.values(training.params, step)
+            pending += training.norms.values(training.params, step, StepContext())
         found.append(expected.step(optimizers[1].step))
     for value, there in zip(pending, found, strict=True):
         assert there is not None
@@ -505,7 +505,7 @@ def test_nothing_waits_for_an_accelerator(loop: Callable[..., Loop]) -> None:
     training.params.cur_step_num = 10
     with NamedGpu(), Hurried():
         optimizers[0].step()
-        [value, *texts] = training.norms.values(training.params, 10)
+        [value, *texts] = training.norms.values(training.params, 10, StepContext())
         reported = {one.tag: one.data for one in texts[1:]}
     assert value.data.result().gradient_nonfinite.tolist() == [4, 0, 4, 0]
     assert texts[0].plugin == "text"  # of the step before, whose results came late
@@ -541,7 +541,7 @@ def test_a_fused_optimizer_that_unscales_on_an_accelerator(
     training.params.cur_step_num = 1
     with NamedGpu(), Hurried():
         optimizer.step()
-        [value] = training.norms.values(training.params, 1)
+        [value] = training.norms.values(training.params, 1, StepContext())
     norms = value.data.result()
     assert norms.has_gradient.tolist() == [not overflow] * 4
     expected = [0.0 if overflow else 4.0 * size for size in (2400, 60, 180, 3)]

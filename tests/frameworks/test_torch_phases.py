@@ -68,7 +68,7 @@ class Keeps(Callback):
         self.logged: list[dict[str, float]] = []
 
     def on_train_step_end(self, run_context: RunContext) -> None:
-        self.logged.append(dict(run_context.original_args().logged))
+        self.logged.append(dict(run_context.step.logged))
 
 
 def measured(

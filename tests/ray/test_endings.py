@@ -3,6 +3,7 @@
 import functools
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ import pytest
 import distsummary as ds
 from distsummary.errors import RanksFailedError
 from distsummary.rundir.states import read_run
+from tests.conftest import ROOT
 from tests.interrupts import sigint
 from tests.patience import PATIENCE_S
 
@@ -80,3 +82,43 @@ def test_a_signal_interrupts_the_ranks_which_close_their_files(
     assert [rank.state for rank in found.attempts[0].ranks] == ["interrupted"] * RANKS
     assert (found.state, found.attempts[0].failure) == ("interrupted", None)
     assert all(rank.health["events"] for rank in found.attempts[0].ranks)
+
+
+DRIVER = """
+import os, signal, sys, time
+import distsummary as ds
+
+def train(place):
+    with ds.init(place + "/run", system_metrics=False, quiet=True) as run:
+        for step in run.steps(range(10_000)):
+            run.log(loss=0.5)
+            time.sleep(0.01)
+            if step == 2:
+                open(f"{place}/up {run.rank}", "w").close()
+
+def slowly(place):
+    try:
+        train(place)
+    finally:
+        time.sleep(4)
+
+ds.launch(slowly, sys.argv[1], ranks=2, backend=None, address="local")
+"""
+
+
+@pytest.mark.long
+def test_a_launch_that_takes_long_to_end_after_sigterm_is_not_aborted(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled"}
+    environment.pop("RAY_ADDRESS", None)
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)], env=environment)
+    try:
+        until = time.monotonic() + PATIENCE_S
+        while len([*tmp_path.glob("up *")]) < 2 and time.monotonic() < until:
+            time.sleep(0.05)
+        driver.send_signal(signal.SIGTERM)
+        assert driver.wait(PATIENCE_S) == 1
+    finally:
+        driver.kill()
+        driver.wait()
+    found = read_run(tmp_path / "run")
+    assert [rank.state for rank in found.attempts[0].ranks] == ["interrupted"] * 2

@@ -111,7 +111,7 @@ HOOKS = ("train_epoch_begin", "train_step_end", "train_epoch_end", "train_end", 
 @pytest.mark.parametrize("sink", [{}, {"dataset_sink_mode": True}, {"dataset_sink_mode": np.ones(2)}])
 @pytest.mark.parametrize(
     "reported",
-    [{}, {"cur_step_num": "x", "cur_epoch_num": None}, {"epoch_num": "x", "batch_num": 1.5, "logged": 1}],
+    [{}, {"cur_step_num": "x", "cur_epoch_num": None}, {"epoch_num": "x", "batch_num": 1.5}],
 )
 def test_no_hook_raises_whatever_the_loop_reports(tmp_path, writers, reported, sink):
     collector = SummaryCollector(tmp_path, collect_landscape={"intervals": [[1, 2, 3]]})

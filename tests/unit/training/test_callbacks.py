@@ -19,6 +19,7 @@ from distsummary.training.callbacks import (
 )
 from distsummary.training.resume import Resumed
 from distsummary.training.run import Run
+from distsummary.training.step_context import StepContext
 
 
 class Recorder(Callback):
@@ -43,8 +44,10 @@ class NewNames(Recorder):
         self.seen.append("on_train_step_end")
 
 
-def context(**params):
-    return RunContext(CallbackParams(params))
+def context(step=None, **params):
+    found = RunContext(CallbackParams(params))
+    found.step = step or StepContext()
+    return found
 
 
 def call(callbacks: CallbackList, hook: str) -> None:
@@ -192,8 +195,8 @@ def test_loss_monitor_prints_again_after_a_loop_went_back(capsys):
 
 
 def test_monitors_print_on_rank_0_only_and_stop_every_rank(capsys):
+    step = StepContext(topology=Topology(rank=3, world_size=4))
     reported = {
-        "topology": Topology(rank=3, world_size=4),
         "mode": "train",
         "batch_num": 1,
         "cur_step_num": 1,
@@ -201,10 +204,10 @@ def test_monitors_print_on_rank_0_only_and_stop_every_rank(capsys):
     reported |= {"cur_epoch_num": 1, "net_outputs": 1.0, "metrics": {"accuracy": 1.0}}
     for monitor in (LossMonitor(), TimeMonitor()):
         for hook in HOOKS[:6]:
-            getattr(monitor, hook)(context(**reported))
+            getattr(monitor, hook)(context(step, **reported))
     assert capsys.readouterr().out == ""
     with pytest.raises(InvalidValueError, match="the loss is nan on rank 3"):
-        LossMonitor().on_train_step_end(context(**reported | {"net_outputs": float("nan")}))
+        LossMonitor().on_train_step_end(context(step, **reported | {"net_outputs": float("nan")}))
 
 
 def test_loss_monitor_says_that_it_saw_no_loss(caplog):
@@ -234,11 +237,11 @@ def test_a_subclass_of_a_monitor_may_override_the_older_name(capsys):
 
 
 def test_time_monitor_uses_its_data_size_when_the_loader_has_no_length(capsys):
-    reported = CallbackParams(batch_num=0, mode="train", logged={"perf/data_wait_ms": 500.0})
+    of_epoch = context(StepContext(logged={"perf/data_wait_ms": 500.0}), batch_num=0, mode="train")
     monitor = TimeMonitor(data_size=2, data_time=True)
-    monitor.on_train_epoch_begin(RunContext(reported))
-    monitor.on_train_step_end(RunContext(reported))
-    monitor.on_train_epoch_end(RunContext(reported))
+    monitor.on_train_epoch_begin(of_epoch)
+    monitor.on_train_step_end(of_epoch)
+    monitor.on_train_epoch_end(of_epoch)
     out = capsys.readouterr().out
     assert out.startswith("Train epoch time: ")
     assert "(data time: 250.000 ms)" in out

@@ -166,7 +166,7 @@ class Keeps(Callback):
         self.logged: list[dict[str, float]] = []
 
     def on_train_step_end(self, run_context: RunContext) -> None:
-        self.logged.append(dict(run_context.original_args().logged))
+        self.logged.append(dict(run_context.step.logged))
 
 
 def test_a_run_of_several_ranks_measures_its_phases_and_a_run_of_one_does_not() -> None:

@@ -43,7 +43,8 @@ def _keep(hook):
         reported = run_context.original_args()
         self.hooks.append(hook)
         if hook in ("on_train_step_end", "on_train_epoch_end", "on_train_end"):
-            values = {name: value for name, value in reported.logged.items() if not name.startswith("perf/")}
+            logged = run_context.step.logged
+            values = {name: value for name, value in logged.items() if not name.startswith("perf/")}
             self.logged.append((hook, reported.cur_step_num, values))
 
     return method
@@ -147,7 +148,7 @@ def test_steps_are_measured_without_the_time_of_callbacks_and_evaluations():
 
         def step_end(self, run_context):
             clock.now += 1000
-            logged = run_context.original_args().logged
+            logged = run_context.step.logged
             measured.append((logged[STEP_MS], logged[DATA_WAIT_MS]))
 
     def loader():
@@ -198,10 +199,8 @@ def test_a_step_ends_when_its_iterator_is_released(way):
 
     class Weights(Callback):
         def on_train_step_end(self, run_context):
-            reported = run_context.original_args()
-            seen.append(
-                (reported.cur_step_num, weight[0], reported.logged[STEP_MS], run_context.step.ended_late)
-            )
+            reported, step = run_context.original_args(), run_context.step
+            seen.append((reported.cur_step_num, weight[0], step.logged[STEP_MS], step.ended_late))
 
     def train():
         batches = run.steps(range(9))
@@ -254,8 +253,8 @@ def test_the_step_of_an_iterator_that_is_held_ends_late_at_the_next_call(call):
 
     class Late(Callback):
         def on_train_step_end(self, run_context):
-            args = run_context.original_args()
-            reported.append((args.cur_step_num, sorted(args.logged), run_context.step.ended_late))
+            args, step = run_context.original_args(), run_context.step
+            reported.append((args.cur_step_num, sorted(step.logged), step.ended_late))
 
     run = Run(callbacks=Late())
     batches = run.steps([1, 2])
@@ -485,8 +484,8 @@ def test_next_step_ends_the_step_under_way_and_begins_the_next():
 
     class Times(Callback):
         def step_end(self, run_context):
-            args = run_context.original_args()
-            times.append((args.logged.get(STEP_MS), DATA_WAIT_MS in args.logged, run_context.step.ended_late))
+            step = run_context.step
+            times.append((step.logged.get(STEP_MS), DATA_WAIT_MS in step.logged, step.ended_late))
 
     with Run(callbacks=[recorder, Times()], clock=clock) as run:
         for number in range(3):
@@ -532,8 +531,8 @@ def test_accumulated_batches_are_one_step():
 
     class Times(Callback):
         def step_end(self, run_context):
-            args = run_context.original_args()
-            reported.append((args.batch_num, args.logged[STEP_MS], args.logged[DATA_WAIT_MS]))
+            args, logged = run_context.original_args(), run_context.step.logged
+            reported.append((args.batch_num, logged[STEP_MS], logged[DATA_WAIT_MS]))
 
     class Loader:
         def __iter__(self):
@@ -744,10 +743,10 @@ def test_a_run_finds_its_rank_as_init_does(monkeypatch):
 def test_the_callbacks_see_what_the_step_that_failed_had_logged():
     class Last(Callback):
         def on_train_begin(self, run_context):
-            self.reported = run_context.original_args()
+            self.step = run_context.step
 
         def __exit__(self, kind, error, trace):
-            self.logged = self.reported.logged
+            self.logged = self.step.logged
 
     def train(callback):
         with Run(callbacks=callback) as run:
@@ -827,7 +826,7 @@ class Plain(Callback):
         self.calls.append("begin")
 
     def on_train_step_end(self, run_context):
-        self.calls.append(("end", sorted(run_context.original_args().logged)))
+        self.calls.append(("end", sorted(run_context.step.logged)))
 
 
 def test_a_recorder_takes_plain_steps_in_the_place_of_the_hooks():
@@ -885,7 +884,7 @@ def test_a_recorder_that_fails_ends_the_run_only_if_failures_are_to_raise():
 def test_what_is_logged_is_never_shared_between_steps_even_if_a_callback_changes_it():
     class Changing(Callback):
         def on_train_epoch_end(self, run_context):
-            run_context.original_args().logged["more"] = 1.0
+            run_context.step.logged["more"] = 1.0
 
     recorder = Recorder()
     with Run(callbacks=[Changing(), recorder]) as run:

@@ -50,13 +50,13 @@ class Keeper(Callback):
         self.seen.append("begin")
 
     def on_train_step_end(self, run_context):
-        params = run_context.original_args()
-        self.record(params.cur_step_num, params.logged, params["values"])
+        step = run_context.step
+        self.record(run_context.original_args().cur_step_num, step.logged, step.values)
 
     def on_train_epoch_end(self, run_context):
-        params = run_context.original_args()
-        if params.logged or params["values"]:
-            self.record(params.cur_step_num, params.logged, params["values"])
+        step = run_context.step
+        if step.logged or step.values:
+            self.record(run_context.original_args().cur_step_num, step.logged, step.values)
 
     on_train_end = on_train_epoch_end
 
