@@ -254,11 +254,12 @@ def faults_of_rank(
 
 
 def faults_of_ranks(
-    names: tuple[str, ...], kinds: tuple[str, ...], backend: str
+    names: tuple[str, ...], kinds: tuple[str, ...], backend: str, *, start_method: str = "spawn"
 ) -> dict[str, dict[str, str]]:
     """Way -> kind -> what is wrong on any rank."""
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(faults_of_rank, (folder, names, kinds, backend), nprocs=RANKS)
+        arguments = (folder, names, kinds, backend)
+        torch.multiprocessing.start_processes(faults_of_rank, arguments, RANKS, start_method=start_method)
         ranks = [torch.load(Path(folder) / f"{rank}.pt") for rank in range(RANKS)]
     return {
         name: {kind: "; ".join(filter(None, (rank[name][kind] for rank in ranks))) for kind in kinds}

@@ -50,8 +50,9 @@ def test_each_value_arrives_exactly_once(name):
     assert found == dict.fromkeys(kinds, "")
 
 
+@pytest.mark.usefixtures("fork_server")
 def test_each_value_arrives_exactly_once_on_every_rank():
-    found = taps.faults_of_ranks(OF_RANKS, taps.KINDS, "aot_eager")
+    found = taps.faults_of_ranks(OF_RANKS, taps.KINDS, "aot_eager", start_method="forkserver")
     assert found == {name: dict.fromkeys(taps.KINDS, "") for name in OF_RANKS}
 
 
