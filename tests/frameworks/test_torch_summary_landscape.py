@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -29,6 +30,7 @@ def callback_fn() -> tuple[Any, ...]:
     return nn.CrossEntropyLoss(), Mlp(), data, {"Loss": None}
 
 
+@pytest.mark.usefixtures("one_picture")
 def test_a_torch_net_and_a_criterion_give_mindspores_landscapes(tmp_path: Path) -> None:
     landscapes = ds.SummaryLandscape(golden_mlp.GOLDEN / "summary", mode="mindspore")
     grids = landscapes.gen_landscapes_with_multi_process(callback_fn, device_ids=[0], output=tmp_path)
@@ -43,6 +45,7 @@ def test_a_torch_net_and_a_criterion_give_mindspores_landscapes(tmp_path: Path) 
     ]
 
 
+@pytest.mark.usefixtures("no_matplotlib")
 def test_a_run_of_torch_is_drawn_from_its_trajectory(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, criterion = Mlp(), nn.CrossEntropyLoss()
@@ -79,6 +82,7 @@ class OwnLoss(Mlp):
         return nn.functional.cross_entropy(super().forward(x), y)
 
 
+@pytest.mark.usefixtures("no_matplotlib")
 def test_the_sample_of_mindspores_page_runs_with_a_model(tmp_path: Path) -> None:
     _, _, ds_train, _ = callback_fn()
     network = Mlp()
