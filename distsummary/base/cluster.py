@@ -13,16 +13,15 @@ _PAUSE_S = 0.5
 _HOST_PORT = re.compile(r"(?:ray://)?\[?(?P<host>[^/\[\]]+?)\]?:(?P<port>\d{1,5})")
 
 
-def reachable_cluster(address: str | None) -> str | None:
+def reachable_cluster(address: str | None, *, connect_s: float = CONNECT_S) -> str | None:
     """The address of the cluster that this process was started for, as in RAY_ADDRESS, or None.
 
-    Raises ClusterError if nothing accepts a connection there within CONNECT_S. Addresses without a host and a
-    port, such as "auto", are not tried.
+    Raises ClusterError if nothing accepts a connection there within `connect_s` seconds. Addresses without a
+    host and a port, such as "auto", are not tried.
     """
     if address is not None:
-        check_reachable(
-            address, "RAY_ADDRESS", "correct RAY_ADDRESS, or unset it to join the cluster of this machine"
-        )
+        remedy = "correct RAY_ADDRESS, or unset it to join the cluster of this machine"
+        check_reachable(address, "RAY_ADDRESS", remedy, connect_s=connect_s)
     return address
 
 
@@ -46,8 +45,8 @@ def start_local(ray: Any, **options: Any) -> None:  # Any: the module, which thi
         constants.ENABLE_RAY_CLUSTER = before
 
 
-def check_reachable(address: str, source: str, remedy: str) -> None:
-    """Raise ClusterError if nothing accepts a connection at `address` within CONNECT_S.
+def check_reachable(address: str, source: str, remedy: str, *, connect_s: float = CONNECT_S) -> None:
+    """Raise ClusterError if nothing accepts a connection at `address` within `connect_s` seconds.
 
     `source`: where the address is from, such as "RAY_ADDRESS". `remedy`: what to do about it. Addresses
     without a host and a port, such as "auto", are not tried.
@@ -55,7 +54,7 @@ def check_reachable(address: str, source: str, remedy: str) -> None:
     match = _HOST_PORT.fullmatch(address)
     if match is None:
         return
-    deadline = time.monotonic() + CONNECT_S
+    deadline = time.monotonic() + connect_s
     while True:
         try:
             left_s = max(0.1, deadline - time.monotonic())
@@ -64,7 +63,7 @@ def check_reachable(address: str, source: str, remedy: str) -> None:
         except (OSError, OverflowError) as error:  # a port above 65535 overflows
             if time.monotonic() + _PAUSE_S > deadline:
                 raise ClusterError(
-                    f"the Ray cluster at {source}={address!r} does not answer within {CONNECT_S:g} s "
+                    f"the Ray cluster at {source}={address!r} does not answer within {connect_s:g} s "
                     f"({getattr(error, 'strerror', None) or error}); start it (ray start --head), or {remedy}"
                 ) from error
             time.sleep(_PAUSE_S)

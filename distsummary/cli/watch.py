@@ -24,6 +24,7 @@ def watch(
     every_s: float,
     as_json: bool = False,
     sleep: Callable[[float], None] = time.sleep,
+    look: Callable[[str | os.PathLike[str]], Status] = read_status,
 ) -> Status:
     """Show the run every `every_s` seconds; returns its last state when none of its ranks runs any more.
 
@@ -31,10 +32,10 @@ def watch(
     if the steps continue, once in PROGRESS_S; the whole text comes at the end, also if KeyboardInterrupt or
     SystemExit ends it. With `as_json`, each line is an object, and nothing else is written.
 
-    Raises the errors of `read_status`.
+    Raises the errors of `look`.
     """
     is_screen = out.isatty() and not as_json
-    status = read_status(path)
+    status = look(path)
     before, reported_s = "", 0.0
     try:
         while True:
@@ -51,7 +52,7 @@ def watch(
             if newest is not None and is_over(newest):
                 return status
             sleep(every_s)
-            status = read_status(path)
+            status = look(path)
     finally:
         if not is_screen and not as_json:
             print(text_of(status), file=out, flush=True)

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 BUDGET_BYTES = 64 << 20
 ALWAYS_WAITING = 2
-CLOSE_S = 20.0  # `close` waits while the jobs get something written within this time
+CLOSE_S = 20.0
 SHOWN_CALLS = 4
 
 
@@ -41,11 +41,18 @@ class Background:
         budget_bytes: how much memory the jobs may hold. Two jobs may wait, however large; a further job that
             would exceed the budget is dropped.
         raise_exception: also raise a job's failure, as WriteError, on the next call of a method.
+        close_s: `close` waits while the jobs get something written within this time.
     """
 
     def __init__(
-        self, health: Health, *, budget_bytes: int = BUDGET_BYTES, raise_exception: bool = False
+        self,
+        health: Health,
+        *,
+        budget_bytes: int = BUDGET_BYTES,
+        raise_exception: bool = False,
+        close_s: float = CLOSE_S,
     ) -> None:
+        self._close_s = close_s
         self._failures = Failures(health, logger, raise_exception=raise_exception)
         self._budget_bytes = budget_bytes
         self._jobs: deque[_Job] = deque()
@@ -108,8 +115,8 @@ class Background:
     def close(self, deadline_s: Callable[[], float] = lambda: math.inf) -> None:
         """Wait for the jobs to end; does nothing on a second call or after a fork.
 
-        Gives up when no job has ended and no byte was written for CLOSE_S. `deadline_s` returns when it must
-        end at the latest, as `time.monotonic` counts; it may become earlier during the wait.
+        Gives up when no job has ended and no byte was written for `close_s`. `deadline_s` returns when it
+        must end at the latest, as `time.monotonic` counts; it may become earlier during the wait.
 
         Raises WriteError for an earlier failure if `raise_exception` is set.
         """
@@ -121,7 +128,7 @@ class Background:
             self._changed.notify_all()
         if self._thread is not None:
             begun = time.monotonic()
-            if not joined_in_time(self._thread, self.progress, CLOSE_S, deadline_s):
+            if not joined_in_time(self._thread, self.progress, self._close_s, deadline_s):
                 left, took_s = self._accepted - self._done, time.monotonic() - begun
                 self._failures.count(
                     f"files: {left} jobs were not done {took_s:.2g} s after the end{self._place()}"

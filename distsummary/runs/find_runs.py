@@ -17,7 +17,7 @@ from distsummary.events.reader import ReadEvent
 from distsummary.events.segments import all_event_files, stamp_of
 from distsummary.rundir.run_dir import MANIFEST, RunDir
 from distsummary.rundir.run_records import MOST_S
-from distsummary.runs.status import read_status
+from distsummary.runs.status import Status, read_status
 from distsummary.runs.status_text import causes, findings_of, slow_ranks, stuck_in_short
 from distsummary.runs.table import Table, table_of
 
@@ -178,7 +178,12 @@ def _run(name: str, place: Path) -> RunRow:
     status = read_status(place)
     first = RunDir(place).rank_dirs().get(0, place)
     events = newest_events(place) or newest_events(first)
-    loss = _loss(events, place, first)
+    step = max((event.step for event in events), default=0) or None
+    return row_of(name, status, step=step, loss=_loss(events, place, first))
+
+
+def row_of(name: str, status: Status, *, step: int | None, loss: float | None) -> RunRow:
+    """The row of a run with this status; `step`: of the newest event, for a run without heartbeats."""
     newest = status.run.newest
     if newest is None:
         return RunRow(name=name, state=status.run.state, is_healthy=False, note="no rank has registered")
@@ -203,7 +208,7 @@ def _run(name: str, place: Path) -> RunRow:
         level=status.level,
         findings=len(status.findings),
         ranks=newest.world_size,
-        step=status.step or max((event.step for event in events), default=0) or None,
+        step=status.step or step,
         started=began,
         lasted_s=max(0.0, (status.now if status.run.state == "running" else last_seen) - began),
         loss=loss,

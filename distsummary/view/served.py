@@ -12,10 +12,10 @@ import threading
 import time
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from distsummary.errors import MissingFileError
 from distsummary.rundir.run_dir import RunDir
@@ -49,13 +49,20 @@ class Served:
     Args:
         directory: one with run dirs in it or below, or anything that `open_run` takes.
         every_s: seconds; answers may be as old as that, and older if reading takes long; 0: none is old.
+        make: makes the data of a page of a run and `others`, see `page`.
 
     Raises MissingFileError or NotADirectoryPathError if there is no such directory.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], *, every_s: float = EVERY_S) -> None:
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        every_s: float = EVERY_S,
+        make: Callable[..., Mapping[str, Any]] = page,
+    ) -> None:
         self.path = Path(os.path.realpath(os.path.expanduser(directory)))
-        self._every_s = every_s
+        self._every_s, self._make = every_s, make
         self._lock = threading.Lock()  # of `_opened`
         self._opened: OrderedDict[tuple[str, ...], _Run] = OrderedDict()
         self._names: set[str] = set()  # all that were ever listed
@@ -107,7 +114,8 @@ class Served:
                     raise UnknownRunError(name)
         refuse_others(self.path / names[0], [self.path / name for name in names[1:]])
         with self._lock:
-            run = self._opened.pop(names, None) or _Run([self.path / name for name in names], self._every_s)
+            paths = [self.path / name for name in names]
+            run = self._opened.pop(names, None) or _Run(paths, self._every_s, self._make)
             self._opened[names] = run
             if len(self._opened) > OPEN:
                 self._opened.popitem(last=False)
@@ -155,8 +163,8 @@ class _Run:
     of the moment of the first.
     """
 
-    def __init__(self, paths: Sequence[Path], every_s: float) -> None:
-        self._paths = paths
+    def __init__(self, paths: Sequence[Path], every_s: float, make: Callable[..., Mapping[str, Any]]) -> None:
+        self._paths, self._make = paths, make
         self._lock, self._pace = threading.Lock(), _Pace(every_s)
         self._runs: list[RecordedRun] = []
         self._held = ExitStack()
@@ -170,7 +178,7 @@ class _Run:
             self._look()
             if self._page is None:
                 with self._pace.work():
-                    self._page = _tried(self._make)
+                    self._page = _tried(self._made)
             return _given(self._page)
 
     def curve(self, tag: str, rank: int) -> Answer:
@@ -203,9 +211,9 @@ class _Run:
             self._runs, self._stamp = [], ""  # if it comes back, it is another one
             raise
 
-    def _make(self) -> Answer:
+    def _made(self) -> Answer:
         run, *others = self._runs
-        return _answer(sent(page(run, others=others)), version=self._stamp)
+        return _answer(sent(self._make(run, others=others)), version=self._stamp)
 
 
 def _tried(make: Callable[[], T]) -> T | Exception:

@@ -1,16 +1,14 @@
 """A cluster that does not answer is named within seconds; what cannot be tried is left to Ray."""
 
 import socket
+from functools import partial
 
 import pytest
 
 from distsummary.base import cluster
 from distsummary.errors import ClusterError
 
-
-@pytest.fixture(autouse=True)
-def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "CONNECT_S", 0.1)
+reachable_cluster = partial(cluster.reachable_cluster, connect_s=0.1)
 
 
 @pytest.mark.parametrize("scheme", ["", "ray://"])
@@ -19,21 +17,21 @@ def test_an_address_where_nothing_listens_is_named(scheme: str) -> None:
         bound.bind(("127.0.0.1", 0))
         address = f"{scheme}127.0.0.1:{bound.getsockname()[1]}"
         with pytest.raises(ClusterError, match=f"RAY_ADDRESS='{address}' does not answer .*refused"):
-            cluster.reachable_cluster(address)
+            reachable_cluster(address)
         bound.listen()
-        assert cluster.reachable_cluster(address) == address
+        assert reachable_cluster(address) == address
 
 
 @pytest.mark.parametrize("address", ["256.0.0.1:6379", "127.0.0.1:99999"])
 def test_an_address_that_cannot_be_one_is_named(address: str) -> None:
     with pytest.raises(ClusterError, match=f"RAY_ADDRESS='{address}'"):
-        cluster.reachable_cluster(address)
+        reachable_cluster(address)
 
 
 @pytest.mark.parametrize("address", ["auto", "local", "", "http://127.0.0.1:8265"])
 def test_an_address_without_a_host_and_a_port_is_left_to_ray(address: str) -> None:
-    assert cluster.reachable_cluster(address) == address
+    assert reachable_cluster(address) == address
 
 
 def test_without_an_address_there_is_no_cluster() -> None:
-    assert cluster.reachable_cluster(None) is None
+    assert reachable_cluster(None) is None

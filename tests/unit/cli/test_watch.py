@@ -63,12 +63,11 @@ def test_a_screen_is_drawn_again(training):
     assert out.getvalue().endswith("every 1 s; Ctrl-C ends the view, not the run\n")
 
 
-class Looks:
-    """What `read_status` finds, look by look."""
-
-    def __init__(self, monkeypatch, *found):
-        self.found = iter(found)
-        monkeypatch.setattr("distsummary.cli.watch.read_status", lambda path: next(self.found))
+def watched(*found):
+    """What is shown of these states, look by look."""
+    states, out = iter(found), io.StringIO()
+    watch("run", out, every_s=1.0, sleep=lambda seconds: None, look=lambda path: next(states))
+    return [line[9:] for line in out.getvalue().splitlines()]
 
 
 def at(seconds, *ranks, state="running"):
@@ -76,15 +75,11 @@ def at(seconds, *ranks, state="running"):
     return replace(status, now=status.now + seconds)
 
 
-def test_steps_alone_are_a_line_a_minute_and_a_new_state_is_one_at_once(monkeypatch):
+def test_steps_alone_are_a_line_a_minute_and_a_new_state_is_one_at_once():
     looks = [at(n, rank_state(0, step=n), rank_state(1, step=n)) for n in (1, 3, 59, 62, 64)]
     looks.append(at(66, rank_state(0, step=66), lost(1, step=65)))
     looks.append(at(68, rank_state(0, "finished", step=68), lost(1, step=65), state="lost"))
-    Looks(monkeypatch, *looks)
-    out = io.StringIO()
-    watch("run", out, every_s=1.0, sleep=lambda seconds: None)
-    lines = [line[9:] for line in out.getvalue().splitlines()[:4]]
-    assert lines == [
+    assert watched(*looks)[:4] == [
         "running, attempt 0: ranks 0-1 running; step 1",
         "running, attempt 0: ranks 0-1 running; step 62",
         "running, attempt 0: rank 1 lost, rank 0 running; step 66",
@@ -92,26 +87,21 @@ def test_steps_alone_are_a_line_a_minute_and_a_new_state_is_one_at_once(monkeypa
     ]
 
 
-def test_a_run_that_stands_still_is_one_line_and_ranks_behind_are_named(monkeypatch):
+def test_a_run_that_stands_still_is_one_line_and_ranks_behind_are_named():
     ranks = [rank_state(0, step=9000), rank_state(1, step=10)]
-    Looks(monkeypatch, at(0, *ranks), at(500, *ranks), at(501, lost(0), lost(1), state="lost"))
-    out = io.StringIO()
-    watch("run", out, every_s=1.0, sleep=lambda seconds: None)
-    lines = [line[9:] for line in out.getvalue().splitlines()[:2]]
-    assert lines == [
+    lines = watched(at(0, *ranks), at(500, *ranks), at(501, lost(0), lost(1), state="lost"))
+    assert lines[:2] == [
         "running, attempt 0: ranks 0-1 running; step 9000, rank 1 behind",
         "lost, attempt 0: ranks 0-1 lost; step 120",
     ]
 
 
-def test_a_run_that_is_stuck_and_continues_is_a_line_each(monkeypatch):
+def test_a_run_that_is_stuck_and_continues_is_a_line_each():
     ranks = [rank_state(rank, step=9) for rank in range(2)]
     hang = Verdict(rank=1, cause="hang", since_step=9, until_step=None, evidence="", reported_step=9)
     stuck = replace(at(1, *ranks), stuck=(hang,))
-    Looks(monkeypatch, at(0, *ranks), stuck, at(2, *ranks), at(3, lost(0), lost(1), state="lost"))
-    out = io.StringIO()
-    watch("run", out, every_s=1.0, sleep=lambda seconds: None)
-    assert [line[9:] for line in out.getvalue().splitlines()[:3]] == [
+    lines = watched(at(0, *ranks), stuck, at(2, *ranks), at(3, lost(0), lost(1), state="lost"))
+    assert lines[:3] == [
         "running, attempt 0: ranks 0-1 running; step 9",
         "running, attempt 0: ranks 0-1 running, stuck at step 9: rank 1; step 9",
         "running, attempt 0: ranks 0-1 running; step 9",

@@ -133,10 +133,9 @@ def test_a_caller_waits_once_for_a_job_that_hangs(go):
     background.close()
 
 
-def test_closing_does_not_wait_longer_than_said_for_a_job_that_hangs(go, monkeypatch):
-    monkeypatch.setattr(background_module, "CLOSE_S", 0.01)
+def test_closing_does_not_wait_longer_than_said_for_a_job_that_hangs(go):
     health = Health()
-    background = occupied(go, health)
+    background = occupied(go, health, close_s=0.01)
     for _ in range(2):
         background.submit("job", lambda: None)
     background.close()

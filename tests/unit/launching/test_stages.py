@@ -16,10 +16,9 @@ def test_a_quick_start_says_nothing(capsys):
     assert not [one for one in threading.enumerate() if one.name == "distsummary-stages"]
 
 
-def test_a_slow_stage_is_reported_and_then_the_end(capsys, monkeypatch):
+def test_a_slow_stage_is_reported_and_then_the_end(capsys):
     was_reported = threading.Event()
-    monkeypatch.setattr("distsummary.launching.stages.EVERY_S", 60.0)
-    with Stages((0.0,)) as stages:
+    with Stages((0.0, 60.0)) as stages:
         real = stages._report
 
         def report(what, ended):

@@ -14,7 +14,7 @@ from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import MissingFileError
 from distsummary.format.json_values import plain
 from distsummary.rundir.rank_manifest import RANK_MANIFEST
-from distsummary.runs.find_runs import RunRow, find_runs, text_of
+from distsummary.runs.find_runs import RunRow, find_runs, row_of, text_of
 from tests.unit.runs.states import attempt_state, rank_state, status_of
 
 
@@ -162,16 +162,13 @@ def test_a_long_path_is_shortened_in_its_middle_and_the_state_is_whole():
     )
 
 
-def test_a_rank_that_is_behind_is_noted(tmp_path, monkeypatch):
-    record(tmp_path / "run")
+def test_a_rank_that_is_behind_is_noted():
     slow = status_of(attempt_state([rank_state(0, step=900), rank_state(1, step=9000)]))
-    monkeypatch.setattr("distsummary.runs.find_runs.read_status", lambda place: slow)
-    [row] = find_runs(tmp_path)
+    row = row_of("run", slow, step=None, loss=None)
     assert (row.is_healthy, row.note) == (
         True,
         "Rank 0 is 8,100 steps, 100 s, behind the others (12.3 ms a step against 12.3 ms).",
     )
     hang = Verdict(rank=0, cause="hang", since_step=901, until_step=None, evidence="", reported_step=901)
-    monkeypatch.setattr("distsummary.runs.find_runs.read_status", lambda place: replace(slow, stuck=(hang,)))
-    [row] = find_runs(tmp_path)
+    row = row_of("run", replace(slow, stuck=(hang,)), step=None, loss=None)
     assert (row.is_healthy, row.note) == (False, "stuck at step 901: rank 0")

@@ -11,6 +11,7 @@ import pytest
 from distsummary.errors import InvalidValueError, MissingFileError
 from distsummary.runs.recorded_run import RecordedRun
 from distsummary.view import served as module
+from distsummary.view.page import page
 from distsummary.view.served import Answer, Served, UnknownRunError
 from tests.patience import PATIENCE_S
 from tests.unit.runs.recording import record
@@ -35,12 +36,12 @@ def names(served: Served) -> list[str]:
     return [row["name"] for row in json.loads(gzip.decompress(served.runs().data))["runs"]]
 
 
-def test_a_page_is_made_again_when_there_is_more_and_only_then(tmp_path, monkeypatch):
+def test_a_page_is_made_again_when_there_is_more_and_only_then(tmp_path):
     record(tmp_path / "a/run")
     made = []
-    page = module.page
-    monkeypatch.setattr(module, "page", lambda run, others: made.append(run) or page(run, others=others))
-    served = Served(tmp_path, every_s=0.0)
+    served = Served(
+        tmp_path, every_s=0.0, make=lambda run, others: made.append(run) or page(run, others=others)
+    )
     assert names(served) == ["a/run"]
     first = served.page("a/run")
     assert contents(first)["overview"]["steps"] == [1, 5]
@@ -53,7 +54,7 @@ def test_a_page_is_made_again_when_there_is_more_and_only_then(tmp_path, monkeyp
     assert made[0] is made[1]  # what was read is kept
 
 
-def test_tabs_that_ask_together_have_it_read_once(tmp_path, monkeypatch):
+def test_tabs_that_ask_together_have_it_read_once(tmp_path):
     record(tmp_path / "run")
     inside, go_on, made = threading.Event(), threading.Event(), []
 
@@ -63,8 +64,7 @@ def test_tabs_that_ask_together_have_it_read_once(tmp_path, monkeypatch):
         assert go_on.wait(PATIENCE_S)
         return {"number": len(made)}
 
-    monkeypatch.setattr(module, "page", slow)
-    served = Served(tmp_path)
+    served = Served(tmp_path, make=slow)
     found = []
     tabs = [threading.Thread(target=lambda: found.append(served.page("run"))) for _ in range(5)]
     tabs[0].start()
@@ -139,21 +139,21 @@ def test_between_two_looks_at_the_files_page_and_curves_are_of_one_moment_and_re
     assert contents(always.page("."))["overview"]["steps"] == [1, 6]
 
 
-def test_a_page_that_fails_is_tried_again_only_when_the_files_are_looked_at_again(tmp_path, monkeypatch):
+def test_a_page_that_fails_is_tried_again_only_when_the_files_are_looked_at_again(tmp_path):
     record(tmp_path)
     tried = []
 
     def failing(run, others):
         tried.append(run)
+        if len(tried) > 3:
+            return page(run, others=others)
         raise OSError(f"try {len(tried)}")
 
-    monkeypatch.setattr(module, "page", failing)
-    seldom, always = Served(tmp_path, every_s=3600.0), Served(tmp_path, every_s=0.0)
+    seldom, always = (Served(tmp_path, every_s=every_s, make=failing) for every_s in (3600.0, 0.0))
     for served, expected in ((seldom, ["try 1", "try 1"]), (always, ["try 2", "try 3"])):
         for text in expected:
             with pytest.raises(OSError, match=text):
                 served.page(".")
-    monkeypatch.undo()
     assert contents(always.page("."))["overview"]["steps"] == [1, 5]
 
 
