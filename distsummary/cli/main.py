@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         DistSummaryError,
         OSError,
     ) as error:  # the operating system refuses a path
-        printed(f"distsummary {options.verb}: {_in_options(str(error))}", file=sys.stderr)
+        printed(f"distsummary {options.verb}: {in_options(str(error))}", file=sys.stderr)
         is_wrong = isinstance(error, FileNotFoundError | NotADirectoryError | InvalidValueError)
         is_wrong &= not isinstance(error, WorldMismatchError)  # it is the files that disagree
         return 2 if is_wrong or options.verb in ("fsck", "status", "watch") else 1
@@ -136,7 +136,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _in_options(text: str) -> str:
+def in_options(text: str) -> str:
     """A message with options in place of arguments: `engine='row'` becomes `--engine 'row'`."""
     for ours, theirs in WORDS.items():
         text = text.replace(ours, theirs)
@@ -180,7 +180,7 @@ class _Formatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
-        return level + cleaned(_in_options(record.message))
+        return level + cleaned(in_options(record.message))
 
 
 def argument(*names: str, **settings: Any) -> Argument:
