@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -59,7 +59,7 @@ class Served:
         directory: str | os.PathLike[str],
         *,
         every_s: float = EVERY_S,
-        make: Callable[..., Mapping[str, Any]] = page,
+        make: Callable[..., dict[str, Any]] = page,
     ) -> None:
         self.path = Path(os.path.realpath(os.path.expanduser(directory)))
         self._every_s, self._make = every_s, make
@@ -163,7 +163,7 @@ class _Run:
     of the moment of the first.
     """
 
-    def __init__(self, paths: Sequence[Path], every_s: float, make: Callable[..., Mapping[str, Any]]) -> None:
+    def __init__(self, paths: Sequence[Path], every_s: float, make: Callable[..., dict[str, Any]]) -> None:
         self._paths, self._make = paths, make
         self._lock, self._pace = threading.Lock(), _Pace(every_s)
         self._runs: list[RecordedRun] = []
