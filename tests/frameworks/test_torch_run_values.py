@@ -260,6 +260,7 @@ print(grown)
 """
 
 
+@pytest.mark.long
 def test_the_memory_of_a_long_run_with_all_kinds_is_flat(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LONG_RUN, str(tmp_path / "run")],

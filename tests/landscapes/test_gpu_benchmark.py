@@ -5,10 +5,13 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 # The peak of the device is measured with a product that a host needs 2 s for.
 QUICK = "import benchmarks.landscape_gpu as benchmark; benchmark.PROBED = 256; benchmark.main()"
 
 
+@pytest.mark.long
 def test_engines_and_a_whole_map() -> None:
     options = [
         "--device",
