@@ -61,7 +61,7 @@ def test_a_signal_is_reported_while_the_training_continues_recording(tmp_path: P
 
 
 def test_what_the_loop_records_until_the_files_are_closed_is_in_them(tmp_path: Path) -> None:
-    slow = "from distsummary.diagnosis.reporting import Alerts; Alerts.write = lambda alerts: time.sleep(1)"
+    slow = "from distsummary.diagnosis.reporting import Alerts; Alerts.write = lambda alerts: time.sleep(0.3)"
     paced = "log = run.log; run.log = lambda **numbers: (time.sleep(0.01), log(**numbers))"
     assert train(tmp_path, slow, f"os.kill(os.getpid(), signal.SIGTERM); {paced}") == REPORTED
     found = read_run(tmp_path).attempts[0].ranks[0]
