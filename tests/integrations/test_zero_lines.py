@@ -166,7 +166,7 @@ def test_a_restart_keeps_the_name_and_the_next_launch_gets_its_own(tmp_path: Pat
     assert first.state == second.state == "finished"
 
 
-def test_a_run_of_the_scripts_own_wins(door: Path, tmp_path: Path) -> None:
+def test_a_run_of_the_scripts_own_wins(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "import distsummary as ds, sys\n"
         f"sys.path.insert(0, {str(SCRIPT.parent)!r})\n"
@@ -176,7 +176,7 @@ def test_a_run_of_the_scripts_own_wins(door: Path, tmp_path: Path) -> None:
         "        scripts.plain()\n"
         "        run.log(loss=0.5)\n"
     )
-    done = start(door, tmp_path, [sys.executable, "own.py"])
+    done = forked.run_script(tmp_path / "own.py", cwd=tmp_path, DISTSUMMARY=str(tmp_path / "run"))
     assert (done.returncode, done.stderr) == (0, "")
     assert not (tmp_path / "run").exists()
     assert column(ds.open_run(tmp_path / "own"), "loss") == ([1, 2], [0.5, 0.5])
