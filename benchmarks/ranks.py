@@ -1,10 +1,10 @@
 """What many ranks cost the processes that serve them: `python -m benchmarks.ranks live|merge|status|join`.
 
 `live`: the aggregator's merge while the ranks train. Each simulated rank reports one step a second, of 20
-scalars in which the ranks differ, by a digest (pickled, as Ray brings it) or, with `--files`, by its event
-files. The seconds are simulated: the figures are CPU seconds a simulated second, in which `poll` and
-`advance` are called twice, then the time from the last rank's digest to the bytes in the files, and the
-memory.
+scalars in which the ranks differ, in its event files. The seconds are simulated: the figures are CPU seconds
+a simulated second, in which `poll` and `advance` are called twice, then the time from the last rank's record
+to the bytes in the merged files, and the memory. With `--slow` each operation of the merge on a file takes
+1 ms more.
 
 `status`: `distsummary status` in a process of its own, on a run that trains, of which one rank is lost. The
 times are seconds of the wall clock, of several calls the smallest and the largest.
@@ -16,7 +16,6 @@ merge of the same files, which also compares its steps with those of the first.
 """
 
 import argparse
-import pickle
 import resource
 import subprocess
 import sys
@@ -27,13 +26,12 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.ranks_join import PARTS, join
+from benchmarks.ranks_join import PARTS, join, slow_files
 from distsummary import Topology
 from distsummary.aggregate.live import LiveMerge
 from distsummary.aggregate.merge import merge_run
 from distsummary.events.spec import WriterSpec
 from distsummary.events.writer import RankWriter
-from distsummary.format.digest import digest_of
 from distsummary.format.records import MINDSPORE, Batch, Scalars
 from distsummary.format.scalar_rows import row_struct
 from distsummary.rundir.coordination import LocalCoordinator
@@ -42,48 +40,41 @@ from distsummary.rundir.rank_manifest import RankManifest
 from distsummary.rundir.run_dir import RunDir
 
 RUN_ID = "0123456789abcdef"
+SLOW_S = 0.001  # seconds that each file operation takes longer
 TAGS = ("loss", "lr", *(f"metric/{number}" for number in range(18)))
 
 
-def live(ranks: int, seconds: int, *, by_files: bool) -> dict[str, float]:
+def live(ranks: int, seconds: int, *, slow: bool) -> dict[str, float]:
     """Figures of a live merge of `ranks` ranks that train for `seconds` simulated seconds."""
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as directory:
         run_dir = RunDir(directory).create()
         run_id = LocalCoordinator(run_dir).register(Topology(rank=0, world_size=ranks)).run_id
         writers = []
-        if by_files:
-            for rank in range(ranks):
-                path = run_dir.writer_dir("train", rank, ranks)
-                spec = WriterSpec(directory=path, run_id=run_id, rank=rank, formats=(MINDSPORE,))
-                writers.append(RankWriter(spec))
+        for rank in range(ranks):
+            path = run_dir.writer_dir("train", rank, ranks)
+            spec = WriterSpec(directory=path, run_id=run_id, rank=rank, formats=(MINDSPORE,))
+            writers.append(RankWriter(spec))
         merge = LiveMerge(run_dir, role="train", attempt=0, world_size=ranks)
         living = range(ranks)
         cpu_s, idle_s, to_disk_s = 0.0, [], []
         before_mib = _memory_mib()
         for step in range(1, seconds + 1):
             numbers = rng.random((ranks, len(TAGS)))
-            digests = []
             for rank in range(ranks):
                 row = row_struct(len(TAGS)).pack(1e9 + step, step, *numbers[rank].tolist())
                 rows = Scalars(TAGS, row)
                 batch = Batch(run_id=run_id, attempt=0, rank=rank, first_seq=step, events=[rows])
-                if by_files:
-                    writers[rank].write(batch)
-                else:
-                    digests.append(pickle.dumps(digest_of(batch, "train", "events", 100 * step)))
-            started_s = time.process_time()
-            for pickled in digests[: ranks // 2]:
-                merge.add(pickle.loads(pickled))
-            merge.poll(1e9)
-            merge.advance(living, step)
-            for pickled in digests[ranks // 2 :]:
-                merge.add(pickle.loads(pickled))
-            last_s = time.perf_counter()
-            merge.poll(1e9)
-            merge.advance(living, step + 0.5)
-            to_disk_s.append(time.perf_counter() - last_s)
-            cpu_s += time.process_time() - started_s
+                writers[rank].write(batch)
+            with slow_files(run_dir.base, SLOW_S if slow else 0.0):
+                started_s = time.process_time()
+                last_s = time.perf_counter()
+                merge.poll(1e9)
+                merge.advance(living, step)
+                to_disk_s.append(time.perf_counter() - last_s)
+                merge.poll(1e9)
+                merge.advance(living, step + 0.5)
+                cpu_s += time.process_time() - started_s
             started_s = time.process_time()
             merge.poll(1e9)
             merge.advance(living, step + 0.5)
@@ -95,8 +86,8 @@ def live(ranks: int, seconds: int, *, by_files: bool) -> dict[str, float]:
         return {
             "CPU s per s": cpu_s / seconds,
             "CPU s per idle round": float(np.median(idle_s)),
-            "last digest to disk, median s": float(np.median(to_disk_s)),
-            "last digest to disk, max s": max(to_disk_s),
+            "last record to disk, median s": float(np.median(to_disk_s)),
+            "last record to disk, max s": max(to_disk_s),
             "memory before MiB": before_mib,
             "memory at most MiB": memory_mib,
             "merged bytes per s": sum(p.stat().st_size for p in Path(directory).glob("*.merged*")) / seconds,
@@ -165,8 +156,8 @@ def main() -> None:
     command = commands.add_parser("live")
     command.add_argument("--ranks", type=int, default=1024)
     command.add_argument("--seconds", type=int, default=60)
-    command.add_argument("--files", action="store_true", help="by event files instead of digests")
-    command.set_defaults(run=lambda given: live(given.ranks, given.seconds, by_files=given.files))
+    command.add_argument("--slow", action="store_true", help="1 ms more for each operation on a file")
+    command.set_defaults(run=lambda given: live(given.ranks, given.seconds, slow=given.slow))
     command = commands.add_parser("status")
     command.add_argument("--ranks", type=int, default=1024)
     command.add_argument("--calls", type=int, default=10)

@@ -11,7 +11,6 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from distsummary.aggregate.actor_listener import DigestListener
 from distsummary.aggregate.actor_metrics import RankGauges
 from distsummary.aggregate.aggregator import Aggregator
 from distsummary.aggregate.rank_directories import first_free_attempt
@@ -176,10 +175,6 @@ class AggregatorClient:
             self._run_dir, reason, method, self._run_dir.base,
         )  # fmt: skip
         return getattr(self._local, method)(*args, **options)
-
-    def listener(self) -> DigestListener:
-        """Sends the aggregator what the collectors have written."""
-        return DigestListener(actor_name(self._run_dir), NAMESPACE, ASIDE)
 
     on_written = None  # the aggregator reads the files
 

@@ -3,7 +3,6 @@
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -20,7 +19,6 @@ from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.sentence import named_ranks
 from distsummary.errors import DistSummaryError, RunDirError
 from distsummary.events.newest import newest_step
-from distsummary.format.digest import Digest
 from distsummary.rundir.attempts import (
     Registration,
     end_of,
@@ -51,7 +49,6 @@ GIVE_UP_S = 5.0  # how long a merge that fails is tried again
 REPORT_S = 10.0  # how long it stays to report a failed merge to a launch that ends
 UNREADABLE_S = 60.0  # how long the aggregator stays although it cannot read how the ranks are
 GRACE_S = 2.0
-MAX_DIGESTS = 1 << 16  # digests that wait; the oldest are forgotten, as the files of the ranks have it all
 NO_DEATHS: Mapping[int, str] = MappingProxyType({})
 NAMED = 8  # missing ranks in a message
 
@@ -97,7 +94,7 @@ class Aggregator:
         self._asked = self._answered = 0  # how often somebody asked for a look at the ranks
         self._has_ended = False
         self._changed = threading.Condition(threading.RLock())  # for the above
-        # What follows is the thread's own, but for the digests.
+        # What follows is the thread's own.
         self._since_s: dict[Key, float] = {}  # when an attempt was seen first
         self._evaluated: dict[Key, tuple[int, float]] = {}  # how many ranks evaluated, and when
         self._hidden_s: dict[Key, float] = {}  # since when files do not show all that was recorded
@@ -117,7 +114,6 @@ class Aggregator:
         self._stuck = StuckRanks(self._run_dir, self._alerts)
         self._is_blind = False  # a look for stuck ranks has raised something, which was logged
         self._watched: list[AttemptState] = []  # trainings of several ranks that run, or have just ended
-        self._digests: deque[Digest] = deque(maxlen=MAX_DIGESTS)
         try:
             note_aggregator(self._run_dir)
         except DistSummaryError as error:  # the ranks register all the same
@@ -135,10 +131,6 @@ class Aggregator:
         """A rank of the run calls: the aggregator does not end yet."""
         with self._changed:
             self._last_contact_s = time.monotonic()
-
-    def digest(self, digest: Digest) -> None:
-        """Take what a rank's collector reports of a batch; never waits."""
-        self._digests.append(digest)
 
     def serves(self, launch_id: str) -> bool:
         """Whether ranks of this launch have joined the run; never waits for a merge."""
@@ -408,12 +400,8 @@ class Aggregator:
 
     def _write_live(self) -> None:
         """Append to the merged run what is complete."""
-        digests = [self._digests.popleft() for _ in range(len(self._digests))]
         if self._live is None:
             return
-        for digest in digests:
-            if (digest.role, digest.attempt) == self._live_of:
-                self._live.add(digest)
         try:
             self._live.poll()
             self._live.advance(self._running, time.monotonic())

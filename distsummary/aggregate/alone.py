@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsummary.aggregate.judging import Judging
+from distsummary.aggregate.parts import TagNumbers
 from distsummary.aggregate.statistics import RecordedScalars
 from distsummary.aggregate.stuck import StuckRanks
-from distsummary.aggregate.waiting import PackedRow, rows_of
 from distsummary.base.failures import error_line
 from distsummary.diagnosis.ends import attempt_verdicts
 from distsummary.diagnosis.growth import GROWING_TAGS
@@ -21,11 +21,11 @@ from distsummary.diagnosis.loader import DATA_TAG, STEP_TAG
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.sick import LOSSES
 from distsummary.format.check_tags import LAG, NONFINITE_TAGS
-from distsummary.format.digest import digest_of
-from distsummary.format.records import Batch, Scalars
+from distsummary.format.encode import finish_value
+from distsummary.format.records import Batch, Scalars, Value
 from distsummary.format.scalar_rows import row_dtype, row_struct
 from distsummary.rundir.attempts import Registration
-from distsummary.rundir.coordination import Coordinator, Listener
+from distsummary.rundir.coordination import Coordinator
 from distsummary.rundir.deal import Deal, Heartbeat
 from distsummary.rundir.meshes import Meshes
 from distsummary.rundir.run_dir import RunDir
@@ -62,7 +62,8 @@ class LoneRank:
         self._stuck = StuckRanks(run_dir, self._alerts)
         self._judging = Judging(Meshes({0: run_dir.base}), self._alerts.report)
         self._sieves: dict[tuple[str, ...], _Sieve] = {}
-        self._rows: deque[PackedRow] = deque(maxlen=MOST_ROWS)
+        self._tags = TagNumbers()
+        self._rows: deque[tuple[Ints, Ints, Floats]] = deque(maxlen=MOST_ROWS)  # tags, steps, values (N,)
         self._times: deque[tuple[Ints, Floats]] = deque(maxlen=MOST_TABLES)  # steps (N,), and (2, N) of TIMES
         self._attempt = -1
         self._state: AttemptState | None = None
@@ -103,10 +104,6 @@ class LoneRank:
         """As the inner one."""
         self._inner.evaluated(topology, attempt)
 
-    def listener(self) -> Listener | None:
-        """As the inner one."""
-        return self._inner.listener()
-
     @property
     def on_written(self) -> Callable[[Batch], None]:
         """Takes each batch that was written, in the thread of the writer."""
@@ -122,11 +119,11 @@ class LoneRank:
     def _receive(self, batch: Batch) -> None:
         with self._guarded():
             self._begin()
-            for scalars in digest_of(batch, "train").scalars:
-                self._rows.extend(self._kept(scalars))
+            for scalars in _scalars_in(batch):
+                self._keep(scalars)
 
-    def _kept(self, scalars: Scalars) -> list[PackedRow]:
-        """The rows that have to be judged, and of the others the columns that are."""
+    def _keep(self, scalars: Scalars) -> None:
+        """Keep the rows that have to be judged, and of the others the columns that are."""
         tags = scalars.tags
         table = np.frombuffer(scalars.rows, row_dtype(len(tags)))
         sieve = self._sieves.get(tags)
@@ -134,21 +131,22 @@ class LoneRank:
             sieve = self._sieves[tags] = _Sieve(tags)
             if len(self._sieves) > MOST_SETS:
                 del self._sieves[next(iter(self._sieves))]
-        size = table.itemsize
         if sieve.times:
             self._times.append((table["step"].astype(np.int64), table["numbers"][:, sieve.times].T))
         wanted = sieve.rows(table["numbers"])
-        rows = [PackedRow(0, tags, scalars.rows[at * size : (at + 1) * size]) for at in wanted]
+        if wanted:
+            self._keep_columns(tags, table["step"][wanted], table["numbers"][wanted])
         if sieve.judged:
-            names, pack = tuple(tags[place] for place in sieve.judged), row_struct(len(sieve.judged)).pack
-            numbers = table["numbers"][:, sieve.judged].tolist()
-            heads = zip(table["wall_time"].tolist(), table["step"].tolist(), numbers, strict=True)
-            rows += [
-                PackedRow(0, names, pack(time_s, step, *values))
-                for at, (time_s, step, values) in enumerate(heads)
-                if at not in wanted
-            ]
-        return rows
+            rest = np.delete(table, wanted) if wanted else table
+            names = [tags[place] for place in sieve.judged]
+            self._keep_columns(names, rest["step"], rest["numbers"][:, sieve.judged])
+
+    def _keep_columns(self, tags: Sequence[str], steps: Ints, numbers: Floats) -> None:
+        """Keep `numbers` (N, k) of k tags at N steps."""
+        which = np.array([self._tags[tag] for tag in tags], np.int64)
+        self._rows.append(
+            (np.tile(which, len(steps)), np.repeat(steps.astype(np.int64), len(tags)), numbers.ravel())
+        )
 
     # --- the thread
 
@@ -164,7 +162,9 @@ class LoneRank:
         """Judge what was written, and whether the loop stands still."""
         rows = [self._rows.popleft() for _ in range(len(self._rows))]
         if rows:
-            self._judging.add(rows_of(rows), self._attempt)
+            which, steps, values = map(np.concatenate, zip(*rows, strict=True))
+            ranks = np.zeros(len(steps), np.int64)
+            self._judging.add(RecordedScalars([*self._tags], which, ranks, steps, values), self._attempt)
         if times := [self._times.popleft() for _ in range(len(self._times))]:
             steps, values = (np.concatenate(parts, axis=-1) for parts in zip(*times, strict=True))
             which, ranks = np.repeat(np.arange(len(TIMES)), len(steps)), np.zeros(values.size, np.int64)
@@ -232,3 +232,29 @@ class _Sieve:
                     found.add(int(later[0]) + int(begun[column]) + 1)
                     is_done[column] = True
         return sorted(found)
+
+
+def _scalars_in(batch: Batch) -> Iterator[Scalars]:
+    """The scalars of a batch in recording order; packed ones are referenced, not copied.
+
+    A scalar that is not a number is left out, as it is from the files.
+    """
+    for item in batch.events:
+        if isinstance(item, Scalars):
+            yield item
+            continue
+        scalars = (value for value in item.values if value.plugin == "scalar" and value.shard is None)
+        numbers = {value.tag: number for value in scalars if (number := _number(value)) is not None}
+        if numbers:
+            row = row_struct(len(numbers)).pack(item.wall_time, item.step, *numbers.values())
+            yield Scalars(tuple(numbers), row)
+
+
+def _number(value: Value) -> float | None:
+    """The number of a scalar; None if the files refuse it."""
+    if type(value.data) is float:
+        return value.data
+    try:
+        return float(finish_value(value).data)
+    except Exception:  # another library's array may raise anything
+        return None

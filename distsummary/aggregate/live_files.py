@@ -40,7 +40,7 @@ class _Entry(NamedTuple):
     step: int
     wall_s: float
     scalars: list[Value]
-    read: Callable[[], list[Value]] | None  # gives the bulk values
+    read: Callable[[], Iterable[Value]] | None  # gives the bulk values
 
 
 class _Points:
@@ -169,29 +169,32 @@ class LiveFiles:
         self,
         step: int,
         wall_s: float,
-        scalars: Iterable[Value],
-        read: Callable[[], list[Value]] | None = None,
-    ) -> None:
+        values: Sequence[Value],
+        read: Callable[[], Iterable[Value]] | None = None,
+    ) -> bool:
         """Queue values of one step, without those that the files had from the beginning; see `flush`.
 
         Args:
             step: for each tag, the steps must rise.
             wall_s: seconds since the epoch.
-            scalars: values that are written as they are.
+            values: are written as they are.
             read: gives more values, when they are about to be written.
+
+        Returns whether the files have or get values, as far as that is known.
         """
         new = []
-        for value in scalars:
+        for value in values:
             if len(value.tag) > MAX_TAG_BYTES // 4 and len(value.tag.encode()) > MAX_TAG_BYTES:
                 continue  # such as <tag>/argmax_rank of a long tag: the writer would refuse it at each step
             if value.plugin != "scalar" or not self.holds(("scalar", value.tag), step, value.data):
                 new.append(value)
         if not new and read is None:
-            return
+            return bool(values)
         if len(self._queue) >= MAX_QUEUED:
             self._queue.popleft()
             self.left_out += 1
         self._queue.append(_Entry(step, wall_s, new, read))
+        return True
 
     def flush(self) -> None:
         """Write what is queued; after an OSError, it stays queued, and the call may be repeated."""
@@ -212,12 +215,14 @@ class LiveFiles:
             step, wall_s, scalars, read = self._queue[0]
             if read is not None and room < _BATCH_VALUES:
                 return
-            values = with_scalars(scalars, read()) if read is not None else scalars
+            events = list(
+                step_events(step, wall_s, with_scalars(scalars, read() if read is not None else ()))
+            )
             self._queue.popleft()
-            room -= _BATCH_VALUES if read is not None else len(values)
-            if values:
+            room -= _BATCH_VALUES if read is not None else len(scalars)
+            if events:
                 self.last_step, self.last_s = max(self.last_step, step), max(self.last_s, wall_s)
-                yield from step_events(step, wall_s, values)
+            yield from events
 
     def close(self) -> None:
         """Write what is queued and close the files; raises OSError. The call may be repeated."""

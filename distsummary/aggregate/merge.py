@@ -4,43 +4,33 @@ import logging
 import os
 import secrets
 import time
-from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from itertools import chain, groupby
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from distsummary.aggregate.added_norms import AddedNorms
-from distsummary.aggregate.charts import charts
 from distsummary.aggregate.earlier_merge import EarlierMerge
 from distsummary.aggregate.judging import (
-    TEXT_TAG,
     Judging,
-    alert_values,
-    by_attempt,
 )
 from distsummary.aggregate.merge_lineage import Conflict
 from distsummary.aggregate.merged_files import MergedFiles, holds_steps, other_segments
-from distsummary.aggregate.rank_directories import BulkPlace, RankDirectories
+from distsummary.aggregate.merger import Merger
+from distsummary.aggregate.rank_directories import RankDirectories
 from distsummary.aggregate.role_description import describe, log_conflicts
-from distsummary.aggregate.statistics import StatisticsRule
-from distsummary.aggregate.step_events import recorded_by, step_events
 from distsummary.base.checks import check_type
 from distsummary.base.publish import ensure_directory
 from distsummary.diagnosis.alerts import Reported, reported_hangs
 from distsummary.diagnosis.reporting import Alerts
-from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import InvalidValueError, MissingFileError, NotADirectoryPathError, RunDirError
 from distsummary.events.files import Files
 from distsummary.events.reader import Damage
 from distsummary.events.segments import lineage_files, segments
-from distsummary.events.shards import AddedShards
 from distsummary.format.encode import Refusal
-from distsummary.format.norm_scalars import with_scalars
-from distsummary.format.records import DIALECTS, MINDSPORE, NORMS, RANKS_TAG, TENSORBOARD, Event, Value
+from distsummary.format.records import DIALECTS, MINDSPORE, RANKS_TAG, TENSORBOARD
 from distsummary.rundir.attempts import awaited_aggregator, newest_attempt
 from distsummary.rundir.meshes import Meshes
 from distsummary.rundir.run_dir import Manifest, RunDir
@@ -190,8 +180,6 @@ def _merge_role(
     log_conflicts(about.conflicts, target)
     newest = newest_attempt(manifest, role)
     world_size = int(newest["world_size"]) if newest else max(directories) + 1
-    steps, tags = 0, set[str]()
-    last_s, last_step = 0.0, 0
     earlier = EarlierMerge(target) if RANKS_TAG not in ranks.scalar_tags() else None
     with MergedFiles(
         target,
@@ -200,40 +188,30 @@ def _merge_role(
         begun=manifest["created"] or None,
         formats=formats_of(manifest, directories.values()),
         source=next(iter(directories.values())),
+        earlier=earlier,
         files=files,
     ) as merged:
         meshes = Meshes(directories)
         norms = AddedNorms(meshes)
-        judging = Judging(meshes) if role == "train" else None
-        hangs = [
-            hang._replace(verdict=replace(hang.verdict, until_step=None))  # each is shown where reported
-            for hang in (reported_hangs(run_dir) if role == "train" and ranks.attempts else ())
-            if ranks.attempt_of(hang.verdict.reported_step) == hang.attempt  # and not repeated
-        ]
-        for event in merged_events(ranks, key_tags, norms, judging, hangs):
-            merged.write(event)
-            if event.values[0].plugin != "graph" and event.values[0].tag != TEXT_TAG:
-                steps += not steps or event.step > last_step
-                scalars = {value.tag: value.data for value in event.values if value.plugin == "scalar"}
-                tags.update(scalars)
-                if earlier is not None and RANKS_TAG in scalars:
-                    earlier.note(event.step, int(scalars[RANKS_TAG]))
-                last_s, last_step = max(last_s, event.wall_time), event.step
+        alerts = Alerts(run_dir)
+        merger = Merger(merged, norms, Judging(meshes) if role == "train" else None, key_tags=key_tags)
+        if ranks.graph is not None:
+            merger.feed_graph(ranks.graph)
+        hangs = _shown_hangs(run_dir, ranks) if role == "train" and ranks.attempts else deque()
+        for window in ranks.windows():
+            merger.feed(window)
+            while hangs and hangs[0].verdict.reported_step <= window.steps[-1]:
+                hang = hangs.popleft()
+                merger.show([hang.verdict], hang.time_s)
+            merger.advance()
+        for hang in hangs:
+            merger.show([hang.verdict], hang.time_s)
+        merger.finish(alerts)
+        alerts.close()
         if earlier is not None:
             _refuse_fewer(target, earlier.lost(ranks.first_repeated), ranks)
-        too_long = {refusal.tag for refusal in merged.refused if refusal.plugin == "scalar"}
-        layout = charts(tags.difference(ranks.scalar_tags(), too_long))
-        if layout is not None:
-            merged.write(Event(last_step, last_s, [layout]))
-        if values := about.values(last_s):
-            merged.write(Event(last_step, last_s, values))
+        merged.put(merged.last_step, merged.last_s, about.values(merged.last_s))
         merged.write_lineage(about.lineage)
-        if judging is not None:
-            alerts = Alerts(run_dir)
-            for attempt, verdict in judging.reported:
-                alerts.report(attempt, verdict)
-            alerts.close()
-            alerts.write()
         published = merged.publish()
     report = MergeReport(
         path=target,
@@ -241,14 +219,14 @@ def _merge_role(
         ranks=tuple(directories),
         missing_ranks=tuple(rank for rank in range(world_size) if rank not in directories),
         attempts=ranks.attempts,
-        steps=steps,
+        steps=merger.steps,
         completed=earlier.completed if earlier is not None else 0,
         last_steps=dict(sorted(ranks.last_steps.items())),
         conflicts=tuple(about.conflicts),
-        damage=tuple(ranks.damage),
+        damage=(*ranks.damage, *merger.damage),
         refused=tuple(merged.refused),
         superseded=ranks.superseded,
-        sharded=ranks.sharded,
+        sharded=merger.sharded,
         short_norms=norms.short,
         files=published,
         evaluation=evaluation,
@@ -339,67 +317,11 @@ def refuse_unknown(key_tags: Collection[str], known: Collection[str]) -> None:
         raise InvalidValueError(f"no rank recorded a scalar named {tag!r}; {names}; nothing was merged")
 
 
-def merged_events(
-    ranks: RankDirectories,
-    key_tags: Collection[str] = (),
-    norms: AddedNorms | None = None,
-    judging: Judging | None = None,
-    hangs: Iterable[Reported] = (),
-) -> Iterator[Event]:
-    """The events of the merged run in rising step order: the graph at step 0, then one event for each step.
-
-    A large step is split into several events, see `step_events`. `norms` adds norms up, and
-    `judging` judges the ranks; None leaves that out. `hangs` are shown also at steps at which no rank
-    recorded anything.
-    """
-    if ranks.graph is not None:
-        yield Event(0, ranks.graph.wall_time, [ranks.graph.value])
-    rule = StatisticsRule(key_tags)
-    left = deque(sorted(hangs, key=lambda hang: hang.verdict.reported_step))
-    begun = 0  # no step of a window lies before it
-    for window in ranks.windows():
-        scalars = dict(rule.add(window.scalars))
-        bulk = {step: [*found] for step, found in groupby(window.bulk, key=attrgetter("step"))}
-        times = dict(zip(window.steps.tolist(), window.times.tolist(), strict=True))
-        reported: list[Verdict] = []
-        if judging is not None:
-            for rows, attempt in by_attempt(ranks, window.scalars):
-                reported += judging.add(rows, attempt)
-        while left and left[0].verdict.reported_step <= max(times):
-            hang = left.popleft()
-            times.setdefault(hang.verdict.reported_step, hang.time_s)
-            reported.append(hang.verdict)
-        alerts = alert_values(reported, begun)
-        for step in alerts:
-            times.setdefault(step, min(times.values()))
-        begun = max(times)
-        for step, time_s in sorted(times.items()):
-            found = bulk.get(step, [])
-            values = [*scalars.get(step, ()), *alerts.get(step, ())]
-            values += _added(ranks, [one for one in found if one.is_shard])
-            by_rank = {
-                one.rank: value.data
-                for one, value in ranks.values(one for one in found if one.plugin == NORMS)
-            }
-            if by_rank and norms is not None:
-                values = with_scalars(values, norms.values(step, ranks.attempt_of(step), by_rank))
-            whole = [one for one in found if not one.is_shard]
-            if values or whole:
-                rest = (recorded_by(value, step, one.rank) for one, value in ranks.values(whole))
-                yield from step_events(step, time_s, chain(values, rest))
-    for step, values in sorted(alert_values(hang.verdict for hang in left).items()):
-        yield from step_events(step, max(hang.time_s for hang in left), values)
-
-
-def _added(ranks: RankDirectories, shards: Sequence[BulkPlace]) -> Iterator[Value]:
-    """The histograms of sharded parameters, put together; counts the other shards as left out."""
-    counts = Counter((bulk.plugin, bulk.tag) for bulk in shards if bulk.plugin != NORMS)
-    added = defaultdict[str, AddedShards](AddedShards)
-    for bulk, value in ranks.values(bulk for bulk in shards if bulk.plugin == "histogram"):
-        added[bulk.tag].add(value)
-    for (plugin, tag), count in counts.items():
-        whole = added[tag].whole() if plugin == "histogram" else None
-        if whole is None:
-            ranks.sharded += count
-        else:
-            yield whole
+def _shown_hangs(run_dir: RunDir, ranks: RankDirectories) -> deque[Reported]:
+    """The hangs that were reported while the ranks trained, by rising steps; each is shown where reported."""
+    hangs = [
+        hang._replace(verdict=replace(hang.verdict, until_step=None))
+        for hang in reported_hangs(run_dir)
+        if ranks.attempt_of(hang.verdict.reported_step) == hang.attempt  # and not repeated
+    ]
+    return deque(sorted(hangs, key=lambda hang: hang.verdict.reported_step))

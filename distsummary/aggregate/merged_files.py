@@ -5,9 +5,12 @@ import errno
 import os
 import re
 import shutil
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from distsummary.aggregate.earlier_merge import EarlierMerge
+from distsummary.aggregate.step_events import step_events
 from distsummary.base.publish import TEMPORARY, rights_in, sync, temporary_name
 from distsummary.errors import RunDirError
 from distsummary.events.files import Files
@@ -19,8 +22,18 @@ from distsummary.format import mindspore_format, tensorboard_format
 from distsummary.format.encode import Refusal, encode_event
 from distsummary.format.frames import frame
 from distsummary.format.lineage import Lineage, encode_lineage
+from distsummary.format.norm_scalars import with_scalars
 from distsummary.format.norms import TableTurns
-from distsummary.format.records import DIALECTS, HPARAMS, MINDSPORE, TENSORBOARD, Event, EventIds
+from distsummary.format.records import (
+    DIALECTS,
+    HPARAMS,
+    MINDSPORE,
+    RANKS_TAG,
+    TENSORBOARD,
+    Event,
+    EventIds,
+    Value,
+)
 from distsummary.rundir.run_text import TAG
 
 MERGED = "merged"  # takes the place of the rank in the names of merged files
@@ -62,6 +75,7 @@ class MergedFiles:
         run_id, attempt: the identity of the events; their sequence numbers count from 1.
         begun: the time in the first record of each file, as in `WriterSpec`.
         formats: the dialects to write. source: a directory of the ranks, see `Files.host`.
+        earlier: notes on how many ranks each step stands; None: nothing does.
         files: the file operations to use; None means the real ones. Tests pass a test double.
     """
 
@@ -74,9 +88,13 @@ class MergedFiles:
         begun: float | None = None,
         formats: tuple[str, ...] = DIALECTS,
         source: Path | None = None,
+        earlier: EarlierMerge | None = None,
         files: Files | None = None,
     ) -> None:
         self.refused: list[Refusal] = []
+        self.last_step, self.last_s = 0, 0.0
+        self.has_graph = False
+        self._earlier = earlier
         self._directory, self._formats, self._source = directory, formats, source or directory
         self._files, self._begun = files or Files(), begun
         self._run_id, self._attempt, self._seq = run_id, attempt, 0
@@ -94,8 +112,36 @@ class MergedFiles:
                 f"{directory} cannot be written: {error.strerror}; fix its permissions"
             ) from error
 
-    def write(self, event: Event) -> None:
-        """Append an event to the files; values that cannot be written are added to `refused`."""
+    def has(self, key: tuple[str, str], step: int) -> bool:
+        """These files are new: they hold nothing from the beginning."""
+        return False
+
+    holds = has
+
+    def put(
+        self,
+        step: int,
+        wall_s: float,
+        values: Sequence[Value],
+        read: Callable[[], Iterable[Value]] | None = None,
+    ) -> bool:
+        """Append the values of a step, and what `read` gives; what cannot be written goes to `refused`.
+
+        Returns whether there were any.
+        """
+        has_values = False
+        more = read() if read is not None else ()
+        for event in step_events(step, wall_s, with_scalars(values, more)):
+            has_values = True
+            self._write(event)
+            self.last_step, self.last_s = max(self.last_step, step), max(self.last_s, wall_s)
+        if self._earlier is not None:
+            for value in values:
+                if value.tag == RANKS_TAG and value.plugin == "scalar":
+                    self._earlier.note(step, int(value.data))
+        return has_values
+
+    def _write(self, event: Event) -> None:
         self._seq += 1
         payloads, refused = encode_event(event, self._ids(self._seq), self._formats, tables=self._tables)
         self.refused += refused

@@ -14,7 +14,7 @@ _SMALL_BYTES = 64
 
 
 def step_events(step: int, wall_time: float, given: Iterable[Value]) -> Iterator[Event]:
-    """The values in one event or, if they exceed EVENT_BUDGET bytes, in several; at least one event."""
+    """The values in one event or, if they exceed EVENT_BUDGET bytes, in several; none without values."""
     values: list[Value] = []
     left = EVENT_BUDGET
     for value in given:
@@ -23,7 +23,8 @@ def step_events(step: int, wall_time: float, given: Iterable[Value]) -> Iterator
             yield Event(step, wall_time, values)
             values, left = [], EVENT_BUDGET - _size(value)
         values.append(value)
-    yield Event(step, wall_time, values)
+    if values:
+        yield Event(step, wall_time, values)
 
 
 def recorded_by(value: Value, step: int, rank: int) -> Value:

@@ -26,14 +26,12 @@ from distsummary.base.failures import error_line
 from distsummary.base.health import Health
 from distsummary.base.processes import Effort, is_alive, own_process
 from distsummary.collect.actor import NODE, reason_of, start_collector
-from distsummary.collect.notifier import Notifier, write_and_notify
 from distsummary.collect.patience import Patience
 from distsummary.errors import StaleAttemptError
 from distsummary.events.segment import has_live_writer
 from distsummary.events.spec import WriterSpec
 from distsummary.events.writer import RankWriter
 from distsummary.format.records import QUEUED, SYNCED, Batch
-from distsummary.rundir.coordination import Listener
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +62,6 @@ class RemoteWriter:
 
     Args:
         spec: where and how to write.
-        listener: is notified of what the collector or this process wrote.
         scope: whose collector it is: "rank", of this process, or "node", of all ranks of the node.
         patience: how long it waits for the collector.
         start: starts the actor of a scope.
@@ -76,13 +73,12 @@ class RemoteWriter:
     def __init__(
         self,
         spec: WriterSpec,
-        listener: Listener | None = None,
         *,
         scope: str = "rank",
         patience: Patience | None = None,
         start: Callable[[str], Any] = start_collector,
     ) -> None:
-        self._spec, self._listener, self._scope, self._start_actor = spec, listener, scope, start
+        self._spec, self._scope, self._start_actor = spec, scope, start
         self._key = uuid.uuid4().hex  # names this writer to the collector
         self.waiting_bytes: Callable[[], int] = lambda: 0
         self._patience = patience or Patience()
@@ -97,7 +93,6 @@ class RemoteWriter:
         # Batches with references to their answers; None: the batch has not been sent to the new session yet.
         self._sent: deque[tuple[Batch, Any]] = deque()
         self._own: RankWriter | None = None  # writes the files if no collector does
-        self._notifier: Notifier | None = None  # used with `_own`
         self._gave_up = ""  # why there is no collector any more
         self._refusal = ""  # why the last write failed
         self._taken = 0  # rises while collectors write; the bytes that earlier writers of this process wrote
@@ -196,7 +191,7 @@ class RemoteWriter:
                 if self._own is None and (self._session is not None or self._health.last_seq):
                     self._health = self._ask("close") or self._health
                 if self._own is not None:
-                    self._close_own(self._own)
+                    self._own.close()
         except OSError as error:  # what was acknowledged is in the files, but may not be durable
             self._failed.fail(f"closing: {error_line(error)}")
         finally:
@@ -292,7 +287,7 @@ class RemoteWriter:
             if self._own is not None:
                 return
             with self._call():
-                asked = self._actor.hello.remote(self._key, self._spec, self._listener, own_process())
+                asked = self._actor.hello.remote(self._key, self._spec, own_process())
             greeting = self._answer(asked)
         except CollectorError as error:
             self._fail(error)
@@ -455,24 +450,15 @@ class RemoteWriter:
         self._past, self._health = _added(self._past, self._health), Health()
         self._count_unanswered(own.last_seq)
         self._own = own
-        if self._listener is not None:
-            self._notifier = Notifier(self._listener, self._spec.role)
 
     def _count_unanswered(self, last_seq: int) -> None:
         """Count the events that the last collector wrote but did not live to acknowledge."""
         for batch, _ in self._sent:
             self._past.events += max(0, min(batch.last_seq, last_seq) - batch.first_seq + 1)
 
-    def _close_own(self, own: RankWriter) -> None:
-        try:
-            own.close()
-        finally:
-            if self._notifier is not None:
-                self._notifier.close()
-
     def _write_own(self, own: RankWriter, batch: Batch) -> None:
         """Write a batch in this process; if the collector has come up, leave the next ones to it."""
-        write_and_notify(own, batch, self._notifier)
+        own.write(batch)
         if self._starting is None or self._patience.is_closing or not self._ray.is_open():
             return
         if self._has_started():
@@ -494,11 +480,11 @@ class RemoteWriter:
                     self._start()
             return
         try:
-            self._close_own(own)
+            own.close()
         except OSError as error:  # as in `close`
             self._failed.fail(f"closing: {error_line(error)}")
         self._taken += own.progress()
-        self._past, self._own, self._notifier = _added(self._past, own.health()), None, None
+        self._past, self._own = _added(self._past, own.health()), None
         self._health, self._process = Health(), {}
 
     def _end_collector(self) -> None:
@@ -529,7 +515,7 @@ class RemoteWriter:
         while self._sent:
             batch, _ = self._sent[0]
             try:
-                write_and_notify(own, batch, self._notifier)
+                own.write(batch)
             except OSError as error:
                 self._refusal = error_line(error)
                 self._drop_if_queued(error)

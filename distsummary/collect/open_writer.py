@@ -15,7 +15,6 @@ from distsummary.events.spec import WriterSpec
 from distsummary.events.writer import RankWriter, Writer
 from distsummary.format.records import Batch
 from distsummary.rundir import topology as topologies
-from distsummary.rundir.coordination import Listener
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +51,6 @@ def chosen_collectors(collectors: str | None, ranks: int) -> str:
 def open_writer(
     spec: WriterSpec,
     collectors: str | None,
-    listener: Listener | None = None,
     on_written: Callable[[Batch], None] | None = None,
     *,
     ranks: int = 1,
@@ -64,7 +62,6 @@ def open_writer(
         one actor for all ranks of the node; "process": this process does. None: the environment variable
         DISTSUMMARY_COLLECTORS has one of these values, or it is "rank", and "node" with MANY ranks or more.
         Without Ray, this process does.
-    listener: receives what has been written; not if this process writes.
     on_written: takes each batch that was written, or passed to the actor; must not raise.
     ranks: how many ranks this node has. is_timed: see AsyncWriter.
 
@@ -88,7 +85,7 @@ def open_writer(
 
     check_writable(Path(spec.directory))
     spec = replace(spec, interval_s=INTERVAL_S)
-    remote = RemoteWriter(spec, listener, scope=place)
+    remote = RemoteWriter(spec, scope=place)
     writer = AsyncWriter(_passing(remote, on_written), spec, is_timed=is_timed)
     remote.waiting_bytes = writer.waiting_bytes
     return writer, remote.path

@@ -11,12 +11,10 @@ from typing import Any, NamedTuple
 from distsummary.base.guard import Guard
 from distsummary.base.health import Health
 from distsummary.base.processes import is_alive, own_process
-from distsummary.collect.notifier import Notifier, write_and_notify
 from distsummary.errors import StaleAttemptError
 from distsummary.events.spec import WriterSpec
 from distsummary.events.writer import RankWriter
 from distsummary.format.records import Batch
-from distsummary.rundir.coordination import Listener
 
 LOOK_S = 1.0  # how often an actor looks whether its ranks live
 LINGER_S = 3.0  # how long an actor waits for its first or next rank
@@ -35,13 +33,10 @@ class RankCollector:
 
     A session ends at a restart or a failed write. A batch that names an ended session is refused, so that
     batches stay in order. An acknowledged batch is in the files: it survives the death of any process.
-
-    `listener` receives reports of what is in the files, and is not waited for; None: there is no listener.
     """
 
-    def __init__(self, spec: WriterSpec, listener: Listener | None = None) -> None:
+    def __init__(self, spec: WriterSpec) -> None:
         self._spec = spec
-        self._notifier = None if listener is None else Notifier(listener, spec.role)
         self._writer: RankWriter | None = None
         self.session = ""
 
@@ -68,7 +63,7 @@ class RankCollector:
             )
         writer = self._opened()
         try:
-            write_and_notify(writer, batch, self._notifier)
+            writer.write(batch)
         except OSError:
             self.session = uuid.uuid4().hex  # batches sent after this one must not be written before it
             raise
@@ -85,8 +80,6 @@ class RankCollector:
     def close(self) -> Health:
         """Make the files durable and close them."""
         self._opened().close()
-        if self._notifier is not None:
-            self._notifier.close()
         return self._opened().health()
 
 
@@ -133,14 +126,12 @@ class Collectors:
             self._owners[key] = owner
         return own_process()
 
-    def hello(
-        self, key: str, spec: WriterSpec, listener: Listener | None, owner: Mapping[str, Any]
-    ) -> Greeting:
+    def hello(self, key: str, spec: WriterSpec, owner: Mapping[str, Any]) -> Greeting:
         """Open the files of a writer of the process `owner`, or its next session; see `RankCollector`."""
         self.look()  # an earlier process of the rank must not keep its files open
         with self._changing:
             if key not in self._ranks:
-                self._ranks[key], self._owners[key] = RankCollector(spec, listener), owner
+                self._ranks[key], self._owners[key] = RankCollector(spec), owner
         return self._ranks[key].hello()
 
     def leave(self, key: str) -> None:

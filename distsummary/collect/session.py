@@ -151,10 +151,9 @@ class Session:
             role=topology.role,
             rank=topology.rank,
         )
-        listener = None if self._is_past else self._coordinator.listener()
         on_written = None if self._is_past else self._coordinator.on_written
         ranks = topology.local_world_size
-        self._writer, _ = open_writer(spec, collectors, listener, on_written, ranks=ranks, is_timed=True)
+        self._writer, _ = open_writer(spec, collectors, on_written, ranks=ranks, is_timed=True)
         self._packers: dict[tuple[str, ...], tuple[tuple[str, ...], Callable[..., bytes]]] = {}
         self._files = Background(failures.health, raise_exception=spec.raise_exception)
         # a second thread: git and the coordinator may be slow, and checkpoints must not wait for them

@@ -144,11 +144,6 @@ class EventFiles:
             self._group.wrote(nbytes)
         return Appended(nbytes, refused_from)
 
-    def written_to(self) -> tuple[str, int]:
-        """Name and length (bytes) of the open file, of MindSpore's if there are two; ("", 0) if none is."""
-        segment = self._segments.get(MINDSPORE) or self._segments.get(TENSORBOARD)
-        return (segment.path.name, segment.length) if segment else ("", 0)
-
     def _missing(self, dialect: str, framed: Sequence[Framed]) -> Sequence[Framed]:
         """The frames that the files of a dialect do not hold yet."""
         last = self.last_seq[dialect]

@@ -88,13 +88,16 @@ class RankStream:
         A file that cannot be read counts. Raises FileNotFoundError if there is no directory.
         """
         found = [path for path in segments(self.directory, MINDSPORE) if self._belongs(path)]
+        if self._owner is not None and (own := [path for path in found if self._is_own(path)]):
+            return own
         others = [path for path in segments(self.directory, TENSORBOARD) if self._belongs(path)]
         if others:
             owners = {owner for owner in map(self._owner_of, found) if owner is not None}
-            found += [path for path in others if not owners or self._is_other(path, owners)]
-        if self._owner is None:
-            return found
-        return [path for path in found if self._owner_of(path) in (self._owner, _UNREADABLE)]
+            others = [path for path in others if not owners or self._is_other(path, owners)]
+        return [*found, *others] if self._owner is None else [path for path in others if self._is_own(path)]
+
+    def _is_own(self, path: Path) -> bool:
+        return self._owner_of(path) in (self._owner, _UNREADABLE)
 
     def _owner_of(self, path: Path) -> Owner | None:
         if path not in self._owners:

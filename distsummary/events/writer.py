@@ -140,10 +140,6 @@ class RankWriter:
         """The newest file of a dialect (see `EventFiles.paths`); may be called from any thread."""
         return self._event_files.paths[dialect]
 
-    def written_to(self) -> tuple[str, int]:
-        """Name and length (bytes) of the file that was written last, of MindSpore's dialect if it has one."""
-        return self._event_files.written_to()
-
     def start(self) -> int:
         """Return the highest seq in the files; the constructor has already prepared the writer."""
         return self.last_seq
@@ -212,7 +208,8 @@ class RankWriter:
             if isinstance(item, Event):
                 for value in item.values:
                     if value.plugin == NORMS:
-                        item = item._replace(values=with_scalars(item.values, self._scalars_of(place, value)))
+                        more = self._scalars_of(place, value)
+                        item = item._replace(values=[*with_scalars(item.values, more)])
                         break
             events.append(item)
         return events

@@ -5,7 +5,7 @@ writer of a run of one rank, a merge that follows a training and a merge of its 
 themselves, of every parameter, are in the event files; see `format/norms.py`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,10 +103,11 @@ class NormScalars:
                 self._shown[name] = HOLD
 
 
-def with_scalars(values: Sequence[Value], more: Iterable[Value]) -> list[Value]:
+def with_scalars(values: Sequence[Value], more: Iterable[Value]) -> Iterator[Value]:
     """The values of a step and more, without scalars of norms whose names the values have already."""
+    yield from values
     taken = {value.tag for value in values if value.plugin == "scalar"}
-    return [*values, *(value for value in more if value.plugin != "scalar" or value.tag not in taken)]
+    yield from (value for value in more if value.plugin != "scalar" or value.tag not in taken)
 
 
 class _Past:

@@ -54,16 +54,6 @@ logger = logging.getLogger(__name__)
 CLAIMS = 3  # a rank that another process takes at the same moment chooses its attempt again
 
 
-class Listener(Protocol):
-    """Receives, while the ranks train, what a collector has written; can be pickled."""
-
-    def report(self, digest: Any) -> None:
-        """Receive a `Digest`. Never waits and never raises: what is not received is in the files."""
-
-    def settle(self, timeout_s: float) -> None:
-        """Wait until what was reported has arrived, at most `timeout_s` seconds; never raises."""
-
-
 class Coordinator(Protocol):
     """How a rank joins and leaves its run: a LocalCoordinator or a client of the aggregator actor."""
 
@@ -81,9 +71,6 @@ class Coordinator(Protocol):
 
     def evaluated(self, topology: Topology, attempt: int) -> None:
         """Report that an evaluation was added to the files of a training's attempt, without a new attempt."""
-
-    def listener(self) -> Listener | None:
-        """The receiver of what collectors have written; None: there is none, the files are read instead."""
 
     @property
     def on_written(self) -> Callable[[Any], None] | None:
@@ -216,9 +203,6 @@ class LocalCoordinator:
                 "the evaluation is not in the merged run yet; after the evaluation: distsummary merge %s",
                 shlex.quote(str(self.run_dir.base)),
             )
-
-    def listener(self) -> None:
-        """No one listens."""
 
     on_written = None  # the aggregator, if there is one, reads the files
 

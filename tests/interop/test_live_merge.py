@@ -19,8 +19,7 @@ def train(ranks: Ranks, live, steps, **values: float) -> None:
     """Both ranks record these steps, of which all but the newest one are then merged."""
     for rank in (0, 1):
         events = [tagged(step, {"loss": step + rank, **values}) for step in steps]
-        live.add(ranks.write(rank, events))
-    live.poll()
+        ranks.write(rank, events)
     live.advance({0, 1}, float(steps[-1]))
 
 
@@ -45,7 +44,6 @@ def test_both_readers_see_what_was_appended_since_they_began(tmp_path: Path) -> 
             if newest == 5:  # the aggregator dies, and the next one continues in files of its own
                 live.abandon()
                 live = ranks.live()
-                live.poll()
             train(ranks, live, [newest])
             expected.append((newest - 1, newest - 0.5))
             multiplexer.Reload()

@@ -8,7 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from distsummary.aggregate import parts
 from distsummary.aggregate import rank_directories as rank_files
+from distsummary.aggregate.parts import by_event, values_at
 from distsummary.aggregate.rank_directories import RankDirectories
 from distsummary.events.spec import WriterSpec
 from distsummary.events.writer import RankWriter
@@ -83,7 +85,7 @@ def test_windows_of_any_size_hold_what_a_plain_loop_finds(recorded, chunk, windo
     with tempfile.TemporaryDirectory() as name:
         directories, reported = written(Path(name), recorded)
         sizes = {"_MIN_CHUNK": 1, "_MAX_CHUNK": chunk, "_FEW": 1, "WINDOW": window, "_KEPT_BYTES": kept}
-        with mock.patch.multiple(rank_files, **sizes):
+        with mock.patch.multiple(rank_files, **sizes), mock.patch.object(parts, "WINDOW", window):
             ranks = RankDirectories(directories)
             found = {}
             for part in ranks.windows():
@@ -94,7 +96,12 @@ def test_windows_of_any_size_hold_what_a_plain_loop_finds(recorded, chunk, windo
                     by_rank = {
                         (scalars.tags[scalars.which[i]], int(scalars.ranks[i])): scalars.values[i] for i in at
                     }
-                    texts = {b.tag: v.data for b, v in ranks.values([b for b in part.bulk if b.step == step])}
+                    places = [place for place in part.bulk if place.step == step]
+                    texts = {
+                        place.tag: value.data
+                        for group in by_event(places)
+                        for place, value in zip(group, values_at(group), strict=True)
+                    }
                     found[step] = time, by_rank, texts
     assert (found, ranks.superseded, ranks.last_steps) == by_loop(reported)
     assert ranks.damage == []

@@ -16,7 +16,6 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from distsummary import SummaryRecord
-from distsummary.aggregate.actor_listener import DigestListener
 from distsummary.base.actor_calls import RayConnection
 from distsummary.collect.actor_writer import RemoteWriter
 from distsummary.collect.patience import Patience
@@ -30,7 +29,6 @@ from distsummary.format.records import DIALECTS, NORMS, Batch, Event, Value
 from distsummary.format.wire import read_identity
 from tests.conftest import ROOT
 from tests.patience import PATIENCE_S
-from tests.ray.receiver import GROUP, NAME, NAMESPACE, start_receiver
 from tests.unit.format import samples
 
 RUN_ID = "00000000000000ab"
@@ -369,10 +367,8 @@ def test_no_other_process_is_killed_that_has_the_pid_now(tmp_path):
 def test_what_a_starting_collector_would_keep_too_long_the_rank_writes_until_it_is_up(tmp_path, monkeypatch):
     monkeypatch.setattr("distsummary.collect.actor_writer.KEPT_BYTES", 1000)
     starting = threading.Event()
-    receiver = start_receiver()
     spec = WriterSpec(directory=str(tmp_path), run_id=RUN_ID, interval_s=0.01)
-    listener = DigestListener(NAME, NAMESPACE, GROUP)
-    remote = held_back(starting)(spec, listener, patience=patient())
+    remote = held_back(starting)(spec, patience=patient())
     writer = AsyncWriter(remote, spec)
     remote.waiting_bytes = writer.waiting_bytes
     written = 0
@@ -394,9 +390,6 @@ def test_what_a_starting_collector_would_keep_too_long_the_rank_writes_until_it_
     assert writer.health().events == written
     assert not writer.health().errors
     assert (own_files(tmp_path), len(segments(tmp_path, "tensorboard"))) == (1, 2)
-    digests = ray.get(receiver.last_seen.remote())
-    assert sum(scalars.size for digest in digests for scalars in digest.scalars) == written
-    ray.kill(receiver)
 
 
 @pytest.mark.parametrize("how", ["flush", "close"])

@@ -11,7 +11,6 @@ from distsummary.aggregate.merged_files import is_merged
 from distsummary.events.reader import read_directory
 from distsummary.events.spec import WriterSpec
 from distsummary.events.writer import RankWriter
-from distsummary.format.digest import digest_of
 from distsummary.format.records import (
     MINDSPORE,
     TENSORBOARD_PLUGINS,
@@ -28,12 +27,13 @@ from distsummary.rundir.run_dir import RunDir
 class UnhurriedMerge(LiveMerge):
     """One that reads all there is, however long a busy machine takes for it."""
 
-    def poll(self, budget_s: float = math.inf) -> None:
-        super().poll(budget_s)
+    def advance(self, living, now):
+        self.poll(math.inf)
+        return super().advance(living, now)
 
 
 class Ranks:
-    """The ranks of one attempt, on one axis, which write real files; each `write` returns its digest."""
+    """The ranks of one attempt, on one axis, which write real files."""
 
     def __init__(self, path: Path, world_size: int, attempt: int = 0, axis: str = "", **options) -> None:
         self.run_dir = RunDir(path).create()
@@ -51,7 +51,7 @@ class Ranks:
         ids = {"run_id": self.run_id, "attempt": self.attempt, "rank": rank}
         return RankWriter(WriterSpec(directory=directory, **ids, **self.options))
 
-    def write(self, rank, events, *, is_placed=True):
+    def write(self, rank, events):
         writer = self.writers[rank]
         items = [Scalars(*row) if (row := row_of(event)) else event for event in events]
         batch = Batch(
@@ -62,9 +62,6 @@ class Ranks:
             events=items,
         )
         writer.write(batch)
-        path = writer.path(writer.spec.formats[0])
-        place = (path.name, path.stat().st_size) if is_placed and path.exists() else ()
-        return digest_of(batch, "train", *place)
 
     def live(self, **options):
         live = UnhurriedMerge(

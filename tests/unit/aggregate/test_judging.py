@@ -46,9 +46,7 @@ def phases(step, rank):
 def write(ranks, live=None):
     for step in range(1, STEPS + 1):
         for rank in range(4):
-            digest = ranks.write(rank, [phases(step, rank)])
-            if live is not None:
-                live.add(digest)
+            ranks.write(rank, [phases(step, rank)])
         if live is not None and step % 7 == 0:
             live.advance({0, 1, 2, 3}, float(step))
 
@@ -60,7 +58,6 @@ def shown(ranks, dialect=MINDSPORE):
 
 def test_the_slow_and_the_sick_rank_are_reported_live_and_a_merge_of_the_files_says_the_same(four, capsys):
     live = four.live()
-    live.poll()
     write(four, live)
     live.close()
     alerts = read_alerts(four.run_dir)
@@ -117,12 +114,11 @@ def test_why_names_them_in_words_and_as_json_and_exits_with_1(four, capsys):
 
 def test_at_how_many_steps_processors_were_too_busy_is_logged_once_and_counted_by_why(four, capsys, caplog):
     live = four.live()
-    live.poll()
     for step in range(1, 61):
         for rank in range(4):
             event = phases(step, rank)
             queued = scalar(step, **{"perf/phase/forward/queue_ms": 0.0 if step <= 20 else 500.0})
-            live.add(four.write(rank, [event, queued]))
+            four.write(rank, [event, queued])
         live.advance({0, 1, 2, 3}, float(step))
     live.close()
     assert caplog.text.count("wait for processors more than ten times as long as they work") == 1
@@ -208,7 +204,6 @@ def test_an_alert_after_half_a_line_of_a_process_that_died_has_a_line_of_its_own
 def test_alerts_that_cannot_be_read_or_written_delay_no_merge_and_are_written_later(four, capsys, caplog):
     four.run_dir.alerts_path.mkdir()
     live = four.live()
-    live.poll()
     write(four, live)
     assert len(capsys.readouterr().err.splitlines()) == 2
     assert [one for one in caplog.messages if "alerts.jsonl" in one] == [
@@ -223,14 +218,13 @@ def test_alerts_that_cannot_be_read_or_written_delay_no_merge_and_are_written_la
 def test_what_ranks_report_late_moves_the_begin_of_an_episode_and_reports_it_no_second_time(four, capsys):
     """The values of rank 2 at the first slow steps come when these have been judged without them."""
     live = four.live()
-    live.poll()
     late = []
     for step in range(1, STEPS + 1):
         for rank in (0, 1, 3):
-            live.add(four.write(rank, [phases(step, rank)]))
+            four.write(rank, [phases(step, rank)])
         late.append(phases(step, 2))
         if not 40 <= step < 48:
-            live.add(four.write(2, late))
+            four.write(2, late)
             late = []
         for second in (0, 50):  # a step is written so long after its first report
             live.advance({0, 1, 2, 3}, 100.0 * step + second)
@@ -262,11 +256,10 @@ def test_the_last_merge_reports_the_end_of_an_episode_that_began_otherwise_while
 
 def test_a_hang_is_shown_at_its_step_which_no_rank_ends_and_a_merge_of_the_files_shows_it_too(four):
     live = four.live()
-    live.poll()
     for step in (1, 2, 3, 4, 5):
         for rank in range(4):
             if rank < 3 or step < 3:  # the reports of rank 3 are late: the merged run is behind
-                live.add(four.write(rank, [scalar(step, loss=1.0)]))
+                four.write(rank, [scalar(step, loss=1.0)])
     live.advance({0, 1, 2, 3}, 1.0)
     hang = Verdict(rank=2, cause="hang", since_step=6, until_step=None, evidence="waits", reported_step=6)
     Alerts(four.run_dir).report(0, hang)
@@ -279,7 +272,6 @@ def test_a_hang_is_shown_at_its_step_which_no_rank_ends_and_a_merge_of_the_files
     assert (shown(four), shown(four, TENSORBOARD)) == (said, said)
     live.abandon()
     live = four.live()  # the next aggregator
-    live.poll()
     live.show([hang])
     live.close()
     assert (shown(four), shown(four, TENSORBOARD)) == (said, said)
@@ -312,10 +304,9 @@ def test_a_hang_at_a_step_that_a_later_attempt_repeats_is_not_shown(tmp_path):
 def test_a_verdict_about_a_step_that_has_been_merged_is_shown_there(four):
     """Settings are compared when all ranks have reported theirs, from the first step on."""
     live = four.live()
-    live.poll()
     for step in range(1, 31):
         for rank in range(4):
-            live.add(four.write(rank, [scalar(step, loss=1.0)]))
+            four.write(rank, [scalar(step, loss=1.0)])
         live.advance({0, 1, 2, 3}, float(step))
         if step == 10:
             for rank in range(4):
@@ -350,11 +341,10 @@ def test_why_reports_what_alerts_say_of_earlier_attempts_whose_steps_were_repeat
     for attempt in (0, 1):
         ranks = Ranks(tmp_path / "run", 4, attempt)
         live = ranks.live()
-        live.poll()
         for step in range(1, 81):
             for rank in range(4):
                 event = scalar(step, loss=math.nan if (attempt, step, rank) == (0, 50, 3) else 1.0)
-                live.add(ranks.write(rank, [phases(step, rank) if attempt else event]))
+                ranks.write(rank, [phases(step, rank) if attempt else event])
         live.close()
         ranks.close()
     merge_run(ranks.run_dir)

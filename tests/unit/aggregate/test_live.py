@@ -1,6 +1,7 @@
 """The merged run of ranks that still train, compared with the merge of their files."""
 
 import errno
+import math
 import random
 import shutil
 import threading
@@ -10,10 +11,11 @@ import pytest
 
 from distsummary.aggregate import receiver
 from distsummary.aggregate.charts import LAYOUT_TAG
+from distsummary.aggregate.live import LiveMerge
 from distsummary.aggregate.merged_files import is_merged
-from distsummary.aggregate.rank_tail import RankTail
 from distsummary.errors import RunDirError
 from distsummary.events.files import Files
+from distsummary.events.rank_stream import RankStream
 from distsummary.events.reader import read_directory
 from distsummary.events.spec import WriterSpec
 from distsummary.events.writer import RankWriter
@@ -47,11 +49,10 @@ def two(tmp_path):
 
 def test_a_step_is_written_when_every_living_rank_has_reported_a_later_one(two):
     live = two.live()
-    live.poll()
     for step in (1, 2, 3):
-        live.add(two.write(0, [scalar(step, loss=float(step))]))
+        two.write(0, [scalar(step, loss=float(step))])
     assert live.advance({0, 1}, 0.0) == 0
-    live.add(two.write(1, [scalar(1, loss=3.0), scalar(2, loss=4.0)]))
+    two.write(1, [scalar(1, loss=3.0), scalar(2, loss=4.0)])
     assert live.advance({0, 1}, 0.5) == 1
     assert points(two, "loss") == [(1, 2.0)]
     assert points(two, "perf/ranks") == [(1, 2.0)]
@@ -62,16 +63,15 @@ def test_a_step_is_written_when_every_living_rank_has_reported_a_later_one(two):
 
 def test_the_newest_step_is_written_when_its_ranks_have_reported_nothing_more_for_two_seconds(two):
     live = two.live()
-    live.poll()
-    live.add(two.write(0, [scalar(1, loss=1.0)]))
+    two.write(0, [scalar(1, loss=1.0)])
     live.advance({0, 1}, 0.0)
-    live.add(two.write(1, [scalar(1, loss=2.0)]))
+    two.write(1, [scalar(1, loss=2.0)])
     assert [live.advance({0, 1}, now) for now in (1.0, 2.5, 3.0)] == [0, 0, 1]
     assert points(two, "loss") == [(1, 1.5)]
-    live.add(two.write(0, [scalar(1, loss=9.0, acc=0.5)]))  # acc can still be written, the loss cannot
-    live.add(two.write(1, [scalar(2, loss=2.0)]))
+    two.write(0, [scalar(1, loss=9.0, acc=0.5)])  # acc can still be written, the loss cannot
+    two.write(1, [scalar(2, loss=2.0)])
     assert live.advance({0, 1}, 4.0) == 0
-    live.add(two.write(0, [scalar(2, loss=2.0)]))
+    two.write(0, [scalar(2, loss=2.0)])
     assert live.advance({0, 1}, 4.5) == 0  # step 2 is not complete, but no one will report step 1 again
     assert points(two, "loss") == [(1, 1.5)]
     assert points(two, "acc") == [(1, 0.5)]
@@ -81,13 +81,12 @@ def test_the_newest_step_is_written_when_its_ranks_have_reported_nothing_more_fo
 
 def test_a_step_waits_thirty_seconds_for_a_rank_that_hangs(two):
     live = two.live()
-    live.poll()
-    live.add(two.write(0, [scalar(1, loss=1.0), scalar(2, loss=1.0)]))
-    live.add(two.write(1, [scalar(1, loss=1.0)]))
+    two.write(0, [scalar(1, loss=1.0), scalar(2, loss=1.0)])
+    two.write(1, [scalar(1, loss=1.0)])
     assert live.advance({0, 1}, 100.0) == 0
-    live.add(two.write(0, [scalar(3, loss=1.0)]))
+    two.write(0, [scalar(3, loss=1.0)])
     assert [live.advance({0, 1}, now) for now in (101.0, 102.5, 129.9, 130.1, 132.0)] == [0, 1, 0, 1, 1]
-    live.add(two.write(1, [scalar(2, loss=2.0), scalar(4, loss=2.0)]))
+    two.write(1, [scalar(2, loss=2.0), scalar(4, loss=2.0)])
     report = live.close()
     assert points(two, "perf/ranks") == [(1, 2.0), (2, 1.0), (3, 1.0), (4, 1.0)]
     assert (report.steps, report.short, report.late) == (4, 2, 1)
@@ -96,46 +95,39 @@ def test_a_step_waits_thirty_seconds_for_a_rank_that_hangs(two):
 def test_ranks_that_have_not_joined_are_awaited_for_thirty_seconds_after_the_first_step(tmp_path):
     ranks = Ranks(tmp_path, 3)
     live = ranks.live()
-    live.poll()
     for step in (1, 2):
-        live.add(ranks.write(0, [scalar(step, loss=1.0)]))
-        live.add(ranks.write(1, [scalar(step, loss=1.0)]))
+        ranks.write(0, [scalar(step, loss=1.0)])
+        ranks.write(1, [scalar(step, loss=1.0)])
     assert [live.advance({0, 1}, now) for now in (0.0, 10.0, 29.0, 30.0)] == [0, 0, 0, 2]
-    live.add(ranks.write(0, [scalar(3, loss=1.0), scalar(4, loss=1.0)]))
-    live.add(ranks.write(1, [scalar(3, loss=1.0), scalar(4, loss=1.0)]))
+    ranks.write(0, [scalar(3, loss=1.0), scalar(4, loss=1.0)])
+    ranks.write(1, [scalar(3, loss=1.0), scalar(4, loss=1.0)])
     assert live.advance({0, 1}, 31.0) == 1
     ranks.close()
 
 
 def test_a_rank_that_has_died_is_not_awaited_once_its_files_have_been_read(two):
     live = two.live()
-    live.poll()
-    live.add(two.write(0, [scalar(step, loss=1.0) for step in (1, 2, 3, 4)]))
-    live.add(two.write(1, [scalar(1, loss=3.0)]))
-    two.write(1, [scalar(2, loss=3.0)])  # it died before its digest was sent
+    two.write(0, [scalar(step, loss=1.0) for step in (1, 2, 3, 4)])
+    two.write(1, [scalar(1, loss=3.0)])
     assert live.advance({0, 1}, 0.0) == 0
-    assert live.advance({0}, 0.5) == 0
-    live.poll()
+    two.write(1, [scalar(2, loss=3.0)])
+    assert LiveMerge.advance(live, {0}, 0.5) == 0
     assert live.advance({0}, 1.0) == 3
     assert points(two, "loss") == [(1, 2.0), (2, 2.0), (3, 1.0)]
     live.close()
 
 
-def test_ranks_without_digests_are_read_from_files_that_may_come_late(tmp_path):
+def test_the_files_of_ranks_may_come_late(tmp_path):
     ranks = Ranks(tmp_path, 2)
     for writer in ranks.writers:
         shutil.rmtree(writer.directory)
     live = ranks.live()
-    live.poll()
     for writer in ranks.writers:
         writer.directory.mkdir()
     ranks.write(0, [scalar(1, loss=1.0), scalar(2, loss=1.0)])
-    live.poll()
     assert live.advance({0, 1}, 0.0) == 0
     ranks.write(1, [scalar(1, loss=2.0), scalar(2, loss=1.0)])
-    live.poll()
     assert live.advance({0, 1}, 0.5) == 1
-    live.poll()
     assert live.advance({0, 1}, 2.5) == 1
     assert points(ranks, "loss") == [(1, 1.5), (2, 1.0)]
     ranks.close()
@@ -144,13 +136,13 @@ def test_ranks_without_digests_are_read_from_files_that_may_come_late(tmp_path):
 def test_a_slow_disk_is_read_by_several_threads(tmp_path, monkeypatch):
     ranks = Ranks(tmp_path, 6)
     used = set()
-    read = RankTail.read
+    read = RankStream.read
 
     def noted_read(self, limit):
         used.add(threading.get_ident())
-        return read(self, limit)
+        yield from read(self, limit)
 
-    monkeypatch.setattr(RankTail, "read", noted_read)
+    monkeypatch.setattr(RankStream, "read", noted_read)
     monkeypatch.setattr(receiver, "SLOW_S", -1.0)  # any disk is slow
     live = ranks.live()
     for step in range(1, 6):
@@ -165,50 +157,28 @@ def test_a_slow_disk_is_read_by_several_threads(tmp_path, monkeypatch):
     ranks.close()
 
 
-def test_a_lost_digest_is_made_up_for_by_the_files(two):
-    live = two.live()
-    live.poll()
-    live.add(two.write(0, [scalar(1, loss=1.0), scalar(2, loss=1.0)]))
-    live.add(two.write(1, [scalar(1, loss=3.0)]))
-    two.write(1, [scalar(2, loss=3.0)])
-    live.add(two.write(1, [scalar(3, loss=3.0)]))
-    live.add(two.write(0, [scalar(3, loss=1.0)]))
-    assert live.advance({0, 1}, 0.0) == 0
-    live.poll()
-    assert live.advance({0, 1}, 0.5) == 2
-    two.write(0, [scalar(4, loss=1.0)])  # nothing comes after it that would show the gap
-    live.advance({0, 1}, 1.0)
-    live.poll()
-    assert live.advance({0, 1}, 5.0) == 1
-    live.poll()
-    live.advance({0, 1}, 5.5)
-    assert points(two, "loss") == [(1, 2.0), (2, 2.0), (3, 2.0)]
-    live.close()
-    assert points(two, "loss")[3:] == [(4, 1.0)]
-
-
 def test_samples_of_the_system_wait_until_no_rank_can_sample_at_their_step(two):
     tag = "system/process/memory_gib"
     live = two.live()
-    live.poll()
     for rank in (0, 1):
-        live.add(two.write(rank, [scalar(1, loss=1.0), tagged(1, {tag: 1.0})]))
+        two.write(rank, [scalar(1, loss=1.0), tagged(1, {tag: 1.0})])
     live.advance({0, 1}, 0.0)
     assert live.advance({0, 1}, 2.0) == 1
     assert points(two, "loss") == [(1, 1.0)]
     assert points(two, tag) == []
     for rank in (0, 1):
-        live.add(two.write(rank, [tagged(1, {tag: 2.0 + rank}), scalar(2, loss=1.0)]))
+        two.write(rank, [tagged(1, {tag: 2.0 + rank})])
+    live.poll()
+    for rank in (0, 1):
+        two.write(rank, [scalar(2, loss=1.0)])
     live.advance({0, 1}, 40.0)
     assert points(two, tag) == [(1, 2.5)]
     assert points(two, f"{tag}/max") == [(1, 3.0)]
     assert live.close().is_exact
 
 
-@pytest.mark.parametrize("sends", [True, False])
-def test_bulk_values_come_from_the_lowest_rank_that_has_them(sends, two):
+def test_bulk_values_come_from_the_lowest_rank_that_has_them(two):
     live = two.live()
-    live.poll()
     graph = anf_ir_pb2.GraphProto(name="net").SerializeToString()
     both = [
         [
@@ -229,14 +199,10 @@ def test_bulk_values_come_from_the_lowest_rank_that_has_them(sends, two):
         ],
     ]
     for rank in (1, 0):
-        digest = two.write(rank, both[rank])
-        if sends:
-            live.add(digest)
-    live.poll()
+        two.write(rank, both[rank])
     live.advance({0, 1}, 0.0)
     assert points(two, "first", "text") == [(1, "of 0 again")]
     live.advance({0}, 0.0)
-    live.poll()
     live.advance({0}, 2.0)
     assert points(two, "first", "text") == [(1, "of 0 again"), (2, "of 1")]
     assert points(two, "only", "text") == [(1, "of 1")]
@@ -266,10 +232,9 @@ class FullDisk(Files):
 def test_a_full_disk_delays_the_merged_run_and_nothing_is_missing_or_there_twice(left, two, caplog):
     disk = FullDisk(left)
     live = two.live(files=disk)
-    live.poll()
     for step in range(1, 9):
         for rank in (0, 1):
-            live.add(two.write(rank, [scalar(step, loss=float(rank))]))
+            two.write(rank, [scalar(step, loss=float(rank))])
         live.advance({0, 1}, float(step))
     assert "the merged run cannot be written now" in caplog.text
     with pytest.raises(OSError, match="no space"):
@@ -287,9 +252,8 @@ class NearlyFullDisk(Files):
 
 def test_bulk_values_that_a_nearly_full_disk_has_no_room_for_are_left_to_a_later_merge(two):
     live = two.live(files=NearlyFullDisk())
-    live.poll()
     for rank in (0, 1):
-        live.add(two.write(rank, [scalar(1, loss=1.0), Event(1, 101.0, [Value("text", "note", "x")])]))
+        two.write(rank, [scalar(1, loss=1.0), Event(1, 101.0, [Value("text", "note", "x")])])
     report = live.close()
     assert points(two, "loss") == [(1, 1.0)]
     assert points(two, "note", "text") == []
@@ -299,9 +263,8 @@ def test_bulk_values_that_a_nearly_full_disk_has_no_room_for_are_left_to_a_later
 def test_a_statistic_whose_name_would_be_too_long_is_left_out(two, caplog):
     tag = "x" * (MAX_TAG_BYTES - 5)  # there is room for /min, but not for /median
     live = two.live(key_tags=[tag])
-    live.poll()
     for rank in (0, 1):
-        live.add(two.write(rank, [tagged(1, {tag: 1.0 + rank})]))
+        two.write(rank, [tagged(1, {tag: 1.0 + rank})])
     assert live.close().is_exact
     names = {name.replace(tag, "tag") for _, name in series(two.run_dir.base)}
     assert names == {"tag", "tag/min", "tag/max", "perf/ranks"}
@@ -355,12 +318,9 @@ def test_an_aggregator_that_is_killed_at_any_byte_is_followed_by_one_that_contin
         for rank in (0, 1):
             note = [Value("text", "note", f"{rank} at {step}")] if step % 3 == 0 else []
             event = scalar(step, loss=float(rank), only=1.0 * step)
-            digest = two.write(rank, [event._replace(values=[*event.values, *note])])
-            if live is not None:
-                live.add(digest)
+            two.write(rank, [event._replace(values=[*event.values, *note])])
         try:
             live = live or two.live(files=dying)
-            live.poll()
             live.advance({0, 1}, float(step))
         except Killed:
             deaths += 1
@@ -379,18 +339,15 @@ def test_an_aggregator_that_is_killed_at_any_byte_is_followed_by_one_that_contin
 
 def test_the_charts_are_written_again_when_a_statistic_is_new(two):
     live = two.live()
-    live.poll()
     for step, grown in ((1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0)):
-        live.add(two.write(0, [scalar(step, loss=1.0, grown=1.0)]))
-        live.add(two.write(1, [scalar(step, loss=1.0, grown=grown)]))
+        two.write(0, [scalar(step, loss=1.0, grown=1.0)])
+        two.write(1, [scalar(step, loss=1.0, grown=grown)])
         live.advance({0, 1}, float(step))
     live.close()
     layouts = points_of_layouts(two)
     assert [step for step, _ in layouts] == [1, 3]
     assert ["grown" in str(layout) for _, layout in layouts] == [False, True]
-    again = two.live()
-    again.poll()
-    again.close()
+    two.live().close()
     assert points_of_layouts(two) == layouts
 
 
@@ -401,16 +358,14 @@ def points_of_layouts(ranks):
 
 def test_a_later_attempt_is_written_to_files_of_its_own(two):
     live = two.live()
-    live.poll()
     for rank in (0, 1):
-        live.add(two.write(rank, [scalar(step, loss=1.0) for step in (1, 2, 3)]))
+        two.write(rank, [scalar(step, loss=1.0) for step in (1, 2, 3)])
     live.close()
     two.close()
     second = Ranks(two.run_dir.base, 2, attempt=1)
     live = second.live()
-    live.poll()
     for rank in (0, 1):
-        live.add(second.write(rank, [scalar(step, loss=5.0) for step in (2, 3, 4)]))
+        second.write(rank, [scalar(step, loss=5.0) for step in (2, 3, 4)])
     live.advance({0, 1}, 0.0)
     assert series(two.run_dir.base, attempt=1)["scalar", "loss"] == [(2, "5.0"), (3, "5.0")]
     report = live.close()
@@ -466,57 +421,56 @@ def events_of_rank(rng, rank, world_size, steps):
     return events
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_ranks_of_unequal_pace_lost_digests_and_restarts_give_what_a_merge_of_the_files_gives(seed, tmp_path):
+def follow_at_random(seed, path):
+    """Ranks of unequal pace that are merged while they write, and afterwards, give the same; some die."""
     rng = random.Random(seed)
-    ranks = Ranks(tmp_path / "run", rng.randint(1, 4) + 1)
-    sends = rng.random() < 0.7
-    is_placed = rng.random() < 0.8
+    ranks = Ranks(path / "run", rng.randint(1, 4) + 1)
     left = {}
     for rank in range(ranks.world_size):
         steps = range(1, rng.choice([6, 20, 20, 20]))  # some ranks die
         left[rank] = events_of_rank(rng, rank, ranks.world_size, steps)
-    late, now, live = [], 0.0, ranks.live()
-    live.poll()
-    restarts = 0
+    now, live, restarts = 0.0, ranks.live(), 0
+    hurries, most = rng.random() < 0.3, rng.choice([6, 30])
     while left:
         rank = rng.choice(list(left))
-        count = rng.randint(1, 6)
-        digest = ranks.write(rank, left[rank][:count], is_placed=is_placed)
+        count = rng.randint(1, most)
+        ranks.write(rank, left[rank][:count])
         del left[rank][:count]
         if not left[rank]:
             del left[rank]
-        if sends:
-            fate = rng.random()
-            if fate < 0.1:
-                late.append(digest)
-            elif fate > 0.2:  # the others are lost
-                for _ in range(rng.choice([1, 1, 2])):
-                    live.add(digest)
-        if late and rng.random() < 0.1:
-            live.add(late.pop(0))
-        now += rng.random() * 0.2
+        now += rng.random() * rng.choice([0.2, 0.2, 2.0])
         if rng.random() < 0.5:
-            live.poll()
+            live.poll(0.0 if hurries else math.inf)
         if rng.random() < 0.7:
-            live.advance(left.keys(), now)
+            LiveMerge.advance(live, left.keys(), now)
         if rng.random() < 0.05:
             restarts += 1
             live = ranks.live()
     report = live.close()
     ranks.close()
-    offline = ranks.offline(tmp_path / "offline")
-    base = ranks.run_dir.base
+    offline = ranks.offline(path / "offline")
     for dialect in DIALECTS:
-        found = series(base, dialect)
+        found = series(ranks.run_dir.base, dialect)
         for key, values in found.items():
             steps = [step for step, _ in values]
             assert steps == sorted(set(steps)), key
             assert set(steps) <= {step for step, _ in offline[key]}, key
         if report.is_exact:
-            expected = offline if dialect == MINDSPORE else series(tmp_path / "offline", dialect)
+            expected = offline if dialect == MINDSPORE else series(path / "offline", dialect)
             assert found.keys() == expected.keys()
             for key in expected:
                 if key[0] == "scalar" or not restarts:
                     assert found[key] == expected[key], key
     assert report.steps == len(offline["scalar", "perf/ranks"])
+    return report.is_exact
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_ranks_of_unequal_pace_and_restarts_give_what_a_merge_of_the_files_gives(seed, tmp_path):
+    follow_at_random(seed, tmp_path)
+
+
+@pytest.mark.long
+def test_300_schedules_give_what_a_merge_of_the_files_gives(tmp_path):
+    exact = [follow_at_random(seed, tmp_path / str(seed)) for seed in range(100, 400)]
+    assert sum(exact) > 150  # else little was compared

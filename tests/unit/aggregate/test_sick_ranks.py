@@ -48,7 +48,7 @@ def test_they_are_named_live_and_from_the_files_alike(four, chunk):
     live = four.live()
     for step in range(1, STEPS + 1):
         for rank in range(4):
-            live.add(four.write(rank, [reported_at(step, rank)]))
+            four.write(rank, [reported_at(step, rank)])
         if step % chunk == 0:
             live.advance({0, 1, 2, 3}, float(step))
     live.close()
@@ -89,11 +89,11 @@ def test_samples_that_come_after_their_step_name_the_rank_with_more_memory(four)
     tag = "system/process/memory_gib"
     for step in range(1, STEPS + 1):
         for rank in range(4):
-            live.add(four.write(rank, [scalar(step, loss=1.0)]))
+            four.write(rank, [scalar(step, loss=1.0)])
         if step % 10 == 0:
             for rank in range(4):
                 gib = 5.0 if rank == 2 and step >= 30 else 2.0
-                live.add(four.write(rank, [scalar(step, **{tag: gib})]))
+                four.write(rank, [scalar(step, **{tag: gib})])
         live.advance({0, 1, 2, 3}, float(step))
     live.close()
     [alert] = read_alerts(four.run_dir)

@@ -72,9 +72,6 @@ class ListCoordinator:
     def finish(self, topology, attempt, health):
         self.finished.append((topology.rank, attempt, health))
 
-    def listener(self):
-        return None
-
     on_written = None
 
 

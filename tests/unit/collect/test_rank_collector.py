@@ -28,7 +28,7 @@ def clock() -> Clock:
 
 def opened(collectors: Collectors, key: str, path, owner) -> str:
     collectors.ready(key, owner)
-    return collectors.hello(key, WriterSpec(directory=str(path), run_id=RUN_ID), None, owner).session
+    return collectors.hello(key, WriterSpec(directory=str(path), run_id=RUN_ID), owner).session
 
 
 def batch_of(seq: int) -> Batch:

@@ -1,0 +1,351 @@
+"""Parts of what ranks recorded, in columns; by rising steps they become windows, which are merged."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from io import BytesIO
+from itertools import groupby
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsummary.aggregate.statistics import Floats, Ints, RecordedScalars
+from distsummary.errors import DamagedFileError
+from distsummary.events.reader import Piece, ReadEvent, decode_frame
+from distsummary.events.scalar_columns import ScalarColumns
+from distsummary.events.segments import dialect_of
+from distsummary.format.frames import read_frames
+from distsummary.format.records import LINEAGE_PLUGINS, TENSORBOARD_PLUGINS, Value, is_part
+
+WINDOW = 1 << 18  # scalars that are merged at a time, unless the parts of the ranks overlap more
+GRAPH = "graph"
+_LEFT_OUT = frozenset((GRAPH, *LINEAGE_PLUGINS, *TENSORBOARD_PLUGINS))  # have no step, or are made again
+
+Bools: TypeAlias = NDArray[np.bool_]
+Array: TypeAlias = NDArray[Any]
+
+
+def has_place(event: ReadEvent) -> bool:
+    """Whether a merged run has values of an event."""
+    return any(value.plugin not in _LEFT_OUT for value in event.values)
+
+
+class TagNumbers(dict[str, int]):
+    """Tag -> its number; one that is asked for the first time gets the next one."""
+
+    def __missing__(self, tag: str) -> int:
+        number = self[tag] = len(self)
+        return number
+
+    def add(self, tags: Iterable[str]) -> None:
+        """Give the tags that have none their numbers."""
+        for tag in tags:
+            self.setdefault(tag, len(self))
+
+
+class BulkPlace(NamedTuple):
+    """Where a bulk value stands: the bytes `start` to `end` of a file are the frame of its event.
+
+    `number` is that of its part. `value` is the value itself, None if it is read when it is written; `room`
+    is what it takes in memory, in scalars.
+    """
+
+    step: int
+    rank: int
+    number: int
+    start: int
+    end: int
+    file: Path
+    plugin: str
+    tag: str
+    is_shard: bool
+    value: Value | None
+    room: int
+
+
+class RecordedGraph(NamedTuple):
+    """The graph of the model, and by which rank and when it was recorded (seconds since the epoch)."""
+
+    rank: int
+    value: Value
+    wall_time: float
+
+
+class Part(NamedTuple):
+    """Some events of one rank, of steps from `low` to `high`; parts are numbered as they were recorded.
+
+    `steps` int64 (E,), `times` float64 (E,), in seconds since the epoch: of each event. `which`,
+    `value_steps` int64 (V,), `values` float64 (V,): of each scalar the number of its tag, its step, itself.
+    `size`: how much there is to keep, in scalars.
+    """
+
+    rank: int
+    number: int
+    low: int
+    high: int
+    size: int
+    steps: Ints
+    times: Floats
+    which: Ints
+    value_steps: Ints
+    values: Floats
+    bulk: list[BulkPlace]
+
+    @classmethod
+    def of(
+        cls,
+        rank: int,
+        number: int,
+        pieces: Iterable[Piece],
+        numbers: "TagNumbers",
+        kept_bytes: int = 0,
+    ) -> "Part | None":
+        """The events of pieces that have a place in a merged run; None if there are none.
+
+        Args:
+            numbers: of the tags; new ones are added. kept_bytes: the bulk values of larger events are read
+                again.
+        """
+        columns: list[tuple[Array, ...]] = []
+        bulk: list[BulkPlace] = []
+        for is_columns, some in groupby(pieces, lambda piece: isinstance(piece, ScalarColumns)):
+            if is_columns:
+                columns += [_columns_of(piece, numbers) for piece in some if isinstance(piece, ScalarColumns)]
+                continue
+            steps: list[int] = []
+            times: list[float] = []
+            counts: list[int] = []  # of the scalars
+            which: list[int] = []
+            values: list[float] = []
+            for event in some:
+                assert isinstance(event, ReadEvent)
+                before, bulk_before = len(values), len(bulk)
+                for value in event.values:
+                    if value.plugin == "scalar" and value.shard is None:
+                        which.append(numbers[value.tag])
+                        values.append(value.data)
+                    elif value.plugin not in _LEFT_OUT:
+                        bulk.append(_place(rank, number, event, value, kept_bytes))
+                if len(values) > before or len(bulk) > bulk_before:
+                    steps.append(event.step)
+                    times.append(event.wall_time)
+                    counts.append(len(values) - before)
+            if steps:
+                of_events, of_tags = np.array(steps, np.int64), np.array(which, np.int64)
+                value_steps = np.repeat(of_events, counts)
+                columns.append(
+                    (of_events, np.array(times), of_tags, value_steps, np.array(values, np.float64))
+                )
+        if not columns:
+            return None
+        events, event_times, tags, scalar_steps, scalars = map(_joined, zip(*columns, strict=True))
+        return _part(rank, number, events, event_times, tags, scalar_steps, scalars, bulk)
+
+    def before(self, step: float) -> "Part | None":
+        """What has a step below `step`."""
+        if self.high < step:
+            return self
+        if self.low >= step:
+            return None
+        earlier = [bulk for bulk in self.bulk if bulk.step < step]
+        return self._where(self.steps < step, self.value_steps < step, earlier)
+
+    def since(self, step: float) -> "Part | None":
+        """What has a step of at least `step`."""
+        if self.low >= step:
+            return self
+        if self.high < step:
+            return None
+        later = [bulk for bulk in self.bulk if bulk.step >= step]
+        return self._where(self.steps >= step, self.value_steps >= step, later)
+
+    def divided(self, is_chosen: Bools) -> "tuple[Part | None, Part | None]":
+        """The scalars whose tags, by their numbers, are chosen, and everything else."""
+        chosen = is_chosen[self.which]
+        if not chosen.any():
+            return None, self
+        if chosen.all() and not self.bulk:
+            return self, None
+        of_bulk = np.array([bulk.step for bulk in self.bulk], np.int64)
+        rest_steps = np.concatenate((self.value_steps[~chosen], of_bulk))
+        return (
+            self._where(np.isin(self.steps, self.value_steps[chosen]), chosen, []),
+            self._where(np.isin(self.steps, rest_steps), ~chosen, self.bulk),
+        )
+
+    def _where(self, events: Bools, scalars: Bools, bulk: list[BulkPlace]) -> "Part":
+        columns = (
+            self.steps[events], self.times[events],
+            self.which[scalars], self.value_steps[scalars], self.values[scalars],
+        )  # fmt: skip
+        return _part(self.rank, self.number, *columns, bulk)
+
+
+def _part(
+    rank: int,
+    number: int,
+    steps: Ints,
+    times: Floats,
+    which: Ints,
+    value_steps: Ints,
+    values: Floats,
+    bulk: list[BulkPlace],
+) -> Part:
+    low, high = (int(steps[0]),) * 2 if len(steps) == 1 else (int(steps.min()), int(steps.max()))
+    size = len(steps) + len(values) + sum(one.room for one in bulk)
+    return Part(rank, number, low, high, size, steps, times, which, value_steps, values, bulk)
+
+
+def _columns_of(columns: ScalarColumns, numbers: TagNumbers) -> tuple[Array, ...]:
+    which = np.array([numbers[tag] for tag in columns.tags], np.int64)[columns.tag_numbers]
+    value_steps = np.repeat(columns.steps, columns.counts)
+    return columns.steps, columns.wall_times, which, value_steps, columns.numbers
+
+
+def _place(rank: int, number: int, event: ReadEvent, value: Value, kept_bytes: int) -> BulkPlace:
+    length = event.end - event.offset
+    is_kept = length <= kept_bytes
+    place = rank, number, event.offset, event.end, event.file
+    room = 1 + (length // (8 * len(event.values)) if is_kept else 0)
+    kept = value if is_kept else None
+    return BulkPlace(event.step, *place, value.plugin, value.tag, is_part(value), kept, room)
+
+
+def _joined(arrays: Sequence[Array]) -> Array:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+class Parts:
+    """The parts of all ranks that are not merged yet."""
+
+    def __init__(self) -> None:
+        self._parts: list[Part] = []
+
+    def add(self, part: Part) -> None:
+        """Keep a part."""
+        self._parts.append(part)
+
+    def __bool__(self) -> bool:
+        return bool(self._parts)
+
+    @property
+    def size(self) -> int:
+        """How much there is, in scalars."""
+        return sum(part.size for part in self._parts)
+
+    @property
+    def low(self) -> float:
+        """The lowest step; inf if there is none."""
+        return min((part.low for part in self._parts), default=np.inf)
+
+    def middle(self) -> int:
+        """The middle one of the steps."""
+        steps = np.unique(np.concatenate([part.steps for part in self._parts]))
+        return int(steps[len(steps) // 2])
+
+    def take(self, floor: float) -> Iterator[list[Part]]:
+        """Take the steps below `floor`, rising, divided into groups of about WINDOW scalars.
+
+        The parts of a group are sorted by rank and number.
+        """
+        due = [part for part in self._parts if part.low < floor]
+        rest = [part for part in self._parts if part.low >= floor]
+        self._parts = rest + _some(part.since(floor) for part in due)
+        due = sorted(_some(part.before(floor) for part in due), key=attrgetter("rank", "number"))
+        if not due:
+            return
+        low, high = min(part.low for part in due), max(part.high for part in due)
+        count, span = -(-sum(part.size for part in due) // WINDOW), high + 1 - low
+        for step in sorted({low + span * number // count for number in range(1, count)} - {low}):
+            if group := _some(part.before(step) for part in due):
+                yield group
+            due = _some(part.since(step) for part in due)
+        yield due
+
+
+def _some(parts: Iterable[Part | None]) -> list[Part]:
+    return [part for part in parts if part is not None]
+
+
+class Window(NamedTuple):
+    """All that ranks recorded at some steps of one attempt.
+
+    `steps` int64 (S,), rising; `times` float64 (S,): the latest wall time of each step on any rank, in
+    seconds since the epoch. `scalars`: rank by rank in recording order. `bulk`: by step and rank, then in
+    recording order; of each plugin, tag and step the value of the lowest rank that has it, or the shards of
+    all ranks.
+    """
+
+    attempt: int
+    steps: Ints
+    times: Floats
+    scalars: RecordedScalars
+    bulk: list[BulkPlace]
+
+
+def window_of(attempt: int, parts: Sequence[Part], tags: Sequence[str]) -> Window:
+    """All of some parts, at least one, which are sorted by rank and number; `tags` are by their numbers."""
+    steps = np.concatenate([part.steps for part in parts])
+    order = np.argsort(steps, kind="stable")
+    changes = np.flatnonzero(np.diff(steps[order], prepend=steps[order[0]] - 1))
+    times = np.maximum.reduceat(np.concatenate([part.times for part in parts])[order], changes)
+    which = np.concatenate([part.which for part in parts])
+    used = np.flatnonzero(np.bincount(which, minlength=len(tags)))
+    place = np.zeros(len(tags), np.int64)
+    place[used] = np.arange(len(used))
+    scalars = RecordedScalars(
+        [tags[number] for number in used.tolist()],
+        place[which],
+        np.repeat([part.rank for part in parts], [len(part.values) for part in parts]),
+        np.concatenate([part.value_steps for part in parts]),
+        np.concatenate([part.values for part in parts]),
+    )
+    return Window(
+        attempt, steps[order[changes]], times, scalars, _chosen(b for part in parts for b in part.bulk)
+    )
+
+
+def _chosen(found: Iterable[BulkPlace]) -> list[BulkPlace]:
+    """Of each plugin, tag and step the whole value of the lowest rank or, if there is none, all shards.
+
+    Args:
+        found: by rank, then in recording order. If a rank recorded a value twice, the last one counts.
+    """
+    wholes: dict[tuple[str, str, int], BulkPlace] = {}
+    shards: dict[tuple[str, str, int], dict[int, BulkPlace]] = defaultdict(dict)
+    for bulk in found:
+        key = bulk.plugin, bulk.tag, bulk.step
+        if bulk.is_shard:
+            shards[key][bulk.rank] = bulk
+        elif key not in wholes or wholes[key].rank == bulk.rank:
+            wholes[key] = bulk
+    parts = (part for key, by_rank in shards.items() if key not in wholes for part in by_rank.values())
+    return sorted((*wholes.values(), *parts), key=attrgetter("step", "rank", "number", "start"))
+
+
+def by_event(places: Iterable[BulkPlace]) -> Iterator[list[BulkPlace]]:
+    """The places in the same order, with those of one event that follow one another in one list."""
+    return (list(group) for _, group in groupby(places, key=attrgetter("file", "start", "end")))
+
+
+def values_at(places: Sequence[BulkPlace]) -> list[Value]:
+    """The values at places of one event, which is read at most once.
+
+    Raises DamagedFileError or OSError if the file no longer holds what it held.
+    """
+    kept = [place.value for place in places if place.value is not None]
+    if len(kept) == len(places):
+        return kept
+    file, start, end = places[0].file, places[0].start, places[0].end
+    with open(file, "rb") as opened:
+        opened.seek(start)
+        frame = next(read_frames(BytesIO(opened.read(end - start))), None)
+    decoded = None if frame is None else decode_frame(frame, dialect_of(file), file)
+    values = (
+        {(value.plugin, value.tag): value for value in decoded[1].values} if decoded else {}
+    )  # the last ones
+    if missing := [place.tag for place in places if (place.plugin, place.tag) not in values]:
+        raise DamagedFileError(f"{file} no longer holds {missing[0]!r} at byte {start}; it was changed")
+    return [values[place.plugin, place.tag] for place in places]

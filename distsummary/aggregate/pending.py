@@ -1,0 +1,181 @@
+"""Pending: what ranks have reported of steps that are not in the merged run yet, and which of it is due."""
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from operator import attrgetter
+from typing import NamedTuple
+
+import numpy as np
+
+from distsummary.aggregate.parts import (
+    GRAPH,
+    Part,
+    Parts,
+    RecordedGraph,
+    TagNumbers,
+    Window,
+    has_place,
+    window_of,
+)
+from distsummary.aggregate.statistics import SAMPLED
+from distsummary.events.reader import Piece
+from distsummary.events.scalar_columns import ScalarColumns
+
+MAX_HELD = 1 << 23  # scalars that wait; beyond it, the older half of the steps is due
+_NEVER = np.iinfo(np.int64).min  # as a step
+
+
+@dataclass(slots=True)
+class _Older:
+    """What came of a step that a rank had passed already, or may come of it at any time.
+
+    `until`: due when every rank has reported a later step than this one. `first_s`: when the first rank
+    reported it, by the clock of `Pending.due`.
+    """
+
+    until: int
+    first_s: float | None = None
+    parts: list[Part] = field(default_factory=list)
+
+
+class Due(NamedTuple):
+    """What is due: complete `steps`, `late` values of steps before, and `sampled` ones.
+
+    `short`: how many of the steps were given up waiting for. `samplers`: step -> the ranks that have reported
+    samples of it, due or not.
+    """
+
+    steps: list[Window]
+    late: Window | None
+    sampled: Window | None
+    short: int
+    samplers: Mapping[int, set[int]]
+
+
+class Pending:
+    """Keeps what the ranks of one attempt report until it is due.
+
+    What a rank reports of the newest of its steps is due with this step. What it reports of an older step, or
+    of one that is merged already, is `late`: due when all ranks have reported a step beyond the newest one
+    that this rank had reported when it was read. So are the SAMPLED tags, which a rank may report at any time
+    during a step; they alone wait as long as it takes.
+
+    Attributes:
+        reached: rank -> the newest step that it has reported.
+        graph: the graph that the lowest rank recorded; it has no step.
+    """
+
+    def __init__(self, attempt: int) -> None:
+        self.reached: dict[int, int] = {}
+        self.graph: RecordedGraph | None = None
+        self._attempt = attempt
+        self._front: float = -math.inf  # the newest step that was due
+        self._tags = TagNumbers()
+        self._is_sampled = np.empty(0, np.bool_)  # by the number of a tag
+        self._number = 0  # of the next part
+        self._steps = Parts()
+        self._late: dict[int, _Older] = {}
+        self._sampled: dict[int, _Older] = {}
+        self._newest = _NEVER  # of all steps
+        self._reports: deque[tuple[float, int]] = deque()  # time, and the newest step at that time
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits."""
+        return not (self._steps or self._late or self._sampled or self.graph)
+
+    def add(self, rank: int, pieces: Iterable[Piece]) -> None:
+        """Keep what a rank recorded, in the order in which it did."""
+        timely: list[Piece] = []
+        late: list[Piece] = []
+        for piece in pieces:
+            reached = self.reached.get(rank, _NEVER)
+            if isinstance(piece, ScalarColumns):
+                newest = np.maximum.accumulate(np.maximum(piece.steps, reached))
+                is_late = (piece.steps < newest) | (piece.steps <= self._front)
+                self.reached[rank] = int(newest[-1])
+                if is_late.any():
+                    late.append(piece.chosen(is_late))
+                    piece = piece.chosen(~is_late)
+                if piece.steps.size:
+                    timely.append(piece)
+            elif piece.values and piece.values[0].plugin == GRAPH:
+                if self.graph is None or rank <= self.graph.rank:
+                    self.graph = RecordedGraph(rank, piece.values[0], piece.wall_time)
+            elif has_place(piece):
+                self.reached[rank] = max(piece.step, reached)
+                is_timely = piece.step >= reached and piece.step > self._front
+                (timely if is_timely else late).append(piece)
+        for some, is_late_one in ((timely, False), (late, True)):
+            part = Part.of(rank, self._number, some, self._tags) if some else None
+            if part is None:
+                continue
+            self._number += 1
+            if len(self._tags) > len(self._is_sampled):
+                self._is_sampled = np.array([tag.startswith(SAMPLED) for tag in self._tags], np.bool_)
+            sampled, rest = part.divided(self._is_sampled)
+            if sampled is not None:
+                _keep(self._sampled, sampled, self.reached[rank])
+            if rest is not None and is_late_one:
+                _keep(self._late, rest, self.reached[rank])
+            elif rest is not None:
+                self._steps.add(rest)
+                self._newest = max(self._newest, rest.high)
+
+    def due(self, floor: float, strict_floor: float, now_s: float, wait_s: float) -> Due:
+        """Take what is due.
+
+        Args:
+            floor: the steps below it are complete. strict_floor: those below it will not be reported again.
+            now_s, wait_s: what was reported at `now_s - wait_s` or before is due, complete or not.
+        """
+        before = now_s - wait_s
+        if self._newest > (self._reports[-1][1] if self._reports else self._front):
+            self._reports.append((now_s, self._newest))
+        for older in self._late.values():
+            older.first_s = now_s if older.first_s is None else older.first_s
+        last = floor - 1
+        while self._reports and self._reports[0][0] <= before:
+            last = max(last, self._reports.popleft()[1])
+        if self._steps.size > MAX_HELD:
+            last = max(last, self._steps.middle())
+        steps = [window_of(self._attempt, group, [*self._tags]) for group in self._steps.take(last + 1)]
+        if steps:
+            self._front = max(self._front, int(steps[-1].steps[-1]))
+        numbers = [step for window in steps for step in window.steps.tolist()]
+        return Due(
+            steps,
+            samplers={
+                step: {part.rank for part in self._sampled[step].parts}
+                for step in numbers
+                if step in self._sampled
+            },
+            late=self._leading(self._late, strict_floor, before),
+            sampled=self._leading(self._sampled, strict_floor, -math.inf),
+            short=sum(step >= floor for step in numbers),
+        )
+
+    def _leading(self, kept: dict[int, _Older], floor: float, before: float) -> Window | None:
+        """Take the steps, in rising order, up to the first one that is not due."""
+        due: list[_Older] = []
+        for step in sorted(kept):
+            older = kept[step]
+            if older.until >= floor and (older.first_s is None or older.first_s > before):
+                break
+            due.append(kept.pop(step))
+        if not due:
+            return None
+        parts = sorted(chain.from_iterable(older.parts for older in due), key=attrgetter("rank", "number"))
+        return window_of(self._attempt, parts, [*self._tags])
+
+
+def _keep(kept: dict[int, _Older], part: Part, until: int) -> None:
+    """Keep a part by its steps; `until` as in _Older."""
+    for step in np.unique(part.steps).tolist():
+        older = kept.setdefault(step, _Older(until))
+        older.until = max(older.until, until)
+        if (since := part.since(step)) is not None and (of_step := since.before(step + 1)) is not None:
+            older.parts.append(of_step)
