@@ -76,16 +76,6 @@ def seqs(path, dialect) -> list[int]:
     return [seq for frame in frames if (seq := read_identity(frame.payload).seq)]
 
 
-def test_what_a_rank_hands_over_is_in_both_files(tmp_path):
-    _, writer = open_remote(tmp_path)
-    for step in range(200):
-        writer.write(Event(step, 0.0, [Value("scalar", "loss", float(step))]))
-    writer.close()
-    for dialect in DIALECTS:
-        assert steps(tmp_path, dialect) == list(range(200))
-    assert writer.health().last_seq == 200
-
-
 def test_a_killed_collector_costs_no_event_and_doubles_none(tmp_path):
     remote, writer = open_remote(tmp_path)
     sent = 0
@@ -101,7 +91,8 @@ def test_a_killed_collector_costs_no_event_and_doubles_none(tmp_path):
     writer.close()
     for dialect in DIALECTS:
         assert steps(tmp_path, dialect) == list(range(sent))
-    assert writer.health().dropped == {}
+    health = writer.health()
+    assert (health.dropped, health.events, health.last_seq) == ({}, sent, sent)
 
 
 def test_the_norms_of_a_rank_keep_their_names_through_a_killed_collector(tmp_path):
@@ -338,17 +329,6 @@ def test_what_a_killed_collector_wrote_without_acknowledging_is_counted_once(tmp
     assert remote.health().missing == ""
     assert remote.health().events == 2
     assert seqs(tmp_path, "mindspore") == [1, 2]
-
-
-def test_the_counters_of_a_killed_collector_are_kept(tmp_path):
-    remote, writer = open_remote(tmp_path)
-    for step in range(20):
-        writer.write(Event(step, 0.0, [Value("scalar", "loss", float(step))]))
-        if step == 10:
-            writer.flush()
-            os.kill(collector_pid(remote), signal.SIGKILL)
-    writer.close()
-    assert writer.health().events == 20
 
 
 def test_no_other_process_is_killed_that_has_the_pid_now(tmp_path):
