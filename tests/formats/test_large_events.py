@@ -56,6 +56,7 @@ def test_a_large_tensor_is_recorded_next_to_other_values(tmp_path: Path, nbytes:
     assert is_tensor(found[2][1].data, nbytes)
 
 
+@pytest.mark.long
 def test_the_largest_event_goes_through_every_tool(tmp_path: Path):
     run_dir = RunDir(tmp_path / "run").create()
     for rank in range(2):

@@ -431,6 +431,7 @@ print(json.dumps(found))
 SHAPE = 12_000, 512, 8, 4, 1024
 
 
+@pytest.mark.long
 def test_no_copy_of_the_model_is_made(tmp_path: Path) -> None:
     """Of 19 million parameters, 74 MB; what is needed in addition does not grow with the model."""
     inference.measure("save", inference.Shape(*SHAPE), 1, 1, tmp_path / "a.safetensors")
