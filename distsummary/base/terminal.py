@@ -103,8 +103,9 @@ def fitting(text: str, width: int) -> str:
 class _Progress(threading.Thread):
     """Shows every half second what `doing` noted last."""
 
-    def __init__(self, name: str, stream: TextIO) -> None:
+    def __init__(self, name: str, stream: TextIO, after_s: float | None) -> None:
         super().__init__(name="distsummary-progress", daemon=True)
+        self._after_s = after_s
         self.lock = threading.Lock()
         self.line = TerminalLine(stream) if stream.isatty() else None
         self.over = threading.Event()
@@ -115,7 +116,7 @@ class _Progress(threading.Thread):
         """Until `over` is set."""
         estimate, what = Estimate(), ""
         pause, longest = PLAIN_S
-        wait = SHOWN_AFTER_S if self.line else pause
+        wait = (SHOWN_AFTER_S if self.line else pause) if self._after_s is None else self._after_s
         while not self.over.wait(wait):
             text, done, total = self.noted
             if text != what:
@@ -181,18 +182,20 @@ def announced(text: str) -> None:
 
 
 @contextmanager
-def showing_progress(name: str, stream: TextIO | None = None) -> Iterator[None]:
+def showing_progress(
+    name: str, stream: TextIO | None = None, *, after_s: float | None = None
+) -> Iterator[None]:
     """While it is open, show on stderr (or `stream`) what `doing` notes, from the first second on.
 
     Where stderr is no terminal, as in a batch job, there is a line after 2 s and then after twice the time
-    each, but at least every minute.
+    each, but at least every minute. `after_s`: seconds until the first one; None: as above.
     """
     global _progress
     stream = stream or sys.stderr
     if stream is None or _progress is not None:  # a process without stderr; or progress is shown already
         yield
         return
-    progress = _progress = _Progress(name, stream)
+    progress = _progress = _Progress(name, stream, after_s)
     progress.start()
     try:
         yield

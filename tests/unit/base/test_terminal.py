@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distsummary.base import terminal as door
 from distsummary.base.terminal import Estimate, clear, doing, fitting, showing_progress
 from tests.patience import PATIENCE_S
 
@@ -84,10 +83,9 @@ class Terminal(io.StringIO):
             self.written.set()
 
 
-def test_a_terminal_shows_what_is_done_and_is_left_clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "SHOWN_AFTER_S", 0.01)
+def test_a_terminal_shows_what_is_done_and_is_left_clean() -> None:
     stream = Terminal()
-    with showing_progress("fsck", stream):
+    with showing_progress("fsck", stream, after_s=0.01):
         doing("checking directory", 3, 64)
         assert stream.written.wait(PATIENCE_S)
         assert re.search(r"\rdistsummary fsck: checking directory 3 of 64, \d+ s so far", stream.getvalue())
@@ -96,12 +94,11 @@ def test_a_terminal_shows_what_is_done_and_is_left_clean(monkeypatch: pytest.Mon
     assert "\n" not in stream.getvalue()
 
 
-def test_a_file_gets_plain_lines_and_a_short_command_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_gets_plain_lines_and_a_short_command_none() -> None:
     stream = io.StringIO()
     with showing_progress("merge", stream):
         doing("reading part", 1, 2)
     assert stream.getvalue() == ""
-    monkeypatch.setattr(door, "PLAIN_S", (0.01, 0.01))
     reported = threading.Event()
 
     class File(io.StringIO):
@@ -110,7 +107,7 @@ def test_a_file_gets_plain_lines_and_a_short_command_none(monkeypatch: pytest.Mo
                 reported.set()
 
     file = File()
-    with showing_progress("merge", file):
+    with showing_progress("merge", file, after_s=0.01):
         doing("reading part", 1, 2)
         assert reported.wait(PATIENCE_S)
     assert re.search(r"^distsummary merge: reading part 1 of 2, \d+ s so far$", file.getvalue(), re.MULTILINE)
