@@ -8,10 +8,10 @@ import pytest
 
 from distsummary.cli.main import main
 from tests import forked
+from tests.patience import PATIENCE_S
 from tests.processes import mismatched_ranks
 from tests.processes.mismatched_ranks import AT, RANKS
 
-PATIENCE_S = 240  # while other processes run, torch takes a minute to be loaded
 # One rank for each kind of difference; `benchmarks.zoo hangs` has every rank, in more trainings.
 CASES = [("skip", 2), ("block", 0), ("size", 0), ("op", 1), ("root", 2), ("uneven", 1)]
 WHAT = {  # of the evidence

@@ -17,6 +17,7 @@ from benchmarks.zoo.launch import command, environ, run
 from benchmarks.zoo.plans import FULL, RANKS, causes_of, episodes, steps_for
 from benchmarks.zoo.trainings import TRAININGS, WORKERS
 from benchmarks.zoo.verdicts import judged, reported
+from tests.patience import PATIENCE_S
 
 
 def alert(rank: int, cause: str, since: int, reported_at: int, until: int | None = None) -> dict[str, Any]:
@@ -153,7 +154,7 @@ def test_slow_ranks_are_named_while_they_train_and_the_same_afterwards(tmp_path:
         words = command("torchrun", RANKS, cells.RANK, str(tmp_path / "plan.json"))
         training = subprocess.Popen(words, env=environ(), stdout=log, stderr=log, start_new_session=True)
     try:
-        until_s = time.monotonic() + 150
+        until_s = time.monotonic() + PATIENCE_S
         while not expected <= {(one["rank"], one["cause"]) for one in reported(str(run_dir))}:
             assert training.poll() is None, (tmp_path / "log").read_text()
             assert time.monotonic() < until_s, reported(str(run_dir))
