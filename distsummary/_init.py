@@ -17,7 +17,7 @@ from distsummary.base.processes import in_ray
 from distsummary.base.terminal import announced
 from distsummary.collect.collector import CollectorCallback
 from distsummary.collect.config import read_config
-from distsummary.collect.options import check_summary_dir, rank_formats
+from distsummary.collect.options import check_summary_dir
 from distsummary.collect.plan import dealing_group
 from distsummary.collect.record_options import Record
 from distsummary.collect.run_settings import RunSettings, settings_of
@@ -267,14 +267,13 @@ def announcement(directory: RunDir, topology: Topology, settings: RunSettings, *
     `is_merged`: whether an aggregator writes the merged run.
     """
     base, here = directory.base, Path.cwd()
-    formats = None if settings.has_default_formats else settings.writer.formats
     if base.is_relative_to(here) and not in_ray():  # Ray's workers may run elsewhere
         base = base.relative_to(here)
     parent = shlex.quote(str(base.parent))
     show = f"tensorboard --logdir {parent}"
-    if topology.world_size == 1 and formats is not None and TENSORBOARD not in formats:
+    own = settings.formats_of_ranks(topology.world_size)
+    if topology.world_size == 1 and TENSORBOARD not in own:
         show = f"mindinsight start --summary-base-dir {parent}"
-    own = rank_formats(formats, topology.world_size)
     what = f"files: {', '.join(own)}"
     if topology.world_size > 1:
         merged = "" if own == DIALECTS else f"; of the merged run: {', '.join(DIALECTS)}"

@@ -15,7 +15,6 @@ from distsummary.base.health import Health
 from distsummary.base.interrupts import is_interruption
 from distsummary.checkpoints.landscape_spec import DEFAULT_SPEC
 from distsummary.collect.evaluations import Evaluations, metric_values
-from distsummary.collect.options import rank_formats
 from distsummary.collect.rank_checks import Checks
 from distsummary.collect.run_description import DescriptionRecorder
 from distsummary.collect.run_lineage import evaluation_lineage
@@ -95,9 +94,10 @@ class CollectorCallback(Callback):
         self._health = Health()
         self._failures = Failures(self._health, logger, raise_exception=self._settings.writer.raise_exception)
         self._own_guard = self._failures.guard
+        known = self._topology or Topology()
         self.recorder: RunRecorder = RunRecorder(
             self.run_dir.base,
-            formats=self._settings.writer.formats,
+            formats=self._settings.formats_of_ranks(known.world_size),
             exports=self._settings.exports_npy,
             health=self.health,
             record=self._keep,
@@ -261,11 +261,7 @@ class CollectorCallback(Callback):
     def _open(self, topology: Topology, past: Past | None = None) -> Session:
         settings = self._settings
         has_times = settings.collected.metric and settings.collected.additions
-        formats = settings.writer.formats
-        if past is not None:
-            formats = past.formats
-        elif settings.has_default_formats:
-            formats = rank_formats(None, topology.world_size)
+        formats = past.formats if past is not None else settings.formats_of_ranks(topology.world_size)
         return Session(
             self.run_dir,
             topology,

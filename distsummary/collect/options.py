@@ -15,7 +15,7 @@ from distsummary.collect.graph_source import EXPORT, OPERATIONS, TREE, check_gra
 from distsummary.collect.selection import MINDSPORES, Selection
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.events.spec import Limits
-from distsummary.format.records import DELIVERIES, DIALECTS, MINDSPORE
+from distsummary.format.records import DELIVERIES, DIALECTS
 from distsummary.frameworks.base import framework_of
 from distsummary.rundir.run_dir import RunDir, refuse_temporary
 from distsummary.rundir.topology import EQUAL_AXES, Topology
@@ -34,9 +34,6 @@ PATTERNS = ("histogram_regular", "gradient_regular", "tensor_regular")
 MAX_PATH = 4096  # bytes; the limits of Linux
 MAX_PATH_PART = 255
 MIN_ROTATE_BYTES = 4096
-# With more ranks than this, rank directories get only the MindSpore format by default; the merged run has
-# both.
-BOTH_FORMATS_UP_TO = 16
 _RESERVED = ("tfevents", "summary.", "_lineage")  # viewers recognise event files by these words
 _AFFIX = re.compile(r"\w+[0-9a-zA-Z_.]*", re.ASCII)
 
@@ -237,22 +234,15 @@ def check_export_options(value: object) -> bool:
     return chosen is not None
 
 
-def check_formats(value: object) -> tuple[str, ...]:
-    """The checked `formats`: at least one of DIALECTS, in their order, without duplicates."""
-    check_type("formats", value, (list, tuple))
+def check_formats(value: object, field: str = "formats") -> tuple[str, ...]:
+    """The checked `formats` or `rank_formats`: at least one of DIALECTS, in their order, no duplicates."""
+    check_type(field, value, (list, tuple))
     given: Sequence[object] = value if isinstance(value, (list, tuple)) else ()
     for item in given:
-        check_choice("an item of formats", item, DIALECTS)
+        check_choice(f"an item of {field}", item, DIALECTS)
     if not given:
-        raise InvalidValueError(f"formats must name at least one of {list(DIALECTS)}, got {value!r}")
+        raise InvalidValueError(f"{field} must name at least one of {list(DIALECTS)}, got {value!r}")
     return tuple(dialect for dialect in DIALECTS if dialect in given)
-
-
-def rank_formats(given: Sequence[str] | None, world_size: int) -> tuple[str, ...]:
-    """The formats that ranks write; `given`: the user's choice, None for the default."""
-    if given is not None:
-        return check_formats(given)
-    return DIALECTS if world_size <= BOTH_FORMATS_UP_TO else (MINDSPORE,)
 
 
 def check_file_affix(field: str, value: object) -> str:

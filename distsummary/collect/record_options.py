@@ -44,8 +44,9 @@ class Record:
         private: only the owner may read the run: its directory gets the rights 0700, and what is made in it
             0600. It holds for the whole run, from the first attempt that asks for it.
 
-        formats: the files that a rank writes, some of "mindspore" and "tensorboard"; None: both; with over
-            16 ranks, only "mindspore".
+        formats: the files of a run of one rank, some of "mindspore" and "tensorboard"; None: both.
+        rank_formats: the files that each of several ranks writes; None: as `formats`, or, if that is None
+            too, only "mindspore". The merged run has both.
         export_npy: whether tensors are also written as .npy files.
         collectors: who writes the files under Ray: "rank": an actor of each rank, on its node; "node": one
             actor for all ranks of a node; "process": the rank's own process. None: what the environment
@@ -77,6 +78,7 @@ class Record:
     identity: bool = True
     private: bool = False
     formats: Sequence[str] | None = None
+    rank_formats: Sequence[str] | None = None
     export_npy: bool = False
     collectors: str | None = None
     rotate_bytes: int | None = None
@@ -97,8 +99,9 @@ class Record:
         if self.collect_landscape is not None:
             check_collect_landscape(self.collect_landscape)
         check_choice("deal", self.deal, DEALS)
-        if self.formats is not None:
-            check_formats(self.formats)
+        for field in ("formats", "rank_formats"):
+            if getattr(self, field) is not None:
+                check_formats(getattr(self, field), field)
         check_collectors(self.collectors)
         check_limits(None, self.rotate_bytes, self.rotate_s)
         check_delivery(self.delivery)

@@ -18,7 +18,7 @@ from distsummary.collect.record_options import Record
 from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.errors import InvalidValueError
 from distsummary.events.spec import WriterSpec
-from distsummary.format.records import DIALECTS
+from distsummary.format.records import DIALECTS, MINDSPORE
 from distsummary.rundir.topology import Topology
 
 
@@ -34,7 +34,7 @@ class RunSettings:
         system_metrics: whether they are recorded.
         config: the settings of the training. custom: more entries of the lineage, which win over the config.
         writer: the settings that all writers share; directory, run id, attempt and rank come later.
-        has_default_formats: no one chose formats, so those of several ranks depend on their number.
+        formats, rank_formats: see `Record`; None: the default.
         exports_npy: whether tensors are also written as .npy files.
         diagnose: which alerts are reported.
     """
@@ -49,7 +49,8 @@ class RunSettings:
     config: Config = field(default_factory=Config)
     custom: Mapping[str, FlatValue] = field(default_factory=dict)
     writer: WriterSpec = field(default_factory=lambda: WriterSpec(directory=""))
-    has_default_formats: bool = True
+    formats: tuple[str, ...] | None = None
+    rank_formats: tuple[str, ...] | None = None
     collectors: str | None = None
     exports_npy: bool = False
     identity: bool = True
@@ -60,6 +61,12 @@ class RunSettings:
     def mindspore_compat(self) -> bool:
         """Whether values are computed as MindSpore does."""
         return self.writer.mindspore_compat
+
+    def formats_of_ranks(self, world_size: int) -> tuple[str, ...]:
+        """The files that each of so many ranks writes: of a single rank, those of the run itself."""
+        if world_size == 1:
+            return self.formats or DIALECTS
+        return self.rank_formats or self.formats or (MINDSPORE,)
 
     @check()
     def refuse_unfit(self, network: object, topology: Topology) -> None:
@@ -123,13 +130,13 @@ def settings_of(
         custom=config.flat,
         writer=WriterSpec(
             directory="",
-            formats=DIALECTS if record.formats is None else check_formats(record.formats),
             limits=check_limits(None, record.rotate_bytes, record.rotate_s),
             delivery=record.delivery,
             overload=record.overload,
             raise_exception=record.raise_exception,
         ),
-        has_default_formats=record.formats is None,
+        formats=None if record.formats is None else check_formats(record.formats),
+        rank_formats=None if record.rank_formats is None else check_formats(record.rank_formats),
         collectors=record.collectors,
         exports_npy=record.export_npy,
         identity=record.identity,

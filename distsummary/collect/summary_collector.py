@@ -31,7 +31,7 @@ from distsummary.collect.run_settings import RunSettings
 from distsummary.collect.session import Session
 from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.events.spec import DROP, WAIT, WriterSpec
-from distsummary.format.records import DIALECTS, WRITTEN
+from distsummary.format.records import WRITTEN
 from distsummary.rundir.coordination import Coordinator
 from distsummary.rundir.topology import Topology
 
@@ -74,8 +74,8 @@ class SummaryCollector(CollectorCallback):
             and a loop other than Run must step torch's optimizers.
         collect_landscape: the same as the key `collect_landscape` of `collect_specified_data`; off by
             default.
-        formats, deal, collectors, rotate_bytes, rotate_s, delivery, overload, raise_exception, identity,
-            private: see `ds.Record`.
+        formats, rank_formats, deal, collectors, rotate_bytes, rotate_s, delivery, overload, raise_exception,
+            identity, private: see `ds.Record`.
         diagnose: options of diagnosis, see `ds.Diagnose`.
         mindspore_compat: do as MindSpore does: its way to scale images and to compute histograms, and an
             epoch's last step, if due, recorded twice; a value logged as `loss` is also recorded as
@@ -113,6 +113,7 @@ class SummaryCollector(CollectorCallback):
         config: object = None,
         collect_landscape: dict[str, Any] | None = None,
         formats: Sequence[str] | None = None,
+        rank_formats: Sequence[str] | None = None,
         deal: str = DEALS[0],
         collectors: str | None = None,
         rotate_bytes: int | None = None,
@@ -160,14 +161,14 @@ class SummaryCollector(CollectorCallback):
             custom=read.flat | check_custom_lineage(custom_lineage_data, is_quiet=is_quiet),
             writer=WriterSpec(
                 directory="",
-                formats=DIALECTS if formats is None else check_formats(formats),
                 limits=check_limits(size, rotate_bytes, rotate_s),
                 delivery=check_delivery(delivery),
                 overload=overload,
                 mindspore_compat=mindspore_compat,
                 raise_exception=raise_exception,
             ),
-            has_default_formats=formats is None,
+            formats=None if formats is None else check_formats(formats),
+            rank_formats=None if rank_formats is None else check_formats(rank_formats, "rank_formats"),
             collectors=check_collectors(collectors),
             exports_npy=check_export_options(export_options),
             identity=identity,

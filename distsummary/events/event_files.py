@@ -138,7 +138,7 @@ class EventFiles:
                 if first <= new[-1].last_seq:
                     self._full.add(dialect)
                     refused_from[dialect] = first
-            if new:
+            if new:  # also those that a full file did not take
                 self.last_seq[dialect] = new[-1].last_seq
         if self._group is not None and nbytes:
             self._group.wrote(nbytes)
@@ -166,15 +166,19 @@ class EventFiles:
         return fitting
 
     def _extend(self, dialect: str, frames: Sequence[Framed], first_step: int) -> None:
-        """Append frames to the segment of a dialect, or to a new one if that may not grow any more."""
+        """Append frames to the segment of a dialect, or to new ones if no file may grow that far."""
         segment = self._segments[dialect]
         try:
             segment.extend(frames)
         except OSError as error:
-            if error.errno != errno.EFBIG or segment.is_empty or segment.is_dead:
+            parts = halves(frames) if segment.is_empty else [frames]
+            if error.errno != errno.EFBIG or segment.is_dead or not parts:
                 raise
-            self._retire(self._begin(first_step))
-            self._segments[dialect].extend(frames)
+            for part in parts:
+                if not self._segments[dialect].is_empty:
+                    self._retire(self._begin(first_step))
+                self._extend(dialect, part, first_step)
+        self.last_seq[dialect] = frames[-1].last_seq
 
     def _rotate(self, first_step: int, now: float) -> None:
         """Begin new files of all dialects, which share a stamp; if none can be made, keep to the old ones."""
@@ -300,6 +304,21 @@ class EventFiles:
         self._rescue()
         if self._not_durable is not None:
             raise self._not_durable
+
+
+def halves(framed: Sequence[Framed]) -> list[Sequence[Framed]]:
+    """The frames in two parts, each with half of the events; empty if there is only one event."""
+    half = sum(frames.count for frames in framed) // 2
+    if not half:
+        return []
+    first: list[Framed] = []
+    for place, frames in enumerate(framed):
+        if frames.count > half:
+            cut = [frames.slice(0, half)] if half else []
+            return [first + cut, [frames.slice(half, frames.count), *framed[place + 1 :]]]
+        first.append(frames)
+        half -= frames.count
+    raise AssertionError("half of the events are not among all of them")
 
 
 def _try_sync(segment: Segment) -> OSError | None:

@@ -489,7 +489,8 @@ def test_rank_0_says_once_where_the_run_is_and_how_to_open_it(
         train(Path("my runs/a"), 3, rank=rank)
     output = capfd.readouterr()
     both = "files: mindspore, tensorboard"
-    said = f"distsummary: recording my runs/a (2 ranks; their {both}); tensorboard --logdir 'my runs'; "
+    said = "distsummary: recording my runs/a (2 ranks; their files: mindspore; of the merged run: mindspore, "
+    said += "tensorboard); tensorboard --logdir 'my runs'; "
     assert output.err == said + "after the training: distsummary merge 'my runs/a'\n"
     assert output.out == ""
     train(tmp_path / "b", 3, world_size=1)

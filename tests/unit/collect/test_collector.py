@@ -138,8 +138,8 @@ def test_a_mesh_that_does_not_fit_stops_no_training_and_deals_nothing(tmp_path, 
     assert any("mesh" in reason for reason in collector.health().errors)
 
 
-def test_with_more_than_sixteen_ranks_one_dialect_is_enough(tmp_path, writers):
-    for world, formats in ((16, ("mindspore", "tensorboard")), (17, ("mindspore",))):
+def test_of_several_ranks_each_writes_one_dialect(tmp_path, writers):
+    for world, formats in ((1, ("mindspore", "tensorboard")), (2, ("mindspore",))):
         topology = Topology(world_size=world)
         train(SummaryCollector(tmp_path, topology=topology, coordinator=ListCoordinator()))
         assert writers[0].spec.formats == formats

@@ -64,12 +64,19 @@ def test_how_values_are_written_comes_from_record() -> None:
     )  # fmt: skip
     found = settings(record, norms=True)
     writer = found.writer
-    assert (writer.formats, writer.limits.rotate_bytes) == (("tensorboard",), 4096)
+    assert writer.limits.rotate_bytes == 4096
     assert (writer.delivery, writer.overload, writer.raise_exception) == ("synced", "drop", True)
     assert (found.norms, found.tensor_freq, found.deal, found.collectors) == ("float64", 7, "all", "process")
     assert found.exports_npy
-    assert not found.has_default_formats
-    assert settings().has_default_formats
+
+
+def test_several_ranks_write_mindspores_files_unless_others_are_chosen() -> None:
+    both, one = ("mindspore", "tensorboard"), ("tensorboard",)
+    assert [settings().formats_of_ranks(world_size) for world_size in (1, 2)] == [both, ("mindspore",)]
+    chosen = settings(Record(formats=one))
+    assert [chosen.formats_of_ranks(world_size) for world_size in (1, 2)] == [one, one]
+    ranks = settings(Record(rank_formats=[*reversed(both)]))
+    assert [ranks.formats_of_ranks(world_size) for world_size in (1, 2)] == [both, both]
 
 
 def test_settings_do_not_change() -> None:
@@ -85,7 +92,8 @@ WRONG: dict[str, tuple[Any, type[Exception]]] = {
     "tensor_freq": (True, InvalidTypeError), "norm_precision": ("bf16", InvalidValueError),
     "collect_landscape": ([], InvalidTypeError), "deal": ("ranks", InvalidValueError),
     "identity": (0, InvalidTypeError), "private": ("no", InvalidTypeError),
-    "formats": (["csv"], InvalidValueError), "export_npy": ("npy", InvalidTypeError),
+    "formats": (["csv"], InvalidValueError), "rank_formats": ([], InvalidValueError),
+    "export_npy": ("npy", InvalidTypeError),
     "collectors": ("threads", InvalidValueError), "rotate_bytes": (1, InvalidValueError),
     "rotate_s": (0, InvalidValueError), "delivery": ("lost", InvalidValueError),
     "overload": ("raise", InvalidValueError), "raise_exception": (1, InvalidTypeError),

@@ -107,6 +107,36 @@ def test_files_rotate_before_they_exceed_rotate_bytes_and_the_dialects_share_the
     assert seqs(tmp_path) == seqs(tmp_path, TENSORBOARD) == list(range(1, 101))
 
 
+def test_a_batch_that_is_longer_than_files_may_grow_is_spread_over_several(tmp_path):
+    files = Clock()
+    files.most_bytes = 1000
+    rank_writer = writer(tmp_path, files)
+    for first in (1, 101):
+        rank_writer.write(batch(first, 100))
+    large = [Event(n, 1.0, [Value("tensor", "t", np.ones(n % 7 * 20, np.float32))]) for n in range(201, 221)]
+    rank_writer.write(Batch(run_id=RUN_ID, attempt=0, rank=0, first_seq=201, events=large))
+    rank_writer.close()
+    assert seqs(tmp_path) == list(range(1, 221))
+    assert seqs(tmp_path, TENSORBOARD) == list(range(1, 201))
+    assert rank_writer.health().dropped == {}
+    assert all(path.stat().st_size <= 1000 for path in segments(tmp_path, MINDSPORE))
+
+
+def test_what_was_written_of_a_batch_before_an_event_that_fits_no_file_is_not_written_twice(tmp_path):
+    files = Clock()
+    files.most_bytes = 1000
+    rank_writer = writer(tmp_path, files)
+    events = [*batch(1, 30).events, Event(31, 1.0, [Value("tensor", "t", np.ones(500, np.float32))])]
+    given = Batch(run_id=RUN_ID, attempt=0, rank=0, first_seq=1, events=events)
+    with pytest.raises(OSError, match="too large"):
+        rank_writer.write(given)
+    files.most_bytes = 1 << 20
+    rank_writer.write(given)
+    rank_writer.close()
+    assert seqs(tmp_path) == list(range(1, 32))
+    assert seqs(tmp_path, TENSORBOARD) == list(range(1, 31))
+
+
 def test_every_file_begins_at_the_time_that_the_spec_gives(tmp_path):
     """TensorBoard sorts and colours runs by it."""
     rank_writer = writer(tmp_path, Clock(), limits=Limits(rotate_bytes=2000), begun=5.0)
