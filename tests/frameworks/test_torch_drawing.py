@@ -29,8 +29,8 @@ def drawn_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the host as on a GPU, in pieces that even small parameters have several of."""
     for module in (torch_rows, torch_memory):
         monkeypatch.setattr(module, "draws", lambda device: True)
-    monkeypatch.setattr(torch_rows, "PIECE", 1 << 10)
-    monkeypatch.setattr(torch_normals, "PIECE", 1 << 9)
+    for module, piece in ((torch_rows, 1 << 10), (torch_normals, 1 << 9)):
+        monkeypatch.setattr(module, "PIECE", piece)
 
 
 @pytest.mark.parametrize("seed", [0, -(2**63), 2**63 - 1])

@@ -195,10 +195,10 @@ def test_captures_leave_the_stream_and_the_device_that_were(monkeypatch: pytest.
             yield
         raise RuntimeError("operation failed due to a previous error during capture")
 
+    of_cuda = {"Stream": lambda device: own, "device": within, "stream": within, "graph": capturing}
     monkeypatch.setattr(captured, "_warm_up_stream", lambda device: warm)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: own)
-    for name, context in {"device": within, "stream": within, "graph": capturing}.items():
-        monkeypatch.setattr(torch.cuda, name, context)
+    for name, function in of_cuda.items():
+        monkeypatch.setattr(torch.cuda, name, function)
     seen = list[Any]()
 
     def work() -> Tensor:
