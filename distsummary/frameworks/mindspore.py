@@ -8,7 +8,7 @@ from typing import Any
 
 import mindspore
 import numpy as np
-from mindspore.nn import Cell, Optimizer
+from mindspore.nn import Cell, CellList, Optimizer
 
 from distsummary.errors import InvalidTypeError
 from distsummary.frameworks.base import ArraySpec, check_state
@@ -85,17 +85,20 @@ class MindSporeFramework(NumpyFramework):
             self.write(parameter, state[name])
 
     def learning_rate(self, optimizer: Any) -> float | None:
-        """The value of the Parameter `learning_rate`, or of the first; None for a schedule."""
-        rates = self.learning_rates(optimizer)
-        return rates[0] if rates else None
+        """The first rate: the value of a Parameter, or of a schedule at the optimizer's next step."""
+        for rate in _rates(optimizer):
+            if isinstance(rate, Cell):  # as in Optimizer.get_lr, which a step calls
+                rate = rate(mindspore.Tensor(optimizer.global_step.asnumpy()))
+            return float(rate.asnumpy().reshape(()))
+        return None
 
     def learning_rates(self, optimizer: Any) -> list[float]:
         """The learning rates of all groups; those of schedules, which are Cells, are left out."""
-        return [float(rate.asnumpy()) for rate in _rates(optimizer)]
+        return [float(rate.asnumpy()) for rate in _constant(_rates(optimizer))]
 
     def set_learning_rates(self, optimizer: Any, rates: Sequence[float]) -> None:
         """See `Framework.set_learning_rates`."""
-        for parameter, rate in zip(_rates(optimizer), rates, strict=True):
+        for parameter, rate in zip(_constant(_rates(optimizer)), rates, strict=True):
             self.write(parameter, np.asarray(rate, np.float64))
 
     def write(self, tensor: Any, array: Array) -> None:
@@ -156,10 +159,13 @@ def _named(parameters: Iterable[Any]) -> list[tuple[str, Any]]:
 
 
 def _rates(optimizer: Any) -> list[Any]:
-    """The Parameters that hold the learning rates of an optimizer."""
+    """What holds the learning rates of an optimizer: a Parameter or a schedule for each of its groups."""
     rates = getattr(optimizer, "learning_rate", None)
-    listed = rates if isinstance(rates, (list, tuple)) else [rates]
-    return [rate for rate in listed if isinstance(rate, mindspore.Parameter)]
+    return list(rates) if isinstance(rates, (list, tuple, CellList)) else [rates] if rates is not None else []
+
+
+def _constant(rates: Iterable[Any]) -> list[Any]:
+    return [rate for rate in rates if isinstance(rate, mindspore.Parameter)]
 
 
 FRAMEWORK = MindSporeFramework()

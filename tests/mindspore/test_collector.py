@@ -137,6 +137,18 @@ def test_a_network_that_trains_itself_has_its_optimizer_loss_and_rate(tmp_path):
     assert histograms == {"first.weight", "first.bias", "second.weight", "second.bias"}
 
 
+def test_the_rates_of_a_schedule_are_those_that_the_steps_take(tmp_path, mode):
+    network, schedule = Mlp(), nn.CosineDecayLR(0.0, 0.5, 6)
+    taken = [float(schedule(mindspore.Tensor(step, mindspore.int32))) for step in range(6)]
+    loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+    collector = SummaryCollector(str(tmp_path), collect_freq=1)
+    model = mindspore.Model(network, loss, nn.SGD(network.trainable_params(), schedule))
+    model.train(2, features(), callbacks=[collector], dataset_sink_mode=False)
+    assert numbers_of(tmp_path, "learning_rate/auto") == pytest.approx(taken, rel=1e-6)
+    assert collector.health().errors == {}
+    assert not lineage_of(tmp_path).train.hyper_parameters.HasField("learning_rate")  # as MindSpore's
+
+
 def test_what_ends_a_training_is_recorded_and_raised(tmp_path):
     class Failing(mindspore.train.Callback):
         def on_train_step_end(self, run_context):

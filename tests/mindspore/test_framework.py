@@ -81,8 +81,17 @@ class TestMindSpore(FrameworkSuite):
         assert framework.learning_rates(optimizer) == [0.5, 0.25]
         framework.set_learning_rates(optimizer, [0.125, 2])
         assert framework.learning_rates(optimizer) == [0.125, 2.0]
-        scheduled = nn.SGD(model.trainable_params(), nn.ExponentialDecayLR(0.1, 0.9, 4))
-        assert framework.learning_rate(scheduled) is None
+
+    def test_the_rate_of_a_schedule_is_that_of_the_next_step(self, framework):
+        model = Dense()
+        groups = [{"params": [model.weight], "lr": nn.WarmUpLR(0.5, 4)}, {"params": [model.bias], "lr": 0.25}]
+        for optimizer in (nn.SGD(groups, 0.1), nn.SGD(model.trainable_params(), nn.WarmUpLR(0.5, 4))):
+            for step in range(3):
+                theirs = optimizer.get_lr()
+                first = theirs[0] if isinstance(theirs, tuple) else theirs
+                assert framework.learning_rate(optimizer) == float(first.asnumpy()) == step / 8
+                optimizer.global_step += 1
+            assert framework.learning_rates(optimizer) == []  # there is none to set
 
     def test_what_thor_adds_to_its_layers_is_no_parameter_of_the_model(self, framework):
         class Thor(Dense):
