@@ -4,10 +4,14 @@ Each taps a value where it occurs, in eager and in compiled code. The current `d
 any open SummaryRecord record it; if there is none, a tap does nothing. See docs/recording.md.
 """
 
-import torch
-from torch import Tensor, nn
+from distsummary.base.extras import require
 
-from distsummary.collect import torch_operators
+require("an operator of distsummary (in a Cell, take it from distsummary.mindspore)", "torch")
+
+import torch  # noqa: E402  # what is missing is said before
+from torch import Tensor, nn  # noqa: E402
+
+from distsummary.collect import torch_operators  # noqa: E402
 
 __all__ = [
     "HistogramSummary",

@@ -8,9 +8,14 @@ from typing import Any
 
 from distsummary.base.failures import Failures
 from distsummary.base.health import Health
+from distsummary.base.publish import publish
 from distsummary.collect.config import differing, listed
 from distsummary.collect.session import Past, Session, find_past
-from distsummary.events.reader import read_last_step
+from distsummary.events.files import Files
+from distsummary.events.reader import read_last_step, read_lineage
+from distsummary.events.segments import SegmentName, lineage_files, next_stamp
+from distsummary.format.frames import frame
+from distsummary.format.lineage import encode_lineage, updated_lineage
 from distsummary.format.records import Value
 from distsummary.rundir.attempts import newest_attempt
 from distsummary.rundir.run_dir import RunDir
@@ -86,8 +91,12 @@ class Evaluations:
                     run_dir.base / "eval",
                 )
             session = open_session(dataclasses.replace(evaluator, role="eval"), None)
+            lineage = [value for _, _, values in self._kept for value in values]
             self.record(session)
-            return session.close()
+            health = session.close()
+            if lineage and training is None and evaluator.world_size == 1:
+                failures.call("lineage", _write_lineage, run_dir, lineage)
+            return health
         # A script that both trains and evaluates passes the config that its training has recorded.
         own = differing({}, config)  # all its names
         names = [name for name in differing((training or {}).get("config", {}), config) if name in own]
@@ -100,3 +109,19 @@ class Evaluations:
             session = open_session(dataclasses.replace(evaluator, role="train"), past)
             self.record(session, read_last_step(past.rank_dir))
             return session.close()
+
+
+def _write_lineage(run_dir: RunDir, values: Sequence[Value]) -> None:
+    """Add lineage to that of the run dir itself: there MindInsight looks for a run, and not below it.
+
+    Its events name no attempt, as those of MindSpore: the run dir itself holds none yet.
+    """
+    files, older = Files(), lineage_files(run_dir.base)
+    lineage, now = read_lineage(run_dir.base), files.now()
+    for value in values:
+        lineage = updated_lineage(lineage, value)
+    name = SegmentName(host=files.host(run_dir.base), pid=files.pid())
+    path = run_dir.base / name.lineage_name(next_stamp(run_dir.base, now))
+    publish(path, b"".join(map(frame, encode_lineage(lineage, now))))
+    for other in older:
+        other.unlink()

@@ -38,7 +38,8 @@ class Model:
         loss_fn: a function or module of (the network's output, labels) that returns the loss. A loss of
             several elements is trained on their sum, as in MindSpore. None: the network takes whole batches
             and returns the loss, alone or as its first output.
-        optimizer: a torch optimizer. None: nothing is trained, unless the network itself does so.
+        optimizer: a torch optimizer. None: nothing is trained, unless the network itself does so; callbacks
+            then get the optimizer and the loss function that it holds.
         metrics: what `eval` computes: a set of names, such as {"acc", "recall"}, or a dict of names and
             objects; see `distsummary.model.metrics`. Several ranks compute them each from its own data.
         eval_network: a module that takes whole batches and whose outputs go to the metrics. None: the
@@ -400,7 +401,7 @@ class Model:
             (None, GCM),
         )
         resumed = resume_training(
-            checkpoint, self._network, self._optimizer, dec_key=key, dec_mode=mode, **states
+            checkpoint, self._network, self._steps.held()[0], dec_key=key, dec_mode=mode, **states
         )
         if resumed.loss_scale and self._manager is not None:
             self._manager.load_state_dict(resumed.loss_scale)
@@ -448,11 +449,12 @@ class Model:
         return loss
 
     def _of_run(self, callbacks: Callback | Sequence[Callback] | None) -> dict[str, Any]:
+        optimizer, loss_fn = self._steps.held()
         return {
             "callbacks": callbacks,
             "network": self._network,
-            "optimizer": self._optimizer,
-            "loss_fn": self.loss_fn,
+            "optimizer": optimizer,
+            "loss_fn": loss_fn,
         }
 
     def _require_evaluation(self, method: str, dataset: object) -> None:

@@ -50,6 +50,17 @@ class TorchSteps:
         self._eval_network = eval_network
         self._mixed, self._manager = mixed, manager
 
+    def held(self) -> tuple[Any, Any]:
+        """The optimizer and the loss function: those given or else those that the network holds, or None."""
+        optimizer, loss_fn = self._optimizer, self._loss_fn
+        for module in self._network.modules():
+            for part in (*vars(module).values(), module):
+                if optimizer is None and isinstance(part, torch.optim.Optimizer):
+                    optimizer = part
+                if loss_fn is None and isinstance(part, nn.modules.loss._Loss):
+                    loss_fn = part
+        return optimizer, loss_fn
+
     def training_step(self) -> Callable[[Any], Any]:
         """A function that trains on a batch. It returns the loss, detached.
 

@@ -205,6 +205,33 @@ def test_a_summary_collector_records_what_it_records_for_mindspore(tmp_path):
     assert "CrossEntropyLoss" in str(lineage)
 
 
+def test_a_network_that_trains_itself_has_its_optimizer_loss_and_rate(tmp_path):
+    class Training(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network, self.loss = net(), nn.CrossEntropyLoss()
+            self.optimizer = torch.optim.SGD(self.network.parameters(), 0.25, 0.9)
+
+        def forward(self, x, y):
+            self.optimizer.zero_grad()
+            loss = self.loss(self.network(x), y)
+            loss.backward()
+            self.optimizer.step()
+            return loss.detach()
+
+    data = DataLoader(TensorDataset(torch.randn(24, 3), torch.randint(0, 2, (24,))), batch_size=4)
+    collector = ds.SummaryCollector(str(tmp_path / "run"), collect_freq=2)
+    config = ds.CheckpointConfig(save_checkpoint_steps=6)
+    checkpoints = ds.ModelCheckpoint("own", str(tmp_path / "saved"), config)
+    ds.Model(Training()).train(1, data, callbacks=[checkpoints, collector])
+    hyper = read_lineage(tmp_path / "run").train.hyper_parameters
+    assert (hyper.optimizer, hyper.learning_rate, hyper.loss_function) == ("SGD", 0.25, "CrossEntropyLoss")
+    assert [v.step for v in read_values(tmp_path / "run") if v.tag == "learning_rate/auto"] == [1, 2, 4, 6]
+    again = Training()
+    ds.Model(again).train(2, data, resume=str(tmp_path / "saved"))
+    assert again.optimizer.state
+
+
 def test_the_loss_is_recorded_also_without_an_optimizer(tmp_path):
     network = net()
     optimizer = sgd(network)

@@ -2,7 +2,8 @@
 
 usage: PYTHON inside_mindspore.py DIR
 
-makes DIR/lenet: operators, pictures, lineage, an evaluation, and the landscape of the training.
+makes DIR/lenet: operators, pictures, lineage, an evaluation, and the landscape of the training; and
+DIR/evaluated: an evaluation alone.
 """
 
 import sys
@@ -41,6 +42,7 @@ def main(place: Path) -> None:
     model = model_of(Lenet())
     model.train(2, images(), callbacks=[collector], dataset_sink_mode=False)
     model.eval(images(), callbacks=[collector])
+    model.eval(images(), callbacks=[SummaryCollector(str(place / "evaluated"))])
     SummaryLandscape(directory).gen_landscapes_with_multi_process(drawn_from)
 
 

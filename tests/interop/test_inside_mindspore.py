@@ -1,5 +1,6 @@
 """What is recorded inside MindSpore's own Model is shown whole by MindInsight and by TensorBoard."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The parent of the run dir `lenet`."""
+    """The parent of the run dirs `lenet` and `evaluated`."""
     place = tmp_path_factory.mktemp("inside")
     run_mindspore("inside_mindspore.py", place)
     return place
@@ -39,6 +40,10 @@ def test_mindinsight_shows_every_page(shown: Verdict) -> None:
     assert read["graph"]
     assert read["lineage"]["network"] == "Lenet"
     assert read["landscape"]
+
+
+def test_mindinsight_lists_an_evaluation_alone(shown: Verdict) -> None:
+    assert json.loads(shown.read("./evaluated")["lineage"]["metric"])["accuracy"] >= 0
 
 
 def test_tensorboard_shows_what_the_files_hold(recorded: Path) -> None:

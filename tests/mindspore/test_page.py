@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import mindspore
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from mindspore import nn
 
 import distsummary as ds
+import distsummary.mindspore
 from distsummary.errors import MissingExtraError
 from distsummary.mindspore import supported
 from tests.docs.documents import ROOT, blocks
@@ -72,3 +74,10 @@ def test_the_collector_for_torch_says_what_to_import_here(tmp_path, caplog):
     assert "from distsummary.mindspore import SummaryCollector" in caplog.text
     with pytest.raises(TypeError, match="Callback"):
         model_of(Mlp()).train(1, features(), callbacks=[collector], dataset_sink_mode=False)
+
+
+@pytest.mark.skipif(find_spec("torch") is not None, reason="torch is installed, whose operators these are")
+def test_an_operator_for_torch_says_where_that_for_cells_is():
+    with pytest.raises(MissingExtraError, match=r"in a Cell, .* from distsummary\.mindspore\) needs torch"):
+        _ = ds.ScalarSummary
+    assert distsummary.mindspore.ScalarSummary is mindspore.ops.ScalarSummary

@@ -2,6 +2,7 @@
 
 import builtins
 import inspect
+import json
 import re
 import shlex
 import sys
@@ -329,6 +330,20 @@ def test_an_evaluation_without_a_training_leaves_the_run_to_one(nasty_tmp_path: 
     assert scalars(nasty_tmp_path / "eval", "eval/accuracy") == [(0, 0, 0.5)]
     train(nasty_tmp_path, 3, world_size=1)
     assert roles(nasty_tmp_path) == [("eval", 0), ("train", 0)]
+    assert read_lineage(nasty_tmp_path).train is not None
+
+
+def test_the_lineage_of_an_evaluation_alone_is_where_mindinsight_looks(nasty_tmp_path: Path) -> None:
+    for _ in range(2):
+        evaluate(nasty_tmp_path, role="train")
+    for directory in (nasty_tmp_path, nasty_tmp_path / "eval"):
+        assert json.loads(read_lineage(directory).evaluation.metric) == {"accuracy": 0.5}
+    assert len([path for path in nasty_tmp_path.iterdir() if path.is_file() and "events" in path.name]) == 1
+    assert ds.open_run(nasty_tmp_path).state == "finished"
+    train(nasty_tmp_path, 3, world_size=1)
+    lineage = read_lineage(nasty_tmp_path)
+    assert lineage.train is not None
+    assert lineage.evaluation is None or json.loads(lineage.evaluation.metric) == {"accuracy": 0.5}
 
 
 def test_an_evaluation_without_a_training_names_its_directory_once(
