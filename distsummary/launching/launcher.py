@@ -72,19 +72,21 @@ def launch(
     """Run `train_fn(*args)` in one process per rank on Ray and return the results in rank order.
 
     Each process gets the variables RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR and
-    MASTER_PORT, as torchrun would set them, and an initialised torch.distributed (unless `backend` is None),
-    so that `ds.init` finds the rank by itself. If this process is not connected to Ray, it joins the cluster
-    at RAY_ADDRESS or, if this variable is not set, the one that `ray start` has started for this user on this
-    machine, which is the one that `ray.init()` finds; at the end it disconnects. If there is none, or it runs
-    another version of Ray or has no room for the ranks, a local cluster is started that is large enough; one
-    line gives the reason. A Run that `train_fn` leaves open is closed when the rank's process ends.
+    MASTER_PORT, as torchrun would set them, this process's `sys.argv`, and an initialised torch.distributed
+    (unless `backend` is None), so that `ds.init` finds the rank by itself. If this process is not connected
+    to Ray, it joins the cluster at RAY_ADDRESS or, if this variable is not set, the one that `ray start` has
+    started for this user on this machine, which is the one that `ray.init()` finds; at the end it
+    disconnects. If there is none, or it runs another version of Ray or has no room for the ranks, a local
+    cluster is started that is large enough; one line gives the reason. A Run that `train_fn` leaves open is
+    closed when the rank's process ends.
 
     Args:
         train_fn, args: the function and its arguments; they and the result must be picklable.
         ranks: how many processes to start, >= 1; this is their world size.
         resources_per_rank: Ray resources of each rank, default {"CPU": 1}, with nccl {"CPU": 1, "GPU": 1}.
-        backend: "gloo", "nccl", None, or "auto": nccl if each rank gets a GPU. Without resources_per_rank it
-            does if torch sees GPUs here and the cluster, or this machine, has one for each rank.
+        backend: "gloo", "nccl", None, or "auto": nccl if each rank gets a GPU, None if torch is not
+            installed. Without resources_per_rank each gets one if torch sees GPUs here and the cluster, or
+            this machine, has one for each rank.
         address: the Ray cluster to use, as in `ray.init`: "host:port", "auto", or "local" for a new one on
             this machine. None: as above.
 
@@ -149,7 +151,7 @@ def _run(
         stages.begin("importing torch and connecting the ranks" if backend else "connecting the ranks")
         driver = own_process()
         running[:] = [
-            actor.join.remote(environment, backend, driver)
+            actor.join.remote(environment, backend, driver, sys.argv)
             for actor, environment in zip(actors, plan_environments(places, launch_id), strict=True)
         ]
         _wait(running, places)
@@ -169,8 +171,13 @@ def _run(
         settle(launch_id, deaths, state)
 
 
-def chosen_backend(resources: Mapping[str, float] | None, ranks: int, gpus: float) -> str:
-    """The backend for these resources of a rank; None: nccl if there are GPUs (`gpus`) for all ranks."""
+def chosen_backend(resources: Mapping[str, float] | None, ranks: int, gpus: float) -> str | None:
+    """The backend for these resources of a rank, or None without torch.
+
+    `resources` of None: nccl if there are GPUs (`gpus`) for all ranks.
+    """
+    if find_spec("torch") is None:
+        return None
     has_gpus = gpus >= ranks if resources is None else bool(resources.get("GPU"))
     return "nccl" if has_gpus else "gloo"
 
@@ -233,12 +240,15 @@ class _Rank:
                 os.getpid(),
             )
 
-    def join(self, environment: dict[str, str], backend: str | None, driver: Mapping[str, Any]) -> None:
+    def join(
+        self, environment: dict[str, str], backend: str | None, driver: Mapping[str, Any], argv: list[str]
+    ) -> None:
         """Set the variables of this rank and connect it to the others by torch.distributed.
 
-        `driver`: the process that awaits it, as of `own_process`.
+        `driver`: the process that awaits it, as of `own_process`. `argv`: that process's sys.argv.
         """
         os.environ.update(environment)
+        sys.argv[:] = argv
         note_driver(driver)
         if backend is None:
             return

@@ -43,6 +43,11 @@ def test_results_come_in_rank_order_and_every_rank_knows_its_place():
     assert ray.is_initialized()  # the caller's cluster stays connected
 
 
+def test_a_script_finds_its_own_arguments_on_every_rank(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "0.1"])
+    assert launch(lambda: sys.argv, ranks=2, backend=None) == [["train.py", "--lr", "0.1"]] * 2
+
+
 def test_gloo_is_initialised_and_sums_over_the_ranks():
     def train():
         import torch
