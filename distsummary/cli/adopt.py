@@ -5,13 +5,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from distsummary.base.publish import ensure_directory
+from distsummary.base.publish import ensure_directory, publish
 from distsummary.cli.fsck import fsck
 from distsummary.errors import MissingFileError, RunDirError
 from distsummary.events.segment import is_live
 from distsummary.events.segments import all_event_files
 from distsummary.rundir.identity import KEY, salt_of
-from distsummary.rundir.run_dir import Manifest, RunDir
+from distsummary.rundir.numbered import NOTE, Note, read_note
+from distsummary.rundir.rank_manifest import encoded, read_entries
+from distsummary.rundir.run_dir import MANIFEST, RANK_MANIFEST, Manifest, RunDir
 from distsummary.rundir.states import read_run
 
 _ROLES = ("train", "eval")
@@ -30,8 +32,9 @@ def adopt(prefix: str | os.PathLike[str]) -> Adopted:
     """Move the directories of ranks, `prefix + "0"`, `prefix + "1"` ..., into the run dir `prefix`.
 
     Each numbered directory holds the event files of its rank, as SummaryRecord and MindSpore write them; or,
-    all of them, a rank directory with a run.json, as SummaryCollector does on several ranks. The run.json of
-    `prefix` is made of theirs, or else of the event files: such ranks have the state unknown.
+    all of them, a run of which a note says whose it is, as SummaryCollector writes it, or a rank directory
+    with a run.json. The run.json of `prefix` is made of theirs, or else of the event files: such ranks have
+    the state unknown.
 
     Raises:
         MissingFileError: there is no numbered directory of a rank.
@@ -43,13 +46,21 @@ def adopt(prefix: str | os.PathLike[str]) -> Adopted:
         raise RunDirError(f"{run.base} is a run itself; name a PREFIX of which there are only directories")
     moves: dict[Path, Path] = {}  # from -> to
     nested: dict[Path, Manifest] = {}
+    noted: dict[Path, Note] = {}  # to -> whose it is
     plain, foreign = [], []
     for number, path in run.numbered_dirs().items():
         one = RunDir(path)
         manifest = one.read_manifest()
         own = {role: one.rank_dirs(role) for role in _ROLES}
         sizes = {entry["world_size"] for entry in manifest["attempts"]}
-        if sizes == {1} or any({*ranks} - {number} for ranks in own.values()):
+        note = read_note(path) if sizes == {1} else None
+        if note is not None and note["rank"] == number:
+            for entry in manifest["attempts"]:
+                entry["world_size"] = note["world_size"]
+            nested[path] = manifest
+            moves[path] = run.base / run.writer_dir("train", number, note["world_size"]).name
+            noted[moves[path]] = note
+        elif sizes == {1} or any({*ranks} - {number} for ranks in own.values()):
             foreign.append(path)
         elif sizes or any(own.values()):
             nested[path] = manifest
@@ -77,6 +88,8 @@ def adopt(prefix: str | os.PathLike[str]) -> Adopted:
             raise RunDirError(
                 f"{source} cannot be moved to {target}: {error.strerror}; fix the permissions, then repeat it"
             ) from error
+    for target, note in noted.items():
+        _renumber(target, note)
     if nested:
         run.update_manifest(lambda manifest: manifest.update(_one_of([*nested.values()])))
         run.update_manifest(lambda manifest: manifest.update(state=read_run(run).state))
@@ -84,6 +97,16 @@ def adopt(prefix: str | os.PathLike[str]) -> Adopted:
         fsck(run.base, repair=True)
     ranks = {rank for role in _ROLES for rank in run.rank_dirs(role)}
     return Adopted(run.base, tuple(sorted(ranks)), tuple(path for path in nested if path.exists()))
+
+
+def _renumber(directory: Path, note: Note) -> None:
+    """Make a directory that was a run of one rank the one of its rank in the run of all."""
+    for name in (MANIFEST, NOTE):
+        (directory / name).unlink()
+    found = read_entries(directory)
+    place = {"rank": note["rank"], "world_size": note["world_size"]}
+    attempts = [entry | place for entry in found.attempts] if found is not None else []
+    publish(directory / RANK_MANIFEST, encoded("train", note["rank"], attempts))
 
 
 def refuse_others(run: RunDir, manifests: Mapping[Path, Manifest]) -> None:

@@ -245,7 +245,7 @@ class CollectorCallback(Callback):
         if self._is_over:
             self._reset()
         known = self._topology if self._evaluations is None else self._evaluations.evaluator
-        topology = known or step_of(run_context).topology or topologies.detect()
+        topology = self._place_of(known or step_of(run_context).topology or topologies.detect())
         network = params.get("network")
         if not topology.mesh and network is not None:
             mesh = self._failures.call("the mesh", framework_of(network).mesh, network)
@@ -255,6 +255,10 @@ class CollectorCallback(Callback):
         hide = as_recorded if self._settings.identity else without_identity
         topology = hide(self.run_dir, topology)
         self._schedule.begin(topology)
+        return topology
+
+    def _place_of(self, topology: Topology) -> Topology:
+        """The place of this rank in the run of its directory."""
         return topology
 
     @check(OSError)

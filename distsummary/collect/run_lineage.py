@@ -58,12 +58,12 @@ def train_lineage(
     hyper = message.hyper_parameters
     _put(hyper, "optimizer", class_name(optimizer))
     if optimizer is not None:
-        rate = framework_of(optimizer).learning_rate(optimizer)
-        _put(hyper, "learning_rate", None if rate is None else resolve(rate))
+        rates = framework_of(optimizer).learning_rates(optimizer)  # without those of MindSpore's schedules
+        _put(hyper, "learning_rate", rates[0] if rates else None)
     _put(hyper, "loss_function", class_name(params.get("loss_fn")))
     _put(hyper, "epoch", params.get("epoch_num"))
     _put(hyper, "parallel_mode", params.get("parallel_mode"))
-    _put(hyper, "device_num", topology.world_size)
+    _put(hyper, "device_num", params.get("device_number") or topology.world_size)
     batch = batch_size(dataset, params.get("train_dataset_element"))
     _put(hyper, "batch_size", batch)
     _put(message.train_dataset, "train_dataset_path", dataset_path(dataset))

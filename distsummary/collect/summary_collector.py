@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import distsummary
@@ -33,6 +34,7 @@ from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.events.spec import DROP, WAIT, WriterSpec
 from distsummary.format.records import WRITTEN
 from distsummary.rundir.coordination import Coordinator
+from distsummary.rundir.numbered import is_numbered
 from distsummary.rundir.topology import Topology
 
 logger = logging.getLogger(__name__)
@@ -54,7 +56,8 @@ class SummaryCollector(CollectorCallback):
 
     Args:
         summary_dir: the run dir, the same for all ranks; created if absent. If it holds a training already,
-            this one is its next attempt.
+            this one is its next attempt. Ranks that are given `PREFIX + str(rank)` record a run each, of
+            which `distsummary adopt PREFIX` makes one.
         collect_freq: steps between records, >= 1. collect_tensor_freq: the same for whole parameters.
         num_process: accepted for compatibility with MindSpore; it has no effect. Arguments by position in the
             order of older versions, which do not have it, are taken too, with a warning.
@@ -184,6 +187,12 @@ class SummaryCollector(CollectorCallback):
         super().__init__(
             check_summary_dir(summary_dir), settings, topology=topology, coordinate=self._find_coordinator
         )
+
+    def _place_of(self, topology: Topology) -> Topology:
+        """The only rank of its run if each rank has a directory of its own, as scripts of MindSpore do."""
+        if self._given is None and is_numbered(self.run_dir, topology):
+            return replace(topology, rank=0, world_size=1)
+        return topology
 
     def _find_coordinator(self, topology: Topology) -> Coordinator:
         if self._given is not None:

@@ -12,6 +12,7 @@ JOIN_S = 30.0  # how long the aggregator waits for further ranks of an attempt; 
 CLAIM_S = 60.0  # how long a rank waits for another process that claims the same rank
 SHARED_S = 8.0  # how long a network file system may take to show the run.json of another node
 FAR_S = BEAT_S + 3.0  # how long a heartbeat of another job on another machine is awaited
+NUMBERED_S = 20.0  # how long a rank waits for signs that it shares its directory, or that it does not
 WORLD_S = 10.0  # how long the first deal waits for ranks that have not registered
 
 # How what they recorded becomes one run.

@@ -1,5 +1,6 @@
 """Several ranks that MindSpore's msrun starts are one run."""
 
+import json
 import os
 import re
 import socket
@@ -11,11 +12,12 @@ import pytest
 
 import distsummary as ds
 from distsummary.aggregate.process import MERGE_WAIT_S
+from distsummary.cli.adopt import adopt
 from tests.mindspore.trainings import lineage_of, values_of
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 
-RANKS, STEPS = 2, 60
+RANKS, STEPS = 2, 120
 
 
 def free_port() -> int:
@@ -36,7 +38,7 @@ def launched(tmp_path_factory):
         "GLOG_v": "3",
     }
     workers = [f"--worker_num={RANKS}", f"--local_worker_num={RANKS}", f"--master_port={free_port()}"]
-    script = [Path(__file__).with_name("msrun_rank.py"), place / "run"]
+    script = [Path(__file__).with_name("msrun_rank.py"), place]
     command = [here / "msrun", *workers, f"--log_dir={place / 'logs'}", "--join=True", *script]
     done = subprocess.run(
         [*map(str, command)], cwd=place, env=environment, capture_output=True, text=True, timeout=250
@@ -66,6 +68,27 @@ def test_the_lineage_is_that_of_all_ranks(launched):
 def test_the_steps_have_phases_of_data_and_the_rest(launched):
     tags = {tag for _, tag in values_of(launched[0] / "rank_00001")}
     assert {"perf/phase/data/cpu_ms", "perf/phase/rest/cpu_ms", "perf/own_ms"} <= tags
+
+
+def test_why_names_the_rank_that_computes_more(launched):
+    command = [sys.executable, "-m", "distsummary", "why", str(launched[0]), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    found = json.loads(done.stdout)["verdicts"]
+    slow = [(one["rank"], one["cause"]) for one in found if one["cause"] != "overhead"]
+    assert slow == [(1, "unknown")], found  # outside of the phases that it knows
+
+
+def test_ranks_with_directories_of_their_own_write_into_them(launched):
+    parent = launched[0].parent
+    for rank in range(RANKS):
+        own = parent / f"apart{rank}"
+        run = ds.open_run(own)
+        assert (run.state, run.world_size) == ("finished", 1)
+        assert [step for step, _ in values_of(own)["scalar", "loss/auto"]] == [1, *range(5, STEPS + 1, 5)]
+        assert lineage_of(own).train.hyper_parameters.device_num == RANKS
+        assert not list(own.glob("rank_*"))
+    assert adopt(parent / "apart").ranks == tuple(range(RANKS))
+    assert ds.merge_run(parent / "apart").missing_ranks == ()
 
 
 def test_train_returns_before_the_run_is_merged(launched):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -62,6 +63,32 @@ def test_the_ranks_are_one_run_by_their_numbers(nasty_tmp_path, write, state, na
         assert points(prefix, "loss/argmax_rank", dialect) == [(1, 1.0), (2, 1.0), (3, 1.0)]
     assert fsck(prefix).exit_code == 0
     assert read_status(prefix).run.state == state
+
+
+def test_ranks_that_know_their_own_directory_write_into_it_and_are_adopted(nasty_tmp_path):
+    prefix = nasty_tmp_path / "summary_dir"
+
+    def train_apart(rank):
+        place = Topology(rank=rank, world_size=2, incarnation="host:1+0")
+        collector = SummaryCollector(f"{prefix}{rank}", topology=place, collect_freq=1)
+        with Run(callbacks=[collector], topology=place) as run:
+            for step in run.steps(range(1, 4)):
+                run.log(loss=float(10 * rank + step))
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(train_apart, range(2)))
+    for rank in range(2):
+        own = ds.open_run(f"{prefix}{rank}")
+        assert (own.state, own.world_size) == ("finished", 1)
+        assert points(own.path, "loss") == [(step, 10.0 * rank + step) for step in (1, 2, 3)]
+        assert read_lineage(own.path).train.hyper_parameters.device_num == 2
+        assert not list(own.path.glob("rank_*"))
+    assert adopt(prefix) == (prefix, (0, 1), ())
+    run = ds.open_run(prefix)
+    assert (tuple(run.ranks), run.state, run.world_size) == ((0, 1), "finished", 2)
+    assert merge_run(prefix).missing_ranks == ()
+    assert points(prefix, "loss") == [(1, 6.0), (2, 7.0), (3, 8.0)]
+    assert fsck(prefix).exit_code == 0
 
 
 def test_ranks_that_hide_their_host_stay_without_it(nasty_tmp_path):
