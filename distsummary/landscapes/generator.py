@@ -55,6 +55,7 @@ from distsummary.landscapes.request import (
     check_arguments,
     choose_engine,
     refuse_unused,
+    refuse_workers_of_cell,
     requested_directions,
 )
 from distsummary.landscapes.run.journal import Journal, leftover_journals
@@ -112,7 +113,8 @@ def landscape(
     hardware.
 
     Args:
-        model: a torch module or a numpy model (`frameworks.numpy`). With `around` or `runs`, the model's own
+        model: a torch module, a numpy model (`frameworks.numpy`) or, in this process alone, a Cell of
+            MindSpore. With `around` or `runs`, the model's own
             values are used only where the checkpoints have none: buffers missing from them, such as running
             statistics, and parameters that are not varied.
         loss_fn: a criterion (module or function) for batches (inputs, targets). The loss of a batch is
@@ -260,6 +262,7 @@ def draw(request: Request, *, is_set: bool) -> dict[str, LossGrid]:
     """Check a request, find its planes, evaluate and write them; `is_set` allows several planes."""
     check_arguments(request)
     model, mode, runs = request.model, request.mode, request.runs
+    refuse_workers_of_cell(request)
     choice = choose_engine(model, request.engine, request.memory)
     directions = requested_directions(request)
     refuse_unused(request, directions)
@@ -304,7 +307,8 @@ def draw(request: Request, *, is_set: bool) -> dict[str, LossGrid]:
     with ExitStack() as stack:
         stack.enter_context(numbers_kept())
         has_other = request.address is not None or has_cluster()
-        if request.workers == 0 or (request.workers == "auto" and not has_other):
+        is_here = framework_of(model).name == "mindspore"  # a Cell cannot be pickled
+        if is_here or request.workers == 0 or (request.workers == "auto" and not has_other):
             workers: Workers = InProcessWorkers()
         else:
             from distsummary.landscapes.run.actor import RayWorkers

@@ -109,6 +109,16 @@ def check_arguments(request: Request) -> None:
             )
 
 
+def refuse_workers_of_cell(request: Request) -> None:
+    """Raise InvalidValueError for workers that would need a copy of a Cell, which cannot be pickled."""
+    given = request.workers if request.workers not in (0, "auto") else request.address
+    if given is not None and framework_of(request.model).name == "mindspore":
+        raise InvalidValueError(
+            f"a Cell of MindSpore is evaluated in this process, got workers or address {given!r}; leave them "
+            "out"
+        )
+
+
 def choose_engine(model: Any, engine: str, memory: str | None) -> EngineChoice | None:
     """The engine requested for a torch model; None if none is requested, and for other models."""
     check_type("engine", engine, str)
@@ -132,7 +142,7 @@ def choose_engine(model: Any, engine: str, memory: str | None) -> EngineChoice |
             raise InvalidValueError(
                 f"engine must be 'auto', 'row' or the `engine` of an earlier LossGrid: {error}"
             ) from error
-    if not is_torch and engine.removeprefix("numpy-") not in ("auto", "naive"):
+    if not is_torch and engine.rpartition("-")[2] not in ("auto", "naive"):
         raise InvalidValueError(
             f"engine must be 'auto' or 'naive' for a model that is not torch's, got {engine!r}"
         )

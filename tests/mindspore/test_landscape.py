@@ -10,6 +10,7 @@ import distsummary as ds
 from distsummary.cli.fsck import fsck
 from distsummary.events.reader import read_values
 from distsummary.events.segments import landscape_files
+from distsummary.frameworks.mindspore import FRAMEWORK
 from distsummary.mindspore import SummaryCollector, SummaryLandscape
 from tests.mindspore.trainings import Mlp, features, model_of, values_of
 
@@ -46,6 +47,54 @@ def test_mindspores_landscape_of_our_training_is_that_of_its_own(tmp_path):
         [[(_, found[name])]] = [listed for (plugin, _), listed in values.items() if plugin == "landscape"]
     np.testing.assert_allclose(found["ours"].z, found["theirs"].z, atol=1e-6)
     np.testing.assert_array_equal(found["ours"].x, found["theirs"].x)
+
+
+@pytest.mark.parametrize("mode", ["graph", "pynative"])
+def test_our_landscape_of_a_cell_has_mindspores_numbers_and_leaves_the_cell_as_it_was(tmp_path, mode):
+    modes = {"graph": mindspore.GRAPH_MODE, "pynative": mindspore.PYNATIVE_MODE}
+    mindspore.set_context(mode=modes[mode])
+    try:
+        train(tmp_path / "run", SummaryCollector)
+        theirs = SummaryLandscape(str(tmp_path / "run"))
+        theirs.gen_landscapes_with_multi_process(drawn_from, output=str(tmp_path / "theirs"))
+        values = values_of(tmp_path / "theirs")
+        [[(_, expected)]] = [listed for (plugin, _), listed in values.items() if plugin == "landscape"]
+        network, loss = Mlp(), nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+        network.first.set_train()
+        before = FRAMEWORK.state(network)
+        grid = ds.landscape(
+            network, loss, features(), around=tmp_path / "run", mode="mindspore", size=4, progress=False
+        )
+    finally:
+        mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    assert grid.engine == "mindspore-naive"
+    np.testing.assert_allclose(grid.z, expected.z, atol=1e-6)
+    np.testing.assert_allclose(grid.x, expected.x, rtol=1e-5)
+    assert (network.training, network.first.training, network.second.training) == (False, True, False)
+    for name, array in FRAMEWORK.state(network).items():
+        np.testing.assert_array_equal(array, before[name])
+
+
+def test_a_cell_has_random_planes_metrics_and_losses_of_batches(tmp_path):
+    network, loss = Mlp(), nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="none")
+    batches = [*features().create_tuple_iterator(num_epochs=1)]
+    metrics = {"accuracy": lambda outputs, labels: (outputs.argmax(1) == labels).astype(np.float32).mean()}
+    evaluation = ds.Evaluation(metrics=metrics, stderr=True)
+    grid = ds.landscape(
+        network, loss, batches, size=3, evaluation=evaluation, run_dir=tmp_path, progress=False
+    )
+    assert grid.z[1, 1] == pytest.approx(np.mean([loss(network(x), y).asnumpy().mean() for x, y in batches]))
+    assert set(np.unique(grid.quantities["accuracy"] * 12)) <= {*range(13)}
+    assert np.isfinite(grid.z).all()
+    by_batch = ds.landscape(
+        network, None, batches, batch_loss=lambda model, batch: loss(model(batch[0]), batch[1]),
+        size=3, progress=False,
+    )  # fmt: skip
+    np.testing.assert_allclose(by_batch.z, grid.z)
+    with pytest.raises(ValueError, match="evaluated in this process, got workers or address 2"):
+        ds.landscape(network, loss, batches, size=3, workers=2, progress=False)
+    with pytest.raises(ValueError, match="is for torch models"):
+        ds.landscape(network, loss, batches, size=3, memory="inference", progress=False)
 
 
 def test_both_trajectories_are_read_by_ours(tmp_path):

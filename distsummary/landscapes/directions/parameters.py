@@ -128,7 +128,7 @@ def moving(model: Any, mode: str, patterns: Patterns = None, filter_axis: Filter
         named = {name: array for name, array in framework.named_parameters(model) if name not in tied}
         arrays = {n: array for n, array in named.items() if isinstance(array, np.ndarray) and array.size}
     refuse_overlaps(arrays, shapes)
-    precisions = {name: str(tensors[name].dtype).removeprefix("torch.") for name in shapes}
+    precisions = {name: str(tensors[name].dtype).removeprefix("torch.").lower() for name in shapes}
     for name, precision in precisions.items():
         if not precision.startswith(("float", "bfloat")):
             raise InvalidTypeError(

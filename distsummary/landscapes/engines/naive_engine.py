@@ -1,12 +1,13 @@
-"""The engine for numpy models: the naive loop, which writes all parameters again at every point."""
+"""The engine for numpy models and Cells: the naive loop, which writes all values again at every point."""
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from distsummary.errors import InvalidValueError, LandscapeError
-from distsummary.frameworks.numpy import FRAMEWORK
+from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions.recipe import Array, Directions, Recipe, Weights
 from distsummary.landscapes.engines.engine import processor
 from distsummary.landscapes.model.data import Data, batch_facts, batch_labels, batch_rows, data_sets
@@ -32,13 +33,13 @@ from distsummary.landscapes.model.user_code import (
 NO_NUMBERS = "cOSUMm"  # refused dtype kinds: complex, objects (such as None), strings, times
 
 
-class NumpyEngine:
-    """See `Engine`. Writes each point to the model's own arrays, computing in their dtypes.
+class NaiveEngine:
+    """See `Engine`. Writes each point to the model's own arrays or Parameters, computing in their dtypes.
 
-    `model.parameters` and `model.buffers` are dicts of arrays by name, see `frameworks.numpy`.
+    `model.parameters` and `model.buffers` are dicts of arrays by name, see `frameworks.numpy`; or the model
+    is a Cell of MindSpore, which is in training mode with mode "mindspore", otherwise not.
     """
 
-    name = "numpy-naive"
     is_streamed = False  # each point reads streamed data again
 
     def __init__(
@@ -50,7 +51,10 @@ class NumpyEngine:
         mode: str = "standard",
         evaluation: Evaluation | None = None,
     ) -> None:
-        self._arrays: Mapping[str, Array] = dict(FRAMEWORK.tensors(model))
+        self._framework = framework = framework_of(model)
+        self.name = f"{framework.name}-naive"
+        self._tensors: Mapping[str, Any] = dict(framework.tensors(model))
+        self._kinds = {name: framework.array_spec(one).dtype.type for name, one in self._tensors.items()}
         self._evaluation, self._mode = evaluation or Evaluation(), mode
         refuse_unfit(self._evaluation, mode, is_torch=False)
         self._data = data_sets(batches, streamed=self._evaluation.streamed)
@@ -58,16 +62,25 @@ class NumpyEngine:
         name = next(iter(self._data))
         self.samples = sum(facts.rows for _, facts, _ in self._batches(name))
         self.quantities = quantity_names(self._evaluation, list(self._data))
-        self._originals: dict[str, Array] | None = {n: np.copy(a) for n, a in self._arrays.items()}
+        self._originals: Mapping[str, Array] | None = framework.state(model)
+        self._modes: list[tuple[Any, bool]] = []  # of a Cell and those in it, outer ones first
+        if framework.name == "mindspore":
+            self._modes = [(cell, cell.training) for _, cell in model.cells_and_names()]
+            model.set_train(mode == "mindspore")
         self._centre: Weights = {}
         self._directions = Directions(x={}, y={})
         self.bn_mode = "eval" if mode == "standard" else "batch"
-        self.hardware = f"{processor()}, numpy {np.__version__}"
+        self.hardware = f"{processor()}, {framework.name} {sys.modules[framework.name].__version__}"
         first = next(self._batches(name), None)
         if first is None:
             raise InvalidValueError("batches must hold at least one batch, got none")
-        once, again = (in_batch(first[2], self._reading, first[0]) for _ in range(2))
+        try:
+            once, again = (in_batch(first[2], self._reading, first[0]) for _ in range(2))
+        except BaseException:
+            self.close()
+            raise
         if not np.array_equal(once, again, equal_nan=True):
+            self.close()
             raise LandscapeError(
                 "the model gives different losses for the same parameters and batch; "
                 "switch off its randomness"
@@ -89,9 +102,9 @@ class NumpyEngine:
         for x in xs:
             self._place(self._centre)
             for name, along_x in self._directions.x.items():
-                target = self._arrays[name]
-                kind = target.dtype.type
-                target[...] = self._centre[name] + kind(x) * along_x + kind(y) * self._directions.y[name]
+                kind = self._kinds[name]
+                moved = self._centre[name] + kind(x) * along_x + kind(y) * self._directions.y[name]
+                self._framework.write(self._tensors[name], moved)
             found.append(self._values())
         return np.stack(found)
 
@@ -101,9 +114,9 @@ class NumpyEngine:
         return self._values()
 
     def _place(self, state: Weights) -> None:
-        for name, target in self._arrays.items():
+        for name, target in self._tensors.items():
             if name in state:
-                target[...] = state[name]
+                self._framework.write(target, np.asarray(state[name]))
 
     def _values(self) -> Array:
         """The quantities for the current values of the parameters."""
@@ -141,9 +154,11 @@ class NumpyEngine:
 
     def close(self) -> None:
         """See Engine."""
-        for name, original in (self._originals or {}).items():
-            self._arrays[name][...] = original
-        self._originals = None
+        if self._originals is not None:
+            self._place(self._originals)
+        for cell, is_training in self._modes:
+            cell.set_train(is_training)
+        self._originals, self._modes = None, []
 
 
 def _numbers(what: str, found: Any) -> Array:

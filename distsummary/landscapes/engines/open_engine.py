@@ -1,4 +1,4 @@
-"""Opens the engine that an `EngineChoice` names, for the framework (torch or numpy) of the model."""
+"""Opens the engine that an `EngineChoice` names, for the framework of the model."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -24,15 +24,15 @@ def open_engine(
 ) -> Engine:
     """Open an engine for the framework of `model`; `names` are the parameters that are varied.
 
-    If `choice` is None, torch models get the row engine. Numpy models have only the naive engine. Raises
+    If `choice` is None, torch models get the row engine. Others have only the naive engine. Raises
     CannotTraceError (a LandscapeError) for a graph engine on a model whose code cannot be recorded.
     """
     check_choice("mode", mode, MODES)
     evaluation, choice = evaluation or Evaluation(), choice or EngineChoice()
     if framework_of(model).name != "torch":
-        from distsummary.landscapes.engines.numpy_engine import NumpyEngine
+        from distsummary.landscapes.engines.naive_engine import NaiveEngine
 
-        return NumpyEngine(model, loss_fn, batches, mode=mode, evaluation=evaluation)
+        return NaiveEngine(model, loss_fn, batches, mode=mode, evaluation=evaluation)
     from distsummary.landscapes.engines.torch_engines import TorchEngine, TorchNaiveEngine, TorchRowEngine
 
     kind: type[TorchEngine] = TorchNaiveEngine if choice.engine == "naive" else TorchRowEngine
@@ -51,7 +51,7 @@ def open_engine(
 
 
 def is_out_of_memory(model: Any, error: BaseException) -> bool:
-    """Whether an error that an engine raised means that memory ran out; always False for numpy models."""
+    """Whether an error that an engine raised means that memory ran out; always False without torch."""
     if framework_of(model).name != "torch":
         return False
     from distsummary.landscapes.model.torch_memory import is_full

@@ -26,7 +26,7 @@ from distsummary.events.spec import WriterSpec
 from distsummary.events.writer import RankWriter
 from distsummary.format.records import Batch, Event, Value
 from distsummary.landscapes import generator
-from distsummary.landscapes.engines import numpy_engine
+from distsummary.landscapes.engines import naive_engine
 from distsummary.landscapes.request import Request
 from distsummary.rundir.run_dir import RunDir
 from tests.unit.landscapes import golden_mlp
@@ -258,7 +258,7 @@ def test_a_landscape_that_continues_elsewhere_says_so(
     here = draw(around=None).hardware
     with pytest.raises(LandscapeError, match="are kept"):
         draw(batch_loss=raising_at(CENTRE), **arguments)
-    monkeypatch.setattr(numpy_engine, "processor", lambda: "another machine")
+    monkeypatch.setattr(naive_engine, "processor", lambda: "another machine")
     grid = draw(batch_loss=raising_at(np.inf), **arguments)
     there = draw(around=None).hardware
     assert there != here
