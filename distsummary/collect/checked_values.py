@@ -9,6 +9,7 @@ from distsummary.base.guard import passes
 from distsummary.collect.figures import drawn
 from distsummary.collect.messages import LINEAGE_CLASSES, graph_bytes, landscape_of, lineage_message
 from distsummary.errors import InvalidArgumentError, InvalidTypeError, InvalidValueError
+from distsummary.format.compatibility import OURS, Compatibility
 from distsummary.format.frames import MAX_PAYLOAD
 from distsummary.format.png import layout_of
 from distsummary.format.records import GIVEN_PLUGINS, Value
@@ -45,7 +46,7 @@ class OnlyExported:
 
 
 def checked_value(
-    plugin: object, name: object, value: object, *, exports: bool = False, mindspore_compat: bool = False
+    plugin: object, name: object, value: object, *, exports: bool = False, compatibility: Compatibility = OURS
 ) -> Value:
     """A checked `Value` of a plugin (the kind of value), with a copy of the value.
 
@@ -64,8 +65,8 @@ def checked_value(
             "landscape": a `records.Landscape`, or MindSpore's LossLandscape message.
             "graph": a ModelProto or GraphProto, or the bytes of one.
             a lineage plugin: its protobuf message, of MindSpore's classes or of ours.
-        exports: whether tensors are also exported as .npy files. mindspore_compat: whether histograms and
-            images are MindSpore's. For both see `checked_copy`.
+        exports: whether tensors are also exported as .npy files. compatibility: whether histograms
+            and images are MindSpore's. For both see `checked_copy`.
 
     Raises:
         InvalidTypeError: the value is of a type that the plugin cannot hold.
@@ -95,7 +96,7 @@ def checked_value(
     tensor = _tensor(field, value)
     if kind != "image" and not spec_of(field, tensor).shape:
         raise InvalidValueError(f"{field} must have at least one dimension; record it as a scalar")
-    copy = checked_copy(kind, name, tensor, exports=exports, mindspore_compat=mindspore_compat)
+    copy = checked_copy(kind, name, tensor, exports=exports, compatibility=compatibility)
     return Value(kind, name, copy, framework_of(tensor).shard(tensor))
 
 
@@ -122,7 +123,7 @@ def _tensor(field: str, value: object) -> Any:
 
 
 def checked_copy(
-    plugin: str, name: str, tensor: Any, *, exports: bool = False, mindspore_compat: bool = False
+    plugin: str, name: str, tensor: Any, *, exports: bool = False, compatibility: Compatibility = OURS
 ) -> Any:
     """Copies an array or tensor as it is now, for a `Value` of the plugin tensor, histogram or image.
 
@@ -133,8 +134,8 @@ def checked_copy(
     Args:
         exports: also accept tensors that only a .npy file can hold (complex, long double, text, times,
             structs, and tensors too large for an event), as OnlyExported.
-        mindspore_compat: histogram edges are in the dtype of the tensor, as in MindSpore; the histogram is
-            therefore counted later on the host, not on the tensor's device. Images must be (N, C, H, W).
+        compatibility: histograms of MindSpore are counted later on the host, not on the tensor's device.
+            Its images must be (N, C, H, W).
 
     Raises:
         InvalidTypeError: the dtype cannot be recorded. InvalidValueError: the shape or size is wrong.
@@ -150,7 +151,7 @@ def checked_copy(
         )
     if plugin == "image":
         try:
-            layout_of(spec.shape, mindspore_compat=mindspore_compat)
+            layout_of(spec.shape, compatibility=compatibility)
         except InvalidValueError as error:
             raise InvalidValueError(f"{field}: {error}") from error
     elif plugin == "tensor" and not _fits_event(spec):
@@ -159,7 +160,7 @@ def checked_copy(
             f"{MAX_VALUE_BYTES} of an event; record a part of it or its histogram, or export tensors with "
             'export_options={"tensor_format": "npy"}'
         )
-    elif plugin == "histogram" and not mindspore_compat:
+    elif plugin == "histogram" and not compatibility.histograms:
         return framework.histogram(tensor)
     return framework.snapshot(tensor)
 

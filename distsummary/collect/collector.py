@@ -362,7 +362,7 @@ class CollectorCallback(Callback):
             return
         self._recorded = logged = self._step.logged
         values, step = [*self._step.values], int(params.cur_step_num)
-        if self._settings.mindspore_compat:  # MindSpore records the last step of an epoch twice if it was due
+        if self._settings.compatibility.steps:  # the last step of an epoch is recorded twice if it was due
             values += self._schedule.values_again(params, step, self._step)
         self._open_session().record(step, logged, values)
 
@@ -425,8 +425,8 @@ class CollectorCallback(Callback):
         values = metric_values(params, self._failures) if has_scalars else []
         lineage = []
         if self._settings.collected.eval_lineage:
-            compat = self._settings.mindspore_compat
-            message = self._failures.call("eval lineage", evaluation_lineage, params, mindspore_compat=compat)
+            follows = self._settings.compatibility
+            message = self._failures.call("eval lineage", evaluation_lineage, params, compatibility=follows)
             lineage += [Value("eval_lineage", "", message)] if message is not None else []
         step = int(params.get("global_step", 0))  # 0 if the evaluation is outside a training
         if self._evaluations is not None:

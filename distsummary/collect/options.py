@@ -15,6 +15,7 @@ from distsummary.collect.graph_source import EXPORT, OPERATIONS, TREE, check_gra
 from distsummary.collect.selection import MINDSPORES, Selection
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.events.spec import Limits
+from distsummary.format.compatibility import OURS, Compatibility
 from distsummary.format.records import DELIVERIES, DIALECTS
 from distsummary.frameworks.base import framework_of
 from distsummary.rundir.run_dir import RunDir, refuse_temporary
@@ -76,13 +77,13 @@ def check_specified(
     histograms: object = None,
     gradients: object = None,
     graph: object = None,
-    mindspore_compat: bool = False,
+    compatibility: Compatibility = OURS,
 ) -> Collected:
     """The checked `collect_specified_data`, `histograms`, `gradients` and `graph`.
 
     `keep_default_action`: add the defaults. They collect everything except whole parameters and, without
-    `mindspore_compat`, a trajectory. Raises InvalidTypeError or InvalidValueError where MindSpore raises
-    TypeError or ValueError.
+    `compatibility.landscape`, a trajectory. Raises InvalidTypeError or InvalidValueError where MindSpore
+    raises TypeError or ValueError.
     """
     check_type("keep_default_action", keep_default_action, bool)
     check_type("collect_specified_data", value, dict, optional=True)
@@ -92,7 +93,7 @@ def check_specified(
         check_type(f"collect_specified_data[{name!r}]", given.get(name, True), bool)
     flags = {name.removeprefix("collect_"): given.get(name, keep_default_action) for name in FLAGS}
     graph_by_key = TREE if flags.pop("graph") else False
-    landscape = DEFAULT_SPEC if keep_default_action and mindspore_compat else None
+    landscape = DEFAULT_SPEC if keep_default_action and compatibility.landscape else None
     if "collect_landscape" in given:
         landscape = check_collect_landscape(given["collect_landscape"])
     has_default = keep_default_action or "histogram_regular" in given

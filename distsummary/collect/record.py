@@ -35,6 +35,7 @@ from distsummary.collect.plan import regular_steps
 from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError
 from distsummary.events.spec import DROP, WAIT, WriterSpec
 from distsummary.events.writer import EventWriter
+from distsummary.format.compatibility import AS_MINDSPORE, OURS
 from distsummary.format.records import DIALECTS, WRITTEN, Value
 from distsummary.format.scalar_rows import MAX_PACKERS, row_struct
 from distsummary.rundir import topology as topologies
@@ -122,7 +123,8 @@ class SummaryRecord:
         self._known: set[str] = set()  # names of scalars that have been checked
         self._pool: dict[tuple[str, str], Value] = {}
         self._packers: dict[tuple[str, ...], tuple[tuple[str, ...], Callable[..., bytes]]] = {}
-        self._mode, self._compat = "train", mindspore_compat
+        self._mode = "train"
+        self._compatibility = AS_MINDSPORE if mindspore_compat else OURS
         self._is_closed = self._is_over = False
         self._own_health = Health()
         self._dropped = 0  # values that it had dropped itself at the last `flush`
@@ -140,7 +142,7 @@ class SummaryRecord:
                 overload=overload,
                 prefix=prefix,
                 suffix=suffix,
-                mindspore_compat=mindspore_compat,
+                compatibility=self._compatibility,
                 raise_exception=raise_exception,
             )
             ranks = topologies.ranks_on_node()
@@ -160,7 +162,7 @@ class SummaryRecord:
     @check()
     def _snapshot(self, plugin: str, name: str | None, value: object) -> Value:
         exports = self._exports is not None
-        return checked_value(plugin, name, value, exports=exports, mindspore_compat=self._compat)
+        return checked_value(plugin, name, value, exports=exports, compatibility=self._compatibility)
 
     @property
     def log_dir(self) -> str:

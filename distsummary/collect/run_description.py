@@ -22,7 +22,7 @@ class DescriptionRecorder:
 
     def __init__(self, settings: RunSettings) -> None:
         self._collected, self._custom = settings.collected, settings.custom
-        self._compat = settings.mindspore_compat
+        self._compatibility = settings.compatibility
         self._has_settings = False  # whether TensorBoard shows settings of a training that has not ended
 
     def begin(self, session: Session, params: CallbackParams) -> None:
@@ -40,7 +40,7 @@ class DescriptionRecorder:
         self._has_settings = bool(settings) and topology.role == "train" and topology.world_size == 1
         if self._has_settings:
             session.record(step, {}, [session_start(settings, time.time())])
-        if self._collected.train_lineage and not self._compat:
+        if self._collected.train_lineage and not self._compatibility.lineage:
             session.describe_run(step)
         session.report(step, values)
 
@@ -62,5 +62,5 @@ class DescriptionRecorder:
             return []
         output = mean_of(params.get("net_outputs")) if has_loss else None
         loss = None if output is None else resolve(output)
-        message = train_lineage(params, session.topology, loss=loss, mindspore_compat=self._compat)
+        message = train_lineage(params, session.topology, loss=loss, compatibility=self._compatibility)
         return [Value("train_lineage", "", message)]

@@ -14,6 +14,7 @@ from typing import Any, TypeGuard
 from distsummary.base.guard import passes
 from distsummary.base.redaction import redacted
 from distsummary.errors import InvalidTypeError
+from distsummary.format.compatibility import OURS, Compatibility
 from distsummary.frameworks.base import framework_of
 from distsummary.pb import mindspore_lineage_pb2 as pb
 from distsummary.rundir.identity import without_places
@@ -42,14 +43,18 @@ class DataFacts:
 
 
 def train_lineage(
-    params: CallbackParams, topology: Topology, *, loss: float | None = None, mindspore_compat: bool = False
+    params: CallbackParams,
+    topology: Topology,
+    *,
+    loss: float | None = None,
+    compatibility: Compatibility = OURS,
 ) -> pb.TrainLineage:
     """The lineage of a training so far, from the parameters of its loop; unknown fields stay unset.
 
     Args:
         loss: the last loss, None before the first.
-        mindspore_compat: give the size of the data set as steps times batch size, even if another size is
-            known, and 0 as the size of a model without a checkpoint file, not that of its parameters.
+        compatibility: with its `lineage`, the size of the data set is steps times batch size, even if another
+            size is known, and 0 is the size of a model without a checkpoint file, not that of its parameters.
     """
     message = pb.TrainLineage()
     network, optimizer, dataset = params.get("network"), params.get("optimizer"), params.get("train_dataset")
@@ -68,11 +73,11 @@ def train_lineage(
     _put(hyper, "batch_size", batch)
     _put(message.train_dataset, "train_dataset_path", dataset_path(dataset))
     steps = params.get("batch_num") or 0
-    _put(message.train_dataset, "train_dataset_size", dataset_size(dataset, steps, batch, mindspore_compat))
+    _put(message.train_dataset, "train_dataset_size", dataset_size(dataset, steps, batch, compatibility))
     path = params.get("latest_ckpt_file")
     message.model.path = json.dumps({"ckpt": os.path.abspath(path) if path else None})
     saved = _size_of(path) if path else 0
-    message.model.size = saved if saved or mindspore_compat else model_bytes(network)
+    message.model.size = saved if saved or compatibility.lineage else model_bytes(network)
     return message
 
 
@@ -98,7 +103,9 @@ def model_bytes(network: object) -> int:
         return 0
 
 
-def evaluation_lineage(params: CallbackParams, *, mindspore_compat: bool = False) -> pb.EvaluationLineage:
+def evaluation_lineage(
+    params: CallbackParams, *, compatibility: Compatibility = OURS
+) -> pb.EvaluationLineage:
     """The lineage of an evaluation: its metrics as JSON, and its data set."""
     message = pb.EvaluationLineage()
     try:
@@ -112,7 +119,7 @@ def evaluation_lineage(params: CallbackParams, *, mindspore_compat: bool = False
     batch = batch_size(dataset, params.get("eval_dataset_element"))
     steps = params.get("batch_num") or 0
     _put(message.valid_dataset, "valid_dataset_path", dataset_path(dataset))
-    _put(message.valid_dataset, "valid_dataset_size", dataset_size(dataset, steps, batch, mindspore_compat))
+    _put(message.valid_dataset, "valid_dataset_size", dataset_size(dataset, steps, batch, compatibility))
     return message
 
 
@@ -276,14 +283,16 @@ def batch_size(loader: object, batch: object = None) -> int | None:
     return int(shape[0]) if shape else None
 
 
-def dataset_size(loader: object, steps: int, batch: int | None, mindspore_compat: bool = False) -> int | None:
+def dataset_size(
+    loader: object, steps: int, batch: int | None, compatibility: Compatibility = OURS
+) -> int | None:
     """Samples that this rank sees in an epoch: its sampler's length, but at most steps times batch size.
 
-    If one of these two numbers is unknown, the other is returned. MindSpore (and `mindspore_compat`) always
-    takes steps times batch size, which counts a smaller last batch as a whole one.
+    If one of these two numbers is unknown, the other is returned. MindSpore (and `compatibility.lineage`)
+    always takes steps times batch size, which counts a smaller last batch as a whole one.
     """
     product = steps * batch if steps and batch else None
-    samples = None if mindspore_compat else _length(getattr(loader, "sampler", None))
+    samples = None if compatibility.lineage else _length(getattr(loader, "sampler", None))
     if samples is None:
         return product
     return samples if product is None else min(samples, product)

@@ -18,6 +18,7 @@ from distsummary.collect.record_options import Record
 from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.errors import InvalidValueError
 from distsummary.events.spec import WriterSpec
+from distsummary.format.compatibility import Compatibility
 from distsummary.format.records import DIALECTS, MINDSPORE
 from distsummary.rundir.topology import Topology
 
@@ -58,9 +59,9 @@ class RunSettings:
     diagnose: Diagnose = field(default_factory=Diagnose)
 
     @property
-    def mindspore_compat(self) -> bool:
-        """Whether values are computed as MindSpore does."""
-        return self.writer.mindspore_compat
+    def compatibility(self) -> Compatibility:
+        """In what the record follows MindSpore."""
+        return self.writer.compatibility
 
     def formats_of_ranks(self, world_size: int) -> tuple[str, ...]:
         """The files that each of so many ranks writes: of a single rank, those of the run itself."""

@@ -70,9 +70,9 @@ class Schedule:
     def _make_sources(self) -> None:
         """Make the sources that need no model; those that need one join in `watch`. See `Source`."""
         settings, failures = self._settings, self._failures
-        collected, compat = settings.collected, settings.mindspore_compat
+        collected, compatibility = settings.collected, settings.compatibility
         regular = regular_steps(settings.collect_freq)
-        self._loss = LossSource(regular, failures, mindspore_compat=compat)
+        self._loss = LossSource(regular, failures, compatibility=compatibility)
         tensors = tensor_steps(None, settings.collect_freq, settings.tensor_freq)
         self._histograms = WatchedParameters("histogram", regular, failures)
         self._whole = WatchedParameters("tensor", tensors, failures)
@@ -84,7 +84,7 @@ class Schedule:
         if collected.metric and collected.additions:
             self._mindspores.append(LearningRate(regular, failures))
         if collected.input_data:
-            self._mindspores.append(Images(regular, mindspore_compat=compat))
+            self._mindspores.append(Images(regular, compatibility=compatibility))
         self._mindspores += [self._histograms, self._whole]
         self._sources: list[Source] = [*self._mindspores, self.graph]
         self.taps = Taps(
@@ -93,7 +93,7 @@ class Schedule:
             regular=regular,
             tensors=tensors,
             deal=settings.deal,
-            mindspore_compat=compat,
+            compatibility=compatibility,
         )
 
     def begin(self, topology: Topology) -> None:
@@ -140,7 +140,7 @@ class Schedule:
                 group=self.group,
                 deal=settings.deal,
                 exports=settings.exports_npy,
-                mindspore_compat=settings.mindspore_compat,
+                compatibility=settings.compatibility,
                 report=logger.warning if topology.rank == 0 else None,
             )
 
@@ -164,7 +164,7 @@ class Schedule:
             self._failures,
             params,
             step,
-            mindspore_compat=self._settings.mindspore_compat,
+            compatibility=self._settings.compatibility,
         )
         self.add(gradients)
 
@@ -278,7 +278,7 @@ class Schedule:
         """Find the next step at which more than the given values is due; until then, steps are "plain".
 
         Only a `Run` has a faster path for plain steps. A `Run` knows only a loss that was logged, so
-        `loss/auto` is never due in it, except with `mindspore_compat`.
+        `loss/auto` is never due in it, except with `Compatibility.steps`.
         """
         if self._last is None:
             return
@@ -291,7 +291,8 @@ class Schedule:
         if self.sees_all:
             self._recorder.plain_before = -math.inf
         else:
-            self._recorder.plain_before = self.plain_before if self._settings.mindspore_compat else due_in_run
+            shows_loss = self._settings.compatibility.steps
+            self._recorder.plain_before = self.plain_before if shows_loss else due_in_run
 
     def close(self) -> None:
         """Release the model."""

@@ -12,6 +12,7 @@ from distsummary.collect.step_values import (
     loss_values,
     unless_logged,
 )
+from distsummary.format.compatibility import Compatibility
 from distsummary.format.records import Value
 from distsummary.rundir.deal import Group, Share, Steps
 from distsummary.training.callbacks import CallbackParams
@@ -56,15 +57,15 @@ class Source:
 class LossSource(Source):
     """The loss in the loop's outputs as `loss/auto`, unless the loop logged it.
 
-    Outputs that hold no loss are counted. A `Run` passes no outputs, but with `mindspore_compat` a logged
+    Outputs that hold no loss are counted. A `Run` passes no outputs, but with `Compatibility.steps` a logged
     `loss` is recorded as `loss/auto` too.
     """
 
     what = "loss"
 
-    def __init__(self, steps: Steps, failures: Failures, *, mindspore_compat: bool) -> None:
+    def __init__(self, steps: Steps, failures: Failures, *, compatibility: Compatibility) -> None:
         self.steps = steps
-        self._failures, self._compat = failures, mindspore_compat
+        self._failures, self._compatibility = failures, compatibility
 
     def plan(self, last: int) -> None:
         """See `Source`."""
@@ -75,7 +76,7 @@ class LossSource(Source):
         outputs = params.get("net_outputs")
         if outputs is None and (context.topology is not None or "net_outputs" not in params):
             return []  # a Run whose user logs no loss, or a loop that knows no outputs
-        if "loss" in context.logged and not self._compat:
+        if "loss" in context.logged and not self._compatibility.steps:
             return []
         try:
             return loss_values(outputs)
@@ -115,9 +116,9 @@ class Images(Source):
 
     what = "input_data"
 
-    def __init__(self, steps: Steps, *, mindspore_compat: bool) -> None:
+    def __init__(self, steps: Steps, *, compatibility: Compatibility) -> None:
         self.steps = steps
-        self._compat = mindspore_compat
+        self._compatibility = compatibility
         self._has_images = True
 
     def plan(self, last: int) -> None:
@@ -129,7 +130,7 @@ class Images(Source):
         if not self._has_images:
             return []
         self._has_images = False  # also if it raises
-        images = image_values(params.get("train_dataset_element"), mindspore_compat=self._compat)
+        images = image_values(params.get("train_dataset_element"), compatibility=self._compatibility)
         self._has_images = bool(images)
         return images
 

@@ -11,6 +11,7 @@ from distsummary.collect.checked_values import checked_copy, is_real
 from distsummary.collect.plan import LEFT_OUT, share
 from distsummary.collect.selection import Selection
 from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.format.compatibility import OURS, Compatibility
 from distsummary.format.png import layout_of
 from distsummary.format.records import Shard, Value
 from distsummary.frameworks.base import framework_of, spec_of
@@ -53,12 +54,12 @@ def unless_logged(rate: list[Value], logged: Mapping[str, object]) -> list[Value
     return [] if "lr" in logged or "learning_rate" in logged else rate
 
 
-def image_values(batch: object, *, mindspore_compat: bool = False) -> list[Value]:
+def image_values(batch: object, *, compatibility: Compatibility = OURS) -> list[Value]:
     """The first images of a batch, from its first tensor; none if that tensor is not a picture.
 
     A picture has the axes of one of `png.LAYOUTS`. An array with two axes must be uint8, since
-    floats are probably features, and other integers tokens. `mindspore_compat` accepts only
-    (N, C, H, W) and takes all images of the batch.
+    floats are probably features, and other integers tokens. `compatibility.images` accepts
+    only (N, C, H, W) and takes all images of the batch.
     """
     first: Any = batch[0] if isinstance(batch, (list, tuple)) and batch else batch
     framework = framework_of(first)
@@ -66,12 +67,12 @@ def image_values(batch: object, *, mindspore_compat: bool = False) -> list[Value
         return []
     shape, dtype = spec_of(IMAGE_TAG, first)
     try:
-        layout = layout_of(shape, mindspore_compat=mindspore_compat)
+        layout = layout_of(shape, compatibility=compatibility)
     except InvalidValueError:
         return []
     if (layout == "HW" and dtype != np.uint8) or not is_real(dtype):
         return []
-    if layout.startswith("N") and not mindspore_compat and framework.shard(first) is None:
+    if layout.startswith("N") and not compatibility.images and framework.shard(first) is None:
         first = first[:MAX_IMAGES]
     return [Value("image", IMAGE_TAG, checked_copy("image", IMAGE_TAG, first))]
 
@@ -86,7 +87,7 @@ class Parameters:
         selection: which parameters.
         deal: "parameters": each rank records its share at all steps; "steps": the ranks take turns: at
             each step, one rank records all parameters; "all": every rank always records all parameters.
-        exports, mindspore_compat: see `checked_values.checked_copy`.
+        exports, compatibility: see `checked_values.checked_copy`.
         report: called once with a remark on the selection, if there is something to say.
     """
 
@@ -98,7 +99,7 @@ class Parameters:
         group: Group,
         deal: str,
         exports: bool = False,
-        mindspore_compat: bool = False,
+        compatibility: Compatibility = OURS,
         report: Callable[[str], None] | None = None,
     ) -> None:
         self._network = network
@@ -106,7 +107,7 @@ class Parameters:
         self._selection, self._report = selection, report
         self.is_empty = True  # whether nothing was selected, for any rank; set by `due`
         self.dealt: tuple[str, ...] | None = None  # this rank's share, as `due` found it; None: not yet
-        self._deal, self._exports, self._compat = deal, exports, mindspore_compat
+        self._deal, self._exports, self._compatibility = deal, exports, compatibility
         self.deal_among(group)
 
     def deal_among(self, group: Group) -> None:
@@ -159,7 +160,7 @@ class Parameters:
         def snapshot(tag: str, tensor: Any) -> Any:
             # viewers do not show a tensor without dimensions
             whole = tensor if tensor.shape else tensor.reshape(1)
-            return checked_copy(plugin, tag, whole, exports=self._exports, mindspore_compat=self._compat)
+            return checked_copy(plugin, tag, whole, exports=self._exports, compatibility=self._compatibility)
 
         values = []
         for name, tensor, shard in self.due(steps, step, failures):

@@ -32,6 +32,7 @@ from distsummary.collect.run_settings import RunSettings
 from distsummary.collect.session import Session
 from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.events.spec import DROP, WAIT, WriterSpec
+from distsummary.format.compatibility import AS_MINDSPORE, OURS
 from distsummary.format.records import WRITTEN
 from distsummary.rundir.coordination import Coordinator
 from distsummary.rundir.numbered import is_numbered
@@ -141,13 +142,14 @@ class SummaryCollector(CollectorCallback):
             check_type(field, flag, bool)
         check_type("topology", topology, Topology, optional=True)
         check_type("diagnose", diagnose, Diagnose, optional=True)
+        compatibility = AS_MINDSPORE if mindspore_compat else OURS
         collected = check_specified(
             with_landscape(collect_specified_data, collect_landscape),
             keep_default_action,
             histograms=histograms,
             gradients=gradients,
             graph=graph,
-            mindspore_compat=mindspore_compat,
+            compatibility=compatibility,
         )
         is_quiet = topology is not None and topology.rank > 0
         read = read_config(config, is_quiet=is_quiet)
@@ -167,7 +169,7 @@ class SummaryCollector(CollectorCallback):
                 limits=check_limits(size, rotate_bytes, rotate_s),
                 delivery=check_delivery(delivery),
                 overload=overload,
-                mindspore_compat=mindspore_compat,
+                compatibility=compatibility,
                 raise_exception=raise_exception,
             ),
             formats=None if formats is None else check_formats(formats),

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from distsummary.base.failures import Failures
 from distsummary.collect import operators
+from distsummary.format.compatibility import OURS, Compatibility
 from distsummary.format.records import Value
 from distsummary.rundir.deal import Group, Steps
 from distsummary.training.callbacks import CallbackParams, number_of
@@ -21,8 +22,8 @@ class Taps:
     Args:
         snapshot: see `operators.Listener`. failures: counts what cannot be recorded.
         deal: who records a parameter; see `Parameters`.
-        mindspore_compat: numbers, too, are only recorded at the steps of `regular`; so they are in the
-            loops of `Model`, where `loss/auto` is.
+        compatibility: with its `steps`, numbers, too, are only recorded at those of `regular`; so they are
+            in the loops of `Model`, where `loss/auto` is.
     """
 
     def __init__(
@@ -33,10 +34,10 @@ class Taps:
         regular: Steps,
         tensors: Steps,
         deal: str,
-        mindspore_compat: bool = False,
+        compatibility: Compatibility = OURS,
     ) -> None:
         self.tensors, self._group = tensors, Group()
-        self._regular, self._deal, self._compat = regular, deal, mindspore_compat
+        self._regular, self._deal, self._compatibility = regular, deal, compatibility
         self._params: CallbackParams | None = None
         self._record: Callable[..., None] | None = None
         self._last: int | None = None  # the newest step (in sink mode, epoch) that was recorded
@@ -124,7 +125,7 @@ class Taps:
 
     def _takes_numbers(self, number: int) -> bool:
         is_of_model = self._params is not None and self._params.get("is_model", False)
-        return not (self._compat or is_of_model) or self._regular.due(self._last, number)
+        return not (self._compatibility.steps or is_of_model) or self._regular.due(self._last, number)
 
     def _is_due(self, plugin: str, number: int) -> bool:
         if plugin == "scalar":

@@ -8,6 +8,7 @@ from distsummary.collect.checked_values import checked_copy
 from distsummary.collect.checkpoint_keeper import ENDED_LATE
 from distsummary.collect.sources import Source
 from distsummary.collect.step_values import Parameters
+from distsummary.format.compatibility import OURS, Compatibility
 from distsummary.format.records import Shard, Value
 from distsummary.frameworks.base import framework_of
 from distsummary.frameworks.torch_optimizer import OptimizerSteps, as_seen
@@ -59,13 +60,13 @@ class Gradients(Source):
         params: CallbackParams,
         context: StepContext,
         *,
-        mindspore_compat: bool = False,
+        compatibility: Compatibility = OURS,
     ) -> None:
         self.steps = steps
         self.parameters = parameters
         self._framework = framework_of(network)
         self._failures, self._params, self._context = failures, params, context
-        self._compat = mindspore_compat
+        self._compatibility = compatibility
         # What this rank records when gradients are due, by name; None: not looked up for this step yet.
         self._due: dict[str, tuple[Any, Shard | None]] | None = None
         self._taken: dict[str, Value | None] = {}  # what the optimizers of this step were seen to have
@@ -164,5 +165,5 @@ class Gradients(Source):
         gradient, tag = as_seen(parameter.grad, scale), name + SUFFIX
         if shard is not None:
             shard = self._framework.shard(gradient)
-        data = checked_copy("histogram", tag, gradient, mindspore_compat=self._compat)
+        data = checked_copy("histogram", tag, gradient, compatibility=self._compatibility)
         return Value("histogram", tag, data, shard)

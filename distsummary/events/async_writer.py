@@ -590,7 +590,7 @@ class AsyncWriter:
                 if hasattr(value.data, "result"):
                     value = value._replace(data=value.data.result())
                 if value.plugin == "histogram":
-                    value = finish_value(value, mindspore_compat=self._spec.mindspore_compat)
+                    value = finish_value(value, compatibility=self._spec.compatibility)
             except Exception as error:  # one bad value must not affect the others
                 self._count(f"{value.tag}: {error_line(error)}", {value.plugin: 1})
                 continue

@@ -4,6 +4,7 @@ import os
 import uuid
 from dataclasses import dataclass, field
 
+from distsummary.format.compatibility import OURS, Compatibility
 from distsummary.format.records import DIALECTS, WRITTEN
 
 # What happens when a rank gives more values than its writer can write.
@@ -50,7 +51,7 @@ class WriterSpec:
         delivery: the guarantee for an acknowledged event. "written": it survives the death of any process;
             "synced": it is durable about a second later, or when a flush returns True; "queued": as
             "written", but an AsyncWriter drops and counts events that its writer does not accept at once.
-        mindspore_compat: compute histogram edges and scale images as MindSpore does.
+        compatibility: in what the record follows MindSpore.
         budget_bytes: how many bytes may wait in an AsyncWriter. When the budget is full, bulk values are
             dropped and counted. Other values wait, and with them the caller, as long as the writer gets
             something done; after 2 s without, whole events are dropped and counted until it does. An event
@@ -77,7 +78,7 @@ class WriterSpec:
     shows_norms: bool = False
     limits: Limits = Limits()
     delivery: str = WRITTEN
-    mindspore_compat: bool = False
+    compatibility: Compatibility = OURS
     budget_bytes: int = 256 << 20
     overload: str = WAIT
     interval_s: float = 0.1

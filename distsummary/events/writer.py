@@ -119,7 +119,7 @@ class RankWriter:
         self.directory = Path(spec.directory)
         self._files = files or Files()
         self._encoder = EventEncoder(
-            spec.run_id, spec.attempt, spec.formats, mindspore_compat=spec.mindspore_compat
+            spec.run_id, spec.attempt, spec.formats, compatibility=spec.compatibility
         )
         self._is_closed = False
         self._left_out: tuple[int, Sequence[Value]] = 0, ()  # a batch's first seq, and what a file is missing

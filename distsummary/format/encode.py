@@ -13,6 +13,7 @@ import numpy as np
 from distsummary.base.checks import check_choice, check_text, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format import mindspore_format, mindspore_graph, tensorboard_format, tensorboard_graph, wire
+from distsummary.format.compatibility import OURS, Compatibility
 from distsummary.format.frames import MAX_PAYLOAD, Framed, Part, frame_parts
 from distsummary.format.histogram import count_histogram
 from distsummary.format.mindspore_format import DATA_TYPES
@@ -70,7 +71,7 @@ def encode_event(
     ids: EventIds | None,
     formats: tuple[str, ...] = DIALECTS,
     *,
-    mindspore_compat: bool = False,
+    compatibility: Compatibility = OURS,
     max_payload: int = MAX_PAYLOAD,
     tables: TableTurns | None = None,
 ) -> tuple[dict[str, bytes | None], list[Refusal]]:
@@ -86,12 +87,12 @@ def encode_event(
             ended.
         ids: written into each payload; with None the payload equals what MindSpore itself writes.
         formats: some of "mindspore" and "tensorboard".
-        mindspore_compat: compute histogram edges and scale images as MindSpore does.
+        compatibility: whether histograms and images are those of MindSpore.
         max_payload: in bytes; a value that would exceed it is refused, since readers reject larger events.
         tables: decides whether norms are written with the table of their parameters; None: they are.
     """
     payloads, refused = event_parts(
-        event, ids, formats, mindspore_compat=mindspore_compat, max_payload=max_payload, tables=tables
+        event, ids, formats, compatibility=compatibility, max_payload=max_payload, tables=tables
     )
     return {name: None if parts is None else b"".join(parts) for name, parts in payloads.items()}, refused
 
@@ -101,7 +102,7 @@ def event_parts(
     ids: EventIds | None,
     formats: tuple[str, ...] = DIALECTS,
     *,
-    mindspore_compat: bool = False,
+    compatibility: Compatibility = OURS,
     max_payload: int = MAX_PAYLOAD,
     tables: TableTurns | None = None,
 ) -> tuple[dict[str, list[Part] | None], list[Refusal]]:
@@ -145,7 +146,7 @@ def event_parts(
                 has_table = tables is None or tables.carries(measured.table)
                 parts = {carrier: [encode_norms(measured, has_table=has_table)]}
             else:
-                finished = finish_value(value, mindspore_compat=mindspore_compat, max_payload=max_payload)
+                finished = finish_value(value, compatibility=compatibility, max_payload=max_payload)
                 shown_in = [d for d in formats if value.plugin not in TENSORBOARD_PLUGINS or d == TENSORBOARD]
                 parts = {dialect: _VALUE_ENCODERS[dialect](finished) for dialect in shown_in}
             needs = {
@@ -193,7 +194,9 @@ def event_parts(
     return payloads, refused
 
 
-def finish_value(value: Value, *, mindspore_compat: bool = False, max_payload: int = MAX_PAYLOAD) -> Value:
+def finish_value(
+    value: Value, *, compatibility: Compatibility = OURS, max_payload: int = MAX_PAYLOAD
+) -> Value:
     """The same value with its data converted to a float, an array, Histogram, Image, Landscape or text.
 
     Raises InvalidTypeError or InvalidValueError for data that the plugin cannot hold.
@@ -240,9 +243,9 @@ def finish_value(value: Value, *, mindspore_compat: bool = False, max_payload: i
                     f"{max_payload} of an event; record a part of it or its histogram"
                 )
         case "histogram" if not isinstance(data, Histogram):
-            data = count_histogram(data, mindspore_compat=mindspore_compat, fixed=value.shard is not None)
+            data = count_histogram(data, compatibility=compatibility, fixed=value.shard is not None)
         case "image" if not isinstance(data, Image):
-            data = encode_image(data, mindspore_compat=mindspore_compat)
+            data = encode_image(data, compatibility=compatibility)
         case "landscape":
             check_type("the data of a landscape", data, Landscape)
             if data.z.shape != data.y.shape + data.x.shape:
@@ -282,14 +285,14 @@ class EventEncoder:
     Args:
         run_id, attempt: written into every event, with its sequence number.
         formats: the formats of the frames.
-        mindspore_compat: compute histogram edges and scale images as MindSpore does.
+        compatibility: whether histograms and images are those of MindSpore.
     """
 
     def __init__(
-        self, run_id: str, attempt: int, formats: tuple[str, ...], *, mindspore_compat: bool = False
+        self, run_id: str, attempt: int, formats: tuple[str, ...], *, compatibility: Compatibility = OURS
     ) -> None:
         self._run_id, self._attempt, self._formats = run_id, attempt, formats
-        self._mindspore_compat = mindspore_compat
+        self._compatibility = compatibility
         self._scalars = ScalarEncoder(run_id, attempt, formats)
         self._tables = TableTurns()
 
@@ -328,7 +331,7 @@ class EventEncoder:
     def _add_event(self, encoded: Encoded, seq: int, event: Event) -> None:
         ids = EventIds(self._run_id, self._attempt, seq)
         payloads, refused = event_parts(
-            event, ids, self._formats, mindspore_compat=self._mindspore_compat, tables=self._tables
+            event, ids, self._formats, compatibility=self._compatibility, tables=self._tables
         )
         encoded.refused.extend(refused)
         for dialect, payload in payloads.items():

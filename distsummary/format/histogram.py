@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from distsummary.errors import InvalidTypeError
+from distsummary.format.compatibility import OURS, Compatibility
 from distsummary.format.records import Array, Histogram
 
 _BLOCK = 1 << 16  # elements; a multiple of 8192, see `count_histogram`
@@ -21,13 +22,13 @@ PLACE_BLOCK = 1 << 15  # a block and its scratch arrays fit into the cache
 _MAX_DOUBT = 0.25  # in bin widths; see `_Placing`
 
 
-def count_histogram(values: Array, *, mindspore_compat: bool = False, fixed: bool = False) -> Histogram:
+def count_histogram(values: Array, *, compatibility: Compatibility = OURS, fixed: bool = False) -> Histogram:
     """Count an array of any shape; bool counts as uint8.
 
     At most 90 equal bins span the finite values, or 0.5 to either side if all values are equal. Edges are
-    float32 for float16 and float32 values, else float64. With `mindspore_compat`, they are computed in the
-    dtype of the values as in MindSpore: integer edges are truncated, and widths of int8 may wrap around. With
-    `fixed`, the bins are `fixed_edges` from the first to the last that is not empty.
+    float32 for float16 and float32 values, else float64. With `compatibility.histograms`, they are computed
+    in the dtype of the values as in MindSpore: integer edges are truncated, and widths of int8 may wrap
+    around. With `fixed`, the bins are `fixed_edges` from the first to the last that is not empty.
 
     Raises InvalidTypeError unless the dtype is bool, integer or float of at most 64 bits.
     """
@@ -72,7 +73,7 @@ def count_histogram(values: Array, *, mindspore_compat: bool = False, fixed: boo
         return fixed_histogram(_count_sorted(flat, fixed_edges()), **measured)
     is_small_float = flat.dtype.kind == "f" and flat.dtype.itemsize <= 4
     own_dtype = np.dtype(np.float32 if is_small_float else np.float64)
-    edges = bin_edges(low, high, finite_count, flat.dtype if mindspore_compat else own_dtype)
+    edges = bin_edges(low, high, finite_count, flat.dtype if compatibility.histograms else own_dtype)
     with np.errstate(over="ignore"):  # the width may wrap around in the dtype of the edges
         width = np.diff(edges)
     return Histogram(

@@ -8,13 +8,14 @@ from functools import cache, partial
 import numpy as np
 
 from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.format.compatibility import OURS, Compatibility
 from distsummary.format.records import Array, Image
 
 COLUMNS = 8  # pictures per row of a canvas
 LAYOUTS = ("NCHW", "NHWC", "CHW", "HWC", "HW")  # N pictures, C channels; the first layout that fits is used
 
 
-def encode_image(pictures: Array, *, mindspore_compat: bool = False) -> Image:
+def encode_image(pictures: Array, *, compatibility: Compatibility = OURS) -> Image:
     """Draw pictures on one canvas, eight per row; unused places are black.
 
     The axes are one of LAYOUTS: (N, C, H, W), (N, H, W, C), (C, H, W), (H, W, C) or (H, W), where C is 1
@@ -22,8 +23,8 @@ def encode_image(pictures: Array, *, mindspore_compat: bool = False) -> Image:
 
     Integers within 0..255 are kept; bool becomes black and white; floats within [0, 1] are multiplied by 255
     and rounded; any other array is stretched from its finite range to 0..255 (a constant array becomes
-    black). NaN and -Inf are black, Inf is white. With `mindspore_compat`, only (N, C, H, W) is
-    accepted and the whole canvas is stretched, uint8 included, as MindSpore does.
+    black). NaN and -Inf are black, Inf is white. With `compatibility.images`, only (N, C, H, W)
+    is accepted and the whole canvas is stretched, uint8 included, as MindSpore does.
 
     Raises InvalidTypeError for a dtype and InvalidValueError for a shape that cannot be drawn.
     """
@@ -32,11 +33,11 @@ def encode_image(pictures: Array, *, mindspore_compat: bool = False) -> Image:
         raise InvalidTypeError(
             f"a picture is bool, integer or float of up to 64 bits, got {pictures.dtype}; convert the array"
         )
-    layout = layout_of(pictures.shape, mindspore_compat=mindspore_compat)
+    layout = layout_of(pictures.shape, compatibility=compatibility)
     if layout.endswith("C"):
         pictures = np.moveaxis(pictures, -1, -3)
     pictures = pictures[(np.newaxis,) * (4 - len(layout))]  # (N, C, H, W)
-    if mindspore_compat:
+    if compatibility.images:
         # MindSpore stretches the whole canvas, unused places included.
         canvas = _canvas(pictures.astype(np.float64)).astype(np.float32)
         low, high = canvas.min(), canvas.max()
@@ -96,12 +97,12 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
     )
 
 
-def layout_of(shape: Sequence[int], *, mindspore_compat: bool = False) -> str:
+def layout_of(shape: Sequence[int], *, compatibility: Compatibility = OURS) -> str:
     """The first of LAYOUTS that fits a shape, where C must be 1 or 3 and no axis may be 0.
 
-    With `mindspore_compat`, only NCHW is tried. Raises InvalidValueError if no layout fits.
+    With `compatibility.images`, only NCHW is tried. Raises InvalidValueError if no layout fits.
     """
-    layouts = LAYOUTS[:1] if mindspore_compat else LAYOUTS
+    layouts = LAYOUTS[:1] if compatibility.images else LAYOUTS
     for layout in layouts:
         axes = dict(zip(layout, shape, strict=False))
         if len(shape) == len(layout) and 0 not in shape and axes.get("C", 1) in (1, 3):

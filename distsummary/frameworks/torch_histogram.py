@@ -81,8 +81,8 @@ class CountedFixed:
 def count(tensor: Tensor) -> Tensor:
     """Count a dense tensor on its device; returns int64 numbers there, packed for `CountedHistogram`.
 
-    Follows `format.histogram.count_histogram` without `mindspore_compat`. torch.histc would count in float32
-    and be inexact at the edges; torch.bincount would wait for the device.
+    Follows `format.histogram.count_histogram` without `Compatibility.histograms`. torch.histc would count in
+    float32 and be inexact at the edges; torch.bincount would wait for the device.
 
     Raises InvalidTypeError for complex tensors.
     """

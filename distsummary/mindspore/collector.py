@@ -12,6 +12,7 @@ from distsummary.base.guard import Guard, door
 from distsummary.base.health import Health
 from distsummary.collect import summary_collector
 from distsummary.errors import InvalidValueError
+from distsummary.format.compatibility import AS_MINDSPORE
 from distsummary.mindspore.driven_run import DrivenRun
 from distsummary.mindspore.operators import CachedOperators, take_cache
 from distsummary.mindspore.theirs import (
@@ -32,7 +33,7 @@ class Collector(summary_collector.SummaryCollector):
     _merges_at_exit = True  # `Model.train` returns when the files of its rank are written
 
     def _reset(self) -> None:
-        if self._settings.mindspore_compat:
+        if self._settings.compatibility == AS_MINDSPORE:
             collected = replace(self._settings.collected, additions=False)
             self._settings = replace(self._settings, collected=collected)
         super()._reset()

@@ -15,6 +15,7 @@ import distsummary as ds
 from distsummary.events.reader import read_directory, read_file, read_lineage
 from distsummary.events.segments import dialect_of
 from distsummary.format import mindspore_format
+from distsummary.format.compatibility import AS_MINDSPORE
 from distsummary.format.encode import encode_event
 from distsummary.format.frames import frame, read_frames
 from distsummary.format.histogram import count_histogram
@@ -91,14 +92,14 @@ def test_tensors_are_encoded_as_mindspore_does(array: np.ndarray, written: np.nd
 
 @pytest.mark.parametrize(("array", "written"), special("histogram"))
 def test_histograms_are_counted_as_mindspore_does(array: np.ndarray, written: Histogram):
-    assert_same(count_histogram(array, mindspore_compat=True), written)
+    assert_same(count_histogram(array, compatibility=AS_MINDSPORE), written)
     if array.dtype == np.float32:
         assert_same(count_histogram(array), written)
 
 
 @pytest.mark.parametrize(("array", "written"), special("image"))
 def test_images_are_stretched_as_mindspore_does(array: np.ndarray, written: Image):
-    assert_same_picture(encode_image(array, mindspore_compat=True), written)
+    assert_same_picture(encode_image(array, compatibility=AS_MINDSPORE), written)
 
 
 def test_scalars_are_rounded_as_mindspore_does():
@@ -151,7 +152,7 @@ def test_input_images_of_a_training_are_drawn_as_mindspore_does():
     ]
     assert len(drawn) >= 8
     for step, image in drawn:
-        assert_same_picture(encode_image(batches[(step - 1) % 3], mindspore_compat=True), image)
+        assert_same_picture(encode_image(batches[(step - 1) % 3], compatibility=AS_MINDSPORE), image)
 
 
 def test_histograms_of_parameters_are_counted_as_mindspore_does():

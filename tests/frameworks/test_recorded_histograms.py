@@ -7,6 +7,7 @@ from torch import nn
 
 from distsummary import Run, SummaryCollector, SummaryRecord
 from distsummary.events.reader import read_directory
+from distsummary.format.compatibility import AS_MINDSPORE, OURS, Compatibility
 from distsummary.format.histogram import count_histogram
 from distsummary.frameworks import torch as framework
 
@@ -33,9 +34,9 @@ def parameter(dtype: torch.dtype, place: str) -> nn.Module:
     return module
 
 
-def as_counted(dtype: torch.dtype, *, mindspore_compat: bool = False):
+def as_counted(dtype: torch.dtype, *, compatibility: Compatibility = OURS):
     array = framework.FRAMEWORK.to_numpy(parameter(dtype, "cpu").weight)
-    return count_histogram(array, mindspore_compat=mindspore_compat)
+    return count_histogram(array, compatibility=compatibility)
 
 
 def assert_recorded(directory, tag: str, expected) -> None:
@@ -74,7 +75,7 @@ def test_compatibility_has_edges_in_the_dtype_wherever_the_parameter_lies(tmp_pa
     with Run(callbacks=collector, network=parameter(dtype, place)) as run:
         for _ in run.steps([1]):
             pass
-    expected = as_counted(dtype, mindspore_compat=True)
+    expected = as_counted(dtype, compatibility=AS_MINDSPORE)
     assert_recorded(tmp_path, "weight/auto", expected)
     if dtype == torch.float16:
         assert np.array_equal(expected.left, expected.left.astype(np.float16))

@@ -15,6 +15,7 @@ from PIL import Image as Picture
 
 from distsummary.cli.fsck import fsck
 from distsummary.events.reader import read_directory, read_lineage, read_values
+from distsummary.format.compatibility import AS_MINDSPORE
 from distsummary.format.histogram import count_histogram
 from distsummary.format.png import encode_image
 from distsummary.format.records import Histogram, Image, Landscape, Value
@@ -43,7 +44,7 @@ def pixels(encoded: bytes) -> Any:
 
 
 def drawn(pictures: Any) -> Any:
-    return pixels(encode_image(pictures, mindspore_compat=True).encoded)
+    return pixels(encode_image(pictures, compatibility=AS_MINDSPORE).encoded)
 
 
 def assert_same(found: Histogram, expected: Histogram) -> None:

@@ -6,6 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from distsummary.format.compatibility import AS_MINDSPORE
 from distsummary.format.histogram import bin_count, count_histogram
 from distsummary.format.records import Histogram
 
@@ -40,7 +41,7 @@ def test_the_edges_span_the_values_and_ascend(values):
 
 @given(hnp.arrays("float32", st.integers(0, 2000)))
 def test_float32_is_counted_alike_with_and_without_compatibility(values):
-    assert_equal(count_histogram(values), count_histogram(values, mindspore_compat=True))
+    assert_equal(count_histogram(values), count_histogram(values, compatibility=AS_MINDSPORE))
 
 
 def by_the_book(values: np.ndarray, edge_dtype: str) -> Histogram:

@@ -12,6 +12,7 @@ from distsummary.collect import operators
 from distsummary.collect.operators import TapListener
 from distsummary.collect.plan import regular_steps, tensor_steps
 from distsummary.collect.taps import Taps
+from distsummary.format.compatibility import AS_MINDSPORE
 from distsummary.format.records import Value
 from distsummary.rundir.deal import Group
 from distsummary.training.callbacks import CallbackParams
@@ -150,7 +151,7 @@ def collected(steps, *, deal="parameters", group=None, is_parameter=False, **opt
         **options,
     )
     taps.deal_among(group or Group())
-    params = CallbackParams(cur_step_num=0, is_model=options.get("mindspore_compat", False))
+    params = CallbackParams(cur_step_num=0, is_model="compatibility" in options)
     taps.begin(params, lambda step, numbers, values=(): recorded.append((step, numbers, values)))
     for step in steps:
         params.cur_step_num = step
@@ -173,7 +174,7 @@ def test_numbers_are_taken_at_every_step_the_rest_by_the_plan():
 
 
 def test_as_in_mindspore_numbers_follow_the_plan_too():
-    found = collected(range(1, 21), mindspore_compat=True)
+    found = collected(range(1, 21), compatibility=AS_MINDSPORE)
     assert {step for step, tags in found.items() if "a" in tags} == {1, 10, 20}
 
 

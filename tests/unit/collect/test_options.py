@@ -4,6 +4,7 @@ from distsummary.checkpoints.landscape_spec import DEFAULT_SPEC
 from distsummary.collect.options import Collected, check_file_affix, check_specified, selection
 from distsummary.collect.selection import MINDSPORES, Selection
 from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.format.compatibility import AS_MINDSPORE
 
 EVERYTHING = {
     "metric": True, "graph": "modules", "train_lineage": True, "eval_lineage": True, "input_data": True,
@@ -16,8 +17,8 @@ def test_by_default_everything_is_collected_but_trajectory_and_whole_parameters(
 
 
 def test_mindspore_keeps_a_trajectory_by_default():
-    assert check_specified(None, True, mindspore_compat=True).landscape == DEFAULT_SPEC
-    assert check_specified(None, False, mindspore_compat=True).landscape is None
+    assert check_specified(None, True, compatibility=AS_MINDSPORE).landscape == DEFAULT_SPEC
+    assert check_specified(None, False, compatibility=AS_MINDSPORE).landscape is None
 
 
 def test_without_the_default_action_nothing_is_collected_but_what_is_named():
@@ -38,7 +39,7 @@ def test_a_given_key_replaces_its_default():
     [
         (None, {}, MINDSPORES),
         (None, {"keep_default_action": False}, None),
-        (None, {"mindspore_compat": True}, MINDSPORES),
+        (None, {"compatibility": AS_MINDSPORE}, MINDSPORES),
         (False, {}, None),
         ("fc", {"keep_default_action": False}, Selection(pattern="fc", argument="histograms='fc'")),
     ],
@@ -65,7 +66,7 @@ def test_a_choice_of_parameters_is_a_pattern_or_false():
 
 
 def test_an_empty_landscape_switches_it_off():
-    assert check_specified({"collect_landscape": {}}, True, mindspore_compat=True).landscape is None
+    assert check_specified({"collect_landscape": {}}, True, compatibility=AS_MINDSPORE).landscape is None
     spec = check_specified({"collect_landscape": {"intervals": [[1, 2, 3]]}}, True).landscape
     assert spec is not None
     assert spec.numbers == (1, 2, 3)

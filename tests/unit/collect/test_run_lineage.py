@@ -16,6 +16,7 @@ from distsummary.collect.run_lineage import (
     evaluation_lineage,
     train_lineage,
 )
+from distsummary.format.compatibility import Compatibility
 from distsummary.rundir.topology import Topology, hyper_config
 from distsummary.training.callbacks import CallbackParams
 from tests.unit.collect.doubles import Model, Momentum
@@ -131,7 +132,8 @@ def test_the_size_of_the_model_is_that_of_its_newest_file_and_without_one_that_o
         (None, True, 0),
     ):
         params = reported(network=network, latest_ckpt_file=path and str(path))
-        assert train_lineage(params, Topology(), mindspore_compat=compat).model.size == size
+        follows = Compatibility(lineage=compat)
+        assert train_lineage(params, Topology(), compatibility=follows).model.size == size
 
 
 def test_a_model_whose_parameters_cannot_be_counted_has_its_lineage(caplog):
@@ -150,7 +152,7 @@ def test_a_model_whose_parameters_cannot_be_counted_has_its_lineage(caplog):
      (range(12), 0, False, 12), (None, 0, False, None)],
 )  # fmt: skip
 def test_the_size_of_a_dataset_is_what_a_rank_really_sees(sampler, steps, compat, size):
-    assert dataset_size(DataLoader(None, sampler), steps, 5, compat) == size
+    assert dataset_size(DataLoader(None, sampler), steps, 5, Compatibility(lineage=compat)) == size
 
 
 def test_the_batch_size_comes_from_the_loader_or_from_a_batch():

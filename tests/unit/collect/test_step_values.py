@@ -10,6 +10,7 @@ from distsummary.collect import step_values as gather
 from distsummary.collect.plan import regular_steps
 from distsummary.collect.selection import Selection
 from distsummary.collect.step_values import Parameters, image_values, learning_rate_values
+from distsummary.format.compatibility import AS_MINDSPORE
 from distsummary.format.records import Shard
 from distsummary.frameworks.numpy import NumpyFramework
 from distsummary.rundir.deal import Group
@@ -81,10 +82,10 @@ def test_images_are_the_first_of_a_batch(batch, count):
 
 
 def test_compatibility_takes_all_images_of_one_layout():
-    [value] = image_values(np.zeros((20, 1, 2, 2)), mindspore_compat=True)
+    [value] = image_values(np.zeros((20, 1, 2, 2)), compatibility=AS_MINDSPORE)
     assert len(value.data.result()) == 20
     for shape in ((2, 4, 4, 3), (3, 4, 4), (4, 4)):
-        assert image_values(np.zeros(shape, np.uint8), mindspore_compat=True) == []
+        assert image_values(np.zeros(shape, np.uint8), compatibility=AS_MINDSPORE) == []
 
 
 @pytest.mark.parametrize(

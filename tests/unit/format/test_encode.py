@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distsummary.format import encode, mindspore_format, mindspore_graph, tensorboard_format
+from distsummary.format.compatibility import AS_MINDSPORE
 from distsummary.format.encode import EventEncoder, encode_event, event_parts
 from distsummary.format.frames import Framed, frame, frame_parts
 from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Event, EventIds, Value
@@ -155,7 +156,7 @@ def test_compatibility_reaches_histograms_and_images():
     picture = np.array([0, 255], np.uint8).reshape(1, 1, 1, 2)
     values = [Value("histogram", "h", np.array([-128, 127], np.int8)), Value("image", "i", picture)]
     plain, _ = encode_event(Event(1, 1.0, values), samples.IDS, ("mindspore",))
-    compat, _ = encode_event(Event(1, 1.0, values), samples.IDS, ("mindspore",), mindspore_compat=True)
+    compat, _ = encode_event(Event(1, 1.0, values), samples.IDS, ("mindspore",), compatibility=AS_MINDSPORE)
     before, after = (read(payloads, "mindspore").values for payloads in (plain, compat))
     assert before[0].data.left.tolist() == [-128, -0.5]
     assert after[0].data.left.tolist() == [-128, -1]

@@ -8,6 +8,7 @@ from hypothesis.extra import numpy as hnp
 
 from distsummary.errors import InvalidTypeError
 from distsummary.format import histogram as module
+from distsummary.format.compatibility import AS_MINDSPORE
 from distsummary.format.histogram import bin_count, bin_edges, count_histogram
 
 
@@ -19,7 +20,7 @@ def test_the_number_of_bins_follows_mindspore():
 def test_integers_keep_fractional_edges_that_mindspore_truncates():
     values = np.array([-128, 0, 1, 9, 127], np.int8)
     assert count_histogram(values).left.tolist() == [-128, -0.5]
-    compat = count_histogram(values, mindspore_compat=True)
+    compat = count_histogram(values, compatibility=AS_MINDSPORE)
     assert compat.left.tolist() == [-128, -1]
     assert compat.width.tolist() == [127, -128]  # MindSpore's int8 difference wraps
 

@@ -12,6 +12,7 @@ from hypothesis.extra import numpy as hnp
 
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format import png
+from distsummary.format.compatibility import AS_MINDSPORE
 from distsummary.format.png import encode_image, encode_png
 
 
@@ -77,7 +78,7 @@ def test_dtypes_that_cannot_be_drawn_are_refused(dtype: str):
 
 def test_compatibility_stretches_bytes_as_mindspore_does():
     picture = np.array([0, 100, 255], np.uint8).reshape(1, 1, 1, 3)
-    image = encode_image(picture, mindspore_compat=True)
+    image = encode_image(picture, compatibility=AS_MINDSPORE)
     assert pixels(image.encoded)[0, :, 0].tolist() == [0, 99, 254]
 
 
@@ -100,7 +101,7 @@ def test_a_shape_that_fits_two_layouts_has_its_channels_in_front():
 def test_compatibility_takes_no_other_layout():
     for shape in ((1, 4, 4, 3), (3, 4, 4), (4, 4)):
         with pytest.raises(InvalidValueError, match=r"shape \(N, C, H, W\), C 1 or 3"):
-            encode_image(np.zeros(shape), mindspore_compat=True)
+            encode_image(np.zeros(shape), compatibility=AS_MINDSPORE)
 
 
 def test_the_pixels_do_not_depend_on_the_compression(monkeypatch: pytest.MonkeyPatch):
