@@ -55,6 +55,9 @@ class Collector(summary_collector.SummaryCollector):
         return self._settings.collected.additions
 
 
+_OF_STEPS = ("on_train_step_begin", "step_begin", "on_train_step_end", "step_end")
+
+
 class SummaryCollector(mindspore.train.Callback):  # type: ignore[misc]  # its base is untyped
     """MindSpore's SummaryCollector for `Model.train`, `fit` and `eval`, with our files and options.
 
@@ -92,11 +95,14 @@ class SummaryCollector(mindspore.train.Callback):  # type: ignore[misc]  # its b
         if params.get("mode") == "eval":
             self._begin_evaluation(params)
         elif params.get("mode") == "train":
-            if self._run is not None:  # of a loop that did not end it
-                self._run.close()
+            if (earlier := self._take_run()) is not None:  # of a loop that did not end it
+                earlier.close()
             self._own_guard.call("operators", take_cache)  # of what ran before
             self._run = run = self._run_of(params)
             run.begin()
+            if all(getattr(type(self), hook) is getattr(SummaryCollector, hook) for hook in _OF_STEPS):
+                # a fifth of the time of a step at which nothing is due passed in calls from hook to hook
+                self.on_train_step_begin, self.on_train_step_end = run.begin_step, run.end_step
         else:
             raise InvalidValueError(
                 f"mode must be 'train' or 'eval', got {params.get('mode')!r}; call Model.train or Model.eval"
@@ -112,19 +118,14 @@ class SummaryCollector(mindspore.train.Callback):  # type: ignore[misc]  # its b
     @door()
     def step_begin(self, run_context: Any) -> None:
         """Note when the batch has come."""
-        params = run_context.original_args()
-        if self._run is not None and params["mode"] == "train":
-            self._run.begin_step(params["cur_step_num"], params["train_dataset_element"])
+        if self._run is not None and run_context.original_args()["mode"] == "train":
+            self._run.begin_step(run_context)
 
     @door()
     def step_end(self, run_context: Any) -> None:
         """Record the step."""
-        params, run = run_context.original_args(), self._run
-        if run is None or params["mode"] != "train":
-            return
-        if not run.is_in_step:  # called by hand, without `step_begin`
-            run.begin_step(params["cur_step_num"], params.get("train_dataset_element"))
-        run.end_step(params["net_outputs"])
+        if self._run is not None and run_context.original_args()["mode"] == "train":
+            self._run.end_step(run_context)
 
     @door()
     def epoch_end(self, run_context: Any) -> None:
@@ -144,8 +145,8 @@ class SummaryCollector(mindspore.train.Callback):  # type: ignore[misc]  # its b
         params = run_context.original_args()
         if params["mode"] == "eval":
             self._end_evaluation(params)
-        if self._run is not None and (params["mode"] == "train" or not self._run.is_training):
-            run, self._run = self._run, None
+        is_over = params["mode"] == "train" or (self._run is not None and not self._run.is_training)
+        if is_over and (run := self._take_run()) is not None:
             run.context.original_args()["latest_ckpt_file"] = newest_checkpoint(params)
             run.close()
 
@@ -159,9 +160,16 @@ class SummaryCollector(mindspore.train.Callback):  # type: ignore[misc]  # its b
         self._depth -= 1
         if self._depth > 0:  # `Model.fit` enters its callbacks again for each evaluation
             return
-        run, self._run, self._evaluation = self._run, None, None
-        if run is not None:
+        self._evaluation = None
+        if (run := self._take_run()) is not None:
             run.__exit__(kind, error, trace)
+
+    def _take_run(self) -> DrivenRun | None:
+        """The Run that is driven, which is driven no longer; None if there is none."""
+        for hook in _OF_STEPS:
+            self.__dict__.pop(hook, None)
+        run, self._run = self._run, None
+        return run
 
     def _run_of(self, params: Any) -> DrivenRun:
         """The Run of a loop with these parameters."""

@@ -22,11 +22,6 @@ class DrivenRun(ModelRun):
         """Whether the training has begun; False for a run that only evaluates."""
         return self._is_training
 
-    @property
-    def is_in_step(self) -> bool:
-        """Whether a step has begun and not ended."""
-        return self._opener is not None
-
     @door()
     def begin(self) -> None:
         """Begin the training; raises what the callbacks raise."""
@@ -43,12 +38,12 @@ class DrivenRun(ModelRun):
         self._ask()
 
     @door()
-    def begin_step(self, step: int, batch: Any) -> None:
-        """Begin a step, counted from 1 over all epochs, with its batch."""
+    def begin_step(self, run_context: Any) -> None:
+        """Begin the step of MindSpore's parameters, counted from 1 over all epochs, with its batch."""
         started_s = self._clock()
-        params = self._params
-        params["cur_step_num"], params["train_dataset_element"] = step, batch
-        params["net_outputs"] = None
+        theirs, params = run_context.original_args(), self._params
+        params["cur_step_num"] = step = theirs["cur_step_num"]
+        params["train_dataset_element"], params["net_outputs"] = theirs.get("train_dataset_element"), None
         self._data_wait_s = started_s - self._asked_s
         self._opener, self._body_start_s = self, started_s
         if step >= self._recorder.plain_before:
@@ -59,9 +54,11 @@ class DrivenRun(ModelRun):
             self._phases.enter(self._body)
 
     @door()
-    def end_step(self, outputs: Any) -> None:
-        """End the step, with the outputs of the network."""
-        self._params["net_outputs"] = outputs
+    def end_step(self, run_context: Any) -> None:
+        """End the step, with the outputs of the network; a step that has not begun begins before."""
+        if self._opener is None:  # called by hand
+            self.begin_step(run_context)
+        self._params["net_outputs"] = run_context.original_args()["net_outputs"]
         self._end_step(self._clock(), is_whole=True)
         is_last = self._params["step_in_epoch"] == self._params["batch_num"]
         self._ask(EVALUATION if is_last else DATA)  # after the last step of an epoch, no batch comes
