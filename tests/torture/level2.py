@@ -37,6 +37,7 @@ ACKED_EACH = 100  # acknowledged steps, of all ranks, after each fault
 UP_S = 120.0  # a job is up within this
 ALIVE_S = 60.0  # a job acknowledges again within this after a fault
 END_S = 60.0  # a job ends within this
+RESTART_S = 5.0  # Ray starts an actor that was killed again within this
 GONE_S = 100.0  # the last process of a run ends within this: an aggregator waits a minute for silent ranks
 IN_A_ROW, ROW_S = (
     5,
@@ -198,7 +199,7 @@ class Round:
             self._kill_job()
             if cluster is not None:
                 cluster.remove_doomed()
-        self.ended_s = time.monotonic()
+        self.ended_s = self.left_s = time.monotonic()  # and when a process of the run was last seen
 
     def _start(self, cluster: RayCluster | None) -> "subprocess.Popen[bytes]":
         collective = str(int(self.is_collective))
@@ -405,22 +406,26 @@ class Round:
     def settle(self, *, wait_s: float) -> bool:
         """Once no process of the run is left, check states and merged run; False: not yet."""
         deadline = max(time.monotonic() + wait_s, 0.0)
-        while left := self._left():
-            if time.monotonic() - self.ended_s > GONE_S:
+        while True:
+            left, now_s = self._left(), time.monotonic()
+            if left:
+                self.left_s = now_s
+            elif now_s - self.left_s > RESTART_S:
+                break
+            if left and now_s - self.ended_s > GONE_S:
                 for process in left:
                     self.orphans += 1
                     self.complaints.append(f"left behind: {process.pid} {title(process)}")
                     with suppress(psutil.NoSuchProcess):
                         process.kill()
                 break
-            if time.monotonic() > deadline:
+            if now_s > deadline:
                 return False
             time.sleep(0.2)
-        self.gone_s = time.monotonic() - self.ended_s
+        self.leave_the_disk()
         if not self.reported:  # not played
             shutil.rmtree(self.place)
             return True
-        self.leave_the_disk()
         from tests.torture.ended_run import check_merged, check_states
 
         try:
