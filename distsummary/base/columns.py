@@ -70,6 +70,14 @@ def cut(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 3]}..."
 
 
+def without_middle(text: str, most: int) -> str:
+    """The text, or its beginning, an ellipsis and its end if it is longer than `most` characters."""
+    if len(text) <= most:
+        return text
+    end = (most - 1) // 2
+    return f"{text[: most - 1 - end]}…{text[len(text) - end :]}"
+
+
 def shortened(path: str, width: int) -> str:
     """The path, or its beginning, "..." and its longer end if it is longer than `width`."""
     if len(path) <= width:

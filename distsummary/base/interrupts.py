@@ -16,9 +16,8 @@ from distsummary.base.guard import Guard
 
 logger = logging.getLogger(__name__)
 
-AGAIN_S = (
-    1.0  # a second Ctrl-C before that is the same: torchrun sends one to ranks that the terminal sent one
-)
+# A second Ctrl-C before that is the same: torchrun sends one to ranks that the terminal sent one.
+AGAIN_S = 1.0
 RETURN_S = 0.01  # seconds; the destructor or callback that lost the interrupt has returned by then
 
 _END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

@@ -15,10 +15,8 @@ _MASKED = "masked "  # begins a `pid_space` that is masked; then come the salt a
 _MAX_PID = 1 << 22  # PID_MAX_LIMIT of Linux
 _STOPPED = "Tt"  # states of processes in /proc/PID/stat, see proc(5): by a signal, by a debugger
 _ENDED = "ZX"  # zombie, dead
-BUSY_S, BUSY_SHARE = (
-    0.2,
-    0.2,
-)  # a thread is busy that computes, or waits for a processor, for a fifth of 0.2 s
+# A thread is busy that computes, or waits for a processor, for a fifth of 0.2 s.
+BUSY_S, BUSY_SHARE = 0.2, 0.2
 
 
 def in_ray(modules: Mapping[str, ModuleType] | None = None) -> bool:

@@ -17,13 +17,10 @@ from typing import TextIO
 
 SHOWN_AFTER_S = 1.0  # a command that takes less says nothing
 EVERY_S = 0.5  # in a terminal
-PLAIN_S = (
-    2.0,
-    60.0,
-)  # elsewhere: the first line, and the longest time to the next; each time is twice the last
-WINDOW_S = (
-    10.0  # an estimate is from the speed in this time, or in the last third of the whole if that is longer
-)
+# Elsewhere: the first line, and the longest time to the next; each time is twice the last.
+PLAIN_S = 2.0, 60.0
+# An estimate is from the speed in this time, or in the last third of the whole if that is longer.
+WINDOW_S = 10.0
 SETTLED_S = 3.0  # without an estimate at the beginning, when the speed says little
 LEAST_SHARE, LATEST_S = 0.05, 30.0  # nor before this share is done, but after this time in any case
 STEADY_S = 3.0  # a change of the speed enters the estimate within about this time

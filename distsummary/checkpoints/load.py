@@ -14,7 +14,7 @@ from distsummary.checkpoints.mapped import Array, StoredState, text_in
 from distsummary.checkpoints.model_file import TEXT, TRAINING, read_model
 from distsummary.checkpoints.sharded import ShardedState
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.frameworks.base import Framework, framework_of
+from distsummary.frameworks.base import framework_of
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +126,8 @@ def load_param_into_net(
     faults = []
     for name, key in source.items():
         given_shape, given_dtype = _spec(parameter_dict, key)
-        shape, dtype = _whole_shape(framework, targets[name]), framework.array_spec(targets[name]).dtype
+        here, shard = framework.array_spec(targets[name]), framework.shard(targets[name])
+        shape, dtype = here.shape if shard is None else shard.global_shape, here.dtype
         if given_shape != shape:
             faults.append(f"{name} has the shape {given_shape} instead of {shape}")
         elif (given_dtype != dtype) if strict_load else not np.can_cast(given_dtype, dtype, "same_kind"):
@@ -199,8 +200,3 @@ def _spec(given: Mapping[str, Any], key: str) -> tuple[tuple[int, ...], np.dtype
         return given.shape(key), given.part(key, 0, 0).dtype
     array = _array(given, key)
     return array.shape, array.dtype
-
-
-def _whole_shape(framework: Framework, tensor: Any) -> tuple[int, ...]:
-    shard = framework.shard(tensor)
-    return shard.global_shape if shard is not None else framework.array_spec(tensor).shape

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,20 +48,38 @@ class StoredArray:
         return sum(stop - start for start, stop in self.spans)
 
 
+class Shaped(Protocol):
+    """Where an array is stored."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the array."""
+
+
 class StoredState(Mapping[str, Array]):
     """A mapping from names to arrays that stay in files; each access to an array reads it from its file."""
 
-    @abstractmethod
+    _arrays: Mapping[str, Shaped]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of one array, without reading it."""
+        return self._arrays[name].shape
 
     @abstractmethod
     def part(self, name: str, start: int, stop: int) -> Array:
         """Elements start .. stop-1 of one array in C order, clipped to its size; reads no other elements."""
 
-    @abstractmethod
     def selected(self, names: Mapping[str, str]) -> Self:
         """A state with some of the arrays, under new names; `names` is {new: old}."""
+        chosen = object.__new__(type(self))
+        vars(chosen).update(vars(self), _arrays={new: self._arrays[old] for new, old in names.items()})
+        return chosen
 
     def release(self, name: str) -> None:
         """Free the memory that reading an array took; existing views of it will read the file again."""
@@ -84,20 +102,10 @@ class MappedState(StoredState):
 
     def __init__(self, data: mmap.mmap | bytes, arrays: dict[str, StoredArray]) -> None:
         self._data = data
-        self._arrays = arrays
+        self._arrays: dict[str, StoredArray] = arrays
 
     def __getitem__(self, name: str) -> Array:
         return decode(self._data, self._arrays[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._arrays)
-
-    def __len__(self) -> int:
-        return len(self._arrays)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """See StoredState."""
-        return self._arrays[name].shape
 
     def part(self, name: str, start: int, stop: int) -> Array:
         """See StoredState."""
@@ -118,10 +126,6 @@ class MappedState(StoredState):
         for start, stop in self._arrays[name].spans:
             begin = start - start % mmap.PAGESIZE
             self._data.madvise(mmap.MADV_DONTNEED, begin, stop - begin)
-
-    def selected(self, names: Mapping[str, str]) -> Self:
-        """See StoredState."""
-        return type(self)(self._data, {new: self._arrays[old] for new, old in names.items()})
 
 
 def decode(data: mmap.mmap | bytes | Array, array: StoredArray) -> Array:

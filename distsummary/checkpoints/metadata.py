@@ -2,13 +2,14 @@
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
 
-from distsummary.base.checks import check_int, check_type
+from msgspec import Meta
+
+from distsummary.base.checks import check_int
 from distsummary.base.json_door import parse_json
 from distsummary.checkpoints.landscape_spec import LandscapeSpec, check_collect_landscape
 from distsummary.errors import DamagedFileError, InvalidTypeError, InvalidValueError, MissingFileError
@@ -18,8 +19,18 @@ MAX_BYTES = 16 << 20
 MAX_INT = (1 << 31) - 1
 MAX_SHARDS = 1 << 20
 
-_NUMBER = re.compile(r"-?\d{1,10}", re.ASCII)
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+_Number = Annotated[str, Meta(pattern="^-?[0-9]{1,10}$")]  # a step or epoch, as a key
+
+
+class _Content(TypedDict):
+    """The keys of the file that `landscape_spec` does not check."""
+
+    epoch_group: dict[_Number, Any]
+    model_params_file_map: dict[_Number, str]
+    step_per_epoch: Annotated[int, Meta(ge=0, le=MAX_INT)]
+    run_id: NotRequired[str]
+    sha256: NotRequired[dict[str, Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")]]]
+    shards: NotRequired[dict[str, Annotated[int, Meta(ge=2, le=MAX_SHARDS)]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +85,7 @@ def parse_metadata(data: bytes) -> TrainMetadata:
 
     Size, nesting depth and integers are limited. The paths are not checked and must not be trusted.
     """
-    content = parse_json(data, dict[str, Any], name="it", most_bytes=MAX_BYTES)
+    content = parse_json(data, _Content, name="it", most_bytes=MAX_BYTES)
     try:
         return _parse(content)
     except (InvalidTypeError, InvalidValueError, ValueError) as error:
@@ -82,50 +93,24 @@ def parse_metadata(data: bytes) -> TrainMetadata:
 
 
 def _parse(content: dict[str, Any]) -> TrainMetadata:
-    for key in ("epoch_group", "model_params_file_map", "step_per_epoch"):
-        if key not in content:
-            raise InvalidValueError(f"the key {key!r} is missing")
-    check_int("step_per_epoch", content["step_per_epoch"], low=0, high=MAX_INT)
-    check_type("run_id", content.get("run_id", ""), str)
-
-    groups = content["epoch_group"]
-    check_type("epoch_group", groups, dict)
+    groups, paths = content["epoch_group"], content["model_params_file_map"]
     optional = ("unit", "num_samples", "landscape_size", "create_landscape")
     given = {key: content[key] for key in optional if key in content}
-    spec = check_collect_landscape(
-        given | {"intervals": [groups[key] for key in sorted(groups, key=_number)]}
-    )
+    spec = check_collect_landscape(given | {"intervals": [groups[key] for key in sorted(groups, key=int)]})
     assert spec is not None  # the dict is not empty
-    for number in (*spec.numbers, spec.num_samples):
-        check_int("a number of epoch_group, or num_samples,", number, low=-MAX_INT, high=MAX_INT)
-
-    paths, digests = content["model_params_file_map"], content.get("sha256", {})
-    shards = content.get("shards", {})
-    check_type("model_params_file_map", paths, dict)
-    check_type("sha256", digests, dict)
-    check_type("shards", shards, dict)
-    for key, count in shards.items():
-        check_int(f"shards[{key[:40]!r}]", count, low=2, high=MAX_SHARDS)
-    files = {}
-    for key in sorted(paths, key=_number):
-        path, digest = paths[key], digests.get(key, "")
-        check_type(f"model_params_file_map[{key!r}]", path, str)
-        check_type(f"sha256[{key!r}]", digest, str)
-        if digest and not _SHA256.fullmatch(digest):
-            raise InvalidValueError(f"sha256[{key!r}] must be 64 hexadecimal digits, got {digest[:80]!r}")
-        files[_number(key)] = CheckpointFile(path=path, sha256=digest, shards=shards.get(key, 1))
+    for number in (*spec.numbers, spec.num_samples, *map(int, (*groups, *paths))):
+        check_int("a step or epoch, or num_samples,", number, low=-MAX_INT, high=MAX_INT)
+    digests, shards = content.get("sha256", {}), content.get("shards", {})
+    files = {
+        int(key): CheckpointFile(path=path, sha256=digests.get(key, ""), shards=shards.get(key, 1))
+        for key, path in sorted(paths.items(), key=lambda item: int(item[0]))
+    }
     return TrainMetadata(
         spec=spec,
         step_per_epoch=content["step_per_epoch"],
         run_id=content.get("run_id", ""),
         files=files,
     )
-
-
-def _number(key: str) -> int:
-    if not _NUMBER.fullmatch(key) or abs(int(key)) > MAX_INT:
-        raise InvalidValueError(f"the key {key[:40]!r} must be a number in [-{MAX_INT}, {MAX_INT}]")
-    return int(key)
 
 
 def read_metadata(ckpt_dir: Path) -> TrainMetadata:

@@ -5,11 +5,10 @@ No file is kept open and nothing is read ahead, because 20 checkpoints of a mode
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 
@@ -51,7 +50,7 @@ class ShardedState(StoredState):
     """
 
     def __init__(self, files: Sequence[ShardFile]) -> None:
-        self._arrays = {
+        self._arrays: dict[str, ShardedArray] = {
             name: _sharded_array(name, [file for file in files if name in file.arrays])
             for name in dict.fromkeys(name for file in files for name in file.header.slices)
         }
@@ -60,26 +59,10 @@ class ShardedState(StoredState):
         shape = self.shape(name)
         return self._read(name, 0, math.prod(shape)).reshape(shape)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._arrays)
-
-    def __len__(self) -> int:
-        return len(self._arrays)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """See StoredState."""
-        return self._arrays[name].shape
-
     def part(self, name: str, start: int, stop: int) -> Array:
         """See StoredState."""
         size = math.prod(self._arrays[name].shape)
         return self._read(name, min(max(start, 0), size), min(stop, size))
-
-    def selected(self, names: Mapping[str, str]) -> Self:
-        """See StoredState."""
-        chosen = type(self)(())
-        chosen._arrays = {new: self._arrays[old] for new, old in names.items()}
-        return chosen
 
     def _read(self, name: str, start: int, stop: int) -> Array:
         array = self._arrays[name]

@@ -10,7 +10,7 @@ Those of a rank that writes no part of the checkpoint are in `<stem>.training/<r
 
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def training_state(
     """The state of a rank in the checkpoint at `path`, opened as `stored`; None if it was not saved."""
     name = f"{TRAINING}{rank}"
     own = rank_file(path, rank)
-    if not _has(stored, name):
+    if name not in stored and TEXT + name not in stored:
         if not own.is_file():
             return None
         stored = read_model(own, key=key, mode=mode)
@@ -84,7 +84,3 @@ def named_state(name: str, stored: StoredState) -> Any:
     """The state with this name in a checkpoint, which has it."""
     text = text_in(stored[TEXT + name]) if TEXT + name in stored else str(stored[name])
     return state_of(name, text, stored)
-
-
-def _has(stored: Mapping[str, Any], name: str) -> bool:
-    return name in stored or TEXT + name in stored

@@ -191,7 +191,7 @@ class _Conversion:
                 elif self._to == MINDSPORE and value.plugin not in TENSORBOARD_PLUGINS:
                     is_wide = value.plugin == "histogram" and value.data.left.size > MAX_BUCKETS
                     kept.append(value._replace(data=widened(value.data, MAX_BUCKETS)) if is_wide else value)
-                elif value.plugin in SUMMARY_PLUGINS and tensorboard_format.encode_value(value) is not None:
+                elif value.plugin in SUMMARY_PLUGINS and tensorboard_format.value_parts(value) is not None:
                     kept.append(value)
                 else:
                     self.left_out[value.plugin] += 1

@@ -118,17 +118,14 @@ def event_files(path: str | os.PathLike[str]) -> list[Path]:
         return found
     if not target.exists():
         raise MissingFileError(f"there is no {target}; name an event file, a rank's directory or a run dir")
-    if stamp_of(target.name) is None and not _has_event(target):
+    pieces = read_pieces(target, dialect_of(target), resync=True)
+    has_event = (isinstance(piece, ScalarColumns) or piece.damage is None for piece in pieces)
+    if stamp_of(target.name) is None and not any(has_event):
         raise DamagedFileError(
             f"{target} is no event file: it has neither the name of one nor an intact event; name an event "
             "file, a rank's directory or a run dir"
         )
     return [target]
-
-
-def _has_event(file: Path) -> bool:
-    pieces = read_pieces(file, dialect_of(file), resync=True)
-    return any(isinstance(piece, ScalarColumns) or piece.damage is None for piece in pieces)
 
 
 def _dump(files: list[Path], full: bool) -> Iterator[dict[str, Json]]:

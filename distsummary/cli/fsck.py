@@ -144,7 +144,7 @@ def _check(base: Path) -> _Tree:
         ):
             tree.runs.append(run)
         doing("checking directory", count)
-        event_files = [path for path in all_event_files(directory) if _is_own_file(path)]
+        event_files = [p for p in all_event_files(directory) if p.is_file() and not p.is_symlink()]
         facts, of_files = check_files(event_files)
         found_journals = journals(directory)
         tree.journals += found_journals
@@ -157,11 +157,6 @@ def _check(base: Path) -> _Tree:
     for run in tree.runs:
         tree.findings += check_manifest(run, tree.of_run(run))
     return tree
-
-
-def _is_own_file(path: Path) -> bool:
-    """Whether a path is a regular file of its directory, no symbolic link."""
-    return path.is_file() and not path.is_symlink()
 
 
 def _temporaries(directory: Path) -> Iterator[Finding]:

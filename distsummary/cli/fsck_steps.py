@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from distsummary.base.columns import without_middle
 from distsummary.cli.findings import Finding, finding
 from distsummary.events.deduplicate import Seen
 from distsummary.format.records import TENSORBOARD, Event, EventIds
@@ -116,9 +117,8 @@ class StepOrder:
         """Yield what is wrong with the order, writers and copies of the events."""
         for (older, newer), clash in self._clashes.items():
             old, new = self._files[older], self._files[newer]
-            what = (
-                f"{clash.count} value(s) not rising in step, first {_short(clash.tag)} at step {clash.step}"
-            )
+            tag = repr(without_middle(clash.tag, 80))
+            what = f"{clash.count} value(s) not rising in step, first {tag} at step {clash.step}"
             if old is new:
                 text = f"{what}, after step {clash.reached}: TensorBoard erases the steps between"
                 yield finding(new.path, "step_back", text, offset=clash.offset)
@@ -140,8 +140,3 @@ class StepOrder:
             others = ", ".join(other for other in self._run_ids if other != run_id)
             text = f"events of the run {run_id} in a directory with the run(s) {others}"
             yield finding(self._files[number].path, "mixed_runs", text)
-
-
-def _short(text: str) -> str:
-    """The text in quotes, shortened in the middle if it is long."""
-    return repr(text if len(text) <= 80 else f"{text[:50]}...{text[-20:]}")

@@ -16,7 +16,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from distsummary import __version__
 from distsummary.base.extras import require
@@ -58,11 +58,7 @@ EXIT_CODES = (
 )
 
 
-class Argument(NamedTuple):
-    """What `argparse.ArgumentParser.add_argument` takes."""
-
-    names: tuple[str, ...]
-    settings: dict[str, Any]
+Argument: TypeAlias = tuple[tuple[str, ...], dict[str, Any]]  # what `ArgumentParser.add_argument` takes
 
 
 class Verb(NamedTuple):
@@ -99,10 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader closed the pipe (head, less); stdout must not fail again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (
-        DistSummaryError,
-        OSError,
-    ) as error:  # the operating system refuses a path
+    except (DistSummaryError, OSError) as error:  # OSError: the operating system refuses a path
         printed(f"distsummary {options.verb}: {in_options(str(error))}", file=sys.stderr)
         is_wrong = isinstance(error, FileNotFoundError | NotADirectoryError | InvalidValueError)
         is_wrong &= not isinstance(error, WorldMismatchError)  # it is the files that disagree
@@ -185,7 +178,17 @@ class _Formatter(logging.Formatter):
 
 def argument(*names: str, **settings: Any) -> Argument:
     """One argument of a verb, as for `ArgumentParser.add_argument`."""
-    return Argument(names, settings)
+    return names, settings
+
+
+RUN = argument("run_dir", metavar="RUN", help="the run dir")
+RECORDED = argument("run_dir", metavar="RUN", help="the run dir, or a directory with event files")
+OUT = argument(
+    "-o",
+    "--out",
+    metavar="FILE",
+    help="the file (the name of the run, in the current directory); missing directories are made",
+)
 
 
 def verb(*arguments: Argument, example: str) -> Callable[[Function], Function]:
@@ -225,7 +228,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 @verb(
-    argument("run_dir", metavar="RUN", help="the run dir"),
+    RUN,
     argument(
         "--tag",
         action="append",
@@ -405,7 +408,7 @@ def grid_line(name: str, grid: "LossGrid") -> str:
     return f"{name}: {', '.join(facts)}"
 
 
-@verb(argument("run_dir", metavar="RUN", help="the run dir"), example="status runs/digits")
+@verb(RUN, example="status runs/digits")
 def status(options: argparse.Namespace) -> int:
     """Say which rank is in which state, from the run's files; exits with 1 if something is wrong."""
     with showing_progress("status"):
@@ -418,7 +421,7 @@ def status(options: argparse.Namespace) -> int:
     return found.exit_code
 
 
-@verb(argument("run_dir", metavar="RUN", help="the run dir"), example="why runs/digits")
+@verb(RUN, example="why runs/digits")
 def why(options: argparse.Namespace) -> int:
     """Name the ranks that are slow, stuck or sick, with cause, steps and evidence; exits with 1 if any is."""
     with showing_progress("why"):
@@ -458,7 +461,7 @@ def _seconds(text: str) -> float:
 
 
 @verb(
-    argument("run_dir", metavar="RUN", help="the run dir"),
+    RUN,
     argument("--every", type=_seconds, default=2.0, metavar="SECONDS", help="seconds between two looks (2)"),
     example="watch runs/digits",
 )
@@ -519,7 +522,7 @@ def dump(options: argparse.Namespace) -> None:
 
 
 @verb(
-    argument("run_dir", metavar="RUN", help="the run dir, or a directory with event files"),
+    RECORDED,
     example="show runs/digits",
 )
 def show(options: argparse.Namespace) -> None:
@@ -534,7 +537,7 @@ def show(options: argparse.Namespace) -> None:
 
 
 @verb(
-    argument("run_dir", metavar="RUN", help="the run dir, or a directory with event files"),
+    RECORDED,
     argument("other", metavar="OTHER", help="the run to compare it with"),
     example="compare runs/a runs/b",
 )
@@ -557,13 +560,9 @@ def _rank(text: str) -> int | str:
 
 
 @verb(
-    argument("run_dir", metavar="RUN", help="the run dir, or a directory with event files"),
+    RECORDED,
     argument("--to", required=True, choices=("parquet", "csv"), help="the format to write"),
-    argument(
-        "--out",
-        metavar="FILE",
-        help="the file (the name of the run, in the current directory); missing directories are made",
-    ),
+    OUT,
     argument("--tag", action="append", help="only scalars of this tag; may be repeated"),
     argument("--rank", type=_rank, help="only this rank, or merged for the merged run (all ranks)"),
     example="export runs/digits --to parquet --tag loss",
@@ -578,13 +577,8 @@ def export(options: argparse.Namespace) -> None:
 
 
 @verb(
-    argument("run_dir", metavar="RUN", help="the run dir, or a directory with event files"),
-    argument(
-        "-o",
-        "--out",
-        metavar="FILE",
-        help="the file (the name of the run, in the current directory); missing directories are made",
-    ),
+    RECORDED,
+    OUT,
     argument("--tag", action="append", help="only scalars of this tag; may be repeated"),
     argument("--rank", type=int, action="append", help="a rank to draw by itself, of many; may be repeated"),
     argument(

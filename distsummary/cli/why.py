@@ -60,7 +60,9 @@ def text_of(
         return printable(text if attempt == newest else f"In attempt {attempt}: {text}")
 
     first, *others = by_weight(found)
-    lines = _wrapped(said(*first), width)
+    lines = textwrap.wrap(
+        said(*first), width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
     if first[1].cause not in NOTICES:
         lines.append(f"  What it means, and what to do: {page_of(first[1].cause)}")
     if others:
@@ -83,7 +85,3 @@ def page_of(cause: str) -> str:
 def lasted_s(attempt: AttemptState, now: float) -> float:
     """How many seconds an attempt took until its ranks reported last; `now`: seconds since the epoch."""
     return max((now - rank.last_seen_s for rank in attempt.ranks), default=now) - attempt.started
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)

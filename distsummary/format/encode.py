@@ -118,9 +118,8 @@ def event_parts(
     room = {dialect: max_payload - _ENVELOPE for dialect in formats}
     for value in event.values:
         try:
-            if (
-                value.plugin not in PLUGINS and value.plugin not in TENSORBOARD_PLUGINS
-            ):  # checked here first, because check_choice is slow
+            # Checked here first, because check_choice is slow.
+            if value.plugin not in PLUGINS and value.plugin not in TENSORBOARD_PLUGINS:
                 check_choice("the plugin of a value", value.plugin, PLUGINS)
             parts: dict[str, list[Part] | None]
             if value.plugin in _ALONE:

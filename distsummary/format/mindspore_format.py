@@ -46,19 +46,12 @@ def encode_version(wall_time: float, ids: EventIds | None = None, own: bytes = b
     return b"".join((wire.double(1, wall_time), wire.text(3, VERSION), wire.identity(ids), own))
 
 
-def encode_summary(
-    step: int, wall_time: float, values: Iterable[bytes], ids: EventIds | None = None
-) -> bytes:
-    """The payload of one summary event; `values` come from `encode_value`. A step of 0 is written too."""
-    return b"".join(summary_parts(step, wall_time, [[value] for value in values], ids))
-
-
 def summary_parts(
     step: int, wall_time: float, values: Iterable[list[Part]], ids: EventIds | None = None, own: bytes = b""
 ) -> list[Part]:
     """The payload of one summary event in parts; `values` come from `value_parts` and are not copied.
 
-    `own`: more fields of distsummary, encoded.
+    A step of 0 is written too. `own`: more fields of distsummary, encoded.
     """
     head = wire.double(1, wall_time) + wire.integer(2, step)
     summary = [part for value in values for part in wire.message(1, value)]
@@ -70,13 +63,11 @@ def graph_parts(graph: Iterable[Part], wall_time: float, ids: EventIds | None = 
     return [wire.double(1, wall_time), *wire.message(4, graph), wire.identity(ids)]
 
 
-def encode_value(value: Value) -> bytes:
-    """The bytes of a `Summary.Value`; `data` is a float, an array, Histogram, Image, Landscape or text."""
-    return b"".join(value_parts(value))
-
-
 def value_parts(value: Value) -> list[Part]:
-    """The bytes of `encode_value` in parts; float32 tensors in C order and PNG bytes are not copied."""
+    """The bytes of a `Summary.Value` in parts; float32 tensors in C order and PNG bytes are not copied.
+
+    The data of `value` are a float, an array, Histogram, Image, Landscape or text.
+    """
     head = wire.text(1, value.tag)
     match value.plugin:
         case "scalar":

@@ -55,13 +55,6 @@ def encode_session_start(step: int, wall_time: float, ids: EventIds | None = Non
     return b"".join((_head(step, wall_time), wire.delimited(7, log), wire.identity(ids)))
 
 
-def encode_summary(
-    step: int, wall_time: float, values: Iterable[bytes], ids: EventIds | None = None
-) -> bytes:
-    """The payload of one summary event; `values` come from `encode_value`."""
-    return b"".join(summary_parts(step, wall_time, [[value] for value in values], ids))
-
-
 def summary_parts(
     step: int, wall_time: float, values: Iterable[list[Part]], ids: EventIds | None = None, own: bytes = b""
 ) -> list[Part]:
@@ -78,14 +71,11 @@ def graph_parts(graph: Iterable[Part], wall_time: float, ids: EventIds | None = 
     return [_head(0, wall_time), *wire.message(4, graph), wire.identity(ids)]
 
 
-def encode_value(value: Value) -> bytes | None:
-    """The bytes of a `Summary.Value` for each kind that this dialect has; None for others."""
-    parts = value_parts(value)
-    return None if parts is None else b"".join(parts)
-
-
 def value_parts(value: Value) -> list[Part] | None:
-    """What `encode_value` returns, in parts; the bytes of a PNG are not copied."""
+    """The bytes of a `Summary.Value` in parts, for each kind that this dialect has; None for others.
+
+    The bytes of a PNG are not copied.
+    """
     head = wire.text(1, value.tag)
     match value.plugin:
         case "scalar":

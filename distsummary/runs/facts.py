@@ -30,12 +30,8 @@ _LINEAGE = {  # the path in the lineage -> the name of the fact
     ("evaluation", "valid_dataset", "valid_dataset_size"): "data.validation size",
     ("evaluation", "metric"): "metrics",
 }
-_KNOWN = (
-    CONFIG_PREFIX,
-    "version ",
-    LOCAL_RANK,
-    HOST,
-)  # settings of ranks that are facts of the run anyway, or of none
+# Settings of ranks that are facts of the run anyway, or of none.
+_KNOWN = (CONFIG_PREFIX, "version ", LOCAL_RANK, HOST)
 DIFFERENCES = 16  # between ranks of a run
 DATA_PIPELINE = "data.pipeline"  # a hash of its stages
 

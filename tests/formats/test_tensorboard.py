@@ -21,6 +21,7 @@ from distsummary.format.frames import frame, read_frames
 from distsummary.format.histogram import count_histogram
 from distsummary.format.png import encode_image
 from distsummary.format.records import Event, EventIds, Value
+from tests.unit.format import samples
 
 RUN = "0123456789abcdef"
 ARRAYS = {
@@ -99,7 +100,7 @@ def test_tensorboard_shows_our_images(shown: EventAccumulator):
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_text_has_the_bytes_of_tensorboards_own_summary(text: str):
     value = text_pb("note", text).value[0]
-    assert tensorboard_format.encode_value(Value("text", "note", text)) == value.SerializeToString()
+    assert samples.encoded_value(tensorboard_format, Value("text", "note", text)) == value.SerializeToString()
 
 
 def test_tensorboard_shows_our_texts(shown: EventAccumulator):

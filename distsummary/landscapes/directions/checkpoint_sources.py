@@ -131,9 +131,8 @@ def _saved(
             continue
         _refuse_files(checkpoint)
         is_path = isinstance(checkpoint, str | os.PathLike)
-        found = (
-            repr(checkpoint) if is_path else f"a {type(checkpoint).__name__}"
-        )  # the values would be too long
+        # The values would be too long.
+        found = repr(checkpoint) if is_path else f"a {type(checkpoint).__name__}"
         error = InvalidValueError if is_path else InvalidTypeError
         raise error(
             f"around[{number}] must be values by name or a file that ends with one of {SUFFIXES}, got "

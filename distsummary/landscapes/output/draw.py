@@ -70,10 +70,9 @@ def figure_of(
                 f"size must be (width, height), both from {smallest:g} to {largest:g} inches, such as "
                 f"(8, 6), got {size!r}"
             )
-    runs = (
-        grid.runs if grid.kind == "line" else shortened(grid.runs, MAX_NAME)
-    )  # draw_curve wraps the names of a line's runs
-    runs = tuple(run.replace("$", r"\$") for run in runs)  # matplotlib reads text between two $ as a formula
+    # draw_curve wraps the names of a line's runs. Matplotlib reads text between two $ as a formula.
+    runs = grid.runs if grid.kind == "line" else shortened(grid.runs, MAX_NAME)
+    runs = tuple(run.replace("$", r"\$") for run in runs)
     grid = replace(grid, runs=runs)
     has_path = len(grid.path) > 1 and grid.kind != "line"
     if kind == "checkpoints" and not has_path:

@@ -81,9 +81,8 @@ def corners_with_room(
             nearest = np.hypot(*np.maximum(apart, 0).T).min(initial=np.inf)
             covers_some = bool(np.any(apart.max(axis=1) < 0))
             boxes.append(box)
-            room.append(
-                -1.0 if covers_some else min(round(float(nearest), 1), 2 * gap)
-            )  # rounded, so that rounding errors decide nothing
+            # Rounded, so that rounding errors decide nothing.
+            room.append(-1.0 if covers_some else min(round(float(nearest), 1), 2 * gap))
         if max(room) >= 0 or k in always:
             best = int(np.argmax(room))
             found[k] = CORNERS[best]

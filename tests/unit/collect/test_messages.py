@@ -73,13 +73,13 @@ def test_graphs_are_taken_as_objects_of_both_kinds():
 
 
 def test_a_landscape_message_is_a_landscape():
-    encoded = mindspore_format.encode_value(Value("landscape", "l", samples.LANDSCAPE))
+    encoded = samples.encoded_value(mindspore_format, Value("landscape", "l", samples.LANDSCAPE))
     message = summary_pb2.Summary.Value.FromString(encoded).loss_landscape
     for given in (message, foreign(message)):
         value = checked_value("Landscape", "l", given)
         assert np.array_equal(value.data.z, samples.LANDSCAPE.z)
         assert value.data.intervals == samples.LANDSCAPE.intervals
-        assert mindspore_format.encode_value(value) == encoded
+        assert samples.encoded_value(mindspore_format, value) == encoded
     message.landscape.z.dims[0] = 7
     with pytest.raises(InvalidValueError, match="the landscape 'l' is not MindSpore's LossLandscape"):
         checked_value("landscape", "l", message)

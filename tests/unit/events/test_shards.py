@@ -8,6 +8,7 @@ from distsummary.format import mindspore_format, tensorboard_format
 from distsummary.format.histogram import coarser, count_histogram
 from distsummary.format.records import Shard, Value
 from distsummary.pb import mindspore_summary_pb2
+from tests.unit.format import samples
 
 NAN, INF = float("nan"), float("inf")
 WHOLE = np.random.default_rng(0).normal(0, 0.02, (7, 40)).astype(np.float32)
@@ -80,14 +81,14 @@ def test_without_all_shards_in_fixed_buckets_of_one_parameter_there_is_no_whole(
 
 def through_mindspore(value):
     message = mindspore_summary_pb2.Event.FromString(
-        mindspore_format.encode_summary(1, 1.0, [mindspore_format.encode_value(value)])
+        samples.encoded_summary(mindspore_format, 1, 1.0, [value])
     )
     assert len(message.summary.value[0].histogram.buckets) <= 90  # MindInsight drops a histogram with more
     return mindspore_format.decode_event(message.SerializeToString())[1].values[0]
 
 
 def through_tensorboard(value):
-    encoded = tensorboard_format.encode_summary(1, 1.0, [tensorboard_format.encode_value(value)])
+    encoded = samples.encoded_summary(tensorboard_format, 1, 1.0, [value])
     return tensorboard_format.decode_event(encoded)[1].values[0]._replace(shard=value.shard)
 
 

@@ -1,5 +1,8 @@
 """Values of every plugin, as Hypothesis strategies and as single examples."""
 
+from collections.abc import Iterable
+from typing import Any
+
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -85,3 +88,17 @@ def norms(names: tuple[str, ...] = ("a.weight", "b.größe", "c"), *, step: int 
             update_max=np.where(number == 1, np.float32(0.5), np.float32(np.nan)),
         ),
     )
+
+
+def encoded_value(dialect: Any, value: Value) -> bytes | None:
+    """The bytes of a value in a dialect, one of the modules; None if the dialect has no such values."""
+    parts = dialect.value_parts(value)
+    return None if parts is None else b"".join(parts)
+
+
+def encoded_summary(
+    dialect: Any, step: int, wall_time: float, values: Iterable[Value], ids: EventIds | None = None
+) -> bytes:
+    """The payload of an event of values in a dialect, without those that it does not have."""
+    parts = [found for value in values if (found := dialect.value_parts(value)) is not None]
+    return b"".join(dialect.summary_parts(step, wall_time, parts, ids))

@@ -30,7 +30,7 @@ def test_a_scalar_has_the_bytes_of_protobuf(step: int, wall_time: float, tag: st
     event = with_ids(summary_pb2.Event(wall_time=wall_time, step=step), samples.IDS)
     with np.errstate(over="ignore"):
         event.summary.value.add(tag=tag, scalar_value=float(np.float32(scalar)))
-    encoded = ms.encode_summary(step, wall_time, [ms.encode_value(Value("scalar", tag, scalar))], samples.IDS)
+    encoded = samples.encoded_summary(ms, step, wall_time, [Value("scalar", tag, scalar)], samples.IDS)
     assert encoded == event.SerializeToString()
 
 
@@ -44,7 +44,7 @@ def test_a_tensor_has_the_bytes_of_protobuf(tag: str, array: np.ndarray, shard: 
     if shard:
         value.shard.global_shape.extend(shard.global_shape)
         value.shard.offset.extend(shard.offset)
-    assert ms.encode_value(Value("tensor", tag, array, shard)) == value.SerializeToString()
+    assert samples.encoded_value(ms, Value("tensor", tag, array, shard)) == value.SerializeToString()
 
 
 @given(samples.TAGS, samples.ARRAYS)
@@ -58,20 +58,20 @@ def test_a_histogram_has_the_bytes_of_protobuf(tag: str, array: np.ndarray):
     message.pos_inf_count, message.neg_inf_count = histogram.pos_inf_count, histogram.neg_inf_count
     if histogram.min is not None:
         message.min, message.max, message.sum = histogram.min, histogram.max, histogram.sum
-    assert ms.encode_value(Value("histogram", tag, histogram)) == value.SerializeToString()
+    assert samples.encoded_value(ms, Value("histogram", tag, histogram)) == value.SerializeToString()
 
 
 def test_an_image_has_the_bytes_of_protobuf():
     value = summary_pb2.Summary.Value(tag="input")
     value.image.height, value.image.width, value.image.colorspace = 4, 10, 3
     value.image.encoded_image = samples.PICTURE.encoded
-    assert ms.encode_value(Value("image", "input", samples.PICTURE)) == value.SerializeToString()
+    assert samples.encoded_value(ms, Value("image", "input", samples.PICTURE)) == value.SerializeToString()
 
 
 @given(samples.TAGS, st.text(st.characters(codec="utf-8")))
 def test_a_text_has_the_bytes_of_protobuf(tag: str, text: str):
     value = summary_pb2.Summary.Value(tag=tag, text=text)
-    assert ms.encode_value(Value("text", tag, text)) == value.SerializeToString()
+    assert samples.encoded_value(ms, Value("text", tag, text)) == value.SerializeToString()
 
 
 def test_the_version_record_has_the_bytes_of_protobuf():
@@ -93,7 +93,7 @@ def test_a_graph_has_the_bytes_of_protobuf_and_no_step():
 def test_a_summary_is_read_as_it_was_written(step: int, wall_time: float):
     shard = Shard(global_shape=(4, 3), offset=(2, 0))
     values = [value._replace(shard=shard) for value in samples.SUMMARY_VALUES]
-    payload = ms.encode_summary(step, wall_time, map(ms.encode_value, values), samples.IDS)
+    payload = samples.encoded_summary(ms, step, wall_time, values, samples.IDS)
     decoded = ms.decode_event(payload)
     assert decoded is not None
     ids, event = decoded
@@ -162,7 +162,7 @@ def assert_equal(one: object, other: object) -> None:
 
 def test_a_histogram_without_finite_values_stays_without():
     histogram = count_histogram(np.array([np.nan, np.inf]))
-    payload = ms.encode_summary(1, 1.0, [ms.encode_value(Value("histogram", "h", histogram))])
+    payload = samples.encoded_summary(ms, 1, 1.0, [Value("histogram", "h", histogram)])
     decoded = ms.decode_event(payload)
     assert decoded is not None
     read = decoded[1].values[0].data

@@ -27,9 +27,8 @@ def test_a_scalar_has_the_bytes_of_protobuf(step: int, wall_time: float, tag: st
     event = with_ids(tensorboard_pb2.Event(wall_time=wall_time, step=step), samples.IDS)
     with np.errstate(over="ignore"):
         event.summary.value.add(tag=tag, simple_value=float(np.float32(scalar)))
-    value = tb.encode_value(Value("scalar", tag, scalar))
-    assert value is not None
-    assert tb.encode_summary(step, wall_time, [value], samples.IDS) == event.SerializeToString()
+    values = [Value("scalar", tag, scalar)]
+    assert samples.encoded_summary(tb, step, wall_time, values, samples.IDS) == event.SerializeToString()
 
 
 @given(samples.TAGS, samples.ARRAYS)
@@ -46,7 +45,7 @@ def test_a_histogram_has_the_bytes_of_protobuf(tag: str, array: np.ndarray):
         bucket=histogram.counts if bins else [0.0],
     )
     value = tensorboard_pb2.Summary.Value(tag=tag, histo=histo)
-    assert tb.encode_value(Value("histogram", tag, histogram)) == value.SerializeToString()
+    assert samples.encoded_value(tb, Value("histogram", tag, histogram)) == value.SerializeToString()
 
 
 def test_an_image_has_the_bytes_of_protobuf_and_of_the_other_dialect():
@@ -54,7 +53,11 @@ def test_an_image_has_the_bytes_of_protobuf_and_of_the_other_dialect():
     message = tensorboard_pb2.Summary.Value(tag="input")
     message.image.height, message.image.width, message.image.colorspace = 4, 10, 3
     message.image.encoded_image_string = samples.PICTURE.encoded
-    assert tb.encode_value(value) == message.SerializeToString() == mindspore_format.encode_value(value)
+    assert (
+        samples.encoded_value(tb, value)
+        == message.SerializeToString()
+        == samples.encoded_value(mindspore_format, value)
+    )
 
 
 def test_version_and_session_records_have_the_bytes_of_protobuf():
@@ -70,7 +73,7 @@ def test_version_and_session_records_have_the_bytes_of_protobuf():
 
 def test_what_tensorboard_has_no_place_for_gives_nothing():
     for plugin in ("tensor", "landscape", "graph", "train_lineage"):
-        assert tb.encode_value(Value(plugin, "x", None)) is None
+        assert samples.encoded_value(tb, Value(plugin, "x", None)) is None
 
 
 def test_values_are_read_as_they_were_written():
@@ -80,8 +83,7 @@ def test_values_are_read_as_they_were_written():
         Value("histogram", "weight", counted),
         Value("image", "input", samples.PICTURE),
     ]
-    encoded = [part for part in map(tb.encode_value, values) if part is not None]
-    decoded = tb.decode_event(tb.encode_summary(3, 1.5, encoded, samples.IDS))
+    decoded = tb.decode_event(samples.encoded_summary(tb, 3, 1.5, values, samples.IDS))
     assert decoded is not None
     ids, event = decoded
     assert (ids, event.step, event.wall_time) == (samples.IDS, 3, 1.5)
@@ -98,8 +100,8 @@ def test_values_are_read_as_they_were_written():
 def test_a_description_has_the_bytes_of_protobuf(plugin: str):
     """With TensorBoard's own messages; ours have no field for it."""
     data = count_histogram(np.arange(4.0)) if plugin == "histogram" else samples.PICTURE
-    plain = tb.encode_value(Value(plugin, "x", data))
-    described = tb.encode_value(Value(plugin, "x", data, description="of rank 3"))
+    plain = samples.encoded_value(tb, Value(plugin, "x", data))
+    described = samples.encoded_value(tb, Value(plugin, "x", data, description="of rank 3"))
     assert plain is not None
     assert described is not None
     expected = Summary.Value.FromString(plain)
@@ -110,9 +112,8 @@ def test_a_description_has_the_bytes_of_protobuf(plugin: str):
 
 
 def test_an_empty_histogram_is_read_as_one():
-    part = tb.encode_value(Value("histogram", "h", count_histogram(np.array([np.nan]))))
-    assert part is not None
-    decoded = tb.decode_event(tb.encode_summary(1, 1.0, [part]))
+    empty = Value("histogram", "h", count_histogram(np.array([np.nan])))
+    decoded = tb.decode_event(samples.encoded_summary(tb, 1, 1.0, [empty]))
     assert decoded is not None
     histogram = decoded[1].values[0].data
     assert (histogram.count, histogram.left.size, histogram.min) == (0, 0, None)
@@ -139,7 +140,7 @@ def test_a_text_has_the_bytes_of_protobuf(tag: str, text: str):
     tensor.tensor_shape.SetInParent()
     value = tensorboard_pb2.Summary.Value(tag=tag, tensor=tensor)
     value.metadata.plugin_data.plugin_name = "text"
-    assert tb.encode_value(Value("text", tag, text)) == value.SerializeToString()
+    assert samples.encoded_value(tb, Value("text", tag, text)) == value.SerializeToString()
 
 
 def decoded_text(strings: list[bytes], shape: list[int]) -> str:
