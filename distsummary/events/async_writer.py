@@ -142,6 +142,24 @@ class AsyncWriter:
             self._changed.notify_all()
 
     @check()
+    def write_rows(self, tags: tuple[str, ...], rows: bytes) -> None:
+        """Queue events of the same scalars, packed one after the other; raises what `write` raises."""
+        events, size = Scalars(tags, rows), len(rows) + ITEM_BYTES
+        if size > self._most_bytes:
+            for event in events_of(events):
+                self.write(event)
+            return
+        plugins = {"scalar": len(tags) * events.size}
+        self._check(plugins)
+        with self._changed:
+            self._given_rows += plugins["scalar"]
+            if self._finds_room(size, plugins):
+                self._put += size
+                self._queue.append((tags, rows))
+            self._set_fast_until()
+            self._changed.notify_all()
+
+    @check()
     def write(self, event: Event) -> None:
         """Queue one event; takes microseconds unless the budget is full.
 
@@ -617,7 +635,7 @@ class AsyncWriter:
             if isinstance(body, int):
                 lost.update(value.plugin for value in head.values)
             else:
-                lost["scalar"] += len(head)
+                lost["scalar"] += len(head) * Scalars(head, body).size
         if lost:
             self._count(_not_written(lost, reason), lost)
 

@@ -86,6 +86,9 @@ class EventWriter(Protocol):
     def write_row(self, tags: tuple[str, ...], row: bytes) -> None:
         """Accept an event of scalars only, packed by `scalar_rows.row_struct`."""
 
+    def write_rows(self, tags: tuple[str, ...], rows: bytes) -> None:
+        """Accept several such events, packed one after the other."""
+
     def flush(self) -> bool:
         """Wait until every event accepted since the last call is in the files; False: some are not."""
 

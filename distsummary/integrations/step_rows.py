@@ -1,73 +1,74 @@
-"""Gathers scalars that are given one by one: those of a step become one row, which costs little to write."""
+"""Gathers scalars that are given one by one: those of a step become a row, and rows are written together."""
 
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TypeAlias
+
+import numpy as np
 
 from distsummary.base.at_exit import close_at_exit, is_closed
+from distsummary.errors import InvalidValueError
 from distsummary.events.writer import EventWriter
-from distsummary.format.scalar_rows import MAX_PACKERS, row_struct
+from distsummary.format.scalar_rows import Row, row_dtype, row_struct
 from distsummary.training.values import check_tag
 
-INTERVAL_S = 0.1  # a row is passed on after so long, even if its step has not ended
+INTERVAL_S = 0.1  # what was added is passed on after so long
+MOST = 4096  # scalars that wait; then the caller passes them on itself
+STEPS = range(-(2**63), 2**63)  # int64 in the files
+
+# tag, number, step, the time that was given (None: none was), the time
+Scalar: TypeAlias = tuple[str, float, int, float | None, float]
 
 
 class StepRows:
-    """Passes rows to `writer`; one ends with the next step, a tag that it has, or another time.
+    """Passes rows to `writer`; one ends with the next step, a tag that it has, or another given time.
 
     The scalars of a row have one time: that of the first one, or the `wall_time` that all were given with.
     """
 
     def __init__(self, writer: EventWriter) -> None:
         self._writer = writer
-        self._lock = threading.RLock()  # a signal handler may add, too
         self._tags: set[str] = set()  # that were checked
-        self._packers: dict[tuple[str, ...], tuple[tuple[str, ...], Callable[..., bytes]]] = {}
-        self._numbers: dict[str, float] = {}
-        self._step, self._wall_time = 0, 0.0
-        self._given_time: float | None = None
+        self._waiting: deque[Scalar] = deque()
+        self._lock = threading.RLock()  # for who takes them
+        self._is_asleep = True
         self._begun, self._closed = threading.Event(), threading.Event()
         threading.Thread(target=self._pass_on, name="distsummary-rows", daemon=True).start()
         close_at_exit(self.close)  # before the writer is
 
     def add(self, tag: str, number: float, step: int, wall_time: float | None = None) -> None:
-        """Take one scalar; raises InvalidTypeError or InvalidValueError for a bad tag."""
+        """Take one scalar; raises InvalidTypeError or InvalidValueError for a bad tag or step."""
         if tag not in self._tags:
             self._tags.add(check_tag(tag))
-        with self._lock:
-            numbers = self._numbers
-            if numbers and (step != self._step or tag in numbers or wall_time != self._given_time):
-                self._pack()
-                numbers = self._numbers
-            if not numbers:
-                self._step, self._given_time = step, wall_time
-                self._wall_time = time.time() if wall_time is None else wall_time
-                if not self._begun.is_set():
-                    self._begun.set()
-            numbers[tag] = number
+        if step not in STEPS:
+            raise InvalidValueError(f"global_step of {tag!r} must be in [-2**63, 2**63), got {step}")
+        waiting = self._waiting
+        waiting.append((tag, number, step, wall_time, time.time() if wall_time is None else wall_time))
+        if self._is_asleep:
+            self._is_asleep = False
+            self._begun.set()
+        elif len(waiting) >= MOST:
+            self.end_row()
 
     def end_row(self) -> None:
-        """Pass the row on, if there is one."""
+        """Pass on what waits, if anything does."""
         with self._lock:
-            if self._numbers:
-                self._pack()
-
-    def _pack(self) -> None:
-        """Pass the row on; the lock must be held."""
-        numbers, self._numbers = self._numbers, {}
-        key = tuple(numbers)
-        if (known := self._packers.get(key)) is None:
-            if len(self._packers) >= MAX_PACKERS:
-                self._packers.clear()
-            known = self._packers[key] = key, row_struct(len(key)).pack
-        tags, pack = known
-        self._writer.write_row(tags, pack(self._wall_time, self._step, *numbers.values()))
+            taken: list[Scalar] = []
+            with suppress(IndexError):  # a signal handler has taken the rest
+                for _ in range(len(self._waiting)):
+                    taken.append(self._waiting.popleft())
+            for tags, rows in _rows(taken) if taken else ():
+                self._writer.write_rows(tags, rows)
 
     def _pass_on(self) -> None:
         while not self._closed.is_set():
             self._begun.wait()
             self._closed.wait(INTERVAL_S)
             self._begun.clear()
+            self._is_asleep = True  # before it takes what waits: what comes later wakes it again
             self.end_row()
 
     def close(self) -> None:
@@ -77,3 +78,42 @@ class StepRows:
             self.end_row()
             self._closed.set()
             self._begun.set()
+
+
+def _rows(scalars: Sequence[Scalar]) -> list[Row]:
+    """The scalars as rows: tags, and the rows of consecutive steps with these tags, one after the other."""
+    tags, numbers, steps, given_times, times = zip(*scalars, strict=True)
+    width = next((place for place, step in enumerate(steps) if step != steps[0]), len(steps))
+    names, height = tags[:width], len(steps) // width
+    table = np.array(steps[: height * width], np.int64).reshape(height, width)
+    is_regular = (
+        len(set(names)) == width
+        and tags[: height * width] == names * height
+        and given_times.count(None) == len(given_times)
+        and bool((table == table[:, :1]).all())
+    )
+    if not is_regular:
+        return _irregular_rows(scalars)
+    rows = np.empty(height, row_dtype(width))
+    rows["wall_time"], rows["step"] = times[: height * width : width], table[:, 0]
+    rows["numbers"] = np.array(numbers[: height * width], np.float64).reshape(height, width)
+    return [(names, rows.tobytes()), *_irregular_rows(scalars[height * width :])]
+
+
+def _irregular_rows(
+    scalars: Sequence[Scalar],
+) -> list[Row]:
+    found: list[Row] = []
+    row: dict[str, float] = {}
+    head: tuple[float, int] = 0.0, 0
+    given: float | None = None
+    for tag, number, step, given_time, wall_time in scalars:
+        if row and (step != head[1] or tag in row or given_time != given):
+            found.append((tuple(row), row_struct(len(row)).pack(*head, *row.values())))
+            row = {}
+        if not row:
+            head, given = (wall_time, step), given_time
+        row[tag] = number
+    if row:
+        found.append((tuple(row), row_struct(len(row)).pack(*head, *row.values())))
+    return found
