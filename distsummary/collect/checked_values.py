@@ -6,8 +6,11 @@ from typing import Any
 import numpy as np
 
 from distsummary.base.guard import passes
+from distsummary.collect.animations import DEFAULT_FPS, animation
+from distsummary.collect.confusion import drawn_matrix
 from distsummary.collect.figures import drawn
 from distsummary.collect.messages import LINEAGE_CLASSES, graph_bytes, landscape_of, lineage_message
+from distsummary.collect.tables import table_text
 from distsummary.errors import InvalidArgumentError, InvalidTypeError, InvalidValueError
 from distsummary.format.compatibility import OURS, Compatibility
 from distsummary.format.frames import MAX_PAYLOAD
@@ -61,7 +64,10 @@ def checked_value(
                 object that NumPy can read as one, or numbers in (nested) lists and tuples. A tensor or
                 histogram needs at least one dimension.
             "text": a str that takes at most MAX_VALUE_BYTES in UTF-8; shown as Markdown.
+            "table": a list of dicts, which becomes a text; see `tables.table_text`.
             "figure": a matplotlib Figure, which is drawn at once and becomes an image.
+            "video": (frames, frames a second), an image that moves; see `animations.animation`.
+            "confusion_matrix": (counts, names of classes or None), drawn as an image; see `confusion`.
             "landscape": a `records.Landscape`, or MindSpore's LossLandscape message.
             "graph": a ModelProto or GraphProto, or the bytes of one.
             a lineage plugin: its protobuf message, of MindSpore's classes or of ours.
@@ -89,8 +95,17 @@ def checked_value(
         return Value(kind, name, landscape_of(field, value))
     if kind == "figure":
         return Value("image", name, drawn(field, value))
-    if kind == "text":
-        return Value(kind, name, _checked_text(field, value))
+    if kind in ("text", "table"):
+        return Value(
+            "text", name, _checked_text(field, table_text(field, value) if kind == "table" else value)
+        )
+    if kind in ("video", "confusion_matrix"):
+        content, detail = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
+        array = _tensor(field, content)
+        array = framework_of(array).to_numpy(array)
+        if kind == "video":
+            return Value("image", name, animation(field, array, DEFAULT_FPS if detail is None else detail))
+        return Value("image", name, drawn_matrix(field, array, detail))
     if kind == "scalar":
         return Value(kind, name, scalar(field, value))
     tensor = _tensor(field, value)

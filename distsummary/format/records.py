@@ -13,8 +13,9 @@ NORMS = "norms"  # of every parameter at a step, see `format/norms.py`; not for 
 SUMMARY_PLUGINS = ("scalar", "tensor", "histogram", "image", "landscape", "text", NORMS)
 LINEAGE_PLUGINS = ("dataset_graph", "train_lineage", "eval_lineage", "custom_lineage_data")
 PLUGINS = (*SUMMARY_PLUGINS, "graph", *LINEAGE_PLUGINS)
-# What users name; a figure is recorded as an image.
-GIVEN_PLUGINS = (*(plugin for plugin in PLUGINS if plugin != NORMS), "figure")
+# Kinds that users name -> how they are recorded.
+RECORDED_AS = {"figure": "image", "video": "image", "confusion_matrix": "image", "table": "text"}
+GIVEN_PLUGINS = (*(plugin for plugin in PLUGINS if plugin != NORMS), *RECORDED_AS)
 HPARAMS = "hparams"
 CUSTOM_SCALARS = "custom_scalars"
 TENSORBOARD_EVENT = "tensorboard_event"  # a whole event that TensorBoard's own code has made

@@ -4,7 +4,6 @@ Names, arguments and values are torch's by construction: its methods make the ev
 object that takes them is replaced, and scalars, which most calls are, take a shorter way.
 """
 
-import io
 import os
 import time
 from collections.abc import Mapping
@@ -17,9 +16,10 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils import tensorboard
 from torch.utils.tensorboard._convert_np import make_np
 from torch.utils.tensorboard._utils import _prepare_video
-from torch.utils.tensorboard.summary import _calc_scale_factor, hparams
+from torch.utils.tensorboard.summary import hparams
 
-from distsummary.base.extras import extra, require
+from distsummary.base.extras import require
+from distsummary.collect.animations import animation
 from distsummary.collect.open_writer import open_writer
 from distsummary.collect.options import check_file_affix, check_summary_dir
 from distsummary.errors import InvalidValueError
@@ -139,15 +139,14 @@ class SummaryWriter(tensorboard.SummaryWriter):
         walltime: float | None = None,
     ) -> None:
         """Add videos (N, T, C, H, W), uint8 or in [0, 1], side by side as one animated GIF."""
-        pil = extra("SummaryWriter.add_video", "PIL.Image")  # torch's method needs moviepy before 2
+        require("SummaryWriter.add_video", "PIL")  # torch's method needs moviepy before 2
         frames = _prepare_video(make_np(vid_tensor))  # type: ignore[no-untyped-call]
-        pixels = (frames.astype(np.float32) * _calc_scale_factor(frames)).clip(0, 255).astype(np.uint8)
-        _, height, width, colors = pixels.shape
-        first, *others = [pil.fromarray(frame[..., 0] if colors == 1 else frame) for frame in pixels]
-        file = io.BytesIO()
-        first.save(file, "GIF", save_all=True, append_images=others, duration=round(1000 / fps), loop=0)
+        video = animation(f"the video {tag!r}", np.moveaxis(frames, -1, 1), fps)
         image = Summary.Image(
-            height=height, width=width, colorspace=colors, encoded_image_string=file.getvalue()
+            height=video.height,
+            width=video.width,
+            colorspace=video.colorspace,
+            encoded_image_string=video.encoded,
         )
         summary = Summary(value=[Summary.Value(tag=tag, image=image)])
         self._get_file_writer().add_summary(summary, global_step, walltime)

@@ -19,7 +19,7 @@ from distsummary.base.guard import Guard, check, door, passes
 from distsummary.base.health import Health
 from distsummary.diagnosis.verdict import INFO, LEVELS, MESSAGE, level_of
 from distsummary.errors import ClosedError, DistSummaryError, InvalidTypeError, InvalidValueError
-from distsummary.format.records import GIVEN_PLUGINS, LINEAGE_PLUGINS, Value
+from distsummary.format.records import GIVEN_PLUGINS, LINEAGE_PLUGINS, RECORDED_AS, Value
 from distsummary.training.callbacks import CallbackList, CallbackParams
 from distsummary.training.finite import ON_NAN, WARN, Checked, FiniteCheck
 from distsummary.training.forks import FORKED, Forks, register_for_forks
@@ -262,6 +262,23 @@ class Recording(abc.ABC):
         """Record a matplotlib figure as an image; it is drawn now, and not closed. See `add_value`."""
         self._add("figure", name, value, step)
 
+    @door(lambda self, *args, **named: self._drop_call({"text": 1}))
+    def table(self, name: str, rows: object, step: int | None = None) -> None:
+        """Record a list of dicts, column -> value, as a table; see `add_value`."""
+        self._add("table", name, rows, step)
+
+    @door(lambda self, *args, **named: self._drop_call({"image": 1}))
+    def video(self, name: str, frames: object, step: int | None = None, *, fps: float = 4.0) -> None:
+        """Record frames (T, C, H, W), uint8 or in [0, 1], as an animated GIF, which is made now."""
+        self._add("video", name, (frames, fps), step)
+
+    @door(lambda self, *args, **named: self._drop_call({"image": 1}))
+    def confusion_matrix(
+        self, name: str, counts: object, step: int | None = None, *, classes: Sequence[str] | None = None
+    ) -> None:
+        """Record counts (C, C), actual class by predicted class, as a picture; see `add_value`."""
+        self._add("confusion_matrix", name, (counts, classes), step)
+
     @door(lambda self, *args, **named: self._drop_call({"alert": 1}))
     def alert(self, title: str, text: str = "", *, level: str = INFO) -> None:
         """Report something about the run at the current step: in alerts.jsonl, and as its level says.
@@ -310,8 +327,9 @@ class Recording(abc.ABC):
         cannot be recorded is dropped, counted and named once in the log (with `strict`, it raises).
 
         Args:
-            plugin: "scalar", "tensor", "histogram", "image", "text", "figure", "graph", "landscape", or a
-                plugin of lineage, which takes its protobuf message.
+            plugin: "scalar", "tensor", "histogram", "image", "text", "table", "figure", "video",
+                "confusion_matrix", "graph", "landscape", or a plugin of lineage, which takes its protobuf
+                message.
             name: the tag; ignored for graphs and lineage.
             value: what the plugin holds; see `checked_values.checked_value`. For arrays: a tensor or array of
                 torch, NumPy or JAX, or numbers in (nested) lists.
@@ -332,7 +350,7 @@ class Recording(abc.ABC):
 
     def _drop_value(self, plugin: str, name: str | None, value: object, step: int | None) -> None:
         """Count the value of a call of `_add` that failed."""
-        kind = "image" if plugin == "figure" else plugin
+        kind = RECORDED_AS.get(plugin, plugin)
         is_repeated = step is None and (kind, name) in self._given.values
         self._drop_call({kind: 1}, is_repeated=is_repeated)
 
@@ -344,7 +362,7 @@ class Recording(abc.ABC):
             return
         check_type(f"the name of the {plugin}", name, str, optional=plugin in NAMELESS)
         if is_elsewhere and self._is_forked:
-            self._drop_forked({"image" if plugin == "figure" else plugin: 1})
+            self._drop_forked({RECORDED_AS.get(plugin, plugin): 1})
             return
         new = self._snapshot(plugin, name, value)
         if new is None:
