@@ -7,7 +7,7 @@ first step of an optimizer: launchers, helper processes and workers of loaders m
 import functools
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from threading import get_ident
 from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -21,6 +21,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from distsummary.base.guard import Guard, passes
 from distsummary.base.terminal import announced
+from distsummary.integrations.gradient_norm import gradient_norm
 from distsummary.integrations.step_rounds import StepRounds
 
 if TYPE_CHECKING:  # it imports much
@@ -42,10 +43,11 @@ class Door:
     Args:
         begin: begins the run, at the first step of the optimizer that it is called with. It returns the run
             (None: there is nothing to record) and the only optimizer, if there is only one.
+        is_default: whether it gives way to one that is not.
     """
 
-    def __init__(self, begin: Begin) -> None:
-        self._begin = begin
+    def __init__(self, begin: Begin, *, is_default: bool = False) -> None:
+        self._begin, self.is_default = begin, is_default
         self._pid, self._thread = os.getpid(), get_ident()
         self._guard = Guard()
         self.run: DoorRun | None = None
@@ -54,18 +56,18 @@ class Door:
         self.calls = 0  # of optimizers
         self._passes = 0  # backward passes that have begun and not ended, each within the one before
         self._losses: list[Tensor] = []  # of the passes since the last call of an optimizer
-        self._has_closure = False  # this call of an optimizer has computed gradients
+        self._has_closure = False  # this call of an optimizer has computed gradients, by its closure
         self._unscaled: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}  # of what GradScaler has scaled
-        self._norm: Tensor | None = None  # of the gradients, as the script computes it
+        self._norm: Tensor | None = None  # of the gradients, as the script computes it, else as we do
 
     def __reduce__(self) -> Any:
         """In a copy, such as of an optimizer's class that Ray sends to another process, there is no door."""
         return type(None), ()
 
-    def call(self, method: Callable[..., None], *args: Any) -> None:
+    def call(self, method: Callable[..., None], *args: Any, **named: Any) -> None:
         """Call a method in the training's thread alone; what fails is counted, and reaches no one."""
         if get_ident() == self._thread and os.getpid() == self._pid:
-            self._guard.call(method.__name__, method, *args)
+            self._guard.call(method.__name__, method, *args, **named)
 
     def begin_backward(self, tensors: Any, gradients: Any) -> None:
         """A backward pass begins; one within another is a part of it, as of a checkpoint."""
@@ -89,6 +91,12 @@ class Door:
     def end_backward(self) -> None:
         """It has ended, or failed."""
         self._passes = max(0, self._passes - 1)
+        if self._has_closure and not self._passes and self._calling:
+            self._measure_norm(self._calling[0])
+
+    def _measure_norm(self, optimizer: Optimizer) -> None:
+        if self.run is not None and self._norm is None:
+            self._norm = gradient_norm(optimizer)
 
     def note_scaled(self, outputs: Any, scaled: Any) -> None:
         """GradScaler has multiplied a loss by its scale."""
@@ -104,8 +112,8 @@ class Door:
         """The script has computed the norm of its gradients."""
         self._norm = norm.detach()
 
-    def begin_step(self, optimizer: Optimizer) -> None:
-        """An optimizer is about to step."""
+    def begin_step(self, optimizer: Optimizer, has_closure: bool) -> None:
+        """An optimizer is about to step; with a closure, it has its gradients only when that was called."""
         if any(optimizer is one for one in self._calling):  # it failed, and is called again
             self._calling.clear()
         self._calling.append(optimizer)
@@ -117,6 +125,8 @@ class Door:
             self._begin_run(optimizer)
         if self.run is not None and self._rounds.begin(optimizer) and not self.run.end_step():
             close_door()
+        if not has_closure:
+            self._measure_norm(optimizer)
 
     def _begin_run(self, optimizer: Optimizer) -> None:
         try:
@@ -144,6 +154,13 @@ class Door:
         if self._rounds.end(optimizer) and not self.run.end_step():
             close_door()
 
+    def report(
+        self, prefix: str, values_of: Callable[..., Mapping[str, Any]], *args: Any, **named: Any
+    ) -> None:
+        """Numbers are given to somebody else, by a call from whose arguments `values_of` takes them."""
+        if self.run is not None:
+            self.run.report(prefix, values_of(*args, **named))
+
     def begin_batch(self) -> None:
         """A loader is asked for a batch."""
         if self.run is not None:
@@ -165,12 +182,18 @@ class Door:
             self.run.end_checkpoint()
 
 
-def open_door(begin: Begin) -> Door:
-    """Follow the training of this thread; in place of the door that is open, if one is."""
+def open_door(begin: Begin, *, is_default: bool = False) -> Door:
+    """Follow the training of this thread, in place of the door that is open, if one is.
+
+    A default one, for which nobody has chosen anything, stays closed if one is open that is none.
+    """
     global _door
-    is_open, _door = _door is not None, Door(begin)
-    if is_open:
-        return _door
+    door, before = Door(begin, is_default=is_default), _door
+    if before is not None and is_default and not before.is_default:
+        return door
+    _door = door
+    if before is not None:
+        return door
     _replace(Optimizer, "profile_hook_step", staticmethod(_steps(Optimizer.profile_hook_step)))
     _replace(torch.autograd, "backward", _backward(torch.autograd.backward))
     save = _between(torch.save, "begin_checkpoint", "end_checkpoint")
@@ -183,7 +206,7 @@ def open_door(begin: Begin) -> Door:
     _replace(torch.nn.utils.clip_grad, "clip_grad_norm_", clip)
     _replace(torch.amp.GradScaler, "scale", _scale(torch.amp.GradScaler.scale))
     _replace(torch.amp.GradScaler, "step", _scaled_step(torch.amp.GradScaler.step))
-    return _door
+    return door
 
 
 def close_door(door: Door | None = None) -> None:
@@ -195,6 +218,12 @@ def close_door(door: Door | None = None) -> None:
     while _replaced:
         owner, name, old = _replaced.pop()
         setattr(owner, name, old)
+
+
+def report(prefix: str, values_of: Callable[..., Mapping[str, Any]], *args: Any, **named: Any) -> None:
+    """Record the numbers of a call to somebody else at the step at which it comes; see `Door.report`."""
+    if (door := _door) is not None and not is_compiled():
+        door.call(door.report, prefix, values_of, *args, **named)
 
 
 def follow(optimizer: Optimizer) -> None:
@@ -264,7 +293,8 @@ def _step(call: Callable[..., Any]) -> Callable[..., Any]:
         door = _door
         if door is None or is_compiled():
             return call(self, *args, **named)
-        door.call(door.begin_step, self)
+        closure = args[0] if args else named.get("closure")
+        door.call(door.begin_step, self, closure is not None)
         is_done = False
         try:
             result = call(self, *args, **named)

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from torch import Tensor, nn
@@ -32,10 +33,12 @@ class Training:
         run_dir: may have {time} in it.
         options: further arguments for `ds.init`. By default, the initial step is the number of steps that the
             optimizer has made.
+        has_reports: whether numbers of a step are reported when it has ended: by a host, or a tee.
     """
 
     run_dir: str
     options: Mapping[str, Any]
+    has_reports: bool = False
 
 
 def begin_run(training: Training, optimizer: Optimizer) -> "tuple[DoorRun | None, Optimizer | None]":
@@ -53,10 +56,10 @@ def begin_run(training: Training, optimizer: Optimizer) -> "tuple[DoorRun | None
     optimizers = [one for one in alive if isinstance(one, Optimizer) and _is_called(one)]
     model = model_of(optimizer, [one for one in alive if isinstance(one, nn.Module)])
     del alive
-    arguments = {"initial_step": steps_done(optimizer), **training.options}
+    arguments = {"optimizer": optimizer, "initial_step": steps_done(optimizer), **training.options}
     directory = launch_dir(training.run_dir, topologies.detect())
-    run = init(directory, watch=model, optimizer=optimizer, **arguments)
-    return DoorRun(run, model), optimizer if len(optimizers) == 1 else None
+    run = init(directory, watch=model, **arguments)
+    return DoorRun(run, model, has_reports=training.has_reports), optimizer if len(optimizers) == 1 else None
 
 
 def open_runs() -> list[Run]:
@@ -91,12 +94,12 @@ def steps_done(optimizer: Optimizer) -> int:
 class DoorRun:
     """Records the steps of a training in `run`, and reports to its phases what the loop does.
 
-    Recorded are, at each step, `loss`, `lr`, `grad_norm` (if the script computes it) and the wait for
-    batches. With several optimizers, `loss` is the sum of their losses, and `optimizer_1/loss`,
-    `optimizer_1/lr` and so on are those of each. Further groups of parameters have `lr/1`, `lr/2` and so on.
+    Recorded are, at each step, `loss`, `lr`, `grad_norm` and the wait for batches. With several optimizers,
+    `loss` is the sum of their losses, and `optimizer_1/loss`, `optimizer_1/lr` and so on are those of each.
+    Further groups of parameters have `lr/1`, `lr/2` and so on.
     """
 
-    def __init__(self, run: Run, model: nn.Module | None) -> None:
+    def __init__(self, run: Run, model: nn.Module | None, *, has_reports: bool = False) -> None:
         self.run = run
         self._numbers: dict[str, Any] = {}
         self._losses: list[Tensor] = []
@@ -104,8 +107,9 @@ class DoorRun:
         self._waited_s = self._asked_s = 0.0
         self._has_loader = False
         self._before = REST  # the phase that a checkpoint interrupts
-        # With a loader, a step begins with its first batch: what a host reports before that belongs to the
-        # step before. Without one, it begins when the one before ends, which costs less.
+        # With a loader, a step begins with the forward pass: what is reported before that belongs to the step
+        # before. Without one, and without reports, it begins when the one before ends, which costs less.
+        self._begins_late = has_reports
         self._step: AbstractContextManager[None] | None = run.next_step()
         self._began_s = 0.0  # when the next one begins, as far as it is known yet
         phases = run.context.step.phases
@@ -139,7 +143,7 @@ class DoorRun:
             numbers[DATA_WAIT_MS] = 1e3 * self._waited_s
         run.log(numbers)
         self._numbers, self._losses, self._waited_s = {}, [], 0.0
-        if self._has_loader:
+        if self._begins_late:
             step.__exit__(None, None, None)
             self._step, self._began_s = None, time.perf_counter()
         else:
@@ -158,6 +162,12 @@ class DoorRun:
             self._step = self.run.next_step(began_s=self._began_s)
         return self._step
 
+    def report(self, prefix: str, values: Mapping[str, Any]) -> None:
+        """Record numbers that somebody gives at this time; anything else is left out."""
+        found = {f"{prefix}{name}": value for name, value in values.items() if is_number(value)}
+        if found and not self.run.is_closed:
+            self.run.log(found)
+
     # --- what the phases are
 
     def _is_evaluating(self) -> bool:
@@ -166,7 +176,7 @@ class DoorRun:
 
     def begin_batch(self) -> None:
         """A loader is asked for a batch."""
-        self._has_loader = True
+        self._has_loader = self._begins_late = True
         if self._phases is not None:
             self._phases.enter(EVALUATION if self._is_evaluating() else DATA)
         self._asked_s = self._began_s = time.perf_counter()
@@ -207,6 +217,11 @@ class DoorRun:
         """It is saved, or that failed."""
         if self._phases is not None:
             self._phases.enter(self._before)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is one number, or a tensor of one."""
+    return isinstance(value, Real) or (hasattr(value, "numel") and value.numel() == 1)
 
 
 def _sum(losses: list[Tensor]) -> Tensor:

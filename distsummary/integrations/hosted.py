@@ -2,13 +2,13 @@
 
 import os
 from collections.abc import Iterable, Mapping
-from numbers import Real
 from typing import Any
 
 from torch.optim import Optimizer
 
 from distsummary.integrations.door import Door, close_door, follow, open_door
-from distsummary.integrations.door_run import DoorRun, Training, begin_run
+from distsummary.integrations.door_options import OPTIONS, read_options
+from distsummary.integrations.door_run import DoorRun, Training, begin_run, is_number
 from distsummary.training.run import Run
 
 VARIABLE = "DISTSUMMARY"  # the run dir of hosts that are given none
@@ -22,12 +22,15 @@ class Hosted:
 
     Args:
         run_dir: by default that of the environment variable DISTSUMMARY, else runs/{time}.
-        options: further arguments for `ds.init`.
+        options: further arguments for `ds.init`, which precede those of DISTSUMMARY_OPTIONS. One with neither
+            gives way to another that follows the same training.
     """
 
     def __init__(self, run_dir: str | os.PathLike[str] | None, options: Mapping[str, Any]) -> None:
+        self._is_default = run_dir is None and not options
         self._run_dir = os.fspath(run_dir or os.environ.get(VARIABLE) or "runs/{time}")
         self._options = dict(options)
+        self._known: dict[str, Any] = {}  # arguments for `ds.init` by the host
         self._door: Door | None = None
 
     @property
@@ -44,26 +47,36 @@ class Hosted:
             options: arguments for `ds.init`, besides those that the user gave.
         """
         self.end()
-        training = Training(run_dir=self._run_dir, options=options | self._options)
+        self._known = options
 
         def begin(optimizer: Optimizer) -> tuple[DoorRun | None, Optimizer | None]:
-            return begin_run(training, optimizer)
+            chosen = self._known | read_options(os.environ.get(OPTIONS, "")) | self._options
+            return begin_run(Training(run_dir=self._run_dir, options=chosen, has_reports=True), optimizer)
 
-        self._door = open_door(begin)
+        self._door = open_door(begin, is_default=self._is_default)
         for optimizer in optimizers:
             follow(optimizer)
 
+    def set_config(self, config: Any) -> None:
+        """The host reports the settings, before the first step."""
+        self._known["config"] = config
+
+    def step(self, optimizer: Any) -> None:
+        """An optimizer that is none of torch's has stepped; it has `param_groups` as these have."""
+        if self._door is not None:
+            self._door.call(self._door.begin_step, optimizer, False)
+            self._door.call(self._door.end_step, optimizer, True)
+
     def log(self, numbers: Mapping[str, Any]) -> None:
         """The host reports numbers of the last step; anything else is left out."""
-        found = {f"host/{name}": number for name, number in numbers.items() if _is_number(number)}
-        if found and self.run is not None:
-            self.run.log(found)
+        if self._door is not None and self._door.run is not None:
+            self._door.run.report("host/", numbers)
 
     def evaluated(self, metrics: Mapping[str, Any]) -> None:
         """The host has evaluated the model."""
         if self.run is not None:
             with self.run.eval() as evaluation:
-                evaluation.log({name: number for name, number in metrics.items() if _is_number(number)})
+                evaluation.log({name: number for name, number in metrics.items() if is_number(number)})
 
     def end(self, error: BaseException | None = None) -> None:
         """The training has ended, or failed; without one, nothing is done."""
@@ -72,7 +85,3 @@ class Hosted:
             close_door(door)
         if run is not None:
             run.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) or (hasattr(value, "numel") and value.numel() == 1)

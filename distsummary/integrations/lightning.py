@@ -1,13 +1,16 @@
-"""A callback for the Trainer of Lightning."""
+"""A callback for the Trainer of Lightning, and a logger for Trainer and Fabric."""
 
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:
     from pytorch_lightning import Callback  # the older name of the same package
+    from pytorch_lightning.loggers import Logger
 else:
     from lightning.pytorch import Callback
+    from lightning.pytorch.loggers import Logger
 
 from distsummary.integrations.hosted import Hosted
 
@@ -60,3 +63,51 @@ class DistSummaryCallback(Callback):  # type: ignore[misc]  # without types here
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """End the run."""
         self._hosted.end()
+
+
+class DistSummaryLogger(Logger):  # type: ignore[misc]  # without types here
+    """Records the training of a Trainer, or of a loop with Fabric, on each of its ranks.
+
+    Example:
+        >>> fabric = Fabric(loggers=DistSummaryLogger("runs/a"))
+
+    Make it before the first step. What is logged is recorded as `host/...`, of each rank its own. A Trainer's
+    step and evaluations are known to DistSummaryCallback alone: here a training continues at the step that
+    its optimizer counts, or at `initial_step`.
+
+    Args:
+        run_dir: by default that of the environment variable DISTSUMMARY, else runs/{time}.
+        options: further arguments for `ds.init`, such as norms=True or initial_step=1000.
+    """
+
+    def __init__(self, run_dir: str | os.PathLike[str] | None = None, **options: Any) -> None:
+        super().__init__()
+        self._hosted = Hosted(run_dir, options)
+        self._hosted.begin()
+
+    @property
+    def name(self) -> str:
+        """Names the directory of checkpoints, with `version`."""
+        return "distsummary"
+
+    @property
+    def version(self) -> str:
+        """Empty: the run dir has the number."""
+        return ""
+
+    @property
+    def experiment(self) -> Any:
+        """The run, None before the first step."""
+        return self._hosted.run
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Record numbers of this rank at the last step."""
+        self._hosted.log(metrics)
+
+    def log_hyperparams(self, params: Any, *args: Any, **named: Any) -> None:
+        """Keep settings, which come before the first step, for the run."""
+        self._hosted.set_config(params)
+
+    def finalize(self, status: str) -> None:
+        """End the run, at the end of a Trainer's training; of a loop with Fabric, the process's end does."""
+        self._hosted.end(sys.exception() if status == "failed" else None)

@@ -1,23 +1,19 @@
 """Zero lines: the environment variables that have a script recorded which does not know of it."""
 
 import argparse
+import json
 import sys
-from inspect import signature
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
 
+from distsummary.integrations.after_import import after_import
 from distsummary.integrations.door import open_door
+from distsummary.integrations.door_options import TEE, read_options
 
 if TYPE_CHECKING:  # it imports much
     from distsummary.integrations.door_run import DoorRun
-
-OPTIONS = "DISTSUMMARY_OPTIONS"
-# Arguments of `ds.init` that are no options: the script decides them.
-NOT_OPTIONS = frozenset(
-    ("run_dir", "watch", "optimizer", "loss_fn", "callbacks", "role", "rank", "world_size", "mesh", "resume")
-)
 
 
 def arm(run_dir: str, options: str) -> None:
@@ -33,30 +29,29 @@ def arm(run_dir: str, options: str) -> None:
         chosen = read_options(options)
         if "config" not in chosen:
             chosen["config"] = script_arguments(sys._getframe(1))
-        return begin_run(Training(run_dir=run_dir, options=chosen), optimizer)
+        return begin_run(Training(run_dir=run_dir, options=chosen, has_reports=has_tee), optimizer)
 
-    open_door(begin)
+    open_door(begin, is_default=True)
+    after_import("transformers.trainer", _attach_callback)
+    if has_tee := _asks_for_tee(options):
+        from distsummary.integrations.tee import open_tee
+
+        open_tee()
 
 
-def read_options(text: str) -> dict[str, Any]:
-    """The arguments for `ds.init` in DISTSUMMARY_OPTIONS, a JSON object.
+def _attach_callback(module: Any) -> None:
+    """Have each Trainer of transformers report its steps, settings and evaluations."""
+    from distsummary.integrations.transformers import DefaultCallback
 
-    Raises DamagedFileError if it is none, InvalidTypeError or InvalidValueError for a wrong field.
-    """
-    from distsummary._init import init
-    from distsummary.base.checks import check_keys
-    from distsummary.base.json_door import parse_json
-    from distsummary.collect.record_options import Record
-    from distsummary.diagnosis.diagnose import Diagnose
+    module.DEFAULT_CALLBACKS.append(DefaultCallback)
 
-    chosen: dict[str, Any] = parse_json(text or "{}", dict[str, Any], name=OPTIONS)
-    check_keys(OPTIONS, chosen, signature(init).parameters.keys() - NOT_OPTIONS)
-    kinds: tuple[tuple[str, type[Any]], ...] = (("record", Record), ("diagnose", Diagnose))
-    for name, kind in kinds:
-        if isinstance(fields := chosen.get(name), dict):
-            check_keys(f"{name} in {OPTIONS}", fields, tuple(kind.__dataclass_fields__))
-            chosen[name] = kind(**fields)
-    return chosen
+
+def _asks_for_tee(options: str) -> bool:
+    """Whether the options ask for the tee. If they are wrong, that is reported at the first step."""
+    try:
+        return json.loads(options or "{}").get(TEE) is True
+    except (ValueError, AttributeError):
+        return False
 
 
 def script_arguments(frame: FrameType | None) -> argparse.Namespace | None:

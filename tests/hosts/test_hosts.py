@@ -1,6 +1,7 @@
 """Trainings of Lightning, transformers and Accelerate, recorded by their callbacks in .venv-hosts."""
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,18 +16,33 @@ pytestmark = pytest.mark.interop
 
 PYTHON = ROOT / ".venv-hosts/bin/python"
 TRAININGS = ROOT / "tests/hosts/trainings.py"
-HOSTS = ("transformers", "lightning", "accelerate")
-REPORTED = {"transformers": "host/loss", "lightning": "host/train_loss", "accelerate": "host/reported"}
-EVALUATED = {"transformers": "eval/loss", "lightning": "eval/val_loss"}
+HOSTS = ("transformers", "lightning", "accelerate", "fabric", "keras")
+REPORTED = {
+    "transformers": "host/loss",
+    "lightning": "host/train_loss",
+    "accelerate": "host/reported",
+    "fabric": "host/reported",
+    "keras": "host/loss",
+}
+EVALUATED = {"transformers": "eval/loss", "lightning": "eval/val_loss", "keras": "eval/loss"}
+TORCHRUN = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+ACCELERATE = (  # several processes on CPUs are MPI's
+    *(PYTHON, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1"),
+    *("--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"),
+)
 
 
-def train(directory: Path, *arguments: str, ranks: int = 1) -> list[Any]:
+def train(
+    directory: Path, *arguments: str, launcher: tuple[str | Path, ...] = (), **variables: str
+) -> list[Any]:
     """What each rank of a training saw."""
     directory.mkdir(exist_ok=True)
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    command = [str(PYTHON), *(launcher if ranks > 1 else ["-W", "ignore"]), str(TRAININGS), ".", *arguments]
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=PATIENCE_S)
+    command = [*(launcher or (PYTHON, "-W", "ignore")), TRAININGS, ".", *arguments]
+    done = subprocess.run(
+        command, cwd=directory, env=os.environ | variables, capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert done.returncode == 0, done.stderr
+    ranks = 2 if launcher == TORCHRUN else 1
     return [json.loads((directory / f"{arguments[0]}.{rank}.json").read_text()) for rank in range(ranks)]
 
 
@@ -52,9 +68,9 @@ def test_a_host_trains_the_same_bits_and_is_recorded(host: str, tmp_path: Path) 
         assert run.scalars(EVALUATED[host])["step"].tolist() == [4, 8]
 
 
-@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("host", ["transformers", "lightning", "accelerate", "fabric"])
 def test_each_rank_has_its_own_loss(host: str, tmp_path: Path) -> None:
-    seen = train(tmp_path, host, "yes", ranks=2)
+    seen = train(tmp_path, host, "yes", launcher=TORCHRUN)
     assert seen[0] != seen[1]
     run = ds.open_run(tmp_path / "run")
     assert run.state == "finished"
@@ -68,3 +84,48 @@ def test_a_resumed_trainer_continues_at_its_step(tmp_path: Path) -> None:
     run = ds.open_run(tmp_path / "run")
     assert run.scalars("loss")["step"].tolist() == list(range(1, 13))
     assert len(rows) == 4
+
+
+@pytest.mark.parametrize("host", ["transformers", "lightning"])
+def test_the_variable_alone_knows_what_the_host_knows(host: str, tmp_path: Path) -> None:
+    [rows] = train(tmp_path, host, "no", DISTSUMMARY="run", DISTSUMMARY_OPTIONS='{"norms": true}')
+    run = ds.open_run(tmp_path / "run")
+    assert run.state == "finished"
+    check(run, rows)
+    assert {REPORTED[host], "norms/gradient"} <= {*run.scalars().tags}
+    assert run.scalars(EVALUATED[host])["step"].tolist() == [4, 8]
+
+
+@pytest.mark.parametrize("host", ["transformers", "lightning"])
+def test_a_callback_of_the_script_precedes_the_variable(host: str, tmp_path: Path) -> None:
+    train(tmp_path, host, "yes", DISTSUMMARY="by_the_variable")
+    assert (tmp_path / "run").exists()
+    assert not (tmp_path / "by_the_variable").exists()
+
+
+def test_accelerate_launch_is_a_launcher_like_others(tmp_path: Path) -> None:
+    [rows] = train(tmp_path, "accelerate", "no", launcher=ACCELERATE, DISTSUMMARY="runs/{time}")
+    [path] = (tmp_path / "runs").glob("2*")
+    run = ds.open_run(path)
+    assert run.state == "finished"
+    check(run, rows)
+
+
+def test_trl_reports_to_distsummary(tmp_path: Path) -> None:
+    [rows] = train(tmp_path, "trl", "yes", DISTSUMMARY="run")
+    run = ds.open_run(tmp_path / "run")
+    assert run.state == "finished"
+    check(run, rows)
+    assert "host/loss" in run.scalars().tags
+
+
+@pytest.mark.parametrize("logger", ["wandb", "mlflow"])
+def test_a_tee_records_what_the_script_logs(logger: str, tmp_path: Path) -> None:
+    variables = {"DISTSUMMARY": "run", "DISTSUMMARY_OPTIONS": '{"tee": true}', "WANDB_MODE": "offline"}
+    variables |= {"MLFLOW_TRACKING_URI": f"file:{tmp_path}/mlruns", "MLFLOW_ALLOW_FILE_STORE": "true"}
+    [rows] = train(tmp_path, logger, "no", **variables)
+    run = ds.open_run(tmp_path / "run")
+    check(run, rows)
+    logged = run.scalars("script/reported")
+    assert logged["step"].tolist() == list(range(1, 1 + len(rows)))
+    assert logged["value"].tolist() == pytest.approx([row[0] for row in rows], rel=1e-6)

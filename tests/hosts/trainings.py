@@ -157,6 +157,139 @@ def accelerate(out: str, with_us: bool) -> list[Row]:
     return rows
 
 
+def fabric(out: str, with_us: bool) -> list[Row]:
+    """A loop of one's own, with Fabric; each rank logs a number of its own."""
+    from lightning.fabric import Fabric
+
+    loggers = []
+    if with_us:
+        from distsummary.integrations.lightning import DistSummaryLogger
+
+        loggers.append(DistSummaryLogger("run"))
+    devices = int(os.environ.get("WORLD_SIZE", "1"))
+    fabric = Fabric(accelerator="cpu", devices=devices, loggers=loggers)
+    fabric.launch()
+    torch.manual_seed(1)
+    net = nn.Linear(4, 1)
+    net, optimizer = fabric.setup(net, torch.optim.AdamW(net.parameters(), lr=0.05))
+    rows: list[Row] = []
+    for batch in fabric.setup_dataloaders(torch.utils.data.DataLoader(Data(2 * STEPS * devices), 2)):
+        loss = mse_loss(net(batch["x"])[:, 0], batch["labels"])
+        optimizer.zero_grad()
+        fabric.backward(loss)
+        norm = fabric.clip_gradients(net, optimizer, max_norm=1.0)
+        optimizer.step()
+        fabric.log("reported", loss.item(), step=len(rows))
+        rows.append((loss.item(), 0.05, norm.item()))
+    return rows
+
+
+def keras(out: str, with_us: bool) -> list[Row]:
+    """Two epochs, each with an evaluation; Keras's own optimizer."""
+    os.environ["KERAS_BACKEND"] = "torch"
+    import keras as framework
+
+    rows: list[Row] = []
+
+    class Spy(framework.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            gradients = [variable.value.grad for variable in self.model.trainable_variables]
+            rows.append((losses.pop(), 0.05, nn.utils.get_total_norm(gradients).item()))
+
+    losses: list[float] = []
+
+    class Loss(framework.losses.Loss):  # type: ignore[misc]
+        def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+            loss = mse_loss(y_pred[:, 0], y_true)
+            if torch.is_grad_enabled():
+                losses.append(loss.item())
+            return loss
+
+    callbacks: list[Any] = [Spy()]
+    if with_us:
+        from distsummary.integrations.keras import DistSummaryCallback
+
+        callbacks.append(DistSummaryCallback("run"))
+    framework.utils.set_random_seed(1)
+    model = framework.Sequential([framework.layers.Input((4,)), framework.layers.Dense(1)])
+    model.compile(framework.optimizers.SGD(0.05), loss=Loss())
+    x = Data(2 * STEPS // 2).x
+    model.fit(
+        x, x.sum(1), batch_size=2, epochs=2, verbose=0, callbacks=callbacks, validation_data=(x, x.sum(1))
+    )
+    return rows
+
+
+def trl(out: str, with_us: bool) -> list[Row]:
+    """Supervised fine-tuning of a small language model, made here."""
+    from datasets import Dataset
+    from tokenizers import Tokenizer, models
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, TrainerCallback
+    from trl import SFTConfig, SFTTrainer
+
+    words = {word: number for number, word in enumerate(("<pad>", "<end>", "a", "b", "c", "d"))}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="<pad>")),
+        pad_token="<pad>", eos_token="<end>",
+    )  # fmt: skip
+    torch.manual_seed(1)
+    size = {"n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 16, "vocab_size": len(words)}
+    model = GPT2LMHeadModel(GPT2Config(**size, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0))
+    rows: list[Row] = []
+
+    class Spy(TrainerCallback):
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            rows.append((losses.pop(), given["optimizer"].param_groups[0]["lr"], None))
+
+    losses: list[float] = []
+
+    class Tuner(SFTTrainer):  # type: ignore[misc]
+        def training_step(self, *args: Any, **named: Any) -> Tensor:
+            loss = super().training_step(*args, **named)
+            losses.append(loss.item())
+            return loss
+
+    arguments = SFTConfig(
+        f"{out}/trainer", max_steps=STEPS, per_device_train_batch_size=2, use_cpu=True, bf16=False,
+        report_to="distsummary" if with_us else "none", learning_rate=0.1, lr_scheduler_type="constant",
+        disable_tqdm=True, logging_steps=2, save_strategy="no", gradient_checkpointing=False,
+    )  # fmt: skip
+    data = Dataset.from_list([{"input_ids": [2, 3, 4, 5, 1]}, {"input_ids": [5, 4, 3, 2, 1]}] * 16)
+    trainer = Tuner(model, arguments, train_dataset=data, processing_class=tokenizer, callbacks=[Spy()])
+    trainer.train()
+    return rows
+
+
+def bare(log: Any) -> list[Row]:
+    """A loop of one's own, which logs its loss after each step."""
+    net, rows = nn.Linear(4, 1), []
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    for place in range(STEPS):
+        x = Data(2 * STEPS).x[2 * place : 2 * place + 2]
+        loss = mse_loss(net(x)[:, 0], x.sum(1))
+        optimizer.zero_grad()
+        loss.backward()
+        norm = nn.utils.get_total_norm([each.grad for each in net.parameters()])
+        optimizer.step()
+        log({"reported": loss.item()})
+        rows.append((loss.item(), 0.05, norm.item()))
+    return rows
+
+
+def wandb(out: str, with_us: bool) -> list[Row]:
+    import wandb as tracker
+
+    with tracker.init(project="p"):
+        return bare(tracker.log)
+
+
+def mlflow(out: str, with_us: bool) -> list[Row]:
+    import mlflow as tracker
+
+    with tracker.start_run():
+        return bare(tracker.log_metrics)
+
+
 if __name__ == "__main__":
     place, name, *rest = sys.argv[1:]
     torch.manual_seed(1)

@@ -1,6 +1,6 @@
 """Trainings that do not know of distsummary: `python scripts.py OUT NAME ...` writes what they saw as JSON.
 
-Each returns rows of (loss, learning rate, norm of the gradients or None), one a step, and its model.
+Each returns rows of (loss, learning rate, norm of the gradients), one a step, and its model.
 """
 
 import copy
@@ -16,12 +16,18 @@ from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 from torch.utils.data import DataLoader
 
 STEPS = 12
-Row = tuple[float, float, float | None]
+Row = tuple[float, float, float]
 Result = tuple[list[Row], list[nn.Module]]
 
 
 def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+
+
+def norm_of(model: nn.Module) -> float:
+    """What clip_grad_norm_ would return; of shards, that of this rank's."""
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    return nn.utils.get_total_norm([getattr(each, "_local_tensor", each) for each in gradients]).item()
 
 
 def batches(steps: int = STEPS) -> Iterator[tuple[Tensor, Tensor]]:
@@ -58,7 +64,7 @@ def own_schedule() -> Result:
         model.zero_grad()
         loss.backward()
         optimizer.step()
-        rows.append((loss.item(), lr, None))
+        rows.append((loss.item(), lr, norm_of(model)))
     return rows, [model]
 
 
@@ -71,9 +77,9 @@ def accumulation() -> Result:
         loss.backward()
         total += loss.item()
         if number % 3 == 2:
+            rows.append((total, 0.01, norm_of(model)))
             optimizer.step()
             optimizer.zero_grad()
-            rows.append((total, 0.01, None))
             total = 0.0
     return rows, [model]
 
@@ -97,6 +103,36 @@ def amp() -> Result:
     return rows, [model]
 
 
+def amp_fused() -> Result:
+    """GradScaler leaves it to the optimizer to unscale the gradients."""
+    model, rows = net(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for x, y in batches():
+        optimizer.zero_grad()
+        loss = mse_loss(model(x), y)
+        scaler.scale(loss).backward()
+        norm = norm_of(model) / 1024
+        scaler.step(optimizer)
+        scaler.update()
+        rows.append((loss.item(), 0.05, norm))
+    return rows, [model]
+
+
+def sparse() -> Result:
+    """An embedding whose gradient holds the rows that the batch has used, one of them twice."""
+    model, rows = nn.Embedding(9, 4, sparse=True), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for number in range(STEPS):
+        optimizer.zero_grad()
+        loss = model(torch.tensor([1, number % 9, 1])).square().sum()
+        loss.backward()
+        norm = model.weight.grad.to_dense().norm().item()
+        optimizer.step()
+        rows.append((loss.item(), 0.05, norm))
+    return rows, [model]
+
+
 def gan() -> Result:
     maker, judge, rows = net(), nn.Sequential(nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 1)), []
     of_judge = torch.optim.Adam(judge.parameters(), lr=0.01)
@@ -107,27 +143,31 @@ def gan() -> Result:
         judged = binary_cross_entropy_with_logits(judge(y), torch.ones(4, 1))
         judged = judged + binary_cross_entropy_with_logits(judge(made.detach()), torch.zeros(4, 1))
         judged.backward()
+        norm = norm_of(judge)
         of_judge.step()
         of_maker.zero_grad()
         fooled = binary_cross_entropy_with_logits(judge(made), torch.ones(4, 1))
         fooled.backward()
         of_maker.step()
-        rows.append((judged.item() + fooled.item(), 0.01, None))
+        rows.append((judged.item() + fooled.item(), 0.01, norm))
     return rows, [maker, judge]
 
 
 def lbfgs() -> Result:
     model, rows = net(), []
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+    norms: list[float] = []
     for x, y in batches():
+        norms.clear()
 
         def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
             optimizer.zero_grad()
             loss = mse_loss(model(x), y)
             loss.backward()
+            norms.append(norm_of(model))
             return loss
 
-        rows.append((optimizer.step(closure).item(), 0.1, None))
+        rows.append((optimizer.step(closure).item(), 0.1, norms[0]))
     return rows, [model]
 
 
@@ -140,7 +180,7 @@ def compiled() -> Result:
         loss = mse_loss(faster(x), y)
         loss.backward()
         optimizer.step()
-        rows.append((loss.item(), 0.05, None))
+        rows.append((loss.item(), 0.05, norm_of(model)))
     return rows, [model]
 
 
@@ -158,7 +198,7 @@ def compiled_step() -> Result:
         return loss.detach()
 
     for x, y in batches():
-        rows.append((step(x, y).item(), 0.05, None))
+        rows.append((step(x, y).item(), 0.05, 0.0))
     return rows, [model]
 
 
@@ -174,7 +214,7 @@ def checkpointing() -> Result:
         loss = mse_loss(model[2](model[1](inner)), y)
         loss.backward()
         optimizer.step()
-        rows.append((loss.item(), 0.05, None))
+        rows.append((loss.item(), 0.05, norm_of(model)))
     return rows, [model]
 
 
@@ -188,7 +228,7 @@ def evaluating() -> Result:
         loss = mse_loss(model(x), y)
         loss.backward()
         optimizer.step()
-        rows.append((loss.item(), 0.05, None))
+        rows.append((loss.item(), 0.05, norm_of(model)))
         if number % 4 == 1:
             model.eval()
             with torch.no_grad():
@@ -204,17 +244,20 @@ def in_backward() -> Result:
     """An optimizer for each parameter, which steps as soon as its gradient is there."""
     model, rows = net(), []
     optimizers = {p: torch.optim.SGD([p], lr=0.05) for p in model.parameters()}
+    norms: list[float] = []
 
     def step(parameter: nn.Parameter) -> None:
+        norms.append(parameter.grad.norm().item())
         optimizers[parameter].step()
         optimizers[parameter].zero_grad()
 
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(step)
     for x, y in batches():
+        norms.clear()
         loss = mse_loss(model(x), y)
         loss.backward()
-        rows.append((loss.item(), 0.05, None))
+        rows.append((loss.item(), 0.05, norms[0]))
     return rows, [model]
 
 
@@ -230,14 +273,43 @@ def resumed() -> Result:
         loss = mse_loss(first(x), y)
         loss.backward()
         optimizer.step()
-        rows.append((loss.item(), 0.01, None))
+        rows.append((loss.item(), 0.01, norm_of(first)))
     return rows, [first]
+
+
+def written() -> Result:
+    """Gives its loss to a SummaryWriter, after the step."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    model, rows = net(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with SummaryWriter(f"{sys.argv[1]}/written") as writer:
+        for number, (x, y) in enumerate(batches()):
+            optimizer.zero_grad()
+            loss = mse_loss(model(x), y)
+            loss.backward()
+            norm = norm_of(model)
+            optimizer.step()
+            writer.add_scalar("train/loss", loss, 10 * number)
+            writer.add_scalars("both", {"half": loss.item() / 2}, 10 * number)
+            rows.append((loss.item(), 0.05, norm))
+    return rows, [model]
 
 
 def crashing() -> Result:
     rows, models = plain()
     write("crashing", rows, models)
     raise RuntimeError("the data are gone")
+
+
+def together() -> Result:
+    """Tasks of Slurm, without collectives; as with collectives, none is over before the other has begun."""
+    result = plain()
+    begun = os.environ["TRAINED"]
+    open(f"{begun}-{os.environ['SLURM_PROCID']}", "w").close()
+    while not all(os.path.exists(f"{begun}-{rank}") for rank in range(2)):
+        time.sleep(0.01)
+    return result
 
 
 def ddp() -> Result:
@@ -291,7 +363,7 @@ def fsdp2() -> Result:
         loss = mse_loss(model(x), y) + torch.distributed.get_rank()
         loss.backward()
         optimizer.step()
-        rows.append((loss.item(), 0.01, None))
+        rows.append((loss.item(), 0.01, norm_of(model)))
     torch.distributed.destroy_process_group()
     return rows, []
 
@@ -299,8 +371,20 @@ def fsdp2() -> Result:
 TRAININGS: dict[str, Callable[[], Result]] = {
     one.__name__: one
     for one in (
-        *(plain, own_schedule, accumulation, amp, gan, lbfgs, compiled, compiled_step, checkpointing),
-        *(evaluating, in_backward, resumed, crashing, failing_once, ddp, fsdp2),
+        *(
+            plain,
+            own_schedule,
+            accumulation,
+            amp,
+            amp_fused,
+            sparse,
+            gan,
+            lbfgs,
+            compiled,
+            compiled_step,
+            checkpointing,
+        ),
+        *(evaluating, in_backward, resumed, written, crashing, failing_once, together, ddp, fsdp2),
     )
 }
 

@@ -19,7 +19,7 @@ from tests.patience import PATIENCE_S
 
 SCRIPT = ROOT / "tests/integrations/scripts.py"
 ELASTIC = ROOT / "tests/integrations/elastic.py"
-OTHERS = ("compiled_step", "crashing", "failing_once", "ddp", "fsdp2")
+OTHERS = ("compiled_step", "crashing", "failing_once", "together", "ddp", "fsdp2")
 pytestmark = pytest.mark.usefixtures("fork_server")
 SCRIPTS = [name for name in scripts.TRAININGS if name not in OTHERS]
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
@@ -92,10 +92,9 @@ def check(run: Any, rows: list[Any], *, first: int = 1, **chosen: Any) -> None:
     """Each step is recorded once, with the numbers of the script."""
     steps = list(range(first, first + len(rows)))
     for number, tag in enumerate(("loss", "lr", "grad_norm")):
-        if rows[0][number] is not None:
-            found, values = column(run, tag, **chosen)
-            assert found == steps, tag
-            assert values == pytest.approx([row[number] for row in rows], rel=1e-6), tag
+        found, values = column(run, tag, **chosen)
+        assert found == steps, tag
+        assert values == pytest.approx([row[number] for row in rows], rel=1e-6), tag
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -141,6 +140,27 @@ def test_the_ranks_of_torchrun_are_one_run_which_its_workers_and_agent_do_not_to
     assert {"perf/phase/data/cpu_ms", "perf/phase/forward/cpu_ms", "perf/phase/optimizer/cpu_ms"} <= {
         *run.scalars(rank=0).tags
     }
+
+
+def test_the_tasks_of_srun_are_one_run(door: Path, tmp_path: Path) -> None:
+    """By Slurm's variables: `srun` itself is replaced by a shell script."""
+    srun = tmp_path / "srun"
+    srun.write_text(
+        "#!/bin/sh\n"
+        "export SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_NTASKS=2 SLURM_NODEID=0\n"
+        'SLURM_PROCID=0 SLURM_LOCALID=0 "$@" & first=$!\n'
+        'SLURM_PROCID=1 SLURM_LOCALID=1 "$@" && wait $first\n'
+    )
+    srun.chmod(0o755)
+    variables = {"DISTSUMMARY": "runs/{time}", "TRAINED": str(tmp_path / "begun")}
+    done = start(door, tmp_path, [str(srun), *script(tmp_path, "together")], **variables)
+    assert done.returncode == 0, done.stderr
+    [path] = (tmp_path / "runs").glob("2*")
+    run = ds.open_run(path)
+    assert (run.state, run.world_size) == ("finished", 2)
+    rows = json.loads((tmp_path / "together.0.json").read_text())["rows"]
+    for rank in range(2):
+        check(run, rows, rank=rank)
 
 
 def launched(directory: Path, run: str, restarts: int, name: str, **variables: str) -> None:
@@ -192,6 +212,7 @@ def test_a_run_of_the_scripts_own_wins(tmp_path: Path) -> None:
         ({"DISTSUMMARY_OPTIONS": '{"norms": 3}'}, "norms must"),
         ({"DISTSUMMARY_OPTIONS": '{"record": {"image": true}}'}, "record in DISTSUMMARY_OPTIONS"),
         ({"DISTSUMMARY_OPTIONS": '{"watch": 1}'}, "unknown key 'watch'"),
+        ({"DISTSUMMARY_OPTIONS": '{"tee": 1}'}, "tee in DISTSUMMARY_OPTIONS"),
     ],
 )
 def test_a_wrong_variable_is_one_line_and_the_training_continues(
@@ -216,6 +237,19 @@ def test_the_options_are_those_of_init(tmp_path: Path) -> None:
     assert code == 0, stderr
     assert "(files: tensorboard)" in stderr
     assert "norms/gradient" in ds.open_run(tmp_path / "run").scalars().tags
+
+
+def test_a_tee_records_what_the_script_gives_to_its_summary_writer(tmp_path: Path) -> None:
+    code, stderr = trained(tmp_path, "written", DISTSUMMARY_OPTIONS='{"tee": true}')
+    assert (code, stderr.count("\n")) == (0, 1), stderr
+    rows = json.loads((tmp_path / "written.0.json").read_text())["rows"]
+    run = ds.open_run(tmp_path / "run")
+    check(run, rows)
+    losses = [row[0] for row in rows]
+    assert column(run, "script/train/loss")[1] == pytest.approx(losses, rel=1e-6)
+    steps, halves = column(run, "script/both/half")
+    assert steps == list(range(1, 1 + len(rows)))
+    assert halves == pytest.approx([loss / 2 for loss in losses], rel=1e-6)
 
 
 def test_without_the_variable_nothing_of_distsummary_is_imported(door: Path, tmp_path: Path) -> None:

@@ -1,0 +1,31 @@
+"""The norm of the gradients that an optimizer is about to use, of loops that do not compute it themselves."""
+
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+from torch.optim import Optimizer
+
+from distsummary.frameworks.torch import local_part
+
+
+def gradient_norm(optimizer: Optimizer) -> Tensor | None:
+    """The 2-norm of all gradients of an optimizer, unscaled, as a tensor of shape (); None if there are none.
+
+    Of sharded gradients (DTensor) it is that of this rank's part. Does not wait for the device.
+    """
+    gradients = [
+        _dense(parameter.grad)
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.grad is not None
+    ]
+    if not gradients:
+        return None
+    norm = get_total_norm(gradients)
+    scale = getattr(optimizer, "grad_scale", None)  # GradScaler has the optimizer unscale them: a fused one
+    return norm if scale is None else norm / scale
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    """The elements of this rank that are not zero for sure."""
+    part = local_part(gradient)
+    return part.coalesce().values() if part.is_sparse else part
