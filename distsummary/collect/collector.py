@@ -245,7 +245,7 @@ class CollectorCallback(Callback):
         if self._is_over:
             self._reset()
         known = self._topology if self._evaluations is None else self._evaluations.evaluator
-        topology = self._place_of(known or step_of(run_context).topology or topologies.detect())
+        topology = known or self._place_of(step_of(run_context).topology or topologies.detect())
         network = params.get("network")
         if not topology.mesh and network is not None:
             mesh = self._failures.call("the mesh", framework_of(network).mesh, network)
@@ -258,7 +258,7 @@ class CollectorCallback(Callback):
         return topology
 
     def _place_of(self, topology: Topology) -> Topology:
-        """The place of this rank in the run of its directory."""
+        """The place in the run of its directory of a rank whose place was not given as an argument."""
         return topology
 
     @check(OSError)

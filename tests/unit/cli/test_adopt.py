@@ -70,7 +70,7 @@ def test_ranks_that_know_their_own_directory_write_into_it_and_are_adopted(nasty
 
     def train_apart(rank):
         place = Topology(rank=rank, world_size=2, incarnation="host:1+0")
-        collector = SummaryCollector(f"{prefix}{rank}", topology=place, collect_freq=1)
+        collector = SummaryCollector(f"{prefix}{rank}", collect_freq=1)
         with Run(callbacks=[collector], topology=place) as run:
             for step in run.steps(range(1, 4)):
                 run.log(loss=float(10 * rank + step))
