@@ -24,8 +24,9 @@ _KEYS = (
 class SummaryLandscape(mindspore.SummaryLandscape):  # type: ignore[misc]  # its base is untyped
     """MindSpore's SummaryLandscape: its loss, its numbers, its files.
 
-    `device_ids` may be left out: the landscape is then computed in this process. After an error, the next
-    call works, and so does MindSpore's SummaryRecord.
+    `device_ids` may be left out: the landscape is then computed in this process. So it is on a CPU, whatever
+    they are, since processes that MindSpore forks after a training hang. After an error, the next call works,
+    and so does MindSpore's SummaryRecord.
     """
 
     def gen_landscapes_with_multi_process(
@@ -40,6 +41,9 @@ class SummaryLandscape(mindspore.SummaryLandscape):  # type: ignore[misc]  # its
         In the summary dir they take the place of older ones. Raises what MindSpore's method raises.
         """
         devices, before = [] if device_ids is None else device_ids, mindspore.SummaryRecord.count
+        self._check_device_ids(devices)  # MindSpore checks them after it has started processes
+        if mindspore.get_context("device_target") == "CPU":
+            devices = devices[:1]
         try:
             with tempfile.TemporaryDirectory(prefix="distsummary-") as place:
                 compute = super().gen_landscapes_with_multi_process

@@ -112,10 +112,11 @@ def test_both_trajectories_are_read_by_ours(tmp_path):
 
 def test_after_an_error_the_next_call_works(tmp_path):
     train(tmp_path, SummaryCollector)
-    with pytest.raises(ValueError, match="device"):
-        SummaryLandscape(str(tmp_path)).gen_landscapes_with_multi_process(drawn_from, device_ids=[9])
-    for _ in range(2):  # the second takes the place of the first
-        SummaryLandscape(str(tmp_path)).gen_landscapes_with_multi_process(drawn_from)
+    for wrong, error in (([9], ValueError), ([0, "1"], TypeError), ((0,), TypeError)):
+        with pytest.raises(error, match="device"):
+            SummaryLandscape(str(tmp_path)).gen_landscapes_with_multi_process(drawn_from, device_ids=wrong)
+    for devices in (None, [0, 1]):  # the second takes the place of the first
+        SummaryLandscape(str(tmp_path)).gen_landscapes_with_multi_process(drawn_from, device_ids=devices)
     [file] = landscape_files(tmp_path)
     assert [value.tag for value in read_values(file)] == ["landscape_[1, 4]"]
     assert [one.as_line() for one in fsck(tmp_path).findings if one.is_problem] == []
