@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsummary.aggregate.judging import Judging
-from distsummary.aggregate.parts import TagNumbers
+from distsummary.aggregate.rank_columns import TagNumbers
 from distsummary.aggregate.statistics import RecordedScalars
 from distsummary.aggregate.stuck import StuckRanks
 from distsummary.base.failures import error_line

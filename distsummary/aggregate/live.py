@@ -12,7 +12,7 @@ from distsummary.aggregate.judging import Judging
 from distsummary.aggregate.live_files import LiveFiles
 from distsummary.aggregate.merge import refuse_foreign_files
 from distsummary.aggregate.merger import Merger
-from distsummary.aggregate.pending import Pending
+from distsummary.aggregate.pending import PendingSteps
 from distsummary.aggregate.receiver import POLL_S, Receiver
 from distsummary.aggregate.role_description import RoleDescription
 from distsummary.base.publish import ensure_directory
@@ -110,7 +110,7 @@ class LiveMerge:
         ensure_directory(target)
         refuse_foreign_files(target)
         self._files = LiveFiles(target, run_id, attempt, begun=manifest["created"] or None, files=files)
-        self._pending = Pending(attempt)
+        self._pending = PendingSteps(attempt)
         directories = {rank: run.writer_dir(role, rank, world_size) for rank in range(world_size)}
         self._receiver = Receiver(directories, (run_id, attempt), self._pending)
         self._alerts = Alerts(run) if alerts is None else alerts

@@ -1,4 +1,4 @@
-"""Pending: what ranks have reported of steps that are not in the merged run yet, and which of it is due."""
+"""PendingSteps: what ranks have reported of steps that are not merged yet, and which of it is due."""
 
 import math
 from collections import deque
@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from distsummary.aggregate.parts import (
+from distsummary.aggregate.rank_columns import (
     GRAPH,
-    Part,
-    Parts,
+    ColumnBuffer,
+    RankColumns,
     RecordedGraph,
     TagNumbers,
     Window,
@@ -33,12 +33,12 @@ class _Older:
     """What came of a step that a rank had passed already, or may come of it at any time.
 
     `until`: due when every rank has reported a later step than this one. `first_s`: when the first rank
-    reported it, by the clock of `Pending.due`.
+    reported it, by the clock of `PendingSteps.due`.
     """
 
     until: int
     first_s: float | None = None
-    parts: list[Part] = field(default_factory=list)
+    parts: list[RankColumns] = field(default_factory=list)
 
 
 class Due(NamedTuple):
@@ -55,7 +55,7 @@ class Due(NamedTuple):
     samplers: Mapping[int, set[int]]
 
 
-class Pending:
+class PendingSteps:
     """Keeps what the ranks of one attempt report until it is due.
 
     What a rank reports of the newest of its steps is due with this step. What it reports of an older step, or
@@ -76,7 +76,7 @@ class Pending:
         self._tags = TagNumbers()
         self._is_sampled = np.empty(0, np.bool_)  # by the number of a tag
         self._number = 0  # of the next part
-        self._steps = Parts()
+        self._steps = ColumnBuffer()
         self._late: dict[int, _Older] = {}
         self._sampled: dict[int, _Older] = {}
         self._newest = _NEVER  # of all steps
@@ -110,7 +110,7 @@ class Pending:
                 is_timely = piece.step >= reached and piece.step > self._front
                 (timely if is_timely else late).append(piece)
         for some, is_late_one in ((timely, False), (late, True)):
-            part = Part.of(rank, self._number, some, self._tags) if some else None
+            part = RankColumns.of(rank, self._number, some, self._tags) if some else None
             if part is None:
                 continue
             self._number += 1
@@ -172,7 +172,7 @@ class Pending:
         return window_of(self._attempt, parts, [*self._tags])
 
 
-def _keep(kept: dict[int, _Older], part: Part, until: int) -> None:
+def _keep(kept: dict[int, _Older], part: RankColumns, until: int) -> None:
     """Keep a part by its steps; `until` as in _Older."""
     for step in np.unique(part.steps).tolist():
         older = kept.setdefault(step, _Older(until))

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from distsummary.aggregate.parts import (
+from distsummary.aggregate.rank_columns import (
     GRAPH,
     WINDOW,
     Bools,
-    Part,
-    Parts,
+    ColumnBuffer,
+    RankColumns,
     RecordedGraph,
     TagNumbers,
     Window,
@@ -156,7 +156,7 @@ class RankDirectories:
         """
         self.superseded, self.last_steps = 0, {}
         waiting = sorted(self._chunks, key=attrgetter("low", "rank", "number"), reverse=True)
-        parts = Parts()
+        parts = ColumnBuffer()
         loaded, wanted, low = 0, WINDOW, np.inf
         while waiting or parts:
             if waiting and (loaded < wanted or waiting[-1].low <= low):
@@ -174,14 +174,14 @@ class RankDirectories:
             # Dividing the parts takes time for each of them: only when twice as many scalars have come.
             wanted = max(WINDOW, 2 * loaded)
 
-    def _load(self, chunk: EventRange) -> Part | None:
+    def _load(self, chunk: EventRange) -> RankColumns | None:
         """The events of a chunk that count, None if there are none."""
         end = self._ends[chunk.attempt]
         if chunk.low >= end:
             self.superseded += chunk.events
             return None
         pieces = read_pieces_of(chunk.file, "skip", start=chunk.start, end=chunk.end, skipped=self.damage)
-        whole = Part.of(chunk.rank, chunk.number, pieces, self._tags, _KEPT_BYTES)
+        whole = RankColumns.of(chunk.rank, chunk.number, pieces, self._tags, _KEPT_BYTES)
         part = whole.before(end) if whole is not None else None
         if whole is not None and part is not whole:
             self.superseded += len(whole.steps) - (0 if part is None else len(part.steps))

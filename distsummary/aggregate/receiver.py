@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from distsummary.aggregate.pending import Pending
+from distsummary.aggregate.pending import PendingSteps
 from distsummary.events.rank_stream import Owner, RankStream
 from distsummary.events.reader import Damage, Piece
 from distsummary.rundir.timeouts import WAIT_S
@@ -54,7 +54,7 @@ class Receiver:
         pending: receives the events.
     """
 
-    def __init__(self, directories: Mapping[int, Path], owner: Owner, pending: Pending) -> None:
+    def __init__(self, directories: Mapping[int, Path], owner: Owner, pending: PendingSteps) -> None:
         self._pending = pending
         self._ranks = {rank: _Rank(RankStream(path, owner)) for rank, path in directories.items()}
         self._next = 0  # the rank that the next poll begins with

@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distsummary.aggregate import parts
+from distsummary.aggregate import rank_columns
 from distsummary.aggregate import rank_directories as rank_files
-from distsummary.aggregate.parts import by_event, values_at
+from distsummary.aggregate.rank_columns import by_event, values_at
 from distsummary.aggregate.rank_directories import RankDirectories
 from distsummary.events.spec import WriterSpec
 from distsummary.events.writer import RankWriter
@@ -85,7 +85,7 @@ def test_windows_of_any_size_hold_what_a_plain_loop_finds(recorded, chunk, windo
     with tempfile.TemporaryDirectory() as name:
         directories, reported = written(Path(name), recorded)
         sizes = {"_MIN_CHUNK": 1, "_MAX_CHUNK": chunk, "_FEW": 1, "WINDOW": window, "_KEPT_BYTES": kept}
-        with mock.patch.multiple(rank_files, **sizes), mock.patch.object(parts, "WINDOW", window):
+        with mock.patch.multiple(rank_files, **sizes), mock.patch.object(rank_columns, "WINDOW", window):
             ranks = RankDirectories(directories)
             found = {}
             for part in ranks.windows():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from distsummary import Topology, merge_run
-from distsummary.aggregate import parts, step_events
+from distsummary.aggregate import rank_columns, step_events
 from distsummary.aggregate import rank_directories as rank_files
 from distsummary.aggregate.charts import LAYOUT_TAG
 from distsummary.aggregate.merged_files import MERGED
@@ -773,7 +773,7 @@ def test_what_is_no_run_is_refused_with_its_path(tmp_path):
 def test_a_merge_holds_a_window_of_the_steps_at_a_time(run, monkeypatch):
     for name, size in {"_MIN_CHUNK": 8, "_MAX_CHUNK": 8, "_FEW": 1, "WINDOW": 32}.items():
         monkeypatch.setattr(rank_files, name, size)
-    monkeypatch.setattr(parts, "WINDOW", 32)
+    monkeypatch.setattr(rank_columns, "WINDOW", 32)
     for rank in (0, 1):
         run.write(rank, [scalar(step, loss=float(step)) for step in range(500)])
     windows = [len(window.scalars.steps) for window in RankDirectories(run.run_dir.rank_dirs()).windows()]

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from distsummary.aggregate import pending as module
-from distsummary.aggregate.parts import Window
-from distsummary.aggregate.pending import Due, Pending
+from distsummary.aggregate.pending import Due, PendingSteps
+from distsummary.aggregate.rank_columns import Window
 from distsummary.events.reader import ReadEvent
 from distsummary.events.scalar_columns import ScalarColumns
 from distsummary.format.records import Shard, Value
@@ -21,7 +21,7 @@ def event(rank: int, step: int, *values: Value, offset: int = 0) -> ReadEvent:
     return ReadEvent("aa", 0, 1, step, 100.0 + step + rank, [*values], FILE, offset, offset + 10)
 
 
-def report(pending: Pending, rank: int, step: int, **values: float) -> None:
+def report(pending: PendingSteps, rank: int, step: int, **values: float) -> None:
     pending.add(rank, [event(rank, step, *(Value("scalar", tag, data) for tag, data in values.items()))])
 
 
@@ -36,7 +36,7 @@ def columns(steps: list[int]) -> ScalarColumns:
     )
 
 
-def due_below(pending: Pending, floor: float, now_s: float = 0.0, wait_s: float = math.inf) -> Due:
+def due_below(pending: PendingSteps, floor: float, now_s: float = 0.0, wait_s: float = math.inf) -> Due:
     return pending.due(floor, floor, now_s, wait_s)
 
 
@@ -58,7 +58,7 @@ def rows(window: Window | None) -> list[tuple[str, int, int, float]]:
 
 
 def test_steps_are_due_in_rising_order_below_the_floor():
-    pending = Pending(0)
+    pending = PendingSteps(0)
     for step in (3, 7, 5):
         report(pending, step, step, loss=1.0)
     assert found(due_below(pending, 6)) == ([3, 5], [], [])
@@ -69,7 +69,7 @@ def test_steps_are_due_in_rising_order_below_the_floor():
 
 
 def test_a_step_that_has_waited_long_enough_is_due_with_those_before_it():
-    pending = Pending(0)
+    pending = PendingSteps(0)
     report(pending, 0, 8, loss=1.0)
     assert found(due_below(pending, 0, now_s=10.0, wait_s=30.0)) == ([], [], [])
     report(pending, 1, 4, loss=1.0)
@@ -81,7 +81,7 @@ def test_a_step_that_has_waited_long_enough_is_due_with_those_before_it():
 
 
 def test_what_is_reported_of_an_older_step_waits_for_the_ranks_that_may_report_it_still():
-    pending = Pending(0)
+    pending = PendingSteps(0)
     report(pending, 0, 1, loss=1.0)
     report(pending, 0, 4, loss=1.0)
     report(pending, 0, 1, acc=0.5)
@@ -95,7 +95,7 @@ def test_what_is_reported_of_an_older_step_waits_for_the_ranks_that_may_report_i
 
 
 def test_columns_are_divided_at_the_steps_that_a_rank_had_passed():
-    pending = Pending(0)
+    pending = PendingSteps(0)
     pending.add(0, [columns([1, 2, 5, 3, 5, 6])])
     due = due_below(pending, 6)
     assert rows(due.steps[0]) == [("loss", 0, 1, 1.0), ("loss", 0, 2, 2.0), *[("loss", 0, 5, 5.0)] * 2]
@@ -105,7 +105,7 @@ def test_columns_are_divided_at_the_steps_that_a_rank_had_passed():
 
 
 def test_samples_wait_as_long_as_it_takes_and_are_divided_from_the_rest():
-    pending = Pending(0)
+    pending = PendingSteps(0)
     report(pending, 0, 2, **{"loss": 1.0, SAMPLE: 3.0})
     due = pending.due(3, 2, 100.0, 0.0)
     assert found(due) == ([2], [], [])
@@ -115,7 +115,7 @@ def test_samples_wait_as_long_as_it_takes_and_are_divided_from_the_rest():
 
 
 def test_the_lowest_rank_has_the_bulk_value_and_a_graph_has_no_step():
-    pending = Pending(0)
+    pending = PendingSteps(0)
     shard = Shard(global_shape=(4,), offset=(2,))
     for rank, start in ((2, 1), (1, 2), (1, 3), (5, 4)):
         values = Value("text", "note", "hi"), Value("histogram", "weight", None, shard)
@@ -134,7 +134,7 @@ def test_the_lowest_rank_has_the_bulk_value_and_a_graph_has_no_step():
 
 def test_memory_is_bounded_the_older_half_is_given_up(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "MAX_HELD", 100)
-    pending = Pending(0)
+    pending = PendingSteps(0)
     for step in range(100):
         report(pending, 0, step, loss=1.0)
     due = due_below(pending, -math.inf)

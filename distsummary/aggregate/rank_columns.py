@@ -1,4 +1,4 @@
-"""Parts of what ranks recorded, in columns; by rising steps they become windows, which are merged."""
+"""What ranks recorded, in columns; by rising steps it becomes windows, which are merged."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -73,8 +73,8 @@ class RecordedGraph(NamedTuple):
     wall_time: float
 
 
-class Part(NamedTuple):
-    """Some events of one rank, of steps from `low` to `high`; parts are numbered as they were recorded.
+class RankColumns(NamedTuple):
+    """A part of what one rank recorded, of steps from `low` to `high`; parts are numbered in its order.
 
     `steps` int64 (E,), `times` float64 (E,), in seconds since the epoch: of each event. `which`,
     `value_steps` int64 (V,), `values` float64 (V,): of each scalar the number of its tag, its step, itself.
@@ -101,7 +101,7 @@ class Part(NamedTuple):
         pieces: Iterable[Piece],
         numbers: "TagNumbers",
         kept_bytes: int = 0,
-    ) -> "Part | None":
+    ) -> "RankColumns | None":
         """The events of pieces that have a place in a merged run; None if there are none.
 
         Args:
@@ -143,7 +143,7 @@ class Part(NamedTuple):
         events, event_times, tags, scalar_steps, scalars = map(_joined, zip(*columns, strict=True))
         return _part(rank, number, events, event_times, tags, scalar_steps, scalars, bulk)
 
-    def before(self, step: float) -> "Part | None":
+    def before(self, step: float) -> "RankColumns | None":
         """What has a step below `step`."""
         if self.high < step:
             return self
@@ -152,7 +152,7 @@ class Part(NamedTuple):
         earlier = [bulk for bulk in self.bulk if bulk.step < step]
         return self._where(self.steps < step, self.value_steps < step, earlier)
 
-    def since(self, step: float) -> "Part | None":
+    def since(self, step: float) -> "RankColumns | None":
         """What has a step of at least `step`."""
         if self.low >= step:
             return self
@@ -161,7 +161,7 @@ class Part(NamedTuple):
         later = [bulk for bulk in self.bulk if bulk.step >= step]
         return self._where(self.steps >= step, self.value_steps >= step, later)
 
-    def divided(self, is_chosen: Bools) -> "tuple[Part | None, Part | None]":
+    def divided(self, is_chosen: Bools) -> "tuple[RankColumns | None, RankColumns | None]":
         """The scalars whose tags, by their numbers, are chosen, and everything else."""
         chosen = is_chosen[self.which]
         if not chosen.any():
@@ -175,7 +175,7 @@ class Part(NamedTuple):
             self._where(np.isin(self.steps, rest_steps), ~chosen, self.bulk),
         )
 
-    def _where(self, events: Bools, scalars: Bools, bulk: list[BulkPlace]) -> "Part":
+    def _where(self, events: Bools, scalars: Bools, bulk: list[BulkPlace]) -> "RankColumns":
         columns = (
             self.steps[events], self.times[events],
             self.which[scalars], self.value_steps[scalars], self.values[scalars],
@@ -192,10 +192,10 @@ def _part(
     value_steps: Ints,
     values: Floats,
     bulk: list[BulkPlace],
-) -> Part:
+) -> RankColumns:
     low, high = (int(steps[0]),) * 2 if len(steps) == 1 else (int(steps.min()), int(steps.max()))
     size = len(steps) + len(values) + sum(one.room for one in bulk)
-    return Part(rank, number, low, high, size, steps, times, which, value_steps, values, bulk)
+    return RankColumns(rank, number, low, high, size, steps, times, which, value_steps, values, bulk)
 
 
 def _columns_of(columns: ScalarColumns, numbers: TagNumbers) -> tuple[Array, ...]:
@@ -217,13 +217,13 @@ def _joined(arrays: Sequence[Array]) -> Array:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
-class Parts:
+class ColumnBuffer:
     """The parts of all ranks that are not merged yet."""
 
     def __init__(self) -> None:
-        self._parts: list[Part] = []
+        self._parts: list[RankColumns] = []
 
-    def add(self, part: Part) -> None:
+    def add(self, part: RankColumns) -> None:
         """Keep a part."""
         self._parts.append(part)
 
@@ -245,7 +245,7 @@ class Parts:
         steps = np.unique(np.concatenate([part.steps for part in self._parts]))
         return int(steps[len(steps) // 2])
 
-    def take(self, floor: float) -> Iterator[list[Part]]:
+    def take(self, floor: float) -> Iterator[list[RankColumns]]:
         """Take the steps below `floor`, rising, divided into groups of about WINDOW scalars.
 
         The parts of a group are sorted by rank and number.
@@ -265,7 +265,7 @@ class Parts:
         yield due
 
 
-def _some(parts: Iterable[Part | None]) -> list[Part]:
+def _some(parts: Iterable[RankColumns | None]) -> list[RankColumns]:
     return [part for part in parts if part is not None]
 
 
@@ -285,7 +285,7 @@ class Window(NamedTuple):
     bulk: list[BulkPlace]
 
 
-def window_of(attempt: int, parts: Sequence[Part], tags: Sequence[str]) -> Window:
+def window_of(attempt: int, parts: Sequence[RankColumns], tags: Sequence[str]) -> Window:
     """All of some parts, at least one, which are sorted by rank and number; `tags` are by their numbers."""
     steps = np.concatenate([part.steps for part in parts])
     order = np.argsort(steps, kind="stable")
