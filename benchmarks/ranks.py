@@ -75,10 +75,10 @@ def live(ranks: int, seconds: int, *, slow: bool) -> dict[str, float]:
                 merge.poll(1e9)
                 merge.advance(living, step + 0.5)
                 cpu_s += time.process_time() - started_s
-            started_s = time.process_time()
-            merge.poll(1e9)
-            merge.advance(living, step + 0.5)
-            idle_s.append(time.process_time() - started_s)
+                started_s = time.process_time()
+                merge.poll(1e9)
+                merge.advance(living, step + 0.5)
+                idle_s.append(time.process_time() - started_s)
         memory_mib = _memory_mib()
         report = merge.close()
         if report.steps != seconds or not report.is_exact:
