@@ -11,9 +11,10 @@ from distsummary.errors import MissingFileError, RunDirError
 from distsummary.events.segment import is_live
 from distsummary.events.segments import all_event_files
 from distsummary.rundir.identity import KEY, salt_of
-from distsummary.rundir.numbered import NOTE, Note, read_note
+from distsummary.rundir.numbered import NOTE, read_note
 from distsummary.rundir.rank_manifest import encoded, read_entries
 from distsummary.rundir.run_dir import MANIFEST, RANK_MANIFEST, Manifest, RunDir
+from distsummary.rundir.run_records import NoteRecord
 from distsummary.rundir.states import read_run
 
 _ROLES = ("train", "eval")
@@ -46,7 +47,7 @@ def adopt(prefix: str | os.PathLike[str]) -> Adopted:
         raise RunDirError(f"{run.base} is a run itself; name a PREFIX of which there are only directories")
     moves: dict[Path, Path] = {}  # from -> to
     nested: dict[Path, Manifest] = {}
-    noted: dict[Path, Note] = {}  # to -> whose it is
+    noted: dict[Path, NoteRecord] = {}  # to -> whose it is
     plain, foreign = [], []
     for number, path in run.numbered_dirs().items():
         one = RunDir(path)
@@ -99,7 +100,7 @@ def adopt(prefix: str | os.PathLike[str]) -> Adopted:
     return Adopted(run.base, tuple(sorted(ranks)), tuple(path for path in nested if path.exists()))
 
 
-def _renumber(directory: Path, note: Note) -> None:
+def _renumber(directory: Path, note: NoteRecord) -> None:
     """Make a directory that was a run of one rank the one of its rank in the run of all."""
     for name in (MANIFEST, NOTE):
         (directory / name).unlink()

@@ -14,13 +14,14 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from distsummary.base.json_door import read_json
 from distsummary.base.processes import pid_start_of
 from distsummary.base.publish import ensure_directory, publish
 from distsummary.rundir.identity import as_recorded
 from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.run_records import NoteRecord
 from distsummary.rundir.timeouts import NUMBERED_S
 from distsummary.rundir.topology import Topology
 
@@ -29,14 +30,6 @@ logger = logging.getLogger(__name__)
 NOTE = ".numbered.json"
 _REMEDY = "remove it"
 _LOOK_AGAIN_S = 0.05
-
-
-class Note(TypedDict):
-    """The rank that writes to the directory, of how many, and a hash of what names their job."""
-
-    rank: int
-    world_size: int
-    job: str
 
 
 def is_numbered(run_dir: RunDir, topology: Topology, *, sleep: Callable[[float], None] = time.sleep) -> bool:
@@ -50,7 +43,7 @@ def is_numbered(run_dir: RunDir, topology: Topology, *, sleep: Callable[[float],
     if size == 1 or prefix == name or not topology.incarnation:
         return False
     others = [run_dir.base.with_name(f"{prefix}{rank}") for rank in (own - 1, own + 1) if 0 <= rank < size]
-    note = Note(rank=own, world_size=size, job=_job(topology))
+    note = NoteRecord(rank=own, world_size=size, job=_job(topology))
     ensure_directory(run_dir.base)
     publish(run_dir.base / NOTE, json.dumps(note).encode())
     for _ in range(round(NUMBERED_S / _LOOK_AGAIN_S)):
@@ -69,10 +62,10 @@ def is_numbered(run_dir: RunDir, topology: Topology, *, sleep: Callable[[float],
     return False
 
 
-def read_note(path: Path) -> Note | None:
+def read_note(path: Path) -> NoteRecord | None:
     """The note in a directory; None if there is none. Raises DamagedFileError if it is not one."""
     try:
-        note: Note = read_json(path / NOTE, Note, remedy=_REMEDY)
+        note: NoteRecord = read_json(path / NOTE, NoteRecord, remedy=_REMEDY)
     except (FileNotFoundError, NotADirectoryError):
         return None
     return note

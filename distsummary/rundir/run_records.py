@@ -53,6 +53,14 @@ class ReservationRecord(ProcessRecord):
     host: NotRequired[str]
 
 
+class NoteRecord(TypedDict):
+    """The rank whose own a directory is, of how many, and a hash of what names their job."""
+
+    rank: Rank
+    world_size: WorldSize
+    job: Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
+
+
 class DeathRecord(TypedDict):
     """Why a rank died, as its launcher saw it."""
 
