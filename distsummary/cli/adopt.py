@@ -59,8 +59,13 @@ def adopt(prefix: str | os.PathLike[str]) -> Adopted:
             for entry in manifest["attempts"]:
                 entry["world_size"] = note["world_size"]
             nested[path] = manifest
-            moves[path] = run.base / run.writer_dir("train", number, note["world_size"]).name
-            noted[moves[path]] = note
+            roles = {entry["role"] for entry in manifest["attempts"]}
+            for role in (
+                role for role in reversed(_ROLES) if role in roles
+            ):  # the training's holds the other
+                source = one.writer_dir(role, 0, 1)
+                moves[source] = run.writer_dir(role, number, 2)
+                noted[moves[source]] = note
         elif sizes == {1} or any({*ranks} - {number} for ranks in own.values()):
             foreign.append(path)
         elif sizes or any(own.values()):
@@ -103,11 +108,12 @@ def adopt(prefix: str | os.PathLike[str]) -> Adopted:
 def _renumber(directory: Path, note: NoteRecord) -> None:
     """Make a directory that was a run of one rank the one of its rank in the run of all."""
     for name in (MANIFEST, NOTE):
-        (directory / name).unlink()
+        (directory / name).unlink(missing_ok=True)
     found = read_entries(directory)
-    place = {"rank": note["rank"], "world_size": note["world_size"]}
-    attempts = [entry | place for entry in found.attempts] if found is not None else []
-    publish(directory / RANK_MANIFEST, encoded("train", note["rank"], attempts))
+    if found is not None and found.attempts:
+        place = {"rank": note["rank"], "world_size": note["world_size"]}
+        attempts = [entry | place for entry in found.attempts]
+        publish(directory / RANK_MANIFEST, encoded(attempts[0]["role"], note["rank"], attempts))
 
 
 def refuse_others(run: RunDir, manifests: Mapping[Path, Manifest]) -> None:

@@ -71,6 +71,9 @@ def test_ranks_that_know_their_own_directory_write_into_it_and_are_adopted(nasty
     def train_apart(rank):
         place = Topology(rank=rank, world_size=2, incarnation="host:1+0")
         collector = SummaryCollector(f"{prefix}{rank}", collect_freq=1)
+        before = Run(callbacks=[SummaryCollector(f"{prefix}{rank}")], topology=place)
+        with before, before.eval() as evaluation:
+            evaluation.log(accuracy=0.5 + 0.25 * rank)
         with Run(callbacks=[collector], topology=place) as run:
             for step in run.steps(range(1, 4)):
                 run.log(loss=float(10 * rank + step))
@@ -88,6 +91,7 @@ def test_ranks_that_know_their_own_directory_write_into_it_and_are_adopted(nasty
     assert (tuple(run.ranks), run.state, run.world_size) == ((0, 1), "finished", 2)
     assert merge_run(prefix).missing_ranks == ()
     assert points(prefix, "loss") == [(1, 6.0), (2, 7.0), (3, 8.0)]
+    assert json.loads(read_lineage(prefix).evaluation.metric) == {"accuracy": 0.625}
     assert fsck(prefix).exit_code == 0
 
 
