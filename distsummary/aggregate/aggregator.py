@@ -17,7 +17,7 @@ from distsummary.base.failures import error_line
 from distsummary.diagnosis.ends import attempt_verdicts
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.sentence import named_ranks
-from distsummary.errors import DistSummaryError, RunDirError
+from distsummary.errors import DistSummaryError, MissingFileError, RunDirError
 from distsummary.events.newest import newest_step
 from distsummary.rundir.attempts import (
     Registration,
@@ -471,7 +471,8 @@ class Aggregator:
             self._note(entry, "merged", states)
         except (DistSummaryError, OSError) as error:
             since_s = self._failing_s.setdefault(key, time.monotonic())
-            if time.monotonic() - since_s < GIVE_UP_S:
+            is_hidden = isinstance(error, MissingFileError)  # a network file system shows it later
+            if time.monotonic() - since_s < (HIDDEN_S if is_hidden else GIVE_UP_S):
                 return False
             base = self._run_dir.base
             reason = f"{base}: the ranks could not be merged: {error}; then run: distsummary merge {base}"

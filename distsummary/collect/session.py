@@ -6,6 +6,7 @@ import os
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -186,6 +187,7 @@ class Session:
         self._ending = ""  # which part of the end it does
         self._final: Health | None = None
         self._is_terminated = self._is_missing = False  # the process ends; the run dir is gone
+        self._ended_by = "the files were closed after a signal"
         self._deadline_s = math.inf  # when the parts of `close` that wait have to end
         self._unsubscribe = on_termination(self._terminate)
         if topology.rank == 0 and not self._is_past:
@@ -256,10 +258,17 @@ class Session:
         try:
             return self._coordinator.beat(self.topology, self._registration.attempt, heartbeat)
         except MissingRunDirError as error:  # no file of the run is made again; the training continues
-            logger.warning("rank=%d %s: nothing is recorded any more", self.topology.rank, error)
-            self._is_missing = self._is_terminated = True
-            threading.Thread(target=self.close, name="distsummary-end", daemon=True).start()
+            if not self._is_missing:
+                self._ended_by = f"{error}: nothing is recorded any more"
+                logger.warning("rank=%d %s", self.topology.rank, self._ended_by)
+                self._is_missing = self._is_terminated = True
+                threading.Thread(target=self._end_early, name="distsummary-end", daemon=True).start()
             return ()
+
+    def _end_early(self) -> None:
+        """Close in a thread of its own, while the training continues; `close` does the rest."""
+        with self._closing:
+            self.failures.call("the end", self._close_in_time, None)
 
     def watch_steps(self, place: Callable[[], LoopPlace]) -> None:
         """From now on, report in stuck.json when a step of this thread is late; `place` says where it is."""
@@ -315,8 +324,6 @@ class Session:
 
         Numbers alone take the quick way, without an object for each of them.
         """
-        if self._is_missing:
-            return
         begun_s = time.perf_counter()
         self._step = step
         if OWN_MS in numbers:
@@ -346,8 +353,10 @@ class Session:
                 self._writer.write_row(tags, row)
             self._last_step = step
         except ClosedError:
-            if not self._is_terminated:  # by a signal, while the loop continues
+            if not self._is_terminated:
                 raise
+            lost = Counter(value.plugin for value in values) + Counter({"scalar": len(numbers)})
+            self.failures.count(f"{self._ended_by}, while the loop continues", dropped=lost)
         finally:
             self.overhead.spent_s += time.perf_counter() - begun_s
 
@@ -448,7 +457,7 @@ class Session:
                 self._close_in_time(error)
         finally:
             self._unsubscribe()
-        return self.failures.health if self._final is None else self._final
+        return self.failures.health if self._final is None else self.health()
 
     def _end_within(self, seconds: float, reason: str) -> None:
         """Let the end of the run, also one that has begun, take so many seconds; `reason` says why."""
@@ -527,7 +536,8 @@ class Session:
                 counters["missing"] = missing
             if not self.topology.has_identity:
                 counters = without_places_in(counters)
-            self._coordinator.finish(self.topology, self._registration.attempt, counters)
+            with suppress(*[MissingRunDirError] * self._is_missing):
+                self._coordinator.finish(self.topology, self._registration.attempt, counters)
 
         parts: list[tuple[str, Callable[[], None]]] = [
             ("the watcher", lambda: self._watcher.stop(error) if self._watcher else None),
@@ -543,7 +553,7 @@ class Session:
             ("counting a failure to leave", count),
         ]
         for what, part in parts:
-            if self._is_missing and part in (self._alerts.write, leave):
+            if self._is_missing and part == self._alerts.write:
                 continue
             self._ending = what
             try:

@@ -5,8 +5,10 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
+import distsummary as ds
 from distsummary.rundir.states import RunState, read_run
 from tests.patience import PATIENCE_S
 
@@ -85,3 +87,26 @@ def test_every_way_to_end_is_reported_right(tmp_path: Path) -> None:
     assert (found.state, attempt.missing) == ("failed", ())
     assert attempt.failure is not None
     assert attempt.failure[:2] == (1, "SystemExit: 3")  # the first that said what was wrong
+
+
+def test_what_is_given_after_the_run_dir_was_renamed_is_counted_as_dropped(tmp_path: Path) -> None:
+    with ds.init(tmp_path / "run", system_metrics=False, quiet=True) as run:
+        until = time.monotonic() + PATIENCE_S
+        for _ in run.steps(range(1_000_000)):
+            run.log(loss=0.5)
+            if run.step > 5 and run.health().written.get("scalar"):
+                with suppress(FileNotFoundError):  # it was done before
+                    (tmp_path / "run").rename(tmp_path / "moved")
+            if run.health().dropped or time.monotonic() > until:
+                break
+            time.sleep(0.01)
+        lost_at = run.step
+        for _ in run.steps(range(10)):
+            run.log(loss=0.5)
+    health = run.health()
+    assert health.dropped["scalar"] >= 10
+    assert sum(health.given.values()) == sum(health.written.values()) + sum(health.dropped.values())
+    assert "was removed or renamed: nothing is recorded any more" in health.missing
+    assert not (tmp_path / "run").exists()
+    recorded = ds.open_run(tmp_path / "moved").scalars("loss")
+    assert 0 < len(recorded) < lost_at
