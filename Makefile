@@ -17,8 +17,8 @@ demo: .venv/.demo
 	-@$(MAKE) -s front
 	$(BIN)/distsummary demo
 
-# In a process for each core, four at most: some tests start clusters. Bytecode is kept even if the shell forbids it: some 200 child processes import the package.
-JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n > 4 ? 4 : n)))
+# In a process more than there are cores, four at most: tests of Ray wait for processes that start. Bytecode is kept even if the shell forbids it: some 200 child processes import the package.
+JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n > 3 ? 4 : n + 1)))
 test: .venv/.dev
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest tests -m "not interop and not long" -n $(JOBS)
 

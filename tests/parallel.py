@@ -9,7 +9,10 @@ if TYPE_CHECKING:
 
 RAY = "tests/ray/"
 # These files of tests/ray take half of its time, and have a cluster of their own next to that of the others.
-DRAWING = ("test_absent_modules", "test_crew", "test_landscape", "test_summary_landscape")
+APART = (
+    "test_absent_modules", "test_crew", "test_endings", "test_landscape", "test_launch",
+    "test_summary_landscape",
+)  # fmt: skip
 # What takes longest begins first, so that no process is left alone with it at the end.
 FIRST = (RAY, "tests/demo/", "tests/docs/test_examples.py", "tests/frameworks/", "tests/torture/")
 
@@ -24,7 +27,7 @@ def together(nodeid: str) -> str:
     file = nodeid.partition("::")[0]
     if not nodeid.startswith(RAY):
         return file
-    return RAY + ("drawing" if file.removeprefix(RAY).removesuffix(".py") in DRAWING else "recording")
+    return RAY + ("apart" if file.removeprefix(RAY).removesuffix(".py") in APART else "together")
 
 
 def turn(nodeid: str) -> int:
