@@ -10,10 +10,8 @@ from typing import Any
 
 from distsummary.errors import MissingExtraError
 
-_PIP_NAMES = {
-    "sklearn": "scikit-learn",
-    "PIL": "pillow",
-}  # what pip calls a package that Python calls something else
+# What pip calls a package that Python calls something else.
+_PIP_NAMES = {"sklearn": "scikit-learn", "PIL": "pillow"}
 
 
 def require(what: str, *packages: str) -> None:
@@ -21,7 +19,8 @@ def require(what: str, *packages: str) -> None:
 
     `what` needs them: the subject of the message, such as "an encrypted checkpoint".
     """
-    if missing := [name for name in packages if _is_missing(name)]:
+    missing = [name for name in packages if sys.modules.get(name) is None and find_spec(name) is None]
+    if missing:
         raise missing_extra(what, *missing)
 
 
@@ -40,7 +39,3 @@ def missing_extra(what: str, *packages: str) -> MissingExtraError:
         f"{what} needs {listed}, which {verb} not installed; run: pip install {' '.join(names)}",
         name=packages[0],
     )
-
-
-def _is_missing(name: str) -> bool:
-    return sys.modules.get(name) is None and find_spec(name) is None

@@ -96,7 +96,9 @@ class RankFiles:
         if is_alone:
             self.merged = None
         elif self.merged is None and base.is_dir():
-            self.merged = Recorded(base, belongs=_is_merged, uses_index=self._uses_index)
+            self.merged = Recorded(
+                base, belongs=lambda path: source_of(path.name) == MERGED, uses_index=self._uses_index
+            )
         for count, (rank, recorded) in enumerate([*self.ranks.items()]):
             doing("looking through rank", count + 1, len(directories))
             try:
@@ -147,10 +149,6 @@ class RankFiles:
             ]
 
         return self.read(find)
-
-
-def _is_merged(path: Path) -> bool:
-    return source_of(path.name) == MERGED
 
 
 def ends(recorded: Iterable[Recorded]) -> dict[int, float]:

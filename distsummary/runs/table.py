@@ -62,7 +62,9 @@ class Table:
         return tuple(self._made)
 
     def __len__(self) -> int:
-        return next((_size(column) for column in self._made.values()), 0)
+        for column in self._made.values():
+            return int((column.codes if isinstance(column, Labels) else column).size)
+        return 0
 
     def __getitem__(self, name: str) -> Array:
         check_choice("a column", name, self.columns)
@@ -401,10 +403,6 @@ def objects(values: Sequence[Any]) -> Array:
     for number, value in enumerate(values):
         column[number] = value
     return column
-
-
-def _size(column: Array | Labels) -> int:
-    return int((column.codes if isinstance(column, Labels) else column).size)
 
 
 def _joined(arrays: Sequence[Array], dtype: type[np.generic]) -> Array:

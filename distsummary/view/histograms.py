@@ -4,11 +4,12 @@ from typing import Any
 
 import numpy as np
 
+from distsummary.base.columns import without_middle
 from distsummary.errors import DistSummaryError
 from distsummary.format.records import Histogram
 from distsummary.runs.rank_files import MERGED
 from distsummary.runs.recorded_run import RecordedRun
-from distsummary.view.packing import shortened, small
+from distsummary.view.packing import small
 from distsummary.view.reduce import Array, spread
 
 MAX_TAGS = 100
@@ -80,7 +81,7 @@ def _tag(run: RecordedRun, tag: str, ranks: tuple[int, ...], size: int) -> dict[
     }
     medians = [_median_bin(one) for _, one in kept]
     return {
-        "tag": shortened(tag, 1024),
+        "tag": without_middle(tag, 1024),
         "ranks": list(ranks),
         "is_merged": is_merged,
         "recorded": int(steps.size),

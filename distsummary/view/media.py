@@ -5,11 +5,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from distsummary.base.columns import without_middle
 from distsummary.errors import DistSummaryError
 from distsummary.rundir.run_text import TAG as RUN_TEXT
 from distsummary.runs.recorded_run import RecordedRun
 from distsummary.runs.table import ValueTable
-from distsummary.view.packing import shortened, small
+from distsummary.view.packing import small
 
 Item: TypeAlias = dict[str, Any]
 
@@ -81,7 +82,7 @@ class _Tag:
         """The tag as `media` returns it."""
         steps = sorted(self.items)
         return {
-            "tag": shortened(self.tag, 1024), "ranks": self.ranks, "all_ranks": self.all_ranks,
+            "tag": without_middle(self.tag, 1024), "ranks": self.ranks, "all_ranks": self.all_ranks,
             "steps": small(np.array(steps, np.int64)), "recorded": len(self.all_steps), "size": self.size,
             "items": [self.items[step] for step in steps],
         }  # fmt: skip

@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from distsummary.base.columns import without_middle
 from distsummary.errors import DistSummaryError
 from distsummary.format.norms import NORMS_TAG, ParameterNorms
 from distsummary.format.records import NORMS
 from distsummary.runs.rank_files import MERGED
 from distsummary.runs.recorded_run import RecordedRun
 from distsummary.runs.table import ValueTable
-from distsummary.view.packing import offsets, rounded, shortened, small
+from distsummary.view.packing import offsets, rounded, small
 from distsummary.view.reduce import Array, columns, first_of_each
 
 # Which signs of `bad` are about the values of a map: 1 gradient, 2 weight, 4 update.
@@ -27,6 +28,7 @@ _CELLS = 28_000  # of each map
 _WIDTH = 1000  # columns at most
 _CHUNK = 1 << 21  # values that are looked at together
 _NAMES = 100_000  # characters of the names that cells have
+_NAME = 300  # characters of one of them
 
 
 def norms(run: RecordedRun) -> dict[str, Any] | None:
@@ -82,7 +84,7 @@ def norms(run: RecordedRun) -> dict[str, Any] | None:
         "unread": unread,
         "first_steps": small(steps[edges[:-1]]),
         "last_step": int(steps[-1]),
-        "labels": [shortened(row.label) for row in rows],
+        "labels": [without_middle(row.label, _NAME) for row in rows],
         "sizes": [row.end - row.start for row in rows],
         "first_bad": reduced.first_bad,
         "bad": reduced.bad if reduced.bad.any() else None,
@@ -228,7 +230,7 @@ class _Reduced:
                     kind = "gradient" if sign == 1 else "weight"
                     any_bad = (counts > 0) | np.isinf(gradient) | np.isinf(weight)
                     self.first_bad = {
-                        "step": step, "name": shortened(one.table.names[first]), "kind": kind,
+                        "step": step, "name": without_middle(one.table.names[first], _NAME), "kind": kind,
                         "elements": int(count[first]), "others": int(any_bad.sum()) - 1,
                     }  # fmt: skip
             bad[line, at] = signs
@@ -260,7 +262,7 @@ class _Reduced:
         for named in ([*of_ends, *(self._highest[name].parameters for name in measured)], of_ends):
             used = np.unique(np.concatenate([np.zeros(0, np.int64), *(one.reshape(-1) for one in named)]))
             used = used[used >= 0]
-            names = [shortened(self._names[place]) for place in used]
+            names = [without_middle(self._names[place], _NAME) for place in used]
             if has_names := sum(map(len, names)) <= _NAMES:
                 break
         first_name = np.searchsorted(used, self._starts)

@@ -86,9 +86,3 @@ def small(steps: Array) -> Array:
     """Steps as int32 where they fit, else as floats, which are exact up to 2**53."""
     fits = not steps.size or (steps.min() >= -(2**31) and steps.max() < 2**31)
     return steps.astype(np.int32 if fits else np.float64)
-
-
-def shortened(text: str, size: int = 300) -> str:
-    """A text of at most `size` characters; of a longer one, the beginning and the end."""
-    half = (size - 3) // 2
-    return text if len(text) <= size else f"{text[:half]} … {text[-half:]}"

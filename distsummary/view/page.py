@@ -259,15 +259,11 @@ def _pictures(
                 "columns": one.values.shape[1],
                 "values": one.values if kind == "value" else rounded(one.values),
                 "at_step": offsets(one.steps - one.first_steps),
-                "at_rank": offsets(np.maximum(one.ranks - _first_ranks(ranks, one.group)[:, None], 0)),
+                "at_rank": offsets(np.maximum(one.ranks - ranks[:: one.group, None], 0)),
                 "bad": one.bad if one.bad.any() else None,
             }
         )
     return found
-
-
-def _first_ranks(ranks: Array, group: int) -> Array:
-    return ranks[::group]
 
 
 def _counts(steps: Array, of_all: Band) -> dict[str, Any]:

@@ -99,7 +99,8 @@ class Served:
             if run.manifest_path.exists() or not run.rank_dirs():
                 rows = find_runs(self.path)
             else:  # its ranks, of which each would be listed
-                rows = [_alone(self.path)]
+                alone = open_run(self.path)
+                rows = [RunRow(name=ALONE, state=alone.state, ranks=len(alone.ranks))]
         except MissingFileError as error:
             note = str(error)
         self._names |= {row.name for row in rows}
@@ -229,11 +230,6 @@ def _given(found: T | Exception) -> T:
     if isinstance(found, Exception):
         raise found
     return found
-
-
-def _alone(path: Path) -> RunRow:
-    run = open_run(path)
-    return RunRow(name=ALONE, state=run.state, ranks=len(run.ranks))
 
 
 def _answer(data: bytes, version: str | None = None) -> Answer:

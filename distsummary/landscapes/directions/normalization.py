@@ -73,7 +73,8 @@ def normalized(name: str, direction: Rows, weights: Rows, how: str, filter_axis:
         return Rows(shape, lambda start, stop: np.zeros((stop - start, *shape[1:]), np.float32), is_zero=True)
     if how != "filter":
         return _by_groups(name, direction, weights, groups=1, kept=[])
-    axis, groups = _axis(len(shape), filter_axis)
+    axis, groups = filter_axis if isinstance(filter_axis, tuple) else (filter_axis, 1)
+    axis %= len(shape)
     if axis:
         return _by_groups(name, direction, weights, groups=groups, kept=[axis])
 
@@ -130,11 +131,6 @@ def resolve_filter_axes(
 def mindspore_moves(name: str) -> bool:
     """Whether MindSpore's landscape varies a parameter that has this name."""
     return ("weight" in name or "bias" in name) and "moment" not in name
-
-
-def _axis(dimensions: int, filter_axis: FilterAxis) -> tuple[int, int]:
-    axis, groups = filter_axis if isinstance(filter_axis, tuple) else (filter_axis, 1)
-    return axis % dimensions, groups
 
 
 def _by_groups(name: str, direction: Rows, weights: Rows, *, groups: int, kept: list[int]) -> Rows:

@@ -61,7 +61,8 @@ def sketched_path(sketches: Sketches, *, centering: str = "last") -> SketchedPat
     """
     check_choice("centering of sketches", centering, CENTERINGS)
     _warn_diverged(sketches)
-    chosen = _spread(sketches.steps, MAX_ROWS)
+    every = -(-len(sketches.steps) // MAX_ROWS)
+    chosen = sketches.steps[::-1][::every][::-1]  # evenly spread, with the last one
     total = np.zeros((len(chosen), len(chosen)))
     for block in _displacements(sketches, chosen):
         total += inner(block, block)
@@ -139,12 +140,6 @@ def _locate(sketches: Sketches, axes: Array, centre: Array) -> Path:
         rights.append(inner(axes, block))
         squares.append(np.einsum("kb,kb->k", block, block))
     return solve(inner(axes, axes), np.concatenate(rights, axis=1), np.concatenate(squares))
-
-
-def _spread(steps: Sequence[int], most: int) -> list[int]:
-    """At most `most` of the steps, evenly spread, including the last one."""
-    every = -(-len(steps) // most)
-    return list(steps[::-1][::every][::-1])
 
 
 def _displacements(sketches: Sketches, steps: Sequence[int]) -> Iterator[Array]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from distsummary.base.columns import without_middle
 from distsummary.landscapes.output.grid import Grid, finite_bounds
 
 ONLY_THE_CENTRE = (
@@ -33,19 +34,12 @@ def shortened(names: Sequence[str], most: int) -> tuple[str, ...]:
 
     If two shortened names would be equal, each name is preceded by its number in the list.
     """
-    found = tuple(_without_middle(name, most) for name in names)
+    found = tuple(without_middle(name, most) for name in names)
     if len(set(found)) == len(found):
         return found
     numbers = [f"{number} " for number in range(1, len(names) + 1)]
     pairs = zip(numbers, names, strict=True)
-    return tuple(number + _without_middle(name, most - len(number)) for number, name in pairs)
-
-
-def _without_middle(name: str, most: int) -> str:
-    if len(name) <= most:
-        return name
-    end = (most - 1) // 2
-    return f"{name[: most - 1 - end]}…{name[len(name) - end :]}"
+    return tuple(number + without_middle(name, most - len(number)) for number, name in pairs)
 
 
 def not_finite(grid: Grid) -> int:

@@ -19,7 +19,7 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError, Unserializabl
 from distsummary.errors import DistSummaryError, LandscapeError
 from distsummary.landscapes.run.actor_resources import end_actors
 from distsummary.landscapes.run.scheduler import IN_FLIGHT
-from distsummary.landscapes.run.supervision import MAX_DEATHS, NOT_BEGUN, SILENT_S, Deaths, Silences
+from distsummary.landscapes.run.supervision import MAX_DEATHS, NOT_BEGUN, SILENT_S, Silences, are_too_many
 from distsummary.landscapes.run.work import Job, Work
 from distsummary.landscapes.run.worker_failures import raised
 
@@ -131,7 +131,7 @@ class ActorCrew:
         self._patience_ends, self._grows_at = now + times.start_s, now + times.grow_s
         for options in resources:
             self._start(options)
-        self._deaths = Deaths(len(self._workers), max_deaths)
+        self._count, self._deaths = len(self._workers), list[str]()  # how workers died since the last result
 
     def do(self, work: Work) -> None:
         """Have the workers do the work; returns when it is finished and at least one worker has begun."""
@@ -191,7 +191,7 @@ class ActorCrew:
             self._workers[call.worker].has_begun = True
         else:
             self._has_results = True
-            self._deaths.forget()
+            self._deaths.clear()
             rest = call.work.done(call.worker, call.job, answer)
             if call.work is work:
                 self._ask(call.worker, rest, work)
@@ -203,8 +203,8 @@ class ActorCrew:
         calls = [call, *(other for other in self._calls.values() if other.worker == worker)]
         options = self._drop(worker)
         work.lost(worker, was_at_it=all(one.work is work for one in calls))
-        self._deaths.add(how)
-        if self._deaths.are_too_many:
+        self._deaths.append(how)
+        if are_too_many(self._deaths, self._count, self._max_deaths):
             count = len(self._deaths)
             many = f"{count} {self._name} workers died one after the other without a result"
             who = many if count > 1 else f"the {self._name} worker died"

@@ -1,7 +1,7 @@
 """Decides which workers to start, when a worker counts as silent, and when too many have died."""
 
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from distsummary.errors import InvalidValueError
@@ -109,31 +109,11 @@ class Silences:
         return silent
 
 
-class Deaths:
-    """The causes of the workers' deaths since the last result.
+def are_too_many(deaths: Sequence[str], workers: int, limit: int = MAX_DEATHS) -> bool:
+    """Whether there are `limit` deaths, or all workers failed to begin in the same way (at least two did).
 
-    Args:
-        workers: the number of workers.
-        limit: this many deaths are too many.
+    `deaths`: how workers died since the last result, in a few words that begin with NOT_BEGUN if the worker
+    could not begin. `workers`: how many there are.
     """
-
-    def __init__(self, workers: int, limit: int = MAX_DEATHS) -> None:
-        self._workers, self._limit = workers, limit
-        self._ways: list[str] = []
-
-    def __len__(self) -> int:
-        return len(self._ways)
-
-    def add(self, how: str) -> None:
-        """Note a death, described in a few words that begin with NOT_BEGUN if the worker could not begin."""
-        self._ways.append(how)
-
-    def forget(self) -> None:
-        """Start again, after a result."""
-        self._ways.clear()
-
-    @property
-    def are_too_many(self) -> bool:
-        """Whether `limit` is reached, or all workers failed to begin in the same way (at least two did)."""
-        end_alike = len(set(self._ways)) == 1 and self._ways[0].startswith(NOT_BEGUN)
-        return len(self) >= (min(max(2, self._workers), self._limit) if end_alike else self._limit)
+    end_alike = len(set(deaths)) == 1 and deaths[0].startswith(NOT_BEGUN)
+    return len(deaths) >= (min(max(2, workers), limit) if end_alike else limit)

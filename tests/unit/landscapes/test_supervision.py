@@ -6,8 +6,8 @@ from distsummary.errors import InvalidValueError
 from distsummary.landscapes.run.supervision import (
     MAX_DEATHS,
     NOT_BEGUN,
-    Deaths,
     Silences,
+    are_too_many,
     check_spread,
     plan_workers,
     surplus,
@@ -104,24 +104,12 @@ def test_a_worker_that_waited_for_its_place_was_not_silent() -> None:
 
 
 def test_each_worker_may_fail_to_begin_before_all_are_given_up() -> None:
-    deaths = Deaths(3)
-    for are_too_many in (False, False, True):
-        deaths.add(f"{NOT_BEGUN}x")
-        assert deaths.are_too_many == are_too_many
-    deaths.add("of a signal")
-    assert not deaths.are_too_many, "only MAX_DEATHS of several kinds are"
-
-
-def test_deaths_with_a_result_between_do_not_add_up() -> None:
-    deaths = Deaths(1)
-    for _ in range(MAX_DEATHS - 1):
-        deaths.add("of a signal")
-    deaths.forget()
-    deaths.add("of a signal")
-    assert not deaths.are_too_many
-    for _ in range(MAX_DEATHS - 1):
-        deaths.add("of a signal")
-    assert deaths.are_too_many
+    failed = f"{NOT_BEGUN}x"
+    assert [are_too_many([failed] * count, 3) for count in (1, 2, 3)] == [False, False, True]
+    assert not are_too_many([failed] * 3 + ["of a signal"], 3), "only MAX_DEATHS of several kinds are"
+    signals = ["of a signal"] * MAX_DEATHS
+    assert not are_too_many(signals[1:], 1)
+    assert are_too_many(signals, 1)
 
 
 @pytest.mark.parametrize(
