@@ -204,13 +204,13 @@ def _merge_role(
                 hang = hangs.popleft()
                 merger.show([hang.verdict], hang.time_s)
             merger.advance()
-        for hang in hangs:
+        merged.put(merged.last_step, merged.last_s, about.values(merged.last_s))
+        for hang in hangs:  # at steps that no rank has ended
             merger.show([hang.verdict], hang.time_s)
         merger.finish(alerts)
         alerts.close()
         if earlier is not None:
             _refuse_fewer(target, earlier.lost(ranks.first_repeated), ranks)
-        merged.put(merged.last_step, merged.last_s, about.values(merged.last_s))
         merged.write_lineage(about.lineage)
         published = merged.publish()
     report = MergeReport(
