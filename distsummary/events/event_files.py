@@ -3,7 +3,7 @@
 import contextlib
 import errno
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,13 +27,15 @@ TRY_AGAIN_S = 5.0  # after new files could not be made; the writer continues in 
 
 
 class Appended(NamedTuple):
-    """The number of bytes written, and what `max_file_size` kept out of the files.
+    """The number of bytes written, and what is not in the files.
 
-    `refused_from`: dialect -> the seq from which on its file took none of these events.
+    `refused_from`: dialect -> the seq from which on its file, of `max_file_size`, took none of these events.
+    `too_large`: the seqs of events that are longer than the system lets any file grow.
     """
 
     nbytes: int
     refused_from: Mapping[str, int]
+    too_large: Set[int] = frozenset()
 
 
 class EventFiles:
@@ -80,6 +82,7 @@ class EventFiles:
         self._full: set[str] = set()
         self._doubtful: list[Segment] = []  # closed segments with a failed sync
         self._needs_repair = False
+        self._too_large = set[int]()  # since the last `append` that returned
         self._tried_at = 0.0  # when new files could not be made
         self._not_durable: OSError | None = None
         self._syncing = threading.Lock()  # held while segments are synced or replaced
@@ -142,7 +145,8 @@ class EventFiles:
                 self.last_seq[dialect] = new[-1].last_seq
         if self._group is not None and nbytes:
             self._group.wrote(nbytes)
-        return Appended(nbytes, refused_from)
+        too_large, self._too_large = self._too_large, set()
+        return Appended(nbytes, refused_from, too_large)
 
     def _missing(self, dialect: str, framed: Sequence[Framed]) -> Sequence[Framed]:
         """The frames that the files of a dialect do not hold yet."""
@@ -171,9 +175,11 @@ class EventFiles:
         try:
             segment.extend(frames)
         except OSError as error:
-            parts = halves(frames) if segment.is_empty else [frames]
-            if error.errno != errno.EFBIG or segment.is_dead or not parts:
+            if error.errno != errno.EFBIG or segment.is_dead:
                 raise
+            parts = halves(frames) if segment.is_empty else [frames]
+            if not parts:
+                self._too_large.add(frames[0].first_seq)
             for part in parts:
                 if not self._segments[dialect].is_empty:
                     self._retire(self._begin(first_step))

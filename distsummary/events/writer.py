@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -187,9 +187,12 @@ class RankWriter:
                 self._count_spared(spared)
             return
         counted, health.last_seq = health.last_seq, last_seq
-        if appended.refused_from:
+        if appended.refused_from or appended.too_large:
             others = Counter([value.plugin for value in spared] + [one.plugin for one in encoded.refused])
-            last_seq = self._count_refused(batch, appended.refused_from, counted, others)
+            if appended.refused_from:
+                last_seq = self._count_refused(batch, appended.refused_from, counted, others)
+            reason = "an event is longer than a file may grow; raise the limit of the file size (ulimit -f)"
+            self._count_lost(batch, {seq for seq in appended.too_large if seq > counted}, reason, others)
         health.events += last_seq - max(counted, batch.first_seq - 1)
         for plugin, tag, reason in encoded.refused:
             health.drop(plugin, reason=f"the {plugin} {tag!r} was not recorded: {reason}")
@@ -240,25 +243,27 @@ class RankWriter:
         Events up to the seq `counted` have been counted before. Lineage has a file of its own, without limit.
         `others`: how many values of each plugin are counted for other reasons, so that none counts twice.
         """
-        seq, dropped = batch.first_seq - 1, Counter[str]()
         first = max(min(refused_from.values()), counted + 1)
-        events = 0
+        reason = (
+            f"max_file_size of {self.spec.limits.max_file_size} bytes is reached: a file does not "
+            "have what was recorded since; raise it, or use rotate_bytes instead, which begins new files"
+        )
+        self._count_lost(batch, range(first, batch.last_seq + 1), reason, others)
+        took_all = len(refused_from) < len(self.spec.formats)
+        return batch.last_seq if took_all else max(refused_from.values()) - 1
+
+    def _count_lost(self, batch: Batch, seqs: Container[int], reason: str, others: Counter[str]) -> None:
+        """Count the values of some events as dropped; `others` as in `_count_refused`."""
+        seq, events, dropped = batch.first_seq - 1, 0, Counter[str]()
         for item in batch.events:
             for event in events_of(item) if isinstance(item, Scalars) else [item]:
                 seq += 1
                 plugins = [v.plugin for v in event.values if v.plugin not in LINEAGE_PLUGINS]
-                if seq >= first and plugins:
+                if seq in seqs and plugins:
                     dropped.update(plugins)
                     events += 1
         if events:
-            self._failures.count(
-                f"max_file_size of {self.spec.limits.max_file_size} bytes is reached: a file does not "
-                "have what was recorded since; raise it, or use rotate_bytes instead, which begins new files",
-                events,
-                dropped=dropped & (batch.plugins() - others),
-            )
-        took_all = len(refused_from) < len(self.spec.formats)
-        return batch.last_seq if took_all else max(refused_from.values()) - 1
+            self._failures.count(reason, events, dropped=dropped & (batch.plugins() - others))
 
     def _bulk_to_spare(self, batch: Batch) -> list[Value]:
         """Returns the batch's bulk values if the disk has no room for them, otherwise an empty list."""

@@ -122,19 +122,20 @@ def test_a_batch_that_is_longer_than_files_may_grow_is_spread_over_several(tmp_p
     assert all(path.stat().st_size <= 1000 for path in segments(tmp_path, MINDSPORE))
 
 
-def test_what_was_written_of_a_batch_before_an_event_that_fits_no_file_is_not_written_twice(tmp_path):
+def test_an_event_that_is_longer_than_any_file_may_grow_is_counted_and_the_others_are_written(tmp_path):
     files = Clock()
     files.most_bytes = 1000
     rank_writer = writer(tmp_path, files)
-    events = [*batch(1, 30).events, Event(31, 1.0, [Value("tensor", "t", np.ones(500, np.float32))])]
-    given = Batch(run_id=RUN_ID, attempt=0, rank=0, first_seq=1, events=events)
-    with pytest.raises(OSError, match="too large"):
-        rank_writer.write(given)
-    files.most_bytes = 1 << 20
-    rank_writer.write(given)
+    large = Event(31, 1.0, [Value("tensor", "t", np.ones(500, np.float32))])
+    events = [*batch(1, 30).events, large, *batch(32, 9).events]
+    rank_writer.write(Batch(run_id=RUN_ID, attempt=0, rank=0, first_seq=1, events=events))
+    rank_writer.write(batch(41, 10))
     rank_writer.close()
-    assert seqs(tmp_path) == list(range(1, 32))
-    assert seqs(tmp_path, TENSORBOARD) == list(range(1, 31))
+    assert seqs(tmp_path) == [*range(1, 31), *range(32, 51)]
+    assert seqs(tmp_path, TENSORBOARD) == [*range(1, 31), *range(32, 51)]
+    health = rank_writer.health()
+    assert health.dropped == {"tensor": 1}
+    assert "ulimit -f" in health.missing
 
 
 def test_every_file_begins_at_the_time_that_the_spec_gives(tmp_path):
