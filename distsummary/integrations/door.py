@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # it imports much
     from distsummary.integrations.door_run import DoorRun
 
 Begin: TypeAlias = Callable[[Optimizer], tuple["DoorRun | None", Optimizer | None]]
+TRAINS = ("note_scaled", "begin_backward", "begin_step")  # calls by which the thread that trains is known
 FOLLOWED = "_distsummary_follows"  # an attribute of steps of optimizers which report to the door
 
 _door: "Door | None" = None
@@ -35,7 +36,7 @@ _replaced: list[tuple[Any, str, Any]] = []  # owner, name, what it was
 
 
 class Door:
-    """Follows the training of the thread that made it; from the first step of an optimizer on with a run.
+    """Follows the training of the thread that trains first; with a run, from an optimizer's first step on.
 
     The loss of a step is the sum of the numbers whose gradients were computed for it, unscaled. Of a closure,
     which an optimizer may call several times in a step, the first evaluation counts.
@@ -47,8 +48,8 @@ class Door:
     """
 
     def __init__(self, begin: Begin, *, is_default: bool = False) -> None:
-        self._begin, self.is_default = begin, is_default
-        self._pid, self._thread = os.getpid(), get_ident()
+        self.begin, self.is_default = begin, is_default
+        self._pid, self._thread = os.getpid(), 0  # of the training; 0: nothing was trained yet
         self._guard = Guard()
         self.run: DoorRun | None = None
         self._rounds = StepRounds()
@@ -66,6 +67,8 @@ class Door:
 
     def call(self, method: Callable[..., None], *args: Any, **named: Any) -> None:
         """Call a method in the training's thread alone; what fails is counted, and reaches no one."""
+        if not self._thread and method.__name__ in TRAINS:
+            self._pid, self._thread = os.getpid(), get_ident()
         if get_ident() == self._thread and os.getpid() == self._pid:
             self._guard.call(method.__name__, method, *args, **named)
 
@@ -130,7 +133,7 @@ class Door:
 
     def _begin_run(self, optimizer: Optimizer) -> None:
         try:
-            self.run, last = self._begin(optimizer)
+            self.run, last = self.begin(optimizer)
         except Exception as error:
             if passes(error, is_door=False):
                 raise
@@ -161,6 +164,13 @@ class Door:
         if self.run is not None:
             self.run.report(prefix, values_of(*args, **named))
 
+    def end(self, error: BaseException | None) -> None:
+        """The training has ended, or failed."""
+        if self.run is not None and not self.run.run.is_closed:
+            self.run.run.__exit__(
+                type(error) if error else None, error, error.__traceback__ if error else None
+            )
+
     def begin_batch(self) -> None:
         """A loader is asked for a batch."""
         if self.run is not None:
@@ -183,7 +193,7 @@ class Door:
 
 
 def open_door(begin: Begin, *, is_default: bool = False) -> Door:
-    """Follow the training of this thread, in place of the door that is open, if one is.
+    """Follow the next training, in place of the door that is open, if one is.
 
     A default one, for which nobody has chosen anything, stays closed if one is open that is none.
     """
@@ -224,6 +234,14 @@ def report(prefix: str, values_of: Callable[..., Mapping[str, Any]], *args: Any,
     """Record the numbers of a call to somebody else at the step at which it comes; see `Door.report`."""
     if (door := _door) is not None and not is_compiled():
         door.call(door.report, prefix, values_of, *args, **named)
+
+
+def end_training(error: BaseException | None) -> None:
+    """End the run of the training of this thread, which has ended or failed; the next one gets its own."""
+    if (door := _door) is not None and door.run is not None:
+        door.call(door.end, error)
+        if door.run.run.is_closed:
+            open_door(door.begin, is_default=door.is_default)
 
 
 def follow(optimizer: Optimizer) -> None:

@@ -1,5 +1,6 @@
 """The norm of the gradients that an optimizer is about to use, of loops that do not compute it themselves."""
 
+import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
@@ -13,16 +14,27 @@ def gradient_norm(optimizer: Optimizer) -> Tensor | None:
     Of sharded gradients (DTensor) it is that of this rank's part. Does not wait for the device.
     """
     gradients = [
-        _dense(parameter.grad)
+        parameter.grad
         for group in optimizer.param_groups
         for parameter in group["params"]
         if parameter.grad is not None
     ]
     if not gradients:
         return None
-    norm = get_total_norm(gradients)
+    norm = _norm(gradients)
     scale = getattr(optimizer, "grad_scale", None)  # GradScaler has the optimizer unscale them: a fused one
     return norm if scale is None else norm / scale
+
+
+def _norm(gradients: list[Tensor]) -> Tensor:
+    """What `get_total_norm` returns, which takes twice as long for plain tensors of one device and dtype."""
+    kinds = {(type(each), each.layout, each.device, each.dtype) for each in gradients}
+    kind, layout, *_ = next(iter(kinds))
+    if len(kinds) > 1 or kind is not Tensor or layout is not torch.strided:
+        return get_total_norm([_dense(each) for each in gradients])
+    with torch.no_grad():
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    return norm
 
 
 def _dense(gradient: Tensor) -> Tensor:

@@ -80,8 +80,7 @@ class Hosted:
 
     def end(self, error: BaseException | None = None) -> None:
         """The training has ended, or failed; without one, nothing is done."""
-        run, door, self._door = self.run, self._door, None
+        door, self._door = self._door, None
         if door is not None:
             close_door(door)
-        if run is not None:
-            run.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
+            door.end(error)

@@ -7,6 +7,7 @@ import copy
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -296,6 +297,15 @@ def written() -> Result:
     return rows, [model]
 
 
+def in_thread() -> Result:
+    """Trains in another thread than the one that imported torch, as workers of Ray Train do."""
+    results: list[Result] = []
+    thread = threading.Thread(target=lambda: results.append(plain()))
+    thread.start()
+    thread.join()
+    return results[0]
+
+
 def crashing() -> Result:
     rows, models = plain()
     write("crashing", rows, models)
@@ -384,7 +394,7 @@ TRAININGS: dict[str, Callable[[], Result]] = {
             compiled_step,
             checkpointing,
         ),
-        *(evaluating, in_backward, resumed, written, crashing, failing_once, together, ddp, fsdp2),
+        *(evaluating, in_backward, resumed, written, in_thread, crashing, failing_once, together, ddp, fsdp2),
     )
 }
 
