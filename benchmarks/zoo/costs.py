@@ -1,8 +1,9 @@
 """What watching each step costs: CPU time of rank 0 of two, by `python -m benchmarks.zoo.costs PLAN.json`.
 
-Two runs of the same training in each process, by turns with and without "marks" (the phases of a step) or
-"checks" (the sums of the parameters' bits), some steps each. Of each, the quickest quarter counts, at its
-upper end, since other work on the host only adds time.
+A training by turns with and without "marks" (the phases of a step), some steps each; and two runs of the same
+training by turns, with and without "checks" (the sums of the parameters' bits). Two runs differ by several
+percent even if both do the same, as their memory differs, which is more than marks may cost. Of each, the
+quickest quarter counts, at its upper end, since other work on the host only adds time.
 """
 
 import contextlib
@@ -11,7 +12,6 @@ import statistics
 import sys
 import threading
 import time
-import unittest.mock
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -31,6 +31,8 @@ from distsummary.training.run import Run
 
 CASES = [("marks", 10), ("marks", 20), ("marks", 40), ("checks", 10)]  # and the CPU time of a step, in ms
 SECONDS = 20.0  # of steps, half of them watched
+WARM_UP = 40  # steps
+SEGMENTS, NEVER = 8, 1 << 40
 BLOCK, SETTLE_S = 10, 1.0  # steps in a row; the writer's thread has written them after that
 
 
@@ -70,34 +72,63 @@ def _size(step_ms: int) -> int:
 
 
 def _measure(plan: dict[str, Any], size: int, blocks: int) -> dict[str, Any]:
-    what = plan["what"]
-    measure_phases = Run._measure_phases
+    if plan["what"] == "marks":
+        return _measure_marks(plan, size, blocks)
     took = defaultdict[bool, list[float]](list)
     threads = dict[bool, set[int]]()
     with contextlib.ExitStack() as stack:
         steps = {}
         for is_on in (False, True):
             before = {thread.ident for thread in threading.enumerate()}
-            is_marked = is_on or what != "marks"
-            with unittest.mock.patch.object(
-                Run, "_measure_phases", measure_phases if is_marked else lambda run: None
-            ):
-                trained = training(f"{plan['run_dir']}-{is_on}", size, checksums=is_on and what == "checks")
-                steps[is_on] = stack.enter_context(contextlib.closing(trained))
-                for _ in range(40):
-                    next(steps[is_on])
+            trained = training(f"{plan['run_dir']}-{is_on}", size, checksums=is_on)
+            steps[is_on] = stack.enter_context(contextlib.closing(trained))
+            for _ in range(WARM_UP):
+                next(steps[is_on])
             started = {thread.ident for thread in threading.enumerate()} - before
             threads[is_on] = {ident for ident in started if ident is not None}
         time.sleep(SETTLE_S)
         others_s = {which: threads_s(threads[which]) for which in threads}
         for number in range(2 * blocks):
             is_on = bool(number % 2)
-            begun_s = time.thread_time()
-            for _ in range(BLOCK):
-                next(steps[is_on])
-            took[is_on].append((time.thread_time() - begun_s) / BLOCK)
+            took[is_on].append(_block_s(steps[is_on]))
         time.sleep(SETTLE_S)
         others = {which: (threads_s(threads[which]) - others_s[which]) / blocks / BLOCK for which in threads}
+    return _costs(took, others)
+
+
+def _measure_marks(plan: dict[str, Any], size: int, blocks: int) -> dict[str, Any]:
+    """With marks at each step, as often as the run itself chose, and without any, in the same run."""
+    took = defaultdict[bool, list[float]](list)
+    others = defaultdict[bool, float](float)
+    before = {thread.ident for thread in threading.enumerate()}
+    with contextlib.closing(training(f"{plan['run_dir']}-marks", size, checksums=False)) as steps:
+        for _ in range(WARM_UP):
+            run: Any = next(steps)
+        threads = {t.ident for t in threading.enumerate() if t.ident is not None} - before
+        chosen = run._phases.every  # its step chooses anew, from what marks cost
+        time.sleep(SETTLE_S)
+        for segment in range(SEGMENTS):
+            is_on = segment % 4 in (1, 2)  # so that what grows with time adds nothing
+            begun_s = threads_s(threads)
+            for _ in range(2 * blocks // SEGMENTS):
+                took[is_on].append(_block_s(steps, run, 1 if is_on else NEVER))
+            time.sleep(SETTLE_S)
+            others[is_on] += (threads_s(threads) - begun_s) / blocks / BLOCK
+    found = _costs(took, others)
+    return found | {"share": found["share"] / chosen, "every": chosen}
+
+
+def _block_s(steps: Iterator[Run], run: Any = None, every: int = 0) -> float:
+    """CPU seconds of this thread at a step, the mean of some; `every`: at which steps `run` has marks."""
+    begun_s = time.thread_time()
+    for _ in range(BLOCK):
+        if every:
+            run._phases.every = every
+        next(steps)
+    return (time.thread_time() - begun_s) / BLOCK
+
+
+def _costs(took: dict[bool, list[float]], others: dict[bool, float]) -> dict[str, Any]:
     without, watched = (statistics.quantiles(took[which], n=4)[0] for which in (False, True))
     return {
         "step_us": round(1e6 * without),
@@ -112,7 +143,7 @@ def threads_s(idents: Iterable[int]) -> float:
     return sum(time.clock_gettime(time.pthread_getcpuclockid(ident)) for ident in idents)
 
 
-def training(directory: str, size: int, *, checksums: bool) -> Iterator[None]:
+def training(directory: str, size: int, *, checksums: bool) -> Iterator[Run]:
     """A CNN with BatchNorm under DDP, step by step."""
     torch.manual_seed(0)
     model = DistributedDataParallel(ResNet())
@@ -127,7 +158,7 @@ def training(directory: str, size: int, *, checksums: bool) -> Iterator[None]:
                 loss.backward()
                 optimizer.step()
                 run.log(loss=loss)
-                yield
+                yield run
 
 
 if __name__ == "__main__":
