@@ -96,13 +96,16 @@ class Beat(NamedTuple):
 
 
 def with_means(place: Heartbeat, beats: Sequence[Beat]) -> Heartbeat:
-    """A heartbeat with the means of the steps from the first to the last that were sent; 0 s without any."""
+    """A heartbeat with the means of the steps from the first to the last that were sent; 0 s without any.
+
+    What a rank waited is the difference of two clocks, and may come out as a little less than 0: 0, then.
+    """
     first, last = beats[0], beats[-1]
     steps = last.step - first.step
     if steps <= 0:
         return place._replace(step_s=0.0, own_ms=None, wait_ms=None)
     own, waited = (
-        None if now is None else (now - (then or 0.0)) / steps
+        None if now is None else max(0.0, now - (then or 0.0)) / steps
         for now, then in ((last.own_ms, first.own_ms), (last.wait_ms, first.wait_ms))
     )
     return place._replace(step_s=(last.at_s - first.at_s) / steps, own_ms=own, wait_ms=waited)

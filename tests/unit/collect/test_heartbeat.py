@@ -32,6 +32,7 @@ def test_own_and_waiting_time_are_means_of_the_same_steps():
     assert with_means(place, sums)[-2:] == (7.0, 2.0)
     assert with_means(place, sums[1:])[-2:] == (5.0, 2.0)
     assert with_means(place, sums[2:])[-2:] == (None, None)
+    assert with_means(place, [Beat(10, 100.0, 5.0, 0.0), Beat(20, 110.0, 9.0, -1e-9)])[-2:] == (0.4, 0.0)
     assert with_means(Heartbeat(step=20), [Beat(10, 100.0), Beat(20, 110.0)])[-2:] == (None, None)
 
 
