@@ -60,7 +60,7 @@ proto-check: .venv-proto/.done
 interop: .venv/.dev $(MINDINSIGHT)/.done $(MINDSPORE)/.done hosts
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest tests -m "long and not interop" -n $(JOBS)
 	$(BIN)/python -m pytest tests/interop -m interop
-	$(MINDSPORE)/python -m pytest tests/mindspore --confcutdir=tests/mindspore -m interop
+	PYTEST_ADDOPTS= $(MINDSPORE)/python -m pytest tests/mindspore --confcutdir=tests/mindspore -m interop
 	$(MAKE) wheel
 	if command -v chromium >/dev/null; then $(MAKE) test-ui; else echo "no chromium: no page was tested in a browser"; fi
 
