@@ -346,7 +346,8 @@ def _missing(reports: Sequence[RankReport], waiting: Sequence[RankReport]) -> li
                 continue
             if other.phase == WAITING and _has_stopped(other) and not other.groups:
                 continue  # it waits, too; what for, it reports when it is late by its own measure
-            who = [one.rank for one in inside if one.rank != rank]
+            here = [one for one in inside if pending is None or _pending_number(one, name, ranks) < _NEVER]
+            who = [one.rank for one in here if one.rank != rank]
             if who:
                 awaited.setdefault(rank, f"has not begun {what}, in which {_waits(who, inside)}")
                 inside_of.setdefault(rank, f"{_waits(who, inside)} in {what}")
@@ -485,7 +486,10 @@ def _all_wait(
         circle = [by_rank[rank] for rank in awaited if by_rank[rank].pending is not None]
         if not circle:
             return []
-        text = "; ".join(f"rank {one.rank} {awaited[one.rank]}, and waits in {_where(one)}" for one in circle)
+        texts = {one.rank: f"{awaited[one.rank]}, and waits in {_where(one)}" for one in circle}
+        if fewer := _minority(circle):  # one left a collective out, as by an early return, and is in the next
+            return _on_each([(one, texts[one.rank]) for one in fewer], reports)
+        text = "; ".join(f"rank {rank} {one}" for rank, one in texts.items())
         return [_verdict(circle[0], reports, text, ranks=[one.rank for one in circle])]
     first = waiting[0]
     if first.has_lost_another:
@@ -506,6 +510,17 @@ def _all_wait(
         why = "all have begun it: look at the network, or at the backend of torch.distributed"
     text = f"they have waited {seconds(all_s)} in {_where(first)}{_no_recorder(waiting)}; {why}"
     return [_verdict(first, reports, text, ranks=[one.rank for one in waiting])]
+
+
+def _minority(circle: Sequence[RankReport]) -> list[RankReport]:
+    """The ranks that wait elsewhere than more than half of them; empty if no collective has so many."""
+    sides: dict[tuple[str, tuple[int, ...], int], list[RankReport]] = defaultdict(list)
+    for one in circle:
+        if one.pending is not None:
+            group, begun = one.pending
+            sides[group.name, group.ranks, begun.number].append(one)
+    most = max(sides.values(), key=len)
+    return [one for one in circle if one not in most] if 2 * len(most) > len(circle) else []
 
 
 def _behind(waiting: Sequence[RankReport]) -> list[RankReport]:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from distsummary.diagnosis.sentence import named_ranks
 from distsummary.diagnosis.stuck import AFTER_RUN, Collective, ProcessGroup, RankReport, hung
 
 RANKS = (0, 1, 2, 3)
@@ -203,6 +204,32 @@ def test_ranks_that_wait_in_other_groups_are_no_culprits() -> None:
         sleeps(3), groups=(group(BEGUN), ProcessGroup("1", (2, 3), (Collective(4, "all_gather"),)))
     )
     assert [one.rank for one in hung([waits(0), waits(1), middle, last])] == [3]
+
+
+@pytest.mark.parametrize("odd", RANKS)
+def test_of_ranks_that_wait_for_each_other_in_two_groups_the_odd_one_is_named(odd: int) -> None:
+    """It left out the all_reduce of an evaluation, in a group of its own, and is in the next step."""
+    counted = [Collective(number, "all_reduce", ((2,),), number == 3) for number in (2, 3)]
+    reports = [
+        replace(waits(rank, BEGUN), groups=(group(BEGUN), group(*counted, name="1"))) for rank in RANKS
+    ]
+    reports[odd] = replace(waits(odd), groups=(group(BEGUN, PENDING), group(counted[0], name="1")), step=71)
+    [verdict] = hung(reports)
+    assert (verdict.rank, verdict.ranks) == (odd, ())
+    assert verdict.evidence.startswith(
+        f"it has not begun all_reduce of 2 elements (collective 3 of group 1), in which "
+        f"{named_ranks([rank for rank in RANKS if rank != odd])} have waited "
+    )
+    assert "and waits in all_reduce of 2,632 elements (collective 65 of group 0)" in verdict.evidence
+
+
+def test_of_two_ranks_that_wait_for_each_other_in_two_groups_both_are_named() -> None:
+    pair = (0, 1)
+    first = replace(waits(0), groups=(group(PENDING, ranks=pair),))
+    other = Collective(3, "all_reduce", ((2,),), True)
+    second = replace(waits(1, BEGUN), groups=(group(BEGUN, ranks=pair), group(other, ranks=pair, name="1")))
+    [verdict] = hung([first, second])
+    assert verdict.ranks == pair
 
 
 def test_all_wait_in_the_same_collective() -> None:
