@@ -92,10 +92,10 @@ def may_mount(place: Path) -> bool:
         return False
 
 
-def test_under_a_limit_of_the_file_size_a_run_is_spread_over_files(tmp_path: Path):
-    place = tmp_path / "run"
+def finished(command: list[str]) -> "subprocess.CompletedProcess[str]":
+    """The command's end, which is a success."""
     done = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(place)],
+        command,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
@@ -103,6 +103,12 @@ def test_under_a_limit_of_the_file_size_a_run_is_spread_over_files(tmp_path: Pat
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_under_a_limit_of_the_file_size_a_run_is_spread_over_files(tmp_path: Path):
+    place = tmp_path / "run"
+    finished([sys.executable, "-c", LIMITED, str(place)])
     run = ds.open_run(place)
     assert (run.state, len(run.scalars("value9"))) == ("finished", 300)
     assert max(path.stat().st_size for path in place.iterdir()) <= 20_000
@@ -114,15 +120,7 @@ def test_a_full_disk_costs_nothing_while_events_fit_into_memory_and_is_reported(
         pytest.skip("this system does not let a user mount a file system of his own")
     program = [sys.executable, "-c", PROGRAM, str(tmp_path)]
     command = ["unshare", "-rm", "sh", "-c", MOUNT, str(tmp_path), *program]
-    done = subprocess.run(
-        command,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = finished(command)
     found = json.loads(done.stdout)
     cause = CAUSE.format(tmp_path / "record")
     assert found["before"]

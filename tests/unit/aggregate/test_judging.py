@@ -2,8 +2,6 @@
 
 import json
 import math
-import resource
-from contextlib import contextmanager
 from dataclasses import fields, replace
 
 import numpy as np
@@ -19,6 +17,7 @@ from distsummary.diagnosis.verdict import Verdict
 from distsummary.format.records import MINDSPORE, TENSORBOARD
 from distsummary.rundir.rank_facts import RankFacts, write_facts
 from distsummary.rundir.run_dir import RunDir
+from tests.disks import room_for
 from tests.unit.aggregate.live_ranks import Ranks, scalar, series
 
 STEPS, SLOW = 120, range(40, 90)
@@ -147,17 +146,6 @@ def test_a_verdict_is_reported_once_also_after_a_restart_and_a_torn_line_is_left
     assert len(capsys.readouterr().err.splitlines()) == 2
 
 
-@contextmanager
-def disk_with_room_for(octets):
-    """No file becomes longer than this, as on a disk that is full."""
-    least, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (octets, most))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (least, most))
-
-
 def slow(rank, since=3, until=None):
     return Verdict(
         rank=rank,
@@ -178,7 +166,7 @@ def test_a_full_disk_loses_no_alert_and_tears_no_line(tmp_path, capsys):
     alerts = Alerts(run_dir)
     alerts.report(0, slow(1))
     before = run_dir.alerts_path.read_bytes()
-    with disk_with_room_for(len(before) + 20):
+    with room_for(len(before) + 20):
         alerts.report(0, slow(2))
         alerts.report(0, slow(1, until=50))
         with pytest.raises(OSError, match="File too large"):

@@ -2,9 +2,7 @@
 
 import logging
 import os
-import resource
 import time
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -17,6 +15,7 @@ from distsummary.checkpoints.sketch.sketch_file import (
     read_sketches,
 )
 from distsummary.errors import DamagedFileError, MissingFileError, RunDirError
+from tests.disks import room_for
 
 RUN = "0" * 16
 
@@ -185,17 +184,6 @@ def test_files_that_hold_no_sketches_are_refused_by_name(tmp_path, caplog):
         caplog.clear()
 
 
-@contextmanager
-def file_size_limit(limit):
-    """No file can grow beyond so many bytes, as on a full disk: a write is cut short, the next one fails."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 @pytest.mark.parametrize("first", [False, True])
 def test_a_write_that_fails_leaves_no_trace_and_the_next_one_continues(tmp_path, first):
     header = SketchHeader(run_id=RUN)
@@ -203,7 +191,7 @@ def test_a_write_that_fails_leaves_no_trace_and_the_next_one_continues(tmp_path,
     if not first:
         writer.write([(1, Taken(sketch_at(1)))])
     size = 0 if first else header.file(tmp_path).stat().st_size
-    with file_size_limit(size + 1000), pytest.raises(RunDirError, match="cannot be written: File too large"):
+    with room_for(size + 1000), pytest.raises(RunDirError, match="cannot be written: File too large"):
         writer.write([(2, Taken(sketch_at(2)))])
     assert header.file(tmp_path).stat().st_size == size
     writer.write([])
