@@ -230,6 +230,19 @@ def _described(value: Value, full: bool) -> Json:
             return _norms(data, full)
         case "text":
             described = {"characters": len(data), "text": data if full else data[:MAX_TEXT]}
+        case "audio":
+            described = {
+                "rate": number(data.rate),
+                "channels": data.channels,
+                "frames": data.frames,
+                "sha256": hashlib.sha256(data.encoded).hexdigest(),
+            }
+            if full:
+                described["base64"] = base64.b64encode(data.encoded).decode()
+        case "pr_curve":
+            described = {"shape": list(data.shape)}
+            if full:
+                described["data"] = numbers(data)
         case "graph":
             try:
                 message = anf_ir_pb2.GraphProto.FromString(data)

@@ -10,6 +10,8 @@ from distsummary.collect.animations import DEFAULT_FPS, animation
 from distsummary.collect.confusion import drawn_matrix
 from distsummary.collect.figures import drawn
 from distsummary.collect.messages import LINEAGE_CLASSES, graph_bytes, landscape_of, lineage_message
+from distsummary.collect.precision_recall import precision_recall
+from distsummary.collect.sounds import wav
 from distsummary.collect.tables import table_text
 from distsummary.errors import InvalidArgumentError, InvalidTypeError, InvalidValueError
 from distsummary.format.compatibility import OURS, Compatibility
@@ -68,6 +70,9 @@ def checked_value(
             "figure": a matplotlib Figure, which is drawn at once and becomes an image.
             "video": (frames, frames a second), an image that moves; see `animations.animation`.
             "confusion_matrix": (counts, names of classes or None), drawn as an image; see `confusion`.
+            "audio": (samples, samples a second); see `sounds.wav`.
+            "pr_curve": (labels, predictions) or (labels, predictions, number of thresholds); see
+                `precision_recall`.
             "landscape": a `records.Landscape`, or MindSpore's LossLandscape message.
             "graph": a ModelProto or GraphProto, or the bytes of one.
             a lineage plugin: its protobuf message, of MindSpore's classes or of ours.
@@ -101,11 +106,18 @@ def checked_value(
         )
     if kind in ("video", "confusion_matrix"):
         content, detail = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
-        array = _tensor(field, content)
-        array = framework_of(array).to_numpy(array)
+        array = _on_host(field, content)
         if kind == "video":
             return Value("image", name, animation(field, array, DEFAULT_FPS if detail is None else detail))
         return Value("image", name, drawn_matrix(field, array, detail))
+    if kind in ("audio", "pr_curve"):
+        what, most = ("(samples, rate)", 2) if kind == "audio" else ("(labels, predictions)", 3)
+        if not isinstance(value, tuple) or not 2 <= len(value) <= most:
+            raise InvalidTypeError(f"{field} must be a tuple {what}, got {type(value).__name__}")
+        if kind == "audio":
+            return Value(kind, name, wav(field, _on_host(field, value[0]), value[1]))
+        labels, predictions = (_on_host(field, part) for part in value[:2])
+        return Value(kind, name, precision_recall(field, labels, predictions, *value[2:]))
     if kind == "scalar":
         return Value(kind, name, scalar(field, value))
     tensor = _tensor(field, value)
@@ -135,6 +147,12 @@ def _tensor(field: str, value: object) -> Any:
             f"{field} must be numbers in a regular shape, got a {type(value).__name__} that NumPy cannot "
             f"read ({reason}); make it an array, or stack its items"
         ) from error
+
+
+def _on_host(field: str, value: object) -> Any:
+    """The numbers as an array of NumPy, now."""
+    tensor = _tensor(field, value)
+    return framework_of(tensor).to_numpy(tensor)
 
 
 def checked_copy(

@@ -20,6 +20,7 @@ from distsummary.format.mindspore_format import DATA_TYPES
 from distsummary.format.norms import TableTurns, carrier_of, checked_norms, encode_norms, encode_table
 from distsummary.format.png import encode_image
 from distsummary.format.records import (
+    CURVE_ROWS,
     CUSTOM_SCALARS,
     DIALECTS,
     HPARAMS,
@@ -31,6 +32,7 @@ from distsummary.format.records import (
     TENSORBOARD,
     TENSORBOARD_EVENT,
     TENSORBOARD_PLUGINS,
+    Audio,
     Event,
     EventIds,
     Histogram,
@@ -196,7 +198,7 @@ def event_parts(
 def finish_value(
     value: Value, *, compatibility: Compatibility = OURS, max_payload: int = MAX_PAYLOAD
 ) -> Value:
-    """The same value with its data converted to a float, an array, Histogram, Image, Landscape or text.
+    """The same value with its data as a float, an array, Histogram, Image, Landscape, text or Audio.
 
     Raises InvalidTypeError or InvalidValueError for data that the plugin cannot hold.
     """
@@ -263,6 +265,15 @@ def finish_value(
         case "text":
             check_type("the data of a text", data, str)
             check_text(f"the text {value.tag!r}", data)
+        case "audio":
+            check_type("the data of an audio", data, Audio)
+        case "pr_curve":
+            data = np.asarray(data, np.float32)
+            if data.ndim != 2 or len(data) != len(CURVE_ROWS):
+                raise InvalidValueError(
+                    f"a PR curve must have the shape ({len(CURVE_ROWS)}, T), got {data.shape}; its rows are "
+                    f"{', '.join(CURVE_ROWS)}"
+                )
     return value._replace(data=data)
 
 

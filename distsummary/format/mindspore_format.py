@@ -14,8 +14,10 @@ from distsummary.format.frames import Part
 from distsummary.format.histogram import coarser, fixed_edges, fixed_part
 from distsummary.format.norms import NORMS_TAG, decode_norms
 from distsummary.format.records import (
+    CURVE_ROWS,
     NORMS,
     Array,
+    Audio,
     Event,
     EventIds,
     Histogram,
@@ -66,7 +68,7 @@ def graph_parts(graph: Iterable[Part], wall_time: float, ids: EventIds | None = 
 def value_parts(value: Value) -> list[Part]:
     """The bytes of a `Summary.Value` in parts; float32 tensors in C order and PNG bytes are not copied.
 
-    The data of `value` are a float, an array, Histogram, Image, Landscape or text.
+    The data of `value` are those that `encode.finish_value` returns.
     """
     head = wire.text(1, value.tag)
     match value.plugin:
@@ -82,6 +84,10 @@ def value_parts(value: Value) -> list[Part]:
             parts = [head, *_landscape_parts(value.data)]
         case "text":
             parts = [head, wire.text(1001, value.data)]
+        case "audio":
+            parts = [head, *audio_parts(1002, value.data)]
+        case "pr_curve":
+            parts = [head, *wire.message(1003, _tensor_parts(value.data))]
         case _:
             raise KeyError(value.plugin)
     if value.shard is not None:
@@ -123,6 +129,13 @@ def image_parts(image: Image) -> list[Part]:
     """The image field of a `Summary.Value`, the same in both dialects."""
     sizes = wire.integer(1, image.height) + wire.integer(2, image.width) + wire.integer(3, image.colorspace)
     return wire.message(4, [sizes, *wire.message(4, [memoryview(image.encoded)])])
+
+
+def audio_parts(field: int, audio: Audio) -> list[Part]:
+    """The audio field of a `Summary.Value`, whose number is another one in each dialect."""
+    sizes = wire.single(1, audio.rate) + wire.integer(2, audio.channels) + wire.integer(3, audio.frames)
+    content = wire.message(4, [memoryview(audio.encoded)])
+    return wire.message(field, [sizes, *content, wire.text(5, audio.content_type)])
 
 
 def _histogram_parts(histogram: Histogram) -> list[Part]:
@@ -213,7 +226,25 @@ def _decode_value(value: summary_pb2.Summary.Value) -> Value | None:
             return Value("landscape", value.tag, decode_landscape(value.loss_landscape), shard)
         case "text":
             return Value("text", value.tag, value.text, shard)
+        case "audio":
+            return Value("audio", value.tag, decode_audio(value.audio), shard)
+        case "pr_curve":
+            curve = decode_tensor(value.pr_curve)
+            if curve.ndim != 2 or len(curve) != len(CURVE_ROWS):
+                raise DamagedFileError(f"a PR curve has the shape {curve.shape}")
+            return Value("pr_curve", value.tag, curve, shard)
     return None
+
+
+def decode_audio(message: Any) -> Audio:
+    """The sound of an Audio message of either dialect."""
+    return Audio(
+        rate=message.sample_rate,
+        channels=message.num_channels,
+        frames=message.length_frames,
+        encoded=message.encoded_audio_string,
+        content_type=message.content_type,
+    )
 
 
 def decode_tensor(tensor: anf_ir_pb2.TensorProto) -> Array:

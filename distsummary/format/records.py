@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 NORMS = "norms"  # of every parameter at a step, see `format/norms.py`; not for users
-SUMMARY_PLUGINS = ("scalar", "tensor", "histogram", "image", "landscape", "text", NORMS)
+SUMMARY_PLUGINS = ("scalar", "tensor", "histogram", "image", "landscape", "text", "audio", "pr_curve", NORMS)
 LINEAGE_PLUGINS = ("dataset_graph", "train_lineage", "eval_lineage", "custom_lineage_data")
 PLUGINS = (*SUMMARY_PLUGINS, "graph", *LINEAGE_PLUGINS)
 # Kinds that users name -> how they are recorded.
@@ -43,7 +43,12 @@ SYNCED = "synced"
 DELIVERIES = (QUEUED, WRITTEN, SYNCED)
 
 MAX_TAG_BYTES = 1024
-BULK_PLUGINS = frozenset(("tensor", "histogram", "image", "graph", "landscape", "text"))
+# The rows of a PR curve, float32 (6, T): how many samples are what at each of T thresholds from 0 to 1, and
+# what follows of it.
+CURVE_ROWS = (
+    "true_positives", "false_positives", "true_negatives", "false_negatives", "precision", "recall",
+)  # fmt: skip
+BULK_PLUGINS = frozenset(("tensor", "histogram", "image", "graph", "landscape", "text", "audio", "pr_curve"))
 SIZED_PLUGINS = BULK_PLUGINS | {NORMS, TENSORBOARD_EVENT}  # whose data take more memory than a number
 
 Array: TypeAlias = NDArray[Any]
@@ -89,6 +94,22 @@ class Image:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Audio:
+    """An encoded sound of `frames` samples for each of its channels, `rate` of them a second."""
+
+    rate: float
+    channels: int
+    frames: int
+    encoded: bytes
+    content_type: str = "audio/wav"
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the encoded sound in bytes."""
+        return len(self.encoded)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Landscape:
     """A loss grid: axes `x` (n,) and `y` (m,), losses `z` (m, n); `path_*` (k,) is a path on it, or empty."""
 
@@ -110,9 +131,10 @@ class Value(NamedTuple):
 
     The plugin determines what `data` is. scalar: a float; tensor: an array; histogram: an array or a
     Histogram; image: an array with one of `png.LAYOUTS`, or an Image; landscape: a Landscape; text: a
-    str; norms: a `norms.ParameterNorms`; graph: the bytes of a GraphProto; tensorboard_event: the bytes of
-    an Event of TensorBoard; lineage plugins and those of TensorBoard's pages: their protobuf message. Until a
-    writer thread resolves `data`, it may also be any object with `result()` (a device copy in progress).
+    str; audio: an Audio; pr_curve: an array with `CURVE_ROWS`; norms: a `norms.ParameterNorms`; graph: the
+    bytes of a GraphProto; tensorboard_event: the bytes of an Event of TensorBoard; lineage plugins and those
+    of TensorBoard's pages: their protobuf message. Until a writer thread resolves `data`, it may also be any
+    object with `result()` (a device copy in progress).
 
     `description` is what TensorBoard shows with a histogram or image, that of the first one of a tag. It is
     in no other dialect, and readers of this package leave it out.

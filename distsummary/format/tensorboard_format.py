@@ -9,9 +9,10 @@ from google.protobuf.message import DecodeError
 from distsummary.errors import DamagedFileError
 from distsummary.format import mindspore_graph, tensorboard_graph, wire
 from distsummary.format.frames import Part
-from distsummary.format.mindspore_format import image_parts
+from distsummary.format.mindspore_format import audio_parts, decode_audio, image_parts, to_float32
 from distsummary.format.norms import NORMS_TAG, decode_norms
 from distsummary.format.records import (
+    CURVE_ROWS,
     CUSTOM_SCALARS,
     HPARAMS,
     NORMS,
@@ -31,14 +32,15 @@ from distsummary.pb.tensorboard_hparams_pb2 import HParamsPluginData
 VERSION = "brain.Event:2"
 _MAX_FILLED = 8 << 20  # elements that a single number may fill: a small file must not fill the memory
 _START = 1  # SessionLog.START, see `encode_session_start`
-_STRING = 7  # TensorFlow's DT_STRING
+_FLOAT, _STRING = 1, 7  # TensorFlow's DT_FLOAT and DT_STRING
 _TENSOR, _BLOB_SEQUENCE = 2, 3  # DataClass of TensorBoard: how the data of a value are kept
 # A text is a string tensor without dimensions: TensorBoard would show one with dimensions as a table.
 _TEXT_SHAPE = wire.integer(1, _STRING) + wire.delimited(2, b"")
 _TEXT_METADATA = wire.delimited(9, wire.delimited(1, wire.text(1, "text")))
 _LAYOUT_METADATA = wire.delimited(9, wire.delimited(1, wire.text(1, CUSTOM_SCALARS)))
+_CURVES = "pr_curves"
 # Hyperparameters are in the metadata of a value, whose tensor has the shape (0,).
-_NO_NUMBERS = wire.integer(1, 1) + wire.delimited(2, wire.delimited(2, b""))
+_NO_NUMBERS = wire.integer(1, _FLOAT) + wire.delimited(2, wire.delimited(2, b""))
 
 
 # --- encoding: each function returns the same bytes as protobuf's SerializeToString
@@ -102,6 +104,10 @@ def value_parts(value: Value) -> list[Part] | None:
             return [head, *wire.message(5, fields), *described, *_shard(value)]
         case "text":
             return [head, wire.delimited(8, _TEXT_SHAPE + wire.text(8, value.data)), _TEXT_METADATA]
+        case "audio":
+            return [head, *audio_parts(6, value.data)]
+        case "pr_curve":
+            return [head, *_curve_parts(value.data)]
         case "hparams":
             content = value.data.SerializeToString(deterministic=True)
             plugin = wire.text(1, HPARAMS) + wire.delimited(2, content)
@@ -122,6 +128,19 @@ def _described(plugin: str, data_class: int, value: Value) -> list[Part]:
         wire.integer(4, data_class),
     )
     return [wire.delimited(9, b"".join(metadata))]
+
+
+def _curve_parts(curve: Array) -> list[Part]:
+    """A PR curve (6, T) as float32, in whose metadata T is."""
+    shape = b"".join(wire.delimited(2, wire.integer(1, size)) for size in curve.shape)
+    tensor = (
+        wire.integer(1, _FLOAT),
+        wire.delimited(2, shape),
+        wire.delimited(4, to_float32(curve).tobytes()),
+    )
+    plugin = wire.text(1, _CURVES) + wire.delimited(2, wire.integer(2, curve.shape[1]))
+    metadata = wire.delimited(1, plugin) + wire.integer(4, _TENSOR)
+    return [wire.delimited(8, b"".join(tensor)), wire.delimited(9, metadata)]
 
 
 def _shard(value: Value) -> list[Part]:
@@ -145,7 +164,7 @@ def decode_event(payload: bytes) -> tuple[EventIds, Event] | None:
     """The identity and values of a summary or graph event; None for a version or session record.
 
     A graph becomes the bytes of a GraphProto, as everywhere in events. Skips values of kinds that
-    `records.Value` does not know (audio, meshes ...). Raises DamagedFileError.
+    `records.Value` does not know (meshes ...). Raises DamagedFileError.
     """
     try:
         message = tensorboard_pb2.Event.FromString(payload)
@@ -181,6 +200,8 @@ def _decode_value(value: tensorboard_pb2.Summary.Value) -> Value | None:
             return Value("image", value.tag, image, shard)
         case "histo":
             return Value("histogram", value.tag, _decode_histogram(value.histo), shard)
+        case "audio":
+            return Value("audio", value.tag, decode_audio(value.audio))
         case "tensor" if value.metadata.plugin_data.plugin_name == "text":
             text = _decode_text(value.tensor)
             return None if text is None else Value("text", value.tag, text)
@@ -199,6 +220,8 @@ def _decode_value(value: tensorboard_pb2.Summary.Value) -> Value | None:
         case "tensor":  # scalars of TensorFlow 2 and torch, and any other tensor of floats
             plugin = value.metadata.plugin_data.plugin_name
             array = _decode_tensor(value.tensor)
+            if array is not None and plugin == _CURVES and array.ndim == 2 and len(array) == len(CURVE_ROWS):
+                return Value("pr_curve", value.tag, array)
             if array is None or plugin not in ("", "scalars", "tensor"):
                 return None
             if array.size == 1 and plugin != "tensor":

@@ -259,7 +259,9 @@ def refuse_bad_text(values: Iterable[Value]) -> None:
     try:
         for value in values:
             texts: Iterable[str | bytes] = (value.data,) if value.plugin == "text" else ()
-            if isinstance(value.data, Message):
+            if value.plugin == "audio":
+                texts = (value.data.content_type,)
+            elif isinstance(value.data, Message):
                 texts = _texts_in(value.data)
             for text in (value.tag, *texts):
                 if not isinstance(text, str):

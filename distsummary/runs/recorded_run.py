@@ -481,6 +481,17 @@ class RecordedRun:
         """The texts. The arguments and errors are those of `scalars`."""
         return self._values("text", tag, rank)
 
+    def audio(self, tag: Tags = None, rank: Rank = None) -> ValueTable:
+        """The sounds: rate, channels, frames, and `encoded`, a WAV file. Arguments, errors: as `scalars`."""
+        return self._values("audio", tag, rank)
+
+    def pr_curves(self, tag: Tags = None, rank: Rank = None) -> ValueTable:
+        """The PR curves, float32 (6, T): `format.records.CURVE_ROWS` at T thresholds from 0 to 1.
+
+        The arguments and errors are those of `scalars`.
+        """
+        return self._values("pr_curve", tag, rank)
+
     @property
     def graph(self) -> GraphProto | None:
         """The newest graph of the model that is recorded, of the lowest rank that has one; None without."""

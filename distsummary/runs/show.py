@@ -210,7 +210,10 @@ def fact_text(value: Fact) -> str:
 
 
 def _others(shown: Overview) -> str:
-    kinds = {"histogram": "histograms", "tensor": "tensors", "image": "images", "text": "texts"}
+    kinds = {
+        "histogram": "histograms", "tensor": "tensors", "image": "images", "text": "texts",
+        "audio": "sounds", "pr_curve": "PR curves",
+    }  # fmt: skip
     found = [
         f"{words} of {numbered(len(tags), 'tag')}"
         for kind, words in kinds.items()

@@ -36,7 +36,7 @@ R = TypeVar("R")
 WHOLE_ARRAY = "log its mean, or record the whole array by run.image, run.histogram or run.tensor"
 IN_THE_PAST = "run.log(..., step=n): values of steps before run.step are dropped"
 MAX_KNOWN_NAMES = 1 << 14  # if there are more, all are forgotten and checked again: memory stays bounded
-SHOWN_BY_TAG = ("scalar", "histogram", "image", "text")  # plugins that TensorBoard has
+SHOWN_BY_TAG = ("scalar", "histogram", "image", "text", "audio", "pr_curve")  # plugins that TensorBoard has
 SEVERAL = "several"
 MAX_SHOWN = 40  # characters of a name in a message
 MAX_TITLE, MAX_TEXT = 200, 10_000  # characters of an alert
@@ -279,6 +279,30 @@ class Recording(abc.ABC):
         """Record counts (C, C), actual class by predicted class, as a picture; see `add_value`."""
         self._add("confusion_matrix", name, (counts, classes), step)
 
+    @door(lambda self, *args, **named: self._drop_call({"audio": 1}))
+    def audio(self, name: str, samples: object, rate: int, step: int | None = None) -> None:
+        """Record a sound (N,) or (C, N), int16 or in [-1, 1], of `rate` samples a second; see `add_value`."""
+        self._add("audio", name, (samples, rate), step)
+
+    @door(lambda self, *args, **named: self._drop_call({"pr_curve": 1}))
+    def pr_curve(
+        self,
+        name: str,
+        labels: object,
+        predictions: object,
+        step: int | None = None,
+        *,
+        thresholds: int = 127,
+    ) -> None:
+        """Record precision and recall at thresholds in [0, 1]; see `add_value`.
+
+        Args:
+            labels: (N,), whether each sample is positive: bool, or 0 and 1.
+            predictions: (N,), how probable that is said to be, in [0, 1].
+            thresholds: how many, 2 to 10,000, of equal distance.
+        """
+        self._add("pr_curve", name, (labels, predictions, thresholds), step)
+
     @door(lambda self, *args, **named: self._drop_call({"alert": 1}))
     def alert(self, title: str, text: str = "", *, level: str = INFO) -> None:
         """Report something about the run at the current step: in alerts.jsonl, and as its level says.
@@ -328,8 +352,8 @@ class Recording(abc.ABC):
 
         Args:
             plugin: "scalar", "tensor", "histogram", "image", "text", "table", "figure", "video",
-                "confusion_matrix", "graph", "landscape", or a plugin of lineage, which takes its protobuf
-                message.
+                "confusion_matrix", "audio", "pr_curve", "graph", "landscape", or a plugin of lineage, which
+                takes its protobuf message.
             name: the tag; ignored for graphs and lineage.
             value: what the plugin holds; see `checked_values.checked_value`. For arrays: a tensor or array of
                 torch, NumPy or JAX, or numbers in (nested) lists.

@@ -1,4 +1,4 @@
-"""Images and texts of a run within a budget of bytes: of each tag the newest, the first, and some between."""
+"""Images, texts and sounds within a budget of bytes: of each tag the newest, the first, and some between."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
@@ -7,6 +7,7 @@ import numpy as np
 
 from distsummary.base.columns import without_middle
 from distsummary.errors import DistSummaryError
+from distsummary.format.records import CURVE_ROWS
 from distsummary.rundir.run_text import TAG as RUN_TEXT
 from distsummary.runs.recorded_run import RecordedRun
 from distsummary.runs.table import ValueTable
@@ -16,16 +17,19 @@ Item: TypeAlias = dict[str, Any]
 
 IMAGE_BYTES = 750_000  # of all images together: a megabyte of the file, in base64
 TEXT_BYTES = 100_000
-_TAGS = 60  # of images, and of texts
+SOUND_BYTES = 750_000
+CURVE_BYTES = 100_000
+_TAGS = 60  # of each kind
 _RANKS = 16  # side by side
 _STEPS = 100  # of a tag
 _TEXT = 10_000  # characters of a text
+PRECISION, RECALL = map(CURVE_ROWS.index, ("precision", "recall"))
 _PIXELS = 40_000_000  # more would take a browser's memory
 _KINDS = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"BM": "bmp"}
 
 
 def media(run: RecordedRun, *, image_bytes: int = IMAGE_BYTES, text_bytes: int = TEXT_BYTES) -> Item | None:
-    """What to show of `images` and `texts`; None if there are neither.
+    """What to show of `images`, `texts`, `sounds` and `curves`; None if there is nothing.
 
     Each is None, or has `left_out`, the number of further tags, and `tags`, of which each has
 
@@ -35,7 +39,8 @@ def media(run: RecordedRun, *, image_bytes: int = IMAGE_BYTES, text_bytes: int =
       bytes last. `size`: the bytes of the newest step if it alone is too large, else 0;
     - `items`: for each step a list with an item for each rank, None if it recorded nothing there: `bytes`
       uint8, of an image `kind` ("png", "jpeg", ...), `height` and `width`; of a text, which is UTF-8, `cut`:
-      how many characters are left out. Or only `error`, why it cannot be shown.
+      how many characters are left out; of a sound, which is a WAV file, `seconds`; of a PR curve, precision
+      and recall, float32 (2, T). Or only `error`, why it cannot be shown.
 
     Args:
         run: the run.
@@ -44,6 +49,8 @@ def media(run: RecordedRun, *, image_bytes: int = IMAGE_BYTES, text_bytes: int =
     found = {
         "images": _within(run, "image", run.images, _image, image_bytes),
         "texts": _within(run, "text", run.text, _text, text_bytes),
+        "sounds": _within(run, "audio", run.audio, _sound, SOUND_BYTES),
+        "curves": _within(run, "pr_curve", run.pr_curves, _curve, CURVE_BYTES),
     }
     return found if any(found.values()) else None
 
@@ -170,3 +177,15 @@ def _image(image: Any) -> Item:
 def _text(text: str) -> Item:
     data = text[:_TEXT].encode("utf-8", "replace")
     return {"bytes": np.frombuffer(data, np.uint8), "cut": max(0, len(text) - _TEXT)}
+
+
+def _sound(audio: Any) -> Item:
+    if not audio.encoded.startswith(b"RIFF"):
+        return {"error": "it is no WAV file"}
+    seconds = audio.frames / audio.rate if audio.rate > 0 else None
+    return {"bytes": np.frombuffer(audio.encoded, np.uint8), "seconds": seconds}
+
+
+def _curve(curve: Any) -> Item:
+    precision_and_recall = np.ascontiguousarray(curve[PRECISION : RECALL + 1], "<f4")
+    return {"bytes": precision_and_recall.reshape(-1).view(np.uint8)}

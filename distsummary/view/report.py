@@ -22,7 +22,7 @@ _HTML = """<!doctype html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src '{script_hash}'; \
-style-src '{style_hash}'; img-src data:; base-uri 'none'; form-action 'none'">
+style-src '{style_hash}'; img-src data:; media-src data:; base-uri 'none'; form-action 'none'">
 <link rel="icon" href="data:,">
 <title>{title}</title>
 <style>{style}</style>

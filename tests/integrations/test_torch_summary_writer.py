@@ -220,7 +220,12 @@ def test_the_directory_is_a_run_to_our_readers(tmp_path: Path) -> None:
     with SummaryWriter(tmp_path / "mine") as writer:
         for step in range(1, 4):
             writer.add_scalar("loss", step / 2, step)
-    table = ds.open_run(tmp_path / "mine").scalars("loss")
+        CALLS["audio"](writer)
+        CALLS["pr_curve"](writer)
+    run = ds.open_run(tmp_path / "mine")
+    assert [(row.step, row.value.rate) for row in run.audio("a")] == [(5, 8000)]
+    assert [(row.step, row.value.shape) for row in run.pr_curves("p")] == [(3, (6, 127))]
+    table = run.scalars("loss")
     assert (table["step"].tolist(), table["value"].tolist()) == ([1, 2, 3], [0.5, 1.0, 1.5])
 
 

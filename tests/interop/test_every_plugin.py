@@ -1,5 +1,6 @@
 """One directory with every plugin that there is, written through the public API, in all viewers."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
             add("histogram", "weight", random.normal(size=2000).astype(np.float32))
             add("image", "input", random.integers(0, 256, (3, 3, 16, 12), dtype=np.uint8))
             add("text", "remark", TEXT.format(step))
+            add("audio", "voice", (random.normal(size=(2, 300)), 8000))
+            add("pr_curve", "cats", (random.random(50) < 0.5, random.random(50)))
             if step == 1:
                 add("graph", "net", graph())
                 for plugin, message in lineage().items():
@@ -189,16 +192,18 @@ def test_mindinsight_shows_both_landscapes(read: dict[str, Any]) -> None:
     assert read["landscape"]["final"]["metadata"]["decomposition"] == "PCA"
 
 
-def test_mindinsight_knows_nothing_of_texts(read: dict[str, Any]) -> None:
-    assert "remark" not in str(read)
+def test_mindinsight_knows_nothing_of_texts_sounds_and_pr_curves(read: dict[str, Any]) -> None:
+    assert not {"remark", "voice", "cats"} & set(re.findall(r"\w+", str(read)))
 
 
-def test_both_readers_of_tensorboard_show_scalars_histograms_images_and_texts(base: Path) -> None:
+def test_both_readers_of_tensorboard_show_what_its_pages_show(base: Path) -> None:
     own = own_view(base / "everything")
     assert own.scalars[".", "loss"] == [(step, np.float32(loss)) for step, loss in LOSSES.items()]
     assert [step for step, _ in own.histograms[".", "weight"]] == [*STEPS]
     assert [step for step, _ in own.images[".", "input"]] == [*STEPS]
     assert own.texts[".", "remark"] == [(step, TEXT.format(step)) for step in STEPS]
+    assert [step for step, _ in own.sounds[".", "voice"]] == [*STEPS]
+    assert [np.shape(curve) for _, curve in own.curves[".", "cats"]] == [(6, 127)] * len(STEPS)
     assert differences(python_view(base / "everything"), own) == []
     assert differences(server_view(base / "everything"), own) == []
 

@@ -28,7 +28,7 @@ from distsummary.format.records import Histogram
 
 ALL = 1_000_000  # more points than any test has: no reader may sample
 
-Points: TypeAlias = list[tuple[int, Any]]  # Any: a float, a picture, the bins of a histogram or a text
+Points: TypeAlias = list[tuple[int, Any]]  # Any: a float, the bins of a histogram, a picture ...
 
 
 class Bins(NamedTuple):
@@ -53,6 +53,8 @@ class View(NamedTuple):
     histograms: dict[tuple[str, str], Points]
     images: dict[tuple[str, str], Points]
     texts: dict[tuple[str, str], Points]
+    sounds: dict[tuple[str, str], Points]
+    curves: dict[tuple[str, str], Points]
 
 
 def differences(left: View, right: View) -> list[str]:
@@ -76,7 +78,7 @@ def _first_difference(left: Points, right: Points) -> str:
 
 def own_view(logdir: Path, dialect: str = "tensorboard") -> View:
     """What distsummary.events.reader reads from `logdir` and the directories in it."""
-    view = View({}, {}, {}, {})
+    view = View(*({} for _ in View._fields))
     for directory in sorted({logdir, *(path for path in logdir.rglob("*") if path.is_dir())}):
         for event in read_directory(directory, dialect):
             for value in event.values:
@@ -90,11 +92,11 @@ def own_view(logdir: Path, dialect: str = "tensorboard") -> View:
 
 def python_view(logdir: Path) -> View:
     """What TensorBoard's Python reader reads, without sampling."""
-    guidance = {"scalars": 0, "histograms": 0, "images": 0, "tensors": 0}  # 0: keep all
+    guidance = {"scalars": 0, "histograms": 0, "images": 0, "audio": 0, "tensors": 0}  # 0: keep all
     multiplexer = EventMultiplexer(size_guidance=guidance, purge_orphaned_data=True)
     multiplexer.AddRunsFromDirectory(str(logdir))
     multiplexer.Reload()
-    view = View({}, {}, {}, {})
+    view = View(*({} for _ in View._fields))
     for run in multiplexer.Runs():
         _add_accumulated(view, run, multiplexer.GetAccumulator(run))
     return view
@@ -114,13 +116,15 @@ def _add_accumulated(view: View, run: str, accumulator: EventAccumulator) -> Non
             (point.step, Picture(point.height, point.width, point.encoded_image_string))
             for point in accumulator.Images(tag)
         ]
+    for tag in tags["audio"]:
+        view.sounds[run, tag] = [(point.step, point.encoded_audio_string) for point in accumulator.Audio(tag)]
     for tag in tags["tensors"]:
-        if accumulator.SummaryMetadata(tag).plugin_data.plugin_name != "text":
-            continue
-        view.texts[run, tag] = [
-            (point.step, _text(tensor_util.make_ndarray(point.tensor_proto)))
-            for point in accumulator.Tensors(tag)
-        ]
+        plugin = accumulator.SummaryMetadata(tag).plugin_data.plugin_name
+        points = [(p.step, tensor_util.make_ndarray(p.tensor_proto)) for p in accumulator.Tensors(tag)]
+        if plugin == "text":
+            view.texts[run, tag] = [(step, _text(array)) for step, array in points]
+        elif plugin == "pr_curves":
+            view.curves[run, tag] = [(step, array.tolist()) for step, array in points]
 
 
 def server_view(logdir: Path) -> View:
@@ -130,6 +134,8 @@ def server_view(logdir: Path) -> View:
         scalars = provider.read_scalars(context, plugin_name="scalars", **of_all)
         histograms = provider.read_tensors(context, plugin_name="histograms", **of_all)
         texts = provider.read_tensors(context, plugin_name="text", **of_all)
+        curves = provider.read_tensors(context, plugin_name="pr_curves", **of_all)
+        sounds = provider.read_blob_sequences(context, plugin_name="audio", **of_all)
         images = provider.read_blob_sequences(context, plugin_name="images", **of_all)
 
         def picture(references: Sequence[Any]) -> Picture:
@@ -142,6 +148,8 @@ def server_view(logdir: Path) -> View:
             _flat(histograms, lambda point: _trim(point.numpy[:, 1], point.numpy[:, 2])),
             _flat(images, lambda point: picture(point.values)),
             _flat(texts, lambda point: _text(point.numpy)),
+            _flat(sounds, lambda point: provider.read_blob(context, blob_key=point.values[0].blob_key)),
+            _flat(curves, lambda point: point.numpy.tolist()),
         )
 
 
@@ -200,7 +208,8 @@ def data_server(logdir: Path, reload: str = "once") -> Iterator[GrpcDataProvider
             "--die-after-stdin",
             "-v",
         ]
-        samples = f"--samples-per-plugin=scalars={ALL},histograms={ALL},images={ALL},text={ALL}"
+        plugins = ("scalars", "histograms", "images", "text", "audio", "pr_curves")
+        samples = f"--samples-per-plugin={','.join(f'{plugin}={ALL}' for plugin in plugins)}"
         command = [tensorboard_data_server.server_binary(), "--logdir", str(logdir), samples, *options]
         pipe = subprocess.PIPE
         with subprocess.Popen(command, stdin=pipe, stderr=pipe, text=True) as server:
@@ -239,6 +248,10 @@ def _own_point(plugin: str, data: Any) -> tuple[str, Any]:
             return "images", Picture(data.height, data.width, data.encoded)
         case "text":
             return "texts", data
+        case "audio":
+            return "sounds", data.encoded
+        case "pr_curve":
+            return "curves", data.tolist()
     return "", None
 
 

@@ -20,7 +20,7 @@ import { timeline } from "./timeline.js"
 const VIEWS = [["overview", "Overview", overview], ["compare", "Compare", compare, "compare"], ["curves", "Curves", curves, "curves"], ["heat", "Ranks by steps", heatMaps, "maps"], ["timeline", "Timeline", timeline],
   ["norms", "Norms of parameters", norms, "norms"],
   ["histograms", "Histograms", histograms, "histograms"],
-  ["media", "Images and texts", media, "media"],
+  ["media", "Images, texts and sounds", media, "media"],
   ["landscape", "Loss landscape", landscapes, "landscapes"]]
 
 const isDark = () => (document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark"

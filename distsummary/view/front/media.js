@@ -1,28 +1,31 @@
-// Images and texts as they were recorded, ranks side by side, with a slider over the steps.
+// Images, texts, sounds and PR curves as they were recorded, ranks side by side, with a slider over the steps.
 
-import { counted, h, whole } from "./dom.js"
+import { canvas, counted, css, h, number, whole } from "./dom.js"
 
 // Tag -> the step that the reader chose; of other tags the newest is shown, also when newer ones come.
 const chosen = new Map()
 // How wide a picture is at most, and up to about which size a small one is enlarged, by how many stand side by side.
 const SIZES = [{ to: 1, width: 1200, box: [400, 240] }, { to: 4, width: 480, box: [300, 200] }, { to: Infinity, width: 240, box: [180, 130] }]
 
+// Noun -> the method of a run that reads them.
+const READ = { image: "images", text: "text", sound: "audio", "PR curve": "pr_curves" }
+
 export function media({ media: data }) {
   if (!data) return []
-  return [...tags(data.images, "image", picture), ...tags(data.texts, "text", text)]
+  return [...tags(data.images, "image", picture), ...tags(data.texts, "text", text), ...tags(data.sounds, "sound", sound), ...tags(data.curves, "PR curve", curve)]
 }
 
 function tags(data, noun, shown) {
   if (!data) return []
   return [
     ...data.tags.map((one) => card(one, noun, shown)),
-    data.left_out ? h("p", { class: "quiet" }, `${counted(data.left_out, "further tag")} of ${noun}s are not in this page: run.${noun === "image" ? "images" : "text"}(tag)`) : null,
+    data.left_out ? h("p", { class: "quiet" }, `${counted(data.left_out, "further tag")} of ${noun}s are not in this page: run.${READ[noun]}(tag)`) : null,
   ]
 }
 
 function card(one, noun, shown) {
   const count = one.steps.length
-  const read = `run.${noun === "image" ? "images" : "text"}(tag)`
+  const read = `run.${READ[noun]}(tag)`
   const ranks = one.ranks.length < one.all_ranks ? `${one.ranks.length} of ${counted(one.all_ranks, "rank")}` : one.ranks.length > 1 ? counted(one.ranks.length, "rank") : `rank ${one.ranks[0]}`
   const steps = count < one.recorded ? `${count} of ${counted(one.recorded, "step")}` : counted(count, "step")
   const others = count < one.recorded || one.ranks.length < one.all_ranks ? `; the others would make the page too large: ${read}` : ""
@@ -57,7 +60,7 @@ function card(one, noun, shown) {
 
 function picture(item, words, count) {
   const { width, box } = SIZES.find(({ to }) => count <= to)
-  const image = h("img", { src: address(item), alt: words, title: `${item.width} x ${item.height} pixels` })
+  const image = h("img", { src: address(item, `image/${item.kind}`), alt: words, title: `${item.width} x ${item.height} pixels` })
   const scale = Math.max(1, Math.floor(Math.min(box[0] / item.width, box[1] / item.height)))
   image.style.width = `${Math.min(item.width * scale, width)}px`
   if (scale > 1) image.style.imageRendering = "pixelated"
@@ -65,11 +68,11 @@ function picture(item, words, count) {
   return image
 }
 
-function address(item) {
+function address(item, type) {
   if (!item.address) {
     let bytes = ""
     for (let from = 0; from < item.bytes.length; from += 32768) bytes += String.fromCharCode(...item.bytes.subarray(from, from + 32768))
-    item.address = `data:image/${item.kind};base64,${btoa(bytes)}`
+    item.address = `data:${type};base64,${btoa(bytes)}`
   }
   return item.address
 }
@@ -77,4 +80,41 @@ function address(item) {
 function text(item, words) {
   return [h("pre", { tabindex: 0, "aria-label": words }, new TextDecoder().decode(item.bytes)),
     item.cut ? h("p", { class: "quiet" }, `${counted(item.cut, "further character")} left out`) : null]
+}
+
+function sound(item, words) {
+  return [h("audio", { controls: true, preload: "metadata", src: address(item, "audio/wav"), "aria-label": words }),
+    item.seconds == null ? null : h("p", { class: "quiet" }, `${number(item.seconds, 3)} s`)]
+}
+
+// Precision over recall, from (0, 0) to (1, 1).
+function curve(item, words, count) {
+  const bytes = item.bytes.slice() // aligned for float32
+  const both = new Float32Array(bytes.buffer)
+  const size = both.length / 2
+  const label = `${words}: precision at ${counted(size, "threshold")}, over recall`
+  const { element } = canvas(220, label, (context, width, height) => {
+    const [left, top, right, bottom] = [34, 8, width - 8, height - 30]
+    const at = (recall, precision) => [left + recall * (right - left), bottom - precision * (bottom - top)]
+    context.strokeStyle = context.fillStyle = css("--quiet")
+    context.strokeRect(left, top, right - left, bottom - top)
+    context.textAlign = "center"
+    for (const tick of [0, 0.5, 1]) context.fillText(tick, at(tick, 0)[0], bottom + 14)
+    context.fillText("recall", (left + right) / 2, bottom + 26)
+    context.textAlign = "right"
+    for (const tick of [0, 0.5, 1]) context.fillText(tick, left - 4, at(0, tick)[1] + 4)
+    context.strokeStyle = css("--accent")
+    context.lineWidth = 2
+    context.beginPath()
+    let isDrawn = false
+    for (let index = 0; index < size; index++) {
+      const [precision, recall] = [both[index], both[size + index]]
+      if (precision === 0 && recall === 0) continue // at this threshold nothing is found
+      context[isDrawn ? "lineTo" : "moveTo"](...at(recall, precision))
+      isDrawn = true
+    }
+    context.stroke()
+  })
+  element.style.width = `${Math.min(300, SIZES.find(({ to }) => count <= to).width)}px`
+  return element
 }

@@ -44,14 +44,14 @@ def reported(directory: Path, dialect: str) -> list[tuple[object, ...]]:
         (event.run_id, event.attempt, event.seq, event.step, event.wall_time, value.tag, plain(value.data))
         for event in read_directory(directory, dialect)
         for value in event.values
-        if value.plugin in ("scalar", "image", "histogram", "text")
+        if value.plugin in ("scalar", "image", "histogram", "text", "audio", "pr_curve")
     ]
 
 
 def plain(data: object) -> object:
     if isinstance(data, Histogram):
         return data.counts.tolist(), data.min, data.max, data.sum
-    return data
+    return data.tolist() if isinstance(data, np.ndarray) else data
 
 
 def test_a_directory_gets_the_dialect_that_the_writer_would_have_written(nasty_tmp_path: Path):

@@ -97,6 +97,9 @@ def test_each_plugin_has_its_fields(nasty_tmp_path: Path):
     }
     assert "z" not in values["landscape"]
     assert values["text"] == {"characters": len(samples.TEXT), "text": samples.TEXT}
+    digest = hashlib.sha256(samples.SOUND.encoded).hexdigest()
+    assert values["audio"] == {"rate": 8000, "channels": 2, "frames": 3, "sha256": digest}
+    assert values["pr_curve"] == {"shape": [6, 2]}
 
 
 def test_a_long_text_is_shortened_unless_all_is_asked_for(nasty_tmp_path: Path):
@@ -113,6 +116,8 @@ def test_full_has_the_numbers_and_the_bytes(nasty_tmp_path: Path):
     assert values["tensor"]["data"] == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
     assert base64.b64decode(values["image"]["base64"]) == samples.PICTURE.encoded
     assert values["landscape"]["z"] == samples.LANDSCAPE.z.tolist()
+    assert base64.b64decode(values["audio"]["base64"]) == samples.SOUND.encoded
+    assert values["pr_curve"]["data"] == samples.CURVE.tolist()
 
 
 def test_arrays_without_elements_and_without_axes(nasty_tmp_path: Path):

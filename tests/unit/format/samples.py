@@ -11,7 +11,7 @@ from distsummary.format.histogram import count_histogram
 from distsummary.format.mindspore_format import DATA_TYPES
 from distsummary.format.norms import NORMS_TAG, ParameterNorms, ParameterTable
 from distsummary.format.png import encode_image
-from distsummary.format.records import NORMS, EventIds, Landscape, Shard, Value
+from distsummary.format.records import NORMS, Audio, EventIds, Landscape, Shard, Value
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 
@@ -43,6 +43,8 @@ LANDSCAPE = Landscape(
     path_y=np.array([1.0, 0.5, 0.0], np.float32),
     path_z=np.array([3.0, 2.5, 2.0]),
 )
+SOUND = Audio(rate=8000, channels=2, frames=3, encoded=b"RIFF and the rest")
+CURVE = np.arange(12, dtype=np.float32).reshape(6, 2) / 12
 GRAPH = anf_ir_pb2.GraphProto(name="net", node=[anf_ir_pb2.NodeProto(name="1", op_type="Add")])
 TEXT = "# Größe 大\nwith a line, **bold** and a \0"
 TRAIN = lineage_pb2.TrainLineage(algorithm=lineage_pb2.TrainLineage.Algorithm(network="MLP", loss=0.5))
@@ -56,6 +58,8 @@ SUMMARY_VALUES = [
     Value("image", "input", PICTURE),
     Value("landscape", "landscape_[1, 3]", LANDSCAPE),
     Value("text", "note", TEXT),
+    Value("audio", "voice", SOUND),
+    Value("pr_curve", "cats", CURVE),
 ]
 
 

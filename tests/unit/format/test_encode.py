@@ -44,8 +44,8 @@ def test_each_dialect_gets_what_it_can_show():
     assert refused == []
     shown = {dialect: [value.plugin for value in read(payloads, dialect).values] for dialect in BOTH}
     assert shown == {
-        "mindspore": ["scalar", "tensor", "histogram", "image", "landscape", "text"],
-        "tensorboard": ["scalar", "histogram", "image", "text"],
+        "mindspore": ["scalar", "tensor", "histogram", "image", "landscape", "text", "audio", "pr_curve"],
+        "tensorboard": ["scalar", "histogram", "image", "text", "audio", "pr_curve"],
     }
 
 
@@ -89,7 +89,9 @@ def test_an_event_that_tensorboard_cannot_show_is_none_there():
         (Value("landscape", "bad", TRANSPOSED), "InvalidValueError: z of a landscape must have the shape"),
         (Value("landscape", "bad", SHORT_PATH), "InvalidValueError: path_x, path_y and path_z"),
         (Value("train_lineage", "bad", samples.TRAIN), "InvalidValueError: train_lineage is lineage"),
-        (Value("audio", "bad", 1.0), "InvalidValueError: the plugin of a value must be one of"),
+        (Value("mesh", "bad", 1.0), "InvalidValueError: the plugin of a value must be one of"),
+        (Value("audio", "bad", 1.0), "InvalidTypeError: the data of an audio must be Audio"),
+        (Value("pr_curve", "bad", np.zeros(6)), "InvalidValueError: a PR curve must have the shape (6, T)"),
         (Value("graph", "bad", b""), "InvalidValueError: a graph must be alone in its event"),
         (Value("scalar", "bad", Broken()), "OSError: the device is lost"),
     ],

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from distsummary.errors import DamagedFileError, InvalidTypeError
 from distsummary.format import mindspore_format as ms
+from distsummary.format import wire
 from distsummary.format.histogram import count_histogram
 from distsummary.format.records import Event, EventIds, Histogram, Shard, Value
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
@@ -72,6 +73,21 @@ def test_an_image_has_the_bytes_of_protobuf():
 def test_a_text_has_the_bytes_of_protobuf(tag: str, text: str):
     value = summary_pb2.Summary.Value(tag=tag, text=text)
     assert samples.encoded_value(ms, Value("text", tag, text)) == value.SerializeToString()
+
+
+def test_sounds_and_pr_curves_have_the_bytes_of_protobuf():
+    sound = summary_pb2.Summary.Value(tag="x")
+    sound.audio.sample_rate, sound.audio.num_channels, sound.audio.length_frames = 8000, 2, 3
+    sound.audio.encoded_audio_string, sound.audio.content_type = samples.SOUND.encoded, "audio/wav"
+    assert samples.encoded_value(ms, Value("audio", "x", samples.SOUND)) == sound.SerializeToString()
+    curve = summary_pb2.Summary.Value(tag="x")
+    curve.pr_curve.dims.extend(samples.CURVE.shape)
+    curve.pr_curve.data_type = 11
+    curve.pr_curve.float_data.extend(samples.CURVE.reshape(-1))
+    assert samples.encoded_value(ms, Value("pr_curve", "x", samples.CURVE)) == curve.SerializeToString()
+    curve.pr_curve.dims[:] = [12]
+    with pytest.raises(DamagedFileError, match=r"a PR curve has the shape \(12,\)"):
+        ms.decode_event(wire.double(1, 1.0) + wire.delimited(5, wire.delimited(1, curve.SerializeToString())))
 
 
 def test_the_version_record_has_the_bytes_of_protobuf():

@@ -5,6 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_BLOB_SEQUENCE, DATA_CLASS_TENSOR, Summary
+from tensorboard.plugins.pr_curve.plugin_data_pb2 import PrCurvePluginData
+from torch.utils.tensorboard.summary import audio, pr_curve
 
 from distsummary.errors import DamagedFileError
 from distsummary.format import mindspore_format, wire
@@ -111,6 +113,35 @@ def test_a_description_has_the_bytes_of_protobuf(plugin: str):
     assert described == expected.SerializeToString()
 
 
+def test_sounds_and_pr_curves_have_the_bytes_of_protobuf():
+    """With TensorBoard's own messages."""
+    sound = Summary.Value(tag="x")
+    sound.audio.sample_rate, sound.audio.num_channels, sound.audio.length_frames = 8000, 2, 3
+    sound.audio.encoded_audio_string, sound.audio.content_type = samples.SOUND.encoded, "audio/wav"
+    assert samples.encoded_value(tb, Value("audio", "x", samples.SOUND)) == sound.SerializeToString()
+    curve = Summary.Value(tag="x")
+    curve.tensor.dtype, curve.tensor.tensor_content = 1, samples.CURVE.tobytes()
+    for size in samples.CURVE.shape:
+        curve.tensor.tensor_shape.dim.add(size=size)
+    curve.metadata.plugin_data.plugin_name = "pr_curves"
+    curve.metadata.plugin_data.content = PrCurvePluginData(num_thresholds=2).SerializeToString()
+    curve.metadata.data_class = DATA_CLASS_TENSOR
+    assert samples.encoded_value(tb, Value("pr_curve", "x", samples.CURVE)) == curve.SerializeToString()
+
+
+def test_sounds_and_pr_curves_of_torch_are_read():
+    summaries = (
+        audio("voice", np.zeros(5, np.float32), 8000),
+        pr_curve("cats", np.array([1, 0]), np.array([0.9, 0.1]), num_thresholds=5),
+    )
+    for summary, plugin in zip(summaries, ("audio", "pr_curve"), strict=True):
+        decoded = tb.decode_event(wire.delimited(5, summary.SerializeToString()))
+        assert decoded is not None
+        [value] = decoded[1].values
+        assert value.plugin == plugin
+        assert value.data.frames == 5 if plugin == "audio" else value.data.shape == (6, 5)
+
+
 def test_an_empty_histogram_is_read_as_one():
     empty = Value("histogram", "h", count_histogram(np.array([np.nan])))
     decoded = tb.decode_event(samples.encoded_summary(tb, 1, 1.0, [empty]))
@@ -182,7 +213,7 @@ def test_a_text_that_is_none_is_damage(strings: list[bytes], shape: list[int]):
         decoded_text(strings, shape)
 
 
-def test_audio_is_left_out_and_the_rest_of_its_event_kept():
+def test_audio_of_tensorflow_2_is_left_out_and_the_rest_of_its_event_kept():
     event = tensorboard_pb2.Event(step=4, wall_time=1.0)
     audio = tensorboard_pb2.TensorProto(dtype=7, string_val=[b"x"])
     sound = event.summary.value.add(tag="sound", tensor=audio)

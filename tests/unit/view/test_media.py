@@ -1,10 +1,10 @@
-"""Images and texts of a page: within their budget, the newest and the first kept, the rest said."""
+"""What a page has of images, texts, sounds and PR curves: newest and first kept, within their budget."""
 
 import numpy as np
 import pytest
 
 import distsummary as ds
-from distsummary.format.records import Image, Value
+from distsummary.format.records import Audio, Image, Value
 from distsummary.view.media import evenly, media
 from tests.unit.runs.recording import record
 
@@ -110,3 +110,23 @@ def test_evenly_gives_each_place_once(count):
     assert sorted(found) == [*range(count)]
     if count == 64:
         assert sorted(found[:8]) == [0, 8, 16, 24, 32, 40, 48, 56]
+
+
+def test_sounds_and_pr_curves_are_there_as_a_browser_takes_them(tmp_path):
+    curve = np.arange(18, dtype=np.float32).reshape(6, 3)
+
+    def values(step, rank):
+        return [
+            Value("audio", "voice", Audio(rate=8000, channels=1, frames=400, encoded=b"RIFF...")),
+            Value("audio", "other", Audio(rate=0, channels=1, frames=1, encoded=b"OggS")),
+            Value("pr_curve", "cats", curve),
+        ]
+
+    record(tmp_path, steps=[1], values=values)
+    found = media(ds.open_run(tmp_path))
+    sounds = {one["tag"]: one["items"][0][0] for one in found["sounds"]["tags"]}
+    assert sounds["voice"]["bytes"].tobytes() == b"RIFF..."
+    assert sounds["voice"]["seconds"] == 0.05
+    assert sounds["other"] == {"error": "it is no WAV file"}
+    [cats] = found["curves"]["tags"]
+    assert cats["items"][0][0]["bytes"].tobytes() == curve[4:].tobytes()
