@@ -8,121 +8,61 @@ import abc
 import math
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, Self
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from distsummary.base.checks import check_choice, check_int, check_type
-from distsummary.errors import InvalidTypeError, InvalidValueError, NoSamplesError
+from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.base import framework_of
+from distsummary.model.metric import Array, LastUpdate, Mean, Metric, Updatable, indices, is_binary
+from distsummary.model.metrics_of_classes import ROC, ConfusionMatrix, ConfusionMatrixMetric, auc
+from distsummary.model.metrics_of_images import (
+    Dice,
+    HausdorffDistance,
+    MeanSurfaceDistance,
+    OcclusionSensitivity,
+    RootMeanSquareDistance,
+)
+from distsummary.model.metrics_of_text import BleuScore, Perplexity
 
-Array = NDArray[Any]
+__all__ = [
+    "F1",
+    "MAE",
+    "MSE",
+    "ROC",
+    "Accuracy",
+    "BleuScore",
+    "ConfusionMatrix",
+    "ConfusionMatrixMetric",
+    "CosineSimilarity",
+    "Dice",
+    "Fbeta",
+    "HausdorffDistance",
+    "Loss",
+    "MeanSurfaceDistance",
+    "Metric",
+    "OcclusionSensitivity",
+    "OfTorchmetrics",
+    "Perplexity",
+    "Precision",
+    "Recall",
+    "RootMeanSquareDistance",
+    "Top1CategoricalAccuracy",
+    "Top5CategoricalAccuracy",
+    "TopKCategoricalAccuracy",
+    "Updatable",
+    "auc",
+    "get_metrics",
+    "names",
+]
+
 CLASSIFICATION, MULTILABEL = "classification", "multilabel"
 EVAL_TYPES = (CLASSIFICATION, MULTILABEL)
 EPSILON = sys.float_info.min  # added to a count that may be 0: a class that was never met gets 0
 
 
-class Updatable(Protocol):
-    """What an evaluation needs of a metric; any object with these methods is one."""
-
-    def clear(self) -> None:
-        """Forget all updates."""
-
-    def update(self, *inputs: Any) -> None:
-        """Add a batch: the predictions and the labels, or all outputs of the network for evaluation."""
-
-    def eval(self) -> Any:
-        """The metric of all batches since `clear`."""
-
-
-class Metric(abc.ABC):
-    """The base of a metric; derive from it, or write any class with its methods clear, update and eval."""
-
-    _indexes: list[int] | None = None
-
-    @property
-    def indexes(self) -> list[int] | None:
-        """Which of the inputs `update` takes, and in which order; None: all."""
-        return self._indexes
-
-    def set_indexes(self, indexes: list[int]) -> Self:
-        """Choose and order the inputs of `update` by their positions; returns the metric itself.
-
-        Raises InvalidValueError unless `indexes` is a list of ints.
-        """
-        if not isinstance(indexes, list) or not all(type(index) is int for index in indexes):
-            raise InvalidValueError(
-                f"indexes must be a list of int, got {indexes!r}; such as [0, 1] for the first two inputs"
-            )
-        self._indexes = indexes
-        return self
-
-    def __call__(self, *inputs: Any) -> Any:
-        """The metric of one batch alone."""
-        self.clear()
-        self.update(*inputs)
-        return self.eval()
-
-    @abc.abstractmethod
-    def clear(self) -> None:
-        """Forget all updates."""
-
-    @abc.abstractmethod
-    def update(self, *inputs: Any) -> None:
-        """Add a batch."""
-
-    @abc.abstractmethod
-    def eval(self) -> Any:
-        """The metric of all batches since `clear`."""
-
-    def _arrays(self, inputs: tuple[Any, ...], count: int, what: str) -> list[Array]:
-        """The inputs that `indexes` chooses, as arrays; raises unless there are `count`."""
-        chosen = inputs
-        if self._indexes:
-            if not all(-len(inputs) <= index < len(inputs) for index in self._indexes):
-                raise InvalidValueError(
-                    f"{self._name}.update got {len(inputs)} inputs, which do not have all of the indexes "
-                    f"{self._indexes}; change set_indexes"
-                )
-            chosen = tuple(inputs[index] for index in self._indexes)
-        if len(chosen) != count:
-            raise InvalidValueError(
-                f"{self._name}.update takes {what}, got {len(chosen)} inputs; choose among the outputs of "
-                "the network by metric.set_indexes([...])"
-            )
-        return [_array(self._name, value) for value in chosen]
-
-    def _require(self, samples: int) -> None:
-        if not samples:
-            raise NoSamplesError(f"{self._name} has no samples; call update before eval")
-
-    @property
-    def _name(self) -> str:
-        return type(self).__name__
-
-
-class _Mean(Metric):
-    """A sum over all updates, divided by the number of samples."""
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget all updates."""
-        self._sum, self._samples = 0.0, 0
-
-    def _add(self, value: float, samples: int) -> None:
-        self._sum += value
-        self._samples += samples
-
-    def eval(self) -> float:
-        """The mean; raises NoSamplesError without any sample."""
-        self._require(self._samples)
-        return self._sum / self._samples
-
-
-class Loss(_Mean):
+class Loss(Mean):
     """The mean over batches of the loss; `update(loss)` takes a number, or a tensor of at most one axis."""
 
     def update(self, *inputs: Any) -> None:
@@ -162,7 +102,7 @@ class _Evaluation(Metric):
         """Predictions and labels of one batch; raises InvalidValueError unless they fit together."""
         predicted, true = self._arrays(inputs, 2, "two inputs, predictions and labels")
         if self._type == CLASSIFICATION:
-            true = _indices(predicted, true)
+            true = indices(predicted, true)
             expected = predicted.shape[:1] + predicted.shape[2:]
             if predicted.ndim < 2 or true.shape != expected:
                 raise InvalidValueError(
@@ -174,7 +114,7 @@ class _Evaluation(Metric):
                 f"{self._name} of multilabel takes predictions and labels of the same shape (N, C, ...), got "
                 f"{predicted.shape} and {true.shape}"
             )
-        elif not (_is_binary(predicted) and _is_binary(true)):
+        elif not (is_binary(predicted) and is_binary(true)):
             raise InvalidValueError(
                 f"{self._name} of multilabel takes only 0 and 1; compare the predictions with a threshold"
             )
@@ -187,13 +127,13 @@ class _Evaluation(Metric):
         return predicted, true
 
 
-class Accuracy(_Evaluation, _Mean):
+class Accuracy(_Evaluation, Mean):
     """The share of samples that are predicted right; of multilabel, those of which all labels are right."""
 
     def clear(self) -> None:
         """Forget all updates."""
         _Evaluation.clear(self)
-        _Mean.clear(self)
+        Mean.clear(self)
 
     def update(self, *inputs: Any) -> None:
         """Add predictions and labels; raises InvalidValueError if their shapes do not fit."""
@@ -295,7 +235,7 @@ class F1(Fbeta):
         super().__init__(1.0)
 
 
-class TopKCategoricalAccuracy(_Mean):
+class TopKCategoricalAccuracy(Mean):
     """The share of samples whose class is among the `k` largest predictions.
 
     Raises InvalidTypeError or InvalidValueError unless `k` is an int >= 1.
@@ -309,7 +249,7 @@ class TopKCategoricalAccuracy(_Mean):
     def update(self, *inputs: Any) -> None:
         """Add predictions (N, C) and labels (N,) or (N, C); raises InvalidValueError for other shapes."""
         predicted, true = self._arrays(inputs, 2, "two inputs, predictions and labels")
-        true = _indices(predicted, true)
+        true = indices(predicted, true)
         if predicted.ndim != 2 or true.shape != predicted.shape[:1]:
             raise InvalidValueError(
                 f"{self._name} takes predictions (N, C) and labels (N,) or one-hot labels (N, C), got the "
@@ -333,7 +273,7 @@ class Top5CategoricalAccuracy(TopKCategoricalAccuracy):
         super().__init__(5)
 
 
-class _Deviation(_Mean):
+class _Deviation(Mean):
     """The sum of an error over all elements, divided by the number of samples (the first axis)."""
 
     def update(self, *inputs: Any) -> None:
@@ -369,6 +309,49 @@ class MSE(_Deviation):
         return np.square(difference)
 
 
+class CosineSimilarity(LastUpdate):
+    """How similar the rows of a matrix are to each other.
+
+    Args:
+        similarity: "cosine", or "dot": of rows that are not divided by their norms.
+        reduction: "none", or the "sum" or "mean" of each row.
+        zero_diagonal: whether the similarity of a row to itself counts as 0.
+
+    Raises InvalidTypeError or InvalidValueError for other arguments.
+    """
+
+    def __init__(
+        self, similarity: str = "cosine", reduction: str = "none", zero_diagonal: bool = True
+    ) -> None:
+        check_type("similarity", similarity, str)
+        check_choice("similarity", similarity, ("cosine", "dot"))
+        check_type("reduction", reduction, str)
+        check_choice("reduction", reduction, ("none", "sum", "mean"))
+        check_type("zero_diagonal", zero_diagonal, bool)
+        self._is_cosine, self._reduction, self._zero = similarity == "cosine", reduction, zero_diagonal
+        super().__init__()
+
+    def update(self, *inputs: Any) -> None:
+        """Take a matrix (N, M) in the place of an earlier one; raises InvalidValueError for another shape."""
+        [rows] = self._arrays(inputs, 1, "one input, a matrix")
+        if rows.ndim != 2:
+            raise InvalidValueError(f"CosineSimilarity takes a matrix (N, M), got the shape {rows.shape}")
+        rows = rows.astype(np.float64)
+        if self._is_cosine:
+            with np.errstate(invalid="ignore"):  # the similarity to a row of zeros is NaN
+                rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+        self._held = rows @ rows.T
+
+    def eval(self) -> Array:
+        """(N, N) float64, reduced (N,). Raises NoSamplesError."""
+        found: Array = self._last().copy()
+        if self._zero:
+            np.fill_diagonal(found, 0)
+        if self._reduction == "none":
+            return found
+        return np.asarray(found.sum(axis=-1) if self._reduction == "sum" else found.mean(axis=-1))
+
+
 class OfTorchmetrics:
     """A metric of torchmetrics (with reset, update and compute) under the names clear, update and eval."""
 
@@ -395,17 +378,37 @@ class OfTorchmetrics:
         return array.item() if array.size == 1 else array
 
 
-_BY_NAME: dict[str, Callable[[], Metric]] = {
+_BY_NAME: dict[str, Callable[..., Any]] = {
     "accuracy": Accuracy,
     "acc": Accuracy,
     "precision": Precision,
     "recall": Recall,
     "F1": F1,
+    "dice": Dice,
+    "roc": ROC,
+    "auc": auc,
+    "bleu_score": BleuScore,
+    "cosine_similarity": CosineSimilarity,
+    "occlusion_sensitivity": OcclusionSensitivity,
+    "topk": TopKCategoricalAccuracy,
+    "hausdorff_distance": HausdorffDistance,
     "top_1_accuracy": Top1CategoricalAccuracy,
     "top_5_accuracy": Top5CategoricalAccuracy,
     "mae": MAE,
     "mse": MSE,
     "loss": Loss,
+    "mean_surface_distance": MeanSurfaceDistance,
+    "root_mean_square_distance": RootMeanSquareDistance,
+    "perplexity": Perplexity,
+    "confusion_matrix": ConfusionMatrix,
+    "confusion_matrix_metric": ConfusionMatrixMetric,
+}
+_WITH_ARGUMENTS = {  # what no name alone can make
+    "topk": "metrics={'topk': distsummary.model.metrics.TopKCategoricalAccuracy(k)}",
+    "confusion_matrix": (
+        "metrics={'confusion_matrix': distsummary.model.metrics.ConfusionMatrix(num_classes)}"
+    ),
+    "auc": "metrics={'roc'}, and distsummary.model.metrics.auc(fpr, tpr) of its curve",
 }
 
 
@@ -421,7 +424,8 @@ def get_metrics(metrics: object) -> dict[str, Updatable]:
         metrics: None; a set of names, such as {"acc", "recall"}; or a dict of names and objects: metrics of
             this module or of torchmetrics, or any object with the methods clear, update and eval.
 
-    Raises InvalidTypeError for anything else, InvalidValueError for an unknown name.
+    Raises InvalidTypeError for anything else and for names of metrics that take arguments, InvalidValueError
+    for an unknown name.
     """
     if metrics is None:
         return {}
@@ -445,6 +449,8 @@ def get_metrics(metrics: object) -> dict[str, Updatable]:
                 f"there is no metric {name!r}; known names are {', '.join(names())}; pass others as objects, "
                 f"for example of torchmetrics: metrics={{{name!r}: object}}"
             )
+        if name in _WITH_ARGUMENTS:
+            raise InvalidTypeError(f"the metric {name!r} takes arguments; write {_WITH_ARGUMENTS[name]}")
     return {name: _BY_NAME[name]() for name in sorted(metrics)}
 
 
@@ -461,34 +467,9 @@ def _as_metric(name: str, metric: Any) -> Updatable:
     if isinstance(metric, str) and metric in _BY_NAME:
         made = _BY_NAME[metric]
         module = "distsummary" if made in (Accuracy, Loss) else "distsummary.model.metrics"
-        kind = type(made()).__name__
-        raise InvalidTypeError(
-            f"metrics[{name!r}] must be an object, got the name {metric!r}; write {module}.{kind}()"
-        )
+        write = _WITH_ARGUMENTS.get(metric, f"{module}.{made.__name__}()")
+        raise InvalidTypeError(f"metrics[{name!r}] must be an object, got the name {metric!r}; write {write}")
     raise InvalidTypeError(
         f"metrics[{name!r}] must have the methods clear, update and eval (or torchmetrics' reset, update and "
         f"compute), got {type(metric).__name__}"
     )
-
-
-def _array(name: str, value: Any) -> Array:
-    """A tensor, array, list or number as an array."""
-    if isinstance(value, (list, int, float)) and not isinstance(value, bool):
-        return np.asarray(value)
-    framework = framework_of(value)
-    if not framework.is_tensor(value):
-        raise InvalidTypeError(
-            f"{name}.update takes tensors, arrays or lists, got {type(value).__name__}; pass the network's "
-            "tensors, or choose among its outputs by metric.set_indexes([...])"
-        )
-    return framework.to_numpy(value)
-
-
-def _indices(predicted: Array, true: Array) -> Array:
-    """Labels as indices of classes: one-hot labels (N, C, ...) become (N, ...)."""
-    is_one_hot = predicted.ndim == true.ndim > 1 and _is_binary(true) and bool((true.sum(axis=1) == 1).all())
-    return true.argmax(axis=1) if is_one_hot else true
-
-
-def _is_binary(array: Array) -> bool:
-    return bool(((array == 0) | (array == 1)).all())

@@ -419,7 +419,7 @@ class Model:
                 if loss is not None:
                     losses.update(loss)
             found = {name: metric.eval() for name, metric in self._metrics.items()}
-            evaluation.log({name: _loggable(value) for name, value in found.items()})
+            evaluation.log({name: _loggable(value) for name, value in found.items() if _is_flat(value)})
             if self._eval_indexes is not None:
                 evaluation.loss = losses.eval()
         params = run.context.original_args()
@@ -506,6 +506,11 @@ def _endless(dataset: Iterable[Any], first: int) -> Any:
                 "train_dataset gave no more batches for sink_size; pass a loader that can be read again"
             )
         first += 1
+
+
+def _is_flat(value: Any) -> bool:
+    """Whether a metric is a number or some: of curves and matrices there is no scalar."""
+    return not isinstance(value, tuple) and getattr(value, "ndim", 0) < 2
 
 
 def _loggable(value: Any) -> Any:

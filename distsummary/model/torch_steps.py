@@ -307,3 +307,11 @@ def _all_finite(gradients: list[Tensor]) -> bool:
     largest = torch.nn.utils.get_total_norm(gradients, norm_type=float("inf"))
     whole = getattr(largest, "full_tensor", None)  # of FSDP2's gradients: all ranks then agree
     return bool(torch.isfinite(largest if whole is None else whole()))
+
+
+def outputs_of(network: nn.Module, array: Any) -> Any:
+    """The outputs of a network for an array, in the dtype and on the device of its first parameter."""
+    parameter = next(network.parameters(), None)
+    given = torch.from_numpy(array)
+    with torch.no_grad():
+        return network(given if parameter is None else given.to(parameter))

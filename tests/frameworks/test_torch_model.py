@@ -20,6 +20,7 @@ from torch.utils.data.distributed import DistributedSampler
 import distsummary as ds
 from distsummary.errors import InvalidTypeError, InvalidValueError, NoSamplesError
 from distsummary.events.reader import read_lineage, read_values
+from distsummary.model import metrics
 
 LOSS = nn.CrossEntropyLoss()
 
@@ -485,6 +486,36 @@ def test_metrics_of_torchmetrics_give_the_numbers_of_ours():
     assert found["acc"] == pytest.approx(ours["acc"])
     np.testing.assert_allclose(found["recall"], ours["recall"], rtol=1e-6)
     np.testing.assert_allclose(found["f1"], ours["F1"], rtol=1e-6)
+
+
+def test_curves_and_matrices_are_returned_beside_recorded_numbers(tmp_path):
+    kinds = {"matrix": metrics.ConfusionMatrix(2), "roc": metrics.ROC(class_num=2), "acc": ds.Accuracy()}
+    network = net()
+    outputs = [network.eval()(x).detach() for x, _ in batches()]
+    collector = ds.SummaryCollector(tmp_path)
+    found = model_of(network, metrics=kinds).eval(batches(), callbacks=[collector])
+    labels = torch.cat([y for _, y in batches()]).numpy()
+    predicted = torch.cat(outputs).argmax(1).numpy()
+    expected = [[((labels == true) & (predicted == other)).sum() for other in (0, 1)] for true in (0, 1)]
+    np.testing.assert_array_equal(found["matrix"], expected)
+    assert found["acc"] == pytest.approx(np.trace(expected) / len(labels))
+    last = metrics.ROC(class_num=2)(outputs[-1], batches()[-1][1])
+    np.testing.assert_array_equal(found["roc"][1][0], last[1][0])
+    assert {value.tag for value in read_values(tmp_path / "eval")} == {"eval/acc"}
+    assert "matrix" not in str(read_lineage(tmp_path))
+
+
+def test_the_occlusion_of_a_torch_network_leaves_it_without_gradients():
+    network = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)).double()
+    image = torch.randn(1, 3, 4)
+    found = metrics.OcclusionSensitivity(margin=1, n_batch=5)(network, image, torch.tensor(1))
+    covered = image.clone()
+    covered[:, 1:3, 0:2] = 0  # the place (2, 1)
+    with torch.no_grad():
+        fall = network(image.double())[0, 1] - network(covered.double())[0, 1]
+    assert found.shape == (3, 4)
+    assert found[2, 1] == pytest.approx(float(fall))
+    assert all(parameter.grad is None for parameter in network.parameters())
 
 
 def test_bfloat16_predictions_are_counted():
