@@ -7,11 +7,11 @@ of 1,500 images.
   epoch at which they first reach the best accuracy of SGD on 297 test images; then both train on `--seeds`
   further seeds. Printed: epochs to SGD's best accuracy with that seed, and each one's best accuracy.
 - `step`: CPU of a training step with frequency 100, mean of 50 steps times `--rounds`, in turns with SGD.
-- `ranks`: the CPU by which a step with a refresh of 8 Linear layers of 512 x 512 exceeds one without, in one
-  process with a batch of 4,096 rows, and in the busiest of 4 gloo ranks with a quarter of it each: medians of
-  `--rounds`.
-- `kfac`: how far A (divided by the rows) and G of Linear layers are from those of curvlinops, float64:
-  install it by `pip install --no-deps curvlinops-for-pytorch==3.0.1 backpack-for-pytorch einconv einops
+- `ranks`: the CPU by which a step with a refresh of 8 Linear layers of width x width exceeds one without, in
+  one process with a batch of `rows`, and in the busiest of 4 gloo ranks with a quarter of the rows each:
+  medians of `--rounds`, for each of `--sizes` (width x rows).
+- `kfac`: how THOR's factors follow from those of curvlinops, see `thor_kfac`; `--golden` writes theirs down.
+  Install it by `pip install --no-deps curvlinops-for-pytorch==3.0.1 backpack-for-pytorch einconv einops
   linear_operator unfoldNd tqdm jaxtyping opt-einsum`, since its dependencies replace torch.
 """
 
@@ -32,13 +32,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from benchmarks import thor_kfac
 from distsummary.demo import DigitsNet, digits
 from distsummary.thor import THOR
 
 BATCH, EPOCHS, FREQUENCY = 32, 20, 100
 RATES, DAMPINGS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3), (0.03, 0.3, 3.0)
 DAMPING = 0.03  # where it does not matter
-LAYERS, WIDTH, ROWS = 8, 512, 4096
+LAYERS, RANKS = 8, 4
+SIZES = "512x1024,512x2048,512x4096,512x8192,256x4096,1024x4096"  # width x rows
 
 TRAIN, TEST = (part.tensors for part in digits())
 Make = Callable[[nn.Module], torch.optim.Optimizer]
@@ -151,18 +153,19 @@ def steps(rounds: int) -> None:
         print(f"| {name} | {mean:.3f} | {mean / means['SGD']:.2f} |")
 
 
-def refreshes(rank: int, world: int, store: str, rounds: int) -> None:
-    """Print the CPU seconds of the steps that refresh, as one rank."""
+def refreshes(rank: int, world: int, store: str, size: str, rounds: int) -> None:
+    """Print, as one rank, by how many CPU seconds each step with a refresh exceeds one without."""
     torch.set_num_threads(1)
     if world > 1:
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     torch.manual_seed(0)
-    net = nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)])
-    rows = ROWS // world
+    width, rows = (int(number) for number in size.split("x"))
+    net = nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(LAYERS)])
+    rows //= world
     optimizer = THOR(net, 1e-6, DAMPING, batch_size=rows, frequency=2)
     spent: tuple[list[float], list[float]] = ([], [])  # of steps that refresh, and of others
     for number in range(2 * rounds):
-        x = torch.randn(rows, WIDTH)
+        x = torch.randn(rows, width)
         if world > 1:
             dist.barrier()
         begun = time.process_time()
@@ -176,50 +179,27 @@ def refreshes(rank: int, world: int, store: str, rounds: int) -> None:
         dist.destroy_process_group()
 
 
-def ranks(rounds: int) -> None:
+def busiest(world: int, size: str, rounds: int) -> float:
+    """The milliseconds of CPU of a refresh, of the busiest of several ranks."""
+    with tempfile.TemporaryDirectory() as place:
+        command = [sys.executable, "-m", "benchmarks.thor", "rank", "--sizes", size, "--rounds", str(rounds)]
+        command += ["--world", str(world), "--store", str(Path(place) / "store"), "--rank"]
+        environ = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+        started = [
+            subprocess.Popen([*command, str(rank)], env=environ, stdout=subprocess.PIPE, text=True)
+            for rank in range(world)
+        ]
+        outputs = [json.loads(one.communicate()[0].splitlines()[-1]) for one in started]
+    return max(statistics.median(one[1:]) for one in outputs) * 1e3
+
+
+def ranks(sizes: str, rounds: int) -> None:
     """Print the CPU of a refresh alone and shared."""
-    medians: dict[int, list[float]] = {}
-    for world in (1, 4):
-        with tempfile.TemporaryDirectory() as place:
-            command = [sys.executable, "-m", "benchmarks.thor", "rank", "--rounds", str(rounds)]
-            command += ["--world", str(world), "--store", str(Path(place) / "store"), "--rank"]
-            environ = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
-            started = [
-                subprocess.Popen([*command, str(rank)], env=environ, stdout=subprocess.PIPE, text=True)
-                for rank in range(world)
-            ]
-            outputs = [json.loads(one.communicate()[0].splitlines()[-1]) for one in started]
-        medians[world] = [statistics.median(one[1:]) * 1e3 for one in outputs]
-    alone, busiest = medians[1][0], max(medians[4])
-    print("| | CPU of a refresh, ms | share of one process |\n|---|---|---|")
-    print(f"| one process | {alone:.1f} | 1 |")
-    print(f"| busiest of 4 ranks | {busiest:.1f} | {busiest / alone:.2f} |")
-
-
-def kfac() -> None:
-    """Print the largest relative differences to curvlinops' empirical KFAC."""
-    from curvlinops import KFACLinearOperator
-    from curvlinops.kfac import FisherType
-
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(120, 40), nn.Tanh(), nn.Linear(40, 4)).double()
-    optimizer = THOR(net, 0.1, DAMPING, batch_size=BATCH)
-    x, y = torch.randn(BATCH, 120, dtype=torch.float64), torch.randint(0, 4, (BATCH,))
-    loss = nn.CrossEntropyLoss()
-    loss(net(x), y).backward()
-    theirs = KFACLinearOperator(
-        net, loss, [*net.parameters()], [(x, y)], fisher_type=FisherType.EMPIRICAL, check_deterministic=False
-    )
-    theirs.compute_kronecker_factors()
-    print("| layer | A | G |\n|---|---|---|")
-    for layer in optimizer._layers.values():
-        sums = layer.take()
-        assert sums is not None
-        factors = layer.factors(sums, batch=BATCH, scale=BATCH**2)
-        a, g = factors.a[0, 0] * layer.inputs / sums.count, factors.g[0, 0]
-        pairs = ((a, theirs._input_covariances[layer.name]), (g, theirs._gradient_covariances[layer.name]))
-        found = [float((one - other).abs().max() / other.abs().max()) for one, other in pairs]
-        print(f"| {layer.name} | {found[0]:.1e} | {found[1]:.1e} |")
+    print("| width | rows | one process, ms | busiest of 4 ranks, ms | share |\n|---|---|---|---|---|")
+    for size in sizes.split(","):
+        alone, shared = (busiest(world, size, rounds) for world in (1, RANKS))
+        width, rows = size.split("x")
+        print(f"| {width} | {rows} | {alone:.1f} | {shared:.1f} | {shared / alone:.2f} |", flush=True)
 
 
 def main() -> None:
@@ -229,21 +209,23 @@ def main() -> None:
     parser.add_argument("what", choices=("epochs", "step", "ranks", "kfac", "rank"))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=20, help="turns of 50 steps, or refreshes")
+    parser.add_argument("--sizes", default=SIZES, help="of `ranks`: width x rows, several with commas")
+    parser.add_argument("--golden", type=Path, help="of `kfac`: the .npz to write curvlinops' factors to")
     for name in ("--rank", "--world"):
         parser.add_argument(name, type=int, help=argparse.SUPPRESS)
     parser.add_argument("--store", help=argparse.SUPPRESS)
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.what == "rank":
-        refreshes(given.rank, given.world, given.store, given.rounds)
+        refreshes(given.rank, given.world, given.store, given.sizes, given.rounds)
     elif given.what == "epochs":
         epochs(given.seeds)
     elif given.what == "step":
         steps(given.rounds)
     elif given.what == "kfac":
-        kfac()
+        thor_kfac.compare(given.golden)
     else:
-        ranks(given.rounds)
+        ranks(given.sizes, given.rounds)
 
 
 if __name__ == "__main__":

@@ -38,8 +38,11 @@ def ranks(case: str, store: Path, world: int = 4) -> list[Any]:
 
 
 @pytest.mark.long
-def test_four_ranks_with_a_quarter_of_the_batch_are_one_rank_with_all_of_it(tmp_path: Path) -> None:
-    for difference, moved, layers in ranks("equals", tmp_path / "store"):
+@pytest.mark.parametrize("case", ["equals", "accumulates"])
+def test_four_ranks_with_a_quarter_of_the_batch_are_one_rank_with_all_of_it(
+    case: str, tmp_path: Path
+) -> None:
+    for difference, moved, layers in ranks(case, tmp_path / "store"):
         assert difference < 1e-6
         assert moved > 0.1
         assert layers == 4
@@ -63,8 +66,9 @@ def test_what_one_rank_cannot_observe_is_decided_alike_on_all(tmp_path: Path) ->
 
 @pytest.mark.long
 def test_sharded_layers_are_refused_and_sharded_norms_trained(tmp_path: Path) -> None:
-    for message, moved in ranks("fsdp", tmp_path / "store", 2):
-        assert "leave these layers out of fully_shard" in message
+    for by_layers, flattened, moved in ranks("fsdp", tmp_path / "store", 2):
+        assert "leave these layers out of fully_shard" in by_layers
+        assert "use DistributedDataParallel" in flattened
         assert moved
 
 

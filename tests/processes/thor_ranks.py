@@ -6,12 +6,13 @@ import math
 import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from distsummary.errors import InvalidValueError
@@ -50,10 +51,14 @@ def make(net: nn.Module, **others: Any) -> THOR:
     return THOR(net, weight_decay=0.01, **(given | others))
 
 
-def train(net: nn.Module, optimizer: THOR, part: slice, steps: int = STEPS) -> None:
-    for images, ids, labels in batches(steps):
+def train(net: nn.Module, optimizer: THOR, part: slice, steps: int = STEPS, pieces: int = 1) -> None:
+    """Train on a part of each batch; in several pieces, DDP adds up the ranks' gradients in the last one."""
+    for batch in batches(steps):
         optimizer.zero_grad()
-        nn.functional.cross_entropy(net(images[part], ids[part]), labels[part]).backward()
+        divided = zip(*(one[part].chunk(pieces) for one in batch), strict=True)
+        for left, (images, ids, labels) in zip(reversed(range(pieces)), divided, strict=True):
+            with net.no_sync() if left else nullcontext():
+                (nn.functional.cross_entropy(net(images, ids), labels) / pieces).backward()
         optimizer.step()
 
 
@@ -72,14 +77,14 @@ def alone() -> dist.ProcessGroup | None:
     return groups[dist.get_rank()]
 
 
-def equals_one_rank() -> Any:
+def equals_one_rank(pieces: int = 1) -> Any:
     """How far the parameters are from those of a rank that has the whole batch, and whether some moved."""
     torch.manual_seed(0)
     inner = Mixed().double()
     start, single = copy.deepcopy(inner), copy.deepcopy(inner)
     net = DistributedDataParallel(inner, find_unused_parameters=True)
     shared = make(net)
-    train(net, shared, own_part())
+    train(net, shared, own_part(), pieces=pieces)
     train(single, make(single, batch_size=BATCH, process_group=alone()), slice(None))
     return largest_difference(inner, single), largest_difference(inner, start), len(shared._layers)
 
@@ -131,14 +136,14 @@ def odd_ranks() -> Any:
 
 
 def shards_a_norm() -> Any:
-    """What THOR says of a sharded layer, and whether it trains with a norm that FSDP2 shards."""
+    """What THOR says of layers that FSDP2 and FSDP shard, and whether it trains with a norm of FSDP2."""
     torch.manual_seed(0)
-    sharded = fully_shard(Mixed().double())
-    message = ""
-    try:
-        make(sharded)
-    except InvalidValueError as error:
-        message = str(error)
+    messages = []
+    for shard in (fully_shard, lambda net: FullyShardedDataParallel(net, device_id=torch.device("cpu"))):
+        try:
+            make(shard(Mixed().double()))
+        except InvalidValueError as error:
+            messages.append(str(error))
     net = Mixed().double()
     fully_shard(net.norm)
     before = net.norm.weight.full_tensor().clone()
@@ -146,7 +151,7 @@ def shards_a_norm() -> Any:
     optimizer = make(net)
     nn.functional.cross_entropy(net(images, ids), labels).backward()
     optimizer.step()
-    return message, bool((net.norm.weight.full_tensor() != before).any())
+    return *messages, bool((net.norm.weight.full_tensor() != before).any())
 
 
 if __name__ == "__main__":
@@ -156,6 +161,7 @@ if __name__ == "__main__":
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(world))
     result = {
         "equals": equals_one_rank,
+        "accumulates": lambda: equals_one_rank(pieces=2),
         "inverses": averages_inverses,
         "odd": odd_ranks,
         "fsdp": shards_a_norm,
