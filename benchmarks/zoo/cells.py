@@ -11,7 +11,7 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.zoo import costs, hangs, sick
 from benchmarks.zoo.launch import LAUNCHERS, run
-from benchmarks.zoo.plans import BUSY, FULL, RANKS, SMALL, Schedule, episodes, steps_for
+from benchmarks.zoo.plans import BUSY, FULL, RANKS, SMALL, STALLS, Schedule, episodes, stalls, steps_for
 from benchmarks.zoo.trainings import SIZES, TRAININGS
 from benchmarks.zoo.verdicts import judged
 
@@ -29,6 +29,7 @@ RESULTS = ROOT / "benchmarks/zoo/results.jsonl"
 TARGET_MS, SIZED_STEPS = 15.0, 30  # CPU time of a whole step, for which the size of a batch is chosen
 CLEAN_STEPS, BUSY_STEPS = 2000, 500
 LOADED = ("resnet-bn", "gpt-checkpointing", "lstm", "clipping", "zero")  # beside busy processes
+STALLING = ("resnet-bn", "gpt-compile", "clipping", "validation", "zero", "mlp")  # also in single steps
 SMALLER = ("mlp", "fsdp2", "tp")  # also with faults of 10 %
 TIMED = ("mlp", "resnet-bn-local")  # on two ranks, of which `lost_s` is compared with what was slept
 LOST = Schedule(share=0.5, each=1, length=80)
@@ -94,6 +95,8 @@ def cells() -> Iterator[Cell]:
         yield Cell(f"slow/{name}", both, 1.5, partial(_slow, name, other, FULL))
         if name in SMALLER:
             yield Cell(f"slow-10/{name}", both, 2.0, partial(_slow, name, launcher, SMALL))
+        if name in STALLING:
+            yield Cell(f"stalls/{name}", both, 1.0, partial(_stalls, name, launcher))
         if name in TIMED:
             yield Cell(f"lost/{name}", both, 1.0, partial(_slow, name, other, LOST, ranks=2))
         if name in LOADED:
@@ -135,10 +138,22 @@ def _slow(
     return _measured(plan, launcher, schedule.limit)
 
 
-def _measured(plan: dict[str, Any], launcher: str, limit: int) -> dict[str, Any]:
+def _stalls(name: str, launcher: str, directory: Path) -> dict[str, Any]:
+    """A training with ranks that take much longer in single steps: those of an episode count as one."""
+    planned = episodes(name, STALLS)
+    single = [step for one in planned for step in stalls(one)]
+    plan = _plan(name, directory / "run", size_of(name), steps_for(planned), single)
+    return _measured(plan, launcher, STALLS.limit, planned)
+
+
+def _measured(
+    plan: dict[str, Any], launcher: str, limit: int, planned: Sequence[dict[str, Any]] = ()
+) -> dict[str, Any]:
+    """A training, judged by its episodes, or by those `planned` of which these are the single steps."""
     run(RANK, plan, launcher)
     ranks = _ranks(plan)
     done = [episode for rank in ranks for episode in rank["done"]]
+    done = [_whole(one, done) for one in planned] or done
     return {
         "launcher": launcher,
         "size": plan["size"],
@@ -149,6 +164,13 @@ def _measured(plan: dict[str, Any], launcher: str, limit: int) -> dict[str, Any]
         "limit": limit,
         **judged(plan["run_dir"], plan["training"], sorted(done, key=lambda one: one["start"]), limit),
     }
+
+
+def _whole(planned: dict[str, Any], done: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """An episode of which only single steps were injected."""
+    mine = [one for one in done if planned["start"] <= one["start"] < planned["end"]]
+    total = {"total_s": sum(one["total_s"] for one in mine)}
+    return mine[0] | {name: planned[name] for name in ("start", "end")} | total
 
 
 def _plan(

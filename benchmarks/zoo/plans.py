@@ -20,6 +20,7 @@ class Schedule:
     Args:
         share: by which fraction of the CPU time of its own step.
         each: episodes of each cause. limit: steps within which it is to be reported.
+        causes: (place, how) of the faults; all, if there are none.
         first: the step of the first one. length: of each, in steps. gap: the fewest and most clean steps
             between two.
     """
@@ -27,6 +28,7 @@ class Schedule:
     share: float = 0.25
     each: int = 2
     limit: int = 20
+    causes: tuple[tuple[str, str], ...] = ()
     first: int = 220
     length: int = 30
     gap: tuple[int, int] = (50, 80)
@@ -35,6 +37,14 @@ class Schedule:
 FULL = Schedule()
 SMALL = Schedule(share=0.10, limit=40, length=60)
 BUSY = Schedule(each=1, first=100, gap=(40, 50))
+EACH = 32  # steps from one stall to the next
+STALLS = Schedule(
+    share=8.0,
+    each=1,
+    causes=(("data", "sleep"), ("forward", "work")),
+    length=9 * EACH + 1,
+    limit=5 * EACH,
+)
 
 
 def causes_of(name: str) -> list[tuple[str, str]]:
@@ -52,7 +62,7 @@ def causes_of(name: str) -> list[tuple[str, str]]:
 def episodes(name: str, schedule: Schedule, seed: int = 0, ranks: int = RANKS) -> list[Episode]:
     """The episodes of a training. No rank is slowed twice in the same place: such verdicts may be one."""
     chance = random.Random(f"{name} {seed}")
-    drawn = causes_of(name) * schedule.each
+    drawn = [one for one in causes_of(name) if one in (schedule.causes or causes_of(name))] * schedule.each
     chance.shuffle(drawn)
     orders = {place: chance.sample(range(ranks), ranks) for place, _ in drawn}
     found: list[Episode] = []
@@ -65,6 +75,13 @@ def episodes(name: str, schedule: Schedule, seed: int = 0, ranks: int = RANKS) -
         found.append(one | ({"workers": workers} if workers else {}))
         step = end + chance.randint(*schedule.gap)
     return found
+
+
+def stalls(episode: Episode) -> list[Episode]:
+    """An episode as single steps, EACH from one to the next."""
+    return [
+        episode | {"start": step, "end": step + 1} for step in range(episode["start"], episode["end"], EACH)
+    ]
 
 
 def steps_for(found: list[Episode]) -> int:

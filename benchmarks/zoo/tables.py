@@ -15,6 +15,7 @@ Rows = dict[str, Row]
 BEGIN, END = "<!-- python -m benchmarks.zoo table --into docs/ranks.md -->", "<!-- end of the table -->"
 OWN_MS = 12.0  # the least CPU time of a step for which the table is meant
 MISSING = "-"
+SMALL = {"slow-10": "10 %", "stalls": "single steps"}
 
 
 def line(row: Row) -> str:
@@ -201,15 +202,16 @@ def _cause(row: Row, cause: tuple[str, str]) -> str:
 
 
 def _small(rows: Rows) -> str:
-    """Faults of 10 %, and what was lost on two ranks."""
+    """Faults of 10 %, those of single steps, and what was lost on two ranks."""
     lines = []
     for cell, row in rows.items():
-        if cell.startswith("slow-10/"):
+        family, _, name = cell.partition("/")
+        if family in SMALL:
             reported = Counter(one["outcome"] for one in row["episodes"])
             right = f"{reported['right']} of {len(row['episodes'])}"
             lines.append(
                 [
-                    cell.partition("/")[2],
+                    f"{SMALL[family]}: {name}",
                     right,
                     reported["late"],
                     reported["missed"],
@@ -218,7 +220,7 @@ def _small(rows: Rows) -> str:
                 ]
             )
     text = (
-        _markdown(("faults of 10 %", "right", "late", "missed", "wrong", "false between"), lines)
+        _markdown(("other faults", "right", "late", "missed", "wrong", "false between"), lines)
         if lines
         else ""
     )

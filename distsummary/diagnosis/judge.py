@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsummary.diagnosis.slow import FIRST, PHASES, SKIPPED, Slow, SlowRanks
+from distsummary.diagnosis.stalls import Stalls
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.format.records import PHASE_TAGS
 from distsummary.rundir.topology import EQUAL_AXES
@@ -28,6 +29,8 @@ BLOCKED_STEPS = 10
 # about the rank. Beyond so many times their own time, over so many steps, nothing is said. Four ranks alone
 # on two cores wait about as long as they compute.
 BUSY, BUSY_STEPS = 10.0, 20
+# With less than this, a thread that is blocked once while it computes was not blocked by the host.
+QUIET = 0.25
 _COMPUTING = [place for place, phase in enumerate(PHASES) if phase not in ("data", "checkpoint")]
 _EVERY, _QUEUED = len(PHASES), len(PHASES) + 1  # what is reported with the times
 _WHAT = {  # what a phase does, where its name does not say it
@@ -148,7 +151,8 @@ class _Peers:
     def __init__(self, ranks: Sequence[int]) -> None:
         self.ranks = np.array(ranks)
         self.is_judged = self.is_busy = False  # at the newest step
-        self._slow = SlowRanks(ranks)
+        self._slow, self._stalls = SlowRanks(ranks), Stalls()
+        self._are_slow: set[int] = set()
         self._next = np.zeros(len(ranks), np.int64)  # of each rank, the step that it reports next
         self._skipped = np.zeros(len(ranks), np.int64)  # so many of its steps are not compared
         # of the newest steps: (W, computing phases); how long all waited for processors, and their own time
@@ -183,6 +187,7 @@ class _Peers:
             return []
         times[self._skipped > 0] = np.nan
         self._skipped[index] = np.maximum(self._skipped[index] - 1, 0)
+        at_once = times.sum(axis=1)
         self._blocked.append(times[:, _BLOCKED, _COMPUTING])
         # 0 for a rank that has reported only a few of these steps
         times[:, _BLOCKED, _COMPUTING] = np.nan_to_num(np.median(self._blocked, axis=0))
@@ -190,14 +195,20 @@ class _Peers:
         self._loads.append((float(reported.queued[is_peer].sum()), float(np.nansum(own))))
         queued_ms, own_ms = np.sum(self._loads, axis=0)
         self.is_busy = bool(queued_ms > BUSY * own_ms)
-        return self._slow.add(reported.step, own, times[:, _CPU], is_busy=self.is_busy)
+        found = self._slow.add(reported.step, own, times[:, _CPU], is_busy=self.is_busy)
+        for slow in found:
+            (self._are_slow.add if slow.until is None else self._are_slow.discard)(slow.rank)
+        times = at_once if queued_ms < QUIET * own_ms else own
+        return found + self._stalls.add(
+            reported.step, self.ranks, times, slow=self._are_slow, is_busy=self.is_busy
+        )
 
 
 def _verdict(found: Slow, peers: int) -> Verdict:
     its_peers = "its peer" if peers == 1 else "its peers"
     evidence = (
-        f"{_WHAT.get(found.phase, found.phase)} took {found.own_ms:.3g} ms a step, on {its_peers} "
-        f"{found.peers_ms:.3g} ms"
+        f"{_WHAT.get(found.phase, found.phase)} took {found.own_ms:.3g} ms {found.when}, on "
+        f"{its_peers} {found.peers_ms:.3g} ms"
     )
     return Verdict(
         rank=found.rank,

@@ -51,7 +51,8 @@ class Slow:
 
     `own_ms` and `peers_ms` are the milliseconds of the phase a step, of the rank and of the median of its
     peers, and `peers_step_ms` those of a whole step of the peers' own. `excess` is the excess by which it was
-    found: a fraction of that step, each single step counted up to CLIP.
+    found: a fraction of that step, each single step counted up to CLIP. `when`: the steps for which the
+    milliseconds hold.
     """
 
     rank: int
@@ -63,6 +64,7 @@ class Slow:
     peers_ms: float
     peers_step_ms: float
     until: int | None = None
+    when: str = "a step"
 
 
 class SlowRanks:
@@ -133,8 +135,7 @@ class SlowRanks:
         if self._seen <= SKIPPED:
             return []
         both: Floats = np.stack([own, computed], axis=1)
-        # of two, the quicker one is the measure
-        reference = _median(both[present], 0) if present.sum() > 2 else both[present].min(axis=0)
+        reference = reference_of(both[present])
         self._scales.append(float(_median(own[present].sum(axis=1), 0)))
         self._scale = float(_median(np.array(self._scales), 0)) or 1.0
         excess = np.clip((own - reference[0]) / self._scale, -CLIP, CLIP)
@@ -251,6 +252,11 @@ class SlowRanks:
                 self._own[:, index], self._computed[:, index] = np.moveaxis(self._reference, 1, 0)
                 self._now[:, index] = 0.0
         return over
+
+
+def reference_of(times: Floats) -> Floats:
+    """What is compared with, of the times of W ranks (W, ...): their median; of two, the quicker one's."""
+    return _median(times, 0) if len(times) > 2 else times.min(axis=0)
 
 
 def _median(values: Floats, axis: int) -> Floats:

@@ -138,6 +138,18 @@ def test_what_blocks_a_rank_in_fewer_than_half_of_the_steps_while_it_computes_is
     assert verdict.reported_step <= 112
 
 
+def test_what_blocks_a_rank_now_and_then_while_it_computes_is_its_own_on_a_quiet_host() -> None:
+    judge, found = Judge(one_axis), []
+    for step in range(1, 301):
+        one = reported(step, 4)
+        if step >= 100 and step % 20 == 0:
+            one.times[3, BLOCKED, PHASES.index("forward")] = 30.0
+        found += judge.add(one)
+    [verdict] = found
+    assert (verdict.rank, verdict.cause, verdict.since_step) == (3, "forward", 100)
+    assert re.fullmatch(r"forward took 31 ms in 6 of 101 steps, on its peers \S+ ms", verdict.evidence)
+
+
 def test_a_loader_that_blocks_now_and_then_is_named() -> None:
     judge, found = Judge(one_axis), []
     for step in range(1, 201):

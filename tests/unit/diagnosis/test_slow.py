@@ -18,12 +18,12 @@ STEP_MS = {
 OWN_MS = sum(STEP_MS.values())
 
 
-def step_times(seed: int, steps: int, ranks: int) -> np.ndarray:
+def step_times(seed: int, steps: int, ranks: int, spikes: float = 0.005) -> np.ndarray:
     """Own milliseconds (steps, ranks, phases) with noise, rare spikes and steps in which the host is busy."""
     rng = np.random.default_rng(seed)
     usual = np.array([STEP_MS[phase] for phase in PHASES])
     times = usual * rng.lognormal(0.0, 0.05, (steps, ranks, len(PHASES)))
-    times *= 1 + 10 * (rng.random(times.shape) < 0.005)
+    times *= 1 + 10 * (rng.random(times.shape) < spikes)
     busy = np.repeat(rng.random((steps // 50 + 1, ranks)) < 0.1, 50, axis=0)[:steps]
     times *= np.where(busy, 1.4, 1.0)[:, :, None]
     return times

@@ -1,0 +1,75 @@
+"""Stalls on made-up step times: noise, spikes on all ranks, and a rank that stalls at some steps."""
+
+import numpy as np
+import pytest
+
+from distsummary.diagnosis.slow import PHASES, Slow
+from distsummary.diagnosis.stalls import FEWEST, SPAN, WINDOW, Stalls
+from tests.unit.diagnosis.test_slow import step_times
+
+DATA, CHECKPOINT = PHASES.index("data"), PHASES.index("checkpoint")
+
+
+def judged(times: np.ndarray, *, slow: tuple[int, ...] = (), is_busy: bool = False) -> list[Slow]:
+    judge, ranks = Stalls(), np.arange(times.shape[1])
+    return [
+        found
+        for number, row in enumerate(times, 1)
+        for found in judge.add(number, ranks, row, slow=slow, is_busy=is_busy)
+    ]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 16])
+@pytest.mark.parametrize("seed", range(5))
+def test_nothing_is_said_of_noise_spikes_and_a_busy_host(ranks: int, seed: int) -> None:
+    assert judged(step_times(seed, 3000, ranks)) == []
+
+
+@pytest.mark.parametrize("each", [8, 32, 50])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_that_stalls_at_some_steps_is_named_with_them(each: int, ranks: int) -> None:
+    times = step_times(7, 1400, ranks, spikes=0)
+    times[300:1000:each, ranks - 1, DATA] += 200.0
+    begun, ended = judged(times)
+    assert (begun.rank, begun.phase, begun.since, begun.until) == (ranks - 1, "data", 301, None)
+    assert begun.reported <= 301 + max(SPAN + each, FEWEST * each)
+    assert begun.own_ms == pytest.approx(204, abs=5)
+    assert begun.peers_ms == pytest.approx(4.4, abs=1)
+    assert begun.when.startswith("in ")
+    assert ended.until == 300 + 1 + (699 // each) * each
+
+
+def test_stalls_that_take_little_of_the_time_or_come_all_at_once_or_on_all_ranks_are_none() -> None:
+    few, pause, every = (step_times(7, 1400, 4, spikes=0) for _ in range(3))
+    few[300:1000:100, 1, DATA] += 60.0
+    pause[300:312, 1, DATA] += 2000.0
+    for rank in range(4):
+        every[300 + rank : 1000 : 30, rank, DATA] += 200.0
+    assert [judged(times) for times in (few, pause, every)] == [[], [], []]
+
+
+def test_a_rank_that_is_the_last_one_where_all_take_long_does_not_stall() -> None:
+    times = step_times(7, 1000, 4, spikes=0)
+    times[::20, :, DATA] += 500.0
+    times[::20, 0, DATA] += 60.0
+    assert judged(times) == []
+
+
+def test_ranks_that_are_slow_already_and_busy_hosts_have_none() -> None:
+    times = step_times(7, 1000, 4, spikes=0)
+    times[300::32, 3, DATA] += 200.0
+    assert judged(times, slow=(3,)) == []
+    assert judged(times, is_busy=True) == []
+
+
+def test_a_rank_that_saves_checkpoints_alone_is_named() -> None:
+    times = step_times(7, 600, 4, spikes=0)
+    times[::40, 0, CHECKPOINT] += 300.0
+    [found] = judged(times)
+    assert (found.rank, found.phase) == (0, "checkpoint")
+
+
+def test_a_rank_that_reports_no_steps_does_not_stall() -> None:
+    times = step_times(7, WINDOW, 4, spikes=0)
+    times[::32, 3] = np.nan
+    assert judged(times) == []
