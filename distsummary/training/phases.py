@@ -18,7 +18,6 @@ from typing import Any
 from distsummary.base.guard import Counts, Guard, door
 from distsummary.format.records import PHASE_TAGS
 from distsummary.training.affordable import affordable_every
-from distsummary.training.callbacks import CallbackParams
 from distsummary.training.device_times import DeviceTimes
 from distsummary.training.worker_queues import WorkerQueues
 
@@ -396,9 +395,3 @@ class Phases:
         elif self._interrupted is not None:
             before, self._interrupted = self._interrupted, None
             self.enter(before)
-
-
-def in_phase(params: CallbackParams, phase: str) -> contextlib.AbstractContextManager[None]:
-    """A context manager for what a callback does in a phase of its own, if the run measures phases."""
-    phases = params.get("phases")
-    return contextlib.nullcontext() if phases is None else phases.within(phase)

@@ -30,7 +30,6 @@ from distsummary.training.phases import (
     WAIT_MS,
     Phases,
     ThreadClocks,
-    in_phase,
 )
 from distsummary.training.run import Run
 from distsummary.training.worker_queues import WorkerQueues
@@ -116,7 +115,7 @@ def test_garbage_collection_interrupts_a_phase_and_so_does_a_checkpoint(
     del one
     gc.collect()
     clocks.turn(cpu=2)
-    with in_phase({"phases": phases}, CHECKPOINT):  # type: ignore[arg-type]
+    with phases.within(CHECKPOINT):
         clocks.turn(blocked=4)
     clocks.turn(cpu=3)
     found = phases.take(REST)
