@@ -42,8 +42,8 @@ STALLS = Schedule(
     share=8.0,
     each=1,
     causes=(("data", "sleep"), ("forward", "work")),
-    length=9 * EACH + 1,
-    limit=5 * EACH,
+    length=11 * EACH + 1,
+    limit=10 * EACH,
 )
 
 

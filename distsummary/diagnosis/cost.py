@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 Key = tuple[int, str, int]  # of a verdict: its rank, cause and first step
 
 OWN_TAG, WAIT_TAG, EVERY_TAG = "perf/own_ms", "perf/wait_ms", f"{PHASE_TAGS}every"
-REMEMBERED = 256  # measured steps: a verdict is certain at most about so many after it began
+REMEMBERED = 320  # measured steps: a verdict is certain at most about so many after it began
 GROWTH, GROWTH_S = 2.0, 1.0  # a cost is reported again when it has grown by this factor, and so many seconds
 
 

@@ -11,15 +11,17 @@ from distsummary.diagnosis.slow import PHASES, SKIPPED, Slow, reference_of
 
 Floats = NDArray[np.float64]
 
-WINDOW = 256  # steps in which stalls are counted; after so many without one they are over
+WINDOW = 320  # steps in which stalls are counted; after so many without one they are over
 # In a stall a phase takes at least so many milliseconds longer than on the peers, longer by a whole step of
 # theirs, and FACTOR times as long: where all begin an epoch, one of them is always the last. Stalls of steps
 # in a row are one: a host that pauses for a moment is no alarm, however long it pauses.
 LEAST_MS, FACTOR = 10.0, 2.0
-# A rank is reported if it stalled FEWEST times more often in a phase than its peers in all (median), over
-# SPAN steps, and if that took at least SHARE of the time and LEAST_MS_A_STEP. A rank that stalls at every
-# third step is found by `SlowRanks` before.
-FEWEST, SPAN = 5, 100
+# A rank is reported after FEWEST stalls in a phase, and OTHERS more for each that its peers had in all phases
+# (their median), over SPAN steps, if they took at least SHARE of the time and LEAST_MS_A_STEP. Of the phases
+# that compute, MORE are needed: where batches differ, some take a rank three times as long. `SlowRanks` finds
+# a rank before that stalls at every third step.
+FEWEST, MORE, OTHERS, SPAN = 5, 10, 3, 100
+COMPUTING = ("forward", "backward", "optimizer", "rest")
 SHARE, LEAST_MS_A_STEP = 0.05, 1.0
 
 
@@ -93,13 +95,14 @@ class Stalls:
     def _is_certain(self, key: tuple[int, str], ranks: NDArray[np.int64]) -> bool:
         stalls = self._recent(key)
         steps = self._seen - stalls[0].number + 1
-        if len(stalls) < FEWEST or steps < SPAN:
+        fewest = MORE if key[1] in COMPUTING else FEWEST
+        if len(stalls) < fewest or steps < SPAN:
             return False
         others = {rank: 0 for rank in ranks.tolist() if rank != key[0]}
         for rank, phase in self._stalls:
             if rank in others:
                 others[rank] += len(self._recent((rank, phase)))
-        if len(stalls) < FEWEST + float(np.median([*others.values()])):
+        if len(stalls) < fewest + OTHERS * float(np.median([*others.values()])):
             return False
         lost_ms = sum(stall.own_ms - stall.peers_ms for stall in stalls)
         return lost_ms >= max(SHARE * sum([*self._steps_ms][-steps:]), LEAST_MS_A_STEP * steps)

@@ -147,7 +147,7 @@ def test_what_blocks_a_rank_now_and_then_while_it_computes_is_its_own_on_a_quiet
         found += judge.add(one)
     [verdict] = found
     assert (verdict.rank, verdict.cause, verdict.since_step) == (3, "forward", 100)
-    assert re.fullmatch(r"forward took 31 ms in 6 of 101 steps, on its peers \S+ ms", verdict.evidence)
+    assert re.fullmatch(r"forward took 31 ms in 10 of 181 steps, on its peers \S+ ms", verdict.evidence)
 
 
 def test_a_loader_that_blocks_now_and_then_is_named() -> None:

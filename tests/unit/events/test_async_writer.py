@@ -364,10 +364,10 @@ def test_a_stalled_writer_holds_the_training_up_once_not_at_every_step(
     adds_up(writer, scalar=20)
 
 
-def test_a_writer_that_makes_progress_holds_the_training_up_and_loses_nothing(ticking: Ticking):
+def test_a_writer_that_makes_progress_holds_the_training_up_and_loses_nothing():
     sink = Sink()
     sink.permits = threading.Semaphore(0)
-    writer = start(sink, budget_bytes=4 * (ROW_BYTES + NUMBER_BYTES), batch_bytes=1, clock=ticking)
+    writer = start(sink, budget_bytes=4 * (ROW_BYTES + NUMBER_BYTES), batch_bytes=1)
     is_over = threading.Event()
 
     def permit() -> None:  # a batch now and then
@@ -381,9 +381,9 @@ def test_a_writer_that_makes_progress_holds_the_training_up_and_loses_nothing(ti
         if step % 10 == 0:
             writer.write(event(step, Value("train_lineage", "", None)))
     writer.close()
-    assert writer.health().missing == ""
     is_over.set()
     thread.join()
+    assert writer.health().missing == ""
     assert writer.health().dropped == {}
     adds_up(writer, scalar=100, train_lineage=10)
 

@@ -39,8 +39,8 @@ def test_a_run_is_shown_on_one_screen_and_as_json(runs, capsys):
     assert lines[0].startswith(f"{runs / 'a'}: finished, 2 ranks, steps 1 to 10, began ")
     assert "  config    seed=7, opt.lr=0.5" in lines
     [loss] = [line.split() for line in lines if line.startswith("loss ")]
-    assert loss[:7] == ["loss", "1.5", "0.6", "0.6", "10", "1.5", "1"]
-    assert loss[7:] in (["10"], ["..."])  # times of a busy machine have more digits: the line is cut
+    cut = loss.index("...") if "..." in loss else 8  # times of a busy machine have more digits
+    assert loss[:cut] == ["loss", "1.5", "0.6", "0.6", "10", "1.5", "1", "10"][:cut]
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 100
     assert main(["show", str(runs / "a"), "--json"]) == 0
