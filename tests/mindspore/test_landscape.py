@@ -1,5 +1,11 @@
 """MindSpore's SummaryLandscape draws from the trajectory of our collector, and the other way round."""
 
+import re
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
 import mindspore
 import numpy as np
 import pytest
@@ -8,6 +14,7 @@ from mindspore.train import Loss
 
 import distsummary as ds
 from distsummary.cli.fsck import fsck
+from distsummary.errors import InvalidValueError
 from distsummary.events.reader import read_values
 from distsummary.events.segments import landscape_files
 from distsummary.frameworks.mindspore import FRAMEWORK
@@ -97,6 +104,71 @@ def test_a_cell_has_random_planes_metrics_and_losses_of_batches(tmp_path):
         ds.landscape(network, loss, batches, size=3, memory="inference", progress=False)
 
 
+@pytest.mark.parametrize("kind", ["train", "result"])
+def test_two_processes_compute_the_grid_of_one_to_the_bit(tmp_path, kind):
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    changed = {"create_landscape": {"train": False, "result": False} | {kind: True}, "landscape_size": 5}
+    try:
+        train(tmp_path, SummaryCollector)
+        found = []
+        for devices in (None, [0, 1]):
+            np.random.seed(3)  # of the random directions
+            SummaryLandscape(str(tmp_path)).gen_landscapes_with_multi_process(drawn_from, changed, devices)
+            [file] = landscape_files(tmp_path)
+            [one] = read_values(file)
+            found.append(one.value)
+    finally:
+        mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    one, two = found
+    for points in ("x", "y", "z"):
+        np.testing.assert_array_equal(getattr(two, points), getattr(one, points))
+    assert repr(two) == repr(one)  # the path and the point of convergence, too
+
+
+def fails():
+    raise ArithmeticError("no data today")
+
+
+def of_nothing():
+    yield  # a generator cannot be sent
+
+
+@pytest.mark.parametrize(
+    ("callback", "error", "message"),
+    [
+        (fails, ArithmeticError, "no data today"),
+        (partial(drawn_from, of_nothing()), InvalidValueError, "callback_fn cannot be sent to worker pro"),
+    ],
+    ids=["fails", "cannot be sent"],
+)
+def test_a_callback_that_fails_in_a_worker_or_cannot_be_sent_there_ends_the_call(
+    tmp_path, callback, error, message
+):
+    train(tmp_path, SummaryCollector)
+    landscape = SummaryLandscape(str(tmp_path))
+    with pytest.raises(error, match=message) as raised:
+        landscape.gen_landscapes_with_multi_process(callback, device_ids=[0, 1])
+    if callback is fails:
+        assert "in fails" in raised.value.__notes__[0]
+    landscape.gen_landscapes_with_multi_process(drawn_from)  # the next call works
+
+
+def test_a_script_draws_by_two_processes_and_ends_also_after_one_died(tmp_path):
+    train(tmp_path / "run", SummaryCollector)
+    script = Path(__file__).with_name("landscape_script.py")
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "run")], capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(
+        r"worker \d of 2 of the landscape was ended by SIGKILL before its points were .*device_ids\n",
+        done.stdout,
+    )
+    assert done.stdout.endswith("drawn\n")
+    [file] = landscape_files(tmp_path / "run")
+    assert [value.tag for value in read_values(file)] == ["landscape_[1, 4]"]
+
+
 def test_both_trajectories_are_read_by_ours(tmp_path):
     states = {}
     for name, kind in (("theirs", mindspore.SummaryCollector), ("ours", SummaryCollector)):
@@ -115,7 +187,7 @@ def test_after_an_error_the_next_call_works(tmp_path):
     for wrong, error in (([9], ValueError), ([0, "1"], TypeError), ((0,), TypeError)):
         with pytest.raises(error, match="device"):
             SummaryLandscape(str(tmp_path)).gen_landscapes_with_multi_process(drawn_from, device_ids=wrong)
-    for devices in (None, [0, 1]):  # the second takes the place of the first
+    for devices in (None, [0]):  # the second takes the place of the first
         SummaryLandscape(str(tmp_path)).gen_landscapes_with_multi_process(drawn_from, device_ids=devices)
     [file] = landscape_files(tmp_path)
     assert [value.tag for value in read_values(file)] == ["landscape_[1, 4]"]
