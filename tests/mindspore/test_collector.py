@@ -12,12 +12,14 @@ from mindspore import nn, ops
 from mindspore.amp import FixedLossScaleManager
 
 import distsummary as ds
-from distsummary.errors import InvalidTypeError, InvalidValueError
+import distsummary.mindspore
+from distsummary.errors import InvalidValueError
 from distsummary.events.reader import read_directory
 from distsummary.format.records import TENSORBOARD
-from distsummary.mindspore import LossMonitor, SummaryCollector, TimeMonitor
+from distsummary.mindspore import SummaryCollector
 from tests.mindspore.loop import Loop
 from tests.mindspore.trainings import Lenet, Mlp, features, images, lineage_of, model_of, values_of
+from tests.mindspore_pages import BAD
 
 pytestmark = pytest.mark.interop
 
@@ -227,8 +229,11 @@ def test_hooks_called_by_hand_record(tmp_path):
 
 
 def test_the_other_callbacks_are_mindspores_own():
-    assert LossMonitor is mindspore.train.LossMonitor
-    assert TimeMonitor is mindspore.train.TimeMonitor
+    ours = {"SummaryCollector", "SummaryRecord", "SummaryLandscape"}
+    for name in set(distsummary.mindspore.__all__) - ours:
+        assert getattr(distsummary.mindspore, name) is getattr(
+            mindspore.ops if "Summary" in name else mindspore.train, name
+        )
 
 
 @pytest.mark.parametrize("other", [mindspore.SummaryCollector, SummaryCollector])
@@ -248,23 +253,17 @@ def test_a_mode_that_is_neither_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        ({"collect_freq": 1.0}, InvalidTypeError),
-        ({"collect_freq": True}, InvalidTypeError),
-        ({"collect_freq": 0}, InvalidValueError),
-        ({"keep_default_action": None}, InvalidTypeError),
-        ({"collect_specified_data": {"collect_metric": None}}, InvalidTypeError),
-        ({"collect_specified_data": {"unknown": True}}, InvalidValueError),
-        ({"collect_specified_data": {"collect_landscape": True}}, InvalidTypeError),
-        ({"custom_lineage_data": {1: 2}}, InvalidTypeError),
-        ({"export_options": {"tensor_format": "txt"}}, InvalidValueError),
-        ({"max_file_size": -1}, InvalidValueError),
-    ],
+    "bad",
+    [bad for bad in BAD if bad.name in ("SummaryCollector", "SummaryRecord")],
+    ids=lambda bad: f"{bad.name}-{bad.arguments}",
 )
-def test_bad_arguments_raise_in_the_constructor(tmp_path, arguments, error):
-    with pytest.raises(error):
-        SummaryCollector(str(tmp_path), **arguments)
+def test_bad_arguments_raise_what_mindspore_raises_in_the_constructor(bad, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for error in bad.errors:
+        with pytest.raises(error) as raised:
+            getattr(distsummary.mindspore, bad.name)(**bad.arguments)
+        assert isinstance(raised.value, ds.DistSummaryError)
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_mindspore_has_changed_costs_its_part_alone(tmp_path, monkeypatch, caplog):
