@@ -54,12 +54,14 @@ class Door:
         self.run: DoorRun | None = None
         self._rounds = StepRounds()
         self._calling: list[Optimizer] = []  # optimizers that are stepping, each called by the one before
+        self._wrapped: list[Optimizer] = []  # that the outermost one of them has called
+        self._has_parts = False  # until the first of these has ended, further calls are parts of it
         self.calls = 0  # of optimizers
         self._passes = 0  # backward passes that have begun and not ended, each within the one before
         self._losses: list[Tensor] = []  # of the passes since the last call of an optimizer
         self._has_closure = False  # this call of an optimizer has computed gradients, by its closure
         self._unscaled: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}  # of what GradScaler has scaled
-        self._norm: Tensor | None = None  # of the gradients, as the script computes it, else as we do
+        self._norm: Tensor | float | None = None  # of the gradients, as the script computes it, else as we do
 
     def __reduce__(self) -> Any:
         """In a copy, such as of an optimizer's class that Ray sends to another process, there is no door."""
@@ -67,10 +69,11 @@ class Door:
 
     def call(self, method: Callable[..., None], *args: Any, **named: Any) -> None:
         """Call a method in the training's thread alone; what fails is counted, and reaches no one."""
-        if not self._thread and method.__name__ in TRAINS:
-            self._pid, self._thread = os.getpid(), get_ident()
-        if get_ident() == self._thread and os.getpid() == self._pid:
-            self._guard.call(method.__name__, method, *args, **named)
+        name, thread = method.__name__, get_ident()
+        if not self._thread and name in TRAINS:
+            self._pid, self._thread = os.getpid(), thread
+        if thread == self._thread and os.getpid() == self._pid:
+            self._guard.call(name, method, *args, **named)
 
     def begin_backward(self, tensors: Any, gradients: Any) -> None:
         """A backward pass begins; one within another is a part of it, as of a checkpoint."""
@@ -81,15 +84,19 @@ class Door:
         self._rounds.note_backward()
         if self.run is not None:
             self.run.begin_backward()
-        roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        if gradients is None and all(isinstance(root, Tensor) and root.numel() == 1 for root in roots):
-            self._losses += map(self._loss_of, roots)
+        if gradients is not None:
+            return
+        roots = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
+        for root in roots:
+            if not isinstance(root, Tensor) or root.numel() != 1:
+                return
+        self._losses += map(self._loss_of, roots)
 
     def _loss_of(self, root: Tensor) -> Tensor:
         """What a root was before GradScaler scaled it."""
         reference, unscaled = self._unscaled.get(id(root), (None, root))
         loss = unscaled if reference is not None and reference() is root else root
-        return loss.detach().reshape(())
+        return loss.detach().reshape(()) if loss.ndim else loss.detach()
 
     def end_backward(self) -> None:
         """It has ended, or failed."""
@@ -112,17 +119,21 @@ class Door:
         self._unscaled.clear()
 
     def note_norm(self, norm: Any) -> None:
-        """The script has computed the norm of its gradients."""
-        self._norm = norm.detach()
+        """The script has computed the norm of its gradients, None if it cannot be known."""
+        self._norm = norm.detach() if isinstance(norm, Tensor) else norm
 
     def begin_step(self, optimizer: Optimizer, has_closure: bool) -> None:
         """An optimizer is about to step; with a closure, it has its gradients only when that was called."""
+        self.calls += 1
+        if self._has_parts and self._calling:
+            return
         if any(optimizer is one for one in self._calling):  # it failed, and is called again
             self._calling.clear()
         self._calling.append(optimizer)
         if len(self._calling) > 1:  # a part of the step of an optimizer that wraps it
+            self._wrapped.append(optimizer)
             return
-        self.calls += 1
+        self._wrapped.clear()
         self._has_closure = False
         if self.run is None:
             self._begin_run(optimizer)
@@ -146,16 +157,29 @@ class Door:
 
     def end_step(self, optimizer: Optimizer, is_done: bool) -> None:
         """It has stepped, or failed."""
-        if self.run is None or not self._calling:
+        if self.run is None or not self._calling or self._has_parts:
             return
         is_outermost = self._calling.pop() is optimizer and not self._calling
         if not is_outermost or not is_done:
             return
         losses, self._losses, norm, self._norm = self._losses, [], self._norm, None
         self._unscaled.clear()
-        self.run.add(optimizer, losses, norm)
+        self.run.add(optimizer, losses, norm, self._wrapped)
         if self._rounds.end(optimizer) and not self.run.end_step():
             close_door()
+
+    def begin_parts(self) -> None:
+        """The calls of optimizers until `end_parts` are parts of one, the first."""
+        self._calling.clear()
+        self._has_parts = True
+
+    def end_parts(self, is_done: bool) -> None:
+        """These calls were made, or failed; without any, the step was left out."""
+        self._has_parts = False
+        if self._calling:
+            self.end_step(self._calling[0], is_done)
+        elif is_done:
+            self.note_skipped()
 
     def report(
         self, prefix: str, values_of: Callable[..., Mapping[str, Any]], *args: Any, **named: Any
@@ -211,10 +235,11 @@ def open_door(begin: Begin, *, is_default: bool = False) -> Door:
     _replace(torch.serialization, "save", save)  # where pickle looks for it
     fetch = _between(_BaseDataLoaderIter.__next__, "begin_batch", "end_batch")
     _replace(_BaseDataLoaderIter, "__next__", fetch)
-    clip = _clip(torch.nn.utils.clip_grad_norm_)
+    clip = follow_clip(torch.nn.utils.clip_grad_norm_)
     _replace(torch.nn.utils, "clip_grad_norm_", clip)
     _replace(torch.nn.utils.clip_grad, "clip_grad_norm_", clip)
-    _replace(torch.amp.GradScaler, "scale", _scale(torch.amp.GradScaler.scale))
+    _replace(torch.nn.utils, "clip_grads_with_norm_", _clip_with(torch.nn.utils.clip_grads_with_norm_))
+    _replace(torch.amp.GradScaler, "scale", follow_scale(torch.amp.GradScaler.scale))
     _replace(torch.amp.GradScaler, "step", _scaled_step(torch.amp.GradScaler.step))
     return door
 
@@ -234,6 +259,11 @@ def report(prefix: str, values_of: Callable[..., Mapping[str, Any]], *args: Any,
     """Record the numbers of a call to somebody else at the step at which it comes; see `Door.report`."""
     if (door := _door) is not None and not is_compiled():
         door.call(door.report, prefix, values_of, *args, **named)
+
+
+def current_door() -> Door | None:
+    """The door that is open, None if none is."""
+    return _door
 
 
 def end_training(error: BaseException | None) -> None:
@@ -325,7 +355,9 @@ def _step(call: Callable[..., Any]) -> Callable[..., Any]:
     return step
 
 
-def _clip(call: Callable[..., Any]) -> Callable[..., Any]:
+def follow_clip(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that clips gradients and returns their norm, which the door gets, too."""
+
     @functools.wraps(call)
     def clip_grad_norm_(*args: Any, **named: Any) -> Any:
         norm = call(*args, **named)
@@ -336,7 +368,23 @@ def _clip(call: Callable[..., Any]) -> Callable[..., Any]:
     return clip_grad_norm_
 
 
-def _scale(call: Callable[..., Any]) -> Callable[..., Any]:
+def _clip_with(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for a norm that the script has computed itself, as torchtitan does."""
+
+    @functools.wraps(call)
+    def clip_grads_with_norm_(
+        parameters: Any, max_norm: float, total_norm: Any, *args: Any, **named: Any
+    ) -> Any:
+        if (door := _door) is not None and not is_compiled():
+            door.call(door.note_norm, total_norm)
+        return call(parameters, max_norm, total_norm, *args, **named)
+
+    return clip_grads_with_norm_
+
+
+def follow_scale(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that returns a loss scaled; the door gets what it was before."""
+
     @functools.wraps(call)
     def scale(self: Any, outputs: Any) -> Any:
         scaled = call(self, outputs)

@@ -3,7 +3,7 @@
 import gc
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from numbers import Real
@@ -101,6 +101,7 @@ class DoorRun:
 
     def __init__(self, run: Run, model: nn.Module | None, *, has_reports: bool = False) -> None:
         self.run = run
+        self._steps = 0
         self._numbers: dict[str, Any] = {}
         self._losses: list[Tensor] = []
         self._places: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
@@ -118,15 +119,29 @@ class DoorRun:
         if model is not None and self._phases is not None:
             model.register_forward_pre_hook(Hook(Guard(), self._begin_forward))
 
-    def add(self, optimizer: Optimizer, losses: list[Tensor], norm: Tensor | None) -> None:
-        """An optimizer has stepped, for these losses and with this norm of its gradients."""
-        place = self._places.setdefault(optimizer, len(self._places))
+    def add(
+        self,
+        optimizer: Optimizer,
+        losses: list[Tensor],
+        norm: Tensor | float | None,
+        wrapped: Sequence[Optimizer] = (),
+    ) -> None:
+        """An optimizer has stepped, for these losses and with this norm of its gradients.
+
+        One without a learning rate, such as torchtitan's container of optimizers, has those of the `wrapped`.
+        """
+        place = self._places.get(optimizer, -1)
+        if place < 0:
+            place = self._places[optimizer] = len(self._places)
         prefix = f"optimizer_{place}/" if place else ""
         numbers = self._numbers
-        for number, group in enumerate(optimizer.param_groups):
+        groups = optimizer.param_groups
+        if wrapped and "lr" not in groups[0]:
+            groups = [group for each in wrapped for group in each.param_groups]
+        for number, group in enumerate(groups):
             numbers[f"{prefix}lr/{number}" if number else f"{prefix}lr"] = group["lr"]
         if norm is not None:
-            numbers[f"{prefix}grad_norm"] = local_part(norm)
+            numbers[f"{prefix}grad_norm"] = local_part(norm) if isinstance(norm, Tensor) else norm
         if losses:
             if place:
                 numbers[f"{prefix}loss"] = _sum(losses)
@@ -151,7 +166,8 @@ class DoorRun:
         phases = self._phases
         if phases is not None and self._model is not None and not phases.is_in_backward:
             phases.enter(REST if self._has_loader else DATA)  # until the model is called
-        if run.step & (run.step - 1) == 0 and len(open_runs()) > 1:
+        self._steps += 1
+        if self._steps & (self._steps - 1) == 0 and len(open_runs()) > 1:
             run.close()
             return False
         return True

@@ -32,9 +32,8 @@ def _norm(gradients: list[Tensor]) -> Tensor:
     kind, layout, *_ = next(iter(kinds))
     if len(kinds) > 1 or kind is not Tensor or layout is not torch.strided:
         return get_total_norm([_dense(each) for each in gradients])
-    with torch.no_grad():
-        norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-    return norm
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    return norm.detach()
 
 
 def _dense(gradient: Tensor) -> Tensor:

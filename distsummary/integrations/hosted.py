@@ -6,6 +6,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from distsummary.integrations.deepspeed import follow_deepspeed
 from distsummary.integrations.door import Door, close_door, follow, open_door
 from distsummary.integrations.door_options import OPTIONS, read_options
 from distsummary.integrations.door_run import DoorRun, Training, begin_run, is_number
@@ -54,6 +55,7 @@ class Hosted:
             return begin_run(Training(run_dir=self._run_dir, options=chosen, has_reports=True), optimizer)
 
         self._door = open_door(begin, is_default=self._is_default)
+        follow_deepspeed()
         for optimizer in optimizers:
             follow(optimizer)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch.optim import Optimizer
 
 from distsummary.integrations.after_import import after_import
+from distsummary.integrations.deepspeed import follow_deepspeed
 from distsummary.integrations.door import open_door
 from distsummary.integrations.door_options import TEE, read_options
 from distsummary.integrations.ray_functions import follow_functions
@@ -34,6 +35,7 @@ def arm(run_dir: str, options: str) -> None:
 
     open_door(begin, is_default=True)
     after_import("transformers.trainer", _attach_callback)
+    follow_deepspeed()
     follow_functions()
     if has_tee := _asks_for_tee(options):
         from distsummary.integrations.tee import open_tee

@@ -15,6 +15,7 @@ from tests.patience import PATIENCE_S
 pytestmark = pytest.mark.interop
 
 PYTHON = ROOT / ".venv-hosts/bin/python"
+HAS_DEEPSPEED = any((ROOT / ".venv-hosts").glob("lib/python*/site-packages/deepspeed/__init__.py"))
 TRAININGS = ROOT / "tests/hosts/trainings.py"
 HOSTS = ("transformers", "lightning", "accelerate", "fabric", "keras")
 REPORTED = {
@@ -117,6 +118,18 @@ def test_trl_reports_to_distsummary(tmp_path: Path) -> None:
     assert run.state == "finished"
     check(run, rows)
     assert "host/loss" in run.scalars().tags
+
+
+@pytest.mark.skipif(not HAS_DEEPSPEED, reason="deepspeed 0.19.8 is not in .venv-hosts")
+@pytest.mark.parametrize("with_zero", ["no", "yes"])
+def test_the_variable_alone_records_deepspeed_as_its_engine_steps(with_zero: str, tmp_path: Path) -> None:
+    [without] = train(tmp_path / "without", "deepspeed", "no", with_zero)
+    [rows] = train(tmp_path / "with", "deepspeed", "no", with_zero, DISTSUMMARY="run")
+    assert rows == without
+    run = ds.open_run(tmp_path / "with/run")
+    assert run.state == "finished"
+    check(run, rows)
+    assert run.scalars("lr/1")["value"].tolist() == pytest.approx([0.07] * len(rows))
 
 
 @pytest.mark.parametrize("logger", ["wandb", "mlflow"])

@@ -260,6 +260,40 @@ def trl(out: str, with_us: bool) -> list[Row]:
     return rows
 
 
+def deepspeed(out: str, with_us: bool, with_zero: bool) -> list[Row]:
+    """Two groups of parameters, two batches a step, clipped gradients; without ZeRO, or with ZeRO 1."""
+    os.environ |= {"DS_ACCELERATOR": "cpu", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    import deepspeed as framework
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    groups = [{"params": [*net[place].parameters()], "lr": 0.05 + place / 100} for place in (0, 2)]
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": 2,
+        "gradient_clipping": 0.5,
+        "zero_optimization": {"stage": int(with_zero)},
+        "zero_allow_untested_optimizer": True,
+    }
+    engine, *_ = framework.initialize(
+        model=net, optimizer=torch.optim.AdamW(groups), config=config, dist_init_required=False
+    )
+    rows: list[Row] = []
+    total, norm = 0.0, None
+    for place in range(2 * STEPS):
+        x = Data(4 * STEPS).x[2 * place : 2 * place + 2]
+        loss = mse_loss(engine(x)[:, 0], x.sum(1))
+        total += loss.item() / 2
+        engine.backward(loss)
+        if not with_zero:  # the engine does not keep it
+            norm = nn.utils.get_total_norm([each.grad for each in net.parameters()]).item()
+        engine.step()
+        if engine.was_step_applied():
+            rows.append((total, 0.05, norm if norm is not None else float(engine.get_global_grad_norm())))
+            total = 0.0
+    return rows
+
+
 def bare(log: Any) -> list[Row]:
     """A loop of one's own, which logs its loss after each step."""
     net, rows = nn.Linear(4, 1), []

@@ -85,6 +85,35 @@ def accumulation() -> Result:
     return rows, [model]
 
 
+class Container(torch.optim.Optimizer):
+    """As torchtitan's: has all parameters and no learning rate, and steps optimizers of its own."""
+
+    def __init__(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        self.optimizers = optimizers
+        groups = [group for each in optimizers for group in each.param_groups]
+        super().__init__([parameter for group in groups for parameter in group["params"]], {})
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+
+def contained() -> Result:
+    """The script clips with a norm that it has computed itself."""
+    model, rows = net(), []
+    parts = [torch.optim.AdamW(model[place].parameters(), lr=0.01) for place in (0, 2)]
+    optimizer = Container([*parts])
+    for x, y in batches():
+        loss = mse_loss(model(x), y)
+        loss.backward()
+        norm = nn.utils.get_total_norm([parameter.grad for parameter in model.parameters()])  # type: ignore[misc]
+        nn.utils.clip_grads_with_norm_(model.parameters(), 0.5, norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        rows.append((loss.item(), 0.01, norm.item()))
+    return rows, [model]
+
+
 def amp() -> Result:
     """The gradients of one step overflow: GradScaler leaves it out."""
     model, rows = net(), []
@@ -385,6 +414,7 @@ TRAININGS: dict[str, Callable[[], Result]] = {
             plain,
             own_schedule,
             accumulation,
+            contained,
             amp,
             amp_fused,
             sparse,
