@@ -281,9 +281,7 @@ def launch_token(
         return name, True
     job = topology.incarnation.partition("+")[0]
     if topology.source == "ray.train":
-        train, ray = modules["ray.train"], modules["ray"]
-        name = train.get_context().get_experiment_name()
-        return f"ray {ray.get_runtime_context().get_job_id()} {name}", True
+        return train_token(modules["ray.train"].get_context().get_experiment_name(), environ, modules), True
     restarts = environ.get("TORCHELASTIC_RESTART_COUNT")
     parent = f"{topology.host} {os.getppid()} {pid_start_of(os.getppid())}"
     if restarts is not None and environ.get("LOCAL_WORLD_SIZE") == environ.get("WORLD_SIZE"):
@@ -293,6 +291,14 @@ def launch_token(
     if topology.is_incarnation_unique:
         return job, True
     return job or parent, restarts not in (None, "0")
+
+
+def train_token(
+    name: str, environ: Mapping[str, str] | None = None, modules: Mapping[str, ModuleType] | None = None
+) -> str:
+    """The `launch_token` of a training of Ray Train with this name, also in its controller."""
+    ray = (sys.modules if modules is None else modules)["ray"]
+    return job_name(environ) or f"ray {ray.get_runtime_context().get_job_id()} {name}"
 
 
 def cluster_address(environ: Mapping[str, str] | None = None) -> str | None:
