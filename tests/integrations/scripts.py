@@ -335,6 +335,28 @@ def in_thread() -> Result:
     return results[0]
 
 
+def forking() -> Result:
+    """Between two steps a process is forked, which trains as well: that is another training."""
+    model, rows = net(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for number, (x, y) in enumerate(batches()):
+        optimizer.zero_grad()
+        loss = mse_loss(model(x), y)
+        loss.backward()
+        norm = norm_of(model)
+        optimizer.step()
+        rows.append((loss.item(), 0.05, norm))
+        if number == STEPS // 2:
+            if (child := os.fork()) == 0:
+                for _ in range(3):
+                    optimizer.zero_grad()
+                    model(x).sum().backward(inputs=[*model.parameters()])
+                    optimizer.step()
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+    return rows, [model]
+
+
 def crashing() -> Result:
     rows, models = plain()
     write("crashing", rows, models)
@@ -424,7 +446,19 @@ TRAININGS: dict[str, Callable[[], Result]] = {
             compiled_step,
             checkpointing,
         ),
-        *(evaluating, in_backward, resumed, written, in_thread, crashing, failing_once, together, ddp, fsdp2),
+        *(
+            evaluating,
+            in_backward,
+            resumed,
+            written,
+            in_thread,
+            forking,
+            crashing,
+            failing_once,
+            together,
+            ddp,
+            fsdp2,
+        ),
     )
 }
 
