@@ -98,7 +98,8 @@ def work(job: Any, path: str, argv: list[str]) -> None:
     answer: tuple[Any, Exception | None, str]
     try:
         context, seed, function, arguments = dill.load(job)
-        mindspore.set_context(**context)
+        changed = {name: value for name, value in context.items() if mindspore.get_context(name) != value}
+        mindspore.set_context(**changed)
         if seed is not None:
             mindspore.set_seed(seed)
         answer = function(*arguments), None, ""
