@@ -8,12 +8,17 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops, train
-from mindspore.train import Accuracy, Model
+from mindspore.train import Accuracy, Loss, Model
 
 import distsummary.mindspore
+from distsummary.events.reader import read_values
+from distsummary.events.segments import landscape_files
 from tests.mindspore.trainings import lineage_of, values_of
 
-pytestmark = pytest.mark.interop
+pytestmark = [
+    pytest.mark.interop,
+    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),  # in MindSpore
+]
 
 EPOCHS, BATCHES = 2, 6
 
@@ -22,6 +27,7 @@ class Theirs:
     """MindSpore's own names."""
 
     SummaryCollector, SummaryRecord = mindspore.SummaryCollector, mindspore.SummaryRecord
+    SummaryLandscape = mindspore.SummaryLandscape
     LossMonitor, TimeMonitor = train.LossMonitor, train.TimeMonitor
     ModelCheckpoint, CheckpointConfig = train.ModelCheckpoint, train.CheckpointConfig
 
@@ -215,7 +221,57 @@ def record_of_its_page(names, summary_dir):
         assert summary_record.log_dir.endswith("_yy")
 
 
+def landscape_of_its_page(names, summary_dir):
+    ds_train, network = create_dataset(), AlexNet()
+    net_loss, net_opt = parts(network)
+    model = Model(network, net_loss, net_opt, metrics={"Accuracy": Accuracy()})
+    # Simple usage for collect landscape information:
+    interval_1 = [1, 2, 3, 4, 5]
+    summary_collector = names.SummaryCollector(
+        summary_dir=summary_dir,
+        collect_specified_data={
+            "collect_landscape": {
+                "landscape_size": 4,
+                "unit": "step",
+                "create_landscape": {"train": True, "result": False},
+                "num_samples": 2048,
+                "intervals": [interval_1],
+            }
+        },
+    )
+    model.train(1, ds_train, callbacks=[summary_collector], dataset_sink_mode=False)
+
+    # Simple usage for visualization landscape:
+    def callback_fn():
+        network = AlexNet()
+        net_loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+        metrics = {"Loss": Loss()}
+        model = Model(network, net_loss, metrics=metrics)
+        ds_eval = create_dataset()
+        return model, network, ds_eval, metrics
+
+    summary_landscape = names.SummaryLandscape(summary_dir)
+    # parameters of collect_landscape can be modified or unchanged
+    summary_landscape.gen_landscapes_with_multi_process(
+        callback_fn,
+        collect_landscape={
+            "landscape_size": 4,
+            "create_landscape": {"train": True, "result": False},  # the page's False draws nothing
+            "num_samples": 2048,
+            "intervals": [interval_1],
+        },
+        device_ids=[1],
+    )
+
+
 SAMPLES = [first_way, second_way, third_way, fourth_way, gradients, collector_of_its_page, record_of_its_page]
+SAMPLES += [landscape_of_its_page]
+
+
+def landscapes_of(directory):
+    """Those in a file of ours, as `values_of` has those of MindSpore's."""
+    values = [value for file in landscape_files(directory) for value in read_values(file)]
+    return {("landscape", one.tag): [(0, one.value)] for one in values if one.tag.startswith("landscape_")}
 
 
 @pytest.mark.parametrize(
@@ -226,11 +282,18 @@ def test_only_the_import_changes(tmp_path, sample):
         ms.set_seed(1)
         sample(names, str(tmp_path / name))
     expected, found = values_of(tmp_path / "theirs"), values_of(tmp_path / "ours")
+    found |= landscapes_of(tmp_path / "ours")
     for key, values in expected.items():
         steps = sorted({step for step, _ in values})  # MindSpore records some twice
         assert [step for step, _ in found[key]] == steps, key
         if key[0] in ("scalar", "tensor", "graph"):
             assert found[key] == sorted(set(values)) if key[0] != "graph" else found[key] == values
+        if key[0] == "landscape":
+            [[(_, drawn)], [(_, own)]] = found[key], values
+            for points in ("x", "y", "z", "path_x", "path_y", "path_z"):
+                np.testing.assert_allclose(getattr(drawn, points), getattr(own, points), atol=1e-6)
+    is_drawn = sample is landscape_of_its_page
+    assert any(key[0] == "landscape" for key in expected) == is_drawn
     mine = {key for key in found.keys() - expected.keys() if not key[1].startswith("perf/")}
     assert mine <= {("scalar", "learning_rate/auto"), *(key for key in mine if key[0] == "text")}
     theirs, ours = lineage_of(tmp_path / "theirs"), lineage_of(tmp_path / "ours")
