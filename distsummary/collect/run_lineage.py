@@ -63,8 +63,7 @@ def train_lineage(
     hyper = message.hyper_parameters
     _put(hyper, "optimizer", class_name(optimizer))
     if optimizer is not None:
-        rates = framework_of(optimizer).learning_rates(optimizer)  # without those of MindSpore's schedules
-        _put(hyper, "learning_rate", rates[0] if rates else None)
+        _put(hyper, "learning_rate", framework_of(optimizer).initial_learning_rate(optimizer))
     _put(hyper, "loss_function", class_name(params.get("loss_fn")))
     _put(hyper, "epoch", params.get("epoch_num"))
     _put(hyper, "parallel_mode", params.get("parallel_mode"))

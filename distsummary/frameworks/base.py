@@ -124,6 +124,9 @@ class Framework(Protocol):
     def learning_rates(self, optimizer: Any) -> list[float]:
         """The learning rates of all parameter groups, on the host; empty if the optimizer has none."""
 
+    def initial_learning_rate(self, optimizer: Any) -> float | None:
+        """The first group's learning rate before a scheduler changed it, as far as the optimizer knows it."""
+
     def set_learning_rates(self, optimizer: Any, rates: Sequence[float]) -> None:
         """Set the learning rates of the parameter groups, as many and in the order of `learning_rates`.
 

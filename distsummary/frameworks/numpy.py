@@ -123,6 +123,11 @@ class NumpyFramework:
         rate = self.learning_rate(optimizer)
         return [] if rate is None else [rate]
 
+    def initial_learning_rate(self, optimizer: Any) -> float | None:
+        """The first rate as it is: the optimizer knows no other."""
+        rates = self.learning_rates(optimizer)  # of MindSpore: without those of schedules
+        return rates[0] if rates else None
+
     def set_learning_rates(self, optimizer: Any, rates: Sequence[float]) -> None:
         """Set the attribute that `learning_rate` reads."""
         (rate,) = rates

@@ -232,6 +232,12 @@ class TorchFramework:
         groups = getattr(optimizer, "param_groups", None) or []
         return [float(group["lr"]) for group in groups if "lr" in group]
 
+    def initial_learning_rate(self, optimizer: Any) -> float | None:
+        """`initial_lr` of the first of `param_groups`, which a scheduler sets; without one, its `lr`."""
+        groups = getattr(optimizer, "param_groups", None) or [{}]
+        rate = groups[0].get("initial_lr", groups[0].get("lr"))
+        return None if rate is None else float(rate)
+
     def set_learning_rates(self, optimizer: Any, rates: Sequence[float]) -> None:
         """Set the `lr` of each of `param_groups`; a tensor, as of a captured optimizer, is filled."""
         groups = [group for group in optimizer.param_groups if "lr" in group]

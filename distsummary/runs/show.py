@@ -225,7 +225,7 @@ def _others(shown: Overview) -> str:
         found.append("the graph of the model")
     if shown.landscapes:
         found.append(f"{numbered(len(shown.landscapes), 'landscape')} ({', '.join(shown.landscapes)})")
-    return ", ".join(found) or "nothing"
+    return ", ".join(found) or "no other values"
 
 
 def verdict_text(row: dict[str, Any]) -> str:

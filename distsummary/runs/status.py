@@ -157,7 +157,10 @@ def _check_is_run(base: Path, given: str) -> None:
     if not base.is_dir():
         kind = "a file" if base.exists() else "missing"
         raise MissingFileError(f"{given} is {kind}; {RunDir(base).remedy_if_missing()}")
-    remedy = "name the directory that ds.init was given, which has one as soon as a rank has registered"
+    remedy = (
+        "name the directory that ds.init was given, which has one as soon as a rank has registered; "
+        "files of a SummaryWriter or SummaryRecord alone are shown by: distsummary show"
+    )
     if (base.parent / MANIFEST).exists():
         remedy = f"it belongs to the run {base.parent}"
     elif any((child / MANIFEST).exists() for child in base.iterdir()):

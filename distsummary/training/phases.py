@@ -310,7 +310,7 @@ class Phases:
             else:
                 own += cpu + blocked
             found[cpu_tag], found[blocked_tag], found[queue_tag] = 1e3 * cpu, 1e3 * blocked, 1e3 * queue
-        found[OWN_MS], found[WAIT_MS] = 1e3 * own, 1e3 * waited
+        found[OWN_MS], found[WAIT_MS] = 1e3 * own, 1e3 * max(0.0, waited)  # clocks are not read at once
         if self._is_weighed:
             self._cost_s = weighed_s + self._cpu() - self._cpu_s
         return found

@@ -115,6 +115,16 @@ class TestTorch(FrameworkSuite):
         optimizer = torch.optim.Adam(Dense().parameters(), lr=torch.tensor(0.25))
         assert framework.learning_rate(optimizer) == 0.25
 
+    def test_the_initial_learning_rate_is_that_before_a_schedule_changed_it(self, framework):
+        optimizer = torch.optim.SGD(Dense().parameters(), lr=0.5)
+        assert framework.initial_learning_rate(optimizer) == 0.5
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.1)
+        optimizer.step()
+        schedule.step()
+        assert framework.learning_rates(optimizer) == [0.05]
+        assert framework.initial_learning_rate(optimizer) == 0.5
+        assert framework.initial_learning_rate(object()) is None
+
     def test_a_compiled_model_has_the_names_of_the_model(self, framework):
         assert list(framework.state(torch.compile(Dense(), backend="eager"))) == ["weight", "bias", "count"]
 

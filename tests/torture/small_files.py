@@ -11,6 +11,7 @@ import shutil
 import struct
 import zipfile
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -170,9 +171,9 @@ def _json(data: bytes, generator: random.Random) -> bytes:
                 if generator.random() < 0.2:
                     del holder[key]
                 elif isinstance(holder, list) and generator.random() < 0.2:
-                    holder.append(inner)
+                    holder.append(deepcopy(inner))
                 else:
-                    holder[key] = generator.choice(BAD)
+                    holder[key] = deepcopy(generator.choice(BAD))
                 break
             holder = inner
     text = json.dumps(content)
