@@ -186,7 +186,7 @@ def init(
     directory, topology = admission.run_dir, admission.topology
     if directory.base != given.base and topology.rank == 0:
         logger.warning(
-            '%s is taken; this training is recorded in %s (to continue the other one pass resume= or '
+            "%s is taken; this training is recorded in %s (to continue the other one pass resume= or "
             'on_existing="attempt", to evaluate it role="eval")',
             given.base,
             directory.base,

@@ -33,6 +33,7 @@ from distsummary.collect.options import (
 )
 from distsummary.collect.plan import regular_steps
 from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError
+from distsummary.events.segments import other_writer
 from distsummary.events.spec import DROP, WAIT, WriterSpec
 from distsummary.events.writer import EventWriter
 from distsummary.format.compatibility import AS_MINDSPORE, OURS
@@ -56,7 +57,8 @@ class SummaryRecord:
         ...     record.record(step=1)
 
     Args:
-        log_dir: the directory that directly holds the files; created if absent.
+        log_dir: the directory that directly holds the files; created if absent. Of several ranks each needs
+            one of its own, such as `runs/mine0`; `distsummary adopt runs/mine` makes one run of them.
         file_prefix, file_suffix: for the names of the event files.
         network: a torch model, whose graph is recorded by the first `record()` after it was called, or when
             the record is closed. For a model of another framework nothing is drawn.
@@ -134,8 +136,10 @@ class SummaryRecord:
         )
         self._event_file: Callable[[], Path] | None = None
         if writer is None:
+            place = topologies.place()
             spec = WriterSpec(
                 directory=self._directory,
+                rank=place.rank,
                 formats=chosen,
                 limits=limits,
                 delivery=delivery,
@@ -145,8 +149,13 @@ class SummaryRecord:
                 compatibility=self._compatibility,
                 raise_exception=raise_exception,
             )
-            ranks = topologies.ranks_on_node()
-            writer, path = open_writer(spec, check_collectors(collectors), ranks=ranks)
+            writer, path = open_writer(spec, check_collectors(collectors), ranks=place.local_world_size)
+            if other := other_writer(self._directory, str(place.rank), place.world_size):
+                logger.warning(
+                    "rank=%d %s also holds files of rank %s, and readers take both for one rank: give each "
+                    "rank a directory of its own, such as %s%d, and join them by: distsummary adopt %s",
+                    place.rank, log_dir, other, log_dir, place.rank, log_dir,
+                )  # fmt: skip
             self._event_file = partial(path, chosen[0])
         self._writer: EventWriter = writer
         self._failures = failures = Failures(self._own_health, logger)

@@ -59,6 +59,13 @@ def source_of(name: str) -> str | None:
     return match and (match["first"] or match["last"])
 
 
+def other_writer(directory: Path, source: str, sources: int) -> str | None:
+    """The source, another one of the numbers below `sources`, of an event file that a directory holds."""
+    names = os.listdir(directory) if sources > 1 and directory.is_dir() else []
+    others = {found for name in names if (found := source_of(name)) and found != source}
+    return min((other for other in others if other.isdigit() and int(other) < sources), default=None)
+
+
 def segments(directory: Path, dialect: str) -> list[Path]:
     """The event files of one dialect in a directory, oldest first, without files of lineage or landscapes."""
     pattern = _TENSORBOARD_NAME if dialect == TENSORBOARD else _MINDSPORE_NAME

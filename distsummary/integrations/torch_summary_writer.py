@@ -194,7 +194,7 @@ class _EventWriter:
         self.reopen()
 
     def reopen(self) -> None:
-        self._writer, _ = open_writer(self._spec, None, ranks=topologies.ranks_on_node())
+        self._writer, _ = open_writer(self._spec, None, ranks=topologies.place().local_world_size)
         self.rows = StepRows(self._writer)
 
     def get_logdir(self) -> str:

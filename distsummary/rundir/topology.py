@@ -185,12 +185,12 @@ def detect(
     return found
 
 
-def ranks_on_node() -> int:
-    """How many ranks of the job this node has; 1 if that is unknown."""
+def place() -> Topology:
+    """This rank; 0 of 1 if the sources disagree."""
     try:
-        return detect().local_world_size
+        return detect()
     except (InvalidValueError, WorldMismatchError):
-        return 1
+        return detect(rank=0, world_size=1)
 
 
 def has_cluster() -> bool:

@@ -15,7 +15,7 @@ from distsummary.errors import (
     WriteError,
 )
 from distsummary.events.reader import read_directory, read_lineage
-from distsummary.events.segments import segments
+from distsummary.events.segments import segments, source_of
 from distsummary.format.records import DIALECTS, Landscape
 from distsummary.frameworks.numpy import NumpyFramework
 from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir
@@ -475,3 +475,19 @@ def test_a_flush_of_the_synced_level_reaches_the_disk(tmp_path, monkeypatch):
         record.scalars(1, {"loss": 0.5})
         record.flush()
         assert len(synced) == 2
+
+
+def test_ranks_that_share_a_directory_have_files_of_their_own_and_are_warned_of(
+    tmp_path, monkeypatch, caplog
+):
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        with SummaryRecord(tmp_path / "shared") as record:
+            record.scalars(1, {"loss": 0.5})
+    names = [path.name for path in (tmp_path / "shared").glob("events.out.events.summary.*")]
+    assert sorted(source_of(name) for name in names) == ["0", "1"]
+    [warning] = [line for line in caplog.messages if "also holds files" in line]
+    shared = tmp_path / "shared"
+    assert warning.startswith(f"rank=1 {shared} also holds files of rank 0, and readers take both ")
+    assert warning.endswith(f"such as {shared}1, and join them by: distsummary adopt {shared}")
