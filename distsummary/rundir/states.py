@@ -31,6 +31,7 @@ LOST_S = SILENT_S
 NO_END = "it recorded no end"
 TERMINATED = "Terminated: "  # the error of a rank that SIGTERM or SIGHUP ended
 GONE, SILENT = "its process is gone from", "its heartbeats stopped"  # why a rank is lost, if not reported
+REBUILT = "its state was made from event files, which do not say how its training ended"
 STATES = ("failed", "interrupted", "running", "lost", "superseded", "unknown")  # of an attempt, first first
 
 
@@ -278,6 +279,8 @@ def _rank(
             state, reason = "lost", SILENT
     elif state in TRAINED:
         reason = str(found["health"].get("missing", ""))
+    elif state == "unknown":
+        reason = REBUILT
     if state != "running" and 0 < recorded < last_seen:  # a copy of the run has files that are newer than it
         last_seen, last_seen_s = recorded, max(0.0, now - recorded)
     return RankState(

@@ -28,7 +28,7 @@ from distsummary.diagnosis.sentence import LEAST_S, finding, seconds, sentence, 
 from distsummary.diagnosis.verdict import DROPPED, ERROR, HANG, MESSAGE, SLOW, Verdict
 from distsummary.rundir import states
 from distsummary.rundir.run_dir import RunDir
-from distsummary.rundir.states import GONE, SILENT, AttemptState, RankState
+from distsummary.rundir.states import GONE, REBUILT, SILENT, AttemptState, RankState
 from distsummary.runs.status import EACH_RANK, GOOD, Status, newest_step, ranks_behind
 
 ODD_RANKS = 12  # of more ranks, up to so many that are not as they should be
@@ -181,7 +181,7 @@ def hints(status: Status) -> list[str]:
         there = f"; its ckpt_dir holds parameters: {path}/ckpt_dir" if has_checkpoints else none
         mend = "" if newest.state == "interrupted" else "mend the cause, then "
         said.append(f"next: {mend}{again}{there}")
-    elif bad:
+    elif any(rank.reason != REBUILT for rank in bad):
         said.append(f"next: distsummary fsck {path}")
     else:
         said.append(f"next: tensorboard --logdir {path}")
@@ -481,7 +481,7 @@ def _row(ranks: Sequence[RankState]) -> tuple[str, ...]:
     reported = [rank for rank in ranks if is_running]
     dropped = [count for rank in ranks if (count := rank.dropped) is not None]
     hosts = {rank.host for rank in ranks}
-    process = f"{first.host}:{first.pid}" if len(ranks) == 1 else first.host
+    process = f"{first.host}:{first.pid}" if len(ranks) == 1 and first.pid else first.host or "-"
     if len(hosts) > 1:
         process = numbered(len(hosts), "host")
     return (

@@ -63,6 +63,10 @@ def test_the_ranks_are_one_run_by_their_numbers(nasty_tmp_path, write, state, na
         assert points(prefix, "loss/argmax_rank", dialect) == [(1, 1.0), (2, 1.0), (3, 1.0)]
     assert fsck(prefix).exit_code == 0
     assert read_status(prefix).run.state == state
+    problems = ds.open_run(prefix).problems
+    assert [line.partition(", ")[0] for line in problems] == (
+        [f"rank {rank}: its state was made from event files" for rank in (0, 1)] if state == "unknown" else []
+    )
 
 
 def test_ranks_that_know_their_own_directory_write_into_it_and_are_adopted(nasty_tmp_path):
