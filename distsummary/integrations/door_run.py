@@ -1,6 +1,7 @@
 """The run of a training whose loop is not ours: how it begins, and what is recorded of its steps."""
 
 import gc
+import math
 import time
 import weakref
 from collections.abc import Mapping, Sequence
@@ -111,7 +112,8 @@ class DoorRun:
         # With a loader, a step begins with the forward pass: what is reported before that belongs to the step
         # before. Without one, and without reports, it begins when the one before ends, which costs less.
         self._begins_late = has_reports
-        self._step: AbstractContextManager[None] | None = run.next_step()
+        # The first step began before the run, nobody knows when.
+        self._step: AbstractContextManager[None] | None = run.next_step(began_s=math.nan)
         self._began_s = 0.0  # when the next one begins, as far as it is known yet
         phases = run.context.step.phases
         self._phases = phases if isinstance(phases, Phases) else None

@@ -338,7 +338,8 @@ class Run(Recording):
 
         Args:
             began_s: when the step began, by time.perf_counter(), if before this call: for a loop that knows
-                only later, such as when its batch has arrived, that a step follows.
+                only later, such as when its batch has arrived, that a step follows. NaN if that is not known:
+                then neither its time nor those of its phases are logged.
         """
         self._require_open()
         self._refuse_in_evaluation("next_step")
@@ -623,15 +624,20 @@ class Run(Recording):
                 self._step_context.ended_late = False
             self._check_finite(logged)
             return
+        is_timed = True
         if type(opener) is ManualStep:
-            logged[STEP_MS] = 1e3 * (ended_s - self._body_start_s)
+            step_s = ended_s - self._body_start_s
+            if is_timed := step_s == step_s:  # it is NaN if its begin is not known
+                logged[STEP_MS] = 1e3 * step_s
         else:
             waited_s = self._data_wait_s
             logged[STEP_MS] = 1e3 * (waited_s + (ended_s - self._body_start_s))
             logged[DATA_WAIT_MS] = 1e3 * waited_s
         step = params["cur_step_num"]
         if self._phases is not None:
-            logged.update(self._phases.end_step(step))
+            found = self._phases.end_step(step)
+            if is_timed:
+                logged.update(found)
         try:  # a quick check: with a NaN or an infinity the sum is neither finite nor in this range
             is_finite = LOWEST < sum(logged.values()) < LARGEST  # type: ignore[arg-type]
         except TypeError:  # a number is not on the host yet

@@ -136,7 +136,10 @@ def test_the_ranks_of_torchrun_are_one_run_which_its_workers_and_agent_do_not_to
     run = ds.open_run(tmp_path / "run")
     assert run.state == "finished"
     for rank in range(2):
-        check(run, json.loads((tmp_path / f"ddp.{rank}.json").read_text())["rows"], rank=rank)
+        rows = json.loads((tmp_path / f"ddp.{rank}.json").read_text())["rows"]
+        check(run, rows, rank=rank)
+        for tag in ("perf/step_ms", "perf/own_ms", "perf/wait_ms"):  # the first step began before the run
+            assert column(run, tag, rank=rank)[0] == list(range(2, 1 + len(rows))), tag
     assert {"perf/phase/data/cpu_ms", "perf/phase/forward/cpu_ms", "perf/phase/optimizer/cpu_ms"} <= {
         *run.scalars(rank=0).tags
     }

@@ -2,6 +2,7 @@ import contextlib
 import gc
 import itertools
 import logging
+import math
 import os
 import sys
 import threading
@@ -17,6 +18,7 @@ from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError,
 from distsummary.format.records import Value
 from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import HOOKS, Callback, parallel_mode
+from distsummary.training.phases import OWN_MS, WAIT_MS
 from distsummary.training.run import DATA_WAIT_MS, STEP_MS, Run
 
 
@@ -500,6 +502,21 @@ def test_next_step_ends_the_step_under_way_and_begins_the_next():
     assert times == [(2000.0, False, False)] * 3
     assert recorder.hooks[:3] == ["on_train_begin", "on_train_epoch_begin", "on_train_step_begin"]
     assert recorder.hooks[-2:] == ["on_train_epoch_end", "on_train_end"]
+
+
+def test_a_step_whose_begin_is_not_known_has_no_times():
+    logged = []
+
+    class Times(Callback):
+        def step_end(self, run_context):
+            logged.append({*run_context.step.logged})
+
+    with Run(callbacks=Times(), topology=Topology(rank=0, world_size=2)) as run:
+        for began_s in (math.nan, None):
+            with run.next_step(began_s=began_s):
+                run.log(reward=1)
+    assert logged[0] == {"reward"}
+    assert logged[1] >= {"reward", STEP_MS, OWN_MS, WAIT_MS}
 
 
 def test_next_step_as_a_context_manager_ends_its_step():
