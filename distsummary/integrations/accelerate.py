@@ -1,11 +1,12 @@
 """A tracker for Accelerate."""
 
+import functools
 import os
 from typing import Any
 
+from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker
 
-from distsummary.base.redaction import redacted
 from distsummary.integrations.hosted import Hosted
 
 
@@ -15,9 +16,9 @@ class DistSummaryTracker(GeneralTracker):  # type: ignore[misc]  # without types
     Example:
         >>> accelerator = Accelerator(log_with=DistSummaryTracker("runs/a"))
 
-    Make it on all ranks, before the optimizer: each rank's loss, learning rate and gradients are recorded.
-    Accelerate calls trackers on the main process alone: what `accelerator.log` gets is recorded there, as
-    `host/...`.
+    Make it on all ranks, before the optimizer: each rank's loss, learning rate and gradients are recorded, of
+    the steps from then on. Accelerate calls trackers on the main process alone: what `accelerator.log` gets
+    is recorded there, as `host/...`. The settings that `accelerator.init_trackers` gets are those of the run.
 
     Args:
         run_dir: by default that of the environment variable DISTSUMMARY, else runs/{time}.
@@ -30,7 +31,6 @@ class DistSummaryTracker(GeneralTracker):  # type: ignore[misc]  # without types
 
     def __init__(self, run_dir: str | os.PathLike[str] | None = None, **options: Any) -> None:
         super().__init__()
-        self._settings: dict[str, Any] = {}
         self._hosted = Hosted(run_dir, options)
         self._hosted.begin()
 
@@ -40,17 +40,32 @@ class DistSummaryTracker(GeneralTracker):  # type: ignore[misc]  # without types
         return self._hosted.run
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Keep the settings, which `accelerator.init_trackers` gets, for the first `log`."""
-        self._settings = values
+        """The settings of the run, which `accelerator.init_trackers` gets."""
+        self._hosted.set_config(values)
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Record numbers at the last step, and once the settings, as a text."""
-        settings, self._settings = self._settings, {}
-        if settings and self._hosted.run is not None:
-            lines = "\n".join(f"- {name}: {value}" for name, value in redacted(settings).items())
-            self._hosted.run.text("host/config", lines)
+        """Record numbers at the last step."""
         self._hosted.log(values)
 
     def finish(self) -> None:
         """End the run."""
         self._hosted.end()
+
+
+def _on_all_ranks(call: Any) -> Any:
+    """`Accelerator.init_trackers`, which passes the settings to trackers of the main process alone."""
+
+    @functools.wraps(call)
+    def init_trackers(
+        self: Any, project_name: str, config: dict[str, Any] | None = None, *others: Any, **named: Any
+    ) -> None:
+        if config is not None and not self.is_main_process:
+            for tracker in self.log_with:
+                if isinstance(tracker, DistSummaryTracker):
+                    tracker.store_init_configuration(config)
+        call(self, project_name, config, *others, **named)
+
+    return init_trackers
+
+
+Accelerator.init_trackers = _on_all_ranks(Accelerator.init_trackers)

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from distsummary.collect.config import read_config
 from distsummary.integrations.deepspeed import follow_deepspeed
 from distsummary.integrations.door import Door, close_door, follow, open_door
 from distsummary.integrations.door_options import OPTIONS, read_options
@@ -19,7 +20,7 @@ class Hosted:
     """Follows one training after the other, each by a door of its own; its run begins with the first step.
 
     Loss, learning rate and norm of the gradients are those of this rank. The numbers that the host reports,
-    which are mostly means over the ranks, have the prefix `host/`.
+    of this rank or means over the ranks, have the prefix `host/`.
 
     Args:
         run_dir: by default that of the environment variable DISTSUMMARY, else runs/{time}.
@@ -60,8 +61,16 @@ class Hosted:
             follow(optimizer)
 
     def set_config(self, config: Any) -> None:
-        """The host reports the settings, before the first step."""
-        self._known["config"] = config
+        """The host reports the settings; after the first step they are recorded as a text, `host/config`."""
+        if self._door is None or self.run is None:
+            self._known["config"] = config
+        else:
+            self._door.call(self._add_config, config)
+
+    def _add_config(self, config: Any) -> None:
+        if self.run is not None:
+            lines = [f"- {name}: {value}" for name, value in read_config(config).flat.items()]
+            self.run.text("host/config", "\n".join(lines))
 
     def step(self, optimizer: Any) -> None:
         """An optimizer that is none of torch's has stepped; it has `param_groups` as these have."""

@@ -1,5 +1,6 @@
 """A callback for the Trainer of Lightning, and a logger for Trainer and Fabric."""
 
+import functools
 import os
 import sys
 from collections.abc import Mapping
@@ -8,9 +9,11 @@ from typing import Any
 if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:
     from pytorch_lightning import Callback  # the older name of the same package
     from pytorch_lightning.loggers import Logger
+    from pytorch_lightning.trainer.connectors import logger_connector
 else:
     from lightning.pytorch import Callback
     from lightning.pytorch.loggers import Logger
+    from lightning.pytorch.trainer.connectors import logger_connector
 
 from distsummary.integrations.hosted import Hosted
 
@@ -21,8 +24,9 @@ class DistSummaryCallback(Callback):  # type: ignore[misc]  # without types here
     Example:
         >>> trainer = Trainer(callbacks=[DistSummaryCallback("runs/a")])
 
-    Loss and gradients are those of this rank. What the module logs is recorded as `host/...` where the
-    Trainer logs it, the metrics of a validation as `eval/...`.
+    Loss and gradients are those of this rank. What the Trainer passes to its loggers, or would if it had any,
+    is recorded as `host/...`, the metrics of a validation as `eval/...`: those of this rank, unless the
+    module logs them with sync_dist. Steps count from 1, those of Lightning's loggers from 0.
 
     Args:
         run_dir: by default that of the environment variable DISTSUMMARY, else runs/{time}.
@@ -31,30 +35,22 @@ class DistSummaryCallback(Callback):  # type: ignore[misc]  # without types here
 
     def __init__(self, run_dir: str | os.PathLike[str] | None = None, **options: Any) -> None:
         self._hosted = Hosted(run_dir, options)
-        self._before: dict[str, float] = {}
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin a run with the first step; a resumed training continues at its step."""
+        settings = dict(getattr(trainer.datamodule, "hparams", {})) | dict(pl_module.hparams)
         self._hosted.begin(
             optimizers=trainer.optimizers,
-            config=dict(pl_module.hparams) or None,
+            config=settings or None,
             initial_step=trainer.fit_loop.epoch_loop._batches_that_stepped,
         )
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, *batch: Any) -> None:
-        """Record what the module has logged, as often as the Trainer passes it to its loggers."""
-        if trainer.global_step % trainer.log_every_n_steps == 0:
-            self._hosted.log(trainer.logged_metrics)
-
-    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Note the metrics so far, which stay with those of the validation."""
-        self._before = {name: float(number) for name, number in trainer.callback_metrics.items()}
-
-    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Record the metrics of a validation, but not of the sanity check."""
-        if not trainer.sanity_checking:
-            now = {name: float(number) for name, number in trainer.callback_metrics.items()}
-            self._hosted.evaluated({k: v for k, v in now.items() if self._before.get(k) != v})
+    def on_logged(self, trainer: Any, metrics: Mapping[str, Any], step: int | None) -> None:
+        """Record what the Trainer passes to its loggers, but not of each batch (`step`) of a validation."""
+        if not trainer.validating:
+            self._hosted.log(metrics)
+        elif step is None:
+            self._hosted.evaluated(metrics)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """End the run, which has failed."""
@@ -63,6 +59,23 @@ class DistSummaryCallback(Callback):  # type: ignore[misc]  # without types here
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """End the run."""
         self._hosted.end()
+
+
+def _reported(call: Any) -> Any:
+    """What a Trainer passes the metrics of a step, an epoch or a validation to its loggers by."""
+
+    @functools.wraps(call)
+    def log_metrics(self: Any, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        for callback in self.trainer.callbacks:
+            if isinstance(callback, DistSummaryCallback):
+                callback.on_logged(self.trainer, metrics, step)
+        call(self, metrics, step)
+
+    return log_metrics
+
+
+_Connector = logger_connector._LoggerConnector
+_Connector.log_metrics = _reported(_Connector.log_metrics)
 
 
 class DistSummaryLogger(Logger):  # type: ignore[misc]  # without types here

@@ -5,19 +5,30 @@ version has moved them, a run whose process is killed is reported as lost.
 """
 
 import functools
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from distsummary.integrations.after_import import after_import
 from distsummary.integrations.door import end_training
 
+_trial: Mapping[str, Any] | None = None  # the settings of the trial of Ray Tune in this process
 LAST = "__duplicate__"  # what Ray Tune reports in place of metrics when a function has returned
+
+
+def function_config() -> Mapping[str, Any] | None:
+    """The settings that Ray passes to the function of this process; None if there are none."""
+    module = sys.modules.get("ray.train.v2._internal.execution.context")
+    training = getattr(getattr(module, "_train_context", None), "train_run_context", None)
+    config: Mapping[str, Any] | None = getattr(training, "train_loop_config", None)
+    return config or _trial
 
 
 def follow_functions() -> None:
     """End the run of a training when its function has returned, or raised an exception."""
     after_import("ray.train.v2._internal.execution.worker_group.thread_runner", _follow_train)
     after_import("ray.train._internal.session", _follow_tune)
+    after_import("ray.tune.trainable.function_trainable", _follow_trials)
 
 
 def _follow_train(module: Any) -> None:
@@ -45,6 +56,18 @@ def _follow_tune(module: Any) -> None:
         return report(self, metrics, *others, **named)
 
     module.RunnerThread.run, module._TrainSession.report = run_follower, report_follower
+
+
+def _follow_trials(module: Any) -> None:
+    step = module.FunctionTrainable.step
+
+    @functools.wraps(step)
+    def step_follower(self: Any) -> Any:
+        global _trial
+        _trial = self.config
+        return step(self)
+
+    module.FunctionTrainable.step = step_follower
 
 
 def _ending(function: Callable[..., Any]) -> Callable[..., Any]:

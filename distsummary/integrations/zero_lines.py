@@ -12,7 +12,7 @@ from distsummary.integrations.after_import import after_import
 from distsummary.integrations.deepspeed import follow_deepspeed
 from distsummary.integrations.door import open_door
 from distsummary.integrations.door_options import TEE, read_options
-from distsummary.integrations.ray_functions import follow_functions
+from distsummary.integrations.ray_functions import follow_functions, function_config
 
 if TYPE_CHECKING:  # it imports much
     from distsummary.integrations.door_run import DoorRun
@@ -30,7 +30,7 @@ def arm(run_dir: str, options: str) -> None:
 
         chosen = read_options(options)
         if "config" not in chosen:
-            chosen["config"] = script_arguments(sys._getframe(1))
+            chosen["config"] = function_config() or script_arguments(sys._getframe(1))
         return begin_run(Training(run_dir=run_dir, options=chosen, has_reports=has_tee), optimizer)
 
     open_door(begin, is_default=True)

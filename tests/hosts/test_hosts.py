@@ -1,5 +1,6 @@
 """Trainings of Lightning, transformers and Accelerate, recorded by their callbacks in .venv-hosts."""
 
+import csv
 import json
 import os
 import subprocess
@@ -25,6 +26,8 @@ REPORTED = {
     "fabric": "host/reported",
     "keras": "host/loss",
 }
+HAS_WIDTH = ("lightning", "accelerate", "fabric")
+CONFIG = dict.fromkeys(HAS_WIDTH, ("width", 4)) | {"transformers": ("max_steps", 8)}
 EVALUATED = {"transformers": "eval/loss", "lightning": "eval/val_loss", "keras": "eval/loss"}
 TORCHRUN = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 ACCELERATE = (  # several processes on CPUs are MPI's
@@ -65,8 +68,32 @@ def test_a_host_trains_the_same_bits_and_is_recorded(host: str, tmp_path: Path) 
     check(run, rows)
     tags = {*run.scalars().tags}
     assert REPORTED[host] in tags
+    assert 1 not in run.scalars("perf/step_ms")["step"].tolist()  # it began before the run
     if host in EVALUATED:
         assert run.scalars(EVALUATED[host])["step"].tolist() == [4, 8]
+    if host in CONFIG:
+        name, value = CONFIG[host]
+        assert run.config[name] == value
+
+
+def test_lightning_logs_the_same_points_to_its_own_logger(tmp_path: Path) -> None:
+    train(tmp_path, "lightning_logged", "yes")
+    with (tmp_path / "csv/metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    logged = {
+        (name, 1 + int(row["step"])): float(text)
+        for row in rows
+        for name, text in row.items()
+        if text and name not in ("step", "epoch")
+    }
+    run = ds.open_run(tmp_path / "run")
+    found: dict[tuple[str, int], float] = {}
+    for tag in ("host/train_loss_step", "host/train_loss_epoch", "eval/val_loss", "eval/val_size"):
+        table = run.scalars(tag)
+        steps, values = table["step"].tolist(), table["value"].tolist()
+        found |= {(tag.partition("/")[2], step): value for step, value in zip(steps, values, strict=True)}
+    assert found == pytest.approx(logged, rel=1e-6)
+    assert not {"host/val_loss", "host/val_size"} & {*run.scalars().tags}
 
 
 @pytest.mark.parametrize("host", ["transformers", "lightning", "accelerate", "fabric"])
@@ -77,6 +104,7 @@ def test_each_rank_has_its_own_loss(host: str, tmp_path: Path) -> None:
     assert run.state == "finished"
     for rank in range(2):
         check(run, seen[rank], rank=rank)
+    assert "config" not in run.verdicts["cause"].tolist()  # all ranks know the settings of the host
 
 
 def test_a_resumed_trainer_continues_at_its_step(tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ def test_the_attempts_of_ray_train_are_one_run(out: Path) -> None:
     assert run.state == "finished"
     assert run.attempts["attempt"].tolist() == [0, 1]
     assert "once" in run.attempts["error"][0]
+    assert run.config == {"out": str(out)}
     for rank in range(2):
         check(run, json.loads((out / f"train.{rank}.json").read_text()), rank=rank)
 
@@ -63,4 +64,5 @@ def test_each_trial_of_ray_tune_is_a_run(out: Path) -> None:
     assert sorted(found) == pytest.approx([0.05, 0.1])
     for lr, run in found.items():
         assert run.state == "finished"
+        assert run.config == {"out": str(out), "lr": pytest.approx(lr)}
         check(run, json.loads((out / f"tune.{round(lr, 2)}.json").read_text()))

@@ -122,6 +122,39 @@ def lightning(out: str, with_us: bool) -> list[Row]:
     return rows
 
 
+def lightning_logged(out: str, with_us: bool) -> list[Row]:
+    """A module whose metrics Lightning's CSVLogger records, too; two batches make a step."""
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.loggers import CSVLogger
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 1)
+
+        def training_step(self, batch: Any, place: int) -> Tensor:
+            loss = mse_loss(self.inner(batch["x"])[:, 0], batch["labels"])
+            self.log("train_loss", loss, on_step=True, on_epoch=True)
+            return loss
+
+        def validation_step(self, batch: Any, place: int) -> None:
+            self.log("val_loss", mse_loss(self.inner(batch["x"])[:, 0], batch["labels"]))
+            self.log("val_size", 2.0)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.05)
+
+    from distsummary.integrations.lightning import DistSummaryCallback
+
+    trainer = Trainer(
+        max_epochs=2, accumulate_grad_batches=2, logger=CSVLogger(out, name="", version="csv"),
+        callbacks=[DistSummaryCallback("run")], enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, accelerator="cpu", devices=1, log_every_n_steps=3, val_check_interval=8,
+    )  # fmt: skip
+    trainer.fit(Module(), *(torch.utils.data.DataLoader(Data(size), 2) for size in (32, 8)))
+    return []
+
+
 def accelerate(out: str, with_us: bool) -> list[Row]:
     """Two batches make a step; the gradients are clipped."""
     from accelerate import Accelerator
@@ -169,6 +202,8 @@ def fabric(out: str, with_us: bool) -> list[Row]:
     devices = int(os.environ.get("WORLD_SIZE", "1"))
     fabric = Fabric(accelerator="cpu", devices=devices, loggers=loggers)
     fabric.launch()
+    for logger in loggers:
+        logger.log_hyperparams({"width": 4})
     torch.manual_seed(1)
     net = nn.Linear(4, 1)
     net, optimizer = fabric.setup(net, torch.optim.AdamW(net.parameters(), lr=0.05))
