@@ -93,6 +93,7 @@ def test_lightning_logs_the_same_points_to_its_own_logger(tmp_path: Path) -> Non
         steps, values = table["step"].tolist(), table["value"].tolist()
         found |= {(tag.partition("/")[2], step): value for step, value in zip(steps, values, strict=True)}
     assert found == pytest.approx(logged, rel=1e-6)
+    assert run.config == {"size": 32}  # of the data
     assert not {"host/val_loss", "host/val_size"} & {*run.scalars().tags}
 
 

@@ -124,7 +124,7 @@ def lightning(out: str, with_us: bool) -> list[Row]:
 
 def lightning_logged(out: str, with_us: bool) -> list[Row]:
     """A module whose metrics Lightning's CSVLogger records, too; two batches make a step."""
-    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch import LightningDataModule, LightningModule, Trainer
     from lightning.pytorch.loggers import CSVLogger
 
     class Module(LightningModule):
@@ -144,6 +144,17 @@ def lightning_logged(out: str, with_us: bool) -> list[Row]:
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.05)
 
+    class Batches(LightningDataModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.save_hyperparameters({"size": 32})
+
+        def train_dataloader(self) -> Any:
+            return torch.utils.data.DataLoader(Data(self.hparams.size), 2)
+
+        def val_dataloader(self) -> Any:
+            return torch.utils.data.DataLoader(Data(8), 2)
+
     from distsummary.integrations.lightning import DistSummaryCallback
 
     trainer = Trainer(
@@ -151,7 +162,7 @@ def lightning_logged(out: str, with_us: bool) -> list[Row]:
         callbacks=[DistSummaryCallback("run")], enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, accelerator="cpu", devices=1, log_every_n_steps=3, val_check_interval=8,
     )  # fmt: skip
-    trainer.fit(Module(), *(torch.utils.data.DataLoader(Data(size), 2) for size in (32, 8)))
+    trainer.fit(Module(), datamodule=Batches())
     return []
 
 
