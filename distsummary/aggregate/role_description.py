@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from distsummary.aggregate.merge_lineage import Conflict, merge_lineage
+from distsummary.base.checks import as_unicode
 from distsummary.base.many_files import read_each
 from distsummary.events.reader import read_lineage
 from distsummary.format.hparams import session_end, session_start
@@ -47,7 +48,7 @@ class RoleDescription:
         values = []
         if self.lineage.custom is not None and (self.attempt is None or self.attempt.role == "train"):
             values += settings_values(custom_values(self.lineage.custom), self.attempt, last_s)
-        return [*values, Value("text", TAG, self.text)] if self.text else values
+        return [*values, Value("text", TAG, as_unicode(self.text))] if self.text else values
 
     def all_values(self, last_s: float) -> list[Value]:
         """Also the lineage."""

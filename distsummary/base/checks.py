@@ -78,3 +78,8 @@ def check_keys(field: str, value: Mapping[Any, Any], known: Collection[str]) -> 
         check_type(f"a key of {field}", key, str)
         if key not in known:
             raise InvalidValueError(f"{field} has the unknown key {key!r}; known keys are {sorted(known)}")
+
+
+def as_unicode(text: str) -> str:
+    """Text that UTF-8 can encode: halves of surrogate pairs, as of paths that are no text, become "?"."""
+    return text.encode(errors="replace").decode()

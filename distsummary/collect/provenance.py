@@ -7,6 +7,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from distsummary.base.checks import as_unicode
 from distsummary.base.processes import in_ray
 from distsummary.base.redaction import redacted
 
@@ -86,6 +87,5 @@ def error_text(error: BaseException) -> str:
     except Exception as cause:  # the class of the error is the user's
         message = f"its message raises {type(cause).__name__}"
     lines = message.splitlines() or [""]
-    text = redacted(f"{type(error).__name__}: {lines[0]}".removesuffix(": "))
-    text = text.encode("utf-8", "replace").decode()  # without halves of a surrogate pair
+    text = as_unicode(redacted(f"{type(error).__name__}: {lines[0]}".removesuffix(": ")))
     return text if len(text) <= MAX_ERROR else f"{text[: MAX_ERROR - 3]}..."

@@ -19,10 +19,11 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 import google_crc32c
 import numpy as np
+from msgspec import Meta
 
 from distsummary.base.json_door import check_kind, parse_json
 from distsummary.base.publish import replacing
@@ -41,7 +42,7 @@ from distsummary.events.contents import (
 from distsummary.events.reader import Damage
 from distsummary.events.segments import all_event_files
 from distsummary.format.records import Shard
-from distsummary.rundir.run_records import Whole
+from distsummary.rundir.run_records import MOST_WHOLE, Whole
 
 MAGIC = b"dsindex\n"
 VERSION = 1
@@ -60,6 +61,9 @@ _STORED = tuple[Literal["a"], Literal["<f4", "<f8", "<i4", "<i8"], Whole, Whole,
 logger = logging.getLogger(__name__)
 
 
+_Step = Annotated[float, Meta(ge=-MOST_WHOLE - 1, le=MOST_WHOLE)]
+
+
 class _Header(TypedDict):
     version: int
     file: str
@@ -68,7 +72,7 @@ class _Header(TypedDict):
     mtime_ns: int
     crc: Whole
     owners: list[tuple[str, Whole]]
-    lows: list[float | None]
+    lows: list[_Step | None]
     shards: list[tuple[list[Whole], list[Whole]]]
     events: dict[str, list[Any]]
     scalars: list[tuple[str, list[Any], list[Any]]]
@@ -347,7 +351,7 @@ def _part(path: Path, segment: Path, header: dict[str, Any], at: int) -> FileCon
         return FileContents(
             end=end,
             owners=tuple((run_id, attempt) for run_id, attempt in header["owners"]),
-            lows=tuple(np.inf if low is None else low for low in header["lows"]),
+            lows=tuple(np.inf if low is None else float(low) for low in header["lows"]),
             shards=tuple(
                 Shard(global_shape=tuple(shape), offset=tuple(offset)) for shape, offset in header["shards"]
             ),

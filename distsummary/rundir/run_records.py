@@ -243,6 +243,7 @@ class StuckRecord(TypedDict):
     format: int
     is_over: bool
     attempt: NotRequired[Whole]
+    rank: NotRequired[Rank]
     step: NotRequired[Whole]
     phase: NotRequired[str]
     late_s: NotRequired[Span | None]

@@ -1,5 +1,6 @@
 """TensorBoard's own code for the page HPARAMS finds each run, with its settings and last metrics."""
 
+import json
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -106,3 +107,13 @@ def test_one_failed_rank_is_the_failure_of_the_training(others: list[str], end: 
     )  # fmt: skip
     _, *ends = settings_values({"lr": 0.5}, attempt, 2.0)
     assert [value.data.session_end_info.status for value in ends] == end
+
+
+def test_a_host_whose_name_is_no_text_is_merged(tmp_path: Path) -> None:
+    train(tmp_path, {"lr": 0.5}, ranks=2, aggregate=False)
+    manifest = tmp_path / "rank_00000" / "manifest.json"
+    stored = json.loads(manifest.read_text())
+    stored["attempts"][0]["host"] = "node\ud800"
+    manifest.write_text(json.dumps(stored))
+    ds.merge_run(tmp_path)
+    assert any("node?" in str(text) for text in ds.open_run(tmp_path).merged.text()["value"])

@@ -191,6 +191,8 @@ class Grid:
             if meta.pop("format", None) != FORMAT:
                 raise DamagedFileError("it was written by a newer version")
             check_kind(meta, _META, name="its meta")
+            if any(abs(number) >> 63 for number in meta["numbers"]):
+                raise DamagedFileError("a number of a checkpoint has more than 63 bits")
             meta |= {name: tuple(value) for name, value in meta.items() if isinstance(value, list)}
             arrays: dict[str, Any] = {name: saved[name] for name in ARRAYS}
             measured = {n.removeprefix(QUANTITY): one for n, one in saved.items() if n.startswith(QUANTITY)}

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from distsummary.base.checks import check_choice, check_int, check_keys, check_type
+from distsummary.base.checks import as_unicode, check_choice, check_int, check_keys, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError
 
 
@@ -79,3 +79,7 @@ def test_check_keys_names_the_unknown_key_and_the_known_ones() -> None:
         check_keys("formats", {"a": 1, "c": 2}, ("b", "a"))
     with pytest.raises(InvalidTypeError, match="a key of formats must be str, got 1"):
         check_keys("formats", {1: 1}, ("a",))
+
+
+def test_halves_of_surrogate_pairs_become_question_marks() -> None:
+    assert as_unicode("a\ud800b \U0001f600 \udcff") == "a?b \U0001f600 ?"

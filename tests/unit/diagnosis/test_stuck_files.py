@@ -1,6 +1,7 @@
 """Which rank is stuck, from the files of the ranks: their clocks, attempts and worlds may differ."""
 
 import json
+import math
 import os
 from dataclasses import replace
 
@@ -59,6 +60,14 @@ def test_clocks_that_are_hours_apart_change_nothing(tmp_path, report):
     [verdict] = hung_ranks(RunDir(tmp_path), attempt(), now=NOW)
     assert (verdict.rank, verdict.since_step) == (2, 60)
     assert "ranks 0, 1 and 3 have waited 4.0 s" in verdict.evidence
+
+
+def test_a_report_with_numbers_that_are_no_rank_is_none(tmp_path, report):
+    for rank in range(WORLD):
+        report(rank, sleeps=rank == 2)
+    path = RunDir(tmp_path).writer_dir("train", 2, WORLD) / STUCK
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"rank": math.inf}))
+    assert named(tmp_path, attempt()) == [2]  # as the one of which nothing can be read
 
 
 def test_what_was_reported_a_while_ago_counts_a_second_more(tmp_path, report):

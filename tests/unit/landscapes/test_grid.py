@@ -5,6 +5,7 @@ import os
 import tracemalloc
 import zipfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -223,6 +224,18 @@ def test_an_archive_that_is_no_grid_is_refused_before_it_is_inflated(
         assert kinds == ["grid_damaged"]  # of these two the landscapes' own reader alone knows the types
     run = ds.open_run(tmp_path)
     assert (run.landscapes, len(run.problems)) == ({}, 1)
+
+
+def test_a_grid_whose_checkpoints_have_numbers_beyond_64_bits_is_damage() -> None:
+    saved = make_grid().to_npz()
+    with np.load(io.BytesIO(saved)) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    meta = json.loads(str(arrays["meta"]))
+    for numbers, is_damage in (([2**63 - 1], False), ([2**63], True), ([-(10**30)], True)):
+        changed = io.BytesIO()
+        np.savez(changed, **arrays | {"meta": np.array(json.dumps(meta | {"numbers": numbers}))})
+        with pytest.raises(DamagedFileError, match="more than 63 bits") if is_damage else nullcontext():
+            LossGrid.from_npz(changed.getvalue())
 
 
 def test_what_is_no_saved_grid_is_refused_with_its_path(tmp_path: Path) -> None:

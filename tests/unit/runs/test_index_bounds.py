@@ -65,6 +65,7 @@ FORGERIES = {
     "owners": lambda h, c: h["events"].update(owner=["p", 9, 0, 19]),
     "shards": lambda h, c: h["others"][0].__setitem__(5, ["p", 4, 0, 19]),
     "seqs": lambda h, c: h["events"].update(seq=["p", 1 << 62, 1 << 62, 19]),
+    "lowest steps": lambda h, c: h.update(lows=[10**30]),
     "version": lambda h, c: h.update(version=[]),
     "deep": lambda h, c: b"[" * 200_000,
     "empty": lambda h, c: b"",
