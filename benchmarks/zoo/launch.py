@@ -4,7 +4,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 LAUNCHERS = ("torchrun", "ray")
@@ -26,11 +28,19 @@ def environ() -> dict[str, str]:
     return {**found, "RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"}
 
 
-def run(module: str, plan: dict[str, Any], launcher: str, *, patience_s: float = PATIENCE_S) -> None:
+def run(
+    module: str,
+    plan: dict[str, Any],
+    launcher: str,
+    *,
+    patience_s: float = PATIENCE_S,
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Run a module on its ranks to its end; what they print goes to RUN.log.
 
     Args:
         plan: an object for JSON with "run_dir" and "ranks"; the module's argument is a file with it.
+        variables: further ones of the ranks' environment.
 
     Raises RuntimeError with the end of that log if a rank failed, subprocess.TimeoutExpired if it takes too
     long.
@@ -41,7 +51,7 @@ def run(module: str, plan: dict[str, Any], launcher: str, *, patience_s: float =
     words = command(launcher, plan["ranks"], module, str(path))
     with log.open("wb") as file:
         ended = subprocess.run(
-            words, stdout=file, stderr=file, env=environ(), timeout=patience_s, check=False
+            words, stdout=file, stderr=file, env=environ() | {**variables}, timeout=patience_s, check=False
         )
     if ended.returncode:
         raise RuntimeError(f"{' '.join(words)} failed:\n{log.read_text()[-3000:]}")
