@@ -7,7 +7,6 @@ import numpy as np
 from distsummary.aggregate.rank_directories import RankDirectories
 from distsummary.aggregate.sick_ranks import SickRanks
 from distsummary.aggregate.statistics import RecordedScalars
-from distsummary.base.checks import as_unicode
 from distsummary.diagnosis.cost import Costs, joined, step_times
 from distsummary.diagnosis.judge import Judge, own_times
 from distsummary.diagnosis.sentence import sentence
@@ -152,7 +151,7 @@ def alert_values(changed: Iterable[Verdict], least: int = 0) -> Mapping[int, lis
             reported.setdefault(max(least, verdict.reported_step), []).append(verdict)
     return {
         step: [
-            Value("text", TEXT_TAG, as_unicode("\n\n".join(map(sentence, verdicts)))),
+            Value("text", TEXT_TAG, "\n\n".join(sentence(verdict) for verdict in verdicts)),
             Value("scalar", RANK_TAG, float(verdicts[0].rank)),
         ]
         for step, verdicts in reported.items()

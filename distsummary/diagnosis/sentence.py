@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from distsummary.base.checks import as_unicode
 from distsummary.diagnosis.verdict import (
     CONFIG,
     DRIFT,
@@ -71,7 +72,7 @@ def sentence(verdict: Verdict, *, is_over: bool = False, of_s: float | None = No
     Args:
         is_over: no rank runs any more. of_s: seconds that the run took so far; None: not given.
     """
-    evidence = verdict.evidence.rstrip(".")
+    evidence = as_unicode(verdict.evidence.rstrip("."))  # a path or a host may be no text
     said = f"{finding(verdict, is_over=is_over)}: {evidence}."
     if verdict.lost_s < LEAST_S:
         return said
