@@ -29,7 +29,7 @@ try:
 except ImportError as error:
     raise ImportError(
         f"distsummary's callbacks need the second version of Ray Train, which Ray {ray.__version__} does not "
-        "have; upgrade: pip install -U ray"
+        "have; upgrade: pip install ray --upgrade"
     ) from error
 
 logger = logging.getLogger(__name__)

@@ -231,11 +231,14 @@ def test_ranks_that_never_began_are_named_once(
 
 
 UNTIL_STOPPED = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 import distsummary as ds
 
 stop = Path(sys.argv[1]) / "stop"
+stop.with_name("up" + os.environ["RANK"]).touch()
+while len([*stop.parent.glob("up*")]) < 4:  # a rank that begins much later is not waited for
+    time.sleep(0.01)
 with ds.init(Path(sys.argv[1]) / "run", system_metrics=False) as run:
     for step in run.steps():
         run.log(loss=float(run.rank))
