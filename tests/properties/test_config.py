@@ -49,5 +49,5 @@ def test_numbers_are_kept_exactly(source: dict[str, float]) -> None:
 def _is_changed(name: str) -> bool:
     """Whether a name is hidden or escaped."""
     return any(
-        word in name.lower() for word in ("pass", "pwd", "secret", "token", "key", "cred", "auth", ":/")
+        word in name.lower() for word in ("pass", "pw", "secret", "token", "key", "cred", "auth", ":/")
     ) or (name.encode(errors="replace").decode() != name)
