@@ -39,7 +39,10 @@ _SICK = ("drift", "memory", "settings", "shard", "sick", "nonfinite")
 _DIAGNOSIS = ["distsummary/diagnosis/*.py"]
 _OTHERS = [f"distsummary/diagnosis/{name}.py" for name in (*_SICK, "diagnose", "ends", "sentence")]
 _STUCK = ["distsummary/diagnosis/{stuck,stuck_files,crash,source_lines}.py", "distsummary/aggregate/stuck.py"]
-_TIMES = ["distsummary/training/{phases,torch_phases,torch_waits,worker_queues,affordable,device_times}.py"]
+_TIMES = [
+    "distsummary/training/{phases,torch_phases,torch_waits,worker_queues,affordable,device_times}.py",
+    "distsummary/format/measured_steps.py",
+]
 CODE = {
     "train": (["benchmarks/zoo/{rank,nets,data,faults}.py"], []),
     "slow": (

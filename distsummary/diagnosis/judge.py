@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from distsummary.diagnosis.slow import FIRST, PHASES, SKIPPED, Slow, SlowRanks
 from distsummary.diagnosis.stalls import Stalls
 from distsummary.diagnosis.verdict import Verdict
+from distsummary.format.measured_steps import next_measured
 from distsummary.format.records import PHASE_TAGS
 from distsummary.rundir.topology import EQUAL_AXES
 
@@ -46,8 +47,8 @@ _WHAT = {  # what a phase does, where its name does not say it
 class OwnTimes(NamedTuple):
     """What R ranks did at a step: `times` (R, 2, P) are milliseconds in PHASES, of CPU time and blocked.
 
-    `queued` (R,) are those in the run queue. `ranks` (R,) rise. `every` (R,): the next step that the rank
-    reports is the next multiple of this.
+    `queued` (R,) are those in the run queue. `ranks` (R,) rise. `every` (R,): of the next steps, the rank
+    reports one in so many, see `measured_steps`.
     """
 
     step: int
@@ -177,7 +178,8 @@ class _Peers:
         index, every = index[is_peer], reported.every[is_peer]
         times = np.full((len(self.ranks), 2, len(PHASES)), np.nan)
         times[index] = reported.times[is_peer]
-        self._next[index] = (reported.step // every + 1) * every
+        for one in np.unique(every).tolist():
+            self._next[index[every == one]] = next_measured(reported.step, one)
         # Not if a rank does not report the step: what the others took at it says little. One that reported
         # nothing when it should have is not waited for.
         is_awaited = self._next > reported.step

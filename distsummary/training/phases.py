@@ -16,6 +16,7 @@ from threading import get_ident, get_native_id
 from typing import Any
 
 from distsummary.base.guard import Counts, Guard, door
+from distsummary.format.measured_steps import is_measured
 from distsummary.format.records import PHASE_TAGS
 from distsummary.training.affordable import affordable_every
 from distsummary.training.device_times import DeviceTimes
@@ -40,7 +41,7 @@ ON_DEVICE = (*COMPUTING, WAIT)
 OWN_MS = "perf/own_ms"  # what the thread did by itself: CPU and blocked time of all phases but WAIT
 WAIT_MS = "perf/wait_ms"
 _NOTHING = (0.0, 0.0, 0.0)
-EVERY = f"{PHASE_TAGS}every"  # the next marked step is the next multiple of this; not reported while it is 1
+EVERY = f"{PHASE_TAGS}every"  # one step in so many is marked; not reported while it is 1
 STEP_PHASES = (
     *(tag for tags in TAGS.values() for tag in tags),
     *(OWN_MS, WAIT_MS, EVERY),
@@ -50,7 +51,7 @@ FIRST_MEASURED = 16  # the first steps, which are all marked, to know what it co
 MEASURED = 64  # marked steps after which it is looked again how long a step takes
 SKIPPED = 8  # of the first, in which caches are filled
 SHARE = 0.01  # of the time, what marks may cost on average
-AROUND_S = 90e-6  # what marks cost besides what is measured of them: torch's hooks, and to set them
+AROUND_S = 50e-6  # what marks cost besides what is measured of them: torch's hooks, and to set them
 IDLE_S = 6e-6  # what each step costs once not all are marked; mostly rows of other tags, see `Phases.take`
 MAX_EVERY = 64
 READINGS = 3  # of clocks that were not read together, at most
@@ -93,9 +94,8 @@ class ThreadClocks:
 class Phases:
     """Measures the phases of one thread's steps; calls from other threads are ignored.
 
-    Marks of a step take about 150 us. Of short steps only the multiples of `every`, a power of two, are
-    marked, so that marks take SHARE of the time. At other steps `current` is still reported, as far
-    as it costs nothing.
+    Marks of a step take about 130 us. Of short steps only one in `every`, a power of two, is marked, so that
+    marks take SHARE of the time. At other steps `current` is still reported, as far as it costs nothing.
 
     What fails here is counted; the step in which it fails is not measured, the next one is.
 
@@ -146,7 +146,8 @@ class Phases:
         self.on_failure: Callable[[str], None] = lambda reason: None
         self._is_weighed, self._cost_s = True, 0.0  # what it costs is measured; the CPU time in this step
         self._costs_s: list[float] = []
-        self._steps_ms: list[float] = []
+        self._steps = self._marked = 0  # so many, and marked ones, since it was chosen which are marked
+        self._chosen_s = 0.0  # when that was, on a clock that stands still in the run queue
         gc.callbacks.append(self._collect)
 
     def drop_step(self) -> None:
@@ -226,7 +227,7 @@ class Phases:
     @door()
     def begin_step(self, step: int) -> None:
         """A step begins, which is marked or not."""
-        is_marked = step % self.every == 0
+        is_marked = is_measured(step, self.every)
         if is_marked == self.is_marked:
             return
         if not is_marked:
@@ -251,27 +252,33 @@ class Phases:
     def end_step(self, step: int) -> dict[str, float]:
         """A step ends; returns what `take` does, if it is marked. RECORDING begins, as a part of the next."""
         found: dict[str, float] = {}
+        self._steps += 1
         if self.is_marked:
             found = self.take(RECORDING)
-            self._choose(found[OWN_MS] + found[WAIT_MS])
+            self._choose()
             if self.every > 1:
                 found[EVERY] = float(self.every)
         self.begin_step(step + 1)
         self.current = RECORDING
         return found
 
-    def _choose(self, step_ms: float) -> None:
-        """Choose which steps are marked from now on, at times."""
-        self._steps_ms.append(step_ms)
+    def _choose(self) -> None:
+        """Choose which steps are marked from now on, at times: by how long a step takes on average.
+
+        If some take so long that they are a good part of the time, more can be marked, and they are found.
+        """
+        self._marked += 1
         if self._is_weighed:
             self._costs_s.append(self._cost_s)
             self._cost_s = 0.0
-        if len(self._steps_ms) < (FIRST_MEASURED if self._is_weighed else MEASURED):
+            if self._marked == SKIPPED:
+                self._steps, self._chosen_s = 0, self._wall_s - self._queue_s
+        if self._marked < (FIRST_MEASURED if self._is_weighed else MEASURED):
             return
-        self._is_weighed = False
+        now_s = self._wall_s - self._queue_s
+        step_s = (now_s - self._chosen_s) / self._steps
+        self._is_weighed, self._marked, self._steps, self._chosen_s = False, 0, 0, now_s
         cost_s = statistics.median(self._costs_s[SKIPPED:]) + AROUND_S
-        step_s = 1e-3 * statistics.median(self._steps_ms[SKIPPED:])
-        self._steps_ms.clear()
         every = partial(affordable_every, step_s=step_s, share=SHARE, idle_s=IDLE_S, highest=MAX_EVERY)
         if every(cost_s) > self.every or every(STEADY * cost_s) < self.every:
             self.every = every(cost_s)

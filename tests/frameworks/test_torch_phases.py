@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from distsummary.format.measured_steps import is_measured, next_measured
 from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import Callback, RunContext
 from distsummary.training.device_times import DeviceTimes
@@ -141,7 +142,7 @@ def test_where_a_step_that_log_begins_is_is_unknown_if_it_is_not_marked() -> Non
         assert phases.current == REST
         run.log(loss=1.0, step=9)
         assert phases.current == UNKNOWN
-        run.log(loss=1.0, step=12)
+        run.log(loss=1.0, step=next_measured(9, 4))
         assert phases.current == REST
 
 
@@ -193,9 +194,9 @@ def test_steps_that_are_not_marked_leave_no_hook_and_compile_nothing_again(how: 
                 model(torch.ones(2, 4)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-            assert (hooks() > 0) == (number < 5 or number % phases.every == 0)
+            assert (hooks() > 0) == (number < 5 or is_measured(number, phases.every))
     marked = [number for number, logged in enumerate(keeps.logged, 1) if "perf/own_ms" in logged]
-    assert marked[:5] == [1, 2, 3, 4, 8]
+    assert marked == [1, 2, 3, 4, *(number for number in range(5, 30) if is_measured(number, 4))]
     assert all("perf/phase/forward/cpu_ms" in keeps.logged[number - 1] for number in marked)
 
 
@@ -417,4 +418,4 @@ def test_a_parameter_that_is_frozen_takes_no_hook_at_the_next_marked_step() -> N
             optimizer.step()
             optimizer.zero_grad()
     marked = [number for number, logged in enumerate(keeps.logged, 1) if "perf/own_ms" in logged]
-    assert marked == [1, 4, 8, 12]
+    assert marked == [1, *(number for number in range(2, 13) if is_measured(number, 4))]

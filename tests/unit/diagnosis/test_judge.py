@@ -10,6 +10,7 @@ from distsummary.diagnosis.judge import Judge, OwnTimes, own_times
 from distsummary.diagnosis.slow import PHASES
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import InvalidValueError
+from distsummary.format.measured_steps import is_measured
 
 CPU, BLOCKED = range(2)
 
@@ -209,13 +210,13 @@ def test_a_rank_that_joins_ends_no_verdict_and_is_not_blamed_for_its_first_steps
 
 @pytest.mark.parametrize("last", [10, 64, 100, 130])
 def test_a_rank_that_is_gone_holds_up_no_one(last: int) -> None:
-    """Rank 3 reports every 64th step, and nothing after `last`."""
+    """Rank 3 reports one step in 64, and nothing after `last`."""
     judge = Judge(one_axis)
     changed = []
     for step in range(1, 1001):
         one = reported(step, 4, slow=1 if step >= 200 else None)
         one.every[3] = 64
-        if step > last or (step > 8 and step % 64):
+        if step > last or (step > 8 and not is_measured(step, 64)):
             one = first(one, 3)
         changed += judge.add(one)
     [begun] = changed
@@ -238,13 +239,14 @@ def test_only_steps_that_all_ranks_report_are_judged() -> None:
     changed = []
     for step in range(1, 401):
         one = reported(step, 4, slow=1 if step >= 200 else None)
-        one.every[3] = 4  # rank 3 reports every fourth step
-        if step > 20 and step % 4:
+        one.every[3] = 4  # rank 3 reports one step in four
+        if step > 20 and not is_measured(step, 4):
             one = first(one, 3)
         changed += judge.add(one)
     [begun] = changed
-    assert (begun.rank, begun.cause, begun.since_step) == (1, "data", 200)
-    assert begun.reported_step == 216  # five steps that are reported
+    since, *_, fifth = [step for step in range(200, 230) if is_measured(step, 4)][:5]
+    assert (begun.rank, begun.cause, begun.since_step) == (1, "data", since)
+    assert begun.reported_step == fifth
 
 
 def test_own_times_reports_which_step_a_rank_reports_next() -> None:
