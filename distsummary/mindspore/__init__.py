@@ -1,7 +1,7 @@
-"""Inside MindSpore: the names of `mindspore` and `mindspore.train` that record, for MindSpore's own `Model`.
+"""Inside MindSpore: all names of `mindspore.train`, and its four operators, for MindSpore's own `Model`.
 
 `SummaryCollector` and `SummaryRecord` are ours, `SummaryLandscape` is MindSpore's with a few repairs. The
-others, which write no event files, are MindSpore's own, the four operators among them.
+others, which write no event files, are MindSpore's own.
 """
 
 from distsummary.mindspore.supported import require_mindspore
@@ -14,33 +14,20 @@ from mindspore.ops import (  # noqa: E402  # MindSpore's version is checked befo
     ScalarSummary,
     TensorSummary,
 )
-from mindspore.train import (  # noqa: E402
-    CheckpointConfig,
-    History,
-    LambdaCallback,
-    LearningRateScheduler,
-    LossMonitor,
-    ModelCheckpoint,
-    TimeMonitor,
-)
+from mindspore.train import *  # noqa: E402, F403
+from mindspore.train import __all__ as _of_train  # noqa: E402
 
 from distsummary.mindspore.collector import SummaryCollector  # noqa: E402
 from distsummary.mindspore.landscape import SummaryLandscape  # noqa: E402
 from distsummary.mindspore.record import SummaryRecord  # noqa: E402
 
 __all__ = [
-    "CheckpointConfig",
     "HistogramSummary",
-    "History",
     "ImageSummary",
-    "LambdaCallback",
-    "LearningRateScheduler",
-    "LossMonitor",
-    "ModelCheckpoint",
     "ScalarSummary",
     "SummaryCollector",
     "SummaryLandscape",
     "SummaryRecord",
     "TensorSummary",
-    "TimeMonitor",
 ]
+__all__ += [name for name in _of_train if name not in __all__]

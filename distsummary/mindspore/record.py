@@ -3,6 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
+from mindspore.nn import Cell
+
+from distsummary.base.checks import check_type
 from distsummary.collect import record
 from distsummary.mindspore.operators import drain, take_cache
 
@@ -22,7 +25,11 @@ class SummaryRecord(record.SummaryRecord):
     def record(
         self, step: int, train_network: object = None, plugin_filter: Callable[[str], bool] | None = None
     ) -> bool:
-        """Write the values collected so far, and those that operators cached, as the event of a step."""
+        """Write the values collected so far, and those that operators cached, as the event of a step.
+
+        Raises InvalidTypeError for bad arguments, WriteError for an earlier failure (`raise_exception`).
+        """
+        check_type("train_network", train_network, Cell, optional=True)
         if self._mode == "train":
             self._failures.call("operators", drain)
         return super().record(step, train_network, plugin_filter)

@@ -49,7 +49,7 @@ class TestMindSpore(FrameworkSuite):
         return nn.SGD(model.trainable_params(), learning_rate)
 
     def fill(self, tensor, value):
-        full = np.full(tensor.shape, value, mindspore.dtype_to_nptype(tensor.dtype))
+        full = np.full(tensor.shape, value, tensor.asnumpy().dtype)
         tensor.assign_value(mindspore.Tensor(full))
 
     def test_parameters_are_tensors(self, framework):
@@ -120,6 +120,11 @@ def test_the_loss_may_be_the_first_of_several_outputs():
 def test_a_complex_tensor_is_no_number():
     with pytest.raises(InvalidTypeError, match="real number"):
         scalar("x", mindspore.Tensor(1j, mindspore.complex64))
+
+
+def test_a_tensor_of_float8_is_refused():
+    with pytest.raises(InvalidTypeError, match="Float8E5M2 has no numbers for NumPy; cast it"):
+        checked_value("tensor", "x", mindspore.Tensor([], mindspore.float8_e5m2))
 
 
 def test_a_graph_that_mindspore_compiled_is_taken_as_it_is():

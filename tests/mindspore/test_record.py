@@ -6,7 +6,6 @@ import pytest
 from mindspore import nn, ops
 from mindspore.train import lineage_pb2
 
-from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.mindspore import SummaryRecord
 from tests.mindspore.trainings import Lenet, lineage_of, values_of
 
@@ -46,34 +45,6 @@ def test_its_values_are_those_of_mindspores_own_record(tmp_path):
                 record.add_value("histogram", "a parameter", given["parameter"])
                 assert record.record(step)
     assert values_of(tmp_path / "ours") == values_of(tmp_path / "theirs")
-
-
-def test_what_kills_mindspores_writer_is_recorded(tmp_path):
-    with SummaryRecord(str(tmp_path)) as record:
-        record.add_value("histogram", "bools", mindspore.Tensor([True, False, True]))
-        record.add_value("tensor", "small", mindspore.Tensor([1.5, 2.5], mindspore.bfloat16))
-        record.record(1)
-        assert record.flush()
-    assert values_of(tmp_path).keys() == {("histogram", "bools"), ("tensor", "small")}
-
-
-@pytest.mark.parametrize(
-    ("plugin", "name", "value", "error"),
-    [
-        ("unknown", "x", mindspore.Tensor(1.0), InvalidValueError),
-        ("scalar", "", mindspore.Tensor(1.0), InvalidValueError),
-        ("scalar", 1, mindspore.Tensor(1.0), InvalidTypeError),
-        ("scalar", "x", "text", InvalidTypeError),
-        ("scalar", "x", mindspore.Tensor([1.0, 2.0]), InvalidValueError),
-        ("image", "x", mindspore.Tensor(np.ones((2, 3, 4, 5, 6), np.float32)), InvalidValueError),
-        ("tensor", "x", mindspore.Tensor(1.0), InvalidValueError),
-        ("histogram", "x", mindspore.Tensor(1.0), InvalidValueError),
-        ("train_lineage", "x", lineage_pb2.EvaluationLineage(), InvalidTypeError),
-    ],
-)
-def test_what_mindspore_refuses_is_refused(tmp_path, plugin, name, value, error):
-    with SummaryRecord(str(tmp_path)) as record, pytest.raises(error):
-        record.add_value(plugin, name, value)
 
 
 def test_a_callback_with_a_record_of_its_own(tmp_path):
