@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from stat import S_IWUSR
 from typing import Any, Literal
 
 import distsummary
@@ -31,9 +32,10 @@ from distsummary.collect.rank_checks import check_checksums
 from distsummary.collect.run_settings import RunSettings
 from distsummary.collect.session import Session
 from distsummary.diagnosis.diagnose import Diagnose
+from distsummary.events.segments import segments
 from distsummary.events.spec import DROP, WAIT, WriterSpec
 from distsummary.format.compatibility import AS_MINDSPORE, OURS
-from distsummary.format.records import WRITTEN
+from distsummary.format.records import MINDSPORE, WRITTEN
 from distsummary.rundir.coordination import Coordinator
 from distsummary.rundir.numbered import is_numbered
 from distsummary.rundir.topology import Topology
@@ -209,10 +211,17 @@ class SummaryCollector(CollectorCallback):
         return found
 
     def _publish_attempt(self, session: Session) -> None:
-        """Print that the directory holds a training already; `ds.init` asks the user, by `on_existing`."""
-        if session.attempt > 0 and session.topology.rank == 0 and self._given is None:
+        """Print what the directory holds already; `ds.init` asks the user, by `on_existing`."""
+        base = self.run_dir.base
+        if session.topology.rank != 0 or self._given is not None:
+            return
+        if session.attempt > 0:
             announced(
-                f"distsummary: {self.run_dir.base} holds a training already; this one is attempt "
-                f"{session.attempt}, which viewers show instead from its first step on; for a run of its "
-                "own, name another summary_dir"
+                f"distsummary: {base} holds a training already; this one is attempt {session.attempt}, which "
+                "viewers show instead from its first step on; for a run of its own, name another summary_dir"
+            )
+        elif any(not path.stat().st_mode & S_IWUSR for path in segments(base, MINDSPORE)):
+            announced(  # only MindSpore's files may not be written
+                f"distsummary: {base} holds a training that MindSpore recorded, and viewers show both as "
+                "one; name another summary_dir"
             )

@@ -111,6 +111,15 @@ def test_a_collector_records_one_training_after_the_other(tmp_path):
     assert [one["attempt"] for one in attempts] == [0, 1]
 
 
+def test_a_training_that_mindspore_recorded_in_the_directory_is_announced(tmp_path, capsys):
+    options = {"collect_specified_data": {"collect_landscape": None}}
+    for kind, is_said in ((mindspore.SummaryCollector, False), (SummaryCollector, True)):
+        collector = kind(str(tmp_path), **options)
+        model_of(Mlp()).train(1, features(), callbacks=[collector], dataset_sink_mode=False)
+        said = "holds a training that MindSpore recorded, and viewers show both as one"
+        assert (said in capsys.readouterr().err) == is_said
+
+
 def test_mixed_precision_and_a_loss_scale_are_recorded(tmp_path):
     collector = SummaryCollector(str(tmp_path), collect_freq=1)
     manager = FixedLossScaleManager(1024.0, drop_overflow_update=False)
