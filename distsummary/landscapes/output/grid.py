@@ -193,6 +193,9 @@ class Grid:
             check_kind(meta, _META, name="its meta")
             if any(abs(number) >> 63 for number in meta["numbers"]):
                 raise DamagedFileError("a number of a checkpoint has more than 63 bits")
+            for name in ("rounding", "lengths"):
+                if others := (meta.get(name) or {}).keys() - {"x", "y"}:
+                    raise DamagedFileError(f"{name} of {', '.join(sorted(others))}; a plane has x and y")
             meta |= {name: tuple(value) for name, value in meta.items() if isinstance(value, list)}
             arrays: dict[str, Any] = {name: saved[name] for name in ARRAYS}
             measured = {n.removeprefix(QUANTITY): one for n, one in saved.items() if n.startswith(QUANTITY)}

@@ -226,16 +226,28 @@ def test_an_archive_that_is_no_grid_is_refused_before_it_is_inflated(
     assert (run.landscapes, len(run.problems)) == ({}, 1)
 
 
-def test_a_grid_whose_checkpoints_have_numbers_beyond_64_bits_is_damage() -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "damage"),
+    [
+        ("numbers", [2**63 - 1], None),
+        ("numbers", [2**63], "more than 63 bits"),
+        ("numbers", [-(10**30)], "more than 63 bits"),
+        ("rounding", {"x": 0.5}, None),
+        ("rounding", {"x": 0.5, "rA": 0.5}, "rounding of rA; a plane has x and y"),
+        ("lengths", {"": 0.5}, "lengths of "),
+    ],
+)
+def test_a_grid_whose_meta_holds_what_it_cannot_is_damage(
+    name: str, value: object, damage: str | None
+) -> None:
     saved = make_grid().to_npz()
     with np.load(io.BytesIO(saved)) as archive:
         arrays = {name: archive[name] for name in archive.files}
     meta = json.loads(str(arrays["meta"]))
-    for numbers, is_damage in (([2**63 - 1], False), ([2**63], True), ([-(10**30)], True)):
-        changed = io.BytesIO()
-        np.savez(changed, **arrays | {"meta": np.array(json.dumps(meta | {"numbers": numbers}))})
-        with pytest.raises(DamagedFileError, match="more than 63 bits") if is_damage else nullcontext():
-            LossGrid.from_npz(changed.getvalue())
+    changed = io.BytesIO()
+    np.savez(changed, **arrays | {"meta": np.array(json.dumps(meta | {name: value}))})
+    with pytest.raises(DamagedFileError, match=damage) if damage else nullcontext():
+        LossGrid.from_npz(changed.getvalue())
 
 
 def test_what_is_no_saved_grid_is_refused_with_its_path(tmp_path: Path) -> None:
