@@ -19,7 +19,7 @@ import distsummary.mindspore
 from distsummary.errors import ClosedError
 from distsummary.mindspore import SummaryCollector, SummaryRecord
 from tests.mindspore.trainings import Lenet, Mlp, features, images, lineage_of, model_of, values_of
-from tests.mindspore_pages import BAD
+from tests.mindspore_pages import APPENDED, BAD, COUNTS, POLICIES
 
 pytestmark = pytest.mark.interop
 
@@ -189,6 +189,29 @@ def test_a_file_is_no_summary_dir(tmp_path, kind):
 def test_checkpoints_refuse_what_they_refuse_on_torch(bad):
     for error in bad.errors:
         check(error, lambda: getattr(distsummary.mindspore, bad.name)(**bad.arguments))
+
+
+@pytest.mark.parametrize(
+    ("more", "error"),
+    [
+        ({"format": "other"}, None),
+        ({"crc_check": 1}, ValueError),
+        ({"format": "safetensors", "crc_check": True}, ValueError),
+        ({"format": "safetensors", "enc_key": b"0123456789ABCDEF"}, ValueError),
+        ({"format": "safetensors", "exception_save": True}, ValueError),
+    ],
+    ids=str,
+)
+def test_checkpoints_are_of_mindspores_formats(more, error):
+    check(error, lambda: distsummary.mindspore.CheckpointConfig(**more))
+
+
+def test_checkpoints_have_the_rules_that_they_have_on_torch():
+    for given, kept in POLICIES.items():
+        config = distsummary.mindspore.CheckpointConfig(*given)
+        assert tuple(getattr(config, name) for name in COUNTS) == kept
+    for info, appended in APPENDED:
+        assert distsummary.mindspore.CheckpointConfig(append_info=info).append_dict == appended
 
 
 @pytest.mark.parametrize("value", [True, None, [1, "a"], 2**40, 2**80])
