@@ -1,10 +1,11 @@
 """What is still open when the interpreter ends is closed, the newest first; only weak references keep it."""
 
 import atexit
+import sys
 import weakref
 from collections.abc import Callable
 
-from distsummary.base.processes import in_ray
+from distsummary.base.processes import in_ray, ipython_shell
 
 _open: list[weakref.WeakMethod[Callable[[], object]]] = []
 _is_registered = False
@@ -23,6 +24,14 @@ def close_at_exit(close: Callable[[], object]) -> None:
 def is_closed(close: Callable[[], object]) -> None:
     """Do not call the method any more."""
     _open[:] = [reference for reference in _open if reference() != close]
+
+
+def process_error() -> BaseException | None:
+    """The exception that ends the process, if there is one: of a notebook, that of its last cell."""
+    if getattr(ipython_shell(), "last_execution_succeeded", False):
+        return None
+    error = getattr(sys, "last_value", None)
+    return error if isinstance(error, BaseException) else None
 
 
 def _close_all() -> None:

@@ -26,6 +26,13 @@ def in_ray(modules: Mapping[str, ModuleType] | None = None) -> bool:
     return bool(is_initialized and is_initialized())
 
 
+def ipython_shell(modules: Mapping[str, ModuleType] | None = None) -> Any:
+    """The shell whose cells this process runs, such as that of a notebook, else None; imports no IPython."""
+    ipython = (sys.modules if modules is None else modules).get("IPython")
+    get_ipython = getattr(ipython, "get_ipython", None)
+    return get_ipython() if get_ipython else None
+
+
 def is_alive(process: Mapping[str, Any]) -> bool | None:
     """Whether a process, given by the pid fields of a Topology, still runs; None if that cannot be known."""
     space = str(process.get("pid_space") or "")

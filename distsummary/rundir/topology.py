@@ -14,6 +14,7 @@ from typing import Any
 from distsummary.base.checks import check_choice, check_int, check_type
 from distsummary.base.processes import (
     in_ray,
+    ipython_shell,
     is_alive,
     is_masked,
     mask,
@@ -199,11 +200,9 @@ def has_cluster() -> bool:
 
 
 def in_notebook(modules: Mapping[str, ModuleType] | None = None) -> bool:
-    """Whether this process is the kernel of a notebook; does not import IPython."""
-    ipython = (sys.modules if modules is None else modules).get("IPython")
-    get_ipython = getattr(ipython, "get_ipython", None)
-    shell = get_ipython() if get_ipython else None
-    return any(kind.__name__ == "ZMQInteractiveShell" for kind in type(shell).__mro__)  # incl. subclasses
+    """Whether this process is the kernel of a notebook."""
+    kinds = type(ipython_shell(modules)).__mro__  # subclasses count
+    return any(kind.__name__ == "ZMQInteractiveShell" for kind in kinds)
 
 
 def note_driver(driver: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from distsummary.base.at_exit import close_at_exit, is_closed
+from distsummary.base.at_exit import close_at_exit, is_closed, process_error
 from distsummary.base.checks import check_int, check_type
 from distsummary.base.guard import Guard, calls_user, check, door
 from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError, NonFiniteError
@@ -776,8 +776,7 @@ class Run(Recording):
 
     @door()
     def _close_at_exit(self) -> None:
-        error = getattr(sys, "last_value", None)  # the exception that ended the process, if there was one
-        if isinstance(error, BaseException):
+        if (error := process_error()) is not None:
             self._leave(error)
         else:
             self.close()
