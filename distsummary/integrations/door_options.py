@@ -1,8 +1,9 @@
-"""The options of doors: the arguments for `ds.init` that the variable DISTSUMMARY_OPTIONS holds."""
+"""The variables of doors: DISTSUMMARY, the run dir, and DISTSUMMARY_OPTIONS, arguments for `ds.init`."""
 
 from inspect import signature
 from typing import Any
 
+VARIABLE = "DISTSUMMARY"
 OPTIONS = "DISTSUMMARY_OPTIONS"
 TEE = "tee"
 # Arguments of `ds.init` that are no options: the script decides them.

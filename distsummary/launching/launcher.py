@@ -28,6 +28,7 @@ from distsummary.base.extras import require
 from distsummary.base.interrupts import handles_interrupts
 from distsummary.base.processes import own_process
 from distsummary.errors import InvalidTypeError, InvalidValueError, RanksFailedError
+from distsummary.integrations.door_options import OPTIONS, VARIABLE
 from distsummary.launching.rank_ends import (
     STOPPED,
     RankEnd,
@@ -72,13 +73,13 @@ def launch(
     """Run `train_fn(*args)` in one process per rank on Ray and return the results in rank order.
 
     Each process gets the variables RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR and
-    MASTER_PORT, as torchrun would set them, this process's `sys.argv`, and an initialised torch.distributed
-    (unless `backend` is None), so that `ds.init` finds the rank by itself. If this process is not connected
-    to Ray, it joins the cluster at RAY_ADDRESS or, if this variable is not set, the one that `ray start` has
-    started for this user on this machine, which is the one that `ray.init()` finds; at the end it
-    disconnects. If there is none, or it runs another version of Ray or has no room for the ranks, a local
-    cluster is started that is large enough; one line gives the reason. A Run that `train_fn` leaves open is
-    closed when the rank's process ends.
+    MASTER_PORT, as torchrun would set them, this process's `sys.argv`, DISTSUMMARY and DISTSUMMARY_OPTIONS,
+    and an initialised torch.distributed (unless `backend` is None), so that `ds.init` finds the rank by
+    itself. If this process is not connected to Ray, it joins the cluster at RAY_ADDRESS or, if this variable
+    is not set, the one that `ray start` has started for this user on this machine, which is the one that
+    `ray.init()` finds; at the end it disconnects. If there is none, or it runs another version of Ray or has
+    no room for the ranks, a local cluster is started that is large enough; one line gives the reason. A Run
+    that `train_fn` leaves open is closed when the rank's process ends.
 
     Args:
         train_fn, args: the function and its arguments; they and the result must be picklable.
@@ -151,7 +152,7 @@ def _run(
         stages.begin("importing torch and connecting the ranks" if backend else "connecting the ranks")
         driver = own_process()
         running[:] = [
-            actor.join.remote(environment, backend, driver, sys.argv)
+            actor.join.remote(environment | zero_lines(os.environ), backend, driver, sys.argv)
             for actor, environment in zip(actors, plan_environments(places, launch_id), strict=True)
         ]
         _wait(running, places)
@@ -306,6 +307,14 @@ def plan_environments(places: Sequence[RankPlace], launch_id: str) -> list[dict[
         }
         for rank, place in enumerate(places)
     ]
+
+
+def zero_lines(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that have ranks recorded without a line, whose processes Ray may have started before."""
+    found = {name: environ[name] for name in (VARIABLE, OPTIONS) if environ.get(name)}
+    if VARIABLE in found and "://" not in found[VARIABLE]:
+        found[VARIABLE] = os.path.abspath(found[VARIABLE])  # ranks may run elsewhere
+    return found
 
 
 def describe_places(places: Sequence[RankPlace]) -> list[str]:

@@ -48,6 +48,15 @@ def test_a_script_finds_its_own_arguments_on_every_rank(monkeypatch):
     assert launch(lambda: sys.argv, ranks=2, backend=None) == [["train.py", "--lr", "0.1"]] * 2
 
 
+def test_ranks_get_the_variables_of_zero_lines(monkeypatch):
+    monkeypatch.setenv("DISTSUMMARY", "runs/{time}")
+    monkeypatch.setenv("DISTSUMMARY_OPTIONS", "{}")
+    names = ("DISTSUMMARY", "DISTSUMMARY_OPTIONS")
+    found = launch(lambda: [os.environ.get(name) for name in names], ranks=1, backend=None)
+    assert found == [[os.path.abspath("runs/{time}"), "{}"]]
+    assert launcher.zero_lines({"DISTSUMMARY": "s3://bucket/run"}) == {"DISTSUMMARY": "s3://bucket/run"}
+
+
 def test_gloo_is_initialised_and_sums_over_the_ranks():
     def train():
         import torch
