@@ -65,10 +65,10 @@ def measure(directory: Path, steps: int, *, clips: bool, place: int) -> dict[str
     found["ds.init"] = train(steps, clips=clips, own_run=directory / f"init{place}")
     arm(str(directory / f"door{place}"), '{"quiet": true, "config": {}}')
     found["zero lines"] = train(steps, clips=clips)
+    [run] = open_runs()  # before the door is closed, which may hold it alone: then it would close in a thread
     close_door()
-    for run in open_runs():  # none if the optimizer, which its run follows, has been collected as garbage
-        run.close()
-        assert run.step == steps
+    run.close()
+    assert run.step == steps
     return found
 
 
