@@ -108,7 +108,9 @@ class Norms(Source):
         if self._has_steps and not self._has_norms and next(self._model.parameters(), None) is not None:
             self._failures.count(
                 "norms: none were measured, since no torch.optim.Optimizer that holds parameters of the "
-                "watched model stepped in a step of the run; call optimizer.step() inside of run.steps"
+                "watched model stepped in a step of the run; call optimizer.step() inside of run.steps; "
+                "where the optimizer holds copies, as ZeRO's does, log its own norm, of DeepSpeed: "
+                "run.log(grad_norm=engine.get_global_grad_norm())"
             )
             self._has_steps = False
 

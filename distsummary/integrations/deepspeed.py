@@ -34,6 +34,7 @@ def _step(call: Any) -> Any:
         followed = door.current_door()
         if followed is None:
             return call(engine, *args, **named)
+        followed.model = engine.module  # ZeRO's optimizer holds flat copies of its parameters
         followed.call(followed.begin_parts)
         is_done = False
         try:

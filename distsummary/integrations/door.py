@@ -13,7 +13,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.compiler import is_compiling
 from torch.optim import Optimizer
@@ -27,7 +27,7 @@ from distsummary.integrations.step_rounds import StepRounds
 if TYPE_CHECKING:  # it imports much
     from distsummary.integrations.door_run import DoorRun
 
-Begin: TypeAlias = Callable[[Optimizer], tuple["DoorRun | None", Optimizer | None]]
+Begin: TypeAlias = Callable[[Optimizer, nn.Module | None], tuple["DoorRun | None", Optimizer | None]]
 TRAINS = ("note_scaled", "begin_backward", "begin_step")  # calls by which the thread that trains is known
 FOLLOWED = "_distsummary_follows"  # an attribute of steps of optimizers which report to the door
 
@@ -42,8 +42,9 @@ class Door:
     which an optimizer may call several times in a step, the first evaluation counts.
 
     Args:
-        begin: begins the run, at the first step of the optimizer that it is called with. It returns the run
-            (None: there is nothing to record) and the only optimizer, if there is only one.
+        begin: begins the run, at the first step of the optimizer that it is called with, and with the model,
+            None if no host has named it. It returns the run (None: there is nothing to record) and the only
+            optimizer, if there is only one.
         is_default: whether it gives way to one that is not.
     """
 
@@ -52,6 +53,7 @@ class Door:
         self._pid, self._thread = os.getpid(), 0  # of the training; 0: nothing was trained yet
         self._guard = Guard()
         self.run: DoorRun | None = None
+        self.model: nn.Module | None = None  # that a host has named
         self._rounds = StepRounds()
         self._calling: list[Optimizer] = []  # optimizers that are stepping, each called by the one before
         self._wrapped: list[Optimizer] = []  # that the outermost one of them has called
@@ -144,7 +146,7 @@ class Door:
 
     def _begin_run(self, optimizer: Optimizer) -> None:
         try:
-            self.run, last = self.begin(optimizer)
+            self.run, last = self.begin(optimizer, self.model)
         except Exception as error:
             if passes(error, is_door=False):
                 raise
@@ -217,7 +219,7 @@ class Door:
 
 
 def open_door(begin: Begin, *, is_default: bool = False) -> Door:
-    """Follow the next training, in place of the door that is open, if one is.
+    """Follow the next training, in place of the door that is open, if one is, whose run ends.
 
     A default one, for which nobody has chosen anything, stays closed if one is open that is none.
     """
@@ -227,6 +229,7 @@ def open_door(begin: Begin, *, is_default: bool = False) -> Door:
         return door
     _door = door
     if before is not None:
+        before.call(before.end, None)
         return door
     _replace(Optimizer, "profile_hook_step", staticmethod(_steps(Optimizer.profile_hook_step)))
     _replace(torch.autograd, "backward", _backward(torch.autograd.backward))

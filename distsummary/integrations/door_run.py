@@ -20,6 +20,7 @@ from distsummary.frameworks.torch import local_part
 from distsummary.frameworks.torch_hook import Hook
 from distsummary.frameworks.torch_modules import unwrap
 from distsummary.integrations.launch_dir import launch_dir
+from distsummary.integrations.tested_hosts import name_untested
 from distsummary.rundir import topology as topologies
 from distsummary.training.forks import forkables
 from distsummary.training.phases import CHECKPOINT, DATA, EVALUATION, FORWARD, REST, Phases
@@ -34,11 +35,13 @@ class Training:
         run_dir: may have {time} in it.
         options: further arguments for `ds.init`. By default, the initial step is the number of steps that the
             optimizer has made.
+        model: what is trained, if a host has named it; by default that of the optimizer's parameters.
         has_reports: whether numbers of a step are reported when it has ended: by a host, or a tee.
     """
 
     run_dir: str
     options: Mapping[str, Any]
+    model: nn.Module | None = None
     has_reports: bool = False
 
 
@@ -55,11 +58,15 @@ def begin_run(training: Training, optimizer: Optimizer) -> "tuple[DoorRun | None
     kinds = {kind for kind in {type(one) for one in alive} if issubclass(kind, (Optimizer, nn.Module))}
     alive = [one for one in alive if type(one) in kinds]
     optimizers = [one for one in alive if isinstance(one, Optimizer) and _is_called(one)]
-    model = model_of(optimizer, [one for one in alive if isinstance(one, nn.Module)])
+    model = training.model
+    if model is None:
+        model = model_of(optimizer, [one for one in alive if isinstance(one, nn.Module)])
     del alive
     arguments = {"optimizer": optimizer, "initial_step": steps_done(optimizer), **training.options}
     directory = launch_dir(training.run_dir, topologies.detect())
     run = init(directory, watch=model, **arguments)
+    if run.rank == 0:
+        name_untested()
     return DoorRun(run, model, has_reports=training.has_reports), optimizer if len(optimizers) == 1 else None
 
 

@@ -4,16 +4,15 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from torch import nn
 from torch.optim import Optimizer
 
 from distsummary.collect.config import read_config
 from distsummary.integrations.deepspeed import follow_deepspeed
 from distsummary.integrations.door import Door, close_door, follow, open_door
-from distsummary.integrations.door_options import OPTIONS, read_options
+from distsummary.integrations.door_options import OPTIONS, VARIABLE, read_options
 from distsummary.integrations.door_run import DoorRun, Training, begin_run, is_number
 from distsummary.training.run import Run
-
-VARIABLE = "DISTSUMMARY"  # the run dir of hosts that are given none
 
 
 class Hosted:
@@ -51,9 +50,10 @@ class Hosted:
         self.end()
         self._known = options
 
-        def begin(optimizer: Optimizer) -> tuple[DoorRun | None, Optimizer | None]:
+        def begin(optimizer: Optimizer, model: nn.Module | None) -> tuple[DoorRun | None, Optimizer | None]:
             chosen = self._known | read_options(os.environ.get(OPTIONS, "")) | self._options
-            return begin_run(Training(run_dir=self._run_dir, options=chosen, has_reports=True), optimizer)
+            training = Training(run_dir=self._run_dir, options=chosen, model=model, has_reports=True)
+            return begin_run(training, optimizer)
 
         self._door = open_door(begin, is_default=self._is_default)
         follow_deepspeed()

@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:
-    from pytorch_lightning import Callback  # the older name of the same package
+    from pytorch_lightning import Callback, Trainer  # the older name of the same package
     from pytorch_lightning.loggers import Logger
-    from pytorch_lightning.trainer.connectors import logger_connector
 else:
-    from lightning.pytorch import Callback
+    from lightning.pytorch import Callback, Trainer
     from lightning.pytorch.loggers import Logger
-    from lightning.pytorch.trainer.connectors import logger_connector
 
+from distsummary.integrations.after_import import after_import
 from distsummary.integrations.hosted import Hosted
 
 
@@ -42,7 +41,7 @@ class DistSummaryCallback(Callback):  # type: ignore[misc]  # without types here
         self._hosted.begin(
             optimizers=trainer.optimizers,
             config=settings or None,
-            initial_step=trainer.fit_loop.epoch_loop._batches_that_stepped,
+            initial_step=_steps_done(trainer),
         )
 
     def on_logged(self, trainer: Any, metrics: Mapping[str, Any], step: int | None) -> None:
@@ -61,6 +60,17 @@ class DistSummaryCallback(Callback):  # type: ignore[misc]  # without types here
         self._hosted.end()
 
 
+def _steps_done(trainer: Any) -> int:
+    """How many steps a training has made; without Lightning's own counter, those of all its optimizers."""
+    loop = trainer.fit_loop.epoch_loop
+    return int(getattr(loop, "_batches_that_stepped", trainer.global_step))
+
+
+def _follow_connector(module: Any) -> None:
+    connector = module._LoggerConnector
+    connector.log_metrics = _reported(connector.log_metrics)
+
+
 def _reported(call: Any) -> Any:
     """What a Trainer passes the metrics of a step, an epoch or a validation to its loggers by."""
 
@@ -74,8 +84,7 @@ def _reported(call: Any) -> Any:
     return log_metrics
 
 
-_Connector = logger_connector._LoggerConnector
-_Connector.log_metrics = _reported(_Connector.log_metrics)
+after_import(f"{Trainer.__module__.rpartition('.')[0]}.connectors.logger_connector", _follow_connector)
 
 
 class DistSummaryLogger(Logger):  # type: ignore[misc]  # without types here

@@ -1,7 +1,7 @@
 """Callbacks for Ray Train: the run learns what its ranks cannot report, such as why Ray ended them.
 
-Ray's controller calls them. The classes that report all of it are Ray's developer API, known here in the
-version TESTED; where another one has moved them, `DistSummaryCallback` is the one of the public API.
+Ray's controller calls them. The classes that report all of it are Ray's developer API; where a version has
+moved them, `DistSummaryCallback` is the one of the public API.
 """
 
 import json
@@ -18,7 +18,8 @@ from distsummary.base.columns import named
 from distsummary.base.guard import Guard, door
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.verdict import MESSAGE, Verdict
-from distsummary.integrations.door_options import OPTIONS
+from distsummary.integrations.door_options import OPTIONS, VARIABLE
+from distsummary.integrations.tested_hosts import name_untested
 from distsummary.rundir.attempts import newest_attempt, note_deaths, note_state
 from distsummary.rundir.run_dir import TIME, RunDir, dated_run_dir
 from distsummary.rundir.states import read_run
@@ -34,8 +35,6 @@ except ImportError as error:
 
 logger = logging.getLogger(__name__)
 
-TESTED = "2.60"
-VARIABLE = "DISTSUMMARY"
 MOST = 300  # characters of a reason
 _HOOKS = {  # the classes of Ray's developer API, and what is called of them
     "ControllerCallback": (
@@ -74,6 +73,7 @@ class _Controller:
         self._run_dir = os.path.abspath(run_dir or os.environ.get(VARIABLE) or "runs/{time}")
         self._before = -1  # the newest attempt of the run before the workers started
         self._noted: set[int] = set()  # ranks whose ends are noted
+        name_untested()
 
     def _find(self, run_name: str) -> None:
         """Find the run, as its ranks do; the DISTSUMMARY of Ray's processes precedes."""
@@ -175,10 +175,6 @@ class _ControllerCallback(_Controller, *_CLASSES):  # type: ignore[misc]  # as a
         self._size = 0  # workers
         self._failed: list[int] = []  # ranks of them
         self._resize = ""  # why the workers end, if Ray wants another number of them
-        if not ray.__version__.startswith(f"{TESTED}."):
-            logger.warning(
-                "Ray %s: the callback of distsummary was tested with Ray %s", ray.__version__, TESTED
-            )
 
     @door()
     def after_controller_start(self, train_run_context: Any) -> None:
@@ -258,8 +254,7 @@ class _ControllerCallback(_Controller, *_CLASSES):  # type: ignore[misc]  # as a
 DistSummaryCallback = _ControllerCallback if _CLASSES else DistSummaryUserCallback
 if not _CLASSES:
     logger.warning(
-        "Ray %s has moved the classes that Ray %s has for callbacks of its controller: only the reason why a "
-        "worker fails is noted; upgrade distsummary",
+        "Ray %s has moved its classes for callbacks of its controller: only the reason why a worker fails is "
+        "noted; upgrade distsummary",
         ray.__version__,
-        TESTED,
     )

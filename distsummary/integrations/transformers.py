@@ -4,8 +4,8 @@ import os
 from typing import Any
 
 from transformers import TrainerCallback
-from transformers.integrations import integration_utils
 
+from distsummary.integrations.after_import import after_import
 from distsummary.integrations.hosted import Hosted
 
 EVALUATED = "eval_"  # how the Trainer's names of metrics begin
@@ -57,4 +57,8 @@ class DefaultCallback(DistSummaryCallback):
     """What each Trainer has under DISTSUMMARY; it has its class since a Trainer warns of two of one class."""
 
 
-integration_utils.INTEGRATION_TO_CALLBACK["distsummary"] = DistSummaryCallback
+def _register(module: Any) -> None:
+    module.INTEGRATION_TO_CALLBACK["distsummary"] = DistSummaryCallback
+
+
+after_import("transformers.integrations.integration_utils", _register)

@@ -2,10 +2,12 @@
 
 import argparse
 import json
+import os
 import sys
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
 from torch.optim import Optimizer
 
 from distsummary.integrations.after_import import after_import
@@ -17,6 +19,8 @@ from distsummary.integrations.ray_functions import follow_functions, function_co
 if TYPE_CHECKING:  # it imports much
     from distsummary.integrations.door_run import DoorRun
 
+RAY_WORKER = "default_worker.py"  # the script of Ray's processes, whose arguments are no settings
+
 
 def arm(run_dir: str, options: str) -> None:
     """Record the training of this process, if it makes one.
@@ -25,13 +29,14 @@ def arm(run_dir: str, options: str) -> None:
         run_dir, options: the values of DISTSUMMARY and DISTSUMMARY_OPTIONS.
     """
 
-    def begin(optimizer: Optimizer) -> "tuple[DoorRun | None, Optimizer | None]":
+    def begin(optimizer: Optimizer, model: nn.Module | None) -> "tuple[DoorRun | None, Optimizer | None]":
         from distsummary.integrations.door_run import Training, begin_run
 
         chosen = read_options(options)
         if "config" not in chosen:
             chosen["config"] = function_config() or script_arguments(sys._getframe(1))
-        return begin_run(Training(run_dir=run_dir, options=chosen, has_reports=has_tee), optimizer)
+        training = Training(run_dir=run_dir, options=chosen, model=model, has_reports=has_tee)
+        return begin_run(training, optimizer)
 
     open_door(begin, is_default=True)
     after_import("transformers.trainer", _attach_callback)
@@ -60,7 +65,7 @@ def _asks_for_tee(options: str) -> bool:
 
 def script_arguments(frame: FrameType | None) -> argparse.Namespace | None:
     """What argparse has parsed for the script: the innermost Namespace in its variables."""
-    while frame is not None:
+    while frame is not None and os.path.basename(frame.f_code.co_filename) != RAY_WORKER:
         for found in (*frame.f_locals.values(), *frame.f_globals.values()):
             if type(found) is argparse.Namespace:
                 return found

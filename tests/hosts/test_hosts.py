@@ -16,7 +16,6 @@ from tests.patience import PATIENCE_S
 pytestmark = pytest.mark.interop
 
 PYTHON = ROOT / ".venv-hosts/bin/python"
-HAS_DEEPSPEED = any((ROOT / ".venv-hosts").glob("lib/python*/site-packages/deepspeed/__init__.py"))
 TRAININGS = ROOT / "tests/hosts/trainings.py"
 HOSTS = ("transformers", "lightning", "accelerate", "fabric", "keras")
 REPORTED = {
@@ -36,16 +35,22 @@ ACCELERATE = (  # several processes on CPUs are MPI's
 )
 
 
-def train(
-    directory: Path, *arguments: str, launcher: tuple[str | Path, ...] = (), **variables: str
-) -> list[Any]:
-    """What each rank of a training saw."""
+def start(directory: Path, *arguments: str, launcher: tuple[str | Path, ...] = (), **variables: str) -> str:
+    """Train; returns what it wrote to stderr."""
     directory.mkdir(exist_ok=True)
     command = [*(launcher or (PYTHON, "-W", "ignore")), TRAININGS, ".", *arguments]
     done = subprocess.run(
         command, cwd=directory, env=os.environ | variables, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def train(
+    directory: Path, *arguments: str, launcher: tuple[str | Path, ...] = (), **variables: str
+) -> list[Any]:
+    """What each rank of a training saw."""
+    start(directory, *arguments, launcher=launcher, **variables)
     ranks = 2 if launcher == TORCHRUN else 1
     return [json.loads((directory / f"{arguments[0]}.{rank}.json").read_text()) for rank in range(ranks)]
 
@@ -133,6 +138,16 @@ def test_a_callback_of_the_script_precedes_the_variable(host: str, tmp_path: Pat
     assert not (tmp_path / "by_the_variable").exists()
 
 
+def test_a_host_of_another_version_is_named_and_recorded(tmp_path: Path) -> None:
+    metadata = tmp_path / "packages/accelerate-99.1.dist-info/METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text("Metadata-Version: 2.1\nName: accelerate\nVersion: 99.1\n")
+    paths = os.pathsep.join((str(tmp_path / "packages"), os.environ["PYTHONPATH"]))
+    said = start(tmp_path, "accelerate", "yes", launcher=TORCHRUN, PYTHONPATH=paths)
+    assert said.count("distsummary: not tested with accelerate 99.1 (tested: ") == 1
+    assert ds.open_run(tmp_path / "run").scalars("loss", rank=1)["step"].tolist() == [*range(1, 9)]
+
+
 def test_accelerate_launch_is_a_launcher_like_others(tmp_path: Path) -> None:
     [rows] = train(tmp_path, "accelerate", "no", launcher=ACCELERATE, DISTSUMMARY="runs/{time}")
     [path] = (tmp_path / "runs").glob("2*")
@@ -149,16 +164,32 @@ def test_trl_reports_to_distsummary(tmp_path: Path) -> None:
     assert "host/loss" in run.scalars().tags
 
 
-@pytest.mark.skipif(not HAS_DEEPSPEED, reason="deepspeed 0.19.8 is not in .venv-hosts")
-@pytest.mark.parametrize("with_zero", ["no", "yes"])
-def test_the_variable_alone_records_deepspeed_as_its_engine_steps(with_zero: str, tmp_path: Path) -> None:
-    [without] = train(tmp_path / "without", "deepspeed", "no", with_zero)
-    [rows] = train(tmp_path / "with", "deepspeed", "no", with_zero, DISTSUMMARY="run")
+@pytest.mark.parametrize("stage", range(4))
+def test_the_variable_alone_records_deepspeed_as_its_engine_steps(stage: int, tmp_path: Path) -> None:
+    [without] = train(tmp_path / "without", "deepspeed", str(stage))
+    [rows] = train(tmp_path / "with", "deepspeed", str(stage), DISTSUMMARY="run")
     assert rows == without
     run = ds.open_run(tmp_path / "with/run")
     assert run.state == "finished"
     check(run, rows)
     assert run.scalars("lr/1")["value"].tolist() == pytest.approx([0.07] * len(rows))
+
+
+def test_zero_on_two_ranks_has_phases_of_the_model_and_says_that_norms_are_missing(tmp_path: Path) -> None:
+    said = start(
+        tmp_path,
+        "deepspeed",
+        "1",
+        launcher=TORCHRUN,
+        DISTSUMMARY="run",
+        DISTSUMMARY_OPTIONS='{"norms": true}',
+    )
+    run = ds.open_run(tmp_path / "run")
+    assert (run.state, run.world_size) == ("finished", 2)
+    for rank in range(2):
+        check(run, json.loads((tmp_path / f"deepspeed.{rank}.json").read_text()), rank=rank)
+    assert {"perf/phase/forward/cpu_ms", "perf/phase/optimizer/cpu_ms"} <= {*run.scalars(rank=1).tags}
+    assert "run.log(grad_norm=engine.get_global_grad_norm())" in said
 
 
 @pytest.mark.parametrize("logger", ["wandb", "mlflow"])

@@ -14,7 +14,9 @@ from torch.nn.functional import mse_loss
 
 STEPS = 8
 Row = tuple[float, float, float | None]
-RANK = int(os.environ.get("RANK", "0"))
+RANK, WORLD_SIZE = (
+    int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"))
+)
 
 
 class Data(torch.utils.data.Dataset[Any]):
@@ -306,19 +308,21 @@ def trl(out: str, with_us: bool) -> list[Row]:
     return rows
 
 
-def deepspeed(out: str, with_us: bool, with_zero: bool) -> list[Row]:
-    """Two groups of parameters, two batches a step, clipped gradients; without ZeRO, or with ZeRO 1."""
-    os.environ |= {"DS_ACCELERATOR": "cpu", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+def deepspeed(out: str, stage: int) -> list[Row]:
+    """Two groups of parameters, two batches a step, clipped gradients; a stage of ZeRO, or 0: without."""
+    variables = {"DS_ACCELERATOR": "cpu", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    os.environ |= {name: value for name, value in variables.items() if name not in os.environ}
     import deepspeed as framework
 
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    store = torch.distributed.HashStore() if WORLD_SIZE == 1 else None
+    torch.distributed.init_process_group("gloo", store=store, rank=RANK, world_size=WORLD_SIZE)
     net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
     groups = [{"params": [*net[place].parameters()], "lr": 0.05 + place / 100} for place in (0, 2)]
     config = {
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": 2,
         "gradient_clipping": 0.5,
-        "zero_optimization": {"stage": int(with_zero)},
+        "zero_optimization": {"stage": stage},
         "zero_allow_untested_optimizer": True,
     }
     engine, *_ = framework.initialize(
@@ -331,7 +335,7 @@ def deepspeed(out: str, with_us: bool, with_zero: bool) -> list[Row]:
         loss = mse_loss(engine(x)[:, 0], x.sum(1))
         total += loss.item() / 2
         engine.backward(loss)
-        if not with_zero:  # the engine does not keep it
+        if not stage:  # the engine does not keep it
             norm = nn.utils.get_total_norm([each.grad for each in net.parameters()]).item()
         engine.step()
         if engine.was_step_applied():
@@ -373,6 +377,6 @@ def mlflow(out: str, with_us: bool) -> list[Row]:
 if __name__ == "__main__":
     place, name, *rest = sys.argv[1:]
     torch.manual_seed(1)
-    found = globals()[name](place, *(word == "yes" for word in rest))
+    found = globals()[name](place, *(word == "yes" if word.isalpha() else int(word) for word in rest))
     with open(f"{place}/{name}.{RANK}.json", "w") as file:
         json.dump(found, file)

@@ -33,7 +33,7 @@ def recorded() -> Recorded:
 
 @pytest.fixture
 def door(recorded: Recorded) -> Door:
-    return Door(lambda optimizer: (recorded, optimizer))  # type: ignore[arg-type, return-value]
+    return Door(lambda optimizer, model: (recorded, optimizer))  # type: ignore[arg-type, return-value]
 
 
 OPTIMIZER = torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1)

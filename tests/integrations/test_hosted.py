@@ -5,7 +5,30 @@ from pathlib import Path
 import torch
 
 import distsummary as ds
+from distsummary.integrations.door import follow
 from distsummary.integrations.hosted import Hosted
+from distsummary.integrations.zero_lines import arm
+
+
+def train() -> None:
+    net = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    follow(optimizer)  # another test may have made one of this class before
+    for _ in range(3):
+        net(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+
+def test_a_trainer_after_a_loop_of_the_script_begins_a_run_of_its_own(tmp_path: Path) -> None:
+    arm(str(tmp_path / "loop"), '{"quiet": true}')
+    train()
+    hosted = Hosted(tmp_path / "trainer", {"quiet": True})
+    hosted.begin()
+    train()
+    hosted.end()
+    for name in ("loop", "trainer"):
+        run = ds.open_run(tmp_path / name)
+        assert (run.state, run.scalars("loss")["step"].tolist()) == ("finished", [1, 2, 3])
 
 
 def test_settings_are_those_of_the_run_and_after_its_first_step_a_text(tmp_path: Path) -> None:

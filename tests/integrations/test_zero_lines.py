@@ -19,6 +19,7 @@ from tests.patience import PATIENCE_S
 
 SCRIPT = ROOT / "tests/integrations/scripts.py"
 ELASTIC = ROOT / "tests/integrations/elastic.py"
+PROCESSES = ROOT / "tests/integrations/processes.py"
 OTHERS = ("compiled_step", "crashing", "failing_once", "together", "ddp", "fsdp2")
 pytestmark = pytest.mark.usefixtures("fork_server")
 SCRIPTS = [name for name in scripts.TRAININGS if name not in OTHERS]
@@ -187,6 +188,36 @@ def test_a_restart_keeps_the_name_and_the_next_launch_gets_its_own(tmp_path: Pat
     first, second = (ds.open_run(path) for path in sorted((tmp_path / "runs").glob("2*")))
     assert [len(run.attempts["attempt"]) for run in (first, second)] == [2, 1]
     assert first.state == second.state == "finished"
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_of_a_loader_are_in_no_run_and_say_nothing(context: str, door: Path, tmp_path: Path) -> None:
+    done = start(door, tmp_path, [sys.executable, str(PROCESSES), str(tmp_path), context])
+    assert (done.returncode, done.stderr.count("\n")) == (0, 1), done.stderr
+    assert sorted(path.name for path in tmp_path.glob("run*")) == ["run"]
+    run = ds.open_run(tmp_path / "run")
+    assert (run.state, run.world_size, len(run.attempts["attempt"])) == ("finished", 1, 1)
+    check_losses(run, tmp_path)
+
+
+def check_losses(run: Any, directory: Path) -> None:
+    for rank in range(run.world_size):
+        losses = json.loads((directory / f"losses.{rank}.json").read_text())
+        steps, found = column(run, "loss", rank=rank)
+        assert (steps, found) == (list(range(1, 1 + len(losses))), pytest.approx(losses, rel=1e-6))
+
+
+@pytest.mark.parametrize("launcher", ["spawned_ranks", "launched"])
+def test_ranks_that_the_script_starts_itself_are_one_run(launcher: str, door: Path, tmp_path: Path) -> None:
+    """By torch.multiprocessing.spawn, and by `ds.launch` on a cluster of its own."""
+    command = [sys.executable, str(PROCESSES), str(tmp_path), launcher]
+    done = start(door, tmp_path, command, DISTSUMMARY="run", RAY_AUTH_MODE="disabled")
+    assert done.returncode == 0, done.stderr
+    assert f"{done.stdout}{done.stderr}".count("distsummary: recording") == 1
+    run = ds.open_run(tmp_path / "run")
+    assert (run.state, run.world_size, run.config) == ("finished", 2, {})
+    check_losses(run, tmp_path)
+    assert "differ" not in done.stderr
 
 
 def test_a_run_of_the_scripts_own_wins(tmp_path: Path) -> None:
