@@ -5,7 +5,6 @@ first step of an optimizer: launchers, helper processes and workers of loaders m
 """
 
 import functools
-import os
 import weakref
 from collections.abc import Callable, Mapping
 from threading import get_ident
@@ -21,8 +20,10 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from distsummary.base.guard import Guard, passes
 from distsummary.base.terminal import announced
+from distsummary.frameworks.torch import local_part
 from distsummary.integrations.gradient_norm import gradient_norm
 from distsummary.integrations.step_rounds import StepRounds
+from distsummary.training.forks import register_for_forks
 
 if TYPE_CHECKING:  # it imports much
     from distsummary.integrations.door_run import DoorRun
@@ -50,7 +51,8 @@ class Door:
 
     def __init__(self, begin: Begin, *, is_default: bool = False) -> None:
         self.begin, self.is_default = begin, is_default
-        self._pid, self._thread = os.getpid(), 0  # of the training; 0: nothing was trained yet
+        self._thread = 0  # of the training; 0: nothing was trained yet; -1: the process was forked from it
+        register_for_forks(self)
         self._guard = Guard()
         self.run: DoorRun | None = None
         self.model: nn.Module | None = None  # that a host has named
@@ -73,9 +75,14 @@ class Door:
         """Call a method in the training's thread alone; what fails is counted, and reaches no one."""
         name, thread = method.__name__, get_ident()
         if not self._thread and name in TRAINS:
-            self._pid, self._thread = os.getpid(), thread
-        if thread == self._thread and os.getpid() == self._pid:
+            self._thread = thread
+        if thread == self._thread:
             self._guard.call(name, method, *args, **named)
+
+    def after_fork(self) -> None:
+        """In a forked child: the training is that of the parent, if there is one already."""
+        if self._thread:
+            self._thread = -1
 
     def begin_backward(self, tensors: Any, gradients: Any) -> None:
         """A backward pass begins; one within another is a part of it, as of a checkpoint."""
@@ -122,7 +129,7 @@ class Door:
 
     def note_norm(self, norm: Any) -> None:
         """The script has computed the norm of its gradients, None if it cannot be known."""
-        self._norm = norm.detach() if isinstance(norm, Tensor) else norm
+        self._norm = local_part(norm) if isinstance(norm, Tensor) else norm
 
     def begin_step(self, optimizer: Optimizer, has_closure: bool) -> None:
         """An optimizer is about to step; with a closure, it has its gradients only when that was called."""

@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 
 from distsummary._init import init
 from distsummary.base.guard import Guard
-from distsummary.frameworks.torch import local_part
 from distsummary.frameworks.torch_hook import Hook
 from distsummary.frameworks.torch_modules import unwrap
 from distsummary.integrations.launch_dir import launch_dir
@@ -150,7 +149,7 @@ class DoorRun:
         for number, group in enumerate(groups):
             numbers[f"{prefix}lr/{number}" if number else f"{prefix}lr"] = group["lr"]
         if norm is not None:
-            numbers[f"{prefix}grad_norm"] = local_part(norm) if isinstance(norm, Tensor) else norm
+            numbers[f"{prefix}grad_norm"] = norm
         if losses:
             if place:
                 numbers[f"{prefix}loss"] = _sum(losses)

@@ -1,5 +1,7 @@
 """The norm of the gradients that an optimizer is about to use, of loops that do not compute it themselves."""
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
@@ -8,10 +10,11 @@ from torch.optim import Optimizer
 from distsummary.frameworks.torch import local_part
 
 
-def gradient_norm(optimizer: Optimizer) -> Tensor | None:
-    """The 2-norm of all gradients of an optimizer, unscaled, as a tensor of shape (); None if there are none.
+def gradient_norm(optimizer: Optimizer) -> Tensor | float | None:
+    """The 2-norm of all gradients of an optimizer, unscaled; None if there are none.
 
-    Of sharded gradients (DTensor) it is that of this rank's part. Does not wait for the device.
+    On the host it is a number. On a device it is a tensor of shape (), which is not waited for. Of sharded
+    gradients (DTensor) it is that of this rank's part.
     """
     gradients = [
         parameter.grad
@@ -26,14 +29,17 @@ def gradient_norm(optimizer: Optimizer) -> Tensor | None:
     return norm if scale is None else norm / scale
 
 
-def _norm(gradients: list[Tensor]) -> Tensor:
+def _norm(gradients: list[Tensor]) -> Tensor | float:
     """What `get_total_norm` returns, which takes twice as long for plain tensors of one device and dtype."""
     kinds = {(type(each), each.layout, each.device, each.dtype) for each in gradients}
-    kind, layout, *_ = next(iter(kinds))
+    kind, layout, device, _ = next(iter(kinds))
     if len(kinds) > 1 or kind is not Tensor or layout is not torch.strided:
         return get_total_norm([_dense(each) for each in gradients])
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-    return norm.detach()
+    norms = torch._foreach_norm(gradients)
+    if device.type == "cpu":  # there is nothing to wait for, and floats are cheaper than tensors
+        return math.sqrt(sum(norm * norm for norm in map(Tensor.item, norms)))
+    total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return total
 
 
 def _dense(gradient: Tensor) -> Tensor:

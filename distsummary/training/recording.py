@@ -498,6 +498,9 @@ class Recording(abc.ABC):
             try:
                 if name not in known:
                     check_tag(name)
+                if type(value) is float:
+                    numbers[name] = value
+                    continue
                 if isinstance(value, str):
                     raise InvalidTypeError(
                         f"{name!r} must be a real number, got str; record text by run.text"

@@ -364,7 +364,6 @@ class Run(Recording):
                 "begin steps of the training; write `for batch in evaluation.steps(loader):`"
             )
 
-    @door()
     def _end_manual_step(self, step: ManualStep) -> None:
         if self._opener is step and os.getpid() == self._pid:
             self._end_step(self._clock(), is_whole=True)
@@ -543,12 +542,13 @@ class Run(Recording):
     @door(_begin_step_all_the_same)
     def _begin_step(self, opener: Opener) -> Opener:
         """Begin a step that has no batch; returns what began it."""
-        self._params["cur_step_num"], self._opener = self._params["cur_step_num"] + 1, opener
+        step = self._params["cur_step_num"] + 1
+        self._params["cur_step_num"], self._opener = step, opener
         self._params |= {"net_outputs": None, "train_dataset_element": None}
-        if self.step >= self._recorder.plain_before:
+        if step >= self._recorder.plain_before:
             self._call("on_train_step_begin")
         if self._phases is not None:
-            self._phases.begin_step(self.step)
+            self._phases.begin_step(step)
             # a step that `log` begins waits for its batch first, by a loader that the run does not know
             self._phases.enter(REST if opener is BY_LOG and self._phases.is_marked else self._body)
             self._phases.is_in_loop = True
