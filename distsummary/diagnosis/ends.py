@@ -26,7 +26,13 @@ def attempt_verdicts(attempt: AttemptState, *, is_over: bool) -> list[Verdict]:
     if failure is not None and (is_over or not follows_from_another(failure.error)):
         is_lost = failure.rank in {rank.rank for rank in lost}
         at = step if is_lost else steps[failure.rank]  # what a lost rank reported last may be seconds old
-        found.append(_of(LOST if is_lost else FAILED, failure.rank, at, failure.error))
+        numbers = tuple(rank.rank for rank in attempt.ranks if rank.state == "failed")
+        is_of_all = (
+            follows_from_another(failure.error) and len(numbers) > 1
+        )  # whose is the cause is not known
+        found.append(
+            _of(LOST if is_lost else FAILED, failure.rank, at, failure.error, numbers if is_of_all else ())
+        )
     elif lost and failure is None:
         numbers = tuple(rank.rank for rank in lost)
         found.append(_of(LOST, numbers[0], step, lost[0].reason, numbers if len(lost) > 1 else ()))

@@ -18,9 +18,10 @@ WINDOW = 320  # steps in which stalls are counted; after so many without one the
 LEAST_MS, FACTOR = 10.0, 2.0
 # A rank is reported after FEWEST stalls in a phase, and OTHERS more for each that its peers had in all phases
 # (their median), over SPAN steps, if they took at least SHARE of the time and LEAST_MS_A_STEP. Of the phases
-# that compute, MORE are needed: where batches differ, some take a rank three times as long. `SlowRanks` finds
-# a rank before that stalls at every third step.
-FEWEST, MORE, OTHERS, SPAN = 5, 10, 3, 100
+# that compute, MORE are needed: where batches differ, some take a rank three times as long. But FEWEST are
+# enough that take longer by LONG whole steps, as no batch does. `SlowRanks` finds a rank before that stalls
+# at every third step.
+FEWEST, MORE, OTHERS, SPAN, LONG = 5, 10, 3, 100, 5.0
 COMPUTING = ("forward", "backward", "optimizer", "rest")
 SHARE, LEAST_MS_A_STEP = 0.05, 1.0
 
@@ -95,14 +96,18 @@ class Stalls:
     def _is_certain(self, key: tuple[int, str], ranks: NDArray[np.int64]) -> bool:
         stalls = self._recent(key)
         steps = self._seen - stalls[0].number + 1
-        fewest = MORE if key[1] in COMPUTING else FEWEST
-        if len(stalls) < fewest or steps < SPAN:
+        count = len(stalls)
+        if key[1] in COMPUTING:
+            least_ms = LONG * float(np.median(self._steps_ms))
+            long = sum(stall.own_ms - stall.peers_ms >= least_ms for stall in stalls)
+            count = max(long, count - (MORE - FEWEST))
+        if count < FEWEST or steps < SPAN:
             return False
         others = {rank: 0 for rank in ranks.tolist() if rank != key[0]}
         for rank, phase in self._stalls:
             if rank in others:
                 others[rank] += len(self._recent((rank, phase)))
-        if len(stalls) < fewest + OTHERS * float(np.median([*others.values()])):
+        if count < FEWEST + OTHERS * float(np.median([*others.values()])):
             return False
         lost_ms = sum(stall.own_ms - stall.peers_ms for stall in stalls)
         return lost_ms >= max(SHARE * sum([*self._steps_ms][-steps:]), LEAST_MS_A_STEP * steps)

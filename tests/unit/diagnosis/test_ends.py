@@ -86,3 +86,10 @@ def test_a_rank_alone_that_was_killed_is_lost_although_nothing_reported_it():
     assert unreported_end([(0, verdict)], killed) == []
     assert unreported_end([], attempt_state([rank_state(0)])) == []
     assert unreported_end([], None) == []
+
+
+def test_where_all_ranks_only_lost_a_connection_all_are_named():
+    ranks = [rank_state(rank, "failed", error=BROKEN) for rank in range(3)]
+    ended = attempt_state(ranks, "failed", failure=failure(1, BROKEN))
+    [_, failed] = attempt_verdicts(ended, is_over=True)
+    assert (failed.cause, failed.ranks) == ("failed", (0, 1, 2))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from distsummary.diagnosis.slow import PHASES, Slow
-from distsummary.diagnosis.stalls import FEWEST, SPAN, WINDOW, Stalls
+from distsummary.diagnosis.stalls import FEWEST, LONG, SPAN, WINDOW, Stalls
 from tests.unit.diagnosis.test_slow import step_times
 
 DATA, CHECKPOINT = PHASES.index("data"), PHASES.index("checkpoint")
@@ -46,6 +46,18 @@ def test_stalls_that_take_little_of_the_time_or_come_all_at_once_or_on_all_ranks
     for rank in range(4):
         every[300 + rank : 1000 : 30, rank, DATA] += 200.0
     assert [judged(times) for times in (few, pause, every)] == [[], [], []]
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward", "optimizer", "rest"])
+@pytest.mark.parametrize("steps", [2.0, 8.0])
+def test_few_stalls_of_a_phase_that_computes_are_named_if_no_batch_takes_so_long(
+    phase: str, steps: float
+) -> None:
+    times = step_times(7, 1400, 4, spikes=0)
+    step_ms = float(np.median(times.sum(axis=2)))
+    times[300:1000:45, 2, PHASES.index(phase)] += steps * step_ms
+    found = [(one.rank, one.phase, one.until is None) for one in judged(times)]
+    assert found == ([(2, phase, True), (2, phase, False)] if steps > LONG else [])
 
 
 def test_a_rank_that_is_the_last_one_where_all_take_long_does_not_stall() -> None:
