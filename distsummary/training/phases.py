@@ -48,15 +48,15 @@ STEP_PHASES = (
 )
 UNKNOWN = ""  # the phase of a step that is not marked, where only hooks of torch could report it
 FIRST_MEASURED = 16  # the first steps, which are all marked, to know what it costs
-MEASURED = 64  # marked steps after which it is looked again how long a step takes
-SKIPPED = 8  # of the first, in which caches are filled
+MEASURED = 64  # marked steps after which it is looked again how long a step takes, and what marks cost
+SKIPPED = 8  # of them, the first; at the beginning caches are filled
 SHARE = 0.01  # of the time, what marks may cost on average
-AROUND_S = 50e-6  # what marks cost besides what is measured of them: torch's hooks, and to set them
+AROUND_S = 80e-6  # what marks cost besides what is measured of them: torch's hooks, and to set them
 IDLE_S = 6e-6  # what each step costs once not all are marked; mostly rows of other tags, see `Phases.take`
 MAX_EVERY = 64
 READINGS = 3  # of clocks that were not read together, at most
 STARVED_KEPT = 0.9  # of what workers waited, after each step: batches are loaded ahead
-STEADY = 1.25  # a step must be so many times longer than needed before more steps are marked again
+STEADY = 1.25  # marks may cost so many times their share before fewer steps are marked
 
 
 class ThreadClocks:
@@ -94,7 +94,7 @@ class ThreadClocks:
 class Phases:
     """Measures the phases of one thread's steps; calls from other threads are ignored.
 
-    Marks of a step take about 130 us. Of short steps only one in `every`, a power of two, is marked, so that
+    Marks of a step take about 140 us. Of short steps only one in `every`, a power of two, is marked, so that
     marks take SHARE of the time. At other steps `current` is still reported, as far as it costs nothing.
 
     What fails here is counted; the step in which it fails is not measured, the next one is.
@@ -146,8 +146,8 @@ class Phases:
         self.on_failure: Callable[[str], None] = lambda reason: None
         self._is_weighed, self._cost_s = True, 0.0  # what it costs is measured; the CPU time in this step
         self._costs_s: list[float] = []
-        self._steps = self._marked = 0  # so many, and marked ones, since it was chosen which are marked
-        self._chosen_s = 0.0  # when that was, on a clock that stands still in the run queue
+        self._steps_ms: list[float] = []  # since it was chosen which steps are marked
+        self._next_choice = FIRST_MEASURED  # after so many
         gc.callbacks.append(self._collect)
 
     def drop_step(self) -> None:
@@ -252,35 +252,34 @@ class Phases:
     def end_step(self, step: int) -> dict[str, float]:
         """A step ends; returns what `take` does, if it is marked. RECORDING begins, as a part of the next."""
         found: dict[str, float] = {}
-        self._steps += 1
         if self.is_marked:
             found = self.take(RECORDING)
-            self._choose()
+            self._choose(found[OWN_MS] + found[WAIT_MS])
             if self.every > 1:
                 found[EVERY] = float(self.every)
         self.begin_step(step + 1)
         self.current = RECORDING
         return found
 
-    def _choose(self) -> None:
+    def _choose(self, step_ms: float) -> None:
         """Choose which steps are marked from now on, at times: by how long a step takes on average.
 
         If some take so long that they are a good part of the time, more can be marked, and they are found.
         """
-        self._marked += 1
+        self._steps_ms.append(step_ms)
         if self._is_weighed:
             self._costs_s.append(self._cost_s)
             self._cost_s = 0.0
-            if self._marked == SKIPPED:
-                self._steps, self._chosen_s = 0, self._wall_s - self._queue_s
-        if self._marked < (FIRST_MEASURED if self._is_weighed else MEASURED):
+            self._is_weighed = len(self._costs_s) < FIRST_MEASURED
+        if len(self._steps_ms) < self._next_choice:
             return
-        now_s = self._wall_s - self._queue_s
-        step_s = (now_s - self._chosen_s) / self._steps
-        self._is_weighed, self._marked, self._steps, self._chosen_s = False, 0, 0, now_s
-        cost_s = statistics.median(self._costs_s[SKIPPED:]) + AROUND_S
+        step_s = 1e-3 * statistics.fmean(self._steps_ms[SKIPPED:])
+        cost_s = statistics.quantiles(self._costs_s[SKIPPED:])[0] + AROUND_S  # other work only adds to it
+        self._steps_ms.clear()
+        self._costs_s.clear()
+        self._is_weighed, self._next_choice = True, MEASURED
         every = partial(affordable_every, step_s=step_s, share=SHARE, idle_s=IDLE_S, highest=MAX_EVERY)
-        if every(cost_s) > self.every or every(STEADY * cost_s) < self.every:
+        if every(cost_s / STEADY) > self.every or every(cost_s) < self.every:
             self.every = every(cost_s)
 
     def take(self, then: str) -> dict[str, float]:

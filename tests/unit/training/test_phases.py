@@ -37,15 +37,19 @@ from distsummary.training.worker_queues import WorkerQueues
 
 
 class Turned(ThreadClocks):
-    """Clocks that advance only by `turn`, in milliseconds."""
+    """Clocks that advance only by `turn`, in milliseconds, and by `read_ms` when the CPU time is read."""
 
     def __init__(self) -> None:
-        self.wall_s = self.cpu_s = self.queue_s = 0.0
+        self.wall_s = self.cpu_s = self.queue_s = self.read_ms = 0.0
         self.wall, self.cpu, self.queue = (
             lambda: self.wall_s,
-            lambda: self.cpu_s,
+            self._read,
             lambda: self.queue_s,
         )
+
+    def _read(self) -> float:
+        self.turn(cpu=self.read_ms)
+        return self.cpu_s
 
     def turn(self, cpu: float = 0.0, blocked: float = 0.0, queue: float = 0.0) -> None:
         self.wall_s += (cpu + blocked + queue) / 1e3
@@ -444,14 +448,27 @@ def test_short_steps_are_marked_at_every_few_steps_and_marks_cost_less_than_a_sh
     assert phases.every == 1  # steps have become so long that marks take less than the share
 
 
-def test_where_some_steps_are_long_all_are_marked(clocks: Turned, phases: Phases) -> None:
-    """Rare ones which the marked steps may miss: they take so much time that marks are a small part of it."""
+def test_where_some_steps_are_long_more_are_marked(clocks: Turned, phases: Phases) -> None:
+    """Rare ones, which take so much of the time that marks are a small part of it."""
+    chosen = []
+    for step in range(1, 2001):
+        phases.enter(FORWARD)
+        clocks.turn(cpu=2, blocked=500 if step > 1000 and step % 33 == 1 else 0)
+        phases.end_step(step)
+        chosen.append(phases.every)
+    assert {*chosen[100:1000]} == {8}
+    assert max(chosen[1700:]) < 8
+
+
+def test_what_marks_cost_is_weighed_again(clocks: Turned, phases: Phases) -> None:
+    clocks.read_ms = 0.05  # in the first steps, in which caches are cold
     for step in range(1, 1001):
         phases.enter(FORWARD)
-        clocks.turn(cpu=2, blocked=500 if step > 100 and step % 33 == 1 else 0)
+        clocks.turn(cpu=12)
         phases.end_step(step)
-        if step == 100:
+        if step == 2 * FIRST_MEASURED:
             assert phases.every > 1
+            clocks.read_ms = 0.0
     assert phases.every == 1
 
 
