@@ -4,8 +4,8 @@ A training by turns with and without "marks" (the phases of a step), some steps 
 training by turns, with and without "checks" (the sums of the parameters' bits). Two runs differ by several
 percent even if both do the same, as their memory differs, which is more than marks may cost. So do parts of
 one run whose freed memory goes back to the host, as it does by default: a fifth of such a step is page
-faults, as many as chance has it. Here it is kept. Of each, the quickest quarter counts, at its upper end,
-since other work on the host only adds time.
+faults, as many as chance has it. Here it is kept. Of the checks, the quickest quarter counts, at its upper
+end, since other work on the host only adds time.
 """
 
 import contextlib
@@ -103,34 +103,50 @@ def _measure(plan: dict[str, Any], size: int, blocks: int) -> dict[str, Any]:
 
 
 def _measure_marks(plan: dict[str, Any], size: int, blocks: int) -> dict[str, Any]:
-    """With marks at each step, as often as the run itself chose, and without any, in the same run."""
-    took = defaultdict[bool, list[float]](list)
-    others = defaultdict[bool, float](float)
+    """With marks at each step, as often as the run itself chose, and without any, in the same run.
+
+    In the loop's thread, the median of the differences of two blocks in a row: what changes the time of a
+    step for longer, such as where its memory lies, changes both. Other threads write later than they receive.
+    """
+    differences, without, others = [], [], defaultdict[bool, float](float)
     before = {thread.ident for thread in threading.enumerate()}
     with contextlib.closing(training(f"{plan['run_dir']}-marks", size, checksums=False)) as steps:
         for _ in range(WARM_UP):
             run: Any = next(steps)
         threads = {t.ident for t in threading.enumerate() if t.ident is not None} - before
         chosen = run._phases.every  # its step chooses anew, from what marks cost
-        time.sleep(SETTLE_S)
+        for pair in range(blocks // 2):
+            order = (True, False) if pair % 2 else (False, True)
+            took = {is_on: _block_s(steps, run, is_on=is_on) for is_on in order}
+            differences.append(took[True] - took[False])
+            without.append(took[False])
         for segment in range(SEGMENTS):
-            is_on = segment % 4 in (1, 2)  # so that what grows with time adds nothing
-            begun_s = threads_s(threads)
-            for _ in range(2 * blocks // SEGMENTS):
-                took[is_on].append(_block_s(steps, run, 1 if is_on else NEVER))
             time.sleep(SETTLE_S)
-            others[is_on] += (threads_s(threads) - begun_s) / blocks / BLOCK
-    found = _costs(took, others)
-    return found | {"share": found["share"] / chosen, "every": chosen}
+            begun_s = threads_s(threads)
+            for _ in range(blocks // SEGMENTS):
+                _block_s(steps, run, is_on=bool(segment % 2))
+            time.sleep(SETTLE_S)
+            others[bool(segment % 2)] += threads_s(threads) - begun_s
+    step_s, more_s = statistics.median(without), statistics.median(differences)
+    others_s = (others[True] - others[False]) / (SEGMENTS // 2 * (blocks // SEGMENTS) * BLOCK)
+    return {
+        "step_us": round(1e6 * step_s),
+        "thread_us": round(1e6 * more_s, 1),
+        "others_us": round(1e6 * others_s, 1),
+        "share": (more_s + others_s) / step_s / chosen,
+        "every": chosen,
+    }
 
 
-def _block_s(steps: Iterator[Run], run: Any = None, every: int = 0) -> float:
-    """CPU seconds of this thread at a step, the mean of some; `every`: at which steps `run` has marks."""
-    begun_s = time.thread_time()
-    for _ in range(BLOCK):
-        if every:
-            run._phases.every = every
+def _block_s(steps: Iterator[Run], run: Any = None, *, is_on: bool = False) -> float:
+    """CPU seconds of this thread at a step, the mean of some; of `run`, all have marks or none has."""
+    begun_s = 0.0
+    for number in range(BLOCK + 1):
+        if run is not None:
+            run._phases.every = 1 if is_on else NEVER
         next(steps)
+        if not number:  # of the first step, what precedes its log is as it was before
+            begun_s = time.thread_time()
     return (time.thread_time() - begun_s) / BLOCK
 
 

@@ -51,12 +51,12 @@ FIRST_MEASURED = 16  # the first steps, which are all marked, to know what it co
 MEASURED = 64  # marked steps after which it is looked again how long a step takes, and what marks cost
 SKIPPED = 8  # of them, the first; at the beginning caches are filled
 SHARE = 0.01  # of the time, what marks may cost on average
-AROUND_S = 80e-6  # what marks cost besides what is measured of them: torch's hooks, and to set them
+AROUND_S = 90e-6  # what marks cost besides what is measured of them: torch's hooks, and to set them
 IDLE_S = 6e-6  # what each step costs once not all are marked; mostly rows of other tags, see `Phases.take`
 MAX_EVERY = 64
 READINGS = 3  # of clocks that were not read together, at most
 STARVED_KEPT = 0.9  # of what workers waited, after each step: batches are loaded ahead
-STEADY = 1.25  # marks may cost so many times their share before fewer steps are marked
+STEADY = 1.25  # a step must be so many times longer than needed before more steps are marked again
 
 
 class ThreadClocks:
@@ -94,7 +94,7 @@ class ThreadClocks:
 class Phases:
     """Measures the phases of one thread's steps; calls from other threads are ignored.
 
-    Marks of a step take about 140 us. Of short steps only one in `every`, a power of two, is marked, so that
+    Marks of a step take about 160 us. Of short steps only one in `every`, a power of two, is marked, so that
     marks take SHARE of the time. At other steps `current` is still reported, as far as it costs nothing.
 
     What fails here is counted; the step in which it fails is not measured, the next one is.
@@ -279,7 +279,7 @@ class Phases:
         self._costs_s.clear()
         self._is_weighed, self._next_choice = True, MEASURED
         every = partial(affordable_every, step_s=step_s, share=SHARE, idle_s=IDLE_S, highest=MAX_EVERY)
-        if every(cost_s / STEADY) > self.every or every(cost_s) < self.every:
+        if every(cost_s) > self.every or every(STEADY * cost_s) < self.every:
             self.every = every(cost_s)
 
     def take(self, then: str) -> dict[str, float]:
