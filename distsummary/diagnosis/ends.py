@@ -26,13 +26,10 @@ def attempt_verdicts(attempt: AttemptState, *, is_over: bool) -> list[Verdict]:
     if failure is not None and (is_over or not follows_from_another(failure.error)):
         is_lost = failure.rank in {rank.rank for rank in lost}
         at = step if is_lost else steps[failure.rank]  # what a lost rank reported last may be seconds old
-        numbers = tuple(rank.rank for rank in attempt.ranks if rank.state == "failed")
-        is_of_all = (
-            follows_from_another(failure.error) and len(numbers) > 1
-        )  # whose is the cause is not known
-        found.append(
-            _of(LOST if is_lost else FAILED, failure.rank, at, failure.error, numbers if is_of_all else ())
-        )
+        failed = tuple(rank.rank for rank in attempt.ranks if rank.state == "failed")
+        # If all only lost a connection, it is not known to whom.
+        named = failed if follows_from_another(failure.error) and len(failed) > 1 else ()
+        found.append(_of(LOST if is_lost else FAILED, failure.rank, at, failure.error, named))
     elif lost and failure is None:
         numbers = tuple(rank.rank for rank in lost)
         found.append(_of(LOST, numbers[0], step, lost[0].reason, numbers if len(lost) > 1 else ()))

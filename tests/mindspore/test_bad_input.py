@@ -181,6 +181,16 @@ def test_a_file_is_no_summary_dir(tmp_path, kind):
         check(NotADirectoryError, lambda below=below: kind(str(tmp_path / below)))
 
 
+def test_a_summary_dir_may_be_longer_than_mindspores(tmp_path):
+    directory = tmp_path.joinpath(*["long" * 50] * 6)
+    assert len(str(directory)) > 1024
+    check(ValueError, lambda: mindspore.SummaryCollector(str(directory)))
+    with SummaryRecord(str(directory)) as record:
+        record.add_value("scalar", "loss", mindspore.Tensor(1.5))
+        assert record.record(1)
+    assert values_of(directory)[("scalar", "loss")] == [(1, np.float32(1.5).tobytes())]
+
+
 @pytest.mark.parametrize(
     "bad",
     [bad for bad in BAD if bad.name in ("CheckpointConfig", "ModelCheckpoint")],
