@@ -51,11 +51,11 @@ bench-landscape: .venv/.bench $(MINDSPORE)/.done $(PEERS)/.done $(PEERS_NUMPY1)/
 	$(BIN)/python -m benchmarks.landscape $(LANDSCAPE_PEERS) --threads 2 --workers 1 $(LANDSCAPE)
 
 proto: .venv-proto/.done
-	cd proto && ../.venv-proto/bin/protoc -I. --python_out=.. --pyi_out=.. distsummary/pb/*.proto
+	cd proto && ../.venv-proto/bin/protoc -I. --python_out=.. --pyi_out=.. distsummary/format/pb/*.proto
 
 proto-check: .venv-proto/.done
-	@out=$$(mktemp -d) && (cd proto && ../.venv-proto/bin/protoc -I. --python_out=$$out --pyi_out=$$out distsummary/pb/*.proto) \
-	  && diff -r -x __init__.py -x __pycache__ $$out/distsummary/pb distsummary/pb && rm -r $$out && echo "generated code is current"
+	@out=$$(mktemp -d) && (cd proto && ../.venv-proto/bin/protoc -I. --python_out=$$out --pyi_out=$$out distsummary/format/pb/*.proto) \
+	  && diff -r -x __init__.py -x __pycache__ $$out/distsummary/format/pb distsummary/format/pb && rm -r $$out && echo "generated code is current"
 
 interop: .venv/.dev $(MINDINSIGHT)/.done $(MINDSPORE)/.done hosts
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest tests -m "long and not interop" -n $(JOBS)

@@ -19,6 +19,14 @@ if TYPE_CHECKING:  # type checkers do not run __getattr__
     from distsummary.collect.summary_collector import SummaryCollector
     from distsummary.diagnosis.diagnose import Diagnose
     from distsummary.errors import DistSummaryError, LandscapeCancelled, LandscapeError, NonFiniteError
+    from distsummary.format.pb.mindspore_anf_ir_pb2 import GraphProto, ModelProto
+    from distsummary.format.pb.mindspore_lineage_pb2 import (
+        DatasetGraph,
+        EvaluationLineage,
+        TrainLineage,
+        UserDefinedInfo,
+    )
+    from distsummary.format.pb.mindspore_summary_pb2 import LossLandscape
     from distsummary.frameworks.base import Curvature, CurvatureDirection, CurvatureSource
     from distsummary.landscapes.directions.recipe import Directions
     from distsummary.landscapes.directions.sketched import SketchedPath, training_path
@@ -35,14 +43,6 @@ if TYPE_CHECKING:  # type checkers do not run __getattr__
     )
     from distsummary.model.metrics import Accuracy, Loss
     from distsummary.model.model import Model
-    from distsummary.pb.mindspore_anf_ir_pb2 import GraphProto, ModelProto
-    from distsummary.pb.mindspore_lineage_pb2 import (
-        DatasetGraph,
-        EvaluationLineage,
-        TrainLineage,
-        UserDefinedInfo,
-    )
-    from distsummary.pb.mindspore_summary_pb2 import LossLandscape
     from distsummary.rundir.topology import Topology
     from distsummary.runs.find_runs import list_runs
     from distsummary.runs.rank_view import RankView
@@ -154,14 +154,14 @@ _NAMES_OF = {  # module -> its public names, as above: only type checkers run th
     "distsummary.landscapes.summary_landscape": ("SummaryLandscape",),
     "distsummary.launching.launcher": ("launch",),
     "distsummary.model.metrics": ("Accuracy", "Loss"),
-    "distsummary.pb.mindspore_anf_ir_pb2": ("GraphProto", "ModelProto"),
-    "distsummary.pb.mindspore_lineage_pb2": (
+    "distsummary.format.pb.mindspore_anf_ir_pb2": ("GraphProto", "ModelProto"),
+    "distsummary.format.pb.mindspore_lineage_pb2": (
         "DatasetGraph",
         "EvaluationLineage",
         "TrainLineage",
         "UserDefinedInfo",
     ),
-    "distsummary.pb.mindspore_summary_pb2": ("LossLandscape",),
+    "distsummary.format.pb.mindspore_summary_pb2": ("LossLandscape",),
     "distsummary.runs.find_runs": ("list_runs",),
     "distsummary.runs.recorded_run": ("RecordedRun", "open_run"),
     "distsummary.runs.rank_view": ("RankView",),

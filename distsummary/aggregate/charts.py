@@ -2,8 +2,8 @@
 
 from collections.abc import Set as AbstractSet
 
+from distsummary.format.pb.tensorboard_custom_scalars_pb2 import Category, Chart, Layout, MarginChartContent
 from distsummary.format.records import CUSTOM_SCALARS, RANKS_TAG, Value
-from distsummary.pb.tensorboard_custom_scalars_pb2 import Category, Chart, Layout, MarginChartContent
 
 LAYOUT_TAG = "custom_scalars__config__"
 _OTHER = "other"

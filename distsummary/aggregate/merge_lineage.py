@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 from distsummary.base.json_door import parse_json
 from distsummary.errors import DamagedFileError
 from distsummary.format.lineage import Lineage, merge_custom
-from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
+from distsummary.format.pb import mindspore_lineage_pb2 as lineage_pb2
 
 Json: TypeAlias = str | int | float | bool | None
 ByRank: TypeAlias = dict[int, Any]  # Any: the value of any field of a message

@@ -25,8 +25,8 @@ from distsummary.checkpoints.mapped import (
     map_file,
 )
 from distsummary.errors import DamagedFileError, InvalidTypeError, InvalidValueError
+from distsummary.format.pb import mindspore_checkpoint_pb2 as pb
 from distsummary.format.wire import read_varint
-from distsummary.pb import mindspore_checkpoint_pb2 as pb
 
 Bytes: TypeAlias = mmap.mmap | bytes
 

@@ -19,6 +19,7 @@ from distsummary.events.scalar_columns import ScalarColumns, read_pieces
 from distsummary.events.segments import all_event_files, dialect_of, stamp_of
 from distsummary.format.json_values import Json, fields, number
 from distsummary.format.norms import ParameterNorms, UnnamedNorms
+from distsummary.format.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 from distsummary.format.records import (
     DIALECTS,
     MINDSPORE,
@@ -28,7 +29,6 @@ from distsummary.format.records import (
     Array,
     Value,
 )
-from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 from distsummary.rundir.run_dir import RunDir
 
 MAX_TEXT = 200  # characters of a text that are shown, unless `full` is set

@@ -14,9 +14,10 @@ from distsummary.base.terminal import printed
 from distsummary.errors import DistSummaryError, InvalidValueError
 from distsummary.rundir.run_dir import TIME, RunDir
 from distsummary.rundir.states import RunState, read_run
+from distsummary.rundir.topology import RUN_DIR
 
 INTO = "runs/{time}"
-VARIABLE, AUTOLOAD = "DISTSUMMARY", "TORCH_DEVICE_BACKEND_AUTOLOAD"
+AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 CLOCKS_S = 2.0  # by which the clocks of this machine and of the disk may differ
 
 
@@ -41,9 +42,9 @@ def run_command(command: Sequence[str], into: str | None) -> int:
             "this installation of distsummary has no entry point torch.backends, by which torch loads it; "
             "install its wheel again"
         )
-    run_dir = into or os.environ.get(VARIABLE) or INTO
+    run_dir = into or os.environ.get(RUN_DIR) or INTO
     begun = time.time() - CLOCKS_S
-    code = _run(words, os.environ | {VARIABLE: run_dir})
+    code = _run(words, os.environ | {RUN_DIR: run_dir})
     found = [(path, run) for path, run in _recorded(run_dir) if run.newest and run.newest.started >= begun]
     for path, run in found:
         printed(f"distsummary: {path}: {run.state}; distsummary status {path}", file=sys.stderr)

@@ -11,10 +11,10 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 
 from distsummary.errors import DamagedFileError, InvalidTypeError, InvalidValueError
 from distsummary.format.mindspore_format import decode_landscape
+from distsummary.format.pb import mindspore_anf_ir_pb2 as anf_ir
+from distsummary.format.pb import mindspore_lineage_pb2 as lineage_pb2
+from distsummary.format.pb import mindspore_summary_pb2 as summary_pb2
 from distsummary.format.records import Landscape
-from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir
-from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
-from distsummary.pb import mindspore_summary_pb2 as summary_pb2
 
 LINEAGE_CLASSES: dict[str, type[Message]] = {
     "dataset_graph": lineage_pb2.DatasetGraph,

@@ -15,8 +15,8 @@ from distsummary.base.guard import passes
 from distsummary.base.redaction import redacted
 from distsummary.errors import InvalidTypeError
 from distsummary.format.compatibility import OURS, Compatibility
+from distsummary.format.pb import mindspore_lineage_pb2 as pb
 from distsummary.frameworks.base import framework_of
-from distsummary.pb import mindspore_lineage_pb2 as pb
 from distsummary.rundir.identity import without_places
 from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import CallbackParams

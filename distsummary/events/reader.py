@@ -20,12 +20,12 @@ from distsummary.events.segments import dialect_of, lineage_files, segments
 from distsummary.format import mindspore_format, tensorboard_format, wire
 from distsummary.format.frames import MAX_PAYLOAD, Frame, read_frames
 from distsummary.format.lineage import Lineage, decode_lineage_event, updated_lineage
+from distsummary.format.pb import mindspore_lineage_pb2 as lineage_pb2
+from distsummary.format.pb import mindspore_summary_pb2 as summary_pb2
+from distsummary.format.pb import tensorboard_pb2
 from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Event, EventIds, Value
 from distsummary.format.scalar_decoder import decode_scalars
 from distsummary.format.wire import Descriptor, refuse_bad_text, refuse_bombs
-from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
-from distsummary.pb import mindspore_summary_pb2 as summary_pb2
-from distsummary.pb import tensorboard_pb2
 
 MODES = ("strict", "skip", "tail")
 MAX_DAMAGE = 1000  # damaged places of one file that are listed one by one

@@ -18,6 +18,8 @@ from distsummary.format.frames import MAX_PAYLOAD, Framed, Part, frame_parts
 from distsummary.format.histogram import count_histogram
 from distsummary.format.mindspore_format import DATA_TYPES
 from distsummary.format.norms import TableTurns, carrier_of, checked_norms, encode_norms, encode_table
+from distsummary.format.pb.tensorboard_custom_scalars_pb2 import Layout
+from distsummary.format.pb.tensorboard_hparams_pb2 import HParamsPluginData
 from distsummary.format.png import encode_image
 from distsummary.format.records import (
     CURVE_ROWS,
@@ -43,8 +45,6 @@ from distsummary.format.records import (
 )
 from distsummary.format.scalar_encoder import ScalarEncoder
 from distsummary.format.scalar_rows import events_of
-from distsummary.pb.tensorboard_custom_scalars_pb2 import Layout
-from distsummary.pb.tensorboard_hparams_pb2 import HParamsPluginData
 
 _ENVELOPE = 256  # upper bound of an event's bytes without its values
 _VALUE_ENVELOPE = 16  # upper bound of a value's bytes without its encoding

@@ -7,8 +7,8 @@ that only other runs have.
 
 from collections.abc import Mapping
 
+from distsummary.format.pb.tensorboard_hparams_pb2 import STATUS_FAILURE, STATUS_SUCCESS, HParamsPluginData
 from distsummary.format.records import HPARAMS, Value
-from distsummary.pb.tensorboard_hparams_pb2 import STATUS_FAILURE, STATUS_SUCCESS, HParamsPluginData
 
 START_TAG = "_hparams_/session_start_info"
 END_TAG = "_hparams_/session_end_info"

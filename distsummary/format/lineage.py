@@ -10,8 +10,8 @@ from google.protobuf.message import DecodeError
 from distsummary.errors import DamagedFileError, InvalidTypeError
 from distsummary.format import wire
 from distsummary.format.frames import frame, read_frames
+from distsummary.format.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.format.records import Event, EventIds, Value
-from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 
 LineageMessage: TypeAlias = (
     lineage_pb2.TrainLineage

@@ -13,6 +13,8 @@ from distsummary.format import wire
 from distsummary.format.frames import Part
 from distsummary.format.histogram import coarser, fixed_edges, fixed_part
 from distsummary.format.norms import NORMS_TAG, decode_norms
+from distsummary.format.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
+from distsummary.format.pb import mindspore_summary_pb2 as summary_pb2
 from distsummary.format.records import (
     CURVE_ROWS,
     NORMS,
@@ -26,8 +28,6 @@ from distsummary.format.records import (
     Shard,
     Value,
 )
-from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
-from distsummary.pb import mindspore_summary_pb2 as summary_pb2
 
 VERSION = "MindSpore.Event:1"
 DATA_TYPES = {

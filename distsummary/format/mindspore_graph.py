@@ -6,7 +6,7 @@ from google.protobuf.message import DecodeError
 
 from distsummary.errors import InvalidValueError
 from distsummary.format.graph import PARAMETER, Edge, Graph, Names, Node, TensorType, renamed
-from distsummary.pb import mindspore_anf_ir_pb2 as pb
+from distsummary.format.pb import mindspore_anf_ir_pb2 as pb
 
 FORBIDDEN = frozenset('<>"')  # one of them in a name makes MindInsight drop the whole graph
 _PARAMETERS, _OUTPUTS = "parameters", "outputs"

@@ -15,8 +15,8 @@ from google.protobuf.message import DecodeError
 from distsummary.base.checks import check_type
 from distsummary.errors import DamagedFileError, InvalidTypeError, InvalidValueError
 from distsummary.format import wire
+from distsummary.format.pb import norms_pb2
 from distsummary.format.records import MINDSPORE, TENSORBOARD, Array
-from distsummary.pb import norms_pb2
 
 NORMS_TAG = "norms"  # the tag of the only value of the plugin "norms" in an event
 FIELD = 1003  # of an event

@@ -11,6 +11,10 @@ from distsummary.format import mindspore_graph, tensorboard_graph, wire
 from distsummary.format.frames import Part
 from distsummary.format.mindspore_format import audio_parts, decode_audio, image_parts, to_float32
 from distsummary.format.norms import NORMS_TAG, decode_norms
+from distsummary.format.pb import tensorboard_pb2
+from distsummary.format.pb.tensorboard_custom_scalars_pb2 import Layout
+from distsummary.format.pb.tensorboard_graph_pb2 import GraphDef
+from distsummary.format.pb.tensorboard_hparams_pb2 import HParamsPluginData
 from distsummary.format.records import (
     CURVE_ROWS,
     CUSTOM_SCALARS,
@@ -24,10 +28,6 @@ from distsummary.format.records import (
     Shard,
     Value,
 )
-from distsummary.pb import tensorboard_pb2
-from distsummary.pb.tensorboard_custom_scalars_pb2 import Layout
-from distsummary.pb.tensorboard_graph_pb2 import GraphDef
-from distsummary.pb.tensorboard_hparams_pb2 import HParamsPluginData
 
 VERSION = "brain.Event:2"
 _MAX_FILLED = 8 << 20  # elements that a single number may fill: a small file must not fill the memory

@@ -4,7 +4,7 @@ from google.protobuf.message import DecodeError
 
 from distsummary.errors import DamagedFileError
 from distsummary.format.graph import Edge, Graph, Node, TensorType, renamed
-from distsummary.pb import tensorboard_graph_pb2 as pb
+from distsummary.format.pb import tensorboard_graph_pb2 as pb
 
 FORBIDDEN = frozenset("^:")  # they have a meaning in the names of inputs
 _PARAMETERS, _SHAPES, _DTYPES, _NAME = "parameters", "_output_shapes", "dtype", "_model"

@@ -1,10 +1,8 @@
-"""The variables of doors: DISTSUMMARY, the run dir, and DISTSUMMARY_OPTIONS, arguments for `ds.init`."""
+"""Reads the variable DISTSUMMARY_OPTIONS of the doors: arguments for `ds.init`."""
 
 from inspect import signature
 from typing import Any
 
-VARIABLE = "DISTSUMMARY"
-OPTIONS = "DISTSUMMARY_OPTIONS"
 TEE = "tee"
 # Arguments of `ds.init` that are no options: the script decides them.
 NOT_OPTIONS = frozenset(
@@ -22,6 +20,7 @@ def read_options(text: str) -> dict[str, Any]:
     from distsummary.base.json_door import parse_json
     from distsummary.collect.record_options import Record
     from distsummary.diagnosis.diagnose import Diagnose
+    from distsummary.rundir.topology import OPTIONS
 
     chosen: dict[str, Any] = parse_json(text or "{}", dict[str, Any], name=OPTIONS)
     check_type(f"{TEE} in {OPTIONS}", chosen.pop(TEE, False), bool)

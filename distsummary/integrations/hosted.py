@@ -10,8 +10,9 @@ from torch.optim import Optimizer
 from distsummary.collect.config import read_config
 from distsummary.integrations.deepspeed import follow_deepspeed
 from distsummary.integrations.door import Door, close_door, follow, open_door
-from distsummary.integrations.door_options import OPTIONS, VARIABLE, read_options
+from distsummary.integrations.door_options import read_options
 from distsummary.integrations.door_run import DoorRun, Training, begin_run, is_number
+from distsummary.rundir.topology import OPTIONS, RUN_DIR
 from distsummary.training.run import Run
 
 
@@ -29,7 +30,7 @@ class Hosted:
 
     def __init__(self, run_dir: str | os.PathLike[str] | None, options: Mapping[str, Any]) -> None:
         self._is_default = run_dir is None and not options
-        self._run_dir = os.fspath(run_dir or os.environ.get(VARIABLE) or "runs/{time}")
+        self._run_dir = os.fspath(run_dir or os.environ.get(RUN_DIR) or "runs/{time}")
         self._options = dict(options)
         self._known: dict[str, Any] = {}  # arguments for `ds.init` by the host
         self._door: Door | None = None

@@ -18,12 +18,11 @@ from distsummary.base.columns import named
 from distsummary.base.guard import Guard, door
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.verdict import MESSAGE, Verdict
-from distsummary.integrations.door_options import OPTIONS, VARIABLE
 from distsummary.integrations.tested_hosts import name_untested
 from distsummary.rundir.attempts import newest_attempt, note_deaths, note_state
 from distsummary.rundir.run_dir import TIME, RunDir, dated_run_dir
 from distsummary.rundir.states import read_run
-from distsummary.rundir.topology import train_token
+from distsummary.rundir.topology import OPTIONS, RUN_DIR, train_token
 
 try:
     from ray.train.v2.api.callback import UserCallback
@@ -70,14 +69,14 @@ class _Controller:
     _own_guard = Guard()  # Ray takes what a callback raises for a failure of the training
 
     def __init__(self, run_dir: str | os.PathLike[str] | None = None) -> None:
-        self._run_dir = os.path.abspath(run_dir or os.environ.get(VARIABLE) or "runs/{time}")
+        self._run_dir = os.path.abspath(run_dir or os.environ.get(RUN_DIR) or "runs/{time}")
         self._before = -1  # the newest attempt of the run before the workers started
         self._noted: set[int] = set()  # ranks whose ends are noted
         name_untested()
 
     def _find(self, run_name: str) -> None:
         """Find the run, as its ranks do; the DISTSUMMARY of Ray's processes precedes."""
-        path = os.environ.get(VARIABLE) or self._run_dir
+        path = os.environ.get(RUN_DIR) or self._run_dir
         if TIME in path:
             path = str(dated_run_dir(path, train_token(run_name)).base)
         self._run_dir = os.path.abspath(path)
@@ -117,9 +116,9 @@ class DistSummaryUserCallback(_Controller, UserCallback):  # type: ignore[misc] 
 
 def _arm(run_dir: str, options: str) -> None:
     """In a worker: have its training recorded, unless its own environment says so, or otherwise."""
-    if VARIABLE in os.environ:
+    if RUN_DIR in os.environ:
         return
-    os.environ[VARIABLE] = run_dir
+    os.environ[RUN_DIR] = run_dir
     if options:
         os.environ[OPTIONS] = options
     if "torch" in sys.modules:  # otherwise it looks at the variables as it is imported

@@ -28,7 +28,6 @@ from distsummary.base.extras import require
 from distsummary.base.interrupts import handles_interrupts
 from distsummary.base.processes import own_process
 from distsummary.errors import InvalidTypeError, InvalidValueError, RanksFailedError
-from distsummary.integrations.door_options import OPTIONS, VARIABLE
 from distsummary.launching.rank_ends import (
     STOPPED,
     RankEnd,
@@ -43,7 +42,7 @@ from distsummary.launching.rank_ends import (
     stderr_path,
 )
 from distsummary.launching.stages import Stages, say
-from distsummary.rundir.topology import LAUNCH_ID, LAUNCHED, cluster_address, note_driver
+from distsummary.rundir.topology import LAUNCH_ID, LAUNCHED, OPTIONS, RUN_DIR, cluster_address, note_driver
 
 logger = logging.getLogger(__name__)
 
@@ -311,9 +310,9 @@ def plan_environments(places: Sequence[RankPlace], launch_id: str) -> list[dict[
 
 def zero_lines(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that have ranks recorded without a line, whose processes Ray may have started before."""
-    found = {name: environ[name] for name in (VARIABLE, OPTIONS) if environ.get(name)}
-    if VARIABLE in found and "://" not in found[VARIABLE]:
-        found[VARIABLE] = os.path.abspath(found[VARIABLE])  # ranks may run elsewhere
+    found = {name: environ[name] for name in (RUN_DIR, OPTIONS) if environ.get(name)}
+    if RUN_DIR in found and "://" not in found[RUN_DIR]:
+        found[RUN_DIR] = os.path.abspath(found[RUN_DIR])  # ranks may run elsewhere
     return found
 
 

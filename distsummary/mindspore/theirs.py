@@ -12,7 +12,7 @@ from mindspore.train.callback._dataset_graph import DatasetGraph
 from distsummary.base.redaction import redacted
 from distsummary.collect.messages import lineage_message
 from distsummary.collect.run_lineage import DataFacts
-from distsummary.pb import mindspore_lineage_pb2 as pb
+from distsummary.format.pb import mindspore_lineage_pb2 as pb
 
 logger = logging.getLogger(__name__)
 

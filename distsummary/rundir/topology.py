@@ -30,6 +30,7 @@ LAUNCH_ID = "DISTSUMMARY_LAUNCH_ID"
 LAUNCHED = "launch "  # how the id of a launch begins, and so the incarnation of its ranks
 HYPER_CONFIG = "MINDINSIGHT_HYPER_CONFIG"
 COLLECTORS = "DISTSUMMARY_COLLECTORS"
+RUN_DIR, OPTIONS = "DISTSUMMARY", "DISTSUMMARY_OPTIONS"  # of runs that a script does not begin itself
 
 # Along these mesh axes an ordinary tensor is the same on all ranks. Along other axes (tp, pp, ep, cp ...) an
 # ordinary tensor may be a shard that the framework does not know to be one.

@@ -32,9 +32,9 @@ from distsummary.events.recorded import EventPlace
 from distsummary.events.segments import all_event_files, landscape_files
 from distsummary.format.json_values import fields
 from distsummary.format.lineage import Lineage, custom_values, lineage_values
+from distsummary.format.pb.mindspore_anf_ir_pb2 import GraphProto
 from distsummary.format.records import NORMS
 from distsummary.landscapes.output.loss_grid import LossGrid
-from distsummary.pb.mindspore_anf_ir_pb2 import GraphProto
 from distsummary.rundir.rank_facts import read_command
 from distsummary.rundir.rank_parts import parts_of
 from distsummary.rundir.run_dir import MANIFEST, Manifest, RunDir

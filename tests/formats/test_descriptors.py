@@ -16,7 +16,7 @@ from tensorboard.compat.proto import (
     tensor_shape_pb2,
 )
 
-from distsummary.pb import (
+from distsummary.format.pb import (
     mindspore_anf_ir_pb2,
     mindspore_checkpoint_pb2,
     mindspore_lineage_pb2,

@@ -20,11 +20,11 @@ from distsummary.format.encode import encode_event
 from distsummary.format.frames import frame, read_frames
 from distsummary.format.histogram import count_histogram
 from distsummary.format.lineage import encode_lineage_message
+from distsummary.format.pb import mindspore_checkpoint_pb2 as checkpoint_pb2
+from distsummary.format.pb import mindspore_lineage_pb2 as lineage_pb2
+from distsummary.format.pb import mindspore_summary_pb2 as summary_pb2
 from distsummary.format.png import encode_image
 from distsummary.format.records import LINEAGE_PLUGINS, Event, Histogram, Image, Landscape, Value
-from distsummary.pb import mindspore_checkpoint_pb2 as checkpoint_pb2
-from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
-from distsummary.pb import mindspore_summary_pb2 as summary_pb2
 from tests.formats.golden import EVENT_FILES, GOLDEN, decoded
 
 SPECIAL = GOLDEN / "special_values"

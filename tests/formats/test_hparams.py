@@ -16,7 +16,7 @@ from tensorboard.plugins.hparams.list_session_groups import Handler
 
 import distsummary as ds
 from distsummary.aggregate.role_description import settings_values
-from distsummary.pb.tensorboard_hparams_pb2 import STATUS_FAILURE, STATUS_SUCCESS
+from distsummary.format.pb.tensorboard_hparams_pb2 import STATUS_FAILURE, STATUS_SUCCESS
 from distsummary.rundir.states import AttemptState, RankState
 
 

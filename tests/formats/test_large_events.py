@@ -17,8 +17,8 @@ from distsummary.events.reader import read_directory
 from distsummary.events.spec import WriterSpec
 from distsummary.events.writer import RankWriter
 from distsummary.format.frames import frame
+from distsummary.format.pb import tensorboard_pb2
 from distsummary.format.records import Event, Value
-from distsummary.pb import tensorboard_pb2
 from distsummary.rundir.coordination import LocalCoordinator
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.topology import Topology

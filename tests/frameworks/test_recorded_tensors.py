@@ -19,8 +19,8 @@ from distsummary.events.segments import segments
 from distsummary.format.encode import event_parts
 from distsummary.format.frames import read_frames
 from distsummary.format.mindspore_format import DATA_TYPES
+from distsummary.format.pb import mindspore_summary_pb2 as pb
 from distsummary.format.records import Event, EventIds, Shard
-from distsummary.pb import mindspore_summary_pb2 as pb
 
 IN_EVENTS = [*DATA_TYPES, ">i2", ">f4", ">f8"]
 # No long doubles: sixteen bytes, of which ten count and the others may differ.

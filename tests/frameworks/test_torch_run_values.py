@@ -16,8 +16,8 @@ from torch import nn
 import distsummary as ds
 from distsummary.errors import NonFiniteError
 from distsummary.events.reader import read_directory, read_lineage
+from distsummary.format.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.format.records import Histogram
-from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 from tests.patience import PATIENCE_S
 
 LENGTH = 1 << 20

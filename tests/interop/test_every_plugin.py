@@ -12,6 +12,8 @@ from distsummary.events.reader import read_directory
 from distsummary.events.segments import segments
 from distsummary.events.spec import Limits, WriterSpec
 from distsummary.events.writer import RankWriter
+from distsummary.format.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
+from distsummary.format.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.format.records import (
     MINDSPORE,
     NORMS,
@@ -23,8 +25,6 @@ from distsummary.format.records import (
     Shard,
     Value,
 )
-from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
-from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 from tests.interop.test_mindinsight import Verdict, check
 from tests.interop.views import differences, own_view, python_view, server_view
 from tests.unit.format import samples

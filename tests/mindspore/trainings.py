@@ -10,8 +10,8 @@ from mindspore import nn, ops
 from PIL import Image as Picture
 
 from distsummary.events.reader import read_directory, read_lineage
+from distsummary.format.pb.mindspore_anf_ir_pb2 import GraphProto
 from distsummary.format.records import Histogram, Image
-from distsummary.pb.mindspore_anf_ir_pb2 import GraphProto
 
 
 class Lenet(nn.Cell):

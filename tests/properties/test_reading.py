@@ -21,9 +21,9 @@ from distsummary.events.segments import dialect_of
 from distsummary.format import mindspore_format, tensorboard_format
 from distsummary.format.encode import EventEncoder, encode_event
 from distsummary.format.frames import frame, read_frames
+from distsummary.format.pb import mindspore_summary_pb2, tensorboard_pb2
 from distsummary.format.records import DIALECTS, Event, EventIds, Value
 from distsummary.format.wire import read_identity, refuse_bad_text, refuse_bombs
-from distsummary.pb import mindspore_summary_pb2, tensorboard_pb2
 from tests.properties.test_reader import GOLDEN_FILES, mutated
 from tests.unit.events.test_reader import MINDSPORE, TENSORBOARD
 

@@ -12,10 +12,10 @@ from distsummary.events.files import Files
 from distsummary.events.spec import WriterSpec
 from distsummary.events.writer import RankWriter
 from distsummary.format import records as product
+from distsummary.format.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
+from distsummary.format.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.format.records import Batch, Event, Image, Scalars, Value
 from distsummary.format.scalar_rows import row_of
-from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
-from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 from tests.torture.ledger import ACKED, SENT, SYNCED, Ledger, first_missing, read_account
 from tests.torture.workload import LINEAGE_KEY, EventSpec, ValueSpec, event
 

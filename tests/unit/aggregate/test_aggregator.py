@@ -16,8 +16,8 @@ from distsummary.events.reader import read_directory, read_lineage
 from distsummary.events.spec import WriterSpec
 from distsummary.events.writer import RankWriter
 from distsummary.format.frames import frame
+from distsummary.format.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.format.records import Batch, Event, Value
-from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.rundir import run_dir as run_dir_module
 from distsummary.rundir import states
 from distsummary.rundir.attempts import Registration, rank_states, with_ranks

@@ -20,6 +20,7 @@ from distsummary.events.reader import read_directory
 from distsummary.events.spec import WriterSpec
 from distsummary.events.writer import RankWriter
 from distsummary.format.histogram import count_histogram
+from distsummary.format.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 from distsummary.format.records import (
     DIALECTS,
     MAX_TAG_BYTES,
@@ -30,7 +31,6 @@ from distsummary.format.records import (
     Shard,
     Value,
 )
-from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 from tests.unit.aggregate.live_ranks import Ranks, scalar, series, tagged
 
 SHARD = Shard(global_shape=(4,), offset=(2,))

@@ -29,6 +29,9 @@ from distsummary.events.spec import WriterSpec
 from distsummary.events.writer import RankWriter
 from distsummary.format.frames import frame, read_frames
 from distsummary.format.histogram import count_histogram
+from distsummary.format.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
+from distsummary.format.pb import mindspore_lineage_pb2 as lineage_pb2
+from distsummary.format.pb import tensorboard_pb2
 from distsummary.format.records import (
     DIALECTS,
     MINDSPORE,
@@ -40,9 +43,6 @@ from distsummary.format.records import (
     Shard,
     Value,
 )
-from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
-from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
-from distsummary.pb import tensorboard_pb2
 from distsummary.rundir import run_dir as run_dir_module
 from distsummary.rundir.coordination import LocalCoordinator
 from distsummary.rundir.run_dir import RunDir

@@ -12,7 +12,7 @@ from distsummary.aggregate.merge_lineage import (
 )
 from distsummary.collect.run_lineage import custom_lineage, dataset_graph
 from distsummary.format.lineage import Lineage, custom_values
-from distsummary.pb import mindspore_lineage_pb2 as pb
+from distsummary.format.pb import mindspore_lineage_pb2 as pb
 
 NAN = float("nan")
 

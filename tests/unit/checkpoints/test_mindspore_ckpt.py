@@ -16,7 +16,7 @@ from distsummary.errors import (
     MissingFileError,
     RunDirError,
 )
-from distsummary.pb import mindspore_checkpoint_pb2 as pb
+from distsummary.format.pb import mindspore_checkpoint_pb2 as pb
 
 GOLDEN = sorted((Path(__file__).parents[2] / "golden").rglob("*.ckpt"))
 

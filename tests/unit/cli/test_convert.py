@@ -18,8 +18,8 @@ from distsummary.events.writer import RankWriter
 from distsummary.format.frames import read_frames
 from distsummary.format.histogram import count_histogram
 from distsummary.format.hparams import session_start
+from distsummary.format.pb import tensorboard_pb2
 from distsummary.format.records import Batch, Event, Histogram, Shard, Value
-from distsummary.pb import tensorboard_pb2
 from tests.disks import FULL, room_for
 from tests.unit.format import samples
 

@@ -10,12 +10,14 @@ import distsummary as ds
 from distsummary.collect.checked_values import checked_value
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format import mindspore_format
+from distsummary.format.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
+from distsummary.format.pb import mindspore_lineage_pb2 as lineage_pb2
+from distsummary.format.pb import mindspore_summary_pb2 as summary_pb2
+from distsummary.format.pb import norms_pb2
 from distsummary.format.records import Value
-from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
-from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
-from distsummary.pb import mindspore_summary_pb2 as summary_pb2
-from distsummary.pb import norms_pb2
 from tests.unit.format import samples
+
+OURS, THEIRS = "distsummary.format.pb.mindspore", "mindspore_train_package_of_irpb"  # of equal length
 
 
 def foreign(message: Any) -> Any:
@@ -24,9 +26,8 @@ def foreign(message: Any) -> Any:
     for module in (norms_pb2, anf_ir_pb2, lineage_pb2, summary_pb2):
         file = descriptor_pb2.FileDescriptorProto()
         module.DESCRIPTOR.CopyToProto(file)
-        other = file.SerializeToString().replace(b"distsummary.pb.mindspore", b"mindsporedotpackage.irpb")
-        pool.AddSerializedFile(other)
-    name = message.DESCRIPTOR.full_name.replace("distsummary.pb.mindspore", "mindsporedotpackage.irpb")
+        pool.AddSerializedFile(file.SerializeToString().replace(OURS.encode(), THEIRS.encode()))
+    name = message.DESCRIPTOR.full_name.replace(OURS, THEIRS)
     made = message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
     assert not isinstance(message, made)
     return made.FromString(message.SerializeToString())

@@ -16,10 +16,10 @@ from distsummary.errors import (
 )
 from distsummary.events.reader import read_directory, read_lineage
 from distsummary.events.segments import segments, source_of
+from distsummary.format.pb import mindspore_anf_ir_pb2 as anf_ir
+from distsummary.format.pb import mindspore_lineage_pb2 as lineage
 from distsummary.format.records import DIALECTS, Landscape
 from distsummary.frameworks.numpy import NumpyFramework
-from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir
-from distsummary.pb import mindspore_lineage_pb2 as lineage
 from tests.unit.collect.doubles import ListWriter
 
 

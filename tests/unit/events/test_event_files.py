@@ -20,8 +20,8 @@ from distsummary.events.segments import segments, stamp_of
 from distsummary.events.spec import Limits, WriterSpec
 from distsummary.events.writer import RankWriter
 from distsummary.format.frames import Part, read_frames
+from distsummary.format.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.format.records import DIALECTS, MINDSPORE, SYNCED, TENSORBOARD, WRITTEN, Batch, Event, Value
-from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 from tests.patience import PATIENCE_S
 
 RUN_ID = "00000000000000ab"

@@ -24,8 +24,8 @@ from distsummary.format.crc import masked_crc
 from distsummary.format.encode import encode_event
 from distsummary.format.frames import frame
 from distsummary.format.lineage import Lineage, encode_lineage
+from distsummary.format.pb import tensorboard_pb2
 from distsummary.format.records import Event, EventIds, Value
-from distsummary.pb import tensorboard_pb2
 from tests.unit.format import samples
 
 RUN = "0123456789abcdef"

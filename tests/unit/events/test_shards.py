@@ -6,8 +6,8 @@ import pytest
 from distsummary.events.shards import AddedShards
 from distsummary.format import mindspore_format, tensorboard_format
 from distsummary.format.histogram import coarser, count_histogram
+from distsummary.format.pb import mindspore_summary_pb2
 from distsummary.format.records import Shard, Value
-from distsummary.pb import mindspore_summary_pb2
 from tests.unit.format import samples
 
 NAN, INF = float("nan"), float("inf")

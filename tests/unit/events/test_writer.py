@@ -14,9 +14,9 @@ from distsummary.events.segments import lineage_files, segments
 from distsummary.events.spec import Limits, WriterSpec
 from distsummary.events.writer import RankWriter
 from distsummary.format.frames import Part, frame, read_frames
+from distsummary.format.pb import mindspore_lineage_pb2 as lineage_pb2
+from distsummary.format.pb import tensorboard_pb2
 from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Batch, Event, Value
-from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
-from distsummary.pb import tensorboard_pb2
 
 RUN_ID = "00000000000000ab"
 

@@ -10,10 +10,10 @@ from hypothesis.extra import numpy as hnp
 from distsummary.format.histogram import count_histogram
 from distsummary.format.mindspore_format import DATA_TYPES
 from distsummary.format.norms import NORMS_TAG, ParameterNorms, ParameterTable
+from distsummary.format.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
+from distsummary.format.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.format.png import encode_image
 from distsummary.format.records import NORMS, Audio, EventIds, Landscape, Shard, Value
-from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
-from distsummary.pb import mindspore_lineage_pb2 as lineage_pb2
 
 IDS = EventIds("00ff00ff00ff00ff", 2, 41)
 TAGS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)

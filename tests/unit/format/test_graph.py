@@ -10,7 +10,7 @@ from tensorboard.compat.proto.graph_pb2 import GraphDef
 from distsummary.errors import DamagedFileError, InvalidValueError
 from distsummary.format import mindspore_graph, tensorboard_graph
 from distsummary.format.graph import Edge, Graph, Names, Node, TensorType, model_explorer, reduced
-from distsummary.pb import mindspore_anf_ir_pb2 as pb
+from distsummary.format.pb import mindspore_anf_ir_pb2 as pb
 
 FLOAT = TensorType((4, 3), "float32")
 NET = Graph(

@@ -13,8 +13,8 @@ from distsummary.format.lineage import (
     merge_custom,
     updated_lineage,
 )
+from distsummary.format.pb import mindspore_lineage_pb2 as pb
 from distsummary.format.records import Event, Value
-from distsummary.pb import mindspore_lineage_pb2 as pb
 from tests.unit.format import samples
 
 FULL = Lineage(

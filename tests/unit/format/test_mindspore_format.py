@@ -11,9 +11,9 @@ from distsummary.errors import DamagedFileError, InvalidTypeError
 from distsummary.format import mindspore_format as ms
 from distsummary.format import wire
 from distsummary.format.histogram import count_histogram
+from distsummary.format.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
+from distsummary.format.pb import mindspore_summary_pb2 as summary_pb2
 from distsummary.format.records import Event, EventIds, Histogram, Shard, Value
-from distsummary.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
-from distsummary.pb import mindspore_summary_pb2 as summary_pb2
 from tests.unit.format import samples
 
 

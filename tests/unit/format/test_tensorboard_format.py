@@ -12,8 +12,8 @@ from distsummary.errors import DamagedFileError
 from distsummary.format import mindspore_format, wire
 from distsummary.format import tensorboard_format as tb
 from distsummary.format.histogram import count_histogram
+from distsummary.format.pb import tensorboard_pb2
 from distsummary.format.records import Event, EventIds, Histogram, Value
-from distsummary.pb import tensorboard_pb2
 from tests.unit.format import samples
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from distsummary.errors import DamagedFileError, InvalidValueError
 from distsummary.format import wire
 from distsummary.format.mindspore_format import decode_event
+from distsummary.format.pb import mindspore_lineage_pb2, mindspore_summary_pb2, tensorboard_pb2
 from distsummary.format.records import EventIds
-from distsummary.pb import mindspore_lineage_pb2, mindspore_summary_pb2, tensorboard_pb2
 
 IDS = st.builds(
     EventIds,

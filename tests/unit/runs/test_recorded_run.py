@@ -20,8 +20,8 @@ from distsummary.format import mindspore_format, tensorboard_format, wire
 from distsummary.format.frames import frame
 from distsummary.format.histogram import count_histogram
 from distsummary.format.hparams import session_start
+from distsummary.format.pb.mindspore_anf_ir_pb2 import GraphProto
 from distsummary.format.records import MINDSPORE, TENSORBOARD, Batch, Event, Shard, Value
-from distsummary.pb.mindspore_anf_ir_pb2 import GraphProto
 from distsummary.rundir.run_dir import RunDir
 from distsummary.runs.show import overview
 from distsummary.view.page import page

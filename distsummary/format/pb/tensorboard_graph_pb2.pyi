@@ -1,4 +1,4 @@
-from distsummary.pb import tensorboard_pb2 as _tensorboard_pb2
+from distsummary.format.pb import tensorboard_pb2 as _tensorboard_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message

@@ -1,5 +1,5 @@
-from distsummary.pb import mindspore_anf_ir_pb2 as _mindspore_anf_ir_pb2
-from distsummary.pb import norms_pb2 as _norms_pb2
+from distsummary.format.pb import mindspore_anf_ir_pb2 as _mindspore_anf_ir_pb2
+from distsummary.format.pb import norms_pb2 as _norms_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
