@@ -38,7 +38,7 @@ from torch import nn
 import distsummary as ds
 from benchmarks.overhead import await_files, collector_times
 from distsummary.base.processes import own_process
-from distsummary.collect.actor import start_collector
+from distsummary.collect.remote.actor import start_collector
 
 KINDS = {"actor": "rank", "node": "node", "in process": "process"}  # -> the option `collectors`
 NUMBERS = {f"metrics/number_{n}": n / 7 for n in range(20)}

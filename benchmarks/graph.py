@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import distsummary as ds
-from distsummary.collect.graph_source import graph_value
-from distsummary.collect.torch_graph_observers import observer_of
+from distsummary.collect.values.graph_source import graph_value
+from distsummary.collect.values.torch_graph_observers import observer_of
 
 WAYS = (None, "modules", "ops", "export")
 

@@ -29,8 +29,8 @@ from torch.utils.checkpoint import checkpoint
 import distsummary as ds
 from distsummary.base.failures import Failures
 from distsummary.base.health import Health
-from distsummary.collect import operators, torch_operators
-from distsummary.collect.checked_values import checked_value
+from distsummary.collect.values import operators, torch_operators
+from distsummary.collect.values.checked_values import checked_value
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ require("an operator of distsummary (in a Cell, take it from distsummary.mindspo
 import torch  # noqa: E402  # what is missing is said before
 from torch import Tensor, nn  # noqa: E402
 
-from distsummary.collect import torch_operators  # noqa: E402
+from distsummary.collect.values import torch_operators  # noqa: E402
 
 __all__ = [
     "HistogramSummary",

@@ -174,7 +174,7 @@ def _set_limits(before: Values) -> None:
 
 def _recording() -> Values:
     """The runs that are open, and those who listen to operators."""
-    operators: Any = sys.modules.get("distsummary.collect.operators")
+    operators: Any = sys.modules.get("distsummary.collect.values.operators")
     forks: Any = sys.modules.get("distsummary.training.forks")
     living = [] if forks is None else forks.forkables()
     return {
@@ -186,7 +186,7 @@ def _recording() -> Values:
 def _stop_recording(before: Values) -> None:
     for one in _recording()["listeners to operators"]:
         if one not in before["listeners to operators"]:
-            sys.modules["distsummary.collect.operators"].stop_listening(one)
+            sys.modules["distsummary.collect.values.operators"].stop_listening(one)
 
 
 def _descriptors() -> Values:

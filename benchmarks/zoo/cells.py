@@ -40,7 +40,7 @@ _DIAGNOSIS = ["distsummary/diagnosis/*.py"]
 _OTHERS = [f"distsummary/diagnosis/{name}.py" for name in (*_SICK, "diagnose", "ends", "sentence")]
 _STUCK = ["distsummary/diagnosis/{stuck,stuck_files,crash,source_lines}.py", "distsummary/aggregate/stuck.py"]
 _TIMES = [
-    "distsummary/training/{phases,torch_phases,torch_waits,worker_queues,affordable,device_times}.py",
+    "distsummary/training/timing/{phases,torch_phases,torch_waits,worker_queues,affordable,device_times}.py",
     "distsummary/format/measured_steps.py",
 ]
 CODE = {
@@ -57,7 +57,7 @@ CODE = {
         [
             *(f"distsummary/diagnosis/{name}.py" for name in _SICK),
             "distsummary/aggregate/{judging,sick_ranks}.py",
-            "distsummary/collect/{torch_checksums,batch_digest}.py",
+            "distsummary/collect/compare/{torch_checksums,batch_digest}.py",
             "benchmarks/zoo/sick.py",
         ],
         [],
@@ -65,7 +65,7 @@ CODE = {
     "cost": (
         [
             *_TIMES,
-            "distsummary/collect/torch_checksums.py",
+            "distsummary/collect/compare/torch_checksums.py",
             "benchmarks/zoo/{costs,nets,data}.py",
         ],
         [],

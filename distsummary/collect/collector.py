@@ -14,8 +14,8 @@ from distsummary.base.guard import check, door
 from distsummary.base.health import Health
 from distsummary.base.interrupts import is_interruption
 from distsummary.checkpoints.landscape_spec import DEFAULT_SPEC
+from distsummary.collect.compare.rank_checks import Checks
 from distsummary.collect.evaluations import Evaluations, metric_values
-from distsummary.collect.rank_checks import Checks
 from distsummary.collect.run_description import DescriptionRecorder
 from distsummary.collect.run_lineage import evaluation_lineage
 from distsummary.collect.run_recorder import RunRecorder
@@ -42,10 +42,10 @@ from distsummary.training.callbacks import (
     is_sink,
     step_of,
 )
-from distsummary.training.phases import CHECKPOINT, EVALUATION, STEP_PHASES
 from distsummary.training.recorder import TIMES
 from distsummary.training.run import STEP_TIMES
 from distsummary.training.step_context import StepContext
+from distsummary.training.timing.phases import CHECKPOINT, EVALUATION, STEP_PHASES
 
 logger = logging.getLogger(__name__)
 
@@ -285,7 +285,9 @@ class CollectorCallback(Callback):
         """Record what distinguishes this rank from the others, where it should not differ."""
         checksums = None
         if network is not None and framework_of(network).name == "torch":
-            from distsummary.collect.torch_checksums import Checksums  # imports torch, imported already
+            from distsummary.collect.compare.torch_checksums import (
+                Checksums,  # imports torch, imported already
+            )
 
             checksums = Checksums(network, session.topology.mesh, session.topology.world_size)
         checks = Checks(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from distsummary.base.guard import check
 from distsummary.base.publish import ensure_directory, replacing, rights_in
 from distsummary.collect.background import Background
-from distsummary.collect.checked_values import OnlyExported
+from distsummary.collect.values.checked_values import OnlyExported
 from distsummary.errors import RunDirError
 from distsummary.events.writer import EventWriter
 from distsummary.format.records import Event, Value

@@ -11,13 +11,13 @@ from distsummary.base.checks import check_choice, check_int, check_keys, check_t
 from distsummary.base.guard import check
 from distsummary.checkpoints.landscape_spec import DEFAULT_SPEC, LandscapeSpec, check_collect_landscape
 from distsummary.collect.config import FlatValue, read_config
-from distsummary.collect.graph_source import EXPORT, OPERATIONS, TREE, check_graph
 from distsummary.collect.selection import MINDSPORES, Selection
+from distsummary.collect.values.graph_source import EXPORT, OPERATIONS, TREE, check_graph
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.events.spec import Limits
 from distsummary.format.compatibility import OURS, Compatibility
 from distsummary.format.records import DELIVERIES, DIALECTS
-from distsummary.frameworks.base import framework_of
+from distsummary.frameworks.base import framework_of, refuse_without_torch
 from distsummary.rundir.run_dir import RunDir, refuse_temporary
 from distsummary.rundir.topology import EQUAL_AXES, Topology
 
@@ -134,15 +134,6 @@ def selection(field: str, value: object, most: int | None = None) -> Selection |
             f'type {type(value).__name__}; ".*" chooses all parameters'
         )
     return _check_regular(field, value, most)
-
-
-def refuse_without_torch(field: str, network: object) -> None:
-    """Raise InvalidTypeError unless `network` is a torch model; `field`: the option that needs one."""
-    if framework_of(network).name != "torch":
-        raise InvalidTypeError(
-            f"{field} looks into a torch.nn.Module, got a network of type {type(network).__name__}; leave "
-            f"{field} out"
-        )
 
 
 @check()

@@ -35,7 +35,7 @@ def provenance(directory: Path | None = None, *, has_identity: bool = True) -> d
 def command_line() -> list[str]:
     """The command line that the user typed: of this process or, in Ray's workers, of the job's driver."""
     if in_ray():
-        from distsummary.collect.actor import driver_command  # import Ray only where it is used
+        from distsummary.collect.remote.actor import driver_command  # import Ray only where it is used
 
         return driver_command() or sys.argv
     return sys.argv

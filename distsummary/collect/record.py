@@ -15,13 +15,9 @@ from distsummary.base.failures import Failures
 from distsummary.base.guard import call_user, check, door, passes
 from distsummary.base.health import Health
 from distsummary.base.interrupts import interrupts_after
-from distsummary.collect import operators
 from distsummary.collect.background import Background
-from distsummary.collect.checked_values import checked_value
 from distsummary.collect.file_export import Exports, write_values
-from distsummary.collect.graph_source import TREE, ModelGraph
 from distsummary.collect.older_order import check_network, is_older_record, without_num_process
-from distsummary.collect.open_writer import check_collectors, open_writer
 from distsummary.collect.options import (
     check_delivery,
     check_export_options,
@@ -32,6 +28,10 @@ from distsummary.collect.options import (
     check_summary_dir,
 )
 from distsummary.collect.plan import regular_steps
+from distsummary.collect.remote.open_writer import check_collectors, open_writer
+from distsummary.collect.values import operators
+from distsummary.collect.values.checked_values import checked_value
+from distsummary.collect.values.graph_source import TREE, ModelGraph
 from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError
 from distsummary.events.segments import other_writer
 from distsummary.events.spec import DROP, WAIT, WriterSpec

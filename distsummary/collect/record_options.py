@@ -6,10 +6,10 @@ from typing import Any
 
 from distsummary.base.checks import check_choice, check_int, check_type
 from distsummary.checkpoints.landscape_spec import check_collect_landscape
-from distsummary.collect.norm_source import FLOAT32, PRECISIONS
-from distsummary.collect.open_writer import check_collectors
 from distsummary.collect.options import check_delivery, check_formats, check_limits
 from distsummary.collect.plan import DEALS
+from distsummary.collect.remote.open_writer import check_collectors
+from distsummary.collect.values.norm_source import FLOAT32, PRECISIONS
 from distsummary.events.spec import DROP, WAIT
 from distsummary.format.records import WRITTEN
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from distsummary.base.failures import Failures
 from distsummary.base.health import Health
-from distsummary.collect.checked_values import checked_value
+from distsummary.collect.values.checked_values import checked_value
 from distsummary.errors import InvalidValueError
 from distsummary.events.overhead import Overhead
 from distsummary.format.records import MINDSPORE, Value

@@ -7,14 +7,14 @@ from typing import Literal
 from distsummary.base.checks import check_int, check_type
 from distsummary.base.guard import check
 from distsummary.checkpoints.landscape_spec import check_collect_landscape
+from distsummary.collect.compare.rank_checks import check_checksums
 from distsummary.collect.config import Config, FlatValue
-from distsummary.collect.graph_source import check_graph
-from distsummary.collect.norm_source import refuse_unmeasured
-from distsummary.collect.open_writer import refuse_unconnected
 from distsummary.collect.options import Collected, check_formats, check_limits, refuse_unfit, selection
 from distsummary.collect.plan import DEALS
-from distsummary.collect.rank_checks import check_checksums
 from distsummary.collect.record_options import Record
+from distsummary.collect.remote.open_writer import refuse_unconnected
+from distsummary.collect.values.graph_source import check_graph
+from distsummary.collect.values.norm_source import refuse_unmeasured
 from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.errors import InvalidValueError
 from distsummary.events.spec import WriterSpec

@@ -7,18 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 from distsummary.base.failures import Failures
-from distsummary.collect.curvature_source import CurvatureFigures
-from distsummary.collect.graph_source import ModelGraph
-from distsummary.collect.options import refuse_without_torch
 from distsummary.collect.plan import LEFT_OUT, dealing_group, regular_steps, tensor_steps
 from distsummary.collect.run_recorder import RunRecorder
 from distsummary.collect.run_settings import RunSettings
 from distsummary.collect.selection import Selection
-from distsummary.collect.sources import Images, LearningRate, LossSource, Source, WatchedParameters
-from distsummary.collect.step_values import Parameters
-from distsummary.collect.taps import Taps
+from distsummary.collect.values.curvature_source import CurvatureFigures
+from distsummary.collect.values.graph_source import ModelGraph
+from distsummary.collect.values.sources import Images, LearningRate, LossSource, Source, WatchedParameters
+from distsummary.collect.values.step_values import Parameters
+from distsummary.collect.values.taps import Taps
 from distsummary.format.records import Value
-from distsummary.frameworks.base import CurvatureSource
+from distsummary.frameworks.base import CurvatureSource, refuse_without_torch
 from distsummary.rundir.deal import FIRST, Deal, Group, Part
 from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import CallbackParams, is_sink
@@ -155,7 +154,7 @@ class Schedule:
         self, chosen: Parameters, network: object, params: CallbackParams, step: StepContext
     ) -> None:
         refuse_without_torch("gradients", network)
-        from distsummary.collect.torch_gradients import Gradients
+        from distsummary.collect.values.torch_gradients import Gradients
 
         gradients = Gradients(
             chosen,
@@ -169,7 +168,7 @@ class Schedule:
         self.add(gradients)
 
     def _measure_norms(self, network: Any, step: StepContext, precision: str) -> None:
-        from distsummary.collect.torch_norms import Norms  # imports torch, which is imported already
+        from distsummary.collect.values.torch_norms import Norms  # imports torch, which is imported already
 
         rank = self._topology.rank
         norms = Norms(

@@ -27,10 +27,10 @@ from distsummary.collect.checkpoint_keeper import CheckpointKeeper
 from distsummary.collect.config import differing, listed
 from distsummary.collect.file_export import Exports, write_values
 from distsummary.collect.heartbeat import Pulse
-from distsummary.collect.open_writer import open_writer
 from distsummary.collect.provenance import command_line, error_text, provenance
+from distsummary.collect.remote.open_writer import open_writer
 from distsummary.collect.run_lineage import strip_directories
-from distsummary.collect.system_metrics import Sampler, SystemMonitor, sources_of
+from distsummary.collect.values.system_metrics import Sampler, SystemMonitor, sources_of
 from distsummary.collect.watcher import LoopPlace, Watcher, groups_of_torch
 from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.diagnosis.reporting import Alerts
@@ -52,7 +52,7 @@ from distsummary.rundir.run_dir import Manifest, RunDir
 from distsummary.rundir.run_text import TAG, run_text
 from distsummary.rundir.states import read_run
 from distsummary.rundir.topology import Topology, lost_driver
-from distsummary.training.phases import EVERY, OWN_MS, WAIT_MS
+from distsummary.training.timing.phases import EVERY, OWN_MS, WAIT_MS
 
 logger = logging.getLogger(__name__)
 

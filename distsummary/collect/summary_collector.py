@@ -12,10 +12,9 @@ import distsummary
 from distsummary.base.checks import check_choice, check_int, check_type
 from distsummary.base.terminal import announced
 from distsummary.collect.collector import CollectorCallback
+from distsummary.collect.compare.rank_checks import check_checksums
 from distsummary.collect.config import read_config
-from distsummary.collect.norm_source import FLOAT32
 from distsummary.collect.older_order import is_older_collector, without_num_process
-from distsummary.collect.open_writer import check_collectors
 from distsummary.collect.options import (
     check_custom_lineage,
     check_delivery,
@@ -28,9 +27,10 @@ from distsummary.collect.options import (
     with_landscape,
 )
 from distsummary.collect.plan import DEALS
-from distsummary.collect.rank_checks import check_checksums
+from distsummary.collect.remote.open_writer import check_collectors
 from distsummary.collect.run_settings import RunSettings
 from distsummary.collect.session import Session
+from distsummary.collect.values.norm_source import FLOAT32
 from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.events.segments import segments
 from distsummary.events.spec import DROP, WAIT, WriterSpec

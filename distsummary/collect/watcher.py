@@ -30,7 +30,7 @@ from distsummary.diagnosis.stuck_files import FORMAT
 from distsummary.rundir.consequences import follows_from_another
 from distsummary.rundir.identity import without_places_in
 from distsummary.rundir.run_dir import STUCK
-from distsummary.training.phases import BACKWARD, CHECKPOINT, DATA, EVALUATION, UNKNOWN, WAIT
+from distsummary.training.timing.phases import BACKWARD, CHECKPOINT, DATA, EVALUATION, UNKNOWN, WAIT
 
 LOOK_S = 0.5  # seconds between two looks at the step
 REPORT_S = 1.0  # seconds between two reports, while it lasts
@@ -62,7 +62,7 @@ _BY_FILE = (
 )
 ROOTS = {"broadcast": "src", "reduce": "dst", "gather": "dst", "scatter": "src"}  # of torch's collectives
 _BACKWARD = "torch/autograd/graph.py"  # calls the engine that runs backward
-_MEASURING = "distsummary/training/torch_waits.py"  # around that, and around collectives
+_MEASURING = "distsummary/training/timing/torch_waits.py"  # around that, and around collectives
 _STOP_S = 1.0
 
 

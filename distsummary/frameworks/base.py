@@ -281,3 +281,12 @@ def _framework_of_type(owned: type) -> Framework:
         if package in _OWNERS:
             return load(_OWNERS[package])
     return load("numpy")
+
+
+def refuse_without_torch(field: str, network: object) -> None:
+    """Raise InvalidTypeError unless `network` is a torch model; `field`: the option that needs one."""
+    if framework_of(network).name != "torch":
+        raise InvalidTypeError(
+            f"{field} looks into a torch.nn.Module, got a network of type {type(network).__name__}; leave "
+            f"{field} out"
+        )

@@ -22,8 +22,8 @@ from distsummary.integrations.launch_dir import launch_dir
 from distsummary.integrations.tested_hosts import name_untested
 from distsummary.rundir import topology as topologies
 from distsummary.training.forks import forkables
-from distsummary.training.phases import CHECKPOINT, DATA, EVALUATION, FORWARD, REST, Phases
 from distsummary.training.run import DATA_WAIT_MS, Run
+from distsummary.training.timing.phases import CHECKPOINT, DATA, EVALUATION, FORWARD, REST, Phases
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

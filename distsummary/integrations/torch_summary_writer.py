@@ -19,9 +19,9 @@ from torch.utils.tensorboard._utils import _prepare_video
 from torch.utils.tensorboard.summary import hparams
 
 from distsummary.base.extras import require
-from distsummary.collect.animations import animation
-from distsummary.collect.open_writer import open_writer
 from distsummary.collect.options import check_file_affix, check_summary_dir
+from distsummary.collect.remote.open_writer import open_writer
+from distsummary.collect.values.animations import animation
 from distsummary.errors import InvalidValueError
 from distsummary.events.spec import WriterSpec
 from distsummary.format.records import TENSORBOARD, TENSORBOARD_EVENT, Event, Value

@@ -4,7 +4,7 @@ from typing import Any
 
 from distsummary.base.guard import door
 from distsummary.model.model_run import ModelRun
-from distsummary.training.phases import DATA, EVALUATION
+from distsummary.training.timing.phases import DATA, EVALUATION
 
 
 class DrivenRun(ModelRun):

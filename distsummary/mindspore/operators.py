@@ -7,9 +7,9 @@ from mindspore.ops.operations import debug_ops
 from mindspore.train.summary import summary_record
 
 from distsummary.base.guard import passes
-from distsummary.collect import operators
-from distsummary.collect.sources import Source
-from distsummary.collect.taps import Taps
+from distsummary.collect.values import operators
+from distsummary.collect.values.sources import Source
+from distsummary.collect.values.taps import Taps
 from distsummary.format.records import Value
 from distsummary.training.callbacks import CallbackParams
 from distsummary.training.step_context import StepContext

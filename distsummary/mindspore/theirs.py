@@ -10,8 +10,8 @@ from mindspore.train import ModelCheckpoint
 from mindspore.train.callback._dataset_graph import DatasetGraph
 
 from distsummary.base.redaction import redacted
-from distsummary.collect.messages import lineage_message
 from distsummary.collect.run_lineage import DataFacts
+from distsummary.collect.values.messages import lineage_message
 from distsummary.format.pb import mindspore_lineage_pb2 as pb
 
 logger = logging.getLogger(__name__)

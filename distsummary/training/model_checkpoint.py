@@ -35,9 +35,9 @@ from distsummary.training.callbacks import (
 )
 from distsummary.training.checkpoint_config import CheckpointConfig
 from distsummary.training.model_state import CheckpointParts, Kept, source_of
-from distsummary.training.phases import CHECKPOINT
 from distsummary.training.random_state import random_state
 from distsummary.training.step_context import StepContext
+from distsummary.training.timing.phases import CHECKPOINT
 
 logger = logging.getLogger(__name__)
 

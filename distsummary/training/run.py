@@ -30,10 +30,10 @@ from distsummary.training.callbacks import (
 )
 from distsummary.training.evaluation import EvaluationRun, evaluation_params
 from distsummary.training.finite import LARGEST, LOWEST, WARN
-from distsummary.training.phases import DATA, EVALUATION, FORWARD, RECORDING, REST, Phases
 from distsummary.training.recorder import NoRecorder, Recorder
 from distsummary.training.recording import Recording
 from distsummary.training.rest import Rest
+from distsummary.training.timing.phases import DATA, EVALUATION, FORWARD, RECORDING, REST, Phases
 from distsummary.training.values import Scalar
 
 logger = logging.getLogger(__name__)
@@ -517,7 +517,7 @@ class Run(Recording):
             return
         network = self._params.network
         if network is not None and framework_of(network).name == "torch":
-            from distsummary.training.torch_phases import TorchPhases
+            from distsummary.training.timing.torch_phases import TorchPhases
 
             try:
                 self._measured.append(TorchPhases(network, phases))
@@ -528,7 +528,7 @@ class Run(Recording):
                     f"{type(error).__name__}: {error}"
                 )
         if torch.distributed.is_available():
-            from distsummary.training.torch_waits import TorchWaits
+            from distsummary.training.timing.torch_waits import TorchWaits
 
             self._measured.append(TorchWaits(phases))
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from distsummary import SummaryRecord
-from distsummary.collect.checked_values import checked_value
+from distsummary.collect.values.checked_values import checked_value
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.events.reader import read_directory
 from distsummary.frameworks.base import framework_of
@@ -76,7 +76,8 @@ def test_a_traced_array_is_refused_with_the_remedy(plugin: str):
 
 def test_jax_is_imported_by_its_user_alone():
     code = (
-        "import sys, numpy as np; from distsummary.collect.checked_values import checked_value as check; "
+        "import sys, numpy as np; "
+        "from distsummary.collect.values.checked_values import checked_value as check; "
         "check('tensor', 'x', np.ones(2)); check('tensor', 'x', [1.0]); sys.exit('jax' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from distsummary import SummaryRecord
-from distsummary.collect.checked_values import MAX_VALUE_BYTES, checked_value
+from distsummary.collect.values.checked_values import MAX_VALUE_BYTES, checked_value
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.events.segments import segments
 from distsummary.format.encode import event_parts

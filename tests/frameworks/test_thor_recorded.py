@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import distsummary as ds
-from distsummary.collect.curvature_source import FIGURES, LAYERS
+from distsummary.collect.values.curvature_source import FIGURES, LAYERS
 from distsummary.errors import InvalidValueError
 from distsummary.events.reader import read_values
 from distsummary.frameworks.base import CurvatureSource

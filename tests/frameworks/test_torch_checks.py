@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from distsummary.aggregate.judging import judge_files
-from distsummary.collect.batch_digest import batch_digest
-from distsummary.collect.rank_checks import BATCHES, Checks, check_checksums
-from distsummary.collect.torch_checksums import Checksums, device_sum, octets_of
+from distsummary.collect.compare.batch_digest import batch_digest
+from distsummary.collect.compare.rank_checks import BATCHES, Checks, check_checksums
+from distsummary.collect.compare.torch_checksums import Checksums, device_sum, octets_of
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.check_tags import BITS_TAGS, located, packed, weights_of
@@ -169,7 +169,7 @@ def test_parameters_without_replicas_are_left_out_and_tied_ones_counted_once() -
 def steps_summed(step_ms: float, cost_s: float, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """At which of 200 steps parameters are summed up, if that takes so long."""
     clock = iter(np.arange(0, 1e6) * cost_s)
-    monkeypatch.setattr("distsummary.collect.rank_checks.time.thread_time", lambda: next(clock))
+    monkeypatch.setattr("distsummary.collect.compare.rank_checks.time.thread_time", lambda: next(clock))
     measured = SimpleNamespace(
         list_parameters=lambda: None, names=[], groups={}, device_bytes=0,
         measure=lambda: [Value("scalar", f"{BITS_TAGS}whole/0", 1.0)],

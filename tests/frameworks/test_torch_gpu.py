@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from distsummary.collect.torch_gpu import gpu_of, gpu_sources
+from distsummary.collect.values.torch_gpu import gpu_of, gpu_sources
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

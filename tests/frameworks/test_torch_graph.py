@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
-from distsummary.collect.torch_graph_observers import observer_of
+from distsummary.collect.values.torch_graph_observers import observer_of
 from distsummary.format.graph import Edge, Graph, Node
 
 HOWS = ("modules", "ops", "export")

@@ -16,16 +16,16 @@ from torch import Tensor, nn
 import distsummary as ds
 from distsummary.base.failures import Failures
 from distsummary.base.health import Health
-from distsummary.collect.norm_source import UpdateDeal
-from distsummary.collect.torch_norms import NONFINITE_TAG, Norms, PendingNorms
+from distsummary.collect.values.norm_source import UpdateDeal
+from distsummary.collect.values.torch_norms import NONFINITE_TAG, Norms, PendingNorms
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.events.reader import read_directory
 from distsummary.format.norms import ParameterNorms, ParameterTable
 from distsummary.rundir.deal import Group
 from distsummary.training.callbacks import CallbackParams
 from distsummary.training.finite import FiniteCheck
-from distsummary.training.phases import OPTIMIZER, REST, Phases
 from distsummary.training.step_context import StepContext
+from distsummary.training.timing.phases import OPTIMIZER, REST, Phases
 from tests.frameworks.named_gpu import Hurried, NamedGpu, OnGpu, gpu, to_gpu
 
 __all__ = ["gpu"]

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import distsummary as ds
 from benchmarks import taps
-from distsummary.collect import operators
+from distsummary.collect.values import operators
 from distsummary.errors import InvalidTypeError, InvalidValueError, NonFiniteError
 from distsummary.events.reader import read_directory
 

@@ -15,9 +15,9 @@ from torch.utils.checkpoint import checkpoint
 from distsummary.format.measured_steps import is_measured, next_measured
 from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import Callback, RunContext
-from distsummary.training.device_times import DeviceTimes
-from distsummary.training.phases import BACKWARD, FORWARD, OPTIMIZER, REST, UNKNOWN
 from distsummary.training.run import Run
+from distsummary.training.timing.device_times import DeviceTimes
+from distsummary.training.timing.phases import BACKWARD, FORWARD, OPTIMIZER, REST, UNKNOWN
 
 BURN_MS = 20.0
 
@@ -349,7 +349,7 @@ def test_events_divide_a_step_at_the_last_gradient(monkeypatch: pytest.MonkeyPat
         assert devices == {torch.device("cpu")}
         return DeviceTimes(HostEvent, lambda: False)
 
-    monkeypatch.setattr("distsummary.training.torch_phases.device_times_of", device_times_of)
+    monkeypatch.setattr("distsummary.training.timing.torch_phases.device_times_of", device_times_of)
     net, keeps = Net("backward"), Keeps()
     optimizer = Optimizer(net.parameters(), lr=0.1)
     with Run(callbacks=keeps, network=net, topology=Topology(rank=0, world_size=2)) as run:

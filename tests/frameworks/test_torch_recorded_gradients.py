@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import distsummary as ds
-from distsummary.collect.torch_gradients import NO_STEP, SKIPPED
+from distsummary.collect.values.torch_gradients import NO_STEP, SKIPPED
 from distsummary.errors import InvalidTypeError, InvalidValueError, WriteError
 from distsummary.events.reader import read_directory
 from distsummary.format.histogram import count_histogram

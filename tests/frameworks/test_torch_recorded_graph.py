@@ -186,7 +186,7 @@ def test_a_model_that_is_first_called_in_a_later_step_is_drawn_too(tmp_path: Pat
 def test_a_graph_with_too_many_nodes_is_reduced_and_that_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("distsummary.collect.graph_source.MAX_NODES", 8)
+    monkeypatch.setattr("distsummary.collect.values.graph_source.MAX_NODES", 8)
     net = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(5)))
     train(tmp_path / "run", net)
     [graph] = graphs_in(tmp_path / "run")
@@ -206,7 +206,7 @@ def test_a_failure_to_draw_is_counted_and_the_training_continues(
 
     train(tmp_path / "fine", nn.Sequential(Strange(4, 1)))
     assert names(graphs_in(tmp_path / "fine")[0])[1] == "0"
-    monkeypatch.setattr("distsummary.collect.torch_graph.types_of", broken)
+    monkeypatch.setattr("distsummary.collect.values.torch_graph.types_of", broken)
     run = train(tmp_path / "run", make_net())
     assert run.health().errors == {"graph: RuntimeError: of ours": 1}
     assert [event.step for event in read_directory(tmp_path / "run", dialect="mindspore") if event.step] != []

@@ -18,9 +18,9 @@ from torch.distributed import all_reduce
 from torch.nn.parallel import DistributedDataParallel
 
 from distsummary.rundir.topology import Topology
-from distsummary.training.phases import Phases
 from distsummary.training.run import Run
-from distsummary.training.torch_waits import TorchWaits
+from distsummary.training.timing.phases import Phases
+from distsummary.training.timing.torch_waits import TorchWaits
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
 SHORT = timedelta(milliseconds=1)

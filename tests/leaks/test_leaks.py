@@ -8,7 +8,7 @@ LEAKY_TESTS = """
 import gc, logging, os, pathlib, signal, subprocess, sys, tempfile, threading
 import torch
 import distsummary as ds
-from distsummary.collect import operators
+from distsummary.collect.values import operators
 
 never = threading.Event()
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from mindspore import nn, ops
 
-from distsummary.collect.checked_values import checked_value
+from distsummary.collect.values.checked_values import checked_value
 from distsummary.errors import InvalidTypeError
 from distsummary.frameworks import base
 from distsummary.training.values import mean_of, scalar

@@ -13,8 +13,8 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from distsummary import SummaryRecord
-from distsummary.collect import figures
-from distsummary.collect.checked_values import checked_value
+from distsummary.collect.values import figures
+from distsummary.collect.values.checked_values import checked_value
 from distsummary.errors import InvalidTypeError, InvalidValueError, MissingExtraError
 from distsummary.events.reader import read_directory
 from distsummary.format.records import DIALECTS
@@ -104,7 +104,8 @@ def test_without_matplotlib_the_extra_is_named(no_matplotlib):
 
 def test_pyplot_is_not_imported():
     code = (
-        "import sys; from matplotlib.figure import Figure; from distsummary.collect.figures import drawn; "
+        "import sys; from matplotlib.figure import Figure; "
+        "from distsummary.collect.values.figures import drawn; "
         "drawn('f', Figure()); sys.exit('matplotlib.pyplot' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

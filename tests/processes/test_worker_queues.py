@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from distsummary.training.worker_queues import WorkerQueues
+from distsummary.training.timing.worker_queues import WorkerQueues
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(

@@ -17,9 +17,9 @@ from ray.util.placement_group import placement_group, remove_placement_group
 
 from distsummary import SummaryRecord
 from distsummary.base.actor_calls import RayConnection
-from distsummary.collect.actor_writer import RemoteWriter
-from distsummary.collect.patience import Patience
-from distsummary.collect.rank_collector import Collectors
+from distsummary.collect.remote.actor_writer import RemoteWriter
+from distsummary.collect.remote.patience import Patience
+from distsummary.collect.remote.rank_collector import Collectors
 from distsummary.events.async_writer import AsyncWriter
 from distsummary.events.reader import read_directory
 from distsummary.events.segments import segments
@@ -345,7 +345,7 @@ def test_no_other_process_is_killed_that_has_the_pid_now(tmp_path):
 
 
 def test_what_a_starting_collector_would_keep_too_long_the_rank_writes_until_it_is_up(tmp_path, monkeypatch):
-    monkeypatch.setattr("distsummary.collect.actor_writer.KEPT_BYTES", 1000)
+    monkeypatch.setattr("distsummary.collect.remote.actor_writer.KEPT_BYTES", 1000)
     starting = threading.Event()
     spec = WriterSpec(directory=str(tmp_path), run_id=RUN_ID, interval_s=0.01)
     remote = held_back(starting)(spec, patience=patient())
@@ -436,7 +436,7 @@ def test_writers_of_one_process_share_an_actor_which_ends_with_the_last(tmp_path
 
 
 def test_the_ranks_of_a_node_share_an_actor_that_outlives_the_one_that_started_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("distsummary.collect.rank_collector.LINGER_S", 0.0)
+    monkeypatch.setattr("distsummary.collect.remote.rank_collector.LINGER_S", 0.0)
 
     @ray.remote(num_cpus=0)
     class Trainer:

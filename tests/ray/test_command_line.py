@@ -9,8 +9,8 @@ import pytest
 import ray
 
 import distsummary as ds
-from distsummary.collect.actor import split_command
 from distsummary.collect.provenance import command_line
+from distsummary.collect.remote.actor import split_command
 
 
 def train(path: Path) -> None:

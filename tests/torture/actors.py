@@ -153,7 +153,7 @@ def main() -> None:
     """The sender: events until it is killed, or up to TOTAL."""
     import ray
 
-    from distsummary.collect.actor_writer import RemoteWriter
+    from distsummary.collect.remote.actor_writer import RemoteWriter
 
     place, case, total, address = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     ray.init(address=address, log_to_driver=False, logging_level="error")

@@ -46,7 +46,7 @@ EXEMPT = {guard.__file__, torch_hook.__file__, ds.summary.__file__} | {
 CALLBACKS = PACKAGE + "training/callbacks.py"  # whose class Callback has hooks that do nothing
 MENDED = "collect/record.py", "SummaryRecord.scalars"  # in its quick way, after which the slow one is taken
 # The doors of torch: a look at the thread, guarded calls of ours, and the call of torch.
-WAITS = PACKAGE + "training/torch_waits.py"
+WAITS = PACKAGE + "training/timing/torch_waits.py"
 DOORS_OF_TORCH = {
     "_method.<locals>.method",
     "_Call.__call__",

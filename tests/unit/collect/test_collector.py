@@ -188,7 +188,7 @@ def test_compatibility_records_a_logged_loss_at_mindspores_steps(tmp_path, write
 def test_a_batch_that_is_no_images_is_looked_at_once(tmp_path, writers, monkeypatch):
     looked = []
     monkeypatch.setattr(
-        "distsummary.collect.sources.image_values", lambda batch, **_: looked.append(batch) or []
+        "distsummary.collect.values.sources.image_values", lambda batch, **_: looked.append(batch) or []
     )
     train(SummaryCollector(tmp_path, collect_freq=1), batch="text")
     assert looked == ["text"]

@@ -14,8 +14,8 @@ import distsummary as ds
 from distsummary.aggregate.merge import merge_run
 from distsummary.cli.fsck import fsck
 from distsummary.collect import file_export as export
-from distsummary.collect import operators
 from distsummary.collect.summary_collector import SummaryCollector
+from distsummary.collect.values import operators
 from distsummary.errors import InvalidValueError, StaleAttemptError, WriteError
 from distsummary.events.reader import read_directory, read_lineage
 from distsummary.rundir.run_dir import RunDir

@@ -4,7 +4,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from distsummary.collect.checked_values import checked_value
+from distsummary.collect.values.checked_values import checked_value
 from distsummary.errors import InvalidTypeError, InvalidValueError
 
 

@@ -4,9 +4,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from distsummary.collect import checked_values
 from distsummary.collect import file_export as export
 from distsummary.collect.record import SummaryRecord
+from distsummary.collect.values import checked_values
 from distsummary.errors import (
     ClosedError,
     InvalidTypeError,

@@ -6,9 +6,9 @@ import warnings
 import numpy as np
 import pytest
 
-from distsummary.collect.checked_values import MAX_VALUE_BYTES, checked_value
 from distsummary.collect.record import SummaryRecord
 from distsummary.collect.summary_collector import SummaryCollector
+from distsummary.collect.values.checked_values import MAX_VALUE_BYTES, checked_value
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.events.reader import read_directory
 from tests.unit.collect.doubles import Model, train

@@ -18,8 +18,8 @@ from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError,
 from distsummary.format.records import Value
 from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import HOOKS, Callback, parallel_mode
-from distsummary.training.phases import OWN_MS, WAIT_MS
 from distsummary.training.run import DATA_WAIT_MS, STEP_MS, Run
+from distsummary.training.timing.phases import OWN_MS, WAIT_MS
 
 
 class Clock:

@@ -2,9 +2,9 @@
 
 from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import Callback, CallbackParams, RunContext, step_of
-from distsummary.training.phases import CHECKPOINT
 from distsummary.training.run import Run
 from distsummary.training.step_context import StepContext
+from distsummary.training.timing.phases import CHECKPOINT
 
 
 class Looks(Callback):

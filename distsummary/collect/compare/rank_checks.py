@@ -1,0 +1,156 @@
+"""Checks: what a rank records so that like ranks can be compared, and others distinguished."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from distsummary.base.checks import check_int
+from distsummary.collect.compare.batch_digest import batch_digest
+from distsummary.collect.compare.own_settings import own_settings
+from distsummary.collect.values.sources import Source
+from distsummary.diagnosis.settings import HOST, LOCAL_RANK
+from distsummary.errors import InvalidTypeError
+from distsummary.format.check_tags import BATCH_TAGS
+from distsummary.format.records import Value
+from distsummary.rundir.rank_facts import RankFacts
+from distsummary.rundir.topology import Topology
+from distsummary.training.callbacks import CallbackParams
+from distsummary.training.run import STEP_MS
+from distsummary.training.step_context import StepContext
+from distsummary.training.timing.affordable import affordable_every
+from distsummary.training.timing.phases import OWN_MS
+
+if TYPE_CHECKING:
+    from distsummary.collect.compare.torch_checksums import Checksums
+
+BATCHES = 32  # the first steps, whose batches get digests
+MEASURED = 8  # the first steps, at all of which parameters are summed up, to know what it costs
+SKIPPED = 3  # of these, in which caches are filled
+SHARE = 0.003  # of a rank's own time in a step, which the sums may cost on average
+DUE_S = 100e-6  # what it costs besides that something is due at a step, when the caches hold other data
+DEVICE_BYTES_PER_S = 1e12  # at which a device reads parameters
+
+
+def check_checksums(checksums: object) -> bool | int:
+    """The argument `checksums`; raises InvalidTypeError or InvalidValueError for anything but bool and n."""
+    if isinstance(checksums, bool):
+        return checksums
+    if not isinstance(checksums, int):
+        raise InvalidTypeError(
+            f"checksums must be True, False or a number of steps, got {checksums!r} of type "
+            f"{type(checksums).__name__}"
+        )
+    check_int("checksums", checksums, low=1)
+    return checksums
+
+
+class Checks(Source):
+    """Records the bit sums of replicated parameters and digests of the first batches.
+
+    At its first step it also reports the facts of the rank: its settings as they are when this object is
+    made, and the names of the model's parameters.
+
+    Args:
+        every: as `checksums` in `ds.init`. False: neither parameters nor batches are looked at.
+        config: the user's settings by dotted names.
+        checksums: sums up the parameters; None: there is no model of torch.
+        report: takes the facts.
+    """
+
+    what = "checks"
+
+    def __init__(
+        self,
+        every: bool | int,
+        config: Mapping[str, object],
+        *,
+        topology: Topology,
+        checksums: "Checksums | None",
+        report: Callable[[RankFacts], None],
+    ) -> None:
+        self._checksums = checksums if every is not False else None
+        self._report = report
+        place: dict[str, str | None] = {LOCAL_RANK: str(topology.local_rank), HOST: topology.host}
+        self._settings = own_settings(config) | place
+        self._first: int | None = None
+        self._every = every if type(every) is int else 1
+        self._is_chosen = type(every) is int  # else, when it is known what it costs
+        self._costs: list[float] = []  # seconds
+        self._step_ms: list[float] = []
+        self._looked_s = math.nan
+        self._epoch: object = None
+        self._has_batches = every is not False
+
+    def plan(self, last: int) -> None:
+        """See `Source`."""
+        if self._first is None:
+            return
+        self.at = math.inf
+        if self._has_batches:
+            self.at = last + 1
+        elif self._checksums is not None:
+            self.at = last - last % self._every + self._every
+
+    def values(self, params: CallbackParams, step: int, context: StepContext) -> list[Value]:
+        """See `Source`."""
+        if self._first is None:
+            self._first, self._epoch = step, params.get("cur_epoch_num")
+            self._send_facts()
+        values = self._batch(params, step)
+        if self._checksums is None or context.ended_late:
+            return values
+        if step % self._every and step > self._first:
+            return values
+        began_s = time.thread_time()
+        values += self._checksums.measure()
+        if not self._is_chosen:
+            self._costs.append(time.thread_time() - began_s)
+            self._choose(context.logged)
+        return values
+
+    def _send_facts(self) -> None:
+        if self._checksums is not None:
+            self._checksums.list_parameters()  # lazy ones have their shapes by now
+        names, groups = (
+            ([], {}) if self._checksums is None else (self._checksums.names, self._checksums.groups)
+        )
+        self._report(RankFacts(self._settings, names, groups))
+
+    def _choose(self, logged: Mapping[str, object]) -> None:
+        """Choose how many steps lie between two sums: a power of two, so that ranks have steps in common."""
+        now_s, before_s = time.perf_counter(), self._looked_s
+        self._looked_s = now_s
+        measured = logged.get(
+            OWN_MS, logged.get(STEP_MS)
+        )  # without waiting for a busy host or for other ranks
+        self._step_ms.append(measured if isinstance(measured, float) else 1e3 * (now_s - before_s))
+        if len(self._costs) < MEASURED:
+            return
+        cost_s = statistics.median(self._costs[SKIPPED:]) + DUE_S
+        if self._checksums is not None:
+            cost_s += self._checksums.device_bytes / DEVICE_BYTES_PER_S
+        step_s = 1e-3 * statistics.median(self._step_ms[SKIPPED:])
+        self._every = affordable_every(cost_s, step_s, SHARE)
+        self._is_chosen = True
+
+    def _batch(self, params: CallbackParams, step: int) -> list[Value]:
+        """The digest of one of the first batches of the first epoch.
+
+        The last batch of an epoch has none: samplers fill it up with samples of other ranks.
+        """
+        if not self._has_batches or self._first is None:
+            return []
+        if step >= self._first + BATCHES - 1 or params.get("cur_epoch_num") != self._epoch:
+            self._has_batches = False
+        if params.get("cur_epoch_num") != self._epoch:
+            return []
+        length = params.get("batch_num") or 0
+        if length > 0 and int(params.get("step_in_epoch") or 0) >= length:
+            return []
+        digest = batch_digest(params.get("train_dataset_element"))
+        if digest is None:
+            self._has_batches = False
+            return []
+        return [Value("scalar", tag, part) for tag, part in zip(BATCH_TAGS, digest, strict=True)]

@@ -1,0 +1,211 @@
+"""System metrics: what a rank's process, its node and its GPU use, sampled every 10 s by a thread."""
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from distsummary.base.failures import Failures
+from distsummary.errors import ClosedError
+from distsummary.rundir.topology import Topology
+
+PERIOD_S = 10.0
+FIRST_S = 1.0  # so that a short training has a sample too
+LEAST_S = 0.1  # over less time no rate is computed: some counters of Linux advance every 10 ms
+STOP_S = 1.0
+GIB, MB = 2**30, 1e6
+
+
+class Reading(NamedTuple):
+    """What a source says now.
+
+    `levels`: tag -> value. `totals`: tag -> a number that grows; its growth per second is recorded.
+    """
+
+    levels: Mapping[str, float]
+    totals: Mapping[str, float]
+
+
+Source = Callable[[], Reading]
+
+
+def sources_of(topology: Topology, directory: Path, network: object) -> dict[str, Source]:
+    """What a rank samples: its process, its GPU (if it uses one), and, on one rank of each node, the node.
+
+    Called in the thread that trains, because the GPU in use is known only there. Only torch's GPUs are found.
+
+    Args:
+        directory: the run dir, whose disk is watched.
+        network: the model, if known; its device is the GPU that is sampled.
+    """
+    process = psutil.Process()
+    sources: dict[str, Source] = {"process": lambda: process_reading(process)}
+    if hasattr(process, "io_counters"):  # not on macOS
+        sources["process's disk"] = lambda: process_disk_reading(process)
+    if topology.local_rank == 0:
+        sources["node's processors and memory"] = node_reading
+        sources["node's disks"] = lambda: disk_reading(directory)
+        sources["node's network"] = network_reading
+    if "torch" in sys.modules:
+        from distsummary.collect.values.torch_gpu import (
+            gpu_sources,  # imports torch, which is imported already
+        )
+
+        for name, read in gpu_sources(network).items():
+            sources[name] = partial(levels_only, read)
+    return sources
+
+
+def levels_only(read: Callable[[], Mapping[str, float]]) -> Reading:
+    """The Reading of a source without totals."""
+    return Reading(read(), {})
+
+
+def process_reading(process: psutil.Process) -> Reading:
+    """Processor time (100: one processor is busy) and memory of this process.
+
+    Private memory is without mapped files, such as a data set's, and without what it shares with workers.
+    """
+    memory = process.memory_info()
+    private = memory.rss - getattr(memory, "shared", 0)
+    return Reading(
+        {"system/process/memory_gib": memory.rss / GIB, "system/process/private_gib": private / GIB},
+        {"system/process/cpu_percent": 100 * time.process_time()},
+    )
+
+
+def process_disk_reading(process: psutil.Process) -> Reading:
+    """What a process reads from and writes to disks; what the system has in its cache does not count."""
+    io = process.io_counters()
+    return Reading(
+        {},
+        {
+            "system/process/disk_read_mb_per_s": io.read_bytes / MB,
+            "system/process/disk_write_mb_per_s": io.write_bytes / MB,
+        },
+    )
+
+
+def node_reading() -> Reading:
+    """Processor time (100: all are busy) and memory of the node; in a container, of its host."""
+    times = psutil.cpu_times()
+    idle_s = times.idle + getattr(times, "iowait", 0.0)
+    # The user time already includes the time for guests (virtual machines).
+    busy_s = sum(times) - idle_s - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+    return Reading(
+        {"system/node/memory_percent": psutil.virtual_memory().percent},
+        {"system/node/cpu_percent": 100 * busy_s / (psutil.cpu_count() or 1)},
+    )
+
+
+def disk_reading(directory: Path) -> Reading:
+    """How full the disk of a directory is, and what the node reads from and writes to all its disks."""
+    totals = {}
+    if (io := psutil.disk_io_counters()) is not None:
+        totals["system/node/disk_read_mb_per_s"] = io.read_bytes / MB
+        totals["system/node/disk_write_mb_per_s"] = io.write_bytes / MB
+    return Reading({"system/node/disk_used_percent": psutil.disk_usage(str(directory)).percent}, totals)
+
+
+def network_reading() -> Reading:
+    """What the node receives and sends over its networks, without what it sends to itself."""
+    counters = [io for name, io in psutil.net_io_counters(pernic=True).items() if not name.startswith("lo")]
+    return Reading(
+        {},
+        {
+            "system/node/network_received_mb_per_s": sum(io.bytes_recv for io in counters) / MB,
+            "system/node/network_sent_mb_per_s": sum(io.bytes_sent for io in counters) / MB,
+        },
+    )
+
+
+class Sampler:
+    """Reads the sources and turns their totals into rates. A source that fails is counted, and left out."""
+
+    def __init__(
+        self,
+        sources: Mapping[str, Source],
+        failures: Failures,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._sources = dict(sources)
+        self._failures = failures
+        self._clock = clock
+        self._totals: dict[str, float] = {}
+        self._read_s = clock()
+
+    def sample(self) -> dict[str, float]:
+        """Tag -> value. The first sample has no rates, nor has one less than LEAST_S after another."""
+        levels: dict[str, float] = {}
+        totals: dict[str, float] = {}
+        for name, read in list(self._sources.items()):
+            try:
+                reading = read()
+            except Exception as error:  # raised by the system or a driver: the next sample would fail as well
+                del self._sources[name]
+                self._failures.count(
+                    f"system metrics of the {name} cannot be read, and are not recorded any more: "
+                    f"{type(error).__name__}: {error}; system_metrics=False turns them off"
+                )
+                continue
+            levels |= reading.levels
+            totals |= reading.totals
+        now_s = self._clock()
+        seconds = now_s - self._read_s
+        if self._totals and seconds < LEAST_S:
+            return levels
+        rates = {
+            tag: max(0.0, total - self._totals[tag]) / seconds
+            for tag, total in totals.items()
+            if tag in self._totals
+        }
+        self._totals, self._read_s = totals, now_s
+        return levels | rates
+
+
+class SystemMonitor:
+    """The thread that samples: after a second, every 10 s, and when it is stopped.
+
+    Args:
+        sampler: what is sampled.
+        record: records a sample; returns False if it cannot be recorded yet.
+        failures: counts samples that could not be recorded.
+        first_s: seconds until the first sample, and after one that could not be recorded yet.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        record: Callable[[Mapping[str, float]], bool],
+        failures: Failures,
+        *,
+        first_s: float = FIRST_S,
+    ) -> None:
+        self._sampler, self._record, self._failures, self._first_s = sampler, record, failures, first_s
+        self._is_stopped = threading.Event()
+        run = failures.guard.wrap("system metrics", self._run)
+        self._thread = threading.Thread(target=run, name="distsummary-system", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Record a last sample and end the thread; waits for it at most a second."""
+        self._is_stopped.set()
+        self._thread.join(STOP_S)
+
+    def _run(self) -> None:
+        self._sampler.sample()  # its totals: the next sample's rates are computed from them
+        wait_s = self._first_s
+        is_last = False
+        while not is_last:
+            is_last = self._is_stopped.wait(wait_s)
+            try:
+                wait_s = PERIOD_S if self._record(self._sampler.sample()) else self._first_s
+            except ClosedError:
+                return  # the process ends without having closed the run
+            except Exception as error:  # raised by the writer
+                self._failures.count(f"system metrics: {type(error).__name__}: {error}")

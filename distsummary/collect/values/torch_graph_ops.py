@@ -1,0 +1,202 @@
+"""Draws the operations of a torch model's first real forward pass, in the scopes of its modules."""
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from distsummary.base.guard import ErrorSink, Guard, calls_user
+from distsummary.collect.values.torch_graph import (
+    ParameterCounts,
+    TreeObserver,
+    class_of,
+    is_sharded,
+    named_arguments,
+    within,
+)
+from distsummary.collect.values.torch_graph_sources import address_of, tensors_in, types_of
+from distsummary.collect.values.torch_module_calls import Call, PassObserver, places
+from distsummary.format.graph import INPUT, OUTPUT, Edge, Graph, Names, Node
+from distsummary.frameworks.torch_modules import compiled_from, unwrap
+
+MAX_OPERATIONS = 200_000  # more are not drawn: their record would take gigabytes
+_OURS = ("aten", "prims")  # operations of other namespaces that are drawn have a dot in their name
+_SAME_PARAMETER = ("t", "transpose", "permute", "view", "_unsafe_view", "expand", "alias", "_to_copy")
+_TAPS = "distsummary.collect.values.torch_operators"  # only imported if the model has taps
+_HIDDEN = ("c10d", "_c10d_functional", "fsdp", "inductor", "profiler")  # of how it is computed, not what
+
+
+class OperationsObserver(PassObserver):
+    """Draws every operation of the forward pass; see `TreeObserver` for the arguments.
+
+    If no operation was seen, `report` says so, and the graph is the tree of the modules.
+    """
+
+    def __init__(
+        self, network: nn.Module, failed: Callable[[Exception], None], report: Callable[[str], None]
+    ) -> None:
+        self._network, self._report = network, report
+        self._drawing = _Drawing(network)
+        super().__init__(network, self._drawing, failed)
+        self._failed = failed
+
+    def graph(self) -> Graph:
+        """The graph of what was seen; ends the observation."""
+        self.close()
+        if self._drawing.error is not None:
+            self._failed(self._drawing.error)
+        if self._drawing.has_operations:
+            return self._drawing.graph()
+        self._report("no operation of the model was seen; its graph is the tree of the modules")
+        return TreeObserver(self._network, self._failed).graph()
+
+
+class _Drawing:
+    """The nodes of the operations, as a `Listener` that observes while a pass is on."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self._network = unwrap(network)
+        self._names = Names()
+        self._nodes: list[Node] = []
+        self._calls: list[Call] = []
+        self._mode: _Observe | None = None
+        self._counts = ParameterCounts()
+        self._owned: dict[int, str] = {}  # address of a parameter -> its name
+        self._parameters: dict[str, Tensor] = {}
+        # Where tensors come from, by their identity or, as autograd replaces some objects, by their memory.
+        self._of_object: dict[int, tuple[weakref.ref[Tensor], Edge | str]] = {}
+        self._of_memory: dict[int, Edge | str] = {}
+        self.has_operations = False
+        self.error: Exception | None = None
+        counted = ErrorSink(self._fail)
+        self._guard = Guard(lambda: counted)
+
+    def begin(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Enter a module; when a pass begins, observe the operations from now on."""
+        self._calls.append(call)
+        if not call.is_outermost:
+            return
+        for name, parameter in [*self._network.named_parameters(), *self._network.named_buffers()]:
+            self._parameters[name] = parameter
+            self._made(parameter, name)
+        for name, value in named_arguments(call.module, args, kwargs):
+            if kinds := types_of(value):
+                self._remember(self._add(Node(within(call.scope, name), INPUT, (), kinds)), value)
+        self._mode = _Observe(self._guard.wrap("graph", self._operation))
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
+
+    def end(self, call: Call, output: object) -> None:
+        """Leave a module; when the pass ends, stop observing."""
+        self._calls.pop()
+        if not call.is_outermost:
+            return
+        mode, self._mode = self._mode, None
+        if mode is not None:
+            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        edges = tuple(edge for edge in self._sources(output) if isinstance(edge, Edge))
+        if kinds := types_of(output):
+            self._add(Node(within(call.scope, "output"), OUTPUT, edges, kinds))
+
+    def _operation(self, function: Any, args: object, kwargs: object, result: object) -> None:
+        """Draw an operation; what it raises is kept, since it is called from within the user's code."""
+        if self.error is None and len(self._nodes) < MAX_OPERATIONS and not _is_of_tap():
+            self._draw(function, (args, kwargs), result)
+
+    def _fail(self, error: Exception) -> None:
+        self.error = error
+
+    def _draw(self, function: Any, given: object, result: object) -> None:
+        space, _, name = function._schema.name.partition("::")
+        if space in _HIDDEN or name == "detach":
+            return
+        sources = list(self._sources(given))
+        used = [source for source in sources if isinstance(source, str)]
+        edges = tuple(source for source in sources if isinstance(source, Edge))
+        tensors = list(tensors_in(given))
+        if used and not edges and len(tensors) == len(used) and name in _SAME_PARAMETER:
+            self._remember_parameter(used[0], result)  # a weight that is turned or cast stays the weight
+            return
+        total, shown = 0, {}
+        for parameter in used:
+            shown[parameter.rpartition(".")[2]] = f"{parameter} {types_of(self._parameters[parameter])[0]}"
+            if self._counts.take(self._parameters[parameter]):
+                total += self._parameters[parameter].numel()
+        scope = self._calls[-1].scope if self._calls else ""
+        op = name if space in _OURS else f"{space}.{name}"
+        node = self._add(Node(within(scope, op), op, edges, types_of(result), total, shown))
+        self._remember(node, result)
+        self.has_operations = True
+
+    def _sources(self, value: object) -> Iterator[Edge | str]:
+        """An edge for each tensor whose origin is known; for a parameter, its name."""
+        seen = set()
+        for tensor in tensors_in(value):
+            known = self._of_object.get(id(tensor))
+            if known is not None and known[0]() is tensor:
+                source: Edge | str | None = known[1]
+            else:
+                address = address_of(tensor)
+                source = None if address is None else self._of_memory.get(address)
+            if source is not None and source not in seen:
+                seen.add(source)
+                yield source
+
+    def _remember(self, node: str, value: object) -> None:
+        for number, tensor in enumerate(tensors_in(value)):
+            self._made(tensor, Edge(node, number))
+
+    def _remember_parameter(self, name: str, value: object) -> None:
+        for tensor in tensors_in(value):
+            self._made(tensor, name)
+
+    def _made(self, tensor: Tensor, source: Edge | str) -> None:
+        self._of_object[id(tensor)] = weakref.ref(tensor), source
+        if (address := address_of(tensor)) is not None:
+            self._of_memory[address] = source
+
+    def _add(self, node: Node) -> str:
+        name = self._names.unique(node.name)
+        self._nodes.append(Node(name, node.op, node.inputs, node.outputs, node.parameters, node.attributes))
+        return name
+
+    def graph(self) -> Graph:
+        """The graph of the operations so far."""
+        return Graph(tuple(self._nodes), class_of(self._network))
+
+
+class _Observe(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Calls a function after each operation of this thread, and changes nothing."""
+
+    def __init__(self, received: Callable[[Any, object, object, object], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._received = received
+
+    @calls_user
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self._received(func, args, kwargs, result)
+        return result
+
+
+def _is_of_tap() -> bool:
+    """Whether an operator of `ds.summary` computes this to record a value: it is no part of the model."""
+    frame = sys._getframe(2)
+    while frame is not None and (name := frame.f_code.co_name) != "_call_impl":  # a tap calls no module
+        if frame.f_globals.get("__name__") == _TAPS and name != "gradient":  # whose view replaces x
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def can_observe(network: nn.Module) -> bool:
+    """Whether no part of the model is compiled, or sharded by FSDP.
+
+    torch does not compile while operations are observed; FSDP gathers parameters by operations of its own.
+    """
+    return all(
+        place.is_seen and compiled_from(place.module) is None and not is_sharded(place.module)
+        for place in places(network)
+    )

@@ -1,0 +1,228 @@
+"""Waits: measures when a thread waits for other ranks in torch.distributed, and its backward passes.
+
+Synchronous collectives, those that other libraries call, and the use of a functional collective's result all
+end in one of few calls, which are replaced by the same call between two looks at the clocks. Names that were
+imported before mean the replaced calls, too, since these are attributes of classes and of operators. What
+waits in C++ alone is not seen: DDP in its backward passes, in which only CPU time counts, therefore, and
+code that AOTInductor compiles to C++.
+"""
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import distributed
+from torch._C import _distributed_c10d as c10d
+from torch._C import _ImperativeEngine
+from torch._C._distributed_c10d import DebugLevel, get_debug_level
+from torch.autograd import Variable
+from torch.compiler import is_compiling
+
+from distsummary.base.guard import passes
+from distsummary.training.forks import register_for_forks
+from distsummary.training.timing.phases import Phases
+
+UNMEASURED = "of slow ranks, only CPU time is compared, since waiting for other ranks cannot be measured"
+# Where ranks begin a collective they also wait for each other with TORCH_DISTRIBUTED_DEBUG=DETAIL, and
+# maybe in process groups that are written in Python.
+BEGINS = (
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "all_to_all_single",
+    "allgather",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "allreduce",
+    "allreduce_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "barrier",
+    "broadcast",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "scatter",
+    "_allgather_base",
+    "_reduce_scatter_base",
+)
+
+_lock = threading.Lock()
+_measured: dict[int, tuple[Phases, ...]] = {}  # a thread -> the phases of its runs that measure
+_replaced: list[tuple[Any, str, Any, Any]] = []  # owner, name, what it was, what it is
+
+
+class TorchWaits:
+    """Reports to the phases of the calling thread's steps when it waits for other ranks, until `close`.
+
+    The calls are replaced while there is such an object; other threads' are not measured.
+    """
+
+    def __init__(self, phases: Phases) -> None:
+        self._thread, self._phases = get_ident(), phases
+        with _lock:
+            measured = (*_measured.get(self._thread, ()), phases)
+            try:
+                if not _measured:
+                    _replace_all()
+                _measured[self._thread] = measured
+            except Exception as error:  # torch calls some of them private
+                _restore_all()
+                _stop(measured, error)
+        register_for_forks(self)
+
+    def close(self) -> None:
+        """Stop; the last one restores the calls."""
+        with _lock:
+            left = tuple(one for one in _measured.get(self._thread, ()) if one is not self._phases)
+            if left:
+                _measured[self._thread] = left
+            elif _measured.pop(self._thread, None) is not None and not _measured:
+                _restore_all()
+
+    def after_fork(self) -> None:
+        """In a forked child nothing is measured."""
+        _measured.clear()
+
+
+def _report(measured: tuple[Phases, ...], method: str) -> None:
+    try:
+        for phases in measured:
+            getattr(phases, method)()
+    except Exception as error:
+        _stop(measured, error)
+
+
+def _stop(measured: tuple[Phases, ...], error: Exception) -> None:
+    """Measure no more waiting in this thread: from now on only what it computes counts."""
+    if passes(error, is_door=False):  # of a signal handler of the user's
+        raise error
+    _measured.pop(get_ident(), None)
+    for phases in measured:
+        phases.is_computing_shared = True
+        phases.on_failure(f"{UNMEASURED}: {type(error).__name__}: {error}")
+
+
+def _method(call: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """A method of this name that is measured.
+
+    If a class written in Python inherits it, pybind11 takes it for an override and calls it again from C++,
+    unless the frame that calls has the method's name and its object as the first argument.
+    """
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        measured = _measured.get(get_ident())
+        if measured is None:
+            return call(self, *args, **kwargs)
+        try:
+            for phases in measured:
+                phases.begin_wait()
+        except Exception as error:
+            _stop(measured, error)
+        try:
+            return call(self, *args, **kwargs)
+        finally:
+            try:
+                for phases in measured:
+                    phases.end_wait()
+            except Exception as error:
+                _stop(measured, error)
+
+    method.__code__ = method.__code__.replace(co_name=name)
+    return functools.wraps(call)(method)
+
+
+class _Call:
+    """A function or an operator that is measured, and equal to itself unmeasured: torch looks it up."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        measured = _measured.get(get_ident(), ())
+        _report(measured, "begin_wait")
+        try:
+            return self._call(*args, **kwargs)
+        finally:
+            _report(measured, "end_wait")
+
+    def __hash__(self) -> int:
+        return hash(self._call)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other == self._call
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._call, name)
+
+
+class _Engine(_ImperativeEngine):
+    """Torch's engine of backward passes, which reports their begin and end."""
+
+    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or not kwargs.get("accumulate_grad"):  # otherwise gradients are returned
+            return super().run_backward(*args, **kwargs)
+        measured = _measured.get(get_ident(), ())
+        if any(phases.is_in_backward for phases in measured):  # such as of a checkpoint
+            return super().run_backward(*args, **kwargs)
+        _report(measured, "begin_backward")
+        try:
+            return super().run_backward(*args, **kwargs)
+        finally:
+            _report(measured, "end_backward")
+
+
+def _ddp_waits(call: Callable[..., Any]) -> Callable[..., Any]:
+    """`Reducer.prepare_for_backward`, by which DDP waits for other ranks in the next backward pass."""
+
+    def prepare_for_backward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for phases in _measured.get(get_ident(), ()):
+            phases.is_backward_shared = True
+        return call(self, *args, **kwargs)
+
+    return functools.wraps(call)(prepare_for_backward)
+
+
+def _classes(base: type) -> Iterator[type]:
+    yield base
+    derived: type
+    for derived in base.__subclasses__():
+        yield from _classes(derived)
+
+
+def _replace_all() -> None:
+    methods = [(each, "wait") for base in (c10d.Work, torch._C.Future) for each in _classes(base)]
+    methods += [(each, "monitored_barrier") for each in _classes(c10d.ProcessGroup)]
+    is_checked = get_debug_level() == DebugLevel.DETAIL
+    groups = [each for each in _classes(c10d.ProcessGroup) if is_checked or each is not c10d.ProcessGroup]
+    methods += [(each, name) for each in groups for name in BEGINS]
+    for owner, name in methods:
+        if name in vars(owner):
+            _replace(owner, name, _method(getattr(owner, name), name))
+    _replace(c10d.Reducer, "prepare_for_backward", _ddp_waits(c10d.Reducer.prepare_for_backward))
+    _replace(Variable, "_execution_engine", _Engine())
+    wait_tensor = torch.ops._c10d_functional.wait_tensor
+    functions: list[tuple[Any, str]] = [
+        (distributed, "_broadcast_coalesced"),  # called by DDP
+        (wait_tensor, "_op"),
+        (wait_tensor.default, "_op"),  # called by compiled code
+    ]
+    for owner, name in functions:
+        _replace(owner, name, _Call(getattr(owner, name)))
+
+
+def _replace(owner: Any, name: str, new: Any) -> None:
+    _replaced.append((owner, name, vars(owner)[name], new))
+    setattr(owner, name, new)
+
+
+def _restore_all() -> None:
+    while _replaced:
+        owner, name, old, new = _replaced.pop()
+        if getattr(owner, name) is new:  # not replaced again since; then it only calls the old one
+            setattr(owner, name, old)
