@@ -45,8 +45,7 @@ if TYPE_CHECKING:  # type checkers do not run __getattr__
     from distsummary.model.model import Model
     from distsummary.rundir.topology import Topology
     from distsummary.runs.find_runs import list_runs
-    from distsummary.runs.rank_view import RankView
-    from distsummary.runs.recorded_run import RecordedRun, open_run
+    from distsummary.runs.recorded_run import RankView, RecordedRun, open_run
     from distsummary.runs.table import ScalarTable, Table, ValueTable
     from distsummary.summary import HistogramSummary, ImageSummary, ScalarSummary, TensorSummary
     from distsummary.thor.convert import ConvertModelUtils, ConvertNetUtils
@@ -163,8 +162,7 @@ _NAMES_OF = {  # module -> its public names, as above: only type checkers run th
     ),
     "distsummary.format.pb.mindspore_summary_pb2": ("LossLandscape",),
     "distsummary.runs.find_runs": ("list_runs",),
-    "distsummary.runs.recorded_run": ("RecordedRun", "open_run"),
-    "distsummary.runs.rank_view": ("RankView",),
+    "distsummary.runs.recorded_run": ("RankView", "RecordedRun", "open_run"),
     "distsummary.runs.table": ("ScalarTable", "Table", "ValueTable"),
     "distsummary.summary": ("HistogramSummary", "ImageSummary", "ScalarSummary", "TensorSummary"),
     "distsummary.rundir.topology": ("Topology",),

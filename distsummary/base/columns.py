@@ -5,6 +5,7 @@ import shutil
 import textwrap
 import time
 from collections.abc import Collection, Iterable, Sequence
+from itertools import zip_longest
 from typing import TextIO
 
 from distsummary.base.terminal import cleaned
@@ -36,12 +37,28 @@ def wrapped_rows(rows: Sequence[Sequence[str]], *, width: int = WIDTH) -> list[s
     """
     first = min(max(len(row[0]) for row in rows), width // 3)
     share = max(8, (width - first) // (len(rows[0]) - 1) - 2)
-    broken = []
-    for row in rows:
-        cells = [[cut(row[0], first)], *(_broken(text, share) for text in row[1:])]
-        for line in range(max(map(len, cells))):
-            broken.append([cell[line] if line < len(cell) else "" for cell in cells])
-    return aligned(broken, width=width)
+    lines: list[tuple[str, ...]] = []
+    for name, *texts in rows:
+        cells = (textwrap.wrap(text, share, break_on_hyphens=False) for text in texts)
+        lines += zip_longest([cut(name, first)], *cells, fillvalue="")
+    return aligned(lines, width=width)
+
+
+def paragraph(text: str, width: int, *, indent: str = "  ", most: int | None = None) -> list[str]:
+    """Text in lines of at most `width` characters; without `most`, longer words, such as paths, stay whole.
+
+    Args:
+        indent: of the lines after the first. most: how many lines; " ..." stands for the rest.
+    """
+    return textwrap.wrap(
+        text,
+        width,
+        subsequent_indent=indent,
+        break_long_words=most is not None,
+        break_on_hyphens=False,
+        max_lines=most,
+        placeholder=" ...",
+    )
 
 
 def wrapped(text: str, width: int) -> list[str]:
@@ -53,11 +70,7 @@ def wrapped(text: str, width: int) -> list[str]:
         excess = len(text) - width
         if excess > 0:
             text = text.replace(path, shortened(path, max(width // 3, len(path) - excess)), 1)
-    return _broken(text, width, indent="    ")
-
-
-def _broken(text: str, width: int, indent: str = "") -> list[str]:
-    return textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False) or [""]
+    return textwrap.wrap(text, width, subsequent_indent="    ", break_on_hyphens=False)
 
 
 def width_of(out: TextIO, elsewhere: int = WIDTH) -> int:

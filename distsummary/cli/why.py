@@ -1,11 +1,10 @@
 """What `distsummary why` prints: the verdicts on a run's ranks, in words and as JSON."""
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from distsummary.base.columns import WIDTH, cut, printable
+from distsummary.base.columns import WIDTH, cut, paragraph, printable
 from distsummary.diagnosis.sentence import sentence, weight
 from distsummary.diagnosis.verdict import NOTICES, Verdict
 from distsummary.rundir.states import AttemptState
@@ -60,9 +59,7 @@ def text_of(
         return printable(text if attempt == newest else f"In attempt {attempt}: {text}")
 
     first, *others = by_weight(found)
-    lines = textwrap.wrap(
-        said(*first), width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-    )
+    lines = paragraph(said(*first), width)
     if first[1].cause not in NOTICES:
         lines.append(f"  What it means, and what to do: {page_of(first[1].cause)}")
     if others:

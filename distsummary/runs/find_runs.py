@@ -1,7 +1,6 @@
 """The runs below a directory: as rows, as text for the command `distsummary runs`, and as a table."""
 
 import os
-import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from distsummary.base.columns import aligned, numbered, printable, shortened
+from distsummary.base.columns import aligned, numbered, paragraph, printable, shortened
 from distsummary.base.terminal import duration
 from distsummary.errors import DistSummaryError, MissingFileError
 from distsummary.events.newest import newest_events, newest_scalars, scalars_of
@@ -117,14 +116,7 @@ def text_of(rows: Sequence[RunRow], *, width: int = WIDTH) -> str:
     named = [(shortened(printable(row.name), room), *cell) for row, cell in zip(rows, cells, strict=True)]
     head, *lines = aligned([_HEAD, *named], right=(2, 3, 5, 6), width=width)
     for number, row in reversed([*enumerate(rows, 1)]):
-        lines[number:number] = textwrap.wrap(
-            printable(row.note),
-            width,
-            initial_indent="    ",
-            subsequent_indent="    ",
-            max_lines=NOTE_LINES,
-            placeholder=" ...",
-        )
+        lines[number:number] = paragraph(f"    {printable(row.note)}", width, indent="    ", most=NOTE_LINES)
     return "\n".join([head, *lines])
 
 

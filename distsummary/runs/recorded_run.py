@@ -1,4 +1,4 @@
-"""RecordedRun: a run on disk, read as tables; `open_run` opens one."""
+"""RecordedRun: a run on disk, read as tables, and RankView: one of its ranks; `open_run` opens a run."""
 
 import hashlib
 import html
@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -42,7 +42,6 @@ from distsummary.rundir.states import RunState, is_over, is_silent, read_run
 from distsummary.runs.deals import DealRow, deal_rows
 from distsummary.runs.norms_table import norms_table
 from distsummary.runs.rank_files import MERGED, MERGED_RANK, Rank, RankFiles, Tags, ends, said, wanted
-from distsummary.runs.rank_view import RankView, RankViews
 from distsummary.runs.read_values import added, assembled, readable, value_table
 from distsummary.runs.status_text import findings_in_short
 from distsummary.runs.table import (
@@ -52,7 +51,6 @@ from distsummary.runs.table import (
     Table,
     ValueTable,
     matrix_of,
-    packed,
     table_of,
 )
 
@@ -152,14 +150,14 @@ class RecordedRun:
         return int(self._entry().get("world_size") or len(self.ranks))
 
     @property
-    def ranks(self) -> Mapping[int, RankView]:
+    def ranks(self) -> "Mapping[int, RankView]":
         """What each rank recorded that has a directory, as `run.ranks[2].scalars("loss")`; 0 for a run of one
         rank. It iterates over the numbers of the ranks.
         """
-        return RankViews(self, tuple(self._files.directories()))
+        return {rank: RankView(self, rank) for rank in self._files.directories()}
 
     @property
-    def merged(self) -> RankView:
+    def merged(self) -> "RankView":
         """The merged run, as `run.merged.scalars("loss")`."""
         return RankView(self, MERGED)
 
@@ -366,32 +364,26 @@ class RecordedRun:
     @property
     def tags(self) -> dict[str, dict[str, int]]:
         """What there is: plugin -> tag -> how many ranks have it, the merged run not counted."""
-
-        def count() -> dict[str, dict[str, int]]:
-            found: dict[str, dict[str, int]] = {}
-            for recorded in self._files.ranks.values():
-                keys = [*(("scalar", tag) for tag in recorded.tags()), *recorded.kinds()]
-                for plugin, tag in keys:
-                    of_plugin = found.setdefault(plugin, {})
-                    of_plugin[tag] = of_plugin.get(tag, 0) + 1
-            return found
-
-        return self._files.read(count)
+        return {
+            plugin: {tag: len(ranks) for tag, ranks in of_plugin.items()}
+            for plugin, of_plugin in self._ranks_by_tag().items()
+        }
 
     def ranks_of(self, plugin: str) -> dict[str, tuple[int, ...]]:
         """Tag -> the ranks that recorded it, of the tags of a plugin, see `tags`."""
+        return {tag: tuple(ranks) for tag, ranks in self._ranks_by_tag().get(plugin, {}).items()}
 
-        def having() -> dict[str, tuple[int, ...]]:
-            found: dict[str, list[int]] = {}
+    def _ranks_by_tag(self) -> dict[str, dict[str, list[int]]]:
+        """Plugin -> tag -> the ranks that recorded it."""
+
+        def read() -> dict[str, dict[str, list[int]]]:
+            found: dict[str, dict[str, list[int]]] = {}
             for rank, recorded in self._files.ranks.items():
-                kinds = (
-                    [("scalar", tag) for tag in recorded.tags()] if plugin == "scalar" else recorded.kinds()
-                )
-                for tag in (tag for kind, tag in kinds if kind == plugin):
-                    found.setdefault(tag, []).append(rank)
-            return {tag: tuple(ranks) for tag, ranks in found.items()}
+                for plugin, tag in [*(("scalar", tag) for tag in recorded.tags()), *recorded.kinds()]:
+                    found.setdefault(plugin, {}).setdefault(tag, []).append(rank)
+            return found
 
-        return self._files.read(having)
+        return self._files.read(read)
 
     @property
     def steps(self) -> tuple[int, int] | None:
@@ -427,7 +419,7 @@ class RecordedRun:
             ]
             room = sum(chosen[number].count(name) for number, name in asked)
             pieces = (Piece(number, *chosen[number].scalars(name, until)) for number, name in asked)
-            return ScalarTable(packed(pieces, room))
+            return ScalarTable(pieces, room)
 
         return self._files.read(read)
 
@@ -663,3 +655,41 @@ def _with_sentences(alerts: Iterable[dict[str, Any]], *, is_over: bool) -> list[
             continue
         found.append((weight(verdict), {**alert, "sentence": said}))
     return [*(alert for _, alert in sorted(found, key=lambda one: one[0])), *foreign]
+
+
+class RankView:
+    """What one rank of a run recorded: each call is that of `RecordedRun` with this `rank`.
+
+    Attributes:
+        rank: its number, or "merged".
+    """
+
+    def __init__(self, run: RecordedRun, rank: int | Literal["merged"]) -> None:
+        self._run, self.rank = run, rank
+
+    def __repr__(self) -> str:
+        return f"{self._run!r}.{self.rank if isinstance(self.rank, str) else f'ranks[{self.rank}]'}"
+
+    def scalars(self, tag: Tags = None) -> ScalarTable:
+        """See `RecordedRun.scalars`."""
+        return self._run.scalars(tag, self.rank)
+
+    def histograms(self, tag: Tags = None) -> ValueTable:
+        """See `RecordedRun.histograms`."""
+        return self._run.histograms(tag, self.rank)
+
+    def tensors(self, tag: Tags = None) -> ValueTable:
+        """See `RecordedRun.tensors`."""
+        return self._run.tensors(tag, self.rank)
+
+    def images(self, tag: Tags = None) -> ValueTable:
+        """See `RecordedRun.images`."""
+        return self._run.images(tag, self.rank)
+
+    def text(self, tag: Tags = None) -> ValueTable:
+        """See `RecordedRun.text`."""
+        return self._run.text(tag, self.rank)
+
+    def norms(self, parameter: Tags = None) -> Table:
+        """See `RecordedRun.norms`."""
+        return self._run.norms(parameter, self.rank)

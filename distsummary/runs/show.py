@@ -1,13 +1,13 @@
 """A run in one screen, for the command `distsummary show`."""
 
-import textwrap
+import re
 import time
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from distsummary.base.columns import aligned, cut, numbered, printable, wrapped
+from distsummary.base.columns import aligned, cut, numbered, paragraph, printable, wrapped
 from distsummary.base.terminal import duration
 from distsummary.diagnosis.alerts import worst_level
 from distsummary.format.records import RANKS_TAG
@@ -20,6 +20,7 @@ from distsummary.runs.status_text import findings_in_short
 STATISTICS = ("/min", "/median", "/max", "/argmax_rank")
 _FIRST = ("loss", "train/loss", "loss/auto", "eval/", "acc", "lr", "learning_rate")  # tags of interest
 _TAGS, _SETTINGS, _PROBLEMS, _VERDICTS, _DEALS = 12, 8, 5, 5, 3  # lines of each
+_LONG_NUMBER = re.compile(r"\b\d+\.\d{7,}(?:e[+-]\d+)?\b")  # as metrics have, which are JSON
 _HEAD = ("tag", "first", "last", "lowest", "at step", "highest", "at step", "points")
 _NAMES = {  # of a fact -> its line
     "code.command": "command", "code.commit": "commit", "network": "model", "optimizer": "model",
@@ -127,15 +128,12 @@ def text_of(shown: Overview, *, width: int) -> str:
     lines += ["", f"also: {_others(shown)}"]
     dealt = deal_lines(shown.deals)
     for head, *ranks in dealt[-_DEALS:]:
-        text = printable(f"{head}: {'; '.join(ranks)}")
-        lines += textwrap.wrap(text, width, subsequent_indent="  ", max_lines=4, placeholder=" ...")
+        lines += paragraph(printable(f"{head}: {'; '.join(ranks)}"), width, most=4)
     if len(dealt) > _DEALS:
         lines.append(f"  and {len(dealt) - _DEALS} earlier: see --json")
     for row in shown.verdicts[:_VERDICTS]:
         said = f"verdict: {row['sentence'] or verdict_text(row)}"
-        lines += textwrap.wrap(
-            printable(said), width, subsequent_indent="  ", max_lines=2, placeholder=" ..."
-        )
+        lines += paragraph(printable(said), width, most=2)
     if len(shown.verdicts) > _VERDICTS:
         lines.append(f"  and {len(shown.verdicts) - _VERDICTS} more verdicts: see --json")
     lines = [cut(line, width) for line in lines]
@@ -206,7 +204,7 @@ def _facts(known: dict[str, Fact]) -> list[tuple[str, str]]:
 def fact_text(value: Fact) -> str:
     """A fact on one line, numbers with six digits; "-" if it is not known."""
     text = "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
-    return printable(text)
+    return printable(_LONG_NUMBER.sub(lambda found: f"{float(found[0]):.6g}", text))
 
 
 def _others(shown: Overview) -> str:

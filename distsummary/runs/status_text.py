@@ -3,7 +3,6 @@
 import re
 import shlex
 import statistics
-import textwrap
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -20,6 +19,7 @@ from distsummary.base.columns import (
     cut,
     named,
     numbered,
+    paragraph,
     printable,
     short_ranges,
 )
@@ -72,10 +72,7 @@ def _wrapped(sentences: Iterable[str], width: int) -> list[str]:
     lines: list[str] = []
     for one in sentences:
         text = _COMMAND.sub(lambda found: found[0].replace(" ", "\x00"), one)
-        indent = "    " if one.startswith(" ") else "  "
-        broken = textwrap.wrap(
-            text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-        )
+        broken = paragraph(text, width, indent="    " if one.startswith(" ") else "  ")
         lines += [line.replace("\x00", " ") for line in broken]
     return lines
 

@@ -150,15 +150,28 @@ class Piece(NamedTuple):
 
 
 class ScalarTable(Table):
-    """Scalars by rank and tag; the columns become arrays when they are first asked for.
+    """Scalars by rank and tag; some columns become arrays when they are first asked for.
 
     Args:
-        pieces: what the table holds, in its order.
+        pieces: what the table holds, in its order; one after the other is taken and copied.
+        rows: at least as many as all pieces have; None: they are counted, and held together until then.
     """
 
-    def __init__(self, pieces: Sequence[Piece], *, title: str = "scalars") -> None:
-        super().__init__({}, title=title)
-        self._pieces = [piece for piece in pieces if piece.steps.size]
+    def __init__(self, pieces: Iterable[Piece], rows: int | None = None) -> None:
+        if rows is None:
+            pieces = [*pieces]
+            rows = sum(piece.steps.size for piece in pieces)
+        blocks = [np.empty(rows, kind) for kind in (np.int64, np.int64, np.float64, np.float32)]
+        self._pieces: list[Piece] = []
+        end = 0
+        for piece in pieces:
+            start, end = end, end + piece.steps.size
+            for block, column in zip(blocks, piece[2:], strict=True):
+                block[start:end] = column
+            if end > start:
+                self._pieces.append(Piece(piece.rank, piece.tag, *(block[start:end] for block in blocks)))
+        attempts, steps, wall_times, self._values = (block[:end] for block in blocks)
+        super().__init__({"attempt": attempts, "step": steps, "wall_time": wall_times}, title="scalars")
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -166,24 +179,16 @@ class ScalarTable(Table):
         return ("rank", "attempt", "step", "wall_time", "tag", "value")
 
     def _make(self, name: str) -> Array | Labels:
+        if name == "value":
+            return self._values.astype(np.float64)
         sizes = [piece.steps.size for piece in self._pieces]
-        match name:
-            case "rank":
-                return np.repeat(np.array([piece.rank for piece in self._pieces], np.int32), sizes)
-            case "attempt":
-                return _joined([piece.attempts for piece in self._pieces], np.int64)
-            case "step":
-                return _joined([piece.steps for piece in self._pieces], np.int64)
-            case "wall_time":
-                return _joined([piece.wall_times for piece in self._pieces], np.float64)
-            case "tag":
-                place = {tag: number for number, tag in enumerate(self.tags)}
-                codes = np.array([place[piece.tag] for piece in self._pieces], np.int32)
-                return Labels(np.repeat(codes, sizes), self.tags)
-        return _joined([piece.values for piece in self._pieces], np.float64)
+        if name == "rank":
+            return np.repeat(np.array([piece.rank for piece in self._pieces], np.int32), sizes)
+        tags = labels([piece.tag for piece in self._pieces])
+        return Labels(np.repeat(tags.codes, sizes), tags.names)
 
     def __len__(self) -> int:
-        return sum(piece.steps.size for piece in self._pieces)
+        return int(self._values.size)
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -203,10 +208,10 @@ class ScalarTable(Table):
                 room -= end - start
                 start = end
                 if not room:
-                    yield ScalarTable(found, title=self._title)
+                    yield ScalarTable(found)
                     found, room = [], rows
         if found:
-            yield ScalarTable(found, title=self._title)
+            yield ScalarTable(found)
 
     def curves(self) -> dict[str, tuple[Array, Array]]:
         """Tag -> steps int64 (n,) and values float32 (n,), of a table of one rank or of the merged run.
@@ -257,7 +262,7 @@ class ScalarTable(Table):
             pieces = [piece for piece in self._pieces if piece.tag == tag]
             ranks = [piece for piece in pieces if piece.rank >= 0]
             if len(ranks) > MAX_LINES:
-                steps, _, values = ScalarTable(ranks).matrix(tag)
+                steps, _, values, _ = matrix_of((one.rank, one.steps, one.values) for one in ranks)
                 has_any = np.isfinite(values).any(axis=1)
                 steps, values = steps[has_any], np.where(np.isfinite(values), values, np.nan)[has_any]
                 low, median, high = (f(values, axis=1) for f in (np.nanmin, np.nanmedian, np.nanmax))
@@ -277,25 +282,6 @@ class ScalarTable(Table):
             if axis.get_legend_handles_labels()[0]:
                 axis.legend(fontsize=7)
         return figure
-
-
-def packed(pieces: Iterable[Piece], room: int) -> list[Piece]:
-    """The pieces with their arrays side by side in one block a column, which is then a column of the table.
-
-    Args:
-        pieces: taken one after the other, so that each gives its memory to the next.
-        room: at least as many rows as all of them have.
-    """
-    steps, wall_times, values = np.empty(room, np.int64), np.empty(room), np.empty(room, np.float32)
-    found, start = [], 0
-    for piece in pieces:
-        rows = slice(start, start + piece.steps.size)
-        steps[rows], wall_times[rows], values[rows] = piece.steps, piece.wall_times, piece.values
-        found.append(
-            Piece(piece.rank, piece.tag, piece.attempts, steps[rows], wall_times[rows], values[rows])
-        )
-        start = rows.stop
-    return found
 
 
 def matrix_of(curves: Iterable[tuple[int, Array, Array]]) -> tuple[Array, Array, Array, Array | None]:
@@ -403,18 +389,6 @@ def objects(values: Sequence[Any]) -> Array:
     for number, value in enumerate(values):
         column[number] = value
     return column
-
-
-def _joined(arrays: Sequence[Array], dtype: type[np.generic]) -> Array:
-    block = arrays[0].base if arrays else None
-    if block is not None and block.dtype == dtype and block.ndim == 1:
-        sizes = [array.nbytes for array in arrays]
-        places = [array.__array_interface__["data"][0] for array in arrays]
-        adjacent = (np.diff(places) == sizes[:-1]).all() and all(array.base is block for array in arrays)
-        if adjacent:  # as `packed` makes them: nothing is to be copied
-            start = (places[0] - block.__array_interface__["data"][0]) // block.itemsize
-            return block[start : start + sum(sizes) // block.itemsize]
-    return np.concatenate([np.empty(0, dtype), *arrays], dtype=dtype)
 
 
 def _cell(value: Any) -> str:
