@@ -103,7 +103,7 @@ class _Progress(threading.Thread):
     def __init__(self, name: str, stream: TextIO, after_s: float | None) -> None:
         super().__init__(name="distsummary-progress", daemon=True)
         self._after_s = after_s
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.line = TerminalLine(stream) if stream.isatty() else None
         self.over = threading.Event()
         self.noted: tuple[str, float, float] = ("", 0, 0)
@@ -148,11 +148,17 @@ def doing(text: str, done: float = 0, total: float = 0) -> None:
         _progress.noted = (text, done, total)
 
 
-def clear() -> None:
-    """Empty the line of the terminal, before something else is written there."""
-    if _progress is not None and _progress.line is not None:
-        with _progress.lock:
-            _progress.line.clear()
+@contextmanager
+def pausing_progress() -> Iterator[None]:
+    """Within it, no progress is shown and its line is empty, for something else to be written."""
+    progress = _progress
+    if progress is None:
+        yield
+        return
+    with progress.lock:
+        if progress.line is not None:
+            progress.line.clear()
+        yield
 
 
 def cleaned(text: str) -> str:
@@ -162,14 +168,8 @@ def cleaned(text: str) -> str:
 
 def printed(text: str, *, file: TextIO | None = None) -> None:
     """Print cleaned lines on stdout or `file`; no progress is shown while `less` keeps it waiting."""
-    progress = _progress
-    if progress is None:
+    with pausing_progress():
         print(cleaned(text), file=file, flush=file is not None)
-        return
-    with progress.lock:
-        if progress.line is not None:
-            progress.line.clear()
-        print(cleaned(text), file=file)
 
 
 def announced(text: str) -> None:

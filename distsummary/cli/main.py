@@ -8,25 +8,22 @@ import argparse
 import io
 import json
 import logging
+import math
 import os
 import re
 import signal
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from distsummary import __version__
 from distsummary.base.extras import require
 from distsummary.base.interrupts import handles_interrupts
-from distsummary.base.terminal import cleaned, clear, printed, showing_progress
+from distsummary.base.terminal import cleaned, pausing_progress, printed, showing_progress
 from distsummary.errors import DistSummaryError, InvalidValueError, WorldMismatchError
 from distsummary.landscapes.directions import CENTERINGS, DIRECTIONS
-
-if TYPE_CHECKING:
-    from distsummary.landscapes.output.loss_grid import LossGrid
 
 # Messages name arguments of Python functions; the command line names its options instead. An argument is
 # recognised by the "=" after it (ARGUMENTS), or at the beginning of a message as its subject (FIELDS).
@@ -164,8 +161,8 @@ class _Handler(logging.StreamHandler):  # type: ignore[type-arg]  # generic for 
     """Writes log records to stderr, on a line of their own."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        clear()
-        super().emit(record)
+        with pausing_progress():
+            super().emit(record)
 
 
 class _Formatter(logging.Formatter):
@@ -189,6 +186,31 @@ OUT = argument(
     metavar="FILE",
     help="the file (the name of the run, in the current directory); missing directories are made",
 )
+
+
+def whole_number(*words: str, most: float = math.inf) -> Callable[[str], int | str]:
+    """The type of an argument: a whole number from 0 on, or one of the words; argparse reports errors."""
+
+    def convert(text: str) -> int | str:
+        if text in words:
+            return text
+        if text.isascii() and text.isdigit() and int(text) <= most:
+            return int(text)
+        numbers = "a whole number from 0 " + ("on" if most == math.inf else f"to {most}")
+        raise argparse.ArgumentTypeError(f"must be {' or '.join([*words, numbers])}, got {text!r}")
+
+    return convert
+
+
+def seconds(text: str) -> float:
+    """The type of `--every`; argparse reports errors."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0.1 <= found <= 3600:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds from 0.1 to 3600, got {text!r}")
+    return found
 
 
 def verb(*arguments: Argument, example: str) -> Callable[[Function], Function]:
@@ -281,15 +303,6 @@ def adopt(options: argparse.Namespace) -> None:
     _answer(options, found, "\n".join(lines))
 
 
-def _workers(text: str) -> int | str:
-    """The value of `--workers` as the argument of `landscape`; argparse reports the error."""
-    if text == "auto":
-        return "ray"
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"must be auto or a whole number from 0 on, got {text!r}")
-    return int(text)
-
-
 @verb(
     argument("run_dir", metavar="RUN", help="the run dir, which the landscapes are also written to"),
     argument(
@@ -329,7 +342,7 @@ def _workers(text: str) -> int | str:
     ),
     argument(
         "--workers",
-        type=_workers,
+        type=whole_number("auto"),
         default="auto",
         help="a number of Ray workers, or auto for as many as fit; 0 computes in this process",
     ),
@@ -342,70 +355,10 @@ def _workers(text: str) -> int | str:
 )
 def landscape(options: argparse.Namespace) -> None:
     """Draw loss landscapes around the trajectory of a run."""
-    with ExitStack() as before_and_after:  # of the points, which report their own progress
-        before_and_after.enter_context(showing_progress("landscape"))
-        import distsummary as ds
-        from distsummary.landscapes.directions.checkpoint_sources import is_single
-        from distsummary.landscapes.factory import load_factory
-        from distsummary.landscapes.run.progress import progress_callback
-        from distsummary.rundir.run_dir import RunDir
+    from distsummary.cli.landscape import draw
 
-        around = options.run_dir if options.around is None and options.runs is None else options.around
-        usual = "pca" if options.runs is not None else "random" if is_single(around) else "pca,random"
-        directions = usual if options.directions is None else options.directions
-        parts = load_factory(options.factory)
-        show = progress_callback(True, plain=partial(print, file=sys.stderr, flush=True))
-
-        def progress(now: ds.Progress) -> None:
-            before_and_after.close()
-            if show is not None:
-                show(now)
-            if now.is_done:
-                before_and_after.enter_context(showing_progress("landscape"))
-
-        grids = ds.landscape_set(
-            **parts,
-            around=around,
-            runs=options.runs,
-            directions=tuple(name.strip() for name in directions.split(",")),
-            parameters=options.parameters,
-            centering=options.centering,
-            run_dir=options.run_dir,
-            size=options.size,
-            seed=options.seed,
-            refine=options.refine,
-            workers=options.workers,
-            address=options.address,
-            gpus_per_worker=options.gpus_per_worker,
-            engine=options.engine,
-            memory=options.memory,
-            resume=not options.fresh,
-            progress=progress,
-        )
-    lines = [grid_line(name, grid) for name, grid in sorted(grids.items())]
-    lines.append(f"pictures and grids: {RunDir(options.run_dir).landscape_dir}")
-    _answer(options, {"run_dir": options.run_dir, "landscapes": sorted(grids)}, "\n".join(lines))
-
-
-def grid_line(name: str, grid: "LossGrid") -> str:
-    """The facts of a landscape in one line."""
-    from distsummary.landscapes.output.describe import not_finite
-
-    facts = [f"{len(grid.x)} x {len(grid.y)} points by {grid.engine}"]
-    if not grid.computed.all():
-        facts.append(f"{grid.computed.sum():,} of {grid.computed.size:,} computed")
-    if grid.kind == "line":
-        start, end = grid.true_loss
-        facts.append(f"loss {start:.4g} and {end:.4g} at its ends, barrier {grid.barrier:.4g}")
-    else:
-        facts.append(f"loss {grid.true_loss[-1]:.4g} at its centre")
-    if bad := not_finite(grid):
-        facts.append(f"{bad} of {grid.computed.sum()} computed losses not finite")
-    if grid.explained_variance.size:
-        facts.append("explained variance " + " + ".join(f"{share:.3f}" for share in grid.explained_variance))
-    if (out := grid.residuals.max(initial=0.0)) > 0.005:  # smaller ones are rounding errors
-        facts.append(f"up to {out:.0%} of a checkpoint's offset from the centre lies outside the plane")
-    return f"{name}: {', '.join(facts)}"
+    grids, text = draw(options)
+    _answer(options, {"run_dir": options.run_dir, "landscapes": sorted(grids)}, text)
 
 
 @verb(RUN, example="status runs/digits")
@@ -425,44 +378,17 @@ def status(options: argparse.Namespace) -> int:
 def why(options: argparse.Namespace) -> int:
     """Name the ranks that are slow, stuck or sick, with cause, steps and evidence; exits with 1 if any is."""
     with showing_progress("why"):
-        from distsummary.aggregate.judging import judged_files
-        from distsummary.base.columns import WIDTH, width_of
-        from distsummary.cli.why import abstaining, as_json, lasted_s, text_of
-        from distsummary.diagnosis.alerts import all_hangs, with_reported
-        from distsummary.diagnosis.ends import unreported_end
-        from distsummary.rundir.run_dir import RunDir
-        from distsummary.rundir.states import is_over
-        from distsummary.runs.status import read_status
+        from distsummary.base.columns import width_of
+        from distsummary.cli.why import as_json, text_of, why
 
-        found = read_status(options.run_dir)  # raises if it is no run
-        newest, run_dir = found.run.newest, RunDir(found.run.path)
-        judged = judged_files(run_dir)
-        reported = with_reported(judged.reported, run_dir) + all_hangs(run_dir, newest, found.stuck)
-        reported += unreported_end(reported, newest)
-    took_s = {one.attempt: lasted_s(one, found.now) for one in found.run.attempts if one.role == "train"}
-    ranks = 0 if newest is None else newest.world_size
-    ended = newest is not None and is_over(newest)
-    width = width_of(sys.stdout, WIDTH)
-    text = text_of(reported, ranks, max(took_s, default=0), is_over=ended, lasted_s=took_s, width=width)
-    steps = judged.steps, judged.abstained
-    _answer(options, as_json(reported, *steps), "\n".join([text, *abstaining(*steps)]))
-    return int(bool(reported))
-
-
-def _seconds(text: str) -> float:
-    """The value of `--every`; argparse reports the error."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0.1 <= seconds <= 3600:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds from 0.1 to 3600, got {text!r}")
-    return seconds
+        found = why(options.run_dir)
+    _answer(options, as_json(found), text_of(found, width=width_of(sys.stdout)))
+    return int(bool(found.verdicts))
 
 
 @verb(
     RUN,
-    argument("--every", type=_seconds, default=2.0, metavar="SECONDS", help="seconds between two looks (2)"),
+    argument("--every", type=seconds, default=2.0, metavar="SECONDS", help="seconds between two looks (2)"),
     example="watch runs/digits",
 )
 def watch(options: argparse.Namespace) -> int:
@@ -552,19 +478,14 @@ def compare(options: argparse.Namespace) -> None:
     _answer(options, found, text_of(found, width=width_of(sys.stdout, 120)))
 
 
-def _rank(text: str) -> int | str:
-    """The value of `--rank` as the argument of `export`; argparse reports the error."""
-    if text == "merged" or (text.isascii() and text.isdigit()):
-        return text if text == "merged" else int(text)
-    raise argparse.ArgumentTypeError(f"must be merged or the number of a rank, got {text!r}")
-
-
 @verb(
     RECORDED,
     argument("--to", required=True, choices=("parquet", "csv"), help="the format to write"),
     OUT,
     argument("--tag", action="append", help="only scalars of this tag; may be repeated"),
-    argument("--rank", type=_rank, help="only this rank, or merged for the merged run (all ranks)"),
+    argument(
+        "--rank", type=whole_number("merged"), help="only this rank, or merged for the merged run (all ranks)"
+    ),
     example="export runs/digits --to parquet --tag loss",
 )
 def export(options: argparse.Namespace) -> None:
@@ -606,16 +527,13 @@ def report(options: argparse.Namespace) -> None:
     _answer(options, {"file": path, "bytes": size}, f"{path}: {size / 1e6:.1f} MB")
 
 
-def _port(text: str) -> int:
-    """The value of `--port`; argparse reports the error."""
-    if not (text.isascii() and text.isdigit() and int(text) <= 65535):
-        raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 65535, got {text!r}")
-    return int(text)
-
-
 @verb(
     argument("directory", metavar="DIR", help="the directory that the run dirs are in, or one run dir"),
-    argument("--port", type=_port, help="the port; 0: any free one (6116 or, if it is in use, any free one)"),
+    argument(
+        "--port",
+        type=whole_number(most=65535),
+        help="the port; 0: any free one (6116 or, if it is in use, any free one)",
+    ),
     argument("--host", help="the address to listen on (127.0.0.1: this machine alone)"),
     example="serve runs/ --port 6116",
 )

@@ -1,74 +1,87 @@
-"""What `distsummary why` prints: the verdicts on a run's ranks, in words and as JSON."""
+"""`distsummary why`: the verdicts on a run's ranks, in words and as JSON."""
 
-from collections.abc import Mapping, Sequence
+import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from distsummary.base.columns import WIDTH, cut, paragraph, printable
+from distsummary.aggregate.judging import judged_files
+from distsummary.base.columns import cut, paragraph, printable
+from distsummary.diagnosis.alerts import all_hangs, with_reported
+from distsummary.diagnosis.ends import unreported_end
 from distsummary.diagnosis.sentence import sentence, weight
 from distsummary.diagnosis.verdict import NOTICES, Verdict
-from distsummary.rundir.states import AttemptState
+from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.states import is_over
+from distsummary.runs.status import Status, read_status
 
-Found = tuple[int, Verdict]  # with its attempt
 FOLDED = 8  # verdicts after the first that have a line each
 
 
-def by_weight(found: Sequence[Found]) -> list[Found]:
-    """The heaviest first, see `sentence.weight`; equal ones in the order in which they are given."""
-    return sorted(found, key=lambda one: weight(one[1]))
+class Findings(NamedTuple):
+    """The verdicts with their attempts, the heaviest first, and at how many steps of `steps` no rank could be
+    called slow, as the processors were too busy (`abstained`).
+    """
+
+    status: Status
+    verdicts: list[tuple[int, Verdict]]
+    steps: int
+    abstained: int
 
 
-def as_json(found: Sequence[Found], steps: int, abstained: int) -> dict[str, Any]:
+def why(path: str | os.PathLike[str]) -> Findings:
+    """Judge the files of a run; raises the errors of `read_status`."""
+    status = read_status(path)
+    newest, run_dir = status.run.newest, RunDir(status.run.path)
+    judged = judged_files(run_dir)
+    found = with_reported(judged.reported, run_dir) + all_hangs(run_dir, newest, status.stuck)
+    found += unreported_end(found, newest)
+    found.sort(key=lambda one: weight(one[1]))
+    return Findings(status, found, judged.steps, judged.abstained)
+
+
+def as_json(found: Findings) -> dict[str, Any]:
     """For JSON; docs/ranks.md lists the fields."""
-    verdicts = [verdict.as_json() for _, verdict in by_weight(found)]
-    return {"verdicts": verdicts, "steps": steps, "abstained": abstained}
+    verdicts = [verdict.as_json() for _, verdict in found.verdicts]
+    return {"verdicts": verdicts, "steps": found.steps, "abstained": found.abstained}
 
 
-def abstaining(steps: int, abstained: int) -> list[str]:
-    """A line about the steps at which the processors were too busy to say that a rank is slow, if any."""
-    line = f"At {abstained:,} of {steps:,} measured steps, processors were too busy to judge who is slow."
-    return [line] if abstained else []
-
-
-def text_of(
-    found: Sequence[Found],
-    world_size: int,
-    newest: int = 0,
-    *,
-    is_over: bool = False,
-    lasted_s: Mapping[int, float] | None = None,
-    width: int = WIDTH,
-) -> str:
+def text_of(found: Findings, *, width: int) -> str:
     """The heaviest verdict with the page about its cause, then a line for each other one.
 
-    What was looked at if there is none.
-
-    Args:
-        newest: the number of the newest attempt.
-        is_over: no rank runs any more.
-        lasted_s: attempt -> the seconds that it took so far.
-        width: characters of a line, but for paths that are longer.
+    Lines have up to `width` characters, but for longer paths. Without verdicts: what was looked at.
     """
-    if not found:
-        if world_size < 2:
-            return "nothing was found; the run has one rank, which has no peers to be compared with"
-        return f"none of the {world_size} ranks stands out"
-
-    def said(attempt: int, verdict: Verdict) -> str:
-        text = sentence(verdict, is_over=is_over or attempt != newest, of_s=(lasted_s or {}).get(attempt))
-        return printable(text if attempt == newest else f"In attempt {attempt}: {text}")
-
-    first, *others = by_weight(found)
-    lines = paragraph(said(*first), width)
-    if first[1].cause not in NOTICES:
-        lines.append(f"  What it means, and what to do: {page_of(first[1].cause)}")
-    if others:
-        lines.append("")
-    lines += [cut(f"- {said(*one)}", width) for one in others[:FOLDED]]
-    if len(others) > FOLDED:
-        lines.append(f"- and {len(others) - FOLDED} more")
-    if others:
+    newest, now = found.status.run.newest, found.status.now
+    lines = []
+    if not found.verdicts:
+        ranks = 0 if newest is None else newest.world_size
+        alone = "nothing was found; the run has one rank, which has no peers to be compared with"
+        lines.append(alone if ranks < 2 else f"none of the {ranks} ranks stands out")
+    trainings = {one.attempt: one for one in found.status.run.attempts if one.role == "train"}
+    last = max(trainings, default=0)
+    lasted_s = {
+        number: max((now - rank.last_seen_s for rank in one.ranks), default=now) - one.started
+        for number, one in trainings.items()
+    }
+    said = []
+    for attempt, verdict in found.verdicts:
+        ended = attempt != last or (newest is not None and is_over(newest))
+        text = sentence(verdict, is_over=ended, of_s=lasted_s.get(attempt))
+        said.append(printable(text if attempt == last else f"In attempt {attempt}: {text}"))
+    if said:
+        lines += paragraph(said[0], width)
+        cause = found.verdicts[0][1].cause
+        if cause not in NOTICES:
+            lines.append(f"  What it means, and what to do: {page_of(cause)}")
+    if others := said[1:]:
+        lines += ["", *(cut(f"- {one}", width) for one in others[:FOLDED])]
+        if len(others) > FOLDED:
+            lines.append(f"- and {len(others) - FOLDED} more")
         lines.append("All of them, in full: --json")
+    if found.abstained:
+        lines.append(
+            f"At {found.abstained:,} of {found.steps:,} measured steps, "
+            "processors were too busy to judge who is slow."
+        )
     return "\n".join(lines)
 
 
@@ -77,8 +90,3 @@ def page_of(cause: str) -> str:
     package = Path(__file__).parents[1]
     installed = package / "verdicts" / f"{cause}.md"
     return str(installed if installed.exists() else package.parent / "docs/verdicts" / installed.name)
-
-
-def lasted_s(attempt: AttemptState, now: float) -> float:
-    """How many seconds an attempt took until its ranks reported last; `now`: seconds since the epoch."""
-    return max((now - rank.last_seen_s for rank in attempt.ranks), default=now) - attempt.started

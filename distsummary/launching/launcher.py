@@ -10,7 +10,7 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, NamedTuple, TypeVar, TypeVarTuple
@@ -27,6 +27,7 @@ from distsummary.base.columns import named
 from distsummary.base.extras import require
 from distsummary.base.interrupts import handles_interrupts
 from distsummary.base.processes import own_process
+from distsummary.base.terminal import doing, printed, showing_progress
 from distsummary.errors import InvalidTypeError, InvalidValueError, RanksFailedError
 from distsummary.launching.rank_ends import (
     STOPPED,
@@ -41,7 +42,6 @@ from distsummary.launching.rank_ends import (
     reporting_exits,
     stderr_path,
 )
-from distsummary.launching.stages import Stages, say
 from distsummary.rundir.topology import LAUNCH_ID, LAUNCHED, OPTIONS, RUN_DIR, cluster_address, note_driver
 
 logger = logging.getLogger(__name__)
@@ -52,6 +52,7 @@ AUTO = "auto"
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # of CUDA, of CUDA in WSL, of ROCm
 BACKENDS = (AUTO, "gloo", "nccl", None)
 PLACEMENT_TIMEOUT_S = 60.0
+QUIET_S = 5.0  # a start that takes longer says what it waits for
 INTERRUPT_S = 20.0  # how long the ranks may take to end after Ctrl-C: as long as closing their files
 GRACE_S = 10.0  # how long the other ranks may run after one has failed
 TRACE_S = 10.0  # how long the nodes of dead ranks may take to say what these ranks left
@@ -106,14 +107,26 @@ def launch(
     if backend == AUTO:
         backend = chosen_backend(resources_per_rank, ranks, gpus=_gpus() if resources_per_rank is None else 0)
     resources = check_resources(resources_per_rank, backend)
-    with Stages() as stages:
-        if not ray.is_initialized():
-            is_local = address == "local" or (address is None and cluster_address() is None)
-            stages.begin("starting Ray" if is_local else "connecting to Ray")
+    begun = time.monotonic()
+    with ExitStack() as start:
+        start.enter_context(showing_progress("launch", after_s=QUIET_S))
+
+        def begin_training() -> None:
+            start.close()
+            if (passed := time.monotonic() - begun) >= QUIET_S:
+                say(f"the training begins ({passed:.0f} s after the start)")
+
+        is_local = address == "local" or (address is None and cluster_address() is None)
+        doing("starting Ray" if is_local else "connecting to Ray")
         with connected(ranks, resources, address):
-            stages.begin(f"reserving {dict(resources)} for each of {ranks} ranks")
+            doing(f"reserving {dict(resources)} for each of {ranks} ranks")
             with _placed(ranks, resources) as group:
-                return _run(partial(train_fn, *args), group, ranks, resources, backend, stages)
+                return _run(partial(train_fn, *args), group, ranks, resources, backend, begin_training)
+
+
+def say(line: str) -> None:
+    """One line on stderr, from the launcher."""
+    printed(f"distsummary: {line}", file=sys.stderr)
 
 
 def _run(
@@ -122,16 +135,16 @@ def _run(
     ranks: int,
     resources: dict[str, float],
     backend: str | None,
-    stages: Stages,
+    begin_training: Callable[[], None],
 ) -> list[Result]:
-    """Start the ranks in their places, train, and end them."""
+    """Start the ranks in their places, train, and end them; `begin_training` is called between."""
     rank_class = ray.remote(
         num_cpus=resources.get("CPU", 0),
         num_gpus=resources.get("GPU", 0),
         resources={name: n for name, n in resources.items() if name not in ("CPU", "GPU")} or None,
         max_concurrency=1,
     )(_Rank)
-    stages.begin(f"starting {ranks} processes")
+    doing(f"starting {ranks} processes")
     actors = [
         rank_class.options(
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
@@ -148,14 +161,14 @@ def _run(
         places = _wait(running)
         for line in describe_places(places):
             say(line)
-        stages.begin("importing torch and connecting the ranks" if backend else "connecting the ranks")
+        doing("importing torch and connecting the ranks" if backend else "connecting the ranks")
         driver = own_process()
         running[:] = [
             actor.join.remote(environment | zero_lines(os.environ), backend, driver, sys.argv)
             for actor, environment in zip(actors, plan_environments(places, launch_id), strict=True)
         ]
         _wait(running, places)
-        stages.done("the training begins")
+        begin_training()
         running[:] = [actor.run.remote(train_fn, backend is not None) for actor in actors]
         return _wait(running, places, deaths)
     except (KeyboardInterrupt, SystemExit) as error:  # Ray's handler of SIGTERM raises the latter

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distsummary.base.terminal import Estimate, clear, doing, fitting, showing_progress
+from distsummary.base.terminal import Estimate, doing, fitting, pausing_progress, showing_progress
 from tests.patience import PATIENCE_S
 
 LINE = "landscape: 512/2601 points, 41 points/s, 51 s left, 4 workers (8 + 12 + 10 + 9.9 points/s)"
@@ -89,7 +89,8 @@ def test_a_terminal_shows_what_is_done_and_is_left_clean() -> None:
         doing("checking directory", 3, 64)
         assert stream.written.wait(PATIENCE_S)
         assert re.search(r"\rdistsummary fsck: checking directory 3 of 64, \d+ s so far", stream.getvalue())
-        clear()
+        with pausing_progress():
+            assert stream.getvalue().endswith("\r")
     assert stream.getvalue().endswith("\r")
     assert "\n" not in stream.getvalue()
 

@@ -12,7 +12,8 @@ import pytest
 
 import distsummary as ds
 from distsummary.base import terminal
-from distsummary.cli.main import FIELDS, grid_line, in_options, main
+from distsummary.cli.landscape import grid_line
+from distsummary.cli.main import FIELDS, in_options, main
 from distsummary.events.reader import read_directory
 from distsummary.events.spec import WriterSpec
 from distsummary.events.writer import RankWriter
