@@ -5,11 +5,10 @@ import shlex
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, replace
 from itertools import compress
 from operator import not_
-from pathlib import Path
 from typing import Any
 
 from distsummary.base.columns import (
@@ -95,13 +94,13 @@ def _head(status: Status, width: int) -> list[str]:
 
 def as_json(status: Status) -> dict[str, Any]:
     """For JSON; docs/ranks.md lists the fields."""
-    run = asdict(status.run)
-    attempts = [_attempt_as_json(attempt, status) for attempt in status.run.attempts]
-    newest = None if status.run.newest is None else status.run.attempts.index(status.run.newest)
+    run = status.run
+    attempts = [_attempt_as_json(attempt, status) for attempt in run.attempts]
+    newest = None if run.newest is None else run.attempts.index(run.newest)
     return {
-        "path": str(status.run.path),
-        "run_id": run["run_id"],
-        "state": run["state"],
+        "path": str(run.path),
+        "run_id": run.run_id,
+        "state": run.state,
         "is_healthy": status.is_healthy,
         "level": status.level,
         "findings": [verdict.as_json() for verdict in status.findings],
@@ -125,7 +124,9 @@ def hints(status: Status) -> list[str]:
     bad = [rank for rank in newest.ranks if rank.state not in GOOD]
     living = [rank for rank in newest.ranks if rank.state == "running"]
     lost = [rank for rank in bad if rank.state == "lost"]
-    said = [_with_findings(_verdict(status, newest, bad, living), status), *causes(status)]
+    found = findings_of(status, "more " if status.stuck else "")
+    verdict = _verdict(status, newest, bad, living, found)
+    said = [f"{verdict}, with {found}." if found else f"{verdict}.", *causes(status)]
     was_stuck = not living and any(verdict.cause == HANG for verdict in status.stuck)
     if was_stuck:
         said += _stuck(status)
@@ -160,7 +161,8 @@ def hints(status: Status) -> list[str]:
             f"The merged run is missing steps of {named(status.unmerged, 'rank')} from {first + 1:,} on: "
             f"distsummary merge {path}"
         )
-    has_checkpoints = _has_checkpoints(run.path)
+    directory = RunDir(run.path).ckpt_dir
+    has_checkpoints = directory.is_dir() and any(directory.iterdir())
     which = "its newest checkpoint" if has_checkpoints else "a checkpoint of your own"
     again = f"resume {which} by resume= or initial_step= (attempt {newest.attempt + 1})"
     none = "" if has_checkpoints else "; the run dir has none"
@@ -216,8 +218,9 @@ def _other_line(attempt: AttemptState, newest: AttemptState) -> str:
 
 
 def _verdict(
-    status: Status, newest: AttemptState, bad: Sequence[RankState], living: Sequence[RankState]
+    status: Status, newest: AttemptState, bad: Sequence[RankState], living: Sequence[RankState], found: str
 ) -> str:
+    """How the run is, as a sentence without its end; `found`: what is wrong with it, if anything is."""
     others = numbered(len(living), "rank")
     runs_or_run = "runs" if len(living) == 1 else "run"
     bad_names = named([rank.rank for rank in bad], "rank")
@@ -228,51 +231,39 @@ def _verdict(
         finished = f", {ended:,} {'has' if ended == 1 else 'have'} finished" if ended else ""
         runs = f"{f'all {others} run' if is_all else f'{others} {runs_or_run}'}{finished}"
         if status.stuck:
-            return f"The run is stuck {_stuck_at(status)}."
+            return f"The run is stuck {_stuck_at(status)}"
         if slow := status.behind:
             are = "is" if len(slow) == 1 else "are"
-            return f"The run continues: {runs}, but {named(slow, 'rank')} {are} behind."
+            return f"The run continues: {runs}, but {named(slow, 'rank')} {are} behind"
         if absent:
-            return f"The run continues without {absent}: {runs}."
-        return f"The run is fine: {runs}."
+            return f"The run continues without {absent}: {runs}"
+        return f"The run {'continues' if found else 'is fine'}: {runs}"
     if living:
-        return f"The run continues without {bad_names}: {others} {runs_or_run}."
+        return f"The run continues without {bad_names}: {others} {runs_or_run}"
     if not newest.ranks:
-        return "No rank has registered in this attempt."
+        return "No rank has registered in this attempt"
     if not bad:
         if absent:
-            return f"The run has finished without {absent}."
+            return f"The run has finished without {absent}"
         if status.unmerged or _ends_early(status, newest):
-            return "The run has finished, but steps are missing in its merged run."
-        return "The run is fine: it has finished."
+            return "The run has finished, but steps are missing in its merged run"
+        return "The run has finished" if found else "The run is fine: it has finished"
     if newest.state == "finished":
-        return "The run has finished, but events are missing from the files."
+        return "The run has finished, but events are missing from the files"
     if newest.state == "lost" and len(bad) < len(newest.ranks):
-        return f"The run has ended without {bad_names}, which did not finish."
+        return f"The run has ended without {bad_names}, which did not finish"
     verb = {"interrupted": "was interrupted", "failed": "has failed", "lost": "is dead"}
     if any(verdict.cause == HANG for verdict in status.stuck):
-        return f"The run {verb.get(newest.state, 'has ended')}; it was stuck {_stuck_at(status)}."
+        return f"The run {verb.get(newest.state, 'has ended')}; it was stuck {_stuck_at(status)}"
     first = None if newest.failure is None else newest.failure.rank
     failed = [rank.step for rank in newest.ranks if rank.state == "failed" and rank.rank == first]
     step = failed[0] if failed else newest_step(newest)
-    return f"The run {verb.get(newest.state, 'has ended')}" + (f" at step {step:,}." if step else ".")
+    return f"The run {verb.get(newest.state, 'has ended')}" + (f" at step {step:,}" if step else "")
 
 
 def _ends_early(status: Status, newest: AttemptState) -> bool:
     """Whether the merged run is missing, or ends before the newest step of the ranks."""
     return newest.world_size > 1 and (status.merged_step or 0) < (newest_step(newest) or 0)
-
-
-def _with_findings(said: str, status: Status) -> str:
-    """What is said of the run, and what was found in it."""
-    found = findings_of(status, "more " if status.stuck else "")
-    if not found:
-        return said
-    said = said.replace("The run is fine: it has", "The run has").replace(
-        "This rank is fine: it", "This rank"
-    )
-    said = said.replace("The run is fine: ", "The run continues: ").removesuffix(".")
-    return f"{said}, with {found}."
 
 
 def findings_of(status: Status, more: str = "") -> str:
@@ -372,7 +363,7 @@ def slow_ranks(status: Status) -> list[str]:
     reported = [rank for rank in newest.ranks if rank.state == "running" and rank.step_s]
     paces = [rank.step_s for rank in reported if rank.rank in behind]
     others = [rank.step_s for rank in reported if rank.rank not in behind]
-    steps = f"{_span([f'{min(behind.values()):,}', f'{max(behind.values()):,}'])} steps"
+    steps = f"{_span(behind.values(), ',')} steps"
     pace = ""
     if others:
         usual = statistics.median(others)
@@ -399,11 +390,6 @@ def _merged_short(status: Status, living: Sequence[RankState]) -> list[str]:
         f"The merged run stands on {merged.ranks:,} of the {len(living):,} ranks that run{since}"
         f"{callbacks if late else ''}; the merge at the end completes it."
     ]
-
-
-def _has_checkpoints(path: Path) -> bool:
-    directory = RunDir(path).ckpt_dir
-    return directory.is_dir() and any(directory.iterdir())
 
 
 def _stuck(status: Status) -> list[str]:
@@ -484,11 +470,11 @@ def _row(ranks: Sequence[RankState]) -> tuple[str, ...]:
     return (
         short_ranges([rank.rank for rank in ranks]),
         first.state,
-        _span([f"{min(steps)}", f"{max(steps)}"] if steps else []),
+        _span(steps, "d"),
         (is_running and printable(first.phase)) or "-",
-        _range([1e3 * rank.step_s for rank in reported if rank.step_s]),
-        _range([rank.own_ms for rank in reported if rank.own_ms is not None]),
-        _range([rank.wait_ms for rank in reported if rank.wait_ms is not None]),
+        _span([1e3 * rank.step_s for rank in reported if rank.step_s], ".1f"),
+        _span([rank.own_ms for rank in reported if rank.own_ms is not None], ".1f"),
+        _span([rank.wait_ms for rank in reported if rank.wait_ms is not None], ".1f"),
         duration(max(rank.last_seen_s for rank in ranks)),
         f"{sum(dropped)}" if dropped else "-",
         printable(process),
@@ -496,9 +482,7 @@ def _row(ranks: Sequence[RankState]) -> tuple[str, ...]:
     )
 
 
-def _range(ms: Sequence[float]) -> str:
-    return _span([f"{min(ms):.1f}", f"{max(ms):.1f}"] if ms else [])
-
-
-def _span(ends: Sequence[str]) -> str:
-    return "-".join(dict.fromkeys(ends)) or "-"
+def _span(numbers: Collection[float], form: str) -> str:
+    """Such as 3-7, or 3 if both ends look alike; "-" without any."""
+    ends = [format(end, form) for end in (min(numbers), max(numbers))] if numbers else ["-"]
+    return "-".join(dict.fromkeys(ends))
