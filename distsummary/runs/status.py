@@ -113,7 +113,11 @@ def read_status(path: str | os.PathLike[str]) -> Status:
         recorded = _recorded_steps(run_dir, attempt, EACH_RANK if is_newest else 1)
         if is_newest:
             unmerged = _unmerged(run_dir, attempt, recorded)
-        attempts.append(_with_steps(attempt, recorded))
+        ranks = (
+            replace(rank, step=max(rank.step or 0, recorded[rank.rank])) if rank.rank in recorded else rank
+            for rank in attempt.ranks
+        )
+        attempts.append(replace(attempt, ranks=tuple(ranks)))
     if run.newest is not None:
         run = replace(run, attempts=(*attempts,), newest=attempts[run.attempts.index(run.newest)])
     merged = _merged(run_dir.base, run.newest) if run.newest and run.newest.world_size > 1 else None
@@ -175,20 +179,18 @@ def _recorded_steps(run_dir: RunDir, attempt: AttemptState, most: int) -> dict[i
 
     Each costs the reading of an event file's end.
     """
+    from distsummary.events.newest import newest_events  # loads NumPy, which a running rank does not need
+
     found = {}
     for rank in [rank for rank in attempt.ranks if rank.state != "running"][:most]:
         place = run_dir.writer_dir(attempt.role, rank.rank, attempt.world_size)
-        found[rank.rank] = _recorded_step(place, attempt.attempt)
-    return {rank: step for rank, step in found.items() if step is not None}
-
-
-def _with_steps(attempt: AttemptState, recorded: Mapping[int, int]) -> AttemptState:
-    """The attempt with the recorded steps of ranks whose last heartbeat was earlier."""
-    ranks = [
-        replace(rank, step=max(rank.step or 0, recorded[rank.rank])) if rank.rank in recorded else rank
-        for rank in attempt.ranks
-    ]
-    return replace(attempt, ranks=tuple(ranks))
+        try:
+            steps = [event.step for event in newest_events(place, attempt=attempt.attempt)]
+        except (DistSummaryError, OSError):  # fsck names what cannot be read
+            continue
+        if steps:
+            found[rank.rank] = max(steps)
+    return found
 
 
 def _unmerged(run_dir: RunDir, attempt: AttemptState, recorded: Mapping[int, int]) -> dict[int, int]:
@@ -198,16 +200,6 @@ def _unmerged(run_dir: RunDir, attempt: AttemptState, recorded: Mapping[int, int
         return {}
     last = {rank: merged.get("last_steps", {}).get(str(rank), 0) for rank in recorded}
     return {rank: last[rank] for rank, step in recorded.items() if step > last[rank]}
-
-
-def _recorded_step(directory: Path, attempt: int | None = None) -> int | None:
-    """The newest step in a directory's event files, of one attempt or of all; None if it has none."""
-    from distsummary.events.newest import newest_events  # loads NumPy, which a running rank does not need
-
-    try:
-        return max((event.step for event in newest_events(directory, attempt=attempt)), default=None)
-    except (DistSummaryError, OSError):  # fsck names what cannot be read
-        return None
 
 
 def _merged(base: Path, newest: AttemptState) -> Merged | None:

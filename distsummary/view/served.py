@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from distsummary.errors import MissingFileError
 from distsummary.rundir.run_dir import RunDir
@@ -66,7 +66,7 @@ class Served:
         self._lock = threading.Lock()  # of `_opened`
         self._opened: OrderedDict[tuple[str, ...], _Run] = OrderedDict()
         self._names: set[str] = set()  # all that were ever listed
-        self._listing = _Kept(self._every_s)
+        self._listing = _Kept[Answer](every_s)
         if not self.path.is_dir():
             open_run(directory)  # raises
 
@@ -123,14 +123,20 @@ class Served:
         return run
 
 
-class _Pace:
-    """When the files may be looked at again."""
+class _Kept(Generic[T]):
+    """An answer or an error that is made again only when it is old; one thread makes it, others wait."""
 
     def __init__(self, every_s: float) -> None:
-        self._every_s, self._next_s = every_s, 0.0
+        self._lock, self._every_s, self._next_s = threading.Lock(), every_s, 0.0
+        self._found: T | Exception | None = None
 
-    def is_due(self) -> bool:
-        return time.monotonic() >= self._next_s
+    def get(self, make: Callable[[], T]) -> T:
+        """The answer, which `make` gives or raises."""
+        with self._lock:
+            if self._found is None or time.monotonic() >= self._next_s:
+                with self.work():
+                    self._found = _tried(make)
+            return _given(self._found)
 
     @contextmanager
     def work(self) -> Iterator[None]:
@@ -144,21 +150,6 @@ class _Pace:
                 self._next_s = end_s + max(self._every_s, PAUSE * (end_s - begin_s))
 
 
-class _Kept:
-    """An answer or an error that is made again only when it is old; one thread makes it, others wait."""
-
-    def __init__(self, every_s: float) -> None:
-        self._lock, self._pace = threading.Lock(), _Pace(every_s)
-        self._found: Answer | Exception | None = None
-
-    def get(self, make: Callable[[], Answer]) -> Answer:
-        with self._lock:
-            if self._found is None or self._pace.is_due():
-                with self._pace.work():
-                    self._found = _tried(make)
-            return _given(self._found)
-
-
 class _Run:
     """A run that is shown, alone or with others; between two looks at the files, all that is asked for is
     of the moment of the first.
@@ -166,38 +157,31 @@ class _Run:
 
     def __init__(self, paths: Sequence[Path], every_s: float, make: Callable[..., dict[str, Any]]) -> None:
         self._paths, self._make = paths, make
-        self._lock, self._pace = threading.Lock(), _Pace(every_s)
+        self._lock, self._look = threading.Lock(), _Kept[str](every_s)
         self._runs: list[RecordedRun] = []
         self._held = ExitStack()
-        self._error: Exception | None = None  # of the last look
         self._stamp = ""  # of the page and the curves
         self._page: Answer | Exception | None = None
         self._curves: dict[tuple[str, int], Answer] = {}
 
     def page(self) -> Answer:
         with self._lock:
-            self._look()
+            stamp = self._look.get(self._read_on)
             if self._page is None:
-                with self._pace.work():
-                    self._page = _tried(self._made)
+                with self._look.work():
+                    run, *others = self._runs
+                    self._page = _tried(lambda: _answer(sent(self._make(run, others=others)), version=stamp))
             return _given(self._page)
 
     def curve(self, tag: str, rank: int) -> Answer:
         with self._lock:
-            self._look()
+            self._look.get(self._read_on)
             if (tag, rank) not in self._curves:
                 self._curves[tag, rank] = _answer(sent(rank_curve(self._runs[0], tag, rank)))
             return self._curves[tag, rank]
 
-    def _look(self) -> None:
-        """Read on, unless that was a moment ago; what was raised then is raised again."""
-        if self._pace.is_due():
-            with self._pace.work():
-                self._error = _tried(self._read_on)
-        if self._error is not None:
-            _given(self._error)
-
-    def _read_on(self) -> None:
+    def _read_on(self) -> str:
+        """Read what the runs have recorded since; returns a text that is another one if they have."""
         try:
             if not self._runs:
                 self._runs = [open_run(path) for path in self._paths]
@@ -211,10 +195,7 @@ class _Run:
             self._held.close()
             self._runs, self._stamp = [], ""  # if it comes back, it is another one
             raise
-
-    def _made(self) -> Answer:
-        run, *others = self._runs
-        return _answer(sent(self._make(run, others=others)), version=self._stamp)
+        return stamp
 
 
 def _tried(make: Callable[[], T]) -> T | Exception:
