@@ -46,6 +46,7 @@ from distsummary.runs.read_values import added, assembled, readable, value_table
 from distsummary.runs.status_text import findings_in_short
 from distsummary.runs.table import (
     Array,
+    Matrix,
     Piece,
     ScalarTable,
     Table,
@@ -431,10 +432,10 @@ class RecordedRun:
         """
         return self.matrix_and_nans(tag)[:3]
 
-    def matrix_and_nans(self, tag: str) -> tuple[Array, Array, Array, Array | None]:
+    def matrix_and_nans(self, tag: str) -> Matrix:
         """As `matrix`, and where a rank recorded NaN itself, bool (S, R); None: nowhere."""
 
-        def read() -> tuple[Array, Array, Array, Array | None]:
+        def read() -> Matrix:
             until = ends(self._files.ranks.values())
             having = {rank: one for rank, one in self._files.ranks.items() if tag in one.tags()}
             if not having:

@@ -284,9 +284,20 @@ class ScalarTable(Table):
         return figure
 
 
-def matrix_of(curves: Iterable[tuple[int, Array, Array]]) -> tuple[Array, Array, Array, Array | None]:
-    """The matrix of one tag, see `ScalarTable.matrix`, and where NaN itself is a value, bool (S, R); None:
-    nowhere.
+class Matrix(NamedTuple):
+    """One tag of several ranks, see `ScalarTable.matrix`.
+
+    `nans`: where NaN itself is a value, bool (S, R); None: nowhere.
+    """
+
+    steps: Array
+    ranks: Array
+    values: Array
+    nans: Array | None
+
+
+def matrix_of(curves: Iterable[tuple[int, Array, Array]]) -> Matrix:
+    """The matrix of one tag.
 
     Args:
         curves: of each rank its number, the steps and the values. One after the other is taken, and of steps
@@ -320,7 +331,7 @@ def matrix_of(curves: Iterable[tuple[int, Array, Array]]) -> tuple[Array, Array,
         if is_nan.any():
             nans = np.zeros(found.shape, np.bool_) if nans is None else nans
             nans[len(rows), at] = is_nan
-    return merged, ranks, found.T, None if nans is None else nans.T
+    return Matrix(merged, ranks, found.T, None if nans is None else nans.T)
 
 
 class ValueTable(Table):

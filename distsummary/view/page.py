@@ -25,6 +25,7 @@ from distsummary.runs.rank_files import MERGED, MERGED_RANK
 from distsummary.runs.recorded_run import RecordedRun, findings
 from distsummary.runs.show import STATISTICS, interest
 from distsummary.runs.status_text import findings_in_short
+from distsummary.runs.table import Matrix
 from distsummary.view.compared_runs import comparison, span
 from distsummary.view.histograms import histograms
 from distsummary.view.landscape import landscapes
@@ -95,21 +96,22 @@ def _page(
     timeline: Page = {"bars": _bars(run), "starts": [], "counts": None}
     for place, tag in enumerate(shown):
         doing("reducing curve", place + 1, len(shown))
-        steps, having, values, nans = run.matrix_and_nans(tag)
-        first_steps += steps[:1].tolist()
-        of_all = band(having, values, nans)
-        lines = _lines(having, named, of_all)
+        matrix = run.matrix_and_nans(tag)
+        first_steps += matrix.steps[:1].tolist()
+        of_all = band(matrix.ranks, matrix.values, matrix.nans)
+        lines = _lines(matrix.ranks, named, of_all)
         share = _POINTS / 2 / (min(len(shown), _FIRST_TAGS) if place < _FIRST_TAGS else len(shown))
         width = int(min(WIDTH, max(40, share / (3 * (len(lines) + 2)))))
         curves.append(
-            _curve(tag, steps, having, values, nans, of_all, lines, width)
+            _curve(tag, matrix, of_all, lines, width)
             | {"merged": line_of(*merged[tag], width) if tag in merged else None}
         )
         if place == 0:
-            timeline |= {"starts": _starts(run, tag, int(having[0])), "counts": _counts(steps, of_all)}
+            starts = _starts(run, tag, int(matrix.ranks[0]))
+            timeline |= {"starts": starts, "counts": _counts(matrix.steps, of_all)}
         if tag in maps:
-            pictures += _pictures(maps[tag], tag, steps, having, values, nans, of_all, _CELLS // len(maps))
-        del values, nans  # 400 MB of 1,000 ranks, before the next ones come
+            pictures += _pictures(maps[tag], tag, matrix, of_all, _CELLS // len(maps))
+        del matrix  # 400 MB of 1,000 ranks, before the next ones come
     order = [*maps]
     pictures.sort(key=lambda one: order.index(one["tag"]))
     return {
@@ -182,17 +184,9 @@ def _most_often(ranks: Array) -> list[int]:
     return [int(rank) for rank in found[np.argsort(-counts, kind="stable")][:3]]
 
 
-def _curve(
-    tag: str,
-    steps: Array,
-    having: Array,
-    values: Array,
-    nans: Array | None,
-    of_all: Band,
-    lines: Sequence[int],
-    width: int,
-) -> dict[str, Any]:
+def _curve(tag: str, matrix: Matrix, of_all: Band, lines: Sequence[int], width: int) -> dict[str, Any]:
     """One tag: its band over the ranks in columns, the median, and the ranks with lines of their own."""
+    steps, having, values, nans = matrix
     edges = columns(steps, width)
     starts = edges[:-1]
     bands: dict[str, Any] = {"steps": small(steps[starts])}
@@ -215,7 +209,7 @@ def _curve(
         own.append({"rank": int(having[at])} | line_of(steps[recorded], values[recorded, at], width))
     return {
         "tag": tag,
-        "unit": next((unit for end, unit in _UNITS.items() if tag.endswith(end)), ""),
+        "unit": _unit(tag),
         "ranks": int(having.size),
         "points": int(of_all.count.sum()),
         "columns": int(starts.size),
@@ -228,17 +222,13 @@ def _curve(
     }
 
 
-def _pictures(
-    title: str,
-    tag: str,
-    steps: Array,
-    ranks: Array,
-    values: Array,
-    nans: Array | None,
-    of_all: Band,
-    cells: int,
-) -> list[dict[str, Any]]:
+def _unit(tag: str) -> str:
+    return next((unit for end, unit in _UNITS.items() if tag.endswith(end)), "")
+
+
+def _pictures(title: str, tag: str, matrix: Matrix, of_all: Band, cells: int) -> list[dict[str, Any]]:
     """The heat maps of one tag: its values, and if their median is positive, their ratio to it."""
+    steps, ranks, values, nans = matrix
     found = []
     kinds: dict[str, Array | None] = {"value": None}
     if ranks.size > 2 and (of_all.median > 0).any():
@@ -249,7 +239,7 @@ def _pictures(
             {
                 "title": title,
                 "tag": tag,
-                "unit": next((unit for end, unit in _UNITS.items() if tag.endswith(end)), ""),
+                "unit": _unit(tag),
                 "kind": kind,
                 "ranks": ranks.astype(np.int32),
                 "group": one.group,

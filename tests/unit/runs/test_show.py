@@ -53,6 +53,21 @@ def test_a_run_is_shown_on_one_screen_and_as_json(runs, capsys):
     assert reported["problems"] == []
 
 
+def test_metrics_are_shown_with_six_digits_and_the_nearest_tag_has_a_name(tmp_path, capsys):
+    for rank in range(2):
+        with ds.init(tmp_path, rank=rank, world_size=2, aggregate=False, quiet=True) as run:
+            for _ in run.steps(range(2)):
+                run.log(loss=1.0)
+            with run.eval() as evaluation:
+                evaluation.log(accuracy=(rank + 1) / 7)
+    ds.merge_run(tmp_path)
+    assert main(["show", str(tmp_path)]) == 0
+    assert '  metrics   {"accuracy": 0.214286}' in capsys.readouterr().out.splitlines()
+    assert main(["dump", str(tmp_path), "--tag", "zzz"]) == 2
+    nearest = capsys.readouterr().err.partition("the nearest are ")[2].split(", ")
+    assert all(nearest)
+
+
 def test_who_recorded_what_is_shown(tmp_path, capsys):
     for rank in range(2):
         settings = {"watch": Model(), "histograms": "layer[12]", "aggregate": False, "quiet": True}
