@@ -13,12 +13,16 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 GROWING_TAGS = {"system/process/private_gib": "memory", "system/gpu/allocated_gib": "memory on its GPU"}
-WARM_UP = 3  # of the first samples, which are left out
-SHORTEST, LONGEST = 18, 36  # samples of a window
-LOOK = 6  # samples between two looks
-COARSER = 4  # every fourth sample of a scale is one of the next
-LEAST_GIB, MUCH_GIB, LEAST_SHARE = 0.5, 4.0, 0.5  # it must grow by this share, or by MUCH_GIB
-EARLY, LATE = 0.3, 0.4  # of the growth: the least from the first third to the second, and to the last
+# A window has SHORTEST to LONGEST samples, without the first WARM_UP of the training, and is looked at every
+# LOOK samples. Every COARSER-th sample of a time scale is one of the next scale, which sees hours and days.
+WARM_UP = 3
+SHORTEST, LONGEST = 18, 36
+LOOK = 6
+COARSER = 4
+# Memory has grown by at least LEAST_GIB, and by LEAST_SHARE of what it was or by MUCH_GIB; at least EARLY of
+# that from the first third of the window to the second, and LATE from there to the last.
+LEAST_GIB, MUCH_GIB, LEAST_SHARE = 0.5, 4.0, 0.5
+EARLY, LATE = 0.3, 0.4
 
 
 class Growth:

@@ -14,11 +14,14 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 STEP_TAG, DATA_TAG = "perf/step_ms", "perf/data_wait_ms"
-MOST, FEW = 0.5, 0.4  # shares of the time of the steps: more is reported; less ends it
-WARM_UP = 20  # of the first steps, which are left out
-WINDOW_STEPS, WINDOW_MS = 50, 5000.0  # the least of a window
-WINDOWS = 2  # one after the other
-LEAST_STEP_MS = 1.0  # shorter steps are those of examples
+# A loader is reported when it takes more than MOST of the time of the steps in WINDOWS windows in a row, and
+# no longer when it takes less than FEW. A window has at least WINDOW_STEPS steps and WINDOW_MS. The first
+# WARM_UP steps are left out, and trainings whose steps are shorter than LEAST_STEP_MS, as those of examples.
+MOST, FEW = 0.5, 0.4
+WARM_UP = 20
+WINDOW_STEPS, WINDOW_MS = 50, 5000.0
+WINDOWS = 2
+LEAST_STEP_MS = 1.0
 
 
 class LoaderShare:

@@ -15,9 +15,10 @@ MEMORY_TAGS = {
     "system/process/memory_gib": "of memory",
     "system/gpu/reserved_gib": "of its GPU's memory",
 }
-FACTOR = 1.5  # of the median of the peers
-EXCESS_GIB = 1.0  # and so much above it
-SAMPLES = 3  # one after the other
+# A rank uses much if it uses FACTOR times the median of its peers, and EXCESS_GIB more, in SAMPLES in a row.
+FACTOR = 1.5
+EXCESS_GIB = 1.0
+SAMPLES = 3
 
 
 class MemoryImbalance:

@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 PHASES = ("data", "forward", "backward", "optimizer", "python", "recording", "checkpoint", "rest")
-WINDOWS = (5, 10, 20, 40)  # steps over which an excess is averaged
-# An excess (a fraction of the peers' own step) that is reported if it lasts as many steps as the window has;
-# until it is known what is usual, UNKNOWN times as much. It must also be LEAST_MS a step.
+# An excess, a fraction of the peers' own step, is averaged over windows of so many steps. It is reported
+# above the floor of its window; until it is known what is usual, above UNKNOWN times that. It must also take
+# LEAST_MS a step. It is over only below OVER, so that one that becomes smaller is not reported twice.
+WINDOWS = (5, 10, 20, 40)
 FLOORS = np.array([0.20, 0.15, 0.11, 0.085])
 UNKNOWN = 1.4
 LEAST_MS = 1.0
-OVER = 0.03  # an excess is over only below this, so that one that becomes smaller is not reported twice
+OVER = 0.03
 # Other processes also slow what the thread computes, since caches and cores are shared: seen were factors of
 # up to 1.5 in forward and backward alike, for tens of steps, with hardly any in the optimizer. So what a rank
 # computes in a phase counts as far as its factor is above the largest one of its other phases, of those that
@@ -31,14 +32,20 @@ OVER = 0.03  # an excess is over only below this, so that one that becomes small
 COMPUTE = ("forward", "backward", "optimizer", "rest", "data", "recording")
 SHARED = 0.5
 SIZEABLE = 0.1
-CLIP = 0.35  # a single step counts no more than this, so that one long step is no alarm
-SIGMAS = 6.0  # an excess is reported only if it is so many standard errors above its history
-MARGIN = 1.5  # and so many times larger than the largest one while all was well
-HISTORY = 400  # clean steps that are remembered
-KNOWN = 200  # so many of them show what is usual: a host may be busy for half of the first hundred
-FIRST = 20  # steps until the first alarm; those of the start are not typical
-REFRESH = 20  # steps between two looks at the history
-SKIPPED = 5  # first steps, in which caches are filled and code is compiled
+# A single step counts no more than CLIP, so that one long step is no alarm. An excess is compared with the
+# history of the rank: it must be SIGMAS standard errors above it, and MARGIN times the largest excess while
+# all was well.
+CLIP = 0.35
+SIGMAS = 6.0
+MARGIN = 1.5
+# The history has up to HISTORY clean steps and shows what is usual from KNOWN on: a host may be busy for half
+# of the first hundred. No alarm comes in the FIRST steps, which are not typical. The history is looked at
+# every REFRESH steps. In the first SKIPPED steps caches are filled and code is compiled.
+HISTORY = 400
+KNOWN = 200
+FIRST = 20
+REFRESH = 20
+SKIPPED = 5
 
 _COMPUTE = [PHASES.index(phase) for phase in COMPUTE]
 _SIZES = np.array(WINDOWS)

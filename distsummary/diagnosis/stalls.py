@@ -11,7 +11,8 @@ from distsummary.diagnosis.slow import PHASES, SKIPPED, Slow, reference_of
 
 Floats = NDArray[np.float64]
 
-WINDOW = 320  # steps in which stalls are counted; after so many without one they are over
+# Stalls are counted in so many steps; after so many without one they are over.
+WINDOW = 320
 # In a stall a phase takes at least so many milliseconds longer than on the peers, longer by a whole step of
 # theirs, and FACTOR times as long: where all begin an epoch, one of them is always the last. Stalls of steps
 # in a row are one: a host that pauses for a moment is no alarm, however long it pauses.

@@ -18,15 +18,22 @@ from distsummary.diagnosis.source_lines import is_same_line
 from distsummary.diagnosis.verdict import FAILED, HANG, LOST, Verdict
 from distsummary.rundir.consequences import follows_from_another
 
-CONFIRM_S = 2.0  # a step that is late is reported after so long: each rank has said where it stands by then
-APART_S = 1.0  # and so much later if no one waits for it: the others may be about to report that they do
-LONG_S = 60.0  # the least limit for a rank that computes, and for ranks none of which waits for another one
+# A late step is reported after CONFIRM_S: by then each rank has reported where it is. If no one waits for the
+# rank, APART_S later, as the others may be about to report that they do. A rank that computes, and ranks none
+# of which waits for another one, have at least LONG_S. After a rank has ended, the others have PATIENCE_S to
+# report where they are.
+CONFIRM_S = 2.0
+APART_S = 1.0
+LONG_S = 60.0
 WAITING = "wait"  # the phase in which a rank waits for the gradients of others
-ENDED = ("finished", "incomplete", "failed", "lost")  # states of ranks for which others may still wait
-RAISED = ("failed", "interrupted")  # of those that have ended: by an exception, such as SystemExit
-ALIKE = ("all_reduce", "broadcast", "reduce", "allreduce")  # collectives whose sizes are equal on all ranks
+# The states of ranks for which others may still wait; those of RAISED ended by an exception, such as
+# SystemExit.
+ENDED = ("finished", "incomplete", "failed", "lost")
+RAISED = ("failed", "interrupted")
+# The collectives whose sizes are equal on all ranks.
+ALIKE = ("all_reduce", "broadcast", "reduce", "allreduce")
 AFTER_RUN = "after the run"  # the phase of a rank whose process continues although its run is closed
-PATIENCE_S = 10.0  # after a rank has ended, those that still run may be about to report where they are
+PATIENCE_S = 10.0
 STANDS = ("has been at", "was at")  # of a rank that reports where it is
 _PHASES = {  # how a phase is said, where its name says little
     "rest": "outside of data, forward, backward and optimizer",

@@ -108,7 +108,7 @@ class MindSporeFramework(NumpyFramework):
 
 
 class CompiledGraph:
-    """Waits for the graph that MindSpore compiles of a network: a `collect.graph_source.Observer`.
+    """Waits for the graph that MindSpore compiles of a network: a `collect.values.graph_source.Observer`.
 
     In PyNative mode there is none; the log says so.
     """

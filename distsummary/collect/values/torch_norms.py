@@ -57,7 +57,7 @@ class Norms(Source):
     step of the run in which no optimizer stepped has no norms.
 
     Args:
-        model: a torch.nn.Module, which `collect.norm_source.refuse_unmeasured` does not refuse.
+        model: a torch.nn.Module, which `norm_source.refuse_unmeasured` does not refuse.
         context: of the run, whose phases count the time that this takes as that of recording.
         precision: "float32" or "float64"; see `host_sums`.
         group, mesh: see `UpdateDeal`.
