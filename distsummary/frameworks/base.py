@@ -40,6 +40,7 @@ class Framework(Protocol):
     """The operations on a framework's tensors and models; `numpy.py` is the reference implementation.
 
     Each framework is implemented in one module of this folder. To callers, tensors and models are opaque.
+    What a method does here is right for models that are whole on each rank.
     """
 
     name: str
@@ -81,18 +82,22 @@ class Framework(Protocol):
         the one that `format.histogram.count_histogram` computes for the same values; for a sharded tensor, of
         the local part in fixed buckets.
         """
+        return self.snapshot(tensor)
 
     def shard(self, tensor: Any) -> Shard | None:
         """The slice of a sharded tensor that this rank holds; None if this rank holds all of it."""
+        return None
 
     def split_axes(self, tensor: Any) -> tuple[str, ...]:
         """The axes of the mesh (see `mesh`) that split the tensor; along other axes, ranks hold copies."""
+        return ()
 
     def named_parameters(self, model: Any) -> Iterable[tuple[str, Any]]:
         """The trainable parameters of a model, in the model's order."""
 
     def frozen_parameters(self, model: Any) -> list[str]:
         """The names of the other parameters."""
+        return []
 
     def nbytes(self, model: Any) -> int:
         """The bytes of all parameters of a model, trained or not; of split ones those of all ranks."""
@@ -105,15 +110,15 @@ class Framework(Protocol):
 
         The check may return False for an unchanged model; the caller then lists the model's tensors again.
         """
+        return lambda: False
 
     def state(self, model: Any) -> dict[str, Array]:
         """Parameters and buffers by name, copied to the host: the content of a checkpoint."""
-
-    def load_state(self, model: Any, state: Mapping[str, Array]) -> None:
-        """Write values into the model's tensors by name; changes nothing if `check_state` raises an error."""
+        return {name: self.to_numpy(tensor) for name, tensor in self.tensors(model)}
 
     def mesh(self, model: Any) -> dict[str, tuple[int, int]]:
         """The mesh over which the model is distributed, {axis: (coordinate, size)}; empty without one."""
+        return {}
 
     def learning_rate(self, optimizer: Any) -> float | Pending | None:
         """The current learning rate of the first parameter group, None if the optimizer has none.
@@ -126,6 +131,8 @@ class Framework(Protocol):
 
     def initial_learning_rate(self, optimizer: Any) -> float | None:
         """The first group's learning rate before a scheduler changed it, as far as the optimizer knows it."""
+        rates = self.learning_rates(optimizer)
+        return rates[0] if rates else None
 
     def set_learning_rates(self, optimizer: Any, rates: Sequence[float]) -> None:
         """Set the learning rates of the parameter groups, as many and in the order of `learning_rates`.
@@ -138,6 +145,7 @@ class Framework(Protocol):
 
         The names begin with `optimizer/`. Empty for an optimizer whose state is unknown.
         """
+        return {}
 
     def load_optimizer(self, optimizer: Any, state: Mapping[str, Array]) -> list[str]:
         """Write whole arrays, as `optimizer_entries` names them; returns the names that were not used.
@@ -145,12 +153,18 @@ class Framework(Protocol):
         Raises InvalidTypeError for an optimizer whose state is unknown, InvalidValueError for one that does
         not fit the state.
         """
+        raise InvalidTypeError(
+            "the state of an optimizer can be loaded for torch.optim.Optimizer, got "
+            f"{type(optimizer).__name__}"
+        )
 
     def whole(self, tensor: Any) -> Any:
         """The whole of a sharded tensor: a collective operation. Any other tensor is returned as it is."""
+        return tensor
 
     def agreed(self, value: str) -> str:
         """Rank 0's value, on all ranks of a distributed model: a collective operation."""
+        return value
 
     def write(self, tensor: Any, array: Array) -> None:
         """Write an array into a tensor; a sharded tensor takes its slice of the whole array."""
@@ -208,32 +222,6 @@ class CurvatureSource(Protocol):
 
         `names`: the parameters whose layers are looked at; None: all.
         """
-
-
-def check_state(
-    expected: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]], state: Mapping[str, Array]
-) -> None:
-    """Raise InvalidValueError unless `state` has a model's names and shapes, and castable dtypes.
-
-    `expected` maps the model's names to (shape, dtype). A cast may change the precision (float32 to float16)
-    but not the kind (float to integer).
-    """
-    faults = [f"{name} is missing" for name in expected if name not in state]
-    faults += [f"{name} is unknown to the model" for name in state if name not in expected]
-    for name, (shape, dtype) in expected.items():
-        if name not in state:
-            continue
-        value = np.asarray(state[name])
-        if value.shape != shape:
-            faults.append(f"{name} has the shape {value.shape} instead of {shape}")
-        elif not np.can_cast(value.dtype, dtype, casting="same_kind"):
-            faults.append(f"{name} has the dtype {value.dtype}, which cannot be cast to {dtype}")
-    if faults:
-        more = f" and {len(faults) - 10} more" if len(faults) > 10 else ""
-        raise InvalidValueError(
-            f"the state does not fit the model: {'; '.join(faults[:10])}{more}; "
-            "load the state of the same model"
-        )
 
 
 def load(name: str) -> Framework:

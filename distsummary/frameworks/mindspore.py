@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from mindspore.nn import Cell, CellList, Optimizer
 
 from distsummary.errors import InvalidTypeError
-from distsummary.frameworks.base import ArraySpec, check_state
+from distsummary.frameworks.base import ArraySpec
 from distsummary.frameworks.numpy import Array, HostCopy, NumpyFramework, is_own_real, known, known_numbers
 from distsummary.frameworks.staging import staged
 
@@ -71,18 +71,6 @@ class MindSporeFramework(NumpyFramework):
     def tensors(self, model: Any) -> Iterable[tuple[str, Any]]:
         """All parameters: MindSpore's buffers are Parameters that are not trained."""
         return _named(_cell(model).get_parameters())
-
-    def state(self, model: Any) -> dict[str, Array]:
-        """See `Framework.state`."""
-        return {name: self.to_numpy(parameter) for name, parameter in self.tensors(model)}
-
-    def load_state(self, model: Any, state: Mapping[str, Array]) -> None:
-        """See `Framework.load_state`."""
-        tensors = dict(self.tensors(model))
-        specs = {name: self.array_spec(one) for name, one in tensors.items()}
-        check_state({name: (spec.shape, spec.dtype) for name, spec in specs.items()}, state)
-        for name, parameter in tensors.items():
-            self.write(parameter, state[name])
 
     def learning_rate(self, optimizer: Any) -> float | None:
         """The first rate: the value of a Parameter, or of a schedule at the optimizer's next step."""

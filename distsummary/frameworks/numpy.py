@@ -4,15 +4,14 @@ A model is any callable object with `parameters`, a dict of arrays by name, and 
 such dict or None.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.format.records import Shard
-from distsummary.frameworks.base import ArraySpec, check_state
+from distsummary.frameworks.base import ArraySpec, Framework
 from distsummary.frameworks.staging import is_frozen, staged
 
 Array = NDArray[Any]
@@ -36,7 +35,7 @@ class HostCopy:
         return self._array
 
 
-class NumpyFramework:
+class NumpyFramework(Framework):
     """Implements `base.Framework`, where the methods are specified, for NumPy."""
 
     name = "numpy"
@@ -66,25 +65,9 @@ class NumpyFramework:
         known = known_numbers(array)
         return HostCopy(known if known is not array or is_frozen(array) else staged(array))
 
-    def histogram(self, tensor: Any) -> HostCopy:
-        """A copy: counting takes 30 times as long as copying and is left to the writer thread."""
-        return self.snapshot(tensor)
-
-    def shard(self, tensor: Any) -> Shard | None:
-        """None: NumPy arrays are not sharded."""
-        return None
-
-    def split_axes(self, tensor: Any) -> tuple[str, ...]:
-        """Empty: NumPy arrays are not split."""
-        return ()
-
     def named_parameters(self, model: Any) -> Iterable[tuple[str, Any]]:
         """The items of `model.parameters`."""
         return _parameters(model).items()
-
-    def frozen_parameters(self, model: Any) -> list[str]:
-        """See `Framework.frozen_parameters`: there are none."""
-        return []
 
     def nbytes(self, model: Any) -> int:
         """The bytes of `model.parameters`; an array with two names counts once."""
@@ -93,25 +76,6 @@ class NumpyFramework:
     def tensors(self, model: Any) -> Iterable[tuple[str, Any]]:
         """Parameters and buffers; an array with two names is listed once, under the first name."""
         return _entries(model).items()
-
-    def watch(self, model: Any) -> Callable[[], bool]:
-        """A check that is always False: listing the parameters is as quick as any check."""
-        return lambda: False
-
-    def state(self, model: Any) -> dict[str, Array]:
-        """Copies of parameters and buffers."""
-        return {name: self.to_numpy(array) for name, array in self.tensors(model)}
-
-    def load_state(self, model: Any, state: Mapping[str, Array]) -> None:
-        """Write into the model's own arrays; a state that does not fit changes nothing."""
-        entries = _entries(model)
-        check_state({name: (array.shape, array.dtype) for name, array in entries.items()}, state)
-        for name, array in entries.items():
-            np.copyto(array, state[name], casting="same_kind")
-
-    def mesh(self, model: Any) -> dict[str, tuple[int, int]]:
-        """Empty: such a model is not distributed."""
-        return {}
 
     def learning_rate(self, optimizer: Any) -> float | None:
         """`optimizer.learning_rate` or `optimizer.lr`: the first of these that is a number, else None."""
@@ -123,11 +87,6 @@ class NumpyFramework:
         rate = self.learning_rate(optimizer)
         return [] if rate is None else [rate]
 
-    def initial_learning_rate(self, optimizer: Any) -> float | None:
-        """The first rate as it is: the optimizer knows no other."""
-        rates = self.learning_rates(optimizer)  # of MindSpore: without those of schedules
-        return rates[0] if rates else None
-
     def set_learning_rates(self, optimizer: Any, rates: Sequence[float]) -> None:
         """Set the attribute that `learning_rate` reads."""
         (rate,) = rates
@@ -138,25 +97,6 @@ class NumpyFramework:
             value[...] = rate
         else:
             setattr(optimizer, field, rate)
-
-    def optimizer_entries(self, optimizer: Any) -> dict[str, Any]:
-        """Empty: nothing is known of such an optimizer but its rate, which the training sets."""
-        return {}
-
-    def load_optimizer(self, optimizer: Any, state: Mapping[str, Array]) -> list[str]:
-        """Raises InvalidTypeError."""
-        raise InvalidTypeError(
-            "the state of an optimizer can be loaded for torch.optim.Optimizer, got "
-            f"{type(optimizer).__name__}"
-        )
-
-    def whole(self, tensor: Any) -> Any:
-        """The array itself: it is not sharded."""
-        return tensor
-
-    def agreed(self, value: str) -> str:
-        """The value itself: such a model is not distributed."""
-        return value
 
     def write(self, tensor: Any, array: Array) -> None:
         """Copies into the array."""

@@ -1,7 +1,7 @@
 """PyTorch as a framework: plain, DDP, FSDP2 and tensor-parallel modules. Runs no collective operations."""
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.records import Shard
 from distsummary.frameworks import torch_checkpoint
-from distsummary.frameworks.base import ArraySpec, check_state
+from distsummary.frameworks.base import ArraySpec, Framework
 from distsummary.frameworks.numpy import HostCopy
 from distsummary.frameworks.staging import blank
 from distsummary.frameworks.torch_histogram import CountedFixed, CountedHistogram, count, count_fixed
@@ -56,11 +56,11 @@ class TorchCopy:
         return _array(self._copy.clone())  # cloned, so that the next copy can use the pinned memory
 
 
-class TorchFramework:
+class TorchFramework(Framework):
     """Implements `base.Framework`, where the methods are specified, for PyTorch.
 
-    For an FSDP2 or tensor parallel model, `state` and `load_state` see only this rank's local parts; call
-    them between steps, when FSDP2 holds its parameters sharded.
+    For an FSDP2 or tensor parallel model, `state` sees only this rank's local parts; call it between steps,
+    when FSDP2 holds its parameters sharded.
     """
 
     name = "torch"
@@ -187,20 +187,6 @@ class TorchFramework:
 
         return is_unchanged
 
-    def state(self, model: nn.Module) -> dict[str, Array]:
-        """Host copies of `tensors`."""
-        return {name: self.to_numpy(tensor) for name, tensor in entries(model)}
-
-    def load_state(self, model: nn.Module, state: Mapping[str, Array]) -> None:
-        """Write into the model's own tensors; a state that does not fit changes nothing."""
-        targets = {name: _local(tensor) for name, tensor in entries(model)}
-        check_state({name: (tuple(t.shape), _array_dtype(t.dtype)) for name, t in targets.items()}, state)
-        with torch.no_grad():
-            for name, target in targets.items():
-                value = np.asarray(state[name])
-                native = value.astype(value.dtype.newbyteorder("="), copy=False)
-                target.copy_(torch.from_numpy(np.require(native, requirements=["C", "W"])))
-
     def mesh(self, model: nn.Module) -> dict[str, tuple[int, int]]:
         """The axes of the parameters' device meshes (unnamed axes are dim_0, dim_1 ...), and "dp" for DDP."""
         axes: dict[str, tuple[int, int]] = {}
@@ -247,21 +233,10 @@ class TorchFramework:
             else:
                 group["lr"] = rate
 
-    def optimizer_entries(self, optimizer: Any) -> dict[str, Any]:
-        """See `torch_checkpoint.optimizer_entries`."""
-        return torch_checkpoint.optimizer_entries(optimizer)
-
-    def load_optimizer(self, optimizer: Any, state: Mapping[str, Array]) -> list[str]:
-        """See `torch_checkpoint.load_optimizer`."""
-        return torch_checkpoint.load_optimizer(optimizer, state)
-
-    def whole(self, tensor: Tensor) -> Tensor:
-        """`full_tensor()` of a DTensor."""
-        return torch_checkpoint.whole(tensor.detach())
-
-    def agreed(self, value: str) -> str:
-        """Broadcast from rank 0, if torch.distributed is initialized."""
-        return torch_checkpoint.agreed(value)
+    optimizer_entries = staticmethod(torch_checkpoint.optimizer_entries)
+    load_optimizer = staticmethod(torch_checkpoint.load_optimizer)
+    whole = staticmethod(torch_checkpoint.whole)
+    agreed = staticmethod(torch_checkpoint.agreed)
 
     def write(self, tensor: Tensor, array: Array) -> None:
         """Copies into the local part, also of a parameter that requires a gradient."""

@@ -78,6 +78,7 @@ def load_optimizer(optimizer: Any, state: Mapping[str, Array]) -> list[str]:
 
 def whole(tensor: Tensor) -> Tensor:
     """The whole of a DTensor: a collective operation, which all ranks of its mesh must call; else itself."""
+    tensor = tensor.detach()
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 

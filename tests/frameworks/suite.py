@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from distsummary.checkpoints.mindspore_ckpt import map_ckpt, write_ckpt
-from distsummary.errors import InvalidValueError
 from distsummary.format.encode import finish_value
 from distsummary.format.histogram import count_histogram
 from distsummary.format.records import Event, Value
@@ -163,6 +162,11 @@ class FrameworkSuite:
         assert framework.state(model)["bias"].tolist() == [9, 9]
         assert list(dict(framework.tensors(self.make_tied_model()))) == ["first"]
 
+    @staticmethod
+    def write_state(framework, model, state):
+        for name, tensor in framework.tensors(model):
+            framework.write(tensor, state[name])
+
     def test_a_state_goes_through_a_checkpoint_and_back_exactly(self, framework, tmp_path):
         model, inputs = self.make_model(), self.make_tensor(np.ones((1, 3), np.float32))
         state, outputs = framework.state(model), framework.to_numpy(model(inputs))
@@ -170,7 +174,7 @@ class FrameworkSuite:
         parameters = dict(framework.named_parameters(model))
         for parameter in parameters.values():
             self.fill(parameter, 9.0)
-        framework.load_state(model, map_ckpt(tmp_path / "a.ckpt").own())
+        self.write_state(framework, model, map_ckpt(tmp_path / "a.ckpt").own())
         assert framework.to_numpy(model(inputs)).tobytes() == outputs.tobytes()
         after = framework.state(model)
         assert {name: array.tobytes() for name, array in after.items()} == {
@@ -185,30 +189,14 @@ class FrameworkSuite:
         state["weight"] = state["weight"].astype(">f4")
         state["bias"] = state["bias"][::-1]
         state["count"].flags.writeable = False
-        framework.load_state(model, state)
+        self.write_state(framework, model, state)
         assert framework.state(model)["weight"].tolist() == state["weight"].tolist()
         assert framework.state(model)["bias"].tolist() == state["bias"].tolist()
-
-    def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(self, framework):
-        model = self.make_model()
-        good = framework.state(model)
-        other = {**good, "weight": good["weight"] + 1}
-        cases = {
-            "bias is missing": {name: other[name] for name in ("weight", "count")},
-            "moment is unknown": {**other, "moment": np.ones(1)},
-            r"bias has the shape \(3,\) instead of \(2,\)": {**other, "bias": np.ones(3, np.float32)},
-            "count has the dtype float64": {**other, "count": np.array(1.5)},
-            "bias has the dtype <U3": {**other, "bias": np.array(["one", "two"])},
-        }
-        for match, state in cases.items():
-            with pytest.raises(InvalidValueError, match=match):
-                framework.load_state(model, state)
-        assert framework.state(model)["weight"].tolist() == good["weight"].tolist()
 
     def test_tied_weights_are_listed_once_under_their_first_name(self, framework):
         model = self.make_tied_model()
         assert list(framework.state(model)) == ["first"]
-        framework.load_state(model, {"first": np.array([5, 6], np.float32)})
+        self.write_state(framework, model, {"first": np.array([5, 6], np.float32)})
         assert framework.state(model)["first"].tolist() == [5, 6]
 
     def test_the_learning_rate_is_reported_when_there_is_one(self, framework):
