@@ -36,6 +36,24 @@ class Pending(Protocol):
         """Wait for the value and return it: an array, unless the maker of this object says otherwise."""
 
 
+class Computed:
+    """A `Pending` whose value is a function of that of another one; `nbytes` is what that one holds."""
+
+    __slots__ = ("_function", "_pending")
+
+    def __init__(self, pending: Pending, function: Callable[[Any], Any]) -> None:
+        self._pending, self._function = pending, function
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that are held until `result` is called."""
+        return self._pending.nbytes
+
+    def result(self) -> Any:
+        """Wait for the other value, and compute this one."""
+        return self._function(self._pending.result())
+
+
 class Framework(Protocol):
     """The operations on a framework's tensors and models; `numpy.py` is the reference implementation.
 

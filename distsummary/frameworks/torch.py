@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.records import Shard
 from distsummary.frameworks import torch_checkpoint
-from distsummary.frameworks.base import ArraySpec, Framework
+from distsummary.frameworks.base import ArraySpec, Computed, Framework, Pending
 from distsummary.frameworks.numpy import HostCopy
 from distsummary.frameworks.staging import blank
-from distsummary.frameworks.torch_histogram import CountedFixed, CountedHistogram, count, count_fixed
+from distsummary.frameworks.torch_histogram import count, count_fixed, unpacked, unpacked_fixed
 from distsummary.frameworks.torch_modules import entries, memory, unwrap, wrapped
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class TorchFramework(Framework):
         """A copy, not affected by later in-place changes on this stream; does not wait for the device."""
         return _copied(_local(tensor))
 
-    def histogram(self, tensor: Tensor) -> HostCopy | TorchCopy | CountedHistogram | CountedFixed:
+    def histogram(self, tensor: Tensor) -> Pending:
         """The histogram, counted on the accelerator; for a host or MPS tensor, a copy for the writer thread.
 
         A part of a sharded tensor is counted in fixed buckets; the writer thread does so too.
@@ -247,14 +247,14 @@ class TorchFramework(Framework):
         _local(tensor).copy_(torch_checkpoint.as_tensor(array))
 
 
-def counted(tensor: Tensor) -> CountedHistogram:
+def counted(tensor: Tensor) -> Computed:
     """The histogram of a dense tensor, counted on its device."""
-    return CountedHistogram(_copied(count(tensor)), tensor)
+    return Computed(_copied(count(tensor)), partial(unpacked, tensor.numel(), tensor.dtype))
 
 
-def counted_fixed(tensor: Tensor) -> CountedFixed:
+def counted_fixed(tensor: Tensor) -> Computed:
     """The histogram of a dense tensor in fixed buckets, counted on its device."""
-    return CountedFixed(_copied(count_fixed(tensor)), tensor)
+    return Computed(_copied(count_fixed(tensor)), partial(unpacked_fixed, tensor.numel()))
 
 
 def _copied(local: Tensor) -> HostCopy | TorchCopy:

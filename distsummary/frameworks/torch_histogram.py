@@ -11,75 +11,59 @@ from torch import Tensor
 from distsummary.errors import InvalidTypeError
 from distsummary.format.histogram import fixed_edges, fixed_histogram
 from distsummary.format.records import Histogram
-from distsummary.frameworks.base import Pending
+from distsummary.frameworks.base import Array
 
 MAX_BINS = 90
 _CHUNK = 1 << 24  # elements counted at a time: bounds the memory of their bin numbers, 8 bytes each
-_NUMBERS = 7  # packed between counts and edges: nan, +inf, -inf, bins (int64); low, high, sum (float64 bits)
 
 
-class CountedHistogram:
-    """The histogram of `tensor`, unpacked from a copy of what `count` returned for it."""
+def unpacked(size: int, dtype: torch.dtype, packed: Array) -> Histogram:
+    """The histogram of a tensor of so many elements, of what `count` returned for it.
 
-    __slots__ = ("_copy", "_edge_dtype", "_size")
-
-    nbytes = 8 * (MAX_BINS + _NUMBERS + MAX_BINS + 1)
-
-    def __init__(self, copy: Pending, tensor: Tensor) -> None:
-        self._copy = copy
-        self._size = tensor.numel()
-        self._edge_dtype = np.dtype(str(_edge_dtype(tensor.dtype)).removeprefix("torch."))
-
-    def result(self) -> Histogram:
-        """What `count_histogram` returns for the same values, except for the last bits of the sum."""
-        packed = self._copy.result()
-        nan, pos_inf, neg_inf, bins = packed[MAX_BINS : MAX_BINS + 4].tolist()
-        floats = packed[MAX_BINS + 4 :].view(np.float64)
-        is_empty = self._size == nan + pos_inf + neg_inf
-        low, high, total = (None, None, None) if is_empty else floats[:3].tolist()
-        bins = 0 if is_empty else bins
-        edges = floats[3 : 3 + bins + 1].astype(self._edge_dtype)
-        return Histogram(
-            left=edges[:bins].astype(np.float64),
-            width=np.diff(edges).astype(np.float64),
-            counts=packed[:bins].copy(),
-            count=self._size,
-            nan_count=nan,
-            pos_inf_count=pos_inf,
-            neg_inf_count=neg_inf,
-            min=low,
-            max=high,
-            sum=total,
-        )
+    What `count_histogram` returns for the same values, except for the last bits of the sum.
+    """
+    nan, pos_inf, neg_inf, bins = packed[MAX_BINS : MAX_BINS + 4].tolist()
+    floats = packed[MAX_BINS + 4 :].view(np.float64)
+    is_empty = size == nan + pos_inf + neg_inf
+    low, high, total = (None, None, None) if is_empty else floats[:3].tolist()
+    bins = 0 if is_empty else bins
+    edges = floats[3 : 3 + bins + 1].astype(str(_edge_dtype(dtype)).removeprefix("torch."))
+    return Histogram(
+        left=edges[:bins].astype(np.float64),
+        width=np.diff(edges).astype(np.float64),
+        counts=packed[:bins].copy(),
+        count=size,
+        nan_count=nan,
+        pos_inf_count=pos_inf,
+        neg_inf_count=neg_inf,
+        min=low,
+        max=high,
+        sum=total,
+    )
 
 
-class CountedFixed:
-    """The histogram of `tensor` in fixed buckets, unpacked from a copy of what `count_fixed` returned."""
+def unpacked_fixed(size: int, packed: Array) -> Histogram:
+    """The histogram in fixed buckets of a tensor of so many elements, of what `count_fixed` returned for it.
 
-    __slots__ = ("_copy", "_size")
-
-    def __init__(self, copy: Pending, tensor: Tensor) -> None:
-        self._copy = copy
-        self._size = tensor.numel()
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of the copy."""
-        return self._copy.nbytes
-
-    def result(self) -> Histogram:
-        """What `count_histogram(..., fixed=True)` returns, except for the last bits of the sum."""
-        packed = self._copy.result()
-        counts, invalid = packed[:-6], packed[-6:-3].tolist()
-        is_empty = self._size == sum(invalid)
-        low, high, total = (None, None, None) if is_empty else packed[-3:].view(np.float64).tolist()
-        names = ("nan_count", "pos_inf_count", "neg_inf_count")
-        measured = dict(zip(names, invalid, strict=True))
-        return fixed_histogram(counts, count=self._size, min=low, max=high, sum=total, **measured)
+    What `count_histogram(..., fixed=True)` returns, except for the last bits of the sum.
+    """
+    counts, (nan, pos_inf, neg_inf) = packed[:-6], packed[-6:-3].tolist()
+    is_empty = size == nan + pos_inf + neg_inf
+    low, high, total = (None, None, None) if is_empty else packed[-3:].view(np.float64).tolist()
+    return fixed_histogram(
+        counts,
+        count=size,
+        min=low,
+        max=high,
+        sum=total,
+        nan_count=nan,
+        pos_inf_count=pos_inf,
+        neg_inf_count=neg_inf,
+    )
 
 
 def count(tensor: Tensor) -> Tensor:
-    """Count a dense tensor on its device; returns int64 numbers there, packed for `CountedHistogram`.
+    """Count a dense tensor on its device; returns int64 numbers there, packed for `unpacked`.
 
     Follows `format.histogram.count_histogram` without `Compatibility.histograms`. torch.histc would count in
     float32 and be inexact at the edges; torch.bincount would wait for the device.
@@ -101,7 +85,7 @@ def count(tensor: Tensor) -> Tensor:
 
 
 def count_fixed(tensor: Tensor) -> Tensor:
-    """Count a dense tensor in fixed buckets; returns int64 numbers there, packed for `CountedFixed`.
+    """Count a dense tensor in fixed buckets; returns int64 numbers there, packed for `unpacked_fixed`.
 
     Follows `count_histogram(..., fixed=True)`. Raises InvalidTypeError for complex tensors.
     """

@@ -6,34 +6,15 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from distsummary.base.checks import check_text, check_type
 from distsummary.base.guard import check
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.records import MAX_TAG_BYTES
-from distsummary.frameworks.base import Pending, framework_of, spec_of
+from distsummary.frameworks.base import Computed, Pending, framework_of, spec_of
 from distsummary.frameworks.numpy import known_numbers
 
 Scalar: TypeAlias = float | Pending
-
-
-class Mean:
-    """The mean over all elements of a pending array, computed when `result` is called."""
-
-    __slots__ = ("_pending",)
-
-    def __init__(self, pending: Pending) -> None:
-        self._pending = pending
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the pending array, which is held until `result` is called."""
-        return self._pending.nbytes
-
-    def result(self) -> float:
-        """Wait for the array and return its mean; NaN if the array is empty."""
-        return _mean(np.asarray(self._pending.result()))
 
 
 def check_tag(tag: object) -> str:
@@ -87,7 +68,7 @@ def scalar(name: str, value: object, *, instead: str = "log its mean, for exampl
             f"{name} is spread over ranks, each of which has a part; log value.full_tensor(), which all "
             "ranks must call"
         )
-    return Mean(framework.snapshot(tensor))
+    return mean_later(framework.snapshot(tensor))
 
 
 def refuse_sparse(name: str, tensor: Any, instead: str = "") -> None:
@@ -145,7 +126,7 @@ def mean_of(outputs: object) -> Scalar | None:
         return None
     if isinstance(tensor, (np.ndarray, np.generic)):
         return _mean(known_numbers(np.asarray(tensor)))
-    return Mean(framework.snapshot(tensor))
+    return mean_later(framework.snapshot(tensor))
 
 
 def resolve(value: Scalar) -> float:
@@ -157,7 +138,14 @@ def _is_real(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in "biuf"
 
 
-def _mean(array: NDArray[Any]) -> float:
+def mean_later(pending: Pending) -> Computed:
+    """The mean over all elements of a pending array, computed when it is awaited."""
+    return Computed(pending, _mean)
+
+
+def _mean(value: Any) -> float:
+    """The mean of an array; NaN if it is empty."""
+    array = np.asarray(value)
     return float(array.mean(dtype=np.float64)) if array.size else float("nan")
 
 

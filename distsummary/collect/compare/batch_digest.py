@@ -2,13 +2,14 @@
 
 import hashlib
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from distsummary.format.check_tags import halves
 from distsummary.format.records import Array
-from distsummary.frameworks.base import Pending, framework_of, tensors_in
+from distsummary.frameworks.base import Computed, Pending, framework_of, tensors_in
 
 MAX_BYTES = 1 << 20  # of a batch; of a larger one, pieces are taken
 _PIECES = 256
@@ -40,27 +41,14 @@ def batch_digest(batch: object) -> "tuple[float | Pending, float | Pending] | No
         from distsummary.collect.compare.torch_checksums import device_sum  # torch is imported already
 
         arriving = framework_of(there[0]).snapshot(device_sum(there[0].detach()))
-        return _Half(arriving, 0), _Half(arriving, 1)
+        return Computed(arriving, partial(_half, 0)), Computed(arriving, partial(_half, 1))
     return None
 
 
-class _Half:
-    """One of the two scalars made of a bit sum that arrives from a device."""
-
-    __slots__ = ("_arriving", "_place")
-
-    def __init__(self, arriving: Pending, place: int) -> None:
-        self._arriving, self._place = arriving, place
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of the sum."""
-        return self._arriving.nbytes
-
-    def result(self) -> float:
-        """Wait for the sum and return its half."""
-        total = int(np.asarray(self._arriving.result()).reshape(-1)[0])
-        return halves(total % ((1 << 48) - 59))[self._place]  # a prime: all bits count
+def _half(place: int, bit_sum: Any) -> float:
+    """One of the two scalars made of a bit sum."""
+    total = int(np.asarray(bit_sum).reshape(-1)[0])
+    return halves(total % ((1 << 48) - 59))[place]  # a prime: all bits count
 
 
 def _octets(tensor: Any) -> Array:

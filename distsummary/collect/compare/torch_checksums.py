@@ -6,6 +6,7 @@ ranks, and nothing waits for a device.
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from distsummary.collect.plan import group_along
 from distsummary.format.check_tags import PRIME, WHOLE, bits_tags, packed, weights_of
 from distsummary.format.records import Array, Value
-from distsummary.frameworks.base import Pending
+from distsummary.frameworks.base import Computed, Pending
 from distsummary.frameworks.torch import FRAMEWORK, as_dtensor, local_part
 from distsummary.frameworks.torch_modules import has_fsdp1, memory, unwrap
 from distsummary.frameworks.torch_squares import flat
@@ -102,7 +103,7 @@ class _Group:
             local_part(parameters[place]).numel() * parameters[place].element_size() for place in self._there
         )
 
-    def measure(self) -> "Sequence[float | _Element]":
+    def measure(self) -> Sequence[float | Pending]:
         """The three numbers; those of parameters on a device are on their way."""
         sums = self._sums
         for place in self._here:
@@ -111,7 +112,7 @@ class _Group:
             return [float(number) for number in packed(sums, self._weights)]
         arriving = FRAMEWORK.snapshot(self._measured_there())
         own = packed(sums, self._weights) if self._here else (0, 0, 0)
-        return [_Element(arriving, place, number) for place, number in enumerate(own)]
+        return [Computed(arriving, partial(_element, *one)) for one in enumerate(own)]
 
     def _sum_here(self, place: int) -> np.int64:
         """The bit sum of a parameter on the host."""
@@ -139,22 +140,9 @@ class _Group:
         return (packed_sums * self._device_weights).remainder(PRIME).sum(1).remainder(PRIME)
 
 
-class _Element:
-    """One of the numbers that arrive from a device, and what the host adds to it."""
-
-    __slots__ = ("_arriving", "_more", "_place")
-
-    def __init__(self, arriving: Pending, place: int, more: int) -> None:
-        self._arriving, self._place, self._more = arriving, place, more
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of the number."""
-        return _WORD
-
-    def result(self) -> float:
-        """Wait for the number and return it."""
-        return float((int(self._arriving.result()[self._place]) + self._more) % PRIME)
+def _element(place: int, more: int, numbers: Any) -> float:
+    """One of the numbers that have arrived from a device, with what the host adds to it."""
+    return float((int(numbers[place]) + more) % PRIME)
 
 
 def octets_of(tensor: Tensor) -> Array:

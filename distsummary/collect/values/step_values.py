@@ -17,7 +17,7 @@ from distsummary.format.records import Shard, Value
 from distsummary.frameworks.base import framework_of, spec_of
 from distsummary.rundir.deal import Group, Share, Steps
 from distsummary.training.callbacks import CallbackParams
-from distsummary.training.values import Mean, mean_of
+from distsummary.training.values import mean_later, mean_of
 
 LOSS_TAG = "loss/auto"
 LEARNING_RATE_TAG = "learning_rate/auto"
@@ -46,7 +46,7 @@ def learning_rate_values(params: CallbackParams) -> list[Value]:
     rate = framework_of(optimizer).learning_rate(optimizer)
     if rate is None:
         return []
-    return [Value("scalar", LEARNING_RATE_TAG, rate if isinstance(rate, float) else Mean(rate))]
+    return [Value("scalar", LEARNING_RATE_TAG, rate if isinstance(rate, float) else mean_later(rate))]
 
 
 def unless_logged(rate: list[Value], logged: Mapping[str, object]) -> list[Value]:

@@ -5,7 +5,7 @@ import pytest
 
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.numpy import FRAMEWORK
-from distsummary.training.values import Mean, check_tag, mean_of, resolve, scalar, scalars
+from distsummary.training.values import check_tag, mean_later, mean_of, resolve, scalar, scalars
 
 
 @pytest.mark.parametrize(
@@ -62,5 +62,5 @@ def test_other_outputs_have_no_loss(outputs):
 
 
 def test_a_mean_reports_the_bytes_that_it_holds_until_it_is_asked_for():
-    mean = Mean(FRAMEWORK.snapshot(np.arange(4.0)))
+    mean = mean_later(FRAMEWORK.snapshot(np.arange(4.0)))
     assert (mean.nbytes, mean.result()) == (32, 1.5)
