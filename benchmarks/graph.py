@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import distsummary as ds
-from distsummary.collect.values.graph_source import graph_value
-from distsummary.collect.values.torch_graph_observers import observer_of
+from distsummary.collect.values.graph_source import graph_value, observe
 
 WAYS = (None, "modules", "ops", "export")
 
@@ -61,7 +60,7 @@ def first_step(way: str | None, layers: int, width: int) -> tuple[float, float, 
         return 1000 * (time.process_time() - start), result
 
     def observed() -> int:
-        observer = None if way is None else observer_of(model, way, raising, print)
+        observer = None if way is None else observe(model, way, raising, print)
         step()
         if observer is None:
             return 0

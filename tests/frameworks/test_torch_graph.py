@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
-from distsummary.collect.values.torch_graph_observers import observer_of
+from distsummary.collect.values.graph_source import observe
 from distsummary.format.graph import Edge, Graph, Node
 
 HOWS = ("modules", "ops", "export")
@@ -22,7 +22,7 @@ class Observed:
 
     def __init__(self, network: nn.Module, how: str = "modules") -> None:
         self.reported: list[str] = []
-        self.observer = observer_of(network, how, self.fail, self.reported.append)
+        self.observer = observe(network, how, self.fail, self.reported.append)
 
     def fail(self, error: Exception) -> None:
         raise error

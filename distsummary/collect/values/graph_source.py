@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from distsummary.base.checks import check_choice
@@ -51,8 +52,16 @@ def check_graph(value: object) -> str | None:
     return value
 
 
-def observe(network: Any, how: str, failures: Failures) -> Observer | None:
-    """Begin to observe a model; None for a model whose framework has no modules to draw."""
+def observe(
+    network: Any,
+    how: str,
+    failed: Callable[[Exception], None],
+    report: Callable[[str], None] = logger.warning,
+) -> Observer | None:
+    """Begin to observe a model; None for a model whose framework has no modules to draw.
+
+    `failed` takes an exception that ended the observation, `report` says why another graph is drawn.
+    """
     name = framework_of(network).name
     if name == "mindspore":
         from distsummary.frameworks.mindspore import CompiledGraph
@@ -60,9 +69,21 @@ def observe(network: Any, how: str, failures: Failures) -> Observer | None:
         return CompiledGraph(network)
     if name != "torch":
         return None
-    from distsummary.collect.values.torch_graph_observers import observer_of
+    if how == EXPORT:
+        from distsummary.collect.values.torch_graph_export import ExportObserver
 
-    return observer_of(network, how, lambda error: failures.fail("graph", error), logger.warning)
+        return ExportObserver(network, failed, report)
+    if how == OPERATIONS:
+        from distsummary.collect.values.torch_graph_ops import OperationsObserver, can_observe
+
+        if can_observe(network):
+            return OperationsObserver(network, failed, report)
+        report(
+            "operations of a compiled model, or of FSDP, are not observed; the graph is the tree of modules"
+        )
+    from distsummary.collect.values.torch_graph import TreeObserver
+
+    return TreeObserver(network, failed)
 
 
 def graph_value(graph: Graph, report: Callable[..., None] = logger.warning) -> Value:
@@ -105,7 +126,8 @@ class ModelGraph(Source):
         """Begin to observe a model; a failure is counted."""
         self.close()
         if self._how is not None:
-            self._observer = self._failures.call(self.what, observe, network, self._how, self._failures)
+            failed = partial(self._failures.fail, self.what)
+            self._observer = self._failures.call(self.what, observe, network, self._how, failed)
 
     def begin(self, params: CallbackParams) -> None:
         """See `Source`."""

@@ -13,7 +13,7 @@ from torch import nn
 
 from distsummary.base.guard import passes
 from distsummary.collect.values.torch_graph_sources import NodeOutput, Sources, type_of, types_of
-from distsummary.collect.values.torch_module_calls import Call, ModulePlace, PassObserver, places
+from distsummary.collect.values.torch_module_calls import Call, ModuleCalls, ModulePlace, places
 from distsummary.format.graph import INPUT, OUTPUT, PARAMETER, Edge, Graph, Names, Node, TensorType
 from distsummary.frameworks.torch_modules import unwrap
 
@@ -21,7 +21,7 @@ MAX_SHOWN = 12  # parameters of a node that are listed with their shapes
 MAX_SETTINGS = 200  # characters of what a module says of itself
 
 
-class TreeObserver(PassObserver):
+class TreeObserver(ModuleCalls):
     """Draws the tree of the modules: a node for each module that calls no other, with the edges between.
 
     Edges follow autograd's graph through the operations between modules. Where there is none (frozen parts,

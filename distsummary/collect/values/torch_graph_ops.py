@@ -18,7 +18,7 @@ from distsummary.collect.values.torch_graph import (
     within,
 )
 from distsummary.collect.values.torch_graph_sources import address_of, tensors_in, types_of
-from distsummary.collect.values.torch_module_calls import Call, PassObserver, places
+from distsummary.collect.values.torch_module_calls import Call, ModuleCalls, places
 from distsummary.format.graph import INPUT, OUTPUT, Edge, Graph, Names, Node
 from distsummary.frameworks.torch_modules import compiled_from, unwrap
 
@@ -29,7 +29,7 @@ _TAPS = "distsummary.collect.values.torch_operators"  # only imported if the mod
 _HIDDEN = ("c10d", "_c10d_functional", "fsdp", "inductor", "profiler")  # of how it is computed, not what
 
 
-class OperationsObserver(PassObserver):
+class OperationsObserver(ModuleCalls):
     """Draws every operation of the forward pass; see `TreeObserver` for the arguments.
 
     If no operation was seen, `report` says so, and the graph is the tree of the modules.

@@ -117,6 +117,8 @@ class CallListener(Protocol):
 class ModuleCalls:
     """Reports to a listener the module calls of the model's next forward pass, MAX_CALLS of a module at most.
 
+    Subclasses draw a graph of what the listener received.
+
     A model whose parts are called one by one (such as a generator and a discriminator) has one pass for each
     part. What repeats a pass, such as a second batch or activation checkpointing, is not reported.
 
@@ -246,26 +248,3 @@ class ModuleCalls:
                 self._listener.end(call, output if begun is module else None)
             if begun is module:
                 return
-
-
-class PassObserver:
-    """Observes the next forward pass of a model; subclasses draw a graph of what the listener received.
-
-    The arguments are those of `ModuleCalls`.
-    """
-
-    def __init__(self, network: nn.Module, listener: CallListener, failed: Any) -> None:
-        self._calls = ModuleCalls(network, listener, failed)
-
-    def check_compilations(self) -> None:
-        """See `ModuleCalls.check_compilations`; called before each step until there is a graph."""
-        self._calls.check_compilations()
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the pass has been seen, or cannot be seen, so that waiting brings no more."""
-        return self._calls.is_ready
-
-    def close(self) -> None:
-        """Remove all hooks; a second call does nothing."""
-        self._calls.close()
