@@ -56,7 +56,7 @@ def load_checkpoint(
     Raises:
         InvalidTypeError, InvalidValueError: bad arguments, no name is left, or the values do not fit `net`.
         MissingFileError: a file does not exist. DamagedFileError: a file is damaged, or the key is wrong.
-        MissingExtraError: safetensors or cryptography is not installed.
+        MissingExtraError: cryptography is not installed.
     """
     check_type("ckpt_file_name", ckpt_file_name, (str, os.PathLike))
     check_type("strict_load", strict_load, bool)

@@ -6,12 +6,11 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError, deserialize, numpy, safe_open
 
 from distsummary.base.checks import check_type
-from distsummary.base.extras import extra
 from distsummary.base.publish import replacing
 from distsummary.checkpoints.mapped import (
     MAX_TENSORS,
@@ -32,21 +31,16 @@ _DTYPES = {
 _WRITABLE = {np.dtype(dtype) for dtype in _DTYPES.values() if dtype[0] in "<|"} | {np.dtype(bool)}
 
 
-def library() -> Any:
-    """The safetensors package; raises MissingExtraError, which says how to install it."""
-    return extra("a checkpoint", "safetensors")
-
-
 def map_safetensors(path: str | os.PathLike[str], data: bytes | None = None) -> MappedState:
     """The arrays of a file in the order of its header. Reads only the header; an array is read on access.
 
     BF16 is decoded to float32. `data`: the decrypted bytes of an encrypted file. Raises MissingFileError,
     DamagedFileError for bytes that are not safetensors, InvalidValueError for a dtype that NumPy does not
-    have (floats of 8 bits or less), or MissingExtraError.
+    have (floats of 8 bits or less).
     """
     if data is not None:
-        with _refused(path, package := library()):
-            package.deserialize(data)  # checks the header
+        with _refused(path):
+            deserialize(data)  # type: ignore[no-untyped-call]  # checks the header
             return MappedState(data, _stored_arrays(data))
     mapped, arrays, _ = open_safetensors(path)
     return MappedState(mapped, arrays)
@@ -56,23 +50,22 @@ def open_safetensors(
     path: str | os.PathLike[str],
 ) -> tuple[mmap.mmap, dict[str, StoredArray], dict[str, str]]:
     """The mapped file, its arrays, and its metadata; raises the same errors as `map_safetensors`."""
-    package = library()
     data = map_file(Path(path))
-    with _refused(path, package):
+    with _refused(path):
         # the library checks the sizes, offsets and gaps in the header before they are used here
-        with package.safe_open(os.fspath(path), framework="np") as file:
+        with safe_open(os.fspath(path), framework="np") as file:
             metadata = dict(file.metadata() or {})
         return data, _stored_arrays(data), metadata
 
 
 @contextmanager
-def _refused(path: str | os.PathLike[str], package: Any) -> Iterator[None]:
-    """Turn errors about the bytes of a file, those of the library `package` too, into ours with its path."""
+def _refused(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn errors about the bytes of a file, those of the library too, into ours with its path."""
     try:
         yield
     except InvalidValueError as error:
         raise InvalidValueError(f"{os.fspath(path)} cannot be used: {error}") from error
-    except (package.SafetensorError, RecursionError, ValueError) as error:
+    except (SafetensorError, RecursionError, ValueError) as error:
         raise DamagedFileError(
             f"{os.fspath(path)} is not a safetensors file: {error}; it must be written again"
         ) from error
@@ -80,8 +73,7 @@ def _refused(path: str | os.PathLike[str], package: Any) -> Iterator[None]:
 
 def safetensors_bytes(state: Mapping[str, Array]) -> bytes:
     """The file that `write_safetensors` writes; raises the same errors for a bad state."""
-    save = extra("a checkpoint", "safetensors.numpy").save
-    data: bytes = save({name: writable(name, value) for name, value in state.items()})
+    data: bytes = numpy.save({name: writable(name, value) for name, value in state.items()})
     return data
 
 
@@ -91,19 +83,17 @@ def write_safetensors(
     """Replace `path` with a safetensors file of these arrays (bool, integers, float16 to float64, complex64).
 
     `metadata` maps names to texts for the file's header; if it is given, `state` may be empty. Raises
-    InvalidTypeError or InvalidValueError before anything is written, MissingExtraError, or RunDirError if
+    InvalidTypeError or InvalidValueError before anything is written, RunDirError if
     writing fails.
     """
-    package = library()
-    save_file = extra("a checkpoint", "safetensors.numpy").save_file
     check_type("state", state, Mapping)
     if not state and metadata is None:
         raise InvalidValueError("state must hold at least one array: an empty checkpoint has no use")
     ready = {name: writable(name, value) for name, value in state.items()}
     with replacing(Path(path)) as temporary:
         try:
-            save_file(ready, temporary, metadata=None if metadata is None else dict(metadata))
-        except package.SafetensorError as error:  # the arrays are in order, so it is the file
+            numpy.save_file(ready, temporary, metadata=None if metadata is None else dict(metadata))
+        except SafetensorError as error:  # the arrays are in order, so it is the file
             raise OSError(str(error)) from error
 
 

@@ -142,7 +142,7 @@ def write_shards(
 
     `metadata`: more entries of the file's metadata, which the sha256 does not cover.
 
-    Raises InvalidTypeError or InvalidValueError before anything is written, MissingExtraError, or RunDirError
+    Raises InvalidTypeError or InvalidValueError before anything is written, RunDirError
     if writing fails.
     """
     check_type("state", state, Mapping)
@@ -161,7 +161,7 @@ def write_shards(
 def read_shards(path: Path) -> ShardFile:
     """Open a file: reads the header and locates the arrays without reading them.
 
-    Raises MissingFileError, DamagedFileError for a file not made by `write_shards`, or MissingExtraError.
+    Raises MissingFileError, DamagedFileError for a file not made by `write_shards`.
     """
     stamp = _stamp(os.stat(path)) if path.is_file() else (0, 0, 0)  # open_safetensors refuses it below
     _, arrays, metadata = open_safetensors(path)

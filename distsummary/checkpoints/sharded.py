@@ -75,7 +75,7 @@ class ShardedState(StoredState):
 def open_shards(first: Path, ranks: int) -> list[ShardFile]:
     """Open and verify the files of all ranks; `first` is rank 0's.
 
-    Raises MissingFileError if one is missing or from another checkpoint, DamagedFileError, MissingExtraError.
+    Raises MissingFileError if one is missing or from another checkpoint, or DamagedFileError.
     """
     files = [read_shards(first.with_name(sibling_name(first.name, rank))) for rank in range(ranks)]
     for rank, file in enumerate(files):

@@ -3,17 +3,14 @@
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from distsummary.base.checks import check_choice, check_int, check_type
 from distsummary.base.publish import ensure_directory, remove_leftovers, replacing
-from distsummary.checkpoints import safetensors
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.mapped import Array
 from distsummary.checkpoints.metadata import (
-    MAX_INT,
     METADATA,
     CheckpointFile,
     TrainMetadata,
@@ -28,20 +25,14 @@ from distsummary.checkpoints.shard_file import (
     sibling_name,
     write_shards,
 )
-from distsummary.errors import DamagedFileError, InvalidValueError, MissingFileError
+from distsummary.errors import DamagedFileError, MissingFileError
 from distsummary.format.records import Shard
 
 _log = logging.getLogger(__name__)
 
-_SUFFIXES = {"mindspore": ".ckpt", "safetensors": ".safetensors"}
-_WRITE: dict[str, Callable[[Path, Mapping[str, Array]], None]] = {
-    "mindspore": write_ckpt,
-    "safetensors": safetensors.write_safetensors,
-}
-
 
 class TrajectoryWriter:
-    """Saves whole checkpoints or one rank's shards, and keeps the metadata file up to date.
+    """Saves whole checkpoints (.ckpt) or one rank's shards, and keeps the metadata file up to date.
 
     If the directory was used before, the metadata names only files of this run: entries of other runs are
     removed before any of their files is replaced. A resumed run keeps its own checkpoints from before the
@@ -53,7 +44,6 @@ class TrajectoryWriter:
         model_name: the class of the model, for the names of the files.
         run_id: the id of this run.
         step_per_epoch: 0 if unknown.
-        format: "mindspore" (.ckpt, which MindSpore's SummaryLandscape can use) or "safetensors".
         shard_rank: None to save whole models. Otherwise this rank saves its shards of the model, always as
             safetensors, and rank 0 also writes the metadata. Ranks do not wait for each other: a checkpoint
             is complete once every rank has saved its shards.
@@ -67,25 +57,11 @@ class TrajectoryWriter:
         model_name: str,
         run_id: str,
         step_per_epoch: int = 0,
-        format: str = "mindspore",
         shard_rank: ShardRank | None = None,
     ) -> None:
-        check_type("ckpt_dir", ckpt_dir, (str, os.PathLike))
-        check_type("spec", spec, LandscapeSpec)
-        check_type("model_name", model_name, str)
-        check_type("run_id", run_id, str)
-        check_int("step_per_epoch", step_per_epoch, low=0, high=MAX_INT)
-        check_choice("format", format, _SUFFIXES)
-        check_type("shard_rank", shard_rank, ShardRank, optional=True)
-        if not run_id:
-            raise InvalidValueError(
-                "run_id must not be empty: it distinguishes this run's files from another's"
-            )
-        if format == "safetensors" or shard_rank is not None:
-            safetensors.library()
         self.ckpt_dir = Path(os.path.realpath(ckpt_dir))
         self._model = re.sub(r"[^\w.-]", "_", model_name)[:100] or "model"
-        self._format, self._shard_rank = format, shard_rank
+        self._shard_rank = shard_rank
         self._has_metadata = shard_rank is None or shard_rank.rank == 0
         self._due = frozenset(spec.numbers)
         self._saved: set[int] = set()
@@ -105,12 +81,9 @@ class TrajectoryWriter:
         """Write one checkpoint, then the metadata; returns the file's path.
 
         `slices` says where each shard lies in the whole array. Raises InvalidTypeError or InvalidValueError
-        for bad arguments, RunDirError if writing fails.
+        for a state that the file cannot hold, RunDirError if writing fails.
         """
-        check_int("number", number, low=-MAX_INT, high=MAX_INT)
         spec, shard_rank = self._metadata.spec, self._shard_rank
-        if number not in self._due:
-            raise InvalidValueError(f"{spec.unit} {number} is in no interval; planned are {spec.numbers}")
         ensure_directory(self.ckpt_dir)
         if not self._saved:
             remove_leftovers(self.ckpt_dir)
@@ -118,8 +91,8 @@ class TrajectoryWriter:
                 self._disown_others(number if self._first is None else self._first)
         stem = f"{self._model}_{number}_{spec.unit}"
         if shard_rank is None:
-            path = self.ckpt_dir / f"{stem}{_SUFFIXES[self._format]}"
-            _WRITE[self._format](path, state)
+            path = self.ckpt_dir / f"{stem}.ckpt"
+            write_ckpt(path, state)
             entry = CheckpointFile(path=str(path), sha256=file_digest(path))
         else:
             path = self.ckpt_dir / sibling_name(first_name(stem, shard_rank.ranks), shard_rank.rank)

@@ -14,6 +14,7 @@ from distsummary.base.guard import check, door
 from distsummary.base.health import Health
 from distsummary.base.interrupts import is_interruption
 from distsummary.checkpoints.landscape_spec import DEFAULT_SPEC
+from distsummary.checkpoints.share import share_of
 from distsummary.collect.compare.rank_checks import Checks
 from distsummary.collect.evaluations import Evaluations, metric_values
 from distsummary.collect.run_description import DescriptionRecorder
@@ -22,7 +23,6 @@ from distsummary.collect.run_recorder import RunRecorder
 from distsummary.collect.run_settings import RunSettings
 from distsummary.collect.schedule import Schedule
 from distsummary.collect.session import Past, Session, find_past
-from distsummary.collect.trajectory_keeper import refuse_unkept
 from distsummary.collect.watcher import OUTSIDE, LoopPlace
 from distsummary.errors import ClosedError, InvalidValueError
 from distsummary.format.records import Value
@@ -148,7 +148,7 @@ class CollectorCallback(Callback):
         network = params.get("network")
         self._settings.refuse_unfit(network, topology)
         if self._settings.collected.landscape not in (None, DEFAULT_SPEC) and network is not None:
-            refuse_unkept(network, topology, self._schedule.group)
+            share_of(network, topology, self._schedule.group.size, attempt=0)  # raises if none can be kept
         if self._session is None:
             if self._admission is None:
                 resumes = bool(params.get("initial_step"))

@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from distsummary.base.extras import require
-from distsummary.base.guard import check
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.share import SavedShare, share_of
 from distsummary.checkpoints.trajectory_writer import TrajectoryWriter
@@ -60,14 +58,6 @@ class KeptTrajectory:
                 slices[name] = shard or Shard(global_shape=array.shape, offset=(0,) * array.ndim)
         save = partial(self.writer.save, number, state, slices if self.share.shard_rank else None)
         return save, sum(array.nbytes for array in state.values())
-
-
-@check()
-def refuse_unkept(network: Any, topology: Topology, group: Group) -> None:
-    """Raise what `share_of` raises, and MissingExtraError, if no trajectory of this model can be kept."""
-    share = share_of(network, topology, group.size, attempt=0)
-    if share is not None and share.shard_rank is not None:
-        require("a trajectory of a sharded model", "safetensors")
 
 
 def keep_trajectory(

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from distsummary.base.checks import check_choice, check_int, check_type
-from distsummary.base.extras import require
 from distsummary.checkpoints.encryption import GCM, check_key
 from distsummary.checkpoints.model_file import FORMATS
 from distsummary.checkpoints.object_state import state_entries
@@ -21,11 +20,11 @@ class CheckpointConfig:
     Args:
         save_checkpoint_steps: save after so many steps, >= 0; 0 or None: see the next argument.
         save_checkpoint_seconds: save at the end of the first step after so many seconds. Not used if
-            save_checkpoint_steps is given (then the property is None). Without both, only the end of the
+            save_checkpoint_steps is given (then the attribute is None). Without both, only the end of the
             training is saved. A sharded model needs save_checkpoint_steps: its ranks have different clocks.
         keep_checkpoint_max: keep so many files, >= 0, and remove the oldest. 0 without the next argument: 1.
         keep_checkpoint_per_n_minutes: of the files of so many minutes keep the oldest, and the newest file.
-            Not used if keep_checkpoint_max is given (then the property is None).
+            Not used if keep_checkpoint_max is given (then the attribute is None).
         integrated_save: of a model that is sharded over ranks (FSDP2, tensor parallel), True: gather it, one
             tensor at a time, and save one file on rank 0. False: each rank saves its shards, without any
             communication, always as safetensors.
@@ -52,7 +51,11 @@ class CheckpointConfig:
     Raises:
         InvalidTypeError: a wrong type; of enc_key and enc_mode InvalidArgumentError, which is both.
         InvalidValueError: a value out of its range, or all of the first four arguments 0 or None.
-        MissingExtraError: cryptography is not installed and enc_key is given, or safetensors is not.
+        MissingExtraError: enc_key is given, and cryptography is not installed.
+
+    Attributes:
+        append_dict: what append_info adds to the parameters, by name; None without it.
+        others: the arguments.
     """
 
     def __init__(
@@ -93,79 +96,22 @@ class CheckpointConfig:
         check_type("exception_save", exception_save, bool)
         check_key("enc_key", enc_key, "enc_mode", enc_mode)
         check_choice("format", format, FORMATS)
-        if format != "ckpt":  # the log of a training that cannot save is read when it is over
-            require(f"format={format!r}", "safetensors")
         if format == "dcp" and enc_key is not None:
             raise InvalidValueError(
                 "enc_key cannot be used with format='dcp', whose shards are not encrypted; leave one out"
             )
         self.exception_save = exception_save
-        self._steps = save_checkpoint_steps
-        self._seconds = None if save_checkpoint_steps else save_checkpoint_seconds
-        self._keep_max = keep_checkpoint_max
-        self._keep_minutes = None if keep_checkpoint_max else keep_checkpoint_per_n_minutes
+        self.save_checkpoint_steps = save_checkpoint_steps
+        self.save_checkpoint_seconds = None if save_checkpoint_steps else save_checkpoint_seconds
+        self.keep_checkpoint_max = keep_checkpoint_max
+        self.keep_checkpoint_per_n_minutes = None if keep_checkpoint_max else keep_checkpoint_per_n_minutes
         if not keep_checkpoint_max and not keep_checkpoint_per_n_minutes:
-            self._keep_max = 1
-        self._integrated_save, self._async_save = integrated_save, async_save
-        self._saved_network = saved_network
-        self._append_dict = _append_dict(append_info)
-        self._enc_key, self._enc_mode = enc_key, enc_mode
-        self._format = format
-
-    @property
-    def save_checkpoint_steps(self) -> int | None:
-        """Steps from one checkpoint to the next."""
-        return self._steps
-
-    @property
-    def save_checkpoint_seconds(self) -> int | None:
-        """Seconds from one checkpoint to the next; None if steps are counted."""
-        return self._seconds
-
-    @property
-    def keep_checkpoint_max(self) -> int | None:
-        """The number of files that are kept."""
-        return self._keep_max
-
-    @property
-    def keep_checkpoint_per_n_minutes(self) -> int | None:
-        """The minutes of which one file is kept; None if their number is limited."""
-        return self._keep_minutes
-
-    @property
-    def integrated_save(self) -> bool:
-        """Whether a sharded model is gathered and saved as one file."""
-        return self._integrated_save
-
-    @property
-    def async_save(self) -> bool | str:
-        """Whether the files are written in the background."""
-        return self._async_save
-
-    @property
-    def saved_network(self) -> object:
-        """The model that is saved instead of the one in training."""
-        return self._saved_network
-
-    @property
-    def append_dict(self) -> dict[str, Any] | None:
-        """What append_info adds to the parameters, by name; None without it."""
-        return self._append_dict
-
-    @property
-    def enc_key(self) -> bytes | None:
-        """The key of the encryption."""
-        return self._enc_key
-
-    @property
-    def enc_mode(self) -> str:
-        """The mode of the encryption."""
-        return self._enc_mode
-
-    @property
-    def format(self) -> str:
-        """The format of the checkpoints: "safetensors", "ckpt" or "dcp"."""
-        return self._format
+            self.keep_checkpoint_max = 1
+        self.integrated_save, self.async_save = integrated_save, async_save
+        self.saved_network = saved_network
+        self.append_dict = _append_dict(append_info)
+        self.enc_key, self.enc_mode = enc_key, enc_mode
+        self.format = format
 
     def get_checkpoint_policy(self) -> dict[str, Any]:
         """The four numbers that say what is saved and kept, and saved_network, by name."""

@@ -76,8 +76,8 @@ class ModelCheckpoint(Callback):
     Raises:
         InvalidArgumentError: prefix or directory is of a wrong type. InvalidValueError: prefix contains "/".
         InvalidTypeError: config is no CheckpointConfig. NotADirectoryPathError, RunDirError: the directory
-        cannot be made or written. MissingExtraError: safetensors is not installed. When the training begins,
-        InvalidValueError for a sharded model that cannot be saved in this way.
+        cannot be made or written. When the training begins, InvalidValueError for a sharded model that
+        cannot be saved in this way.
 
     Attributes:
         failures: how many checkpoints could not be saved.

@@ -9,7 +9,7 @@ import safetensors.numpy
 
 from distsummary.checkpoints.load import load_checkpoint
 from distsummary.checkpoints.safetensors import map_safetensors, write_safetensors
-from distsummary.errors import DamagedFileError, InvalidTypeError, InvalidValueError, MissingExtraError
+from distsummary.errors import DamagedFileError, InvalidTypeError, InvalidValueError
 
 ARRAYS = {
     "f16": np.array([1, np.nan], np.float16),
@@ -122,14 +122,6 @@ def test_a_state_that_the_format_cannot_hold_is_refused(tmp_path):
         with pytest.raises(error):
             write_safetensors(tmp_path / "a.safetensors", state)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_missing_library_is_reported_with_its_pip_line(tmp_path, hide_package):
-    hide_package("safetensors")
-    with pytest.raises(MissingExtraError, match="pip install safetensors"):
-        write_safetensors(tmp_path / "a.safetensors", ARRAYS)
-    with pytest.raises(MissingExtraError, match="pip install safetensors"):
-        map_safetensors(tmp_path / "a.safetensors")
 
 
 def test_a_text_that_is_not_utf8_is_damage(tmp_path):

@@ -134,14 +134,6 @@ def test_something_must_be_saved_or_kept(nothing):
         CheckpointConfig(nothing, nothing, nothing, nothing)
 
 
-@pytest.mark.parametrize("format", ["safetensors", "dcp"])
-def test_a_format_without_its_package_is_refused(format, hide_package):
-    hide_package("safetensors")
-    with pytest.raises(MissingExtraError, match=r"needs safetensors, .* pip install safetensors$"):
-        CheckpointConfig(format=format)
-    assert CheckpointConfig(format="ckpt").format == "ckpt"
-
-
 def test_a_key_without_its_package_names_the_remedy(monkeypatch, hide_package):
     for name in [name for name in sys.modules if name.partition(".")[0] == "cryptography"]:
         monkeypatch.delitem(sys.modules, name)
