@@ -191,9 +191,9 @@ def init(
             given.base,
             directory.base,
         )
-    if settings.private:
+    if settings.record.private:
         directory.create().make_private()
-    if not settings.identity:
+    if not settings.record.identity:
         topology = without_identity(directory, topology)
     merged = directory.writer_dir(role, 0, 1)
     if topology.world_size > 1 and merged.is_dir():

@@ -98,7 +98,7 @@ class CollectorCallback(Callback):
         self.recorder: RunRecorder = RunRecorder(
             self.run_dir.base,
             formats=self._settings.formats_of_ranks(known.world_size),
-            exports=self._settings.exports_npy,
+            exports=self._settings.record.export_npy,
             health=self.health,
             record=self._keep,
             alert=self._report,
@@ -250,9 +250,9 @@ class CollectorCallback(Callback):
         if not topology.mesh and network is not None:
             mesh = self._failures.call("the mesh", framework_of(network).mesh, network)
             topology = replace(topology, mesh=mesh or {})
-        if self._settings.private:
+        if self._settings.record.private:
             self.run_dir.make_private()
-        hide = as_recorded if self._settings.identity else without_identity
+        hide = as_recorded if self._settings.record.identity else without_identity
         topology = hide(self.run_dir, topology)
         self._schedule.begin(topology)
         return topology
@@ -270,8 +270,8 @@ class CollectorCallback(Callback):
             self.run_dir,
             topology,
             replace(settings.writer, formats=formats),
-            collectors=settings.collectors,
-            exports_npy=settings.exports_npy,
+            collectors=settings.record.collectors,
+            exports_npy=settings.record.export_npy,
             config=settings.config.nested,
             diagnose=settings.diagnose,
             coordinator=self._coordinate(topology),

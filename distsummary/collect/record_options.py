@@ -10,7 +10,8 @@ from distsummary.collect.options import check_delivery, check_formats, check_lim
 from distsummary.collect.plan import DEALS
 from distsummary.collect.remote.open_writer import check_collectors
 from distsummary.collect.values.norm_source import FLOAT32, PRECISIONS
-from distsummary.events.spec import DROP, WAIT
+from distsummary.events.spec import DROP, WAIT, WriterSpec
+from distsummary.format.compatibility import OURS, Compatibility
 from distsummary.format.records import WRITTEN
 
 
@@ -106,3 +107,14 @@ class Record:
         check_limits(None, self.rotate_bytes, self.rotate_s)
         check_delivery(self.delivery)
         check_choice("overload", self.overload, (WAIT, DROP))
+
+    def writer(self, max_file_size: int | None = None, *, compatibility: Compatibility = OURS) -> WriterSpec:
+        """How values are written; directory, run id, attempt and rank come later. See SummaryCollector."""
+        return WriterSpec(
+            directory="",
+            limits=check_limits(max_file_size, self.rotate_bytes, self.rotate_s),
+            delivery=self.delivery,
+            overload=self.overload,
+            compatibility=compatibility,
+            raise_exception=self.raise_exception,
+        )

@@ -9,8 +9,7 @@ from distsummary.base.guard import check
 from distsummary.checkpoints.landscape_spec import check_collect_landscape
 from distsummary.collect.compare.rank_checks import check_checksums
 from distsummary.collect.config import Config, FlatValue
-from distsummary.collect.options import Collected, check_formats, check_limits, refuse_unfit, selection
-from distsummary.collect.plan import DEALS
+from distsummary.collect.options import Collected, check_formats, refuse_unfit, selection
 from distsummary.collect.record_options import Record
 from distsummary.collect.remote.open_writer import refuse_unconnected
 from distsummary.collect.values.graph_source import check_graph
@@ -29,33 +28,24 @@ class RunSettings:
 
     Attributes:
         collected: the kinds of values that it adds to those of the loop.
-        collect_freq: steps between them. tensor_freq: the same for whole parameters; None: spread.
-        deal, collectors, identity, private: see `Record`.
+        record: the other options of recording.
+        collect_freq: steps between the values.
         norms: their precision; None: they are not recorded. checksums: see `ds.init`.
         system_metrics: whether they are recorded.
         config: the settings of the training. custom: more entries of the lineage, which win over the config.
         writer: the settings that all writers share; directory, run id, attempt and rank come later.
-        formats, rank_formats: see `Record`; None: the default.
-        exports_npy: whether tensors are also written as .npy files.
         diagnose: which alerts are reported.
     """
 
     collected: Collected
+    record: Record = field(default_factory=Record)
     collect_freq: int = 10
-    tensor_freq: int | None = None
-    deal: str = DEALS[0]
     norms: str | None = None
     checksums: bool | int = False
     system_metrics: bool = False
     config: Config = field(default_factory=Config)
     custom: Mapping[str, FlatValue] = field(default_factory=dict)
     writer: WriterSpec = field(default_factory=lambda: WriterSpec(directory=""))
-    formats: tuple[str, ...] | None = None
-    rank_formats: tuple[str, ...] | None = None
-    collectors: str | None = None
-    exports_npy: bool = False
-    identity: bool = True
-    private: bool = False
     diagnose: Diagnose = field(default_factory=Diagnose)
 
     @property
@@ -65,14 +55,15 @@ class RunSettings:
 
     def formats_of_ranks(self, world_size: int) -> tuple[str, ...]:
         """The files that each of so many ranks writes: of a single rank, those of the run itself."""
+        own, of_ranks = self.record.formats, self.record.rank_formats
         if world_size == 1:
-            return self.formats or DIALECTS
-        return self.rank_formats or self.formats or (MINDSPORE,)
+            return check_formats(own or DIALECTS)
+        return check_formats(of_ranks or own or (MINDSPORE,))
 
     @check()
     def refuse_unfit(self, network: object, topology: Topology) -> None:
         """Raise InvalidValueError or InvalidTypeError for an option that cannot work with this model."""
-        refuse_unconnected(self.collectors)
+        refuse_unconnected(self.record.collectors)
         if self.norms is not None:
             refuse_unmeasured(network)
         if network is None and not isinstance(self.checksums, bool):
@@ -121,26 +112,13 @@ def settings_of(
             tensor=selection("tensors", tensors),
             landscape=None if landscape is None else check_collect_landscape(landscape),
         ),
+        record=record,
         collect_freq=collect_freq,
-        tensor_freq=record.tensor_freq,
-        deal=record.deal,
         norms=record.norm_precision if norms else None,
         checksums=check_checksums(checksums),
         system_metrics=system_metrics,
         config=config,
         custom=config.flat,
-        writer=WriterSpec(
-            directory="",
-            limits=check_limits(None, record.rotate_bytes, record.rotate_s),
-            delivery=record.delivery,
-            overload=record.overload,
-            raise_exception=record.raise_exception,
-        ),
-        formats=None if record.formats is None else check_formats(record.formats),
-        rank_formats=None if record.rank_formats is None else check_formats(record.rank_formats),
-        collectors=record.collectors,
-        exports_npy=record.export_npy,
-        identity=record.identity,
-        private=record.private,
+        writer=record.writer(),
         diagnose=diagnose or Diagnose(),
     )

@@ -72,7 +72,7 @@ class Schedule:
         collected, compatibility = settings.collected, settings.compatibility
         regular = regular_steps(settings.collect_freq)
         self._loss = LossSource(regular, failures, compatibility=compatibility)
-        tensors = tensor_steps(None, settings.collect_freq, settings.tensor_freq)
+        tensors = tensor_steps(None, settings.collect_freq, settings.record.tensor_freq)
         self._histograms = WatchedParameters("histogram", regular, failures)
         self._whole = WatchedParameters("tensor", tensors, failures)
         self.graph = ModelGraph(regular, failures, collected.graph)
@@ -91,7 +91,7 @@ class Schedule:
             failures,
             regular=regular,
             tensors=tensors,
-            deal=settings.deal,
+            deal=settings.record.deal,
             compatibility=compatibility,
         )
 
@@ -117,7 +117,7 @@ class Schedule:
 
         `report`: called with this rank's parts in all deals when there is a new one; None: nothing is dealt.
         """
-        self._report = report if self._settings.deal != "all" else None
+        self._report = report if self._settings.record.deal != "all" else None
         self.taps.deal_among(self.group)
         if network is not None:
             self._failures.call("the parameters", self._watch_parameters, network, params, step)
@@ -137,8 +137,8 @@ class Schedule:
                 network,
                 selection,
                 group=self.group,
-                deal=settings.deal,
-                exports=settings.exports_npy,
+                deal=settings.record.deal,
+                exports=settings.record.export_npy,
                 compatibility=settings.compatibility,
                 report=logger.warning if topology.rank == 0 else None,
             )
@@ -234,7 +234,7 @@ class Schedule:
 
     def _set_tensor_steps(self, total: int | None) -> None:
         self._planned = total
-        freq, tensor_freq = self._settings.collect_freq, self._settings.tensor_freq
+        freq, tensor_freq = self._settings.collect_freq, self._settings.record.tensor_freq
         self._whole.steps = self.taps.tensors = tensor_steps(total, freq, tensor_freq)
 
     def begin_step(self, params: CallbackParams) -> None:

@@ -9,7 +9,7 @@ from stat import S_IWUSR
 from typing import Any, Literal
 
 import distsummary
-from distsummary.base.checks import check_choice, check_int, check_type
+from distsummary.base.checks import check_int, check_type
 from distsummary.base.terminal import announced
 from distsummary.collect.collector import CollectorCallback
 from distsummary.collect.compare.rank_checks import check_checksums
@@ -17,23 +17,20 @@ from distsummary.collect.config import read_config
 from distsummary.collect.older_order import is_older_collector, without_num_process
 from distsummary.collect.options import (
     check_custom_lineage,
-    check_delivery,
     check_export_options,
-    check_formats,
-    check_limits,
     check_max_file_size,
     check_specified,
     check_summary_dir,
     with_landscape,
 )
 from distsummary.collect.plan import DEALS
-from distsummary.collect.remote.open_writer import check_collectors
+from distsummary.collect.record_options import Record
 from distsummary.collect.run_settings import RunSettings
 from distsummary.collect.session import Session
 from distsummary.collect.values.norm_source import FLOAT32
 from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.events.segments import segments
-from distsummary.events.spec import DROP, WAIT, WriterSpec
+from distsummary.events.spec import WAIT
 from distsummary.format.compatibility import AS_MINDSPORE, OURS
 from distsummary.format.records import MINDSPORE, WRITTEN
 from distsummary.rundir.coordination import Coordinator
@@ -136,14 +133,26 @@ class SummaryCollector(CollectorCallback):
     ) -> None:
         check_int("collect_freq", collect_freq, low=1)
         check_int("collect_tensor_freq", collect_tensor_freq, low=1, optional=True)
-        check_choice("deal", deal, DEALS)
-        check_choice("overload", overload, (WAIT, DROP))
-        flags = {"mindspore_compat": mindspore_compat, "raise_exception": raise_exception, "norms": norms}
-        flags |= {"system_metrics": system_metrics, "identity": identity, "private": private}
+        flags = {"mindspore_compat": mindspore_compat, "norms": norms, "system_metrics": system_metrics}
         for field, flag in flags.items():
             check_type(field, flag, bool)
         check_type("topology", topology, Topology, optional=True)
         check_type("diagnose", diagnose, Diagnose, optional=True)
+        record = Record(
+            tensor_freq=collect_tensor_freq,
+            deal=deal,
+            identity=identity,
+            private=private,
+            formats=formats,
+            rank_formats=rank_formats,
+            export_npy=check_export_options(export_options),
+            collectors=collectors,
+            rotate_bytes=rotate_bytes,
+            rotate_s=rotate_s,
+            delivery=delivery,
+            overload=overload,
+            raise_exception=raise_exception,
+        )
         compatibility = AS_MINDSPORE if mindspore_compat else OURS
         collected = check_specified(
             with_landscape(collect_specified_data, collect_landscape),
@@ -158,28 +167,14 @@ class SummaryCollector(CollectorCallback):
         size = check_max_file_size(max_file_size, negative_is_unlimited=False)
         settings = RunSettings(
             collected=collected,
+            record=record,
             collect_freq=collect_freq,
-            tensor_freq=collect_tensor_freq,
-            deal=deal,
             norms=FLOAT32 if norms else None,
             checksums=check_checksums(checksums),
             system_metrics=system_metrics,
             config=read,
             custom=read.flat | check_custom_lineage(custom_lineage_data, is_quiet=is_quiet),
-            writer=WriterSpec(
-                directory="",
-                limits=check_limits(size, rotate_bytes, rotate_s),
-                delivery=check_delivery(delivery),
-                overload=overload,
-                compatibility=compatibility,
-                raise_exception=raise_exception,
-            ),
-            formats=None if formats is None else check_formats(formats),
-            rank_formats=None if rank_formats is None else check_formats(rank_formats, "rank_formats"),
-            collectors=check_collectors(collectors),
-            exports_npy=check_export_options(export_options),
-            identity=identity,
-            private=private,
+            writer=record.writer(size, compatibility=compatibility),
             diagnose=diagnose or Diagnose(),
         )
         if type(self) is SummaryCollector and "mindspore" in sys.modules and "torch" not in sys.modules:
