@@ -10,7 +10,7 @@ import pytest
 import distsummary
 from tests.patience import PATIENCE_S
 
-HEAVY = ("ray", "torch", "mindspore", "matplotlib", "sklearn", "safetensors", "tensorboard", "grpc")
+HEAVY = ("ray", "torch", "mindspore", "matplotlib", "sklearn", "tensorboard", "grpc")
 
 
 def loaded_after(code: str) -> set[str]:
