@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,14 @@ ACCELERATE = (  # several processes on CPUs are MPI's
     *(PYTHON, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1"),
     *("--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"),
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def extensions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """DeepSpeed compiles into a directory of these tests: a killed run leaves a lock that others wait for."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path_factory.mktemp("extensions")))
+        yield
 
 
 def start(directory: Path, *arguments: str, launcher: tuple[str | Path, ...] = (), **variables: str) -> str:
