@@ -2,13 +2,18 @@
 
 They count on the host, in float64, and take tensors of any framework, NumPy arrays and lists. A metric of
 torchmetrics can be used in their place: `ds.Model(..., metrics={"auc": torchmetrics.AUROC("binary")})`.
+
+None of them is computed by torchmetrics. It defines these in another way than MindSpore: MAE and MSE (means
+over elements), perplexity (of logits), Dice, ROC (other thresholds; the sigmoid of scores outside of [0, 1]),
+BLEU (of texts that it splits itself) and the distances of surfaces. Where both agree (accuracy, precision,
+recall, F, top k, the confusion matrix, the similarity of rows), counting takes a few lines here, the arguments
+would have to be checked all the same, and networks of NumPy would need torch.
 """
 
-import abc
 import math
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -154,9 +159,7 @@ class _Counts(_Evaluation):
     def clear(self) -> None:
         """Forget all updates."""
         super().clear()
-        self._true_positives: list[Array] = []
-        self._predicted: list[Array] = []
-        self._actual: list[Array] = []
+        self._counts = np.zeros((3, 0))
 
     def update(self, *inputs: Any) -> None:
         """Add predictions and labels; raises InvalidValueError if their shapes or classes do not fit."""
@@ -165,31 +168,27 @@ class _Counts(_Evaluation):
             predicted, true = (
                 np.moveaxis(each, 1, 0).reshape(self._classes, -1) for each in (predicted, true)
             )
-            counts = [(predicted * true).sum(axis=0), predicted.sum(axis=0), true.sum(axis=0)]
-        else:
-            largest = predicted.argmax(axis=1).reshape(-1)
-            labels = true.reshape(-1).astype(np.int64)
-            if labels.size and not 0 <= labels.min() <= labels.max() < self._classes:
-                raise InvalidValueError(
-                    f"{self._name} got labels from {labels.min()} to {labels.max()} for predictions of "
-                    f"{self._classes} classes; labels must be in [0, {self._classes - 1}]"
-                )
-            chosen = (largest[largest == labels], largest, labels)
-            counts = [np.bincount(each, minlength=self._classes) for each in chosen]
-        for held, count in zip((self._true_positives, self._predicted, self._actual), counts, strict=True):
-            if self._type == CLASSIFICATION and held:
-                held[0] = held[0] + count
-            else:
-                held.append(np.asarray(count, np.float64))
+            counts = np.stack([each.sum(axis=0) for each in (predicted * true, predicted, true)])
+            self._counts = np.concatenate([self._counts, counts], axis=1)
+            return
+        largest = predicted.argmax(axis=1).reshape(-1)
+        labels = true.reshape(-1).astype(np.int64)
+        if labels.size and not 0 <= labels.min() <= labels.max() < self._classes:
+            raise InvalidValueError(
+                f"{self._name} got labels from {labels.min()} to {labels.max()} for predictions of "
+                f"{self._classes} classes; labels must be in [0, {self._classes - 1}]"
+            )
+        chosen = (largest[largest == labels], largest, labels)
+        counts = np.stack([np.bincount(each, minlength=self._classes) for each in chosen])
+        self._counts = self._counts + counts if self._counts.size else counts
 
-    def _share(self, part: Array, whole: Array, average: bool) -> Any:
+    def _share(self, average: bool, of: Callable[[Array, Array, Array], tuple[Array, Array]]) -> Any:
+        """The quotient that `of` makes of right, predicted and actual positives; raises NoSamplesError."""
         check_type("average", average, bool)
+        self._require(self._classes)
+        part, whole = of(*self._counts)
         result = part / (whole + EPSILON)
         return float(result.mean()) if average else result
-
-    def _all(self, held: list[Array]) -> Array:
-        self._require(self._classes)
-        return np.concatenate(held)
 
 
 class Precision(_Counts):
@@ -197,7 +196,7 @@ class Precision(_Counts):
 
     def eval(self, average: bool = False) -> Any:
         """(C,) float64, of multilabel (samples,); their mean if `average`. Raises NoSamplesError."""
-        return self._share(self._all(self._true_positives), self._all(self._predicted), average)
+        return self._share(average, lambda right, predicted, actual: (right, predicted))
 
 
 class Recall(_Counts):
@@ -205,7 +204,7 @@ class Recall(_Counts):
 
     def eval(self, average: bool = False) -> Any:
         """(C,) float64, of multilabel (samples,); their mean if `average`. Raises NoSamplesError."""
-        return self._share(self._all(self._true_positives), self._all(self._actual), average)
+        return self._share(average, lambda right, predicted, actual: (right, actual))
 
 
 class Fbeta(_Counts):
@@ -223,9 +222,10 @@ class Fbeta(_Counts):
 
     def eval(self, average: bool = False) -> Any:
         """(C,) float64; its mean if `average`. Raises NoSamplesError."""
-        found, predicted = self._all(self._true_positives), self._all(self._predicted)
-        whole = self._square * self._all(self._actual) + predicted
-        return self._share((1 + self._square) * found, whole, average)
+        square = self._square
+        return self._share(
+            average, lambda right, predicted, actual: ((1 + square) * right, square * actual + predicted)
+        )
 
 
 class F1(Fbeta):
@@ -274,7 +274,9 @@ class Top5CategoricalAccuracy(TopKCategoricalAccuracy):
 
 
 class _Deviation(Mean):
-    """The sum of an error over all elements, divided by the number of samples (the first axis)."""
+    """The sum of the elements' `error`, divided by the number of samples (the first axis)."""
+
+    error: ClassVar[np.ufunc]
 
     def update(self, *inputs: Any) -> None:
         """Add predictions and true values with the same number of elements (N, ...)."""
@@ -285,28 +287,19 @@ class _Deviation(Mean):
                 f"{predicted.shape} and {true.shape}"
             )
         difference = true.reshape(predicted.shape).astype(np.float64) - predicted
-        self._add(float(self._error(difference).sum()), len(true))
-
-    @staticmethod
-    @abc.abstractmethod
-    def _error(difference: Array) -> Array:
-        """The error of each element."""
+        self._add(float(self.error(difference).sum()), len(true))
 
 
 class MAE(_Deviation):
     """The mean absolute error: the sum over all elements by the number of samples, as in MindSpore."""
 
-    @staticmethod
-    def _error(difference: Array) -> Array:
-        return np.abs(difference)
+    error = np.abs
 
 
 class MSE(_Deviation):
     """The mean squared error: the sum over all elements by the number of samples, as in MindSpore."""
 
-    @staticmethod
-    def _error(difference: Array) -> Array:
-        return np.square(difference)
+    error = np.square
 
 
 class CosineSimilarity(LastUpdate):

@@ -8,7 +8,7 @@ import numpy as np
 
 from distsummary.base.checks import check_int, check_type
 from distsummary.errors import InvalidValueError
-from distsummary.model.metric import Metric
+from distsummary.model.metric import Mean, Metric
 
 
 class BleuScore(Metric):
@@ -73,7 +73,7 @@ class BleuScore(Metric):
         )
 
 
-class Perplexity(Metric):
+class Perplexity(Mean):
     """The exponential of the mean negative log-likelihood of the labels.
 
     Args:
@@ -85,11 +85,7 @@ class Perplexity(Metric):
     def __init__(self, ignore_label: int | None = None) -> None:
         check_int("ignore_label", ignore_label, optional=True)
         self._ignored = ignore_label
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget all updates."""
-        self._sum, self._samples = 0.0, 0
+        super().__init__()
 
     def update(self, *inputs: Any) -> None:
         """Add probabilities (..., C), not logits, and labels (...), ints in [0, C-1].
@@ -111,10 +107,8 @@ class Perplexity(Metric):
                 f"classes; labels must be in [0, {classes - 1}], or be ignore_label"
             )
         likely = predicted.reshape(-1, classes)[counted, labels].astype(np.float64)
-        self._sum -= float(np.log(np.maximum(1e-10, likely)).sum())
-        self._samples += labels.size
+        self._add(-float(np.log(np.maximum(1e-10, likely)).sum()), labels.size)
 
     def eval(self) -> float:
         """The perplexity, >= 1. Raises NoSamplesError."""
-        self._require(self._samples)
-        return float(np.exp(self._sum / self._samples))
+        return float(np.exp(super().eval()))
