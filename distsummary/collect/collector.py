@@ -378,10 +378,11 @@ class CollectorCallback(Callback):
     @door(again=True)
     def _end_training(self, run_context: RunContext) -> None:
         """Record what was logged after the last step, and the complete lineage."""
-        params = run_context.original_args()
+        params, session = run_context.original_args(), self._open_session()
         self._failures.call("values", self._record_rest, params)
-        self._failures.call(self._schedule.graph.what, self._record_graph, params)
-        self._failures.call("lineage", self._end_description, params)
+        if values := self._schedule.graph.rest():  # of a model that was not called in the due steps
+            self._failures.call("graph", session.record, int(params.cur_step_num), {}, values)
+        self._failures.call("lineage", self._description.end, session, params)
 
     @door()
     def _end_evaluation(self, run_context: RunContext) -> None:
@@ -395,13 +396,13 @@ class CollectorCallback(Callback):
     def _record_step(self, params: CallbackParams, number: int) -> None:
         """Record a step (in sink mode an epoch) at which more than the logged values may be due."""
         self._recorded = logged = self._step.logged
-        self._open_session()
+        session = self._open_session()
         is_first = not self._schedule.has_begun
         found = self._failures.call("values", self._schedule.values, params, number, self._step) or []
         values = [*self._step.values, *found]
         self._taps.record(int(params["cur_step_num"]), logged, values, number=number)
         if is_first:
-            self._failures.call("lineage", self._begin_description, params)
+            self._failures.call("lineage", self._description.begin, session, params)
 
     def _record_rest(self, params: CallbackParams) -> None:
         logged = self._step.logged
@@ -410,17 +411,6 @@ class CollectorCallback(Callback):
         self._recorded = logged
         self._open_session()
         self._taps.record(int(params.cur_step_num), logged, self._step.values)
-
-    def _record_graph(self, params: CallbackParams) -> None:
-        """Record the graph of a model that was not called in the steps at which the graph was due."""
-        if values := self._schedule.graph.rest():
-            self._open_session().record(int(params.cur_step_num), {}, values)
-
-    def _begin_description(self, params: CallbackParams) -> None:
-        self._description.begin(self._open_session(), params)
-
-    def _end_description(self, params: CallbackParams) -> None:
-        self._description.end(self._open_session(), params)
 
     def _record_metrics(self, params: CallbackParams) -> None:
         has_scalars = self._settings.collected.additions

@@ -521,8 +521,17 @@ class Session:
             if self._is_past:
                 self._coordinator.evaluated(self.topology, self._registration.attempt)
                 return
-            counters: dict[str, int | str] = {**counters_of(self._final or self.failures.health)}
-            counters["step"] = self._step
+            health = self._final or self.failures.health
+            counters: dict[str, int | str] = {
+                "events": health.events,
+                "bytes": health.bytes,
+                "last_seq": health.last_seq,
+                "errors": sum(health.errors.values()),
+                "given": sum(health.given.values()),
+                "dropped": sum(health.dropped.values()),
+                **{f"dropped/{plugin}": count for plugin, count in sorted(health.dropped.items())},
+                "step": self._step,
+            }
             if self._last_step is not None:
                 counters["recorded_step"] = self._last_step
                 if self._is_terminated:  # the loop goes further, and records nothing
@@ -562,16 +571,3 @@ class Session:
                 errors.append(failure)
         if errors:
             raise errors[0]
-
-
-def counters_of(health: Health) -> dict[str, int]:
-    """A rank's health as a dict of numbers, for the manifest."""
-    return {
-        "events": health.events,
-        "bytes": health.bytes,
-        "last_seq": health.last_seq,
-        "errors": sum(health.errors.values()),
-        "given": sum(health.given.values()),
-        "dropped": sum(health.dropped.values()),
-        **{f"dropped/{plugin}": count for plugin, count in sorted(health.dropped.items())},
-    }

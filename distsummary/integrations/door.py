@@ -204,26 +204,6 @@ class Door:
                 type(error) if error else None, error, error.__traceback__ if error else None
             )
 
-    def begin_batch(self) -> None:
-        """A loader is asked for a batch."""
-        if self.run is not None:
-            self.run.begin_batch()
-
-    def end_batch(self) -> None:
-        """It has given one, or none is left."""
-        if self.run is not None:
-            self.run.end_batch()
-
-    def begin_checkpoint(self) -> None:
-        """The script saves something."""
-        if self.run is not None:
-            self.run.begin_checkpoint()
-
-    def end_checkpoint(self) -> None:
-        """It is saved, or that failed."""
-        if self.run is not None:
-            self.run.end_checkpoint()
-
 
 def open_door(begin: Begin, *, is_default: bool = False) -> Door:
     """Follow the next training, in place of the door that is open, if one is, whose run ends.
@@ -305,18 +285,19 @@ def _replace(owner: Any, name: str, new: Any) -> None:
 
 
 def _between(call: Callable[..., Any], begin: str, end: str) -> Callable[..., Any]:
-    """A call between two methods of the door."""
+    """A call between two methods of the run of the training."""
 
     @functools.wraps(call)
     def wrapper(*args: Any, **named: Any) -> Any:
         door = _door
-        if door is None or is_compiled():
+        if door is None or door.run is None or is_compiled():
             return call(*args, **named)
-        door.call(getattr(door, begin))
+        run = door.run
+        door.call(getattr(run, begin))
         try:
             return call(*args, **named)
         finally:
-            door.call(getattr(door, end))
+            door.call(getattr(run, end))
 
     return wrapper
 

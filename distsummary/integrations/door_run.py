@@ -16,11 +16,13 @@ from torch.optim import Optimizer
 
 from distsummary._init import init
 from distsummary.base.guard import Guard
+from distsummary.errors import DistSummaryError
 from distsummary.frameworks.torch_hook import Hook
 from distsummary.frameworks.torch_modules import unwrap
-from distsummary.integrations.launch_dir import launch_dir
 from distsummary.integrations.tested_hosts import name_untested
-from distsummary.rundir import topology as topologies
+from distsummary.rundir.run_dir import TIME, RunDir, dated_run_dir
+from distsummary.rundir.states import read_run
+from distsummary.rundir.topology import Topology, detect, launch_token
 from distsummary.training.forks import forkables
 from distsummary.training.run import DATA_WAIT_MS, Run
 from distsummary.training.timing.phases import CHECKPOINT, DATA, EVALUATION, FORWARD, REST, Phases
@@ -62,11 +64,34 @@ def begin_run(training: Training, optimizer: Optimizer) -> "tuple[DoorRun | None
         model = model_of(optimizer, [one for one in alive if isinstance(one, nn.Module)])
     del alive
     arguments = {"optimizer": optimizer, "initial_step": steps_done(optimizer), **training.options}
-    directory = launch_dir(training.run_dir, topologies.detect())
+    directory = launch_dir(training.run_dir, detect())
     run = init(directory, watch=model, **arguments)
     if run.rank == 0:
         name_untested()
     return DoorRun(run, model, has_reports=training.has_reports), optimizer if len(optimizers) == 1 else None
+
+
+def launch_dir(path: str, topology: Topology) -> str:
+    """The run dir of this launch in place of a path such as runs/{time}; other paths stay as they are.
+
+    Ranks agree on it by what names their launch. A name that may come again, such as an address and a port,
+    counts while the run that it had last is in progress, and for a restart.
+
+    Raises the errors of `dated_run_dir`.
+    """
+    if TIME not in path:
+        return path
+    token, is_unique = launch_token(topology)
+    return str(dated_run_dir(path, token, is_over=None if is_unique else _is_over).base)
+
+
+def _is_over(run_dir: RunDir) -> bool:
+    """Whether a run has begun, and none of its ranks runs any more."""
+    try:
+        newest = read_run(run_dir).newest
+    except (DistSummaryError, OSError):  # it was removed, or is none
+        return True
+    return newest is not None and newest.state != "running"
 
 
 def open_runs() -> list[Run]:

@@ -67,12 +67,8 @@ def _steps_done(trainer: Any) -> int:
 
 
 def _follow_connector(module: Any) -> None:
-    connector = module._LoggerConnector
-    connector.log_metrics = _reported(connector.log_metrics)
-
-
-def _reported(call: Any) -> Any:
-    """What a Trainer passes the metrics of a step, an epoch or a validation to its loggers by."""
+    """Follow what a Trainer passes the metrics of a step, an epoch or a validation to its loggers by."""
+    call = module._LoggerConnector.log_metrics
 
     @functools.wraps(call)
     def log_metrics(self: Any, metrics: Mapping[str, Any], step: int | None = None) -> None:
@@ -81,7 +77,7 @@ def _reported(call: Any) -> Any:
                 callback.on_logged(self.trainer, metrics, step)
         call(self, metrics, step)
 
-    return log_metrics
+    module._LoggerConnector.log_metrics = log_metrics
 
 
 after_import(f"{Trainer.__module__.rpartition('.')[0]}.connectors.logger_connector", _follow_connector)

@@ -57,8 +57,7 @@ class DefaultCallback(DistSummaryCallback):
     """What each Trainer has under DISTSUMMARY; it has its class since a Trainer warns of two of one class."""
 
 
-def _register(module: Any) -> None:
-    module.INTEGRATION_TO_CALLBACK["distsummary"] = DistSummaryCallback
-
-
-after_import("transformers.integrations.integration_utils", _register)
+after_import(
+    "transformers.integrations.integration_utils",
+    lambda module: module.INTEGRATION_TO_CALLBACK.update(distsummary=DistSummaryCallback),
+)

@@ -6,7 +6,7 @@ torchmetrics can be used in their place: `ds.Model(..., metrics={"auc": torchmet
 None of them is computed by torchmetrics. It defines these in another way than MindSpore: MAE and MSE (means
 over elements), perplexity (of logits), Dice, ROC (other thresholds; the sigmoid of scores outside of [0, 1]),
 BLEU (of texts that it splits itself) and the distances of surfaces. Where both agree (accuracy, precision,
-recall, F, top k, the confusion matrix, the similarity of rows), counting takes a few lines here, the arguments
+recall, F, top k, the confusion matrix, the similarity of rows), counting takes a few lines here, arguments
 would have to be checked all the same, and networks of NumPy would need torch.
 """
 

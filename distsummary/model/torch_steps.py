@@ -87,7 +87,8 @@ class TorchSteps:
             if manager is None:
                 optimizer.step()
                 return loss.detach()
-            gradients = _gradients(optimizer)
+            held = (parameter.grad for group in optimizer.param_groups for parameter in group["params"])
+            gradients = [gradient for gradient in held if gradient is not None]
             if scale != 1:
                 torch._foreach_mul_(gradients, 1 / scale)
             if not manager.get_drop_overflow_update():
@@ -209,7 +210,7 @@ class TorchSteps:
         self, network: nn.Module
     ) -> tuple[Callable[[Any], Any], Callable[[], contextlib.AbstractContextManager[Any]]]:
         """What moves a part of a batch to the network's device, and what makes the context of its forward."""
-        device = _device_of(network)
+        device = next((tensor.device for _, tensor in entries(network)), torch.device("cpu"))
         return _placing(device), partial(
             torch.autocast, device.type
         ) if self._mixed else contextlib.nullcontext
@@ -230,13 +231,6 @@ def _sharded(networks: list[nn.Module]) -> list[Any]:
     from torch.distributed.fsdp import FSDPModule
 
     return [module for network in networks for module in network.modules() if isinstance(module, FSDPModule)]
-
-
-def _device_of(network: nn.Module) -> torch.device:
-    """Where the network's first parameter or buffer lies."""
-    for _, tensor in entries(network):
-        return tensor.device
-    return torch.device("cpu")
 
 
 def _placing(device: torch.device) -> Callable[[Any], Any]:
@@ -293,11 +287,6 @@ def _detached(outputs: Any) -> Any:
     if type(outputs) in (tuple, list):
         return type(outputs)(_detached(each) for each in outputs)
     return outputs
-
-
-def _gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    held = (parameter.grad for group in optimizer.param_groups for parameter in group["params"])
-    return [gradient for gradient in held if gradient is not None]
 
 
 def _all_finite(gradients: list[Tensor]) -> bool:

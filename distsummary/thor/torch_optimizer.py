@@ -346,7 +346,8 @@ class THOR(torch.optim.Optimizer):
         """By what the gradients, and by what the observed gradients of outputs are still to be divided."""
         scaled, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         if self._scaler is not None:
-            scale = float(_scale_of(self._scaler))
+            ours = hasattr(self._scaler, "get_loss_scale")
+            scale = float(self._scaler.get_loss_scale() if ours else self._scaler.get_scale())
             return (1.0 if scaled is None else scale), scale
         if scaled is not None:
             scale = float(scaled) * self._divides
@@ -377,9 +378,7 @@ class THOR(torch.optim.Optimizer):
         self._plan()
 
 
-def thor(*args: Any, **kwargs: Any) -> THOR:
-    """MindSpore's name of THOR, which takes the same arguments."""
-    return THOR(*args, **kwargs)
+thor = THOR  # MindSpore's name of it, which takes the same arguments
 
 
 def _scaling(given: Any) -> tuple[float, Any]:
@@ -393,10 +392,6 @@ def _scaling(given: Any) -> tuple[float, Any]:
     if not 0 < given < math.inf:
         raise InvalidValueError(f"loss_scale must be finite and > 0, got {given}; 1.0 without a scale")
     return float(given), None
-
-
-def _scale_of(scaler: Any) -> float:
-    return float(scaler.get_loss_scale() if hasattr(scaler, "get_loss_scale") else scaler.get_scale())
 
 
 def _group(net: nn.Module, given: dist.ProcessGroup | None) -> dist.ProcessGroup | None:

@@ -1,7 +1,5 @@
 """Records what an optimizer that keeps Kronecker factors of its layers reports of them, as one table."""
 
-import math
-
 from distsummary.collect.values.sources import Source
 from distsummary.format.records import Value
 from distsummary.frameworks.base import Curvature, CurvatureSource
@@ -32,12 +30,8 @@ class CurvatureFigures(Source):
 
     def __init__(self, source: CurvatureSource, steps: Steps, *, has_table: bool) -> None:
         self._source: CurvatureSource | None = source
-        self._steps, self._has_table = steps, has_table
+        self.steps, self._has_table = steps, has_table
         self._refreshes = 0
-
-    def plan(self, last: int) -> None:
-        """See `Source`."""
-        self.at = math.inf if self._source is None else self._steps.after(last)
 
     def values(self, params: CallbackParams, step: int, context: StepContext) -> list[Value]:
         """See `Source`."""
@@ -58,7 +52,7 @@ class CurvatureFigures(Source):
 
     def close(self) -> None:
         """See `Source`."""
-        self._source = None
+        self._source, self.is_active = None, False
 
 
 def table(found: Curvature) -> str:

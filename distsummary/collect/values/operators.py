@@ -55,11 +55,6 @@ class Received:
         self.late += more.late
 
 
-def receives_all(plugin: str, name: str, is_parameter: bool) -> bool:
-    """For a listener that wants every value."""
-    return True
-
-
 class TapListener:
     """Collects what is tapped until it is taken, for a collector or a record, which must keep it alive.
 
@@ -67,7 +62,7 @@ class TapListener:
         snapshot: makes a checked copy of a value, of a plugin and name; raises for what cannot be recorded.
         failures: counts the values that cannot be recorded.
         wants: asked before a value that is no number is copied: plugin, name, and whether it is a parameter
-            (equal on all ranks that train the same model).
+            (equal on all ranks that train the same model). By default, every value is wanted.
         says_repeats: whether to say that a name was tapped several times before its step ended.
     """
 
@@ -75,7 +70,7 @@ class TapListener:
         self,
         snapshot: Callable[[str, str, object], Value],
         failures: Callable[[], Failures],
-        wants: Callable[[str, str, bool], bool] = receives_all,
+        wants: Callable[[str, str, bool], bool] = lambda plugin, name, is_parameter: True,
         *,
         says_repeats: bool = False,
     ) -> None:

@@ -22,11 +22,13 @@ from distsummary.training.step_context import StepContext
 class Source:
     """A kind of values. Steps before the `at` of every source are plain: nothing is computed at them.
 
-    A source overrides `plan` and `values`, and of the other methods those that it needs. `what` names the
-    values, also in the message about a failure.
+    A source overrides `values`, and of the other methods those that it needs. `what` names the values, also
+    in the message about a failure. `steps` says when they are due, as long as the source `is_active`.
     """
 
     what: str
+    steps: Steps
+    is_active = True
     at: float = -math.inf  # the next due step; before the first step -inf, if none is due any more inf
 
     def begin(self, params: CallbackParams) -> None:
@@ -44,7 +46,7 @@ class Source:
 
     def plan(self, last: int) -> None:
         """Set `at` to the first due step after `last`."""
-        raise NotImplementedError
+        self.at = self.steps.after(last) if self.is_active else math.inf
 
     def values(self, params: CallbackParams, step: int, context: StepContext) -> list[Value]:
         """The values of a step at which they are due. What it raises is counted, and the step continues.
@@ -66,10 +68,6 @@ class LossSource(Source):
     def __init__(self, steps: Steps, failures: Failures, *, compatibility: Compatibility) -> None:
         self.steps = steps
         self._failures, self._compatibility = failures, compatibility
-
-    def plan(self, last: int) -> None:
-        """See `Source`."""
-        self.at = self.steps.after(last)
 
     def values(self, params: CallbackParams, step: int, context: StepContext) -> list[Value]:
         """See `Source`."""
@@ -93,18 +91,14 @@ class LearningRate(Source):
     def __init__(self, steps: Steps, failures: Failures) -> None:
         self.steps = steps
         self._failures = failures
-        self._has_optimizer = False
+        self.is_active = False
         self._rate: list[Value] = []
 
     def begin(self, params: CallbackParams) -> None:
         """See `Source`: keep the rate now, as a scheduler may set the next one before the step ends."""
-        self._has_optimizer = params.get("optimizer") is not None
-        if self._has_optimizer:
+        self.is_active = params.get("optimizer") is not None
+        if self.is_active:
             self._rate = self._failures.call(self.what, learning_rate_values, params) or []
-
-    def plan(self, last: int) -> None:
-        """See `Source`."""
-        self.at = self.steps.after(last) if self._has_optimizer else math.inf
 
     def values(self, params: CallbackParams, step: int, context: StepContext) -> list[Value]:
         """See `Source`."""
@@ -119,19 +113,14 @@ class Images(Source):
     def __init__(self, steps: Steps, *, compatibility: Compatibility) -> None:
         self.steps = steps
         self._compatibility = compatibility
-        self._has_images = True
-
-    def plan(self, last: int) -> None:
-        """See `Source`."""
-        self.at = self.steps.after(last) if self._has_images else math.inf
 
     def values(self, params: CallbackParams, step: int, context: StepContext) -> list[Value]:
         """See `Source`."""
-        if not self._has_images:
+        if not self.is_active:
             return []
-        self._has_images = False  # also if it raises
+        self.is_active = False  # also if it raises
         images = image_values(params.get("train_dataset_element"), compatibility=self._compatibility)
-        self._has_images = bool(images)
+        self.is_active = bool(images)
         return images
 
 

@@ -117,7 +117,8 @@ class _Drawing:
         edges = tuple(source for source in sources if isinstance(source, Edge))
         tensors = list(tensors_in(given))
         if used and not edges and len(tensors) == len(used) and name in _SAME_PARAMETER:
-            self._remember_parameter(used[0], result)  # a weight that is turned or cast stays the weight
+            for tensor in tensors_in(result):  # a weight that is turned or cast stays the weight
+                self._made(tensor, used[0])
             return
         total, shown = 0, {}
         for parameter in used:
@@ -147,10 +148,6 @@ class _Drawing:
     def _remember(self, node: str, value: object) -> None:
         for number, tensor in enumerate(tensors_in(value)):
             self._made(tensor, Edge(node, number))
-
-    def _remember_parameter(self, name: str, value: object) -> None:
-        for tensor in tensors_in(value):
-            self._made(tensor, name)
 
     def _made(self, tensor: Tensor, source: Edge | str) -> None:
         self._of_object[id(tensor)] = weakref.ref(tensor), source

@@ -45,10 +45,6 @@ _NUMBERS = frozenset(
 _ONE, _PLAIN = (1,), (Tensor, nn.Parameter)
 
 
-def _refuse_scalar(error: Exception, name: str, value: Tensor) -> None:
-    _refuse_value(error, "scalar", name, value)
-
-
 def _refuse_value(error: Exception, plugin: str, name: str, *args: object, **named: object) -> None:
     operators.refuse(plugin, f"the {plugin} {name!r} cannot be recorded: {error}")
 
@@ -62,7 +58,7 @@ def _refuse_gradient(error: Exception, name: str, *args: object) -> None:
 # --- numbers ------------------------------------------------------------------------------------------------
 
 
-@torch_door(operators.GUARD, _refuse_scalar)
+@torch_door(operators.GUARD, lambda error, name, value: _refuse_value(error, "scalar", name))
 def scalar(name: str, value: Tensor) -> None:
     """Tap a number; see `summary.scalar`."""
     _check_name(name)
@@ -417,12 +413,8 @@ def _is_traced_again(plugin: str, name: str, *, by_attempt: bool = True) -> bool
 # --- the operator of compiled code --------------------------------------------------------------------------
 
 
-def _refuse_tap(error: Exception, value: Tensor, plugin: str, name: str, *args: object) -> None:
-    _refuse_value(error, plugin, name)
-
-
 @_not_compiled
-@torch_door(operators.GUARD, _refuse_tap)
+@torch_door(operators.GUARD, lambda error, value, *names: _refuse_value(error, *names[:2]))
 def _tap(value: Tensor, plugin: str, name: str, is_parameter: bool, is_gradient: bool) -> None:
     if not operators.is_listening() or (not is_gradient and _is_replay()):
         return
