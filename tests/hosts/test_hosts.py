@@ -39,8 +39,10 @@ ACCELERATE = (  # several processes on CPUs are MPI's
 @pytest.fixture(scope="module", autouse=True)
 def extensions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """DeepSpeed compiles into a directory of these tests: a killed run leaves a lock that others wait for."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path_factory.mktemp("extensions")))
+        patched.setenv("TORCH_EXTENSIONS_DIR", str(shared / "extensions"))
         yield
 
 
