@@ -52,6 +52,8 @@ class LoneRank:
 
     What the writer has written passes by as packed rows, of which few have to be judged; see `_Sieve`.
 
+    Its attributes are what the writer's thread hands to its own, and the judges with their state.
+
     Args:
         inner: joins the rank to its run. run_dir: the run.
     """

@@ -97,7 +97,7 @@ class MergedFiles:
         self._earlier = earlier
         self._directory, self._formats, self._source = directory, formats, source or directory
         self._files, self._begun = files or Files(), begun
-        self._run_id, self._attempt, self._seq = run_id, attempt, 0
+        self._owner, self._seq = EventIds(run_id, attempt), 0
         self._segments: dict[str, Segment] = {}
         self._tables = TableTurns()
         for path in directory.iterdir():
@@ -159,7 +159,7 @@ class MergedFiles:
             segment.append(b"".join(frame(payload) for payload in payloads))
 
     def _ids(self, seq: int) -> EventIds:
-        return EventIds(self._run_id, self._attempt, seq)
+        return self._owner._replace(seq=seq)
 
     def _begin(self, dialect: str, first_step: int) -> None:
         """Create the file of a dialect and write its first records."""

@@ -59,6 +59,9 @@ class Merger:
     of it into the files, and `finish` ends that. The same windows give the same files however they are
     divided.
 
+    Its attributes are what it remembers of the steps so far, and what `advance` is going to put: a call that
+    is repeated after a full disk finds both as they were.
+
     Args:
         files: take the steps.
         norms: adds up the norms of ranks. judging: judges the steps; None leaves that out.

@@ -56,6 +56,9 @@ class AsyncWriter:
     `writer` accepts it. After any other exception the batch is dropped and counted; with the delivery
     "queued", also after OSError.
 
+    Its attributes are what two threads share, under one lock but for `write_row`: the queue, the counters
+    that must add up at every moment, and the state of the end.
+
     Args:
         writer: receives the batches; its `start()` returns the highest seq that it has already written.
         spec: the run, attempt and rank of the batches, and the settings of the queue.

@@ -60,15 +60,16 @@ class EventFiles:
     What an earlier writer of the same attempt acknowledged, such as a killed collector, is made durable too:
     at once with the delivery "synced", otherwise by `close`.
 
+    It has many attributes because a failure in the middle of any of its steps (open, write, sync, rotate) has
+    to be continued later: each notes one thing that is left to do.
+
     Raises:
         RunDirError: the directory cannot be made or written.
     """
 
     def __init__(self, spec: WriterSpec, files: Files, fail: Callable[[str], None]) -> None:
-        self._directory, self._formats, self._limits = Path(spec.directory), spec.formats, spec.limits
-        self._rotates = spec.limits.rotate_bytes is not None or spec.limits.rotate_s is not None
-        self._attempt, self._files, self._fail = spec.attempt, files, fail
-        self._begun = spec.begun
+        self._spec, self._files, self._fail = spec, files, fail
+        self._directory = Path(spec.directory)
         self.ids = EventIds(run_id=spec.run_id, attempt=spec.attempt, seq=0)
         self.name = SegmentName(
             prefix=spec.prefix,
@@ -90,10 +91,10 @@ class EventFiles:
         ensure_directory(self._directory)
         remove_leftovers(self._directory)
         cut_torn_tails(self._directory, files)
-        self.last_seq = {dialect: self._last_seq_in_files(dialect) for dialect in self._formats}
+        self.last_seq = {dialect: self._last_seq_in_files(dialect) for dialect in self._spec.formats}
         self._inherited = [
             path
-            for dialect in self._formats
+            for dialect in self._spec.formats
             if self.last_seq[dialect]
             for path in files_of_attempt(self._directory, dialect, spec.run_id, spec.attempt)
         ]
@@ -102,11 +103,11 @@ class EventFiles:
         self._named_at: float | None = files.now()  # for the first files' names; then None
         stamp = next_stamp(self._directory, self._named_at)
         self.paths = {
-            dialect: self._directory / self.name.file_name(dialect, stamp) for dialect in self._formats
+            dialect: self._directory / self.name.file_name(dialect, stamp) for dialect in self._spec.formats
         }
 
     def _last_seq_in_files(self, dialect: str) -> int:
-        return read_last_seq(self._directory, dialect, self.ids.run_id, self._attempt)
+        return read_last_seq(self._directory, dialect, self.ids.run_id, self._spec.attempt)
 
     def append(self, framed: Mapping[str, Sequence[Framed]], first_step: int) -> Appended:
         """Append to each file, in one write, the frames that it does not have; a failed write is undone.
@@ -117,13 +118,13 @@ class EventFiles:
         """
         nbytes, refused_from = 0, {}
         now = self._files.now()
-        for dialect, segment in self._segments.items() if self._rotates else ():
+        for dialect, segment in self._segments.items() if self._spec.limits.rotates else ():
             incoming = sum([frames.nbytes for frames in framed[dialect]])
-            is_due = self._limits.is_due(segment.length, now - segment.opened, incoming)
+            is_due = self._spec.limits.is_due(segment.length, now - segment.opened, incoming)
             if is_due and not segment.is_empty and abs(now - self._tried_at) > TRY_AGAIN_S:
                 self._rotate(first_step, now)
                 break
-        for dialect in self._formats:
+        for dialect in self._spec.formats:
             new = self._missing(dialect, framed[dialect])
             if not new:
                 continue
@@ -132,7 +133,7 @@ class EventFiles:
                 self._open(first_step)
                 new = self._missing(dialect, new)  # opening may have found more events in the files
                 segment = self._segments[dialect]
-                fitting = new if self._limits.max_file_size is None else self._fitting(segment, new)
+                fitting = new if self._spec.limits.max_file_size is None else self._fitting(segment, new)
                 if fitting:
                     self._extend(dialect, fitting, first_step)
                     nbytes += sum([frames.nbytes for frames in fitting])
@@ -157,8 +158,8 @@ class EventFiles:
 
     def _fitting(self, segment: Segment, framed: Sequence[Framed]) -> list[Framed]:
         """The leading frames that fit into the segment within `max_file_size`."""
-        assert self._limits.max_file_size is not None
-        room = self._limits.max_file_size - segment.length
+        assert self._spec.limits.max_file_size is not None
+        room = self._spec.limits.max_file_size - segment.length
         fitting = []
         for frames in framed:
             count = min(frames.count, max(0, room) * frames.count // frames.nbytes)
@@ -208,19 +209,19 @@ class EventFiles:
         if self._needs_repair:  # a file was abandoned: cut off its torn frame and find its last seq
             self._rescue()  # first: it rewrites files without the remains of failed appends
             cut_torn_tails(self._directory, self._files)
-            for dialect in self._formats:
+            for dialect in self._spec.formats:
                 self.last_seq[dialect] = max(self.last_seq[dialect], self._last_seq_in_files(dialect))
             self._needs_repair = False
         opened = open_segments(
             self._directory,
-            self._formats,
+            self._spec.formats,
             self.name,
             self._files,
             named_at=self._named_at,
             keeps_unsynced=self._group is not None,
         )
         now = self._files.now()
-        begun = now if self._begun is None else self._begun
+        begun = now if self._spec.begun is None else self._spec.begun
         try:
             for dialect, segment in opened.items():
                 own = self.first_fields.get(dialect, b"")
@@ -228,7 +229,9 @@ class EventFiles:
                     head = frame(mindspore_format.encode_version(begun, self.ids, own))
                 else:
                     head = frame(tensorboard_format.encode_version(begun, self.ids, own))
-                    if self._attempt > 0 and self.last_seq[TENSORBOARD] == 0:  # a later attempt starts here
+                    if (
+                        self._spec.attempt > 0 and self.last_seq[TENSORBOARD] == 0
+                    ):  # a later attempt starts here
                         head += frame(tensorboard_format.encode_session_start(first_step, now, self.ids))
                 segment.append(head)
         except OSError:

@@ -24,6 +24,11 @@ class Limits:
     rotate_bytes: int | None = None
     rotate_s: float | None = None
 
+    @property
+    def rotates(self) -> bool:
+        """Whether new files may become due at all."""
+        return self.rotate_bytes is not None or self.rotate_s is not None
+
     def is_due(self, length: int, age_s: float, incoming: int) -> bool:
         """Whether new files must begin before `incoming` bytes are written."""
         is_large = self.rotate_bytes is not None and length + incoming > self.rotate_bytes
