@@ -62,7 +62,7 @@ class Aggregator:
     works the same as an actor, which the ranks call, and as a process that no one calls. All its lasting
     state is in the run dir: if it dies, the next one continues where it stopped.
 
-    Every ROUND_S its thread
+    Every `round_s` seconds its thread
 
     - appends to the merged run of the newest training (see LiveMerge),
     - reports which rank is stuck, if one is (see `diagnosis/stuck.py`),
@@ -81,16 +81,25 @@ class Aggregator:
         run_dir: the run dir.
         grace_s: see above; in seconds.
         on_end: called once, in the aggregator's own thread.
+        round_s: seconds between two rounds.
+        clock: the time in seconds.
     """
 
     def __init__(
-        self, run_dir: str, *, grace_s: float = GRACE_S, on_end: Callable[[], None] = lambda: None
+        self,
+        run_dir: str,
+        *,
+        grace_s: float = GRACE_S,
+        on_end: Callable[[], None] = lambda: None,
+        round_s: float = ROUND_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run_dir = RunDir(run_dir)
         self._registrar = Registrar(self._run_dir)
         self._grace_s, self._on_end = grace_s, on_end
+        self._round_s, self._clock = round_s, clock
         self._ended_launches: set[str] = set()
-        self._last_contact_s = time.monotonic()
+        self._last_contact_s = self._clock()
         self._asked = self._answered = 0  # how often somebody asked for a look at the ranks
         self._has_ended = False
         self._changed = threading.Condition(threading.RLock())  # for the above
@@ -104,7 +113,7 @@ class Aggregator:
         self._over: list[Manifest] = []  # the attempts to settle, with their ranks
         self._is_busy = True  # whether ranks run, or may join
         self._look_at_s = 0.0
-        self._seen_s = time.monotonic()  # when the states of the ranks were read last
+        self._seen_s = self._clock()  # when the states of the ranks were read last
         self._seen = 0  # the time of the run.json that was looked at
         self._live: LiveMerge | None = None
         self._live_of: Key | None = None
@@ -130,7 +139,7 @@ class Aggregator:
     def renew(self) -> None:
         """A rank of the run calls: the aggregator does not end yet."""
         with self._changed:
-            self._last_contact_s = time.monotonic()
+            self._last_contact_s = self._clock()
 
     def serves(self, launch_id: str) -> bool:
         """Whether ranks of this launch have joined the run; never waits for a merge."""
@@ -197,7 +206,7 @@ class Aggregator:
             while self._round():
                 with self._changed:
                     if self._asked == self._answered:
-                        self._changed.wait(ROUND_S)
+                        self._changed.wait(self._round_s)
         except Exception:  # no one waits for this thread; the rank files can still be merged later
             logger.exception("%s: the aggregator ends; run: distsummary merge", self._run_dir.base)
         finally:
@@ -211,12 +220,12 @@ class Aggregator:
 
     def _round(self) -> bool:
         """One round of the thread; False when nothing is left to do."""
-        asked, began_s = self._asked, time.monotonic()
+        asked, began_s = self._asked, self._clock()
         changed = self._manifest_time()  # the last rank that leaves changes run.json, and waits
         if asked > self._answered or began_s >= self._look_at_s or changed != self._seen:
             self._seen = changed
             self._look()
-            took_s = time.monotonic() - began_s
+            took_s = self._clock() - began_s
             self._look_at_s = began_s + took_s + max(LOOK_S, LOOK_SHARE * took_s)
         self._write_live()
         self._report_stuck()
@@ -224,7 +233,7 @@ class Aggregator:
         with self._changed:
             self._answered = asked
             self._changed.notify_all()
-            silent_s = time.monotonic() - self._last_contact_s
+            silent_s = self._clock() - self._last_contact_s
             if not self._run_dir.base.is_dir():
                 return False
             return self._is_busy or bool(self._over) or silent_s < self._grace_s
@@ -248,7 +257,7 @@ class Aggregator:
             for entry in entries:
                 key = _key(entry)
                 attempt = attempts[key]
-                age_s = time.monotonic() - self._since_s.setdefault(key, time.monotonic())
+                age_s = self._clock() - self._since_s.setdefault(key, self._clock())
                 has_ended = any(entry["incarnation"].startswith(launch) for launch in self._ended_launches)
                 if attempt.missing and not has_ended:
                     self._is_busy |= age_s < JOIN_S
@@ -270,9 +279,9 @@ class Aggregator:
                         watched.append(attempt)
         except DistSummaryError as error:
             self._warn(f"the states of the ranks cannot be read: {error}")
-            self._is_busy = was_busy and time.monotonic() - self._seen_s < UNREADABLE_S
+            self._is_busy = was_busy and self._clock() - self._seen_s < UNREADABLE_S
         else:
-            self._seen_s = time.monotonic()
+            self._seen_s = self._clock()
         self._over, self._watched = over, watched
 
     def _report(self, attempt: AttemptState, *, is_over: bool = False) -> None:
@@ -315,9 +324,9 @@ class Aggregator:
             return False
         known, since_s = self._evaluated.get(_key(entry), (0, 0.0))
         if reported > known:
-            since_s = time.monotonic()
+            since_s = self._clock()
             self._evaluated[_key(entry)] = reported, since_s
-        is_awaited = time.monotonic() - since_s < EVALUATED_S
+        is_awaited = self._clock() - since_s < EVALUATED_S
         self._is_busy |= is_awaited
         return is_awaited
 
@@ -325,8 +334,8 @@ class Aggregator:
         """Whether the files of some ranks do not show here yet what these recorded, and may still."""
         if entry["world_size"] == 1 or not (hidden := hidden_ranks(self._run_dir, entry)):
             return False
-        since_s = self._hidden_s.setdefault(_key(entry), time.monotonic())
-        if is_awaited := time.monotonic() - since_s < HIDDEN_S:
+        since_s = self._hidden_s.setdefault(_key(entry), self._clock())
+        if is_awaited := self._clock() - since_s < HIDDEN_S:
             self._warn(
                 f"the files of {named_ranks(hidden)} do not show here yet all that was recorded; a network "
                 f"file system shows it within a minute. The merge waits {HIDDEN_S:g} s for it"
@@ -404,7 +413,7 @@ class Aggregator:
             return
         try:
             self._live.poll()
-            self._live.advance(self._running, time.monotonic())
+            self._live.advance(self._running, self._clock())
         except OSError as error:  # such as a full disk; the next round tries again
             self._warn(f"the merged run cannot be written now: {error_line(error)}")
         except Exception:
@@ -470,15 +479,15 @@ class Aggregator:
                     )
             self._note(entry, "merged", states)
         except (DistSummaryError, OSError) as error:
-            since_s = self._failing_s.setdefault(key, time.monotonic())
+            since_s = self._failing_s.setdefault(key, self._clock())
             is_hidden = isinstance(error, MissingFileError)  # a network file system shows it later
-            if time.monotonic() - since_s < (HIDDEN_S if is_hidden else GIVE_UP_S):
+            if self._clock() - since_s < (HIDDEN_S if is_hidden else GIVE_UP_S):
                 return False
             base = self._run_dir.base
             reason = f"{base}: the ranks could not be merged: {error}; then run: distsummary merge {base}"
             self._given_up[key] = entry, reason
             with self._changed:
-                self._last_contact_s = time.monotonic() + REPORT_S
+                self._last_contact_s = self._clock() + REPORT_S
             logger.warning("%s", reason)
         return True
 

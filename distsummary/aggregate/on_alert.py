@@ -37,11 +37,11 @@ from distsummary.training.callbacks import Callback, RunContext, guarded
 
 Alert = Mapping[str, Any]
 
-LOOK_S = 1.0  # between two looks at alerts.jsonl
+LOOK_S = 1.0
 POST_S = 5.0  # a server that does not answer within it is tried again
 TRIES = 3
 ENDED = (FINISHED, INTERRUPTED, FAILED, LOST)  # causes of the last alert of a training
-CLOSE_S = 5.0  # at the end of the training, the last alerts have so long to be passed on
+CLOSE_S = 5.0
 # What servers take, by the names of their hosts, which may have more labels before them.
 _SLACK = ("hooks.slack.com", "hooks.slack-gov.com")
 _DISCORD = ("discord.com", "discordapp.com")
@@ -86,12 +86,21 @@ class OnAlert(Callback):
             it is sent as Basic authentication, and redirects are not followed. An alert has
             the fields of a line of alerts.jsonl, `run_dir`, and `text`, which says it in a sentence.
         fail: called with the reason if the function raises, or the server did not take it in three tries.
+        look_s: seconds between two looks at alerts.jsonl.
+        close_s: how long the end of the training waits till the last alerts are passed on.
     """
 
     def __init__(
-        self, run_dir: RunDir, on_alert: Callable[[Alert], object] | str, fail: Callable[[str], None]
+        self,
+        run_dir: RunDir,
+        on_alert: Callable[[Alert], object] | str,
+        fail: Callable[[str], None],
+        *,
+        look_s: float = LOOK_S,
+        close_s: float = CLOSE_S,
     ) -> None:
         self._run_dir, self._on_alert, self._fail = run_dir, on_alert, fail
+        self._look_s, self._close_s = look_s, close_s
         self._known: set[Key] = set()
         self._read_to = 0  # bytes of the file
         self._held = 0  # alerts that were too many within an hour, and the newest of them
@@ -122,18 +131,18 @@ class OnAlert(Callback):
 
     def _terminate(self, error: Terminated) -> None:
         """Pass on how the run has ended, before a signal ends the process."""
-        self._has_ended.wait(min(CLOSE_S, error.left_s))
+        self._has_ended.wait(min(self._close_s, error.left_s))
         self._close()
 
     def _close(self) -> None:
         self._is_stopped.set()
         if self._thread is not None:
-            self._thread.join(CLOSE_S)
+            self._thread.join(self._close_s)
 
     def _follow(self) -> None:
         is_last = False
         while not is_last:
-            is_last = self._is_stopped.wait(LOOK_S)
+            is_last = self._is_stopped.wait(self._look_s)
             try:
                 self._look(is_last=is_last)
             except Exception as error:  # the disk; another look may succeed

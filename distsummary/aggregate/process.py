@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from distsummary.aggregate.rank_directories import first_free_attempt
@@ -48,10 +48,19 @@ class AggregatorProcess:
     No one waits for the start. The child has a session of its own, so that Ctrl-C in the terminal does not
     end it before the ranks have left the run; it ends by itself when the run is over. Its stderr is that of
     this process.
+
+    Args:
+        run_dir: the run that it follows.
+        command: the child, which ends with exit code 0 when the run is over; None: the aggregator.
+        backoff_s: the pauses before it is started again.
     """
 
-    def __init__(self, run_dir: RunDir) -> None:
-        self._base = run_dir.base
+    def __init__(
+        self, run_dir: RunDir, *, command: Sequence[str] | None = None, backoff_s: Sequence[float] = BACKOFF_S
+    ) -> None:
+        self._base, self._backoff_s = run_dir.base, backoff_s
+        package = str(Path(__file__).parents[2])
+        self._command = command or [sys.executable, "-P", "-c", _CODE, package, str(run_dir.base)]
         self.has_failed = False  # it died so often that it is not started again
         self._is_hurried, self._runs = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._keep, name="distsummary-aggregator", daemon=True)
@@ -73,7 +82,7 @@ class AggregatorProcess:
         self._thread.join()
 
     def _keep(self) -> None:
-        for pause_s in (*BACKOFF_S, 0.0):
+        for pause_s in (*self._backoff_s, 0.0):
             how = self._run()
             if not how:
                 return
@@ -90,10 +99,9 @@ class AggregatorProcess:
 
     def _run(self) -> str:
         """Run the child to its end; returns how it failed, empty if the run is over and merged."""
-        command = [sys.executable, "-P", "-c", _CODE, str(Path(__file__).parents[2]), str(self._base)]
         try:
             child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
+                self._command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
             )
         except OSError as error:
             return f"cannot be started ({error.strerror})"
@@ -105,23 +113,29 @@ class AggregatorProcess:
         return f"ended with exit code {code}" if code else ""
 
 
-def start_aggregator(run_dir: RunDir) -> AggregatorProcess:
-    """Start the aggregator of a run in the background; it ends by itself when the run is over."""
-    return AggregatorProcess(run_dir)
-
-
 class ProcessCoordinator(LocalCoordinator):
     """A LocalCoordinator of a run whose rank 0 has started the aggregator as a child process.
 
     The ranks do not talk to the aggregator, which reads their files. Only the last rank that leaves waits for
     the merged run, at most MERGE_WAIT_S; the aggregator outlives the ranks if it takes longer.
 
-    `waits_at_exit`: it waits when its process ends, and not when it leaves the run.
+    Args:
+        run_dir: the run.
+        waits_at_exit: whether it waits when its process ends, and not when it leaves the run.
+        start: starts an aggregator of the run.
+        clock: the time in seconds.
     """
 
-    def __init__(self, run_dir: RunDir, *, waits_at_exit: bool = False) -> None:
+    def __init__(
+        self,
+        run_dir: RunDir,
+        *,
+        waits_at_exit: bool = False,
+        start: Callable[[RunDir], AggregatorProcess] = AggregatorProcess,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         super().__init__(run_dir, lambda role: first_free_attempt(run_dir, role))
-        self._waits_at_exit = waits_at_exit
+        self._waits_at_exit, self._start_process, self._clock = waits_at_exit, start, clock
         self._process: AggregatorProcess | None = None
         self._start_at_s, self._pause_s = 0.0, AGAIN_S  # when a heartbeat may start the next aggregator
         self._look_at_s = float("inf")  # when to look whether rank 0 has begun
@@ -131,7 +145,7 @@ class ProcessCoordinator(LocalCoordinator):
         registration = super().register(topology)
         self._start(topology)
         if topology.rank > 0 and topology.local_rank == 0:  # one rank of each node
-            self._look_at_s = time.monotonic() + MISSING_S
+            self._look_at_s = self._clock() + MISSING_S
         return registration
 
     def beat(self, topology: Topology, attempt: int, heartbeat: Heartbeat) -> tuple[Deal, ...]:
@@ -140,9 +154,9 @@ class ProcessCoordinator(LocalCoordinator):
         Ranks that were stopped, or whose heartbeats found no room on the disk, counted as lost, and the
         aggregator may have ended. While rank 0 continues, it starts the next one, at ever longer intervals.
         """
-        if time.monotonic() > self._start_at_s:
+        if self._clock() > self._start_at_s:
             self._start(topology)
-        if time.monotonic() > self._look_at_s:
+        if self._clock() > self._look_at_s:
             self._look_at_s = float("inf")
             entry = find_attempt(self.run_dir.read_manifest(), topology.role, attempt)
             if not ranks_of(self.run_dir, entry, [0]):
@@ -173,8 +187,8 @@ class ProcessCoordinator(LocalCoordinator):
         if topology.rank > 0 or topology.world_size == 1:
             return
         if self._process is None or not (self._process.is_kept or self._process.has_failed):
-            self._process = start_aggregator(self.run_dir)
-            self._start_at_s = time.monotonic() + self._pause_s
+            self._process = self._start_process(self.run_dir)
+            self._start_at_s = self._clock() + self._pause_s
             self._pause_s *= 2
 
     def _await_merge(self, role: str, attempt: int) -> None:

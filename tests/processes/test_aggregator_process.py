@@ -14,14 +14,10 @@ import psutil
 import pytest
 
 import distsummary as ds
-from distsummary.aggregate import aggregator as aggregator_module
-from distsummary.aggregate.follow import Follower
 from distsummary.aggregate.merge import merge_run
 from distsummary.base.processes import is_alive
 from distsummary.events.reader import read_directory
-from distsummary.rundir.coordination import LocalCoordinator
 from distsummary.rundir.run_dir import RunDir
-from distsummary.rundir.topology import Topology
 from tests.patience import PATIENCE_S, wait_for
 
 # Logs a step for each line that it reads.
@@ -213,21 +209,6 @@ def test_an_evaluation_after_the_training_is_in_the_merged_run(tmp_path: Path) -
             evaluation.log(accuracy=0.5 + rank)
     found = [(e.step, v.data) for e in read_directory(tmp_path) for v in e.values if v.tag == "eval/accuracy"]
     assert (losses(tmp_path), found) == ({1: 0.5, 2: 0.5, 3: 0.5}, [(3, 1.0)])
-
-
-def test_ranks_that_never_began_are_named_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = RunDir(tmp_path)
-    topology = Topology(rank=1, world_size=4)
-    coordinator = LocalCoordinator(run)
-    coordinator.register(topology)
-    coordinator.finish(topology, 0, {})
-    monkeypatch.setattr(aggregator_module, "JOIN_S", 0.2)
-    assert Follower(run).follow()
-    [reported] = [record.getMessage() for record in caplog.records if "have not begun" in record.message]
-    assert "of 4 ranks, rank(s) 0, 2, 3 have not begun to record here within 0.2 s" in reported
-    assert run.read_manifest()["attempts"][0]["missing"]["ranks"] == [0, 2, 3]
 
 
 UNTIL_STOPPED = """

@@ -4,12 +4,12 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 import distsummary as ds
-from distsummary.aggregate import aggregator as aggregator_module
 from distsummary.aggregate.aggregator import Aggregator
 from distsummary.rundir import deal as deal_module
 from distsummary.rundir.run_dir import RunDir
@@ -24,8 +24,6 @@ def test_what_was_dealt_is_what_was_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deal: str
 ) -> None:
     monkeypatch.setattr(deal_module, "BEAT_S", BEAT_S)
-    for name, seconds in (("WORLD_S", 0.5), ("LOOK_S", 0.05), ("LOOK_SHARE", 0)):
-        monkeypatch.setattr(aggregator_module, name, seconds)
     run_dir, ranks = tmp_path / "run", {}
 
     def start(*numbers: int) -> None:
@@ -50,7 +48,7 @@ def test_what_was_dealt_is_what_was_recorded(
         start(0, 1, 3)
         wait_for(lambda: bool(RunDir(run_dir).read_manifest()["attempts"]))
         ended = threading.Event()
-        Aggregator(str(run_dir), grace_s=0.1, on_end=ended.set)
+        Aggregator(str(run_dir), on_end=ended.set, round_s=0.05, clock=lambda: 20 * time.monotonic())
         await_deal(0, 1, 3)
         start(2)
         await_deal(0, 1, 2, 3)

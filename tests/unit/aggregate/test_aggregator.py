@@ -1,15 +1,20 @@
 """The aggregator: when it merges, what it keeps of lineage, and that it ends."""
 
+import json
+import os
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
-from distsummary import Topology, merge_run
-from distsummary.aggregate import aggregator as aggregator_module
+from distsummary import Topology
 from distsummary.aggregate.aggregator import Aggregator
 from distsummary.aggregate.rank_directories import first_free_attempt
+from distsummary.base.publish import publish
 from distsummary.diagnosis.alerts import read_alerts
 from distsummary.errors import RunDirError, StaleAttemptError
 from distsummary.events.reader import read_directory, read_lineage
@@ -18,38 +23,59 @@ from distsummary.events.writer import RankWriter
 from distsummary.format.frames import frame
 from distsummary.format.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.format.records import Batch, Event, Value
-from distsummary.rundir import run_dir as run_dir_module
-from distsummary.rundir import states
 from distsummary.rundir.attempts import Registration, rank_states, with_ranks
 from distsummary.rundir.coordination import LocalCoordinator
 from distsummary.rundir.deal import Deal, Heartbeat, Part, Share, Steps
 from distsummary.rundir.rank_parts import write_parts
 from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.states import read_run
+from distsummary.rundir.timeouts import LAUNCHER_S
+from tests.disks import FULL, room_for
 from tests.patience import PATIENCE_S, wait_for
 
 RANKS = [Topology(rank=rank, world_size=2, incarnation="launch-1") for rank in range(2)]
+NO_PROCESS = 0
 NEXT = [Topology(rank=rank, world_size=2, incarnation="launch-2") for rank in range(2)]
 
 
 class Life:
-    """Aggregators of one run; each has to end itself."""
+    """Aggregators of one run; each has to end itself.
 
-    def __init__(self, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.run_dir, self._monkeypatch = run_dir, monkeypatch
+    Their clocks run `rate` times as fast as time: what waits for seconds is over in milliseconds.
+    """
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self.run_dir = run_dir
         self._started: list[tuple[Aggregator, threading.Event]] = []
 
-    def start(self, *, grace_s: float = 0.5) -> Aggregator:
+    def start(self, *, grace_s: float = 0.5, rate: float = 1000.0) -> Aggregator:
         ended = threading.Event()
-        aggregator = Aggregator(str(self.run_dir.base), grace_s=grace_s, on_end=ended.set)
+        aggregator = Aggregator(
+            str(self.run_dir.base),
+            grace_s=grace_s * rate,
+            on_end=ended.set,
+            round_s=0.01,
+            clock=lambda: time.monotonic() * rate,
+        )
         self._started.append((aggregator, ended))
         return aggregator
 
+    def kill(self, *, pid: int = NO_PROCESS, seconds_ago: float = 0.0) -> None:
+        """Let the files of the ranks name a process that does not live, or another one."""
+        for file in self.run_dir.base.glob("rank_*/manifest.json"):
+            found = json.loads(file.read_text())
+            for entry in found["attempts"]:
+                entry["pid"] = pid
+            publish(file, json.dumps(found).encode())
+            seen = file.stat().st_mtime - seconds_ago
+            os.utime(file, (seen, seen))
+
     def lapse(self) -> None:
         """An aggregator that finds no rank alive, from its start to its end."""
-        with self._monkeypatch.context() as patch:
-            patch.setattr(states, "is_alive", lambda place: False)
-            self.start()
-            self.end()
+        self.kill()
+        self.start(grace_s=0.0)
+        self.end()
+        self.kill(pid=os.getpid())
 
     def end(self) -> None:
         for _, ended in self._started:
@@ -68,20 +94,22 @@ class Life:
     def merged_steps(self) -> list[int]:
         return [event.step for event in read_directory(self.run_dir.base)]
 
+    def merged_files(self) -> set[str]:
+        """The names of the merged files, of which each merge writes new ones."""
+        return {file.name for file in self.run_dir.base.glob("events.*")}
+
     def close(self) -> None:
         """End those that would wait for ranks which the test left running."""
         self.run_dir.update_manifest(lambda manifest: manifest["attempts"].clear())
-        for aggregator, _ in self._started:
-            aggregator.renew()
+        for aggregator, ended in self._started:
+            if not ended.is_set():
+                aggregator.settle("")
         self.end()
 
 
 @pytest.fixture
-def life(nasty_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Life]:
-    for name in ("ROUND_S", "LOOK_S", "EVALUATED_S", "GIVE_UP_S", "REPORT_S"):
-        monkeypatch.setattr(aggregator_module, name, 0.01)
-    monkeypatch.setattr(aggregator_module, "JOIN_S", 0.0)
-    found = Life(RunDir(nasty_tmp_path / "run").create(), monkeypatch)
+def life(nasty_tmp_path: Path) -> Iterator[Life]:
+    found = Life(RunDir(nasty_tmp_path / "run").create())
     yield found
     found.close()
 
@@ -122,28 +150,14 @@ def record(
     writer.close()
 
 
-def count_merges(monkeypatch: pytest.MonkeyPatch, failures: int = 0) -> list[RunDir]:
-    """The merges from now on; the first ones fail."""
-    merges: list[RunDir] = []
-
-    def merge(run_dir: RunDir) -> object:
-        merges.append(run_dir)
-        if len(merges) <= failures:
-            raise OSError(28, "No space left on device")
-        return merge_run(run_dir)
-
-    monkeypatch.setattr(aggregator_module, "merge_run", merge)
-    return merges
-
-
 def test_a_merge_waits_for_files_that_do_not_show_all_that_was_recorded(
-    life: Life, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    life: Life, caplog: pytest.LogCaptureFixture
 ) -> None:
-    aggregator = life.start()
+    aggregator = life.start(rate=10.0)
     for topology in RANKS:
         register(life, aggregator, topology)
         record(life.run_dir, topology, range(1, 10))
-    [*_, file] = sorted(life.run_dir.writer_dir("train", 1, 2).glob("*_MS"))
+    *_, file = sorted(life.run_dir.writer_dir("train", 1, 2).glob("*_MS"))
     whole = file.read_bytes()
     last = list(read_directory(file.parent))[-1]
     file.write_bytes(whole[: last.offset])  # as another host sees it that has cached its size
@@ -157,8 +171,7 @@ def test_a_merge_waits_for_files_that_do_not_show_all_that_was_recorded(
     assert facts["last_steps"] == {"0": 9, "1": 9}
 
 
-def test_a_merge_does_not_wait_for_ever_for_files(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aggregator_module, "HIDDEN_S", 0.2)
+def test_a_merge_does_not_wait_for_ever_for_files(life: Life) -> None:
     aggregator = life.start()
     for topology in RANKS:
         register(life, aggregator, topology)
@@ -168,8 +181,7 @@ def test_a_merge_does_not_wait_for_ever_for_files(life: Life, monkeypatch: pytes
     assert life.run_dir.read_manifest()["merged"]["train"]["last_steps"] == {"0": 9, "1": 9}
 
 
-def test_the_last_rank_to_finish_has_the_run_merged_once(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
-    merges = count_merges(monkeypatch)
+def test_the_last_rank_to_finish_has_the_run_merged_once(life: Life) -> None:
     aggregator = life.start()
     for topology in RANKS:
         register(life, aggregator, topology)
@@ -177,23 +189,24 @@ def test_the_last_rank_to_finish_has_the_run_merged_once(life: Life, monkeypatch
         record(life.run_dir, topology, range(1, 4))
         finish(life, aggregator, topology, 0, {})
     assert life.merged_steps() == [1, 2, 3]
+    files = life.merged_files()
     aggregator.settle("launch-1")
     life.lapse()
-    assert len(merges) <= 1  # none, if it was merged while it ran
+    assert life.merged_files() == files
 
 
-def test_a_step_is_merged_while_its_ranks_train(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
-    merges = count_merges(monkeypatch)
-    aggregator = life.start()
+def test_a_step_is_merged_while_its_ranks_train(life: Life) -> None:
+    aggregator = life.start(rate=10.0)
     for topology in RANKS:
         register(life, aggregator, topology)
     for topology in RANKS:
         record(life.run_dir, topology, range(1, 4))
     wait_for(lambda: life.merged_steps() == [1, 2])  # a rank may still add to its newest step
+    files = life.merged_files()
     for topology in RANKS:
         finish(life, aggregator, topology, 0, {})
     assert life.merged_steps() == [1, 2, 3]
-    assert not merges
+    assert life.merged_files() >= files
     assert life.run_dir.read_manifest()["merged"]["train"]["last_steps"] == {"0": 3, "1": 3}
 
 
@@ -240,7 +253,8 @@ def test_ranks_that_never_begin_are_named_once(life: Life, caplog: pytest.LogCap
     life.start()
     wait_for(lambda: "missing" in life.run_dir.read_manifest()["attempts"][0])
     assert life.run_dir.read_manifest()["attempts"][0]["missing"]["ranks"] == [1]
-    assert [record.message for record in caplog.records if "have not begun to record here" in record.message]
+    [message] = [one for one in caplog.messages if "have not begun to record here" in one]
+    assert "of 2 ranks, rank(s) 1 have not begun to record here within 30 s" in message
 
 
 def test_a_run_in_which_a_rank_failed_is_failed_after_its_merge(life: Life) -> None:
@@ -257,14 +271,12 @@ def test_a_run_in_which_a_rank_failed_is_failed_after_its_merge(life: Life) -> N
     assert life.merged_steps() == [1, 2, 3]
 
 
-def test_the_end_of_a_lost_rank_is_of_the_step_in_its_files(
-    life: Life, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_end_of_a_lost_rank_is_of_the_step_in_its_files(life: Life) -> None:
     join(life)  # no heartbeat has a step
     life.start()
     for topology in RANKS:
         record(life.run_dir, topology, range(1, 41))
-    monkeypatch.setattr(states, "is_alive", lambda place: False)
+    life.kill()
     lost: list[int] = []
     wait_for(
         lambda: (
@@ -291,10 +303,7 @@ def test_ranks_that_come_back_after_a_lapse_are_merged_to_their_end(life: Life) 
     assert life.state() == "finished"
 
 
-def test_a_rank_that_comes_back_alone_is_merged_after_the_next_lapse(
-    life: Life, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    merges = count_merges(monkeypatch)
+def test_a_rank_that_comes_back_alone_is_merged_after_the_next_lapse(life: Life) -> None:
     join(life)
     life.lapse()
     record(life.run_dir, RANKS[0], range(1, 4))
@@ -303,50 +312,41 @@ def test_a_rank_that_comes_back_alone_is_merged_after_the_next_lapse(
     assert life.states() == {"0": "finished", "1": "running"}
     assert life.state() == "lost"
     assert life.merged_steps() == [1, 2, 3]
-    assert len(merges) == 2
 
 
 def test_an_aggregator_whose_disk_is_full_ends_when_its_ranks_have_left(
-    life: Life, monkeypatch: pytest.MonkeyPatch
+    life: Life, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(path: Path, data: bytes) -> None:
-        raise RunDirError(f"{path} cannot be written: No space left on device")
-
     aggregator = life.start()
     for topology in RANKS:
         register(life, aggregator, topology)
         finish(life, aggregator, topology, 0, {}) if topology.rank == 0 else None
-    LocalCoordinator(life.run_dir).leave(RANKS[1], 0, {})
-    monkeypatch.setattr(run_dir_module, "publish", refuse)
-    with pytest.raises(RunDirError, match="No space left on device; then run: distsummary merge"):
-        aggregator.finish(RANKS[1], 0, {})
-    life.end()
-    monkeypatch.undo()
+    with ExitStack() as full:
+        with FileLock(life.run_dir.base / ".lock"):  # the aggregator settles nothing yet
+            LocalCoordinator(life.run_dir).leave(RANKS[1], 0, {})
+            full.enter_context(room_for(0))
+        with pytest.raises(RunDirError, match=f"{FULL}; .*; then run: distsummary merge"):
+            aggregator.finish(RANKS[1], 0, {})
+        life.end()
+    assert "could not be merged: " in caplog.text
     assert "merged" not in life.run_dir.read_manifest()["attempts"][0]
 
 
-def test_a_merge_that_failed_is_tried_again(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aggregator_module, "GIVE_UP_S", 1000.0)
-    merges = count_merges(monkeypatch, failures=2)
+def test_a_merge_that_failed_is_tried_again(life: Life) -> None:
     join(life)
     for topology in RANKS:
         record(life.run_dir, topology, range(1, 4))
         LocalCoordinator(life.run_dir).finish(topology, 0, {})
-    life.start()
+    foreign = RankWriter(WriterSpec(directory=life.run_dir.base, run_id="f" * 16))
+    foreign.write(Batch(run_id="f" * 16, attempt=0, rank=0, first_seq=1, events=[Event(1, 1.0, [])]))
+    foreign.close()
+    files = life.merged_files()
+    life.start(grace_s=0.0, rate=10.0)
+    wait_for(lambda: life.state() == "finished")
+    for name in files:
+        (life.run_dir.base / name).unlink()
     life.end()
     assert life.merged_steps() == [1, 2, 3]
-    assert len(merges) == 3
-
-
-def test_a_merge_that_fails_is_not_tried_for_ever(
-    life: Life, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    count_merges(monkeypatch, failures=1000)
-    join(life)
-    life.lapse()
-    assert (
-        "could not be merged: [Errno 28] No space left on device; then run: distsummary merge" in caplog.text
-    )
 
 
 def test_an_aggregator_without_its_run_dir_ends_and_lets_a_launch_end(life: Life) -> None:
@@ -365,27 +365,22 @@ def test_after_the_end_of_a_launch_it_waits_for_no_other_word(life: Life) -> Non
     life.end()
 
 
-def test_it_stays_until_ds_launch_has_reported_why_a_rank_died(
-    life: Life, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_stays_until_ds_launch_has_reported_why_a_rank_died(life: Life) -> None:
     join(life, [Topology(rank=rank, world_size=2, incarnation="launch abc+0") for rank in range(2)])
-    monkeypatch.setattr(states, "is_alive", lambda place: False)
+    life.kill()
     aggregator = life.start(grace_s=0.0)
     wait_for(lambda: life.state() == "lost")
     aggregator.settle("launch of another job")  # returns after a round
     assert not life.has_ended()
     aggregator.settle("launch abc", {0: "exit code 3", 1: "killed by signal 9"})
     life.end()
-    reasons = [rank.reason for rank in states.read_run(life.run_dir).attempts[0].ranks]
+    reasons = [rank.reason for rank in read_run(life.run_dir).attempts[0].ranks]
     assert reasons == ["exit code 3", "killed by signal 9"]
 
 
-def test_it_waits_a_limited_time_for_what_ds_launch_reports(
-    life: Life, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_waits_a_limited_time_for_what_ds_launch_reports(life: Life) -> None:
     join(life, [Topology(rank=rank, world_size=2, incarnation="launch abc+0") for rank in range(2)])
-    monkeypatch.setattr(states, "is_alive", lambda place: False)
-    monkeypatch.setattr(aggregator_module, "LAUNCHER_S", 0.0)
+    life.kill(seconds_ago=LAUNCHER_S)
     life.start(grace_s=0.0)
     life.end()
 
@@ -438,28 +433,23 @@ def test_files_of_other_writers_hold_no_attempt(life: Life) -> None:
     assert first_free_attempt(life.run_dir, "train") == 0
 
 
-def test_the_last_rank_that_evaluates_a_finished_training_has_the_run_merged_again(
-    life: Life, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    merges = count_merges(monkeypatch)
-    monkeypatch.setattr(aggregator_module, "EVALUATED_S", 1000.0)
+def test_the_last_rank_that_evaluates_a_finished_training_has_the_run_merged_again(life: Life) -> None:
     join(life)
     aggregator = life.start()
     for topology in RANKS:
         record(life.run_dir, topology, range(1, 3))
         finish(life, aggregator, topology, 0, {})
     life.end()
-    before = len(merges)
     assert life.merged_steps() == [1, 2]
+    aggregator = life.start(rate=1.0)
     for topology in NEXT:  # 9 stands for what the evaluation adds
         record(life.run_dir, topology, range(9, 10))
-        life.start().evaluated(topology, 0)
+        aggregator.evaluated(topology, 0)
         assert life.merged_steps() == ([1, 2] if topology.rank == 0 else [1, 2, 9])
-    merged = len(merges)
-    assert merged > before
+    files = life.merged_files()
     assert len(life.run_dir.read_manifest()["attempts"]) == 1
     life.lapse()
-    assert len(merges) == merged
+    assert life.merged_files() == files
 
 
 def test_an_evaluation_that_not_all_ranks_finished_is_merged_after_a_while(life: Life) -> None:

@@ -3,15 +3,14 @@
 import base64
 import json
 import threading
-import urllib.request
 from dataclasses import replace
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
 import distsummary as ds
-from distsummary.aggregate import on_alert
-from distsummary.aggregate.on_alert import OnAlert, check_on_alert, payload
+from distsummary.aggregate.on_alert import CLOSE_S, OnAlert, check_on_alert, payload
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import InvalidTypeError, InvalidValueError
@@ -23,9 +22,7 @@ def verdict(rank: int, until: int | None = None) -> Verdict:
     return Verdict(rank=rank, cause="data", since_step=3, until_step=until, evidence="slow", reported_step=9)
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(on_alert, "LOOK_S", 0.01)
+Quick = partial(OnAlert, look_s=0.01)
 
 
 @pytest.fixture
@@ -78,7 +75,7 @@ def sent_to(callback: OnAlert, run_dir: RunDir, *verdicts: Verdict) -> None:
 def test_a_function_gets_each_alert_of_this_training_once(tmp_path):
     run_dir, got, failures = RunDir(tmp_path).create(), [], []
     Alerts(run_dir).report(0, verdict(7))  # an earlier attempt
-    callback = OnAlert(run_dir, got.append, failures.append)
+    callback = Quick(run_dir, got.append, failures.append)
     sent_to(callback, run_dir, verdict(1), verdict(2), verdict(1, until=20))
     assert [(one["rank"], one["cause"], one["attempt"]) for one in got] == [(1, "data", 1), (2, "data", 1)]
     assert got[1]["text"] == "distsummary: Rank 2 has held up the run since step 3: slow."
@@ -93,7 +90,7 @@ def test_a_function_that_raises_is_counted_and_gets_the_next_alert(tmp_path):
         ranks.append(alert["rank"])
         raise RuntimeError("no network")
 
-    sent_to(OnAlert(run_dir, fail, failures.append), run_dir, verdict(1), verdict(2))
+    sent_to(Quick(run_dir, fail, failures.append), run_dir, verdict(1), verdict(2))
     assert ranks == [1, 2]
     assert failures == ["on_alert: RuntimeError: no network"] * 2
 
@@ -101,7 +98,7 @@ def test_a_function_that_raises_is_counted_and_gets_the_next_alert(tmp_path):
 def test_alerts_that_cannot_be_read_end_no_training_and_are_reported_when_they_can_be(tmp_path):
     run_dir, got, failures, waiting = RunDir(tmp_path).create(), [], [], threading.Event()
     run_dir.alerts_path.mkdir()
-    with (callback := OnAlert(run_dir, got.append, failures.append)):
+    with (callback := Quick(run_dir, got.append, failures.append)):
         callback.on_train_begin(RunContext(CallbackParams()))
         while len(failures) < 2:  # at the begin, and at a look
             waiting.wait(0.01)
@@ -114,7 +111,7 @@ def test_alerts_that_cannot_be_read_end_no_training_and_are_reported_when_they_c
 def test_a_server_gets_json_also_if_it_refuses_twice(tmp_path, server):
     run_dir, failures, taken = RunDir(tmp_path).create(), [], threading.Event()
     server.refusals = 2
-    with (callback := OnAlert(run_dir, server.url, failures.append)):
+    with (callback := Quick(run_dir, server.url, failures.append)):
         callback.on_train_begin(RunContext(CallbackParams()))
         Alerts(run_dir).report(0, verdict(2))
         while not server.taken and not failures:
@@ -126,7 +123,7 @@ def test_a_server_gets_json_also_if_it_refuses_twice(tmp_path, server):
 def test_a_server_that_never_takes_it_is_counted(tmp_path, server):
     run_dir, failures, waiting = RunDir(tmp_path).create(), [], threading.Event()
     server.refusals = 99
-    with (callback := OnAlert(run_dir, server.url, failures.append)):
+    with (callback := Quick(run_dir, server.url, failures.append)):
         callback.on_train_begin(RunContext(CallbackParams()))
         Alerts(run_dir).report(0, verdict(2))
         while not failures:
@@ -137,7 +134,7 @@ def test_a_server_that_never_takes_it_is_counted(tmp_path, server):
 
 def test_a_redirect_is_not_followed(tmp_path, server):
     run_dir, failures, waiting = RunDir(tmp_path).create(), [], threading.Event()
-    with (callback := OnAlert(run_dir, server.url.replace("/alerts", "/moved"), failures.append)):
+    with (callback := Quick(run_dir, server.url.replace("/alerts", "/moved"), failures.append)):
         callback.on_train_begin(RunContext(CallbackParams()))
         Alerts(run_dir).report(0, verdict(2))
         while not failures:
@@ -150,7 +147,7 @@ def test_a_login_in_the_url_is_sent_and_never_written(tmp_path, server):
     run_dir, failures, waiting = RunDir(tmp_path).create(), [], threading.Event()
     url = server.url.replace("//", "//me:p%40ss@")
     server.refusals = 3
-    with (callback := OnAlert(run_dir, url, failures.append)):
+    with (callback := Quick(run_dir, url, failures.append)):
         callback.on_train_begin(RunContext(CallbackParams()))
         Alerts(run_dir).report(0, verdict(1))
         while not failures:
@@ -163,12 +160,11 @@ def test_a_login_in_the_url_is_sent_and_never_written(tmp_path, server):
     assert "p%40ss" not in str(caught.value)
 
 
-def test_a_server_that_does_not_answer_holds_the_end_for_five_seconds_at_most(tmp_path, server, monkeypatch):
+def test_a_server_that_does_not_answer_holds_the_end_for_five_seconds_at_most(tmp_path, server):
     run_dir, failures = RunDir(tmp_path).create(), []
-    assert on_alert.CLOSE_S <= 5.0
-    monkeypatch.setattr(on_alert, "CLOSE_S", 0.02)
+    assert CLOSE_S <= 5.0
     server.released.clear()
-    sent_to(OnAlert(run_dir, server.url, failures.append), run_dir, verdict(1))
+    sent_to(Quick(run_dir, server.url, failures.append, close_s=0.02), run_dir, verdict(1))
     assert server.taken == []
     server.released.set()
 
@@ -181,7 +177,7 @@ def test_alerts_that_are_held_back_are_not_passed_on_and_of_too_many_the_count_i
     nan = replace(verdict(0), cause="nan", level="error")
     started = replace(verdict(0), cause="started", level="info")
     sent_to(
-        OnAlert(run_dir, got.append, failures.append),
+        Quick(run_dir, got.append, failures.append),
         run_dir, nan, started, *(verdict(rank) for rank in range(1, 6)),
     )  # fmt: skip
     assert [(one["rank"], one["cause"]) for one in got] == [(1, "data"), (2, "data"), (5, "message")]
@@ -252,9 +248,8 @@ def test_slack_gets_its_payload_over_http(tmp_path, server, monkeypatch):
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
-    monkeypatch.setattr(urllib.request, "_opener", None)  # urllib reads the proxies once
     run_dir, failures, waiting = RunDir(tmp_path).create(), [], threading.Event()
-    with (callback := OnAlert(run_dir, "http://hooks.slack.com/services/x", failures.append)):
+    with (callback := Quick(run_dir, "http://hooks.slack.com/services/x", failures.append)):
         callback.on_train_begin(RunContext(CallbackParams()))
         Alerts(run_dir).report(0, verdict(2))
         while not server.taken and not failures:

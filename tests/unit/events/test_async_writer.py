@@ -1,8 +1,8 @@
 import os
 import signal
 import threading
+import time
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import pytest
@@ -261,12 +261,10 @@ def test_what_the_writer_refuses_for_good_is_dropped_and_counted():
     adds_up(writer, scalar=2)
 
 
-def test_a_disk_that_stays_full_ends_the_writer_in_time_and_is_counted(monkeypatch):
-    monkeypatch.setattr(async_writer, "CLOSE_S", 0.05)
-    monkeypatch.setattr(async_writer, "LATE_S", 0.001)
+def test_a_disk_that_stays_full_ends_the_writer_in_time_and_is_counted():
     sink = Sink()
     sink.error = OSError(28, "No space left on device")
-    writer = start(sink, retry_s=0.001)
+    writer = start(sink, retry_s=0.001, clock=lambda: 1000 * time.monotonic())
     for step in range(3):
         writer.write(event(step))
     missing = "events were dropped: OSError: [Errno 28] No space left on device; free some space"
@@ -280,8 +278,12 @@ def test_a_disk_that_stays_full_ends_the_writer_in_time_and_is_counted(monkeypat
     assert writer.health().missing == missing
 
 
-def test_flush_gives_a_full_disk_half_a_second_and_raises_if_asked_for(monkeypatch):
-    monkeypatch.setattr("distsummary.events.async_writer.REFUSED_S", 0.01)
+@pytest.fixture
+def soon_refused(monkeypatch):
+    monkeypatch.setattr(async_writer, "REFUSED_S", 0.01)
+
+
+def test_flush_gives_a_full_disk_half_a_second_and_raises_if_asked_for(soon_refused):
     sink = Sink()
     sink.error = OSError(28, "No space left on device")
     writer = start(sink, retry_s=0.001, raise_exception=True)
@@ -293,9 +295,7 @@ def test_flush_gives_a_full_disk_half_a_second_and_raises_if_asked_for(monkeypat
     assert sink.steps == [1]
 
 
-def test_flush_waits_for_a_collector_that_is_being_restarted(monkeypatch):
-    monkeypatch.setattr("distsummary.events.async_writer.REFUSED_S", 0.01)
-
+def test_flush_waits_for_a_collector_that_is_being_restarted(soon_refused):
     class Restarting(Sink):
         left = 20
 
@@ -333,24 +333,16 @@ def test_a_disk_that_stays_full_is_tried_ever_more_rarely_but_at_once_for_a_flus
 
 
 def test_a_stalled_writer_holds_the_training_up_once_not_at_every_step(
-    ticking: Ticking, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ticking: Ticking, caplog: pytest.LogCaptureFixture
 ):
     waits: list[float] = []
-    wait_for = health.BoundedWait.wait_for
-
-    def timed(self: health.BoundedWait, *args: Any) -> bool:
-        begun = ticking.now
-        try:
-            return wait_for(self, *args)
-        finally:
-            waits.append(ticking.now - begun)
-
-    monkeypatch.setattr(health.BoundedWait, "wait_for", timed)
     sink = Sink()
     sink.gate.clear()
     writer = start(sink, budget_bytes=3 * (64 + ITEM_BYTES), clock=ticking)
     for step in range(20):
+        begun = ticking.now
         writer.write(event(step))
+        waits.append(ticking.now - begun)
     assert [seconds >= 2.0 for seconds in waits].count(True) == 1
     assert sum(waits) < 2.5 + 20 * 0.2  # a call that does not wait looks at the clock, too
     assert "whole steps are dropped and counted from now on" in caplog.text
