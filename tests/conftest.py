@@ -142,6 +142,17 @@ def one_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write, "draw", lambda grid, kind, **options: PIXEL)
 
 
+@pytest.fixture
+def cut_calls(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sets how many points of a landscape go into a call, where the engine allows it, whatever they take."""
+    from distsummary.landscapes.run import runner
+
+    def change(points: int) -> None:
+        monkeypatch.setattr(runner, "call_size", lambda waiting, workers, point_s, least: max(points, least))
+
+    return change
+
+
 # One fixture and plain system calls, because every test pays for it.
 @pytest.fixture(autouse=True)
 def nothing_left_behind(own_places: Path, leak_grace_s: float) -> Iterator[None]:

@@ -29,11 +29,11 @@ NAMESPACE = "distsummary"
 ASIDE = "aside"  # the Ray concurrency group of the calls that are answered even during a merge
 _TRIES = 5
 RETRY_S = 0.5
-REGISTER_S = 60.0  # seconds after which a rank continues without the aggregator's answer
+REGISTER_S = 60.0
 NAMED_S = 10.0  # after so long without an answer, a rank that joins says what it waits for
 PING_S = 5.0  # how often `settle` asks whether the aggregator still answers, and how long it waits for that
 SERVES_S = 15.0  # how long `settle` waits for aggregators to say whether they serve the launch
-MERGE_S = 10.0  # how long the last rank's `finish` and `evaluated` wait for the merged run
+MERGE_S = 10.0
 SETTLE_S = 600.0  # how long `settle` does, while the aggregator answers
 
 
@@ -80,10 +80,15 @@ class AggregatorClient:
 
     If the actor does not answer in time, or after `ray.shutdown()`, the client uses the run dir without the
     actor: nothing is lost, but the merged run may have to be written by `distsummary merge`.
+
+    Args:
+        run_dir: the run.
+        register_s: seconds after which a rank continues without the aggregator's answer.
+        merge_s: how long the last rank's `finish` and `evaluated` wait for the merged run.
     """
 
-    def __init__(self, run_dir: RunDir) -> None:
-        self._run_dir = run_dir
+    def __init__(self, run_dir: RunDir, *, register_s: float = REGISTER_S, merge_s: float = MERGE_S) -> None:
+        self._run_dir, self._register_s, self._merge_s = run_dir, register_s, merge_s
         self._local = LocalCoordinator(run_dir, partial(first_free_attempt, run_dir))
         self._ray = RayConnection()
         self._handle = _get_or_start(run_dir)
@@ -97,7 +102,7 @@ class AggregatorClient:
         Raises WorldMismatchError when the ranks of an attempt disagree on the world size, RunDirError when
         the run dir is not shared with the aggregator's node, or that node has another version.
         """
-        registration: Registration = self._ask("register", REGISTER_S, topology)
+        registration: Registration = self._ask("register", self._register_s, topology)
         refuse_other_version(self._run_dir, registration)
         refuse_unshared(self._run_dir, registration)
         self._local.enter(topology, registration.attempt)
@@ -133,11 +138,11 @@ class AggregatorClient:
         try:
             self._local.leave(topology, attempt, health)
         finally:  # the aggregator ends and merges also if the disk is full
-            self._ask("finish", MERGE_S, topology, attempt, health)
+            self._ask("finish", self._merge_s, topology, attempt, health)
 
     def evaluated(self, topology: Topology, attempt: int) -> None:
         """Report an evaluation; the call of the last rank returns only after the run is merged again."""
-        self._ask("evaluated", MERGE_S, topology, attempt)
+        self._ask("evaluated", self._merge_s, topology, attempt)
 
     def _ask(self, method: str, timeout_s: float, *args: object, **options: object) -> Any:
         """Call the aggregator, or the LocalCoordinator if there is no answer; raises what the call raised."""

@@ -24,7 +24,7 @@ from distsummary.aggregate.statistics import SAMPLED
 from distsummary.events.reader import Piece
 from distsummary.events.scalar_columns import ScalarColumns
 
-MAX_HELD = 1 << 23  # scalars that wait; beyond it, the older half of the steps is due
+MAX_HELD = 1 << 23
 _NEVER = np.iinfo(np.int64).min  # as a step
 
 
@@ -63,15 +63,19 @@ class PendingSteps:
     that this rank had reported when it was read. So are the SAMPLED tags, which a rank may report at any time
     during a step; they alone wait as long as it takes.
 
+    Args:
+        attempt: that of the ranks.
+        max_held: scalars that wait; beyond it, the older half of the steps is due.
+
     Attributes:
         reached: rank -> the newest step that it has reported.
         graph: the graph that the lowest rank recorded; it has no step.
     """
 
-    def __init__(self, attempt: int) -> None:
+    def __init__(self, attempt: int, *, max_held: int = MAX_HELD) -> None:
         self.reached: dict[int, int] = {}
         self.graph: RecordedGraph | None = None
-        self._attempt = attempt
+        self._attempt, self._max_held = attempt, max_held
         self._front: float = -math.inf  # the newest step that was due
         self._tags = TagNumbers()
         self._is_sampled = np.empty(0, np.bool_)  # by the number of a tag
@@ -140,7 +144,7 @@ class PendingSteps:
         last = floor - 1
         while self._reports and self._reports[0][0] <= before:
             last = max(last, self._reports.popleft()[1])
-        if self._steps.size > MAX_HELD:
+        if self._steps.size > self._max_held:
             last = max(last, self._steps.middle())
         steps = [window_of(self._attempt, group, [*self._tags]) for group in self._steps.take(last + 1)]
         if steps:

@@ -1,6 +1,6 @@
 """What tests of frameworks share."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -14,3 +14,11 @@ def several_threads() -> Iterator[None]:
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def fill_device(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From its call on, no data fit into the memory of a device."""
+    from distsummary.landscapes.model import torch_memory
+
+    return lambda: monkeypatch.setattr(torch_memory, "device_bytes", lambda device: 1)

@@ -64,8 +64,8 @@ def test_a_setting_of_the_old_way_comes_back(way: str) -> None:
     assert before in (None, torch.get_float32_matmul_precision())
 
 
-def test_algorithms_are_not_chosen_by_timing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cudnn, "benchmark", True)
-    with backends(tf32=False):
-        assert (cudnn.benchmark, cudnn.deterministic) == (False, True)
-    assert (cudnn.benchmark, cudnn.deterministic) == (True, False)
+def test_algorithms_are_not_chosen_by_timing() -> None:
+    with cudnn.flags(enabled=None, benchmark=True):
+        with backends(tf32=False):
+            assert (cudnn.benchmark, cudnn.deterministic) == (False, True)
+        assert (cudnn.benchmark, cudnn.deterministic) == (True, False)

@@ -166,15 +166,21 @@ def test_parameters_without_replicas_are_left_out_and_tied_ones_counted_once() -
     assert checksums.measure() == []
 
 
-def steps_summed(step_ms: float, cost_s: float, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def steps_summed(step_ms: float, cost_s: float) -> list[int]:
     """At which of 200 steps parameters are summed up, if that takes so long."""
     clock = iter(np.arange(0, 1e6) * cost_s)
-    monkeypatch.setattr("distsummary.collect.compare.rank_checks.time.thread_time", lambda: next(clock))
     measured = SimpleNamespace(
         list_parameters=lambda: None, names=[], groups={}, device_bytes=0,
         measure=lambda: [Value("scalar", f"{BITS_TAGS}whole/0", 1.0)],
     )  # fmt: skip
-    source: Any = Checks(True, {}, topology=Topology(), checksums=measured, report=lambda facts: None)  # type: ignore[arg-type]
+    source: Any = Checks(
+        True,
+        {},
+        topology=Topology(),
+        checksums=measured,  # type: ignore[arg-type]
+        report=lambda facts: None,
+        clock=lambda: float(next(clock)),
+    )
     found = []
     for step in range(1, 201):
         params = CallbackParams(train_dataset_element=torch.randn(3))
@@ -185,10 +191,10 @@ def steps_summed(step_ms: float, cost_s: float, monkeypatch: pytest.MonkeyPatch)
     return found
 
 
-def test_sums_are_as_rare_as_their_cost_demands(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert steps_summed(1e3, 1e-3, monkeypatch) == [*range(1, 201)]
-    assert steps_summed(10.0, 70e-6, monkeypatch) == [*range(1, 9), *range(16, 201, 8)]
-    assert steps_summed(0.1, 70e-6, monkeypatch) == [*range(1, 9)]  # 1024 is the next
+def test_sums_are_as_rare_as_their_cost_demands() -> None:
+    assert steps_summed(1e3, 1e-3) == [*range(1, 201)]
+    assert steps_summed(10.0, 70e-6) == [*range(1, 9), *range(16, 201, 8)]
+    assert steps_summed(0.1, 70e-6) == [*range(1, 9)]  # 1024 is the next
 
 
 def test_batches_have_the_same_digest_if_and_only_if_their_tensors_are_equal() -> None:

@@ -1,7 +1,7 @@
 """What is computed at a point in addition to the loss, and how the batches are gone through."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeErr
 from distsummary.landscapes.engines.engine_choice import EngineChoice
 from distsummary.landscapes.engines.torch_engines import TorchEngine
 from distsummary.landscapes.model.quantities import MIN_ROWS
-from distsummary.landscapes.model.torch_memory import exceeds_device, to_device
+from distsummary.landscapes.model.torch_memory import to_device
 from tests.frameworks.landscape_nets import (
     CRITERION,
     XS,
@@ -260,14 +260,14 @@ def test_streamed_data_is_read_once_for_a_block_of_points(choice: EngineChoice) 
 
 @ENGINES
 def test_data_that_does_not_fit_into_a_gpu_is_brought_there_batch_by_batch(
-    choice: EngineChoice, monkeypatch: pytest.MonkeyPatch
+    choice: EngineChoice, monkeypatch: pytest.MonkeyPatch, fill_device: Callable[[], None]
 ) -> None:
     net = make_net(Cnn)
     batches = net.batches()
     resident = values_of(engine_at(net, batches, choice))
     moved: list[Any] = []
     engines = sys.modules[TorchEngine.__module__]
-    monkeypatch.setattr(sys.modules[exceeds_device.__module__], "device_bytes", lambda _: 1)
+    fill_device()
     monkeypatch.setattr(engines, "to_device", lambda batch, *to: moved.append(batch) or to_device(batch, *to))
     engine = engine_at(net, batches, choice)
     begun = len(moved)

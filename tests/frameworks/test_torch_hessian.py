@@ -1,8 +1,7 @@
 """Hessian-vector products of torch models, and the landscapes along the eigenvectors they lead to."""
 
-import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions.hessian import lanczos, mean_product
 from distsummary.landscapes.engines.torch_hessian import TorchHessian
-from distsummary.landscapes.model.torch_memory import exceeds_device
 from tests.frameworks.test_torch_landscape import conv_net, fingerprint, images
 from tests.unit.landscapes import golden_mlp
 
@@ -114,7 +112,7 @@ def test_the_product_is_the_sum_of_its_groups_in_order() -> None:
 
 
 def test_batches_that_are_read_again_or_do_not_fit_into_a_gpu_give_the_same_bits(
-    monkeypatch: pytest.MonkeyPatch,
+    fill_device: Callable[[], None],
 ) -> None:
     class Loader:
         def __iter__(self) -> Iterator[Any]:
@@ -130,7 +128,7 @@ def test_batches_that_are_read_again_or_do_not_fit_into_a_gpu_give_the_same_bits
 
     expected = product(data)
     assert product(Loader()) == expected
-    monkeypatch.setattr(sys.modules[exceeds_device.__module__], "device_bytes", lambda _: 1)
+    fill_device()
     assert product(data) == expected
 
 

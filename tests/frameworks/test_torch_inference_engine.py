@@ -1,7 +1,6 @@
 """The inference engine: the row engine's losses bit for bit, in the memory of the user's own parameters."""
 
 import copy
-import errno
 import gc
 import json
 import pickle
@@ -40,6 +39,7 @@ from distsummary.landscapes.engines.torch_inference_engine import TorchInference
 from distsummary.landscapes.engines.worker import LandscapeWorker, Task
 from distsummary.landscapes.model.torch_saved import SavedValues, can_stay
 from distsummary.landscapes.model.user_code import BatchLoss
+from tests.disks import FULL, room_for
 from tests.frameworks.landscape_nets import (
     CRITERION,
     NETS,
@@ -258,14 +258,11 @@ def test_centres_and_directions_that_look_at_the_models_memory_stay_what_they_we
     assert found[0].tobytes() == found[1].tobytes() == found[2].tobytes()
 
 
-def test_without_room_for_the_models_own_values_nothing_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+def test_without_room_for_the_models_own_values_nothing_is_touched() -> None:
     net = make_net(Mlp)
     before = fingerprint(net)
-    monkeypatch.setattr(sys.modules[SavedValues.__module__], "_all_of", full)
-    with pytest.raises(LandscapeError, match=r"No space left .* set TMPDIR to another directory"):
+    full = pytest.raises(LandscapeError, match=rf"{FULL}.* set TMPDIR to another directory")
+    with full, room_for(0):
         values_of(net, net.batches(), INFERENCE, random_recipe(net))
     assert fingerprint(net) == before
 

@@ -301,7 +301,6 @@ def test_second_derivatives_on_a_gpu_are_exact_and_of_what_has_some(
     """The tensors are on the host: torch differentiates none on a GPU in name only."""
     cudnn: Any = torch.backends.cudnn
     monkeypatch.setattr(torch_loan, "gpus_of", lambda tensors: [GPU])
-    monkeypatch.setattr(cudnn, "enabled", True)
     seen = []
 
     def loss_fn(model: nn.Module, batch: Any) -> Tensor:
@@ -310,12 +309,13 @@ def test_second_derivatives_on_a_gpu_are_exact_and_of_what_has_some(
 
     batches = [(torch.randn(6, 3, 4), torch.arange(6) % 3)]
     names = [name for name, _ in model.named_parameters()]
-    with TorchHessian(
-        model, BatchLoss(loss_fn), batches, names=names, centre=FRAMEWORK.state(model)
-    ) as hessian:
-        hessian.product(np.ones(sum(parameter.numel() for parameter in model.parameters())))
-    assert seen == [(is_by_cudnn, False, True)]
-    assert cudnn.enabled
+    with cudnn.flags(enabled=True):
+        with TorchHessian(
+            model, BatchLoss(loss_fn), batches, names=names, centre=FRAMEWORK.state(model)
+        ) as hessian:
+            hessian.product(np.ones(sum(parameter.numel() for parameter in model.parameters())))
+        assert seen == [(is_by_cudnn, False, True)]
+        assert cudnn.enabled
 
 
 FULL = [

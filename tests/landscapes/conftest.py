@@ -1,15 +1,15 @@
 """Interrupts after as many chunks as a test says."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from distsummary.landscapes.engines.worker import LandscapeWorker
-from distsummary.landscapes.run import runner
 
 
 @pytest.fixture
-def stop_at(monkeypatch: pytest.MonkeyPatch) -> Any:
+def stop_at(monkeypatch: pytest.MonkeyPatch, cut_calls: Callable[[int], None]) -> Any:
     """Sets after how many chunks an interrupt comes; counts all that are evaluated."""
     real, seen = LandscapeWorker.evaluate, []
     limit = [0]
@@ -26,6 +26,6 @@ def stop_at(monkeypatch: pytest.MonkeyPatch) -> Any:
         return seen
 
     monkeypatch.setattr(LandscapeWorker, "evaluate", evaluate)
-    monkeypatch.setattr(runner, "call_size", lambda *_: 10**6)  # no chunk is cut, whatever it takes
+    cut_calls(10**6)  # no chunk is cut
     stop(None)
     return stop

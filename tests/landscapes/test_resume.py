@@ -12,7 +12,6 @@ from distsummary.landscapes import generator
 from distsummary.landscapes.directions.planes import PlanePlan
 from distsummary.landscapes.directions.recipe import RandomDirections
 from distsummary.landscapes.engines.worker import Task
-from distsummary.landscapes.run import runner
 from distsummary.landscapes.run.landscape_identity import landscape_identity
 from tests.unit.landscapes.golden_mlp import Mlp, batches, cross_entropy
 from tests.unit.landscapes.test_generator import draw
@@ -29,15 +28,15 @@ def points(chunks: list[Any]) -> list[Any]:
     return [(chunk.row_key, column) for chunk in chunks for column in chunk.columns]
 
 
-def test_it_continues_also_in_other_parts(tmp_path, stop_at, monkeypatch):
+def test_it_continues_also_in_other_parts(tmp_path, stop_at, cut_calls):
     seen = stop_at(None)
     undisturbed = draw()
     whole = points(seen)
-    monkeypatch.setattr(runner, "call_size", lambda *_: 2)
+    cut_calls(2)
     stop_at(5)
     with pytest.raises(KeyboardInterrupt):
         draw(run_dir=tmp_path)
-    monkeypatch.setattr(runner, "call_size", lambda *_: 3)
+    cut_calls(3)
     seen = stop_at(None)
     grids = draw(run_dir=tmp_path)
     assert bits(grids) == bits(undisturbed)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from distsummary import LossGrid
+from distsummary.base.processes import in_ray
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.trajectory_writer import TrajectoryWriter
 from distsummary.cli.main import main
@@ -112,10 +113,10 @@ def test_the_centering_and_the_subspace_of_a_landscape(bowl, capsys):
         (["--around", "absent"], 2, "absent does not exist; check the path"),
     ],
 )
-def test_what_cannot_be_is_refused_before_ray_is_started(wrong, code, said, bowl, capsys, monkeypatch):
-    monkeypatch.setattr("ray.init", lambda **_: pytest.fail("Ray was started"))
+def test_what_cannot_be_is_refused_before_ray_is_started(wrong, code, said, bowl, capsys):
     assert main([*bowl, "--workers", "auto", *wrong]) == code
     assert said in capsys.readouterr().err
+    assert not in_ray()
 
 
 def test_a_landscape_around_another_run_or_a_file(bowl, capsys, tmp_path):

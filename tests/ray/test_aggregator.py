@@ -160,10 +160,8 @@ def test_after_a_shutdown_of_ray_a_rank_leaves_by_the_run_dir_and_starts_no_clus
     assert f"distsummary merge {run_dir.base}" in caplog.text
 
 
-def test_an_aggregator_that_does_not_answer_keeps_no_rank_waiting(run_dir, monkeypatch, caplog):
-    monkeypatch.setattr(actor_module, "REGISTER_S", 0.5)
-    monkeypatch.setattr(actor_module, "MERGE_S", 0.5)
-    clients = [AggregatorClient(run_dir) for _ in range(2)]
+def test_an_aggregator_that_does_not_answer_keeps_no_rank_waiting(run_dir, caplog):
+    clients = [AggregatorClient(run_dir, register_s=0.5, merge_s=0.5) for _ in range(2)]
     clients[0].register(place(0))
     pid = aggregator_pid(run_dir)
     os.kill(pid, signal.SIGSTOP)
@@ -260,8 +258,7 @@ class Cpus:
         """Answers once the actor has its processors."""
 
 
-def test_an_aggregator_waits_for_no_processor_of_a_full_cluster(run_dir, monkeypatch, caplog):
-    monkeypatch.setattr(actor_module, "REGISTER_S", 60.0)
+def test_an_aggregator_waits_for_no_processor_of_a_full_cluster(run_dir, caplog):
     taker = ray.remote(num_cpus=ray.available_resources()["CPU"])(Cpus).remote()
     try:
         ray.get(taker.taken.remote())

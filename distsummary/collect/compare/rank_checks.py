@@ -57,6 +57,7 @@ class Checks(Source):
         config: the user's settings by dotted names.
         checksums: sums up the parameters; None: there is no model of torch.
         report: takes the facts.
+        clock: the seconds that this thread has computed.
     """
 
     what = "checks"
@@ -69,7 +70,9 @@ class Checks(Source):
         topology: Topology,
         checksums: "Checksums | None",
         report: Callable[[RankFacts], None],
+        clock: Callable[[], float] = time.thread_time,
     ) -> None:
+        self._clock = clock
         self._checksums = checksums if every is not False else None
         self._report = report
         place: dict[str, str | None] = {LOCAL_RANK: str(topology.local_rank), HOST: topology.host}
@@ -103,10 +106,10 @@ class Checks(Source):
             return values
         if step % self._every and step > self._first:
             return values
-        began_s = time.thread_time()
+        began_s = self._clock()
         values += self._checksums.measure()
         if not self._is_chosen:
-            self._costs.append(time.thread_time() - began_s)
+            self._costs.append(self._clock() - began_s)
             self._choose(context.logged)
         return values
 

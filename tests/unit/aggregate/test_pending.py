@@ -4,9 +4,7 @@ import math
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from distsummary.aggregate import pending as module
 from distsummary.aggregate.pending import Due, PendingSteps
 from distsummary.aggregate.rank_columns import Window
 from distsummary.events.reader import ReadEvent
@@ -132,9 +130,8 @@ def test_the_lowest_rank_has_the_bulk_value_and_a_graph_has_no_step():
     assert (pending.graph.rank, pending.graph.value.data) == (1, "1 at 3")
 
 
-def test_memory_is_bounded_the_older_half_is_given_up(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "MAX_HELD", 100)
-    pending = PendingSteps(0)
+def test_memory_is_bounded_the_older_half_is_given_up():
+    pending = PendingSteps(0, max_held=100)
     for step in range(100):
         report(pending, 0, step, loss=1.0)
     due = due_below(pending, -math.inf)

@@ -11,8 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from distsummary import events as writing
-from distsummary.errors import RunDirError
 from distsummary.events.event_files import GROUP_BYTES, GroupSync
 from distsummary.events.files import Files
 from distsummary.events.reader import read_directory, read_lineage
@@ -22,6 +20,7 @@ from distsummary.events.writer import RankWriter
 from distsummary.format.frames import Part, read_frames
 from distsummary.format.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.format.records import DIALECTS, MINDSPORE, SYNCED, TENSORBOARD, WRITTEN, Batch, Event, Value
+from tests.disks import room_for
 from tests.patience import PATIENCE_S
 
 RUN_ID = "00000000000000ab"
@@ -195,31 +194,21 @@ def test_a_file_that_another_process_changes_is_left_as_it_is_and_followed_by_an
     assert length < kept or path.stat().st_size == kept
 
 
-def test_lineage_that_cannot_be_published_holds_up_no_scalar(tmp_path, monkeypatch):
-    rank_writer = writer(tmp_path, Clock())
-    is_full, publish = True, writing.writer.publish
-
-    def fail(path: Path, data: bytes) -> None:
-        if is_full:
-            raise RunDirError(f"{path} cannot be written") from OSError(
-                errno.ENOSPC, "No space left on device"
-            )
-        publish(path, data)
-
-    monkeypatch.setattr(writing.writer, "publish", fail)
-    custom = lineage_pb2.UserDefinedInfo(map_str={"note": "x"})
+def test_lineage_that_cannot_be_published_holds_up_no_scalar(tmp_path):
+    rank_writer, room = writer(tmp_path, Clock()), 1 << 14
+    custom = lineage_pb2.UserDefinedInfo(map_str={"note": "x" * room})
     lineage = Event(1, 101.0, [Value("custom_lineage_data", "", custom)])
-    for seq in (1, 3):
-        rank_writer.write(Batch(run_id=RUN_ID, attempt=0, rank=0, first_seq=seq, events=[lineage]))
-        rank_writer.write(batch(seq + 1, 1))
-        assert rank_writer.health().waiting == {"custom_lineage_data": 1 + seq // 3}
-    assert seqs(tmp_path) == [2, 4]
-    is_full = False
+    with room_for(room):
+        for seq in (1, 3):
+            rank_writer.write(Batch(run_id=RUN_ID, attempt=0, rank=0, first_seq=seq, events=[lineage]))
+            rank_writer.write(batch(seq + 1, 1))
+            assert rank_writer.health().waiting == {"custom_lineage_data": 1 + seq // 3}
+        assert seqs(tmp_path) == [2, 4]
     rank_writer.flush()
     assert read_lineage(tmp_path).custom is not None
-    is_full = True
-    rank_writer.write(Batch(run_id=RUN_ID, attempt=0, rank=0, first_seq=5, events=[lineage]))
-    rank_writer.close()
+    with room_for(room):
+        rank_writer.write(Batch(run_id=RUN_ID, attempt=0, rank=0, first_seq=5, events=[lineage]))
+        rank_writer.close()
     health = rank_writer.health()
     assert (health.waiting, health.dropped) == ({}, {"custom_lineage_data": 1})
     assert "could not be written until the end" in health.missing

@@ -2,7 +2,6 @@
 
 import pytest
 
-from distsummary.events import newest
 from distsummary.events.newest import newest_events, step_since
 from distsummary.events.segments import segments
 from distsummary.events.spec import WriterSpec
@@ -59,7 +58,7 @@ def place(tmp_path_factory):
     events = []
     for step in range(1, STEPS + 1):
         if step % 10 == 0:
-            events.append(Event(step - 5, 0.0, [Value("text", "note", "x" * 300)]))
+            events.append(Event(step - 5, 0.0, [Value("text", "note", "x" * 10_000)]))
         events.append(Event(step, 0.0, [Value("scalar", "a", float(step)), Value("scalar", "b", 0.0)]))
     writer.write(Batch(run_id=RUN, attempt=0, rank=0, first_seq=1, events=events))
     writer.close()
@@ -67,7 +66,7 @@ def place(tmp_path_factory):
 
 
 @pytest.mark.parametrize("since", [1, 2, 700, 1337, STEPS, None])
-def test_the_step_since_which_something_holds_is_found_in_few_places(place, since, monkeypatch):
+def test_the_step_since_which_something_holds_is_found_in_few_places(place, since):
     asked = []
 
     def holds(event):
@@ -75,7 +74,6 @@ def test_the_step_since_which_something_holds_is_found_in_few_places(place, sinc
         values = [value.data for value in event.values if value.tag == "a"]
         return values[0] >= (since or STEPS + 1) if values else None
 
-    monkeypatch.setattr(newest, "TAIL_BYTES", 4096)
     assert step_since(place, holds) == since
     assert len(asked) < STEPS / 10
 

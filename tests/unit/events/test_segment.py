@@ -1,6 +1,7 @@
 import errno
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -60,11 +61,16 @@ def test_both_dialects_share_one_stamp_and_stamps_rise_whatever_the_clock_says(t
         segment.close()
 
 
-def test_a_name_taken_meanwhile_is_never_overwritten(tmp_path, monkeypatch):
+def test_a_name_taken_meanwhile_is_never_overwritten(tmp_path):
     taken = tmp_path / NAME.file_name(TENSORBOARD, 1700000000)
-    taken.write_bytes(b"somebody's")
-    monkeypatch.setattr("distsummary.events.segment.next_stamp", lambda directory, now: 1700000000)
-    opened = open_segments(tmp_path, DIALECTS, NAME, FrozenFiles())
+
+    class Overtaken(FrozenFiles):
+        def create(self, path: Path) -> int:
+            if path == taken:
+                taken.write_bytes(b"somebody's")
+            return super().create(path)
+
+    opened = open_segments(tmp_path, DIALECTS, NAME, Overtaken())
     assert {stamp_of(s.path.name) for s in opened.values()} == {1700000001}
     assert taken.read_bytes() == b"somebody's"
     assert not (tmp_path / NAME.file_name(MINDSPORE, 1700000000)).exists()
