@@ -48,7 +48,7 @@ if TYPE_CHECKING:  # type checkers do not run __getattr__
     from distsummary.runs.recorded_run import RankView, RecordedRun, open_run
     from distsummary.runs.table import ScalarTable, Table, ValueTable
     from distsummary.summary import HistogramSummary, ImageSummary, ScalarSummary, TensorSummary
-    from distsummary.thor.convert import ConvertModelUtils, ConvertNetUtils
+    from distsummary.thor.converters import ConvertModelUtils, ConvertNetUtils
     from distsummary.training.callbacks import Callback, CallbackParams, LossMonitor, RunContext, TimeMonitor
     from distsummary.training.checkpoint_config import CheckpointConfig
     from distsummary.training.evaluation import EvaluationRun
@@ -187,7 +187,7 @@ _NAMES_OF = {  # module -> its public names, as above: only type checkers run th
     "distsummary.training.model_checkpoint": ("ModelCheckpoint",),
     "distsummary.training.resume": ("Resumed", "resume"),
     "distsummary.training.run": ("Run",),
-    "distsummary.thor.convert": ("ConvertModelUtils", "ConvertNetUtils"),
+    "distsummary.thor.converters": ("ConvertModelUtils", "ConvertNetUtils"),
 }
 _DEVICE = "network.to(device); Model moves the batches there"
 _OWN_CALLBACK = "a Callback of your own, as in docs/callbacks.md"

@@ -32,7 +32,7 @@ RETRY_S = 0.5
 REGISTER_S = 60.0
 NAMED_S = 10.0  # after so long without an answer, a rank that joins says what it waits for
 PING_S = 5.0  # how often `settle` asks whether the aggregator still answers, and how long it waits for that
-SERVES_S = 15.0  # how long `settle` waits for aggregators to say whether they serve the launch
+SERVES_S = 15.0
 MERGE_S = 10.0
 SETTLE_S = 600.0  # how long `settle` does, while the aggregator answers
 
@@ -184,12 +184,18 @@ class AggregatorClient:
     on_written = None  # the aggregator reads the files
 
 
-def settle(launch_id: str, deaths: Mapping[int, str] | None = None, state: str = "lost") -> None:
+def settle(
+    launch_id: str,
+    deaths: Mapping[int, str] | None = None,
+    state: str = "lost",
+    *,
+    serves_s: float = SERVES_S,
+) -> None:
     """Make the aggregators of a launch write their merged runs now; call it once all its ranks have ended.
 
     `deaths` are the ranks that died and why; readers then give `state` to those that reported no end.
 
-    Never raises. Waits at most SERVES_S for all aggregators in the cluster to say whether they serve the
+    Never raises. Waits at most `serves_s` for all aggregators in the cluster to say whether they serve the
     launch, then at most MERGE_S for those that serve it to merge.
     """
     try:
@@ -199,7 +205,7 @@ def settle(launch_id: str, deaths: Mapping[int, str] | None = None, state: str =
                 with contextlib.suppress(ValueError):  # the actor ended after it was listed
                     found.append(ray.get_actor(entry["name"], namespace=NAMESPACE))
         asked = [actor.serves.remote(launch_id) for actor in found]
-        answers = _answers(asked, SERVES_S)
+        answers = _answers(asked, serves_s)
         own = [actor for actor, reference in zip(found, asked, strict=True) if answers.get(reference)]
         settling = {actor.settle.remote(launch_id, deaths or {}, state): actor for actor in own}
         deadline = time.monotonic() + SETTLE_S

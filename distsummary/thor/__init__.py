@@ -4,16 +4,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # type checkers do not run __getattr__
-    from distsummary.thor.convert import ConvertModelUtils, ConvertNetUtils
-    from distsummary.thor.torch_optimizer import THOR, thor
+    from distsummary.thor.converters import ConvertModelUtils, ConvertNetUtils
+    from distsummary.thor.torch_thor import THOR, thor
 
 __all__ = ["THOR", "ConvertModelUtils", "ConvertNetUtils", "thor"]
 
 _MODULE_OF = {
-    "THOR": "torch_optimizer",
-    "thor": "torch_optimizer",
-    "ConvertNetUtils": "convert",
-    "ConvertModelUtils": "convert",
+    "THOR": "torch_thor",
+    "thor": "torch_thor",
+    "ConvertNetUtils": "converters",
+    "ConvertModelUtils": "converters",
 }
 
 

@@ -23,7 +23,7 @@ KEEP, STOP = 0.01, 0.001
 _FIGURES = 6  # numbers of an outcome
 
 
-class Status(IntEnum):
+class RefreshStatus(IntEnum):
     """What a refresh did with a layer."""
 
     MISSING = 0  # it had no input or no gradient in this step
@@ -49,9 +49,9 @@ class Outcome:
     g: Tensor | None = None
 
     @property
-    def status(self) -> Status:
+    def status(self) -> RefreshStatus:
         """What was done."""
-        return Status(int(self.figures[0]))
+        return RefreshStatus(int(self.figures[0]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,25 +75,25 @@ class Formula:
             sums: of the step; None: nothing was observed. before: the figures of its last refresh.
         """
         if sums is None or not sums.count:
-            return _without(Status.MISSING, layer)
+            return _without(RefreshStatus.MISSING, layer)
         if sums.size[0] < 0:
-            return _without(Status.SIZES, layer)
+            return _without(RefreshStatus.SIZES, layer)
         factors = layer.factors(sums, batch=self.batch, scale=self.scale)
         damping = math.sqrt(self.damping / factors.positions)
         trace_a, trace_g = factors.trace_a(), factors.trace_g()
         if self.by_trace and before is not None:
             change = _change(layer, damping, (trace_a, trace_g), (before[1], before[2]))
             if change <= KEEP:
-                return _without(Status.STOPPED if change < STOP else Status.KEPT, layer)
+                return _without(RefreshStatus.STOPPED if change < STOP else RefreshStatus.KEPT, layer)
         if factors.a.dim() == 1:
             a = blocks.diagonal_inverse(factors.a, damping)
         else:
             a = blocks.damped_inverse(factors.a, damping, layer.inputs)
         g = blocks.damped_inverse(factors.g, damping, layer.outputs)
         if not bool(a.is_regular & g.is_regular):
-            return _without(Status.SINGULAR, layer, device=factors.a.device)
+            return _without(RefreshStatus.SINGULAR, layer, device=factors.a.device)
         gain = math.sqrt(1 / factors.positions)
-        status, positions = trace_a.new_tensor([float(Status.REFRESHED), float(factors.positions)])
+        status, positions = trace_a.new_tensor([float(RefreshStatus.REFRESHED), float(factors.positions)])
         figures = torch.stack([status, trace_a, trace_g, a.condition, g.condition, positions])
         return Outcome(figures, a.blocks * gain, g.blocks * gain)
 
@@ -169,7 +169,7 @@ def refresh(
     totals = _totals(layers, sums, owners, ranks, device)
     formula = replace(formula, batch=formula.batch * ranks.size)
     own = [
-        formula.outcome(layer, total, old) if owner == ranks.rank else _without(Status.MISSING, layer)
+        formula.outcome(layer, total, old) if owner == ranks.rank else _without(RefreshStatus.MISSING, layer)
         for layer, total, old, owner in zip(layers, totals, before, owners, strict=True)
     ]
     return _sent(layers, own, owners, ranks, device)
@@ -230,7 +230,7 @@ def _sent(
             table[at] = outcome.figures
     ranks.add(table)
     outcomes = [Outcome(row.to(layer.dtype)) for row, layer in zip(table, layers, strict=True)]
-    fresh = [at for at, outcome in enumerate(outcomes) if outcome.status is Status.REFRESHED]
+    fresh = [at for at, outcome in enumerate(outcomes) if outcome.status is RefreshStatus.REFRESHED]
     by_owner = [[at for at in fresh if owners[at] == owner] for owner in range(ranks.size)]
     sizes = [sum(_size(layers[at]) for at in of) for of in by_owner]
     if not fresh:
@@ -253,7 +253,7 @@ def _averaged(
     dtype = _widest(layers)
     parts: list[Tensor] = []
     for layer, outcome in zip(layers, own, strict=True):
-        is_fresh = outcome.status is Status.REFRESHED
+        is_fresh = outcome.status is RefreshStatus.REFRESHED
         parts.append(outcome.figures if is_fresh else torch.zeros(_FIGURES, dtype=layer.dtype))
         for inverse, shape in ((outcome.a, layer.shape_a), (outcome.g, layer.shape_g)):
             parts.append(torch.zeros(shape, dtype=layer.dtype) if inverse is None else inverse)
@@ -263,12 +263,12 @@ def _averaged(
     outcomes: list[Outcome] = []
     for layer, outcome in zip(layers, own, strict=True):
         figures, a, g = (next(added).to(layer.dtype) for _ in range(3))
-        count = round(float(figures[0]) / Status.REFRESHED)
+        count = round(float(figures[0]) / RefreshStatus.REFRESHED)
         outcomes.append(Outcome(figures / count, a / count, g / count) if count else outcome)
     return outcomes
 
 
-def _without(status: Status, layer: Layer, device: torch.device | None = None) -> Outcome:
+def _without(status: RefreshStatus, layer: Layer, device: torch.device | None = None) -> Outcome:
     figures = torch.zeros(_FIGURES, dtype=layer.dtype, device=device)
     figures[0] = float(status)
     return Outcome(figures)

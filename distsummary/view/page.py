@@ -28,11 +28,11 @@ from distsummary.runs.status_text import findings_in_short
 from distsummary.runs.table import Matrix
 from distsummary.view.compared_runs import comparison, span
 from distsummary.view.histograms import histograms
-from distsummary.view.landscape import landscapes
 from distsummary.view.media import media
 from distsummary.view.norm_rows import norms
 from distsummary.view.packing import offsets, plain, rounded, small
 from distsummary.view.reduce import Array, Band, band, columns, heat_map, line_of
+from distsummary.view.surfaces import landscapes
 
 Page: TypeAlias = dict[str, Any]
 

@@ -11,7 +11,6 @@ import ray
 
 import distsummary as ds
 from distsummary import Topology
-from distsummary.aggregate import actor as actor_module
 from distsummary.aggregate.actor import ASIDE, NAMESPACE, AggregatorClient, actor_name, settle
 from distsummary.errors import RunDirError, StaleAttemptError, WorldMismatchError
 from distsummary.events.reader import read_directory, read_lineage
@@ -185,15 +184,14 @@ class Hangs:
         return True
 
 
-def test_a_launch_ends_in_spite_of_other_jobs_aggregators(run_dir, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(actor_module, "SERVES_S", 2.0)
+def test_a_launch_is_settled_in_spite_of_other_jobs_aggregators(run_dir, caplog):
     client = AggregatorClient(run_dir)
     client.register(place(0))
     shutil.rmtree(run_dir.base)  # this one's run is gone
     options = {"name": "aggregator-hangs", "namespace": NAMESPACE, "num_cpus": 0}
     hangs = ray.remote(concurrency_groups={ASIDE: 1})(Hangs).options(**options).remote()
     try:
-        assert ds.launch(lambda: 42, ranks=1, backend=None) == [42]
+        settle("launch-1", serves_s=2.0)
     finally:
         ray.kill(hangs)
     assert "1 aggregator(s) did not answer within 2 s" in caplog.text

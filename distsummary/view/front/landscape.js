@@ -8,7 +8,7 @@ const LEFT = 62, RIGHT = 92, TOP = 10, BOTTOM = 44, HEIGHT = 430
 const COLORS = ["#440154", "#482878", "#3e4989", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725"]
   .map((text) => [1, 3, 5].map((at) => parseInt(text.slice(at, at + 2), 16)))
 const GREY = [160, 160, 160]
-const [INTERPOLATED, MISSING] = [1, 2] // of `how`, see view/landscape.py
+const [INTERPOLATED, MISSING] = [1, 2] // of `how`, see view/surfaces.py
 const FINE = 5 // pixels between the points that isolines go through
 const NEAR = 10 // pixels from a checkpoint at which it is meant
 

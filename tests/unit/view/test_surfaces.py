@@ -6,9 +6,9 @@ import distsummary as ds
 from distsummary.format.records import Value
 from distsummary.landscapes.output.write import landscape_record
 from distsummary.rundir.run_dir import RunDir
-from distsummary.view.landscape import INTERPOLATED, MISSING, MOST, NOT_FINITE, landscapes
 from distsummary.view.packing import packed
 from distsummary.view.page import page
+from distsummary.view.surfaces import INTERPOLATED, MISSING, MOST, NOT_FINITE, landscapes
 from tests.unit.landscapes.test_grid import full_grid, make_grid, random_grid
 from tests.unit.runs.recording import record
 

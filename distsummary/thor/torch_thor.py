@@ -20,7 +20,7 @@ from distsummary.frameworks.torch_modules import has_fsdp1, unwrap
 from distsummary.thor import torch_blocks as blocks
 from distsummary.thor.rates import Given, Rate
 from distsummary.thor.torch_layers import Layer, kind_of
-from distsummary.thor.torch_refresh import Formula, Ranks, Status, refresh
+from distsummary.thor.torch_refresh import Formula, Ranks, RefreshStatus, refresh
 from distsummary.thor.torch_taps import convert, layers_of
 
 logger = logging.getLogger(__name__)
@@ -28,9 +28,9 @@ logger = logging.getLogger(__name__)
 AVERAGES, REFRESHES = ("factors", "inverses"), ("frequency", "trace")
 _CLIP = 1.0  # the largest norm of a gradient with enable_clip_grad, as in MindSpore
 _WHY = {
-    Status.MISSING: "without input or gradient in a step that refreshes",
-    Status.SIZES: "with images of several sizes in a step that refreshes",
-    Status.SINGULAR: "with a factor that is NaN, infinite or singular",
+    RefreshStatus.MISSING: "without input or gradient in a step that refreshes",
+    RefreshStatus.SIZES: "with images of several sizes in a step that refreshes",
+    RefreshStatus.SINGULAR: "with a factor that is NaN, infinite or singular",
 }
 _FACTORS = ("inverse_a", "inverse_g", "figures")  # tensors in a weight's state, besides its momentum
 _COUNTS = ("refreshes", "is_stopped")  # numbers in it
@@ -150,7 +150,7 @@ class THOR(torch.optim.Optimizer):
         self._device = next(iter(self._layers), next(iter(named.values()))).device
         self._ranks = Ranks(_group(net, process_group))
         self._refreshes, self._refresh_s = 0, 0.0
-        self._skipped: Counter[tuple[Status, str]] = Counter()
+        self._skipped: Counter[tuple[RefreshStatus, str]] = Counter()
         _name_others(inner, named, {*self._layers, *self._norms})
 
         decays = [
@@ -325,14 +325,14 @@ class THOR(torch.optim.Optimizer):
                 found = (outcome.a, outcome.g, outcome.figures)
                 state |= dict(zip(_FACTORS, (one.to(weight.device) for one in found), strict=True))
                 state["refreshes"] = state.get("refreshes", 0) + 1
-            elif outcome.status is Status.STOPPED:
+            elif outcome.status is RefreshStatus.STOPPED:
                 state["is_stopped"] = 1
             elif outcome.status in _WHY:
                 self._skip(outcome.status, layer)
         self._refreshes += 1
         self._refresh_s = time.perf_counter() - begun_s
 
-    def _skip(self, status: Status, layer: Layer) -> None:
+    def _skip(self, status: RefreshStatus, layer: Layer) -> None:
         self._skipped[status, layer.name] += 1
         if self._skipped[status, layer.name] == 1 and self._ranks.rank == 0:
             logger.warning(
