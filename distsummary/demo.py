@@ -20,7 +20,6 @@ from distsummary.base.checks import check_int
 from distsummary.base.extras import extra, require
 from distsummary.base.terminal import Estimate
 from distsummary.errors import DistSummaryError
-from distsummary.events.reader import read_directory
 from distsummary.landscapes.run.progress import Progress, line
 from distsummary.launching.actor_listing import actor_lines
 from distsummary.launching.launcher import connected
@@ -210,13 +209,11 @@ def _indented(texts: list[str]) -> list[str]:
 
 def step_times(run_dir: RunDir) -> dict[int, float]:
     """Rank -> the median duration (ms) of a step in the newest attempt, read from the rank's files."""
-    found = {}
-    for rank, path in (run_dir.rank_dirs() or {0: run_dir.base}).items():
-        events = list(read_directory(path))
-        newest = max(event.attempt for event in events)
-        times = [v.data for e in events if e.attempt == newest for v in e.values if v.tag == "perf/step_ms"]
-        found[rank] = float(np.median(times))
-    return found
+    table = ds.open_run(run_dir).scalars("perf/step_ms")
+    ranks = np.where(table["attempt"] == table["attempt"].max(), table["rank"], -1)
+    return {
+        rank: float(np.median(table["value"][ranks == rank])) for rank in sorted({*ranks.tolist()} - {-1})
+    }
 
 
 def report(run_dir: RunDir, summary: dict[str, Any], why_not: str) -> str:

@@ -189,8 +189,9 @@ def _described(value: Value, full: bool) -> Json:
     match value.plugin:
         case "scalar":
             return number(data)
-        case "tensor":
-            described = {"dtype": str(data.dtype), "shape": list(data.shape)}
+        case "tensor" | "pr_curve":
+            described = {"dtype": str(data.dtype)} if value.plugin == "tensor" else {}
+            described["shape"] = list(data.shape)
             if full:
                 described["data"] = numbers(data)
         case "histogram":
@@ -205,13 +206,11 @@ def _described(value: Value, full: bool) -> Json:
                 "sum": number(data.sum),
                 "buckets": [[number(left), number(width), count] for left, width, count in buckets],
             }
-        case "image":
-            described = {
-                "height": data.height,
-                "width": data.width,
-                "colorspace": data.colorspace,
-                "sha256": hashlib.sha256(data.encoded).hexdigest(),
-            }
+        case "image" | "audio":
+            is_image = value.plugin == "image"
+            names = ("height", "width", "colorspace") if is_image else ("rate", "channels", "frames")
+            described = {name: number(getattr(data, name)) for name in names}
+            described["sha256"] = hashlib.sha256(data.encoded).hexdigest()
             if full:
                 described["base64"] = base64.b64encode(data.encoded).decode()
         case "landscape":
@@ -230,19 +229,6 @@ def _described(value: Value, full: bool) -> Json:
             return _norms(data, full)
         case "text":
             described = {"characters": len(data), "text": data if full else data[:MAX_TEXT]}
-        case "audio":
-            described = {
-                "rate": number(data.rate),
-                "channels": data.channels,
-                "frames": data.frames,
-                "sha256": hashlib.sha256(data.encoded).hexdigest(),
-            }
-            if full:
-                described["base64"] = base64.b64encode(data.encoded).decode()
-        case "pr_curve":
-            described = {"shape": list(data.shape)}
-            if full:
-                described["data"] = numbers(data)
         case "graph":
             try:
                 message = anf_ir_pb2.GraphProto.FromString(data)

@@ -28,7 +28,6 @@ from distsummary.landscapes.run.journal import journals
 from distsummary.rundir.rank_manifest import read_ranks
 from distsummary.rundir.run_dir import MANIFEST, RunDir
 
-CLEAN, PROBLEMS, UNUSABLE = 0, 1, 2  # exit codes
 _OWNERS = {  # result of `is_in_use` -> what to say about the temporary file
     True: "its process is at work and will rename it",
     False: "its process ended before renaming it",
@@ -49,8 +48,8 @@ class FsckReport:
 
     @property
     def exit_code(self) -> int:
-        """PROBLEMS if an error or a warning is left, else CLEAN."""
-        return PROBLEMS if any(one.is_problem for one in self.findings) else CLEAN
+        """1 if an error or a warning is left, else 0."""
+        return int(any(one.is_problem for one in self.findings))
 
     def as_json(self) -> dict[str, Any]:
         """The report as an object for JSON, with the exit code."""

@@ -82,19 +82,15 @@ def repair_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> 
         raise RunDirError(
             f"{error.filename} cannot be backed up: {error.strerror}; fix the permissions of {run.base}"
         ) from error
-    added: dict[tuple[str, int], dict[int, Manifest]] = {}
     for one in in_files:
+        ranks = by_attempt.setdefault((one.role, one.number), {})
         for rank, time in one.first.items():
             place = Topology(
                 role=one.role, rank=rank, world_size=one.world_size, source="fsck", host="", pid=0,
                 incarnation=f"fsck {one.run_id} {one.role} {one.number}", pid_space="", pid_start="",
             )  # fmt: skip
-            ranks = added.setdefault((one.role, one.number), {})
             started = time if 0 <= time <= MOST_S else 0.0
             ranks.setdefault(rank, new_entry(place, one.number, "unknown", started=started))
-    for key, ranks in added.items():
-        known_ranks = by_attempt.setdefault(key, {})
-        known_ranks |= {rank: entry for rank, entry in ranks.items() if rank not in known_ranks}
     _write_ranks(run, by_attempt)
     run.update_manifest(lambda manifest: _complete(manifest, by_attempt, in_files))
 

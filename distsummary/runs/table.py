@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsummary.base.checks import check_choice
+from distsummary.base.columns import cut, numbered
 from distsummary.base.extras import extra, require
 from distsummary.errors import InvalidValueError
 from distsummary.format.records import Histogram, Image
@@ -85,8 +86,7 @@ class Table:
         return map(row._make, zip(*(self[name].tolist() for name in self.columns), strict=True))
 
     def __repr__(self) -> str:
-        rows = f"{len(self):,} row{'' if len(self) == 1 else 's'}"
-        return f"<{self._title or 'table'}: {rows} of {', '.join(self.columns)}>"
+        return f"<{self._title or 'table'}: {numbered(len(self), 'row')} of {', '.join(self.columns)}>"
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the first and the last rows."""
@@ -197,20 +197,14 @@ class ScalarTable(Table):
 
     def batches(self, rows: int = 1 << 20) -> Iterator["ScalarTable"]:
         """The table in parts of at most `rows` rows, for programs that cannot hold all columns at once."""
-        found: list[Piece] = []
-        room = rows
-        for piece in self._pieces:
-            start = 0
-            while start < piece.steps.size:
-                end = min(start + room, piece.steps.size)
-                columns = (column[start:end] for column in piece[2:])
+        ends = np.cumsum([piece.steps.size for piece in self._pieces])
+        for start in range(0, len(self), rows):
+            first, last = np.searchsorted(ends, (start, start + rows - 1), "right")
+            found = []
+            for piece, end in zip(self._pieces[first : last + 1], ends[first : last + 1], strict=True):
+                begin = end - piece.steps.size
+                columns = (column[max(0, start - begin) : start + rows - begin] for column in piece[2:])
                 found.append(Piece(piece.rank, piece.tag, *columns))
-                room -= end - start
-                start = end
-                if not room:
-                    yield ScalarTable(found)
-                    found, room = [], rows
-        if found:
             yield ScalarTable(found)
 
     def curves(self) -> dict[str, tuple[Array, Array]]:
@@ -409,8 +403,7 @@ def _cell(value: Any) -> str:
         return f"{value.count:,} values from {value.min} to {value.max}"
     if isinstance(value, Image):
         return f"{value.width} x {value.height}"
-    text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 3]}..."
+    return cut(f"{value:.6g}" if isinstance(value, float) else str(value), _MAX_TEXT)
 
 
 def _plain(value: Any) -> Any:
