@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from distsummary import __version__
+from distsummary.base.columns import named, width_of
 from distsummary.base.extras import require
 from distsummary.base.interrupts import handles_interrupts
 from distsummary.base.terminal import cleaned, pausing_progress, printed, showing_progress
@@ -180,6 +181,7 @@ def argument(*names: str, **settings: Any) -> Argument:
 
 RUN = argument("run_dir", metavar="RUN", help="the run dir")
 RECORDED = argument("run_dir", metavar="RUN", help="the run dir, or a directory with event files")
+TAG = argument("--tag", action="append", help="only scalars of this tag; may be repeated")
 OUT = argument(
     "-o",
     "--out",
@@ -294,7 +296,6 @@ def merge(options: argparse.Namespace) -> None:
 )
 def adopt(options: argparse.Namespace) -> None:
     """Make one run of ranks that wrote to PREFIX0, PREFIX1 ..., by moving their directories into PREFIX."""
-    from distsummary.base.columns import named
     from distsummary.cli.adopt import adopt as adopt_ranks
 
     found = adopt_ranks(options.prefix)
@@ -365,7 +366,6 @@ def landscape(options: argparse.Namespace) -> None:
 def status(options: argparse.Namespace) -> int:
     """Say which rank is in which state, from the run's files; exits with 1 if something is wrong."""
     with showing_progress("status"):
-        from distsummary.base.columns import width_of
         from distsummary.runs.status import read_status
         from distsummary.runs.status_text import as_json, text_of
 
@@ -378,7 +378,6 @@ def status(options: argparse.Namespace) -> int:
 def why(options: argparse.Namespace) -> int:
     """Name the ranks that are slow, stuck or sick, with cause, steps and evidence; exits with 1 if any is."""
     with showing_progress("why"):
-        from distsummary.base.columns import width_of
         from distsummary.cli.why import as_json, text_of, why
 
         found = why(options.run_dir)
@@ -405,7 +404,6 @@ def watch(options: argparse.Namespace) -> int:
 def runs(options: argparse.Namespace) -> None:
     """List the runs below a directory, the newest first."""
     with showing_progress("runs"):
-        from distsummary.base.columns import width_of
         from distsummary.runs.find_runs import WIDTH, find_runs, text_of
 
         found = find_runs(options.directory)
@@ -454,7 +452,6 @@ def dump(options: argparse.Namespace) -> None:
 def show(options: argparse.Namespace) -> None:
     """Show a run on one screen: state, config, code, data, curves, and what is missing."""
     with showing_progress("show"):
-        from distsummary.base.columns import width_of
         from distsummary.runs.recorded_run import open_run
         from distsummary.runs.show import overview, text_of
 
@@ -470,7 +467,6 @@ def show(options: argparse.Namespace) -> None:
 def compare(options: argparse.Namespace) -> None:
     """Say what differs between two runs in config, code and data, and where their curves part."""
     with showing_progress("compare"):
-        from distsummary.base.columns import width_of
         from distsummary.runs.compare import compare, text_of
         from distsummary.runs.recorded_run import open_run
 
@@ -482,7 +478,7 @@ def compare(options: argparse.Namespace) -> None:
     RECORDED,
     argument("--to", required=True, choices=("parquet", "csv"), help="the format to write"),
     OUT,
-    argument("--tag", action="append", help="only scalars of this tag; may be repeated"),
+    TAG,
     argument(
         "--rank", type=whole_number("merged"), help="only this rank, or merged for the merged run (all ranks)"
     ),
@@ -500,7 +496,7 @@ def export(options: argparse.Namespace) -> None:
 @verb(
     RECORDED,
     OUT,
-    argument("--tag", action="append", help="only scalars of this tag; may be repeated"),
+    TAG,
     argument("--rank", type=int, action="append", help="a rank to draw by itself, of many; may be repeated"),
     argument(
         "--with",
