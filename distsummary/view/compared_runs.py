@@ -98,16 +98,11 @@ def span(run: RecordedRun, first_steps: Iterable[int]) -> list[int] | None:
 
 def _tag(tag: str, curves: Sequence[Mapping[str, tuple[Array, Array]]], columns: int) -> dict[str, Any]:
     """The curves of a tag, and how those of the other runs part from the first."""
-    partings: list[dict[str, Any] | None] = []
-    for of_run in curves[1:]:
-        if tag not in of_run or tag not in curves[0]:
-            partings.append(None)
-            continue
-        partings.append(plain(where_they_part(*curves[0][tag], *of_run[tag])))
+    first, *others = (of_run.get(tag) for of_run in curves)
     return {
         "tag": tag,
-        "lines": [line_of(*of_run[tag], columns) if tag in of_run else None for of_run in curves],
-        "partings": partings,
+        "lines": [line_of(*curve, columns) if curve else None for curve in (first, *others)],
+        "partings": [plain(where_they_part(*first, *curve)) if first and curve else None for curve in others],
     }
 
 

@@ -85,7 +85,7 @@ def _page(
 ) -> Page:
     if absent := sorted({*ranks} - {*run.ranks}):
         raise InvalidValueError(f"rank must be one of {as_ranges(run.ranks)}, got {absent[0]}")
-    verdicts = [_row(row) for row in run.verdicts]
+    verdicts: list[dict[str, Any]] = [plain(row) for row in run.verdicts]
     shown, left_out = _shown(run, tags, {row["cause"] for row in verdicts})
     planes = landscapes(run)
     compared = comparison(run, others, shown, width=WIDTH)
@@ -147,11 +147,9 @@ def _shown(run: RecordedRun, tags: Sequence[str] | None, causes: Collection[str]
             run.scalars(absent[0])  # raises, and names the nearest
         known = [tag for tag in known if tag in set(tags)]
 
-    def is_other_phase(tag: str) -> bool:
-        return tag.startswith(_PHASE) and tag.removeprefix(_PHASE).split("/")[0] not in causes
-
     def by_interest(tag: str) -> Any:
-        return [tag.startswith(start) for start in reversed(_LAST)], is_other_phase(tag), *interest(tag)
+        is_other_phase = tag.startswith(_PHASE) and tag.removeprefix(_PHASE).split("/")[0] not in causes
+        return [tag.startswith(start) for start in reversed(_LAST)], is_other_phase, *interest(tag)
 
     known.sort(key=by_interest)
     return known[:MAX_TAGS], max(0, len(known) - MAX_TAGS)
@@ -276,7 +274,7 @@ def _merged_curves(run: RecordedRun, shown: Sequence[str]) -> dict[str, tuple[Ar
 def _overview(
     run: RecordedRun, verdicts: list[dict[str, Any]], left_out: int, steps: list[int] | None
 ) -> dict[str, Any]:
-    attempts = [_row(row) for row in run.attempts if row.role == run.role]
+    attempts: list[dict[str, Any]] = [plain(row) for row in run.attempts if row.role == run.role]
     known, found = facts(run), findings(run)
     return {
         "made": time.time(),
@@ -291,7 +289,7 @@ def _overview(
         "steps": steps,
         "started": min((row["started"] for row in attempts), default=None),
         "attempts": attempts,
-        "health": [_row(row) for row in run.health if row.role == run.role],
+        "health": [plain(row) for row in run.health if row.role == run.role],
         "facts": {name: plain(value) for name, value in known.items() if not name.startswith("config.")},
         "config": {name[7:]: plain(value) for name, value in known.items() if name.startswith("config.")},
         "counts": {kind: len(tags) for kind, tags in run.tags.items()},
@@ -344,7 +342,3 @@ def _starts(run: RecordedRun, tag: str, rank: int) -> list[dict[str, int]]:
         steps = table["step"][table["attempt"] == attempt]
         found.append({"attempt": int(attempt), "first_step": int(steps.min()), "last_step": int(steps.max())})
     return found
-
-
-def _row(row: Any) -> dict[str, Any]:
-    return {name: plain(value) for name, value in row._asdict().items()}
