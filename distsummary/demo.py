@@ -18,9 +18,8 @@ from torch.utils.data.distributed import DistributedSampler
 import distsummary as ds
 from distsummary.base.checks import check_int
 from distsummary.base.extras import extra, require
-from distsummary.base.terminal import Estimate
 from distsummary.errors import DistSummaryError
-from distsummary.landscapes.run.progress import Progress, line
+from distsummary.landscapes.run.progress import progress_callback
 from distsummary.launching.actor_listing import actor_lines
 from distsummary.launching.launcher import connected
 from distsummary.rundir.run_dir import RunDir
@@ -135,15 +134,7 @@ def run_demo(run_dir: str, *, ranks: int = 4, epochs: int = 3, as_json: bool = F
     check_int("ranks", ranks, low=1)
     check_int("epochs", epochs, low=1)
     say = partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)
-    begun = last_said = time.monotonic()
-    estimate = Estimate()
-
-    def progress(now: Progress) -> None:  # prints at most one line a second, and one at the end
-        nonlocal last_said
-        if now.done == now.total or (now.done and time.monotonic() - last_said > 1):
-            last_said = time.monotonic()
-            say(f"    {line(now, estimate)}")
-
+    begun = time.monotonic()
     directory = RunDir(run_dir).create()
     require("the demo", "sklearn", "matplotlib")  # now, before Ray starts
     say(f"1/3 starting Ray and {ranks} ranks")
@@ -162,7 +153,7 @@ def run_demo(run_dir: str, *, ranks: int = 4, epochs: int = 3, as_json: bool = F
             size=LANDSCAPE_SIZE,
             directions=("pca", "random"),
             run_dir=directory,
-            progress=progress,
+            progress=progress_callback(True, plain=lambda text: say(f"    {text}")) or False,
         )
     page, why_not = directory.base.parent / f"{directory.base.name}.html", ""
     try:
