@@ -1,6 +1,6 @@
 """The deals of a run as rows: which rank recorded which parameters, from which step to which."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -25,16 +25,16 @@ class DealRow(NamedTuple):
 
 
 def deal_rows(
-    attempt: int, parts: Mapping[int, Sequence[Part]], until: Callable[[int], float]
+    attempt: int, parts: Mapping[int, Sequence[Part]], last_steps: Mapping[int, float]
 ) -> list[DealRow]:
     """The rows of an attempt, by deal, then rank.
 
     Args:
-        parts: rank -> its parts in the deals. until: returns the last step of a rank; 0 if it has none.
+        parts: rank -> its parts in the deals. last_steps: rank -> its last step, of those that have one.
     """
     rows = []
     for rank, of_rank in sorted(parts.items()):
-        ends = [*(part.since - 1 for part in of_rank[1:]), until(rank)]
+        ends = [*(part.since - 1 for part in of_rank[1:]), last_steps.get(rank, 0)]
         for number, (part, end) in enumerate(zip(of_rank, ends, strict=True)):
             if end < part.since:
                 continue

@@ -297,19 +297,19 @@ class RecordedRun:
         of the optimizer. Empty for one rank, and with `deal="all"`.
         """
 
-        def steps() -> tuple[dict[int, dict[int, int]], dict[int, float]]:
-            found = self._files.ranks
-            return {rank: one.highs() for rank, one in found.items()}, ends(found.values())
+        def last_steps() -> dict[int, dict[int, float]]:
+            """Attempt -> rank -> the last step that counts."""
+            highs = {rank: one.highs() for rank, one in self._files.ranks.items()}
+            return {
+                attempt: {rank: min(of_rank.get(attempt, 0), end - 1) for rank, of_rank in highs.items()}
+                for attempt, end in ends(self._files.ranks.values()).items()
+            }
 
-        highs, repeated = self._files.read(steps)
+        found = self._files.read(last_steps)
         directories = self._files.directories()
         rows: list[DealRow] = []
-        for attempt, end in repeated.items():
-
-            def until(rank: int, attempt: int = attempt, end: float = end) -> float:
-                return min(highs.get(rank, {}).get(attempt, 0), end - 1)
-
-            rows += deal_rows(attempt, parts_of(directories, attempt), until)
+        for attempt, last in found.items():
+            rows += deal_rows(attempt, parts_of(directories, attempt), last)
         kinds = DealRow.__annotations__.items()
         return table_of(rows, {n: np.int64 if kind is int else object for n, kind in kinds}, title="deals")
 

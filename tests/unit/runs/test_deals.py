@@ -18,7 +18,7 @@ PARTS = {
 
 
 def test_a_part_holds_until_the_next_one_or_the_last_step_of_the_rank() -> None:
-    rows = deal_rows(0, PARTS, {0: 16, 1: 6, 2: 12}.__getitem__)
+    rows = deal_rows(0, PARTS, {0: 16, 1: 6, 2: 12})
     assert rows == [
         DealRow(0, 1, 0, 1, 8, "tensor", ("a",), (1, 4, 8)),
         DealRow(0, 1, 1, 1, 6, "tensor", ("b",), (1, 4)),
@@ -39,7 +39,7 @@ def test_a_part_holds_until_the_next_one_or_the_last_step_of_the_rank() -> None:
 
 def test_ranks_that_take_steps_in_turn_have_those_of_their_turns() -> None:
     parts = {rank: [part(1, 1, TENSORS._replace(turn=Group(index=rank, size=10)))] for rank in range(10)}
-    rows = deal_rows(1, parts, lambda rank: 100)
+    rows = deal_rows(1, parts, dict.fromkeys(range(10), 100))
     assert [row.steps for row in rows] == [
         (1, 40, 80), (4, 44, 84), (8, 48, 88), (12, 52, 92), (16, 56, 96),
         (20, 60, 100), (24, 64), (28, 68), (32, 72), (36, 76),
