@@ -179,9 +179,14 @@ def argument(*names: str, **settings: Any) -> Argument:
     return names, settings
 
 
+def repeated(name: str, *, help: str, **settings: Any) -> Argument:
+    """An option that gives a list, None without any."""
+    return argument(name, action="append", help=f"{help}; may be repeated", **settings)
+
+
 RUN = argument("run_dir", metavar="RUN", help="the run dir")
 RECORDED = argument("run_dir", metavar="RUN", help="the run dir, or a directory with event files")
-TAG = argument("--tag", action="append", help="only scalars of this tag; may be repeated")
+TAG = repeated("--tag", help="only scalars of this tag")
 OUT = argument(
     "-o",
     "--out",
@@ -253,12 +258,7 @@ def run(options: argparse.Namespace) -> int:
 
 @verb(
     RUN,
-    argument(
-        "--tag",
-        action="append",
-        default=[],
-        help="also write min, median, max and argmax_rank of this tag; may be repeated",
-    ),
+    repeated("--tag", help="also write min, median, max and argmax_rank of this tag"),
     example="merge runs/digits",
 )
 def merge(options: argparse.Namespace) -> None:
@@ -266,7 +266,7 @@ def merge(options: argparse.Namespace) -> None:
     with showing_progress("merge"):
         from distsummary.aggregate.merge import merge_run
 
-        report = merge_run(options.run_dir, key_tags=tuple(options.tag))
+        report = merge_run(options.run_dir, key_tags=tuple(options.tag or ()))
     lines = [f"{report.path}: {report.steps} steps of {len(report.ranks)} ranks"]
     if report.completed:
         lines.append(
@@ -325,12 +325,10 @@ def adopt(options: argparse.Namespace) -> None:
         action="append",
         help="a run, ckpt_dir or checkpoint file; repeat it for one plane through all of them",
     ),
-    argument(
+    repeated(
         "--parameters",
         metavar="PATTERN",
-        action="append",
-        help="vary only parameters whose name contains this regular expression, such as lora; may be "
-        "repeated",
+        help="vary only parameters whose name contains this regular expression, such as lora",
     ),
     argument("--centering", choices=CENTERINGS, help="centering of the PCA (last; mean with --runs)"),
     argument("--size", type=int, default=51, help="points along each side, 3 to 256 (51)"),
@@ -413,13 +411,8 @@ def runs(options: argparse.Namespace) -> None:
 @verb(
     argument("path", metavar="PATH", help="an event file, a rank's directory or a run dir"),
     argument("--full", action="store_true", help="also print the elements of tensors and the images"),
-    argument("--tag", action="append", default=[], help="only values of this tag; may be repeated"),
-    argument(
-        "--plugin",
-        action="append",
-        default=[],
-        help="only values of this kind, such as scalar; may be repeated",
-    ),
+    repeated("--tag", help="only values of this tag"),
+    repeated("--plugin", help="only values of this kind, such as scalar"),
     argument("--dialect", choices=("mindspore", "tensorboard"), help="only files of this dialect"),
     argument("--rank", type=int, help="only the files of this rank"),
     argument("--graph", action="store_true", help="print the model's graph as a file for Model Explorer"),
@@ -437,8 +430,8 @@ def dump(options: argparse.Namespace) -> None:
         for record in dump(
             options.path,
             full=options.full,
-            tags=options.tag,
-            plugins=options.plugin,
+            tags=options.tag or (),
+            plugins=options.plugin or (),
             dialect=options.dialect,
             rank=options.rank,
         ):
@@ -497,13 +490,12 @@ def export(options: argparse.Namespace) -> None:
     RECORDED,
     OUT,
     TAG,
-    argument("--rank", type=int, action="append", help="a rank to draw by itself, of many; may be repeated"),
-    argument(
+    repeated("--rank", type=int, help="a rank to draw by itself, of many"),
+    repeated(
         "--with",
         dest="others",
         metavar="OTHER",
-        action="append",
-        help="a run to compare it with: what differs, their curves on top of each other; may be repeated",
+        help="a run to compare it with: what differs, their curves on top of each other",
     ),
     example="report runs/digits --with runs/other -o digits.html",
 )
