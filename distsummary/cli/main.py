@@ -354,7 +354,7 @@ def adopt(options: argparse.Namespace) -> None:
 )
 def landscape(options: argparse.Namespace) -> None:
     """Draw loss landscapes around the trajectory of a run."""
-    from distsummary.cli.landscape import draw
+    from distsummary.cli.landscape_command import draw
 
     grids, text = draw(options)
     _answer(options, {"run_dir": options.run_dir, "landscapes": sorted(grids)}, text)

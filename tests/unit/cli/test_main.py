@@ -12,7 +12,7 @@ import pytest
 
 import distsummary as ds
 from distsummary.base import terminal
-from distsummary.cli.landscape import grid_line
+from distsummary.cli.landscape_command import grid_line
 from distsummary.cli.main import FIELDS, in_options, main
 from distsummary.events.reader import read_directory
 from distsummary.events.spec import WriterSpec
