@@ -165,8 +165,8 @@ def test_a_module_that_only_the_driver_finds_is_named_with_the_remedy(tmp_path, 
 
 
 @pytest.fixture(scope="module")
-def printed(tmp_path_factory) -> str:
-    """What a job on a cluster of its own prints."""
+def job(tmp_path_factory) -> subprocess.CompletedProcess[str]:
+    """A job on a cluster of its own, whose start takes long."""
     place = tmp_path_factory.mktemp("job")
     script = place / "job.py"
     script.write_text(JOB)
@@ -174,7 +174,19 @@ def printed(tmp_path_factory) -> str:
     command = [sys.executable, script, str(place / "printed")]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done
+
+
+@pytest.fixture
+def printed(job) -> str:
+    return job.stdout
+
+
+def test_a_start_that_takes_long_says_what_it_waits_for_and_its_end(job):
+    before, _, after = job.stderr.partition("distsummary: the training begins (")
+    assert re.search(r"^distsummary launch: starting Ray, \d+ s so far$", before, re.MULTILINE)
+    assert after
+    assert "so far" not in after
 
 
 def test_the_lines_of_ranks_are_printed_with_their_rank(printed):
@@ -198,6 +210,7 @@ import sys
 import time
 import psutil
 import distsummary as ds
+from distsummary.launching import launcher
 
 class Counted:
     def __init__(self, stream, printed):
@@ -223,6 +236,7 @@ def train(printed):
     return {name: [one.laddr.ip for one in all if one.status == "LISTEN"] for name, all in found}
 
 if __name__ == "__main__":
+    launcher.QUIET_S = 0.6
     printed = pathlib.Path(sys.argv[1])
     sys.stdout = Counted(sys.stdout, printed)
     listening = ds.launch(functools.partial(train, printed), ranks=2, backend=None, address="local")
