@@ -147,7 +147,10 @@ def _check(base: Path) -> _Tree:
         facts, of_files = check_files(event_files)
         found_journals = journals(directory)
         tree.journals += found_journals
-        tree.findings += [*_temporaries(directory), *of_files, *check_journals(found_journals)]
+        for path in sorted(directory.glob(f"{TEMPORARY}*")):
+            text = f"a temporary file or directory: {_OWNERS[is_in_use(path)]}"
+            tree.findings.append(finding(path, "temporary", text))
+        tree.findings += [*of_files, *check_journals(found_journals)]
         tree.findings += [*_indexes(directory), *_grids(directory)]
         if event_files:
             tree.facts[directory] = facts
@@ -156,12 +159,6 @@ def _check(base: Path) -> _Tree:
     for run in tree.runs:
         tree.findings += check_manifest(run, tree.of_run(run))
     return tree
-
-
-def _temporaries(directory: Path) -> Iterator[Finding]:
-    """Yield the temporary files and directories, each with the state of the process that made it."""
-    for path in sorted(directory.glob(f"{TEMPORARY}*")):
-        yield finding(path, "temporary", f"a temporary file or directory: {_OWNERS[is_in_use(path)]}")
 
 
 def _indexes(directory: Path) -> Iterator[Finding]:

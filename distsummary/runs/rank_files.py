@@ -165,6 +165,15 @@ def said(error: Exception) -> str:
     return str(error)
 
 
+@contextmanager
+def noting(problems: dict[str, None]) -> Iterator[None]:
+    """Within it, what cannot be read is left out, and `problems` get a line about it."""
+    try:
+        yield
+    except (DistSummaryError, OSError) as error:
+        problems[said(error)] = None
+
+
 def wanted(tag: Tags, known: Sequence[str], what: str) -> list[str]:
     """The tags that were asked for; raises InvalidValueError for one that is not there."""
     if tag is None:

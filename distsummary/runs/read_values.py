@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from distsummary.errors import DamagedFileError, DistSummaryError
+from distsummary.errors import DamagedFileError
 from distsummary.events.recorded import EventPlace
 from distsummary.events.shards import AddedShards
-from distsummary.runs.rank_files import said
+from distsummary.runs.rank_files import noting
 from distsummary.runs.table import Labels, ValueTable, labels
 
 
@@ -57,10 +57,8 @@ def _data(place: EventPlace) -> Any:
 
 def readable(place: EventPlace, problems: dict[str, None]) -> Iterator[Any]:
     """The data of a value, or nothing but a line about why not."""
-    try:
+    with noting(problems):
         yield _data(place)
-    except (DistSummaryError, OSError) as error:
-        problems[said(error)] = None
 
 
 MOST_CLAIMED = 1 << 12  # a whole tensor is at most so many times as large as its shards that are there

@@ -41,7 +41,7 @@ from distsummary.rundir.run_dir import MANIFEST, Manifest, RunDir
 from distsummary.rundir.states import RunState, is_over, is_silent, read_run
 from distsummary.runs.deals import DealRow, deal_rows
 from distsummary.runs.norms_table import norms_table
-from distsummary.runs.rank_files import MERGED, MERGED_RANK, Rank, RankFiles, Tags, ends, said, wanted
+from distsummary.runs.rank_files import MERGED, MERGED_RANK, Rank, RankFiles, Tags, ends, noting, wanted
 from distsummary.runs.read_values import added, assembled, readable, value_table
 from distsummary.runs.status_text import findings_in_short
 from distsummary.runs.table import (
@@ -140,10 +140,9 @@ class RecordedRun:
     @property
     def id(self) -> str:
         """The random id of the run, which stays when it is moved; empty without a run.json."""
-        try:
+        with noting({}):  # `problems` have it from elsewhere
             return str(self._run_dir.read_manifest().get("run_id", ""))
-        except (DistSummaryError, OSError):
-            return ""
+        return ""
 
     @property
     def world_size(self) -> int:
@@ -324,13 +323,11 @@ class RecordedRun:
         state = self._state()
         is_running = state is not None and state.state == "running"
         rows: list[dict[str, Any]] = []
-        try:
+        with noting(problems):
             rows = read_alerts(run_dir, report, is_growing=is_running)
             newest = state.newest if state else None
             rows = alerts_as_of_now(run_dir, newest, rows)
             rows = _with_sentences(rows, is_over=newest is not None and is_over(newest))
-        except (DistSummaryError, OSError) as error:
-            problems[said(error)] = None
         return [row for row in rows if is_finding(row) and row.get("held") != MUTED]
 
     def stamp(self) -> str:
@@ -432,7 +429,7 @@ class RecordedRun:
         """
         return self.matrix_and_nans(tag)[:3]
 
-    def matrix_and_nans(self, tag: str) -> Matrix:
+    def matrix_and_nans(self, tag: str) -> tuple[Array, Array, Array, Array | None]:
         """As `matrix`, and where a rank recorded NaN itself, bool (S, R); None: nowhere."""
 
         def read() -> Matrix:
@@ -533,18 +530,14 @@ class RecordedRun:
         problems = self._problems["landscapes"] = {}
         directory = self._run_dir.landscape_dir
         for path in sorted(directory.glob("*.npz")) if directory.is_dir() else ():
-            try:
+            with noting(problems):
                 found[path.stem] = LossGrid.load(path)
-            except (DistSummaryError, OSError) as error:
-                problems[said(error)] = None
         if not found:
             skipped: list[Damage] = []
             for path in landscape_files(self.path) if self.path.is_dir() else ():
-                try:
+                with noting(problems):
                     for event in read_file(path, "skip", skipped=skipped):
                         found |= {one.tag: one.data for one in event.values if one.plugin == "landscape"}
-                except OSError as error:
-                    problems[said(error)] = None
             problems |= dict.fromkeys(map(_place, skipped))
             for _, place in self._files.places("landscape", None, None):
                 for value in readable(place, problems):
@@ -575,21 +568,17 @@ class RecordedRun:
     def _state(self) -> RunState | None:
         """What the manifests say; None if run.json cannot be read."""
         problems = self._problems["state"] = {}
-        try:
+        with noting(problems):
             return read_run(self._run_dir)
-        except (DistSummaryError, OSError) as error:
-            problems[said(error)] = None
-            return None
+        return None
 
     def _entry(self) -> Manifest:
         """The entry of the newest attempt in run.json; {} if there is none."""
         problems = self._problems["run.json"] = {}
-        try:
-            entries: list[Manifest] = self._run_dir.read_manifest()["attempts"]
-        except (DistSummaryError, OSError) as error:
-            problems[said(error)] = None
-            return {}
-        mine = [entry for entry in entries if entry["role"] == self.role]
+        mine: list[Manifest] = []
+        with noting(problems):
+            entries = self._run_dir.read_manifest()["attempts"]
+            mine = [entry for entry in entries if entry["role"] == self.role]
         return max(mine, key=lambda entry: int(entry["attempt"]), default={})
 
     def _lineage(self) -> Lineage:
@@ -598,13 +587,11 @@ class RecordedRun:
         problems = self._problems["lineage"] = {}
         lineage = Lineage()
         for directory in (self._run_dir.writer_dir(self.role, 0, 1), *self._files.directories().values()):
-            try:
+            with noting(problems):
                 if directory.is_dir():
                     lineage = read_lineage(directory, skipped=skipped)
                     if lineage_values(lineage):
                         break
-            except OSError as error:
-                problems[said(error)] = None
         problems |= dict.fromkeys(map(_place, skipped))
         return lineage
 

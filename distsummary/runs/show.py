@@ -124,7 +124,8 @@ def text_of(shown: Overview, *, width: int) -> str:
         rows = [_row(curve) for curve in curves[:_TAGS]]
         of = "the merged run" if shown.curves_of == MERGED else f"rank {shown.curves_of}"
         table = aligned([_HEAD, *rows], right=range(1, len(_HEAD)), width=width)
-        lines += ["", *table, f"  ({numbered(len(curves), 'tag')} of {of}{_more(len(curves), _TAGS)})"]
+        more = f"; {len(curves) - _TAGS} more: --json" if len(curves) > _TAGS else ""
+        lines += ["", *table, f"  ({numbered(len(curves), 'tag')} of {of}{more})"]
     lines += ["", f"also: {_others(shown)}"]
     dealt = deal_lines(shown.deals)
     for head, *ranks in dealt[-_DEALS:]:
@@ -230,7 +231,3 @@ def verdict_text(row: dict[str, Any]) -> str:
     """A row of `RecordedRun.verdicts` in words, such as "rank 3: forward, from step 502 on"."""
     until = f" to {row['until_step']:,}" if row["until_step"] >= 0 else " on"
     return f"rank {row['rank']}: {printable(str(row['cause']))}, from step {row['since_step']:,}{until}"
-
-
-def _more(count: int, shown: int) -> str:
-    return f"; {count - shown} more: --json" if count > shown else ""

@@ -96,7 +96,7 @@ def _page(
     timeline: Page = {"bars": _bars(run), "starts": [], "counts": None}
     for place, tag in enumerate(shown):
         doing("reducing curve", place + 1, len(shown))
-        matrix = run.matrix_and_nans(tag)
+        matrix = Matrix(*run.matrix_and_nans(tag))
         first_steps += matrix.steps[:1].tolist()
         of_all = band(matrix.ranks, matrix.values, matrix.nans)
         lines = _lines(matrix.ranks, named, of_all)

@@ -97,7 +97,9 @@ def band(ranks: Array, values: Array, nans: Array | None = None) -> Band:
     low, median, high = (np.full(size, np.nan, np.float32) for _ in range(3))
     low_rank, high_rank = (np.full(size, -1, np.int32) for _ in range(2))
     count, not_finite = (np.zeros(size, np.int32) for _ in range(2))
-    for rows in _chunks(values):
+    each = max(1, _CHUNK // max(1, values.shape[1]))
+    for start in range(0, size, each):
+        rows = slice(start, start + each)
         block = np.array(values[rows], order="C")
         is_finite = np.isfinite(block)
         finite = is_finite.sum(axis=1)
@@ -213,11 +215,6 @@ def heat_map(
     return HeatMap(
         first_steps=first, last_step=last, group=group, values=found, steps=at_step, ranks=at_rank, bad=bad
     )
-
-
-def _chunks(values: Array) -> list[slice]:
-    size = max(1, _CHUNK // max(1, values.shape[1]))
-    return [slice(start, start + size) for start in range(0, values.shape[0], size)]
 
 
 def first_of_each(places: Array, number: Array) -> Array:
