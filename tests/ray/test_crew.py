@@ -11,14 +11,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import ray
 
 from distsummary.errors import InvalidValueError, LandscapeError
+from distsummary.landscapes.engines.chunks import Chunk
+from distsummary.landscapes.engines.worker import ChunkResult
 from distsummary.landscapes.run import actor_crew, actor_resources
-from distsummary.landscapes.run.actor_crew import UNRESERVED, ActorCrew, CrewTimes
-from distsummary.landscapes.run.work import Job, Work
+from distsummary.landscapes.run.actor_crew import (
+    MAX_DEATHS,
+    NOT_BEGUN,
+    UNRESERVED,
+    ActorCrew,
+    CrewTimes,
+    are_too_many,
+)
+from distsummary.landscapes.run.scheduler import Scheduler
+from distsummary.landscapes.run.worker_failures import ChunkFailedError
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -29,7 +40,7 @@ AMPLE = {"num_cpus": 64.0}  # nor as many of these
 
 
 class Applier:
-    """A worker that applies a function to numbers; `begin` returns its GPUs."""
+    """A worker that applies a function to the numbers of rows; `begin` returns its GPUs."""
 
     def __init__(self, function: Callable[[int], int] = abs, *, gpus: float = 0.0) -> None:
         self._function, self._gpus = function, gpus
@@ -39,38 +50,32 @@ class Applier:
             raise ZeroDivisionError("at the beginning")
         return self._gpus
 
-    def work(self, number: int) -> int:
-        return self._function(number)
+    def work(self, chunks: list[Chunk]) -> list[ChunkResult]:
+        found = [self._function(chunk.row) for chunk in chunks]
+        return [ChunkResult(seconds=0.0, measured=np.full((1, 1), number)) for number in found]
 
 
-class Numbers(Work):
-    """The numbers below `count` as jobs."""
+class Numbers(Scheduler):
+    """The numbers below `count` as rows of a chunk each."""
 
     def __init__(self, count: int = 4) -> None:
-        self.jobs: list[Job] = [(number,) for number in range(count)]
-        self.held: dict[str, list[Job]] = {}
-        self.results: dict[int, int] = {}
+        super().__init__([Chunk(plane=0, kind="grid", row=row, columns=(0,)) for row in range(count)])
         self.blamed: list[bool] = []
-        self._count = count
 
     @property
-    def is_finished(self) -> bool:
-        return len(self.results) == self._count
+    def found(self) -> dict[int, float]:
+        return {chunk.row: values.item() for chunk, values in self.results.items()}
 
-    def next_job(self, worker: str, workers: int) -> Job | None:
-        job = self.jobs.pop() if self.jobs else None
-        if job is not None:
-            self.held.setdefault(worker, []).append(job)
-        return job
-
-    def done(self, worker: str, job: Job, result: int) -> Job | None:
-        self.held[worker].remove(job)
-        self.results[job[0]] = result
-        return None
-
-    def lost(self, worker: str, *, was_at_it: bool) -> None:
+    def lost(self, worker: str, *, was_at_it: bool = True) -> None:
         self.blamed.append(was_at_it)
-        self.jobs += self.held.pop(worker, [])
+        super().lost(worker, was_at_it=was_at_it)
+
+
+def do(crew: ActorCrew, count: int = 4) -> Numbers:
+    """Have a crew apply its function to the numbers below `count`."""
+    numbers = Numbers(count)
+    crew.run(numbers, lambda _: 1, lambda worker, chunk, result: numbers.done(worker, chunk, result.measured))
+    return numbers
 
 
 def crew_of(
@@ -110,14 +115,12 @@ def die(value: int) -> int:
 def test_a_dead_worker_is_replaced_and_others_do_its_work(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    work = Numbers(9)
     with crew_of(once(tmp_path / "flag"), [ON_CPU] * 2) as crew:
-        crew.do(work)
+        work = do(crew, 9)
         assert crew.names == ["worker-0", "worker-1", "worker-2"]
-        crew.do(again := Numbers(2))  # the same actors
+        do(crew, 2)  # the same actors
         assert len(crew.names) == 3
-    assert work.results == {number: number for number in range(9)}
-    assert again.is_finished
+    assert work.found == {number: number for number in range(9)}
     [died] = [message for message in caplog.messages if "died" in message]
     assert re.match(r"test worker-\d died \(", died)
     assert len(died) < 200
@@ -132,20 +135,16 @@ def test_too_many_deaths_without_a_result_are_an_error_with_a_remedy(limit: int,
         crew_of(die, max_deaths=limit, remedy="do something else") as crew,
         pytest.raises(LandscapeError, match=r"; do something else$") as failed,
     ):
-        crew.do(Numbers())
+        do(crew)
     assert str(failed.value).startswith(said)
 
 
 def test_a_worker_that_died_of_earlier_work_is_not_blamed_for_later_work(tmp_path: Path) -> None:
-    early, late = Numbers(1), Numbers(3)
     with crew_of(once(tmp_path / "flag")) as crew:
-        crew.do(Work())
-        crew._feed(["worker-0"], early)
-        early.results[0] = 0  # as if another had ended it
-        crew.do(early)
-        crew.do(late)
-    assert late.blamed == [False]
-    assert late.is_finished
+        crew.begin()
+        [chunk] = Numbers(1).next_chunks("worker-0")
+        crew._ask("worker-0", [chunk])  # as if another had ended this work
+        assert do(crew, 3).blamed == [False]
 
 
 class Ender(logging.Handler):
@@ -174,8 +173,7 @@ def ender() -> Iterator[Ender]:
 
 def test_a_silent_worker_is_reported_with_its_process_and_may_be_killed(tmp_path: Path, ender: Ender) -> None:
     with crew_of(once(tmp_path / "flag", signal.SIGSTOP), times={"silent_s": 1.0}) as crew:
-        crew.do(work := Numbers())
-    assert work.is_finished
+        do(crew)
     assert re.fullmatch(
         r"test worker-0 \(process \d+ on [\w.:]+\) has not answered for \d+ s; if it hangs, "
         "kill that process: another takes its place",
@@ -193,8 +191,7 @@ def test_a_worker_without_a_reservation_takes_the_place_of_those_that_wait_for_g
         more=lambda points: [ON_GPU, ON_CPU],
         times={"start_s": 0.0, "grow_s": 0.0},
     ) as crew:
-        crew.do(work := Numbers())
-        assert work.is_finished
+        do(crew)
         assert kinds(crew)[0] == UNRESERVED
         assert all(ON_GPU.keys() != kind.keys() for kind in kinds(crew))
     assert given_up == [True]
@@ -203,8 +200,7 @@ def test_a_worker_without_a_reservation_takes_the_place_of_those_that_wait_for_g
 
 def test_it_works_next_to_those_that_wait_for_cpus() -> None:
     with crew_of(resources=[AMPLE], times={"start_s": 0.0}) as crew:
-        crew.do(work := Numbers())
-        assert work.is_finished
+        do(crew)
         assert kinds(crew) == [AMPLE, UNRESERVED]
 
 
@@ -220,8 +216,7 @@ def test_a_gpu_is_waited_for_where_gpus_have_given_results(caplog: pytest.LogCap
 def test_a_crew_continues_when_what_a_dead_worker_held_is_taken(tmp_path: Path) -> None:
     with crew_of(once(tmp_path / "flag"), times={"start_s": 1.0}) as crew:
         crew._workers["worker-0"].options = AMPLE  # as if others had taken it
-        crew.do(work := Numbers())
-    assert work.is_finished
+        do(crew)
 
 
 class TwoArgumentsError(Exception):
@@ -230,6 +225,15 @@ class TwoArgumentsError(Exception):
     def __init__(self, what: str, where: str) -> None:
         super().__init__(f"{what} {where}")
         self.add_note("and a note")
+
+
+def test_each_worker_may_fail_to_begin_before_all_are_given_up() -> None:
+    failed = f"{NOT_BEGUN}x"
+    assert [are_too_many([failed] * count, 3) for count in (1, 2, 3)] == [False, False, True]
+    assert not are_too_many([failed] * 3 + ["of a signal"], 3), "only MAX_DEATHS of several kinds are"
+    signals = ["of a signal"] * MAX_DEATHS
+    assert not are_too_many(signals[1:], 1)
+    assert are_too_many(signals, 1)
 
 
 def raise_it(error: Exception) -> Callable[[int], int]:
@@ -246,16 +250,16 @@ def raise_two_arguments(value: int) -> int:
 def test_what_a_worker_raises_is_the_cause_with_its_traceback_behind_it() -> None:
     with (
         crew_of(raise_it(ZeroDivisionError("of the user"))) as crew,
-        pytest.raises(LandscapeError, match=r"raised ZeroDivisionError: of the user$") as failed,
+        pytest.raises(ChunkFailedError) as failed,
     ):
-        crew.do(Numbers())
+        do(crew)
     assert type(failed.value.__cause__) is ZeroDivisionError
     assert "raise error" in str(failed.value.__cause__.__cause__)
     with (
         crew_of(raise_it(InvalidValueError("our own"))) as crew,
         pytest.raises(InvalidValueError, match=r"our own"),
     ):
-        crew.do(Numbers())
+        do(crew)
 
 
 def test_an_error_that_cannot_be_unpickled_is_quoted_with_its_notes_and_kills_no_worker(
@@ -263,18 +267,18 @@ def test_an_error_that_cannot_be_unpickled_is_quoted_with_its_notes_and_kills_no
 ) -> None:
     with (
         crew_of(raise_two_arguments) as crew,
-        pytest.raises(LandscapeError, match=r"TwoArgumentsError: in the work$") as failed,
+        pytest.raises(ChunkFailedError) as failed,
     ):
-        crew.do(Numbers())
-    assert failed.value.__cause__ is not None
-    assert failed.value.__cause__.__notes__ == ["and a note"]
+        do(crew)
+    assert str(failed.value.cause).endswith("TwoArgumentsError: in the work")
+    assert failed.value.cause.__notes__ == ["and a note"]
     assert "died" not in caplog.text
 
 
 def test_an_error_at_the_beginning_is_reported_in_one_line() -> None:
     said = r"ZeroDivisionError: at the beginning when it began$"
     with crew_of(None) as crew, pytest.raises(LandscapeError, match=said) as failed:
-        crew.do(Work())
+        crew.begin()
     assert type(failed.value.__cause__) is ZeroDivisionError
 
 
@@ -304,8 +308,8 @@ def test_errors_in_other_workers_are_not_printed_by_ray(
     original_errors = actor_crew.original_errors
     monkeypatch.setattr(ray._private.worker, "_unhandled_error_handler", printed.append)
     monkeypatch.setattr(actor_crew, "original_errors", late)
-    with crew_of(function, [ON_CPU] * 2) as crew, pytest.raises(LandscapeError):
-        crew.do(Numbers())
+    with crew_of(function, [ON_CPU] * 2) as crew, pytest.raises(ChunkFailedError):
+        do(crew)
     gc.collect()  # Ray reports errors that no one has read when they are gone
     assert printed == []
 

@@ -270,7 +270,7 @@ def test_workers_compute_with_one_thread_and_keep_freed_memory() -> None:
 ON_GPUS = """
 import os, time, ray, numpy as np, distsummary as ds
 from distsummary.errors import LandscapeError
-from distsummary.landscapes.run import actor_resources
+from distsummary.landscapes.run import actor_crew
 
 class Model:
     def __init__(self):
@@ -301,9 +301,9 @@ trainings = [Training.remote() for _ in range(4)]
 ray.get([training.begun.remote() for training in trainings])
 while ray.available_resources()["GPU"] > 1.7:
     time.sleep(0.05)
-actor_resources.FIT_S = 1.0
+actor_crew.TIMES = actor_crew.CrewTimes(start_s=1.0)
 draw(1)
-actor_resources.FIT_S = 60.0  # what fits is there at once
+actor_crew.TIMES = actor_crew.CrewTimes(start_s=60.0)  # what fits is there at once
 try:
     draw(0.4)
 except LandscapeError as error:
@@ -349,22 +349,18 @@ def test_a_crew_goes_from_scheduler_to_scheduler_with_the_same_actors() -> None:
             scheduler.done(worker, chunk, result.measured)
             found.append(scheduler.missing)
 
-        crew.run(scheduler, keep)
+        crew.run(scheduler, lambda workers: 1, keep)
         assert sum(map(len, scheduler.results)) == 11
         return found
 
     with RayWorkers(1) as workers, workers.crew(task) as crew:
-        assert crew.facts is None
-        spent = 0.0
+        assert not crew.begun
         for _ in range(2):
             counts = missing()
             assert counts == sorted(counts, reverse=True)
             assert counts[-1] == 0
-            assert list(crew.seconds) == ["worker-0"]
-            assert crew.seconds["worker-0"] > spent
-            spent = crew.seconds["worker-0"]
-        assert crew.facts is not None
-        assert crew.facts.name == "numpy-naive"
+            assert crew.names == ["worker-0"]
+        assert crew.begun["worker-0"].name == "numpy-naive"
 
 
 def test_refinement_on_workers_gives_the_same_bytes_and_leaves_out_the_same_points() -> None:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from distsummary.landscapes.directions.planes import PlanePlan
 
-Kind = Literal["grid", "path", "checkpoint"]
+Kind = Literal["grid", "path", "checkpoint", "batches"]
 GRID_CHUNK = 32  # points of one grid row; all of them start from the same state, centre + y * direction_y
 PATH_CHUNK = 8  # points or checkpoints of a path
 
@@ -19,7 +19,8 @@ class Chunk:
     """The unit of work: some points of a grid row or of a path, in the landscape with the number `plane`.
 
     `columns` are the indices of the points, ascending. For `kind` "grid" the points lie in row number `row`;
-    for "path" they are checkpoints projected onto the plane; for "checkpoint", the checkpoints themselves.
+    for "path" they are checkpoints projected onto the plane; for "checkpoint", the checkpoints themselves. A
+    chunk of the kind "batches" is a group of batches of a Hessian-vector product.
     """
 
     plane: int

@@ -56,12 +56,10 @@ class ChunkResult:
     """The quantities at the points of a chunk.
 
     Attributes:
-        values: the losses, float64, one per point of the chunk.
         seconds: the time that the chunk took.
-        measured: all quantities, float64 (points, quantities); the first column is `values`.
+        measured: all quantities, float64 (points, quantities); the first column holds the losses.
     """
 
-    values: Array
     seconds: float
     measured: Array
 
@@ -117,7 +115,7 @@ class LandscapeWorker:
                 measured = np.concatenate([self._engine.row_values(y, np.array([x])) for x, y in points])
             else:
                 measured = np.stack([self._engine.state_values(plane.states[k]) for k in columns])
-        return ChunkResult(values=measured[:, 0], seconds=self._clock() - start, measured=measured)
+        return ChunkResult(seconds=self._clock() - start, measured=measured)
 
     @contextmanager
     def _within_memory(self, when: str) -> Iterator[None]:

@@ -1,36 +1,43 @@
 """Workers on Ray: actors of the cluster that this process is connected to, or of a local one."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from operator import length_hint
 from typing import Any, Self
 
+import numpy as np
 import ray
 
 from distsummary.base.cluster import check_reachable, reachable_cluster, start_local
 from distsummary.errors import ClusterError, LandscapeError
 from distsummary.landscapes.directions.hessian import GROUPS
 from distsummary.landscapes.directions.recipe import Array
-from distsummary.landscapes.engines.chunks import count_points, least_call
+from distsummary.landscapes.engines.chunks import Chunk, count_points
 from distsummary.landscapes.engines.engine_choice import EngineChoice
 from distsummary.landscapes.engines.timing import choose_engine
-from distsummary.landscapes.engines.worker import EngineFacts, Task
+from distsummary.landscapes.engines.worker import ChunkResult, Task
 from distsummary.landscapes.model.user_code import first_line
 from distsummary.landscapes.run.actor_crew import LOOK, ActorCrew
-from distsummary.landscapes.run.actor_resources import fits, free_resources
-from distsummary.landscapes.run.scheduler import Keep, Pace, Scheduler, call_size
-from distsummary.landscapes.run.supervision import (
+from distsummary.landscapes.run.actor_resources import free_resources
+from distsummary.landscapes.run.scheduler import MAX_ATTEMPTS, Scheduler
+from distsummary.landscapes.run.worker_failures import (
+    CHOOSING,
+    HESSIAN,
+    OPENING,
+    ChunkFailedError,
+    raised,
+    user_errors,
+)
+from distsummary.landscapes.run.worker_memory import WorkerMemory
+from distsummary.landscapes.run.worker_plan import (
     check_spread,
     default_gpus,
     plan_workers,
     spread,
     surplus,
 )
-from distsummary.landscapes.run.work import ChunkWork, ProductWork, Work
-from distsummary.landscapes.run.worker_failures import CHOOSING, HESSIAN, OPENING, user_errors
-from distsummary.landscapes.run.worker_memory import WorkerMemory
 from distsummary.landscapes.run.worker_process import (
     ChunkWorker,
     EngineChooser,
@@ -89,8 +96,7 @@ class RayWorkers:
             max_deaths=1,
             remedy="check that it has enough memory, name an engine (engine='row'), or use workers=0",
         ) as crew:
-            crew.do(Work())
-            choice: EngineChoice = crew.begun
+            choice: EngineChoice = crew.begin()
         return choice
 
     @contextmanager
@@ -107,7 +113,7 @@ class RayWorkers:
             yield RayHessian(crew)
 
     @contextmanager
-    def crew(self, task: Task) -> Iterator["RayCrew"]:
+    def crew(self, task: Task) -> Iterator[ActorCrew]:
         """See `runner.Workers`."""
         resources = self._resources(task.model, -(-count_points(task.planes) // LEAST_POINTS))
         with ActorCrew(
@@ -120,7 +126,7 @@ class RayWorkers:
             forgo=self._forgo_gpus,
             remedy=f"{LOOK}; with run_dir= finished points are kept",
         ) as crew:
-            yield RayCrew(crew)
+            yield crew
 
     def _resources(self, model: Any, jobs: int) -> list[dict[str, float]]:
         """The resources of each worker to start for `jobs` jobs; the first call connects to a Ray cluster."""
@@ -128,14 +134,6 @@ class RayWorkers:
             self._stack.enter_context(cluster(self._address))
             self._is_connected = True
         found = self._planned(model, jobs)
-        gpus = found[0].get("num_gpus", 0)
-        if gpus and not fits(gpus):
-            text = (
-                "no worker can get %g GPU(s), since what is free lies on several: landscape workers use CPUs"
-            )
-            _log.warning(text, gpus)
-            self._forgo_gpus()
-            found = self._planned(model, jobs)
         check_spread(spread(model), found[0].get("num_gpus", 0))
         if self._count is not None and (remark := surplus(len(found), ray.cluster_resources(), found[0])):
             _log.warning("%s", remark)
@@ -202,57 +200,31 @@ def cluster(address: str | None = None) -> Iterator[None]:
         ray.shutdown()
 
 
-class RayCrew:
-    """Implements `runner.Crew` with `ChunkWorker` actors."""
-
-    def __init__(self, crew: ActorCrew) -> None:
-        self._crew, self._pace = crew, Pace()
-        self._has_unseen_gpus = False
-
-    @property
-    def seconds(self) -> Mapping[str, float]:
-        """See `runner.Crew`."""
-        return {worker: self._pace.seconds.get(worker, 0.0) for worker in self._crew.names}
-
-    @property
-    def facts(self) -> EngineFacts | None:
-        """The facts about its engine that the worker reported which began last."""
-        found: EngineFacts | None = self._crew.begun
-        return found
-
-    def hardware(self, worker: str) -> str:
-        """See `runner.Crew`."""
-        facts: EngineFacts = self._crew.begun_by[worker]
-        if facts.unseen_gpus and not self._has_unseen_gpus:
-            self._has_unseen_gpus = True
-            _log.warning(
-                "%s computes on the CPU: Ray has reserved %g GPU(s) for it, which its torch does not see; "
-                "install a build of torch for this GPU there, or pass gpus_per_worker=0",
-                worker,
-                facts.unseen_gpus,
-            )
-        return facts.hardware
-
-    def run(self, scheduler: Scheduler, keep: Keep) -> None:
-        """See `runner.Crew`."""
-
-        def points(waiting: int, workers: int) -> int:
-            least = least_call(is_streamed=self.facts is not None and self.facts.is_streamed)
-            return call_size(waiting, workers, self._pace.point_s, least)
-
-        self._crew.do(ChunkWork(scheduler, points, self._pace.counting(keep)))
-
-
 class RayHessian:
-    """Implements `hessian.Hessian` with HessianWorker actors; their number changes no bit of a product."""
+    """Implements `hessian.Hessian` with HessianWorker actors; their number changes no bit of a product.
+
+    The groups of batches of a product are the chunks of a scheduler.
+    """
 
     def __init__(self, crew: ActorCrew) -> None:
         self._crew = crew
-        crew.do(Work())
-        self.weight, self._groups = crew.begun
+        self.weight, groups = crew.begin()
+        self._chunks = [Chunk(plane=0, kind="batches", row=0, columns=(group,)) for group in range(groups)]
 
     def product(self, vector: Array) -> Array:
         """See `hessian.Hessian`."""
-        work = ProductWork(ray.put(vector), self._groups)
-        self._crew.do(work)
-        return work.total()
+        scheduler = Scheduler(self._chunks, quantities=len(vector), shares=False)
+
+        def keep(worker: str, chunk: Chunk, result: ChunkResult) -> None:
+            scheduler.done(worker, chunk, result.measured)
+
+        try:
+            self._crew.run(scheduler, lambda _: 1, keep, ray.put(vector))
+        except ChunkFailedError as failed:
+            raise LandscapeError(f"{raised(failed.cause)} {HESSIAN}") from failed.cause
+        if scheduler.abandoned:
+            raise LandscapeError(f"the same batches killed {MAX_ATTEMPTS} Hessian workers; {LOOK}")
+        total = np.zeros_like(vector, dtype=np.float64)
+        for chunk in self._chunks:  # in a fixed order, so that the sum does not depend on the workers
+            total += scheduler.results[chunk][0]
+        return total

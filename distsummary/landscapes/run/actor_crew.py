@@ -1,8 +1,4 @@
-"""Starts Ray actors that share some work (a crew), calls them, replaces those that died, and kills them.
-
-All actors have the same class, with the methods `begin` and `work`. What they work on is a `work.Work`: the
-chunks of landscapes, a Hessian-vector product or the choice of an engine.
-"""
+"""A crew: Ray actors that share the chunks of a scheduler. It replaces those that die."""
 
 import logging
 import os
@@ -10,19 +6,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import ray
 from ray.exceptions import ActorDiedError, RayError, RayTaskError, UnserializableException
 
 from distsummary.errors import DistSummaryError, LandscapeError
+from distsummary.landscapes.engines.chunks import Chunk
 from distsummary.landscapes.run.actor_resources import end_actors
-from distsummary.landscapes.run.scheduler import IN_FLIGHT
-from distsummary.landscapes.run.supervision import MAX_DEATHS, NOT_BEGUN, SILENT_S, Silences, are_too_many
-from distsummary.landscapes.run.work import Job, Work
-from distsummary.landscapes.run.worker_failures import raised
+from distsummary.landscapes.run.scheduler import IN_FLIGHT, CallPoints, Keep, Scheduler
+from distsummary.landscapes.run.worker_failures import ChunkFailedError, raised
 
+MAX_DEATHS = 8  # consecutive deaths without a result: twice the number that one bad chunk can cause
+NOT_BEGUN = "it could not begin: "
 READ_S = 1.0  # limit for reading the results of killed actors' calls, which fail within milliseconds
 UNRESERVED = {"num_cpus": 0.0}
 IN_CREATION = "error raised in its creation task"  # part of Ray's message, for example if an import failed
@@ -53,13 +50,13 @@ class CrewTimes:
         wait_s: the longest wait for a result before all workers are checked for silence.
         start_s: if no worker has started after this time, one that reserves no resources is added.
         grow_s: the interval between two queries for free resources of the cluster.
-        silent_s: a worker is reported after this silence.
+        silent_s: a worker is reported after this silence, again after twice as long, and so on.
     """
 
     wait_s: float = 1.0
     start_s: float = 30.0
     grow_s: float = 10.0
-    silent_s: float = SILENT_S
+    silent_s: float = 60.0
 
 
 TIMES = CrewTimes()
@@ -71,27 +68,31 @@ class _Worker:
     options: dict[str, float]
     place: Any  # a reference to the text "<process> on <address>", available once the worker has started
     has_started: bool = False
-    has_begun: bool = False
+    last_seen: float = field(default_factory=time.monotonic)  # or last without a call
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call of a worker's method that has not been answered; `work` is None if the method is `begin`."""
+    """A call of a worker's method that has not been answered.
+
+    `scheduler` is the one that the chunks belong to; None if the method is `begin`.
+    """
 
     worker: str
-    job: Job
-    work: Work | None
-    asked_at: float
+    chunks: Sequence[Chunk] = ()
+    scheduler: Scheduler | None = None
 
 
 class ActorCrew:
     """Actors of the class `kind`, all created with `arguments`. A context manager that kills them on exit.
 
-    `do` raises a worker's DistSummaryError unchanged. For any other error in a job it raises the error that
-    `work.failure` returns, and for any other error in `begin` a LandscapeError.
+    Implements `runner.Crew`, except that `begun` holds whatever `kind.begin` returns. DistSummaryErrors of a
+    worker are raised unchanged, and other errors in `begin` as LandscapeError.
 
     Args:
-        kind: has `begin()` and `work(*job)`. Its constructor also gets `gpus`, the actor's number of GPUs.
+        kind: has `begin()` and `work(chunks, *sent)`, which returns the results of the chunks before the
+            first that raises, and raises only if that is the first one. Its constructor also gets `gpus`, the
+            actor's number of GPUs.
         resources: for each actor to start, its resources as Ray's actor options.
         name: the name of the crew in messages.
         beginning: the last words of messages about errors in `begin`, such as `failures.OPENING`.
@@ -121,27 +122,32 @@ class ActorCrew:
         self._kind, self._arguments, self._name, self._beginning = kind, arguments, name, beginning
         self._more, self._forgo, self._max_deaths, self._remedy = more, forgo, max_deaths, remedy
         self.names: list[str] = []  # of all workers, dead ones included
-        self.begun: Any = None  # the result of `begin` of the worker that began last
-        self.begun_by: dict[str, Any] = {}  # that of each worker, dead ones included
+        self.begun: dict[str, Any] = {}  # worker -> what its `begin` returned
         self._workers: dict[str, _Worker] = {}
         self._calls: dict[Any, _Call] = {}  # calls in progress, by reference
         self._has_results = False
-        self._silences = Silences(times.silent_s)
+        self._silent_s = times.silent_s
         now = time.monotonic()
         self._patience_ends, self._grows_at = now + times.start_s, now + times.grow_s
         for options in resources:
             self._start(options)
         self._count, self._deaths = len(self._workers), list[str]()  # how workers died since the last result
 
-    def do(self, work: Work) -> None:
-        """Have the workers do the work; returns when it is finished and at least one worker has begun."""
-        self._feed(list(self._workers), work)
-        while not (work.is_finished and self.begun is not None):
+    def begin(self) -> Any:
+        """Wait until a worker has begun; returns what its `begin` returned."""
+        self.run(Scheduler([]), lambda _: 1, lambda *_: None)
+        return next(iter(self.begun.values()))
+
+    def run(self, scheduler: Scheduler, points: CallPoints, keep: Keep, *sent: Any) -> None:
+        """See `runner.Crew`; `sent` are further arguments of `kind.work`."""
+        self._scheduler, self._points, self._keep, self._sent = scheduler, points, keep, sent
+        self._feed(list(self._workers))
+        while not (scheduler.is_finished and self.begun):
             ready, _ = ray.wait(list(self._calls), num_returns=1, timeout=self._times.wait_s)
             for reference in ready:
-                self._take(reference, work)
+                self._take(reference)
             self._look_after_workers()
-            self._grow(work)
+            self._grow()
 
     def _start(self, options: dict[str, float]) -> None:
         """Start an actor, ask for the place where it runs, and call its `begin`."""
@@ -155,54 +161,56 @@ class ActorCrew:
         actor = started.remote(*self._arguments, gpus=options.get("num_gpus", 0.0))
         place = actor.__ray_call__.remote(lambda _: f"{os.getpid()} on {ray.util.get_node_ip_address()}")
         self._workers[worker] = _Worker(actor, options, place)
-        self._calls[actor.begin.remote()] = _Call(worker, (), None, time.monotonic())
+        self._calls[actor.begin.remote()] = _Call(worker)
 
-    def _feed(self, workers: Iterable[str], work: Work) -> None:
+    def _feed(self, workers: Iterable[str]) -> None:
         """Give each worker that has begun up to IN_FLIGHT calls; all get a first call before a second one."""
         asked = Counter(call.worker for call in self._calls.values())
         for depth in range(1, IN_FLIGHT + 1):
             for worker in workers:
-                if self._workers[worker].has_begun and asked[worker] < depth:
-                    self._ask(worker, work.next_job(worker, len(self._workers)), work)
+                if worker in self.begun and asked[worker] < depth:
+                    points = self._points(len(self._workers))
+                    if chunks := self._scheduler.next_chunks(worker, points):
+                        self._ask(worker, chunks)
 
-    def _ask(self, worker: str, job: Job | None, work: Work) -> None:
-        if job is not None:
-            reference = self._workers[worker].actor.work.remote(*job)
-            self._calls[reference] = _Call(worker, job, work, time.monotonic())
+    def _ask(self, worker: str, chunks: Sequence[Chunk]) -> None:
+        reference = self._workers[worker].actor.work.remote(chunks, *self._sent)
+        self._calls[reference] = _Call(worker, chunks, self._scheduler)
 
-    def _take(self, reference: Any, work: Work) -> None:
-        """Receive the result of a call; the call may belong to earlier work, finished without this result."""
+    def _take(self, reference: Any) -> None:
+        """Receive the result of a call; one of an earlier scheduler, which did not need it, is ignored."""
         call = self._calls.pop(reference)
-        self._silences.receive(call.worker, time.monotonic())
+        self._workers[call.worker].last_seen = time.monotonic()
         try:
             with original_errors():
                 answer = ray.get(reference)
         except RayError as error:
-            self._replace(call, error, work)
+            self._replace(call, error)
             return
         except DistSummaryError:
             raise
         except Exception as error:  # of any type: the user's code may raise anything
-            if call.work is None:
+            if call.scheduler is None:
                 raise LandscapeError(f"{raised(error)} {self._beginning}") from error
-            raise call.work.failure(call.job, error) from error
-        if call.work is None:
-            self.begun = self.begun_by[call.worker] = answer
-            self._workers[call.worker].has_begun = True
+            raise ChunkFailedError(call.chunks[0], error) from error
+        if call.scheduler is None:
+            self.begun[call.worker] = answer
         else:
             self._has_results = True
             self._deaths.clear()
-            rest = call.work.done(call.worker, call.job, answer)
-            if call.work is work:
-                self._ask(call.worker, rest, work)
-        self._feed([call.worker], work)
+        if call.scheduler is self._scheduler:
+            for chunk, result in zip(call.chunks, answer, strict=False):
+                self._keep(call.worker, chunk, result)
+            if rest := call.chunks[len(answer) :]:
+                self._ask(call.worker, rest)
+        self._feed([call.worker])
 
-    def _replace(self, call: _Call, error: RayError, work: Work) -> None:
-        """Return the jobs of a dead worker to `work`, and start another worker in its place."""
+    def _replace(self, call: _Call, error: RayError) -> None:
+        """Return the chunks of a dead worker to the scheduler, and start another worker in its place."""
         worker, how = call.worker, how_it_died(error)
         calls = [call, *(other for other in self._calls.values() if other.worker == worker)]
         options = self._drop(worker)
-        work.lost(worker, was_at_it=all(one.work is work for one in calls))
+        self._scheduler.lost(worker, was_at_it=all(one.scheduler is self._scheduler for one in calls))
         self._deaths.append(how)
         if are_too_many(self._deaths, self._count, self._max_deaths):
             count = len(self._deaths)
@@ -211,7 +219,7 @@ class ActorCrew:
             raise LandscapeError(f"{who} ({how}); {self._remedy}") from error
         _log.warning("%s %s died (%s); other workers do its work again", self._name, worker, how)
         self._start(options)
-        self._feed(list(self._workers), work)
+        self._feed(list(self._workers))
 
     def _drop(self, worker: str) -> dict[str, float]:
         """Kill a worker and forget its calls; returns the resources that it had."""
@@ -226,15 +234,9 @@ class ActorCrew:
         unknown = {one.place: one for one in self._workers.values() if not one.has_started}
         for place in ray.wait(list(unknown), num_returns=len(unknown), timeout=0)[0] if unknown else ():
             unknown[place].has_started = True
-        started = {worker for worker, one in self._workers.items() if one.has_started}
-        asked = {call.worker: call.asked_at for call in reversed(self._calls.values())}
-        for worker, silent_s in self._silences.report(asked, started, now).items():
-            then = ": another takes its place" if self._max_deaths > 1 else ""
-            with suppress(RayError):  # the worker has died: the results of its calls will show that
-                place = ray.get(self._workers[worker].place)
-                text = "%s %s (process %s) has not answered for %.0f s; if it hangs, kill that process%s"
-                _log.warning(text, self._name, worker, place, silent_s, then)
-        if started:  # if they all die, wait that long again: other programs may take their resources
+        self._report_silent(now)
+        # If they all die, wait that long again: other programs may take their resources.
+        if any(one.has_started for one in self._workers.values()):
             self._patience_ends = now + self._times.start_s
             return
         if now < self._patience_ends:
@@ -260,15 +262,32 @@ class ActorCrew:
             self._forgo()
         self._start(UNRESERVED)
 
-    def _grow(self, work: Work) -> None:
+    def _report_silent(self, now: float) -> None:
+        """Report workers that have not answered a call for too long; the next report takes twice as long."""
+        busy = {call.worker for call in self._calls.values()}
+        for worker, one in self._workers.items():
+            if worker not in busy or not one.has_started:  # it may wait for its resources for hours
+                one.last_seen = now
+        seconds = {worker: now - one.last_seen for worker, one in self._workers.items()}
+        silent = {worker: s for worker, s in seconds.items() if s >= self._silent_s}
+        then = ": another takes its place" if self._max_deaths > 1 else ""
+        for worker, silent_s in silent.items():
+            with suppress(RayError):  # the worker has died: the results of its calls will show that
+                place = ray.get(self._workers[worker].place)
+                text = "%s %s (process %s) has not answered for %.0f s; if it hangs, kill that process%s"
+                _log.warning(text, self._name, worker, place, silent_s, then)
+        if silent:
+            self._silent_s = 2 * max(silent.values())
+
+    def _grow(self) -> None:
         """Add workers for resources that have become free, of the kinds (GPU, CPU) that the crew uses."""
         now = time.monotonic()
-        is_starting = not all(worker.has_begun for worker in self._workers.values())
+        is_starting = not self._workers.keys() <= self.begun.keys()
         if self._more is None or now < self._grows_at or is_starting:
             return
         self._grows_at = now + self._times.grow_s
         kinds = {_kind(worker.options) for worker in self._workers.values()}
-        for options in self._more(work.waiting):
+        for options in self._more(self._scheduler.waiting):
             if _kind(options) in kinds:
                 self._start(options)
 
@@ -312,6 +331,16 @@ def original_errors() -> Iterator[None]:
         if isinstance(error.cause, Exception) and not isinstance(error.cause, RayError):
             raise error.cause from error
         raise RuntimeError(str(error.cause)) from error
+
+
+def are_too_many(deaths: Sequence[str], workers: int, limit: int = MAX_DEATHS) -> bool:
+    """Whether there are `limit` deaths, or all workers failed to begin in the same way (at least two did).
+
+    `deaths`: how workers died since the last result, in a few words that begin with NOT_BEGUN if the worker
+    could not begin. `workers`: how many there are.
+    """
+    end_alike = len(set(deaths)) == 1 and deaths[0].startswith(NOT_BEGUN)
+    return len(deaths) >= (min(max(2, workers), limit) if end_alike else limit)
 
 
 def how_it_died(error: RayError) -> str:

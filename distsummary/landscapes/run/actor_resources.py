@@ -11,7 +11,6 @@ import ray
 RETURN_S = 5.0  # limit of the wait for killed actors' resources: other programs may have taken them
 POLL_S = 0.02
 TOLERANCE = 1e-3  # of a GPU or CPU: sums of shares such as 0.1 are not exact
-FIT_S = 10.0  # limit of the wait for a test task, whose process starts in one or two seconds
 
 
 @dataclass(slots=True)
@@ -54,21 +53,3 @@ def free_resources() -> dict[str, float]:
             _returning.free = {}
             return dict(free)
         time.sleep(POLL_S)
-
-
-def fits(gpus: float) -> bool:
-    """Whether a worker can now get `gpus` GPUs, or for `gpus` < 1 this share of one GPU.
-
-    The total of free GPUs does not show this: with 0.4 free on each of three GPUs the total is 1.2, but no
-    worker can get a whole GPU. Ray does not report what is free on each GPU, so a test task requests `gpus`.
-    """
-    if gpus <= 1 and ray.available_resources().get("GPU", 0) >= ray.cluster_resources().get("GPU", 0):
-        return True  # all GPUs are free
-    task = ray.remote(lambda: None).options(
-        num_gpus=gpus, num_cpus=0, max_retries=0, scheduling_strategy="DEFAULT"
-    )
-    asked = task.remote()
-    found, _ = ray.wait([asked], timeout=FIT_S)
-    if not found:
-        ray.cancel(asked)
-    return bool(found)

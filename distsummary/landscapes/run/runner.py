@@ -6,7 +6,7 @@ runner -> assemble. Its workers run in this process (defined here) or on Ray (se
 
 import logging
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ from distsummary.landscapes.run.assemble import Evaluated, assemble, gather
 from distsummary.landscapes.run.journal import Journal
 from distsummary.landscapes.run.progress import Progress, ProgressCallback
 from distsummary.landscapes.run.refine import Mask, first_points, next_points
-from distsummary.landscapes.run.scheduler import Keep, Pace, Scheduler, call_size
+from distsummary.landscapes.run.scheduler import CallPoints, Keep, Scheduler, call_size
 from distsummary.landscapes.run.worker_failures import (
     CHOOSING,
     HESSIAN,
@@ -44,23 +44,24 @@ _log = logging.getLogger(__name__)
 
 
 class Crew(Protocol):
-    """Workers that have begun a task."""
+    """Workers of a task.
 
-    @property
-    def seconds(self) -> Mapping[str, float]:
-        """The seconds that each worker has spent on chunks."""
+    Attributes:
+        names: all workers, dead ones included.
+        begun: what each worker that has begun reported about its engine.
+    """
 
-    @property
-    def facts(self) -> EngineFacts | None:
-        """What a worker reported about its engine; None until a worker has begun."""
+    names: list[str]
+    begun: dict[str, EngineFacts]
 
-    def hardware(self, worker: str) -> str:
-        """The hardware of a worker that has begun, see `Engine.hardware`."""
-
-    def run(self, scheduler: Scheduler, keep: Keep) -> None:
-        """Evaluate all chunks of the scheduler; calls `keep` with every evaluated chunk.
+    def run(self, scheduler: Scheduler, points: CallPoints, keep: Keep) -> None:
+        """Evaluate all chunks of the scheduler; returns when at least one worker has begun, too.
 
         Raises MemoryTooSmallError if the memory is too small, ChunkFailedError if the user's code raises.
+
+        Args:
+            points: given the number of workers, returns how many points to give one in a call.
+            keep: called with every evaluated chunk.
         """
 
 
@@ -151,7 +152,8 @@ class _Drawing:
         self._hardware: list[str] = [] if journal is None else journal.hardware
         self._started: float | None = None  # when the first chunk began: starting workers does not count
         self._fresh = Counter[str]()  # worker -> points that it evaluated in this call
-        self._has_reported_all = False
+        self._seconds = defaultdict[str, float](float)  # worker -> the time that it spent on them
+        self._has_reported_all = self._has_unseen_gpus = False
 
     def draw(self, workers: Workers) -> Drawn:
         """Evaluate all points, or those that refinement selects; after an interrupt, return what is done."""
@@ -166,10 +168,10 @@ class _Drawing:
                         self._evaluate(crew, wanted)
                         known = [gather(self._results, n, plane) for n, plane in enumerate(self._task.planes)]
                         wanted = [next_points(k.grid[..., 0], k.computed, self._refine) for k in known]
-                self._report(crew.seconds, sum(map(len, self._results)))
+                self._report(sum(map(len, self._results)))
                 return Drawn(grids=self._grids(crew))
             except KeyboardInterrupt:
-                if crew.facts is None:
+                if not crew.begun:
                     raise
                 return Drawn(grids=self._grids(crew), was_cancelled=True)
 
@@ -187,19 +189,25 @@ class _Drawing:
             align=align,
         )
 
+        def points(workers: int) -> int:
+            done, facts = self._fresh.total(), next(iter(crew.begun.values()))
+            point_s = sum(self._seconds.values()) / done if done else 0.0
+            return call_size(scheduler.waiting, workers, point_s, least_call(is_streamed=facts.is_streamed))
+
         def keep(worker: str, chunk: Chunk, result: ChunkResult) -> None:
             if self._started is None:
                 self._started = time.monotonic() - result.seconds
-            self._note_hardware(crew.hardware(worker))
+            self._note_hardware(worker, crew.begun[worker])
+            self._seconds[worker] += result.seconds
             if scheduler.done(worker, chunk, result.measured):
                 self._results[chunk] = scheduler.results[chunk]
                 self._fresh[worker] += len(chunk)
                 if self._journal is not None:
                     self._journal.enter(chunk, result.measured, worker=worker, seconds=result.seconds)
-            self._report(crew.seconds, total)
+            self._report(total)
 
         try:
-            crew.run(scheduler, keep)
+            crew.run(scheduler, points, keep)
         except ChunkFailedError as failed:
             done = sum(map(len, self._results))
             kept = f"the {done} finished points are lost; with run_dir= they would be kept"
@@ -216,8 +224,17 @@ class _Drawing:
             self._results[chunk] = scheduler.results[chunk]
         self._abandoned += scheduler.abandoned
 
-    def _note_hardware(self, name: str) -> None:
-        """Note the hardware of the next chunk; warn if it is another kind than that of earlier chunks."""
+    def _note_hardware(self, worker: str, facts: EngineFacts) -> None:
+        """Note the hardware of the next chunk; warn if it is not that of earlier chunks, or not a GPU."""
+        name = facts.hardware
+        if facts.unseen_gpus and not self._has_unseen_gpus:
+            self._has_unseen_gpus = True
+            _log.warning(
+                "%s computes on the CPU: Ray has reserved %g GPU(s) for it, which its torch does not see; "
+                "install a build of torch for this GPU there, or pass gpus_per_worker=0",
+                worker,
+                facts.unseen_gpus,
+            )
         if self._hardware and name not in self._hardware and self._results:
             _log.warning(
                 "this landscape has points that were computed on %s, and now on %s: losses may differ in the "
@@ -231,9 +248,9 @@ class _Drawing:
         elif name not in self._hardware:
             self._hardware.append(name)
 
-    def _report(self, seconds: Mapping[str, float], total: int) -> None:
+    def _report(self, total: int) -> None:
         """Report progress. `total` counts points that refinement leaves out, except in the last report."""
-        done = sum(map(len, self._results))
+        done, seconds = sum(map(len, self._results)), self._seconds
         if self._on_progress is None or (done == total and self._has_reported_all):
             return
         self._has_reported_all = done == total
@@ -243,14 +260,13 @@ class _Drawing:
                 total=total,
                 seconds=0.0 if self._started is None else time.monotonic() - self._started,
                 fresh=self._fresh.total(),
-                by_worker={name: n / seconds[name] for name, n in self._fresh.items() if seconds[name] > 0},
+                by_worker={name: n / seconds[name] for name, n in self._fresh.items() if seconds[name]},
             )
         )
 
     def _grids(self, crew: Crew) -> list[LossGrid]:
-        assert crew.facts is not None
         assert self._task.choice is not None
-        facts = crew.facts
+        facts = next(iter(crew.begun.values()))
         if self._hardware:  # of all workers and, with a journal, of all calls that wrote to it
             facts = replace(facts, hardware=" and ".join(self._hardware))
         evaluated = Evaluated(
@@ -258,7 +274,7 @@ class _Drawing:
             abandoned=self._abandoned,
             facts=facts,
             choice=self._task.choice,
-            worker_seconds=crew.seconds,
+            worker_seconds={name: self._seconds[name] for name in crew.names},
         )
         precision = self._task.evaluation.precision
         return [assemble(n, landscape, evaluated, precision) for n, landscape in enumerate(self._prepared)]
@@ -295,26 +311,12 @@ class InProcessCrew:
     """A Crew of one worker."""
 
     def __init__(self, worker: LandscapeWorker) -> None:
-        self._worker, self._pace = worker, Pace()
-        self.facts: EngineFacts = worker.facts
+        self._worker = worker
+        self.names, self.begun = ["here"], {"here": worker.facts}
 
-    def hardware(self, worker: str) -> str:
+    def run(self, scheduler: Scheduler, points: CallPoints, keep: Keep) -> None:
         """See Crew."""
-        return self.facts.hardware
-
-    @property
-    def seconds(self) -> Mapping[str, float]:
-        """See Crew."""
-        return {"here": 0.0} | self._pace.seconds
-
-    def run(self, scheduler: Scheduler, keep: Keep) -> None:
-        """See Crew."""
-        counted, least = self._pace.counting(keep), least_call(is_streamed=self.facts.is_streamed)
-
-        def points() -> int:
-            return call_size(scheduler.waiting, 1, self._pace.point_s, least)
-
-        while chunks := scheduler.next_chunks("here", points()):
+        while chunks := scheduler.next_chunks("here", points(1)):
             for chunk in chunks:
                 try:
                     result = self._worker.evaluate(chunk)
@@ -322,4 +324,4 @@ class InProcessCrew:
                     raise
                 except Exception as error:  # of any type: the user's code may raise anything
                     raise ChunkFailedError(chunk, error) from error
-                counted("here", chunk, result)
+                keep("here", chunk, result)

@@ -13,6 +13,7 @@ from distsummary.landscapes.engines.chunks import Chunk
 from distsummary.landscapes.engines.worker import ChunkResult
 
 Keep: TypeAlias = Callable[[str, Chunk, ChunkResult], None]  # called with every evaluated chunk
+CallPoints: TypeAlias = Callable[[int], int]  # number of workers -> how many points to give one in a call
 
 MAX_ATTEMPTS = 3
 IN_FLIGHT = 2  # calls per worker: when one ends, the next one is already waiting at the worker
@@ -32,33 +33,6 @@ def call_size(waiting: int, workers: int, point_s: float, least: int = 1) -> int
     return max(least, min(int(CALL_S / point_s), share))
 
 
-class Pace:
-    """Measures the time that the points have taken so far.
-
-    Attributes:
-        seconds: the seconds that each worker has spent on chunks.
-    """
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._points = 0
-
-    @property
-    def point_s(self) -> float:
-        """The mean seconds that a worker takes for a point; 0.0 if not known yet."""
-        return sum(self.seconds.values()) / self._points if self._points else 0.0
-
-    def counting(self, keep: Keep) -> Keep:
-        """A function that adds a chunk's seconds and points to this pace, and then calls `keep`."""
-
-        def counted(worker: str, chunk: Chunk, result: ChunkResult) -> None:
-            self.seconds[worker] = self.seconds.get(worker, 0.0) + result.seconds
-            self._points += len(chunk)
-            keep(worker, chunk, result)
-
-        return counted
-
-
 class Scheduler:
     """Gives workers, on request, several chunks or a part of a chunk per call, until all points have results.
 
@@ -74,6 +48,7 @@ class Scheduler:
         known: the chunks, or parts of chunks, that have a result already.
         quantities: the number of quantities per point.
         align: how many points the engine evaluates together; parts of a chunk begin at multiples of it.
+        shares: whether idle workers get chunks that others hold. That may leave workers busy at the end.
     """
 
     def __init__(
@@ -83,13 +58,14 @@ class Scheduler:
         known: Collection[Chunk] = (),
         quantities: int = 1,
         align: int = 1,
+        shares: bool = True,
         max_attempts: int = MAX_ATTEMPTS,
     ) -> None:
         columns: dict[object, set[int]] = {}
         for chunk in known:
             columns.setdefault(chunk.row_key, set()).update(chunk.columns)
         rests = [chunk.without(columns.get(chunk.row_key, ())) for chunk in chunks]
-        self._quantities, self._align = quantities, align
+        self._quantities, self._align, self._shares = quantities, align, shares
         self._max_attempts = max_attempts
         self.results: dict[Chunk, Array] = {}  # received so far
         self._waiting = deque(rest for rest in rests if rest)
@@ -124,7 +100,7 @@ class Scheduler:
 
     def _shared(self, worker: str) -> list[Chunk]:
         """A chunk without a result that only one other worker holds, preferably one not begun yet."""
-        if self._held.get(worker):
+        if not self._shares or self._held.get(worker):
             return []  # it still has work of its own
         by_worker = [[chunk for call in calls for chunk in call] for calls in self._held.values()]
         holders = Counter(chunk for held in by_worker for chunk in held)

@@ -1,13 +1,11 @@
 """The code that runs in a worker's process, and the preparation of a task for sending; does not use Ray."""
 
 import copy
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from distsummary.errors import LandscapeError
 from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions.recipe import Array
 from distsummary.landscapes.engines.chunks import Chunk
@@ -47,8 +45,8 @@ def own_device(model: Any, gpus: float) -> str | None:
 class EngineChooser:
     """Chooses the engine for a task on the device of this process.
 
-    In this class and the next two, `begin` does the steps that may fail, and `work`, where there is one, does
-    a job. `gpus` is the number of GPUs of the process, or its share of one GPU.
+    In this class and the next two, `begin` does the steps that may fail, and `work`, where there is one,
+    evaluates chunks. `gpus` is the number of GPUs of the process, or its share of one GPU.
     """
 
     def __init__(self, task: Task, *, gpus: float = 0.0) -> None:
@@ -62,9 +60,10 @@ class EngineChooser:
 class ChunkWorker:
     """Evaluates chunks with a LandscapeWorker."""
 
+    _worker: LandscapeWorker
+
     def __init__(self, task: Task, *, gpus: float = 0.0) -> None:
         self._task, self._gpus = task, gpus
-        self._worker: LandscapeWorker | None = None
 
     def begin(self) -> EngineFacts:
         """Open the engine."""
@@ -76,10 +75,6 @@ class ChunkWorker:
 
     def work(self, chunks: Sequence[Chunk]) -> list[ChunkResult]:
         """The results of the chunks before the first chunk that raises; raises only if chunks[0] raises."""
-        if self._worker is None:
-            raise LandscapeError(
-                "a landscape worker was called before it had begun; this is a bug in distsummary"
-            )
         results: list[ChunkResult] = []
         for chunk in chunks:
             try:
@@ -96,7 +91,6 @@ class HessianWorker:
 
     def __init__(self, parts: Sequence[Any], options: Mapping[str, Any], *, gpus: float = 0.0) -> None:
         self._parts, self._options, self._gpus = parts, options, gpus
-        self._hessian: Any = None
 
     def begin(self) -> tuple[float, int]:
         """Open the Hessian; returns the weight of all batches and the number of groups of batches."""
@@ -106,6 +100,9 @@ class HessianWorker:
         self._hessian = TorchHessian(*self._parts, **self._options, device=device)
         return self._hessian.weight, self._hessian.groups
 
-    def work(self, vector: Array, group: int) -> Array:
-        """The product for one group of batches, see `TorchHessian.group_product`."""
-        return np.asarray(self._hessian.group_product(vector, group))
+    def work(self, chunks: Sequence[Chunk], vector: Array) -> list[ChunkResult]:
+        """The product for the group of batches that is the column of the only chunk."""
+        begun = time.perf_counter()
+        [group] = chunks[0].columns
+        product = self._hessian.group_product(vector, group)
+        return [ChunkResult(seconds=time.perf_counter() - begun, measured=product[None])]

@@ -1,15 +1,11 @@
-"""Decides which workers to start, when a worker counts as silent, and when too many have died."""
+"""Plans which workers to start on the free resources of a cluster. Pure functions."""
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping
 from typing import Any
 
 from distsummary.errors import InvalidValueError
 from distsummary.frameworks.base import framework_of
-
-SILENT_S = 60.0  # a worker is reported after this silence, again after twice as long, and so on
-MAX_DEATHS = 8  # consecutive deaths without a result: twice the number that one bad chunk can cause
-NOT_BEGUN = "it could not begin: "
 
 
 def plan_workers(
@@ -81,39 +77,3 @@ def check_spread(own: list[int], given: float) -> None:
             f"each worker must have as many GPUs as the model lies on ({len(own)}), got {given:g}; "
             "free as many, change gpus_per_worker, or use workers=0"
         )
-
-
-class Silences:
-    """Tracks which workers have not answered for too long; all times are seconds of the same clock."""
-
-    def __init__(self, limit_s: float = SILENT_S) -> None:
-        self._limit_s = limit_s  # for all workers; a report raises it, so that slow calls are reported once
-        self._last_seen: dict[str, float] = {}
-
-    def receive(self, worker: str, now: float) -> None:
-        """Note that a worker answered."""
-        self._last_seen[worker] = now
-
-    def report(self, asked: Mapping[str, float], started: Set[str], now: float) -> dict[str, float]:
-        """The workers to report now, each with its seconds of silence.
-
-        `asked`: when each worker got its current call. A worker that is not in `started` waits for its
-        resources, maybe for hours: its silence begins when it has started.
-        """
-        for worker in asked.keys() - started:
-            self.receive(worker, now)
-        silent = {worker: now - max(at, self._last_seen.get(worker, at)) for worker, at in asked.items()}
-        silent = {worker: s for worker, s in silent.items() if worker in started and s >= self._limit_s}
-        if silent:
-            self._limit_s = 2 * max(silent.values())
-        return silent
-
-
-def are_too_many(deaths: Sequence[str], workers: int, limit: int = MAX_DEATHS) -> bool:
-    """Whether there are `limit` deaths, or all workers failed to begin in the same way (at least two did).
-
-    `deaths`: how workers died since the last result, in a few words that begin with NOT_BEGUN if the worker
-    could not begin. `workers`: how many there are.
-    """
-    end_alike = len(set(deaths)) == 1 and deaths[0].startswith(NOT_BEGUN)
-    return len(deaths) >= (min(max(2, workers), limit) if end_alike else limit)

@@ -1,17 +1,9 @@
-"""Which workers are started, which count as silent, and when too many have died."""
+"""Which workers are started."""
 
 import pytest
 
 from distsummary.errors import InvalidValueError
-from distsummary.landscapes.run.supervision import (
-    MAX_DEATHS,
-    NOT_BEGUN,
-    Silences,
-    are_too_many,
-    check_spread,
-    plan_workers,
-    surplus,
-)
+from distsummary.landscapes.run.worker_plan import check_spread, plan_workers, surplus
 
 
 @pytest.mark.parametrize(
@@ -79,37 +71,6 @@ def test_a_model_over_several_gpus_needs_as_many_in_each_worker(
     check_spread([], 0)
     with pytest.raises(InvalidValueError, match=message):
         check_spread(own, given)
-
-
-def test_a_silent_worker_is_reported_and_then_after_twice_as_long() -> None:
-    silences, asked = Silences(60.0), {"a": 0.0, "b": 50.0}
-    assert silences.report(asked, {"a", "b"}, 59.0) == {}
-    assert silences.report(asked, {"a", "b"}, 61.0) == {"a": 61.0}
-    assert silences.report(asked, {"a", "b"}, 121.0) == {}
-    assert silences.report(asked, {"a", "b"}, 122.0) == {"a": 122.0}
-
-
-def test_an_answer_ends_a_silence_also_for_what_was_asked_before_it() -> None:
-    silences = Silences(60.0)
-    silences.receive("a", 50.0)
-    assert silences.report({"a": 0.0}, {"a"}, 109.0) == {}
-    assert silences.report({"a": 0.0}, {"a"}, 110.0) == {"a": 60.0}
-
-
-def test_a_worker_that_waited_for_its_place_was_not_silent() -> None:
-    silences = Silences(60.0)
-    assert silences.report({"a": 0.0}, set(), 3600.0) == {}
-    assert silences.report({"a": 0.0}, {"a"}, 3659.0) == {}
-    assert silences.report({"a": 0.0}, {"a"}, 3660.0) == {"a": 60.0}
-
-
-def test_each_worker_may_fail_to_begin_before_all_are_given_up() -> None:
-    failed = f"{NOT_BEGUN}x"
-    assert [are_too_many([failed] * count, 3) for count in (1, 2, 3)] == [False, False, True]
-    assert not are_too_many([failed] * 3 + ["of a signal"], 3), "only MAX_DEATHS of several kinds are"
-    signals = ["of a signal"] * MAX_DEATHS
-    assert not are_too_many(signals[1:], 1)
-    assert are_too_many(signals, 1)
 
 
 @pytest.mark.parametrize(
