@@ -68,7 +68,6 @@ def test_the_choice_is_one_that_was_timed_and_is_exact(kind: type) -> None:
     assert len(planned.timings) + len(planned.refused) >= 5
     tried = {*planned.timings, *planned.refused}
     assert any("channels_last" in choice.options for choice in tried) == (kind is Cnn)
-    assert f"torch {torch.__version__}" in planned.choice.hardware
     assert fingerprint(net) == before
     assert torch.get_num_threads() == 2
 
@@ -117,7 +116,6 @@ def test_a_candidate_that_was_slowed_down_once_is_timed_again(monkeypatch: pytes
     ticks = iter(np.arange(0, 100, 1e-3))
     planned = choose_engine(task_of(make_net(Mlp)), points=MANY, threads=2, clock=lambda: float(next(ticks)))
     assert (planned.choice.label, planned.choice.threads) == ("torch-graph", 2)
-    assert f"torch {torch.__version__}" in planned.choice.hardware
     assert planned.timings[planned.choice].point_s == 0.004
     assert reported == {"torch-row": [], "torch-graph": []}
 
@@ -127,7 +125,6 @@ def test_a_short_landscape_gets_the_row_engine_after_a_glance() -> None:
     net.register_forward_hook(lambda *_: calls.append(1))
     planned = choose_engine(task_of(net), threads=2, clock=iter(np.arange(0, 1, 1e-6)).__next__)
     assert (planned.choice.engine, planned.choice.threads) == ("row", 2)
-    assert f"torch {torch.__version__}" in planned.choice.hardware
     assert not planned.timings
     assert len(calls) == 3 + 2 * 4  # the first batch is tried three times, two points see four batches
 

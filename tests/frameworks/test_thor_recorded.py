@@ -13,7 +13,7 @@ from distsummary.collect.values.curvature_source import FIGURES, LAYERS
 from distsummary.errors import InvalidValueError
 from distsummary.events.reader import read_values
 from distsummary.frameworks.base import CurvatureSource
-from distsummary.landscapes.directions.curvature import angles
+from distsummary.landscapes.directions.hessian import angles
 from distsummary.thor import THOR
 
 

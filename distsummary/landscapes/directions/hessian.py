@@ -1,8 +1,9 @@
-"""Computes a Hessian's largest eigenvalues and eigenvectors from Hessian-vector products. Pure functions.
+"""The largest eigenvalues and eigenvectors of a Hessian, or of an optimizer's factors. Pure functions.
 
-The method is Lanczos' iteration (Golub & Van Loan 2013, section 10.3) in the band form of Ruhe 1979 (Math.
-Comp. 33): it begins with p start vectors and multiplies one vector at a time by the Hessian H. Each product
-is orthogonalised twice against all earlier vectors; what remains is a new vector. After m products:
+Those of a Hessian follow from Hessian-vector products. The method is Lanczos' iteration (Golub & Van Loan
+2013, section 10.3) in the band form of Ruhe 1979 (Math. Comp. 33): it begins with p start vectors and
+multiplies one vector at a time by the Hessian H. Each product is orthogonalised twice against all earlier
+vectors; what remains is a new vector. After m products:
 
     H V_m = V_(m+p) T     V_m: the first m vectors, orthonormal; T: (m + p, m), its upper m rows symmetric
 
@@ -12,7 +13,7 @@ distance from theta is at most this residual. p is the number of wanted eigenvec
 eigenvalues are found with their multiplicity; a single start vector would find each only once.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol, TypeAlias
@@ -21,6 +22,7 @@ import numpy as np
 
 from distsummary.base.checks import check_int
 from distsummary.errors import InvalidValueError, LandscapeError
+from distsummary.frameworks.base import CurvatureSource
 from distsummary.landscapes.directions.array_rows import shape_of
 from distsummary.landscapes.directions.normals import random_normals
 from distsummary.landscapes.directions.recipe import Array, Weights
@@ -194,6 +196,44 @@ def _checked(product: Array, size: int) -> Array:
             "and a loss that has two derivatives there"
         )
     return np.asarray(product, np.float64)
+
+
+def curvature_pairs(source: CurvatureSource, state: Weights, names: Collection[str]) -> Eigenpairs:
+    """The two largest eigenpairs of the damped Kronecker factors of an optimizer, as flat vectors (2, D).
+
+    Each lies in one layer. They are as exact as the stored inverses, so no errors are known.
+
+    Args:
+        source: the optimizer. state, names: the centre and its varied parameters, which give the order.
+
+    Raises LandscapeError if there are not two.
+    """
+    largest = source.largest_curvature(2, names)
+    if len(largest) < 2:
+        raise LandscapeError(
+            "directions='curvature' needs two eigenvectors of factors of varied parameters, got "
+            f"{len(largest)}; let the optimizer refresh its factors first, or vary more parameters"
+        )
+    begins, size = {}, 0
+    for name in names:
+        begins[name] = size
+        size += flat_size(state, [name])
+    vectors = np.zeros((2, size))
+    for row, one in zip(vectors, largest, strict=True):
+        for name, array in one.vector.items():
+            row[begins[name] : begins[name] + array.size] = array.ravel()
+    values = np.array([one.value for one in largest])
+    return Eigenpairs(values=values, vectors=vectors, residuals=np.empty(0), products=0, has_converged=True)
+
+
+def angles(one: Array, other: Array) -> tuple[float, float]:
+    """The principal angles in degrees between two planes of orthonormal vectors (2, D), ascending.
+
+    Their cosines are the singular values of the vectors' products (Bjoerck & Golub 1973).
+    """
+    cosines = np.linalg.svd(one @ other.T, compute_uv=False)
+    smallest, largest = np.degrees(np.arccos(np.clip(cosines, 0, 1))).tolist()
+    return smallest, largest
 
 
 def flat_size(state: Weights, names: Sequence[str]) -> int:

@@ -301,7 +301,7 @@ def _prepare_centre(
 ) -> Prepared:
     """The plane whose centre is one checkpoint; both axes run from -1 to 1."""
     refuse_parallel(recipe, state, names, known["normalization"])
-    x, y = unit_axes(settings.size)
+    x, y = (np.linspace(-1.0, 1.0, settings.size) for _ in "xy")  # random directions are as long as weights
     points = np.zeros((1, 2))
     plane = PlanePlan(states=[state], names=tuple(names), recipe=recipe, x=x, y=y, points=points)
     common = _common([] if number is None else [number], settings)
@@ -341,9 +341,3 @@ def path_axes(points: Array, size: int) -> tuple[Array, Array]:
     span = np.where(high > low, high - low, 1.0)
     axes = np.linspace(low - MARGIN * span, high + MARGIN * span, size)
     return axes[:, 0].copy(), axes[:, 1].copy()
-
-
-def unit_axes(size: int) -> tuple[Array, Array]:
-    """The axes (size,) around one checkpoint: -1 to 1, since random directions are as long as the weights."""
-    axis = np.linspace(-1.0, 1.0, size)
-    return axis, axis.copy()

@@ -14,8 +14,15 @@ from distsummary.errors import InvalidValueError
 from distsummary.frameworks.base import CurvatureSource
 from distsummary.landscapes.directions import CORNERS
 from distsummary.landscapes.directions.checkpoint_sources import CheckpointSource
-from distsummary.landscapes.directions.curvature import angles, curvature_pairs
-from distsummary.landscapes.directions.hessian import Eigenpairs, Hessian, flat_size, lanczos, mean_product
+from distsummary.landscapes.directions.hessian import (
+    Eigenpairs,
+    Hessian,
+    angles,
+    curvature_pairs,
+    flat_size,
+    lanczos,
+    mean_product,
+)
 from distsummary.landscapes.directions.parameters import Moving
 from distsummary.landscapes.directions.planes import (
     Prepared,

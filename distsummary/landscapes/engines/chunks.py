@@ -69,11 +69,6 @@ def plan_chunks(
     return chunks
 
 
-def least_call(*, is_streamed: bool) -> int:
-    """The least number of points per call: each call reads streamed data once, for all its points."""
-    return GRID_CHUNK if is_streamed else 1
-
-
 def count_points(planes: Sequence[PlanePlan]) -> int:
     """The number of points of all landscapes, including those of the path and the checkpoints."""
     return sum(len(plane.y) * len(plane.x) + 2 * len(plane.states) for plane in planes)

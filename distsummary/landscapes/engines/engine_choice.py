@@ -46,7 +46,6 @@ class EngineChoice:
         chunk: points evaluated together; a row may be divided only at multiples of this number.
         options: some of OPTIONS, in that order.
         threads: the number of torch's CPU threads in a worker.
-        hardware: the hardware that the engine was timed on.
         precision_error: the measured relative error of the losses if reduced precision was requested, else 0.
     """
 
@@ -54,7 +53,6 @@ class EngineChoice:
     chunk: int = 1
     options: tuple[str, ...] = ()
     threads: int = 1
-    hardware: str = ""
     precision_error: float = 0.0
 
     def __post_init__(self) -> None:

@@ -119,7 +119,7 @@ class _Bench:
         row = EngineChoice(threads=threads)
         engine = self._open(row)
         try:
-            row, clock = replace(row, hardware=engine.hardware), self._clock or engine.clock
+            clock = self._clock or engine.clock
             engine.row_values(self._rows[0], self._probes[:1])  # the first point takes longer
             begun = clock()
             engine.row_values(self._rows[0], self._probes[-1:])
@@ -135,13 +135,12 @@ class _Bench:
             has_pictures = engine.has_pictures
         finally:
             engine.close()
-        todo = [replace(choice, threads=threads, hardware=row.hardware) for choice in todo]
+        todo = [replace(choice, threads=threads) for choice in todo]
         limit_s = budget_s(points, point_s)
         refused = self._try_all(todo, clock, timings, limit_s)
         columns = len(self._plane.x)
         if can_compile and (found := compile_candidate(timings, points, columns, has_pictures=has_pictures)):
-            compiled = replace(found, threads=threads, hardware=row.hardware)
-            self._try(compiled, clock, timings, refused)
+            self._try(replace(found, threads=threads), clock, timings, refused)
         self._try_all(close(timings), clock, timings, limit_s)
         tolerance = LOOSE if self._task.evaluation.precision in REDUCED else EXACT
         choice = choose(timings, points, tolerance=tolerance)

@@ -30,8 +30,8 @@ from distsummary.landscapes.run.worker_failures import (
     raised,
     user_errors,
 )
-from distsummary.landscapes.run.worker_memory import WorkerMemory
 from distsummary.landscapes.run.worker_plan import (
+    WorkerMemory,
     check_spread,
     default_gpus,
     plan_workers,

@@ -2,17 +2,17 @@
 
 A journal is an append-only file of frames (see `format.frames`), each of which holds one entry:
 
-- First the header, JSON: {"format": 3, "plan": {part of the landscape's identity: its hash}}.
-- Then the chosen engine, JSON: {"choice": {the engine, and where it computes}}.
-- Then one entry for each finished chunk of points: JSON, a line feed, and the losses and metrics, as
-  little-endian float64 (points, quantities). A new choice may stand before some of these entries, for example
-  after an engine ran out of memory. It voids all chunks before it: one engine must compute the whole
-  landscape.
+- First the header, JSON: {"format": 4, "plan": {part of the landscape's identity: its hash}}.
+- Then the chosen engine, JSON: {"choice": {the engine}}.
+- Then one entry for each finished chunk of points: JSON, with the worker and its hardware, a line feed, and
+  the losses and metrics, as little-endian float64 (points, quantities). A new choice may stand before some of
+  these entries, for example after an engine ran out of memory. It voids all chunks before it: one engine must
+  compute the whole landscape.
 
 The entry of a chunk holds a hash of the choice that the chunk was computed with: if the frame of a choice is
 damaged, its chunks are not mistaken for those of another choice. A chunk is evaluated again if its frame, or
-the frame of its choice, is damaged. Opening a journal cuts off an incomplete last frame. Format 2, whose
-chunks have no such hash, is refused.
+the frame of its choice, is damaged. Opening a journal cuts off an incomplete last frame. Older formats are
+refused.
 """
 
 import errno
@@ -38,7 +38,7 @@ from distsummary.landscapes.directions.recipe import Array
 from distsummary.landscapes.engines.chunks import Chunk
 from distsummary.rundir.run_dir import LANDSCAPE_JOURNAL
 
-FORMAT = 3
+FORMAT = 4
 LOCK_TRIES, LOCK_WAIT_S = 3, 0.005  # a process that only tests the lock holds it for microseconds
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -85,7 +85,7 @@ class Journal:
     Attributes:
         results: the finished chunks, with their quantities float64 (points, quantities).
         choice: the engine choice of the results, from `EngineChoice.to_dict`; None until a choice is entered.
-        hardware: the names of the hardware that computed the results, as far as workers reported them.
+        hardware: the names of the hardware that computed the results.
 
     Raises:
         LandscapeError: another process holds the journal, or it belongs to another landscape.
@@ -100,7 +100,6 @@ class Journal:
         self.results: dict[Chunk, Array] = {}
         self.choice: dict[str, Any] | None = None
         self.hardware: list[str] = []
-        self._hardware_now = ""  # hardware of the next chunks if it is not that of the choice
         self._descriptor = -1
         try:
             refuse_unlike_files(self.path)
@@ -183,7 +182,7 @@ class Journal:
                     fields = entry["chunk"]
                     chunk = Chunk(**{**fields, "columns": tuple(fields["columns"])})
                     self.results[chunk] = np.frombuffer(data, "<f8").reshape(len(chunk), -1)
-                    self._note_hardware(entry.get("on", ""))
+                    self._note_hardware(entry["on"])
             except (ValueError, KeyError, TypeError) as error:
                 raise DamagedFileError(
                     f"{self.path} has an entry that cannot be read ({error}); use resume=False to start again"
@@ -195,37 +194,28 @@ class Journal:
         self._begin_with(dict(choice))
 
     def _begin_with(self, choice: dict[str, Any]) -> None:
-        self.choice, self.hardware, self._hardware_now = choice, [], ""
+        self.choice, self.hardware = choice, []
         self.results.clear()
-        self._note_hardware(choice.get("hardware", ""))
 
     def _note_hardware(self, name: str) -> None:
-        if name and name not in self.hardware:
+        if name not in self.hardware:
             self.hardware.append(name)
 
-    def enter_hardware(self, name: str) -> None:
-        """Enter the hardware of the next chunks."""
-        if self.choice is None:
-            return
-        if not self.results and self.hardware != [name]:
-            self.enter_choice(self.choice | {"hardware": name})
-        elif self.hardware:
-            self._hardware_now = name if name != self.choice.get("hardware") else ""
-            self._note_hardware(name)
-
-    def enter(self, chunk: Chunk, measured: Array, *, worker: str = "", seconds: float = 0.0) -> None:
-        """Enter a finished chunk: its quantities, float64 (points, quantities), and its worker and time."""
+    def enter(
+        self, chunk: Chunk, measured: Array, *, worker: str = "", seconds: float = 0.0, on: str = ""
+    ) -> None:
+        """Enter a finished chunk: its quantities, float64 (points, quantities), worker, time and hardware."""
         values = np.ascontiguousarray(measured, "<f8")
         entry = {
             "chunk": asdict(chunk),
             "of": _choice_hash(self.choice),
             "worker": worker,
             "seconds": round(seconds, 6),
+            "on": on,
         }
-        if self._hardware_now:
-            entry["on"] = self._hardware_now
         self._append(entry, values.tobytes())
         self.results[chunk] = values
+        self._note_hardware(on)
 
     def _append(self, entry: Mapping[str, Any], data: bytes = b"") -> None:
         framed = frame(json.dumps(entry).encode() + b"\n" + data)

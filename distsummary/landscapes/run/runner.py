@@ -18,7 +18,7 @@ from distsummary.errors import DistSummaryError, LandscapeError
 from distsummary.landscapes.directions.hessian import Hessian
 from distsummary.landscapes.directions.planes import Prepared
 from distsummary.landscapes.directions.recipe import Array, Weights
-from distsummary.landscapes.engines.chunks import GRID_CHUNK, Chunk, count_points, least_call, plan_chunks
+from distsummary.landscapes.engines.chunks import GRID_CHUNK, Chunk, count_points, plan_chunks
 from distsummary.landscapes.engines.engine_choice import EngineChoice, MemoryTooSmallError, piece
 from distsummary.landscapes.engines.timing import choose_engine
 from distsummary.landscapes.engines.worker import ChunkResult, EngineFacts, LandscapeWorker, Task
@@ -149,7 +149,7 @@ class _Drawing:
         self._on_progress, self._journal, self._refine = report, journal, refine
         self._results: dict[Chunk, Array] = {} if journal is None else dict(journal.results)
         self._abandoned: list[Chunk] = []
-        self._hardware: list[str] = [] if journal is None else journal.hardware
+        self._hardware: list[str] = [] if journal is None else [*journal.hardware]
         self._started: float | None = None  # when the first chunk began: starting workers does not count
         self._fresh = Counter[str]()  # worker -> points that it evaluated in this call
         self._seconds = defaultdict[str, float](float)  # worker -> the time that it spent on them
@@ -189,10 +189,10 @@ class _Drawing:
             align=align,
         )
 
-        def points(workers: int) -> int:
+        def points(workers: int) -> int:  # each call reads streamed data once, for all its points
             done, facts = self._fresh.total(), next(iter(crew.begun.values()))
             point_s = sum(self._seconds.values()) / done if done else 0.0
-            return call_size(scheduler.waiting, workers, point_s, least_call(is_streamed=facts.is_streamed))
+            return call_size(scheduler.waiting, workers, point_s, GRID_CHUNK if facts.is_streamed else 1)
 
         def keep(worker: str, chunk: Chunk, result: ChunkResult) -> None:
             if self._started is None:
@@ -203,7 +203,8 @@ class _Drawing:
                 self._results[chunk] = scheduler.results[chunk]
                 self._fresh[worker] += len(chunk)
                 if self._journal is not None:
-                    self._journal.enter(chunk, result.measured, worker=worker, seconds=result.seconds)
+                    on = crew.begun[worker].hardware
+                    self._journal.enter(chunk, result.measured, worker=worker, seconds=result.seconds, on=on)
             self._report(total)
 
         try:
@@ -242,10 +243,7 @@ class _Drawing:
                 " and ".join(self._hardware),
                 name,
             )
-        if self._journal is not None:
-            self._journal.enter_hardware(name)
-            self._hardware = self._journal.hardware
-        elif name not in self._hardware:
+        if name not in self._hardware:
             self._hardware.append(name)
 
     def _report(self, total: int) -> None:

@@ -76,28 +76,12 @@ def test_one_without_a_point_is_not_left_behind(path: Path):
 
 def test_a_journal_keeps_the_hardware_of_its_chunks(path: Path):
     with Journal(path, PLAN) as journal:
-        journal.enter_choice({"engine": "row", "hardware": ""})
-        journal.enter_hardware("H200")
-        journal.enter(chunk(0), measured(0))
-    with Journal(path, PLAN) as journal:
-        journal.enter_hardware("H200")
-        journal.enter_hardware("B200")
-        assert journal.choice == {"engine": "row", "hardware": "H200"}
-        assert len(journal.results) == 1
-        for row, name in ((1, "B200"), (2, "H200"), (3, "B200")):
-            journal.enter_hardware(name)
-            journal.enter(chunk(row), measured(row))
+        journal.enter_choice({"engine": "row"})
+        for row, name in enumerate(("H200", "B200", "H200")):
+            journal.enter(chunk(row), measured(row), on=name)
     with Journal(path, PLAN) as journal:
         assert journal.hardware == ["H200", "B200"]
-        journal.enter_choice({"engine": "naive", "hardware": "H200"})
-        assert journal.hardware == ["H200"]
-
-
-def test_a_journal_without_hardware_stays_without(path: Path):
-    fill(path, 2)
-    with Journal(path, PLAN) as journal:
-        journal.enter_hardware("H200")
-        assert len(journal.results) == 2
+        journal.enter_choice({"engine": "naive"})
         assert journal.hardware == []
 
 

@@ -1,9 +1,18 @@
 """Which workers are started."""
 
+import numpy as np
 import pytest
 
 from distsummary.errors import InvalidValueError
-from distsummary.landscapes.run.worker_plan import check_spread, plan_workers, surplus
+from distsummary.landscapes.run.worker_plan import (
+    BARE_BYTES,
+    COPIES,
+    WorkerMemory,
+    check_spread,
+    plan_workers,
+    surplus,
+)
+from tests.unit.landscapes import golden_mlp
 
 
 @pytest.mark.parametrize(
@@ -92,3 +101,15 @@ def test_more_workers_than_the_cluster_has_are_remarked(
 ) -> None:
     found = surplus(count, whole, each)
     assert remark in found if remark else not found
+
+
+def test_the_peak_of_the_block_counts_and_at_least_the_copies_of_an_engine() -> None:
+    model, memory = golden_mlp.Mlp(), WorkerMemory()
+    least = COPIES * sum(array.nbytes for array in model.parameters.values())
+    with memory.measured(model):
+        pass
+    assert memory.nbytes >= BARE_BYTES + least
+    with memory.measured(model):
+        held = np.ones(64 << 20, np.uint8)
+        del held
+    assert memory.nbytes >= BARE_BYTES + (60 << 20)
