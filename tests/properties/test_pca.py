@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from distsummary.landscapes.directions.pca import CENTERINGS, pca_plane
+from distsummary.landscapes.directions import CENTERINGS
+from distsummary.landscapes.directions.pca import pca_plane
 from tests.unit.landscapes.test_pca import random_path, svd_plane
 
 

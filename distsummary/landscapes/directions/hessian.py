@@ -20,8 +20,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from distsummary.base.checks import check_int
-from distsummary.errors import InvalidValueError, LandscapeError
+from distsummary.errors import LandscapeError
 from distsummary.frameworks.base import CurvatureSource
 from distsummary.landscapes.directions.array_rows import shape_of
 from distsummary.landscapes.directions.normals import random_normals
@@ -98,18 +97,18 @@ def lanczos(
 
     Raises LandscapeError if products are not finite, or not symmetric (for example with a stochastic loss).
     """
-    check_int("size", size, low=1)
-    check_int("count", count, low=1, high=size)
-    check_int("max_products", max_products, low=count)
-    if not tolerance > 0:
-        raise InvalidValueError(f"tolerance must be > 0, got {tolerance!r}")
     basis = _Basis(size, max_products + count)
     for number in range(count):
         basis.extend(random_normals(seed, _AXIS, f"start {number}", 0, size).astype(np.float64), 0.0)
     projected = np.zeros((max_products + count, max_products))
     largest = 0.0
     for column in range(max_products):
-        product = _checked(multiply(basis.rows(column + 1)[column]), size)
+        product = multiply(basis.rows(column + 1)[column])
+        if not np.isfinite(product).all():
+            raise LandscapeError(
+                "a Hessian-vector product holds NaN or Inf; choose a checkpoint with a finite loss, "
+                "and a loss that has two derivatives there"
+            )
         largest = max(largest, float(np.linalg.norm(product)))
         coefficients = basis.extend(product, _DEFLATED * largest)
         projected[: len(coefficients), column] = coefficients
@@ -185,17 +184,6 @@ def _ritz(projected: Array, count: int) -> _Ritz:
     chosen = vectors[:, order]
     residuals = np.linalg.norm(rest @ chosen, axis=0)
     return _Ritz(values[order], chosen.T, residuals, float(values[0]))
-
-
-def _checked(product: Array, size: int) -> Array:
-    if np.shape(product) != (size,):
-        raise InvalidValueError(f"H v must have shape ({size},), got {np.shape(product)}")
-    if not np.isfinite(product).all():
-        raise LandscapeError(
-            "a Hessian-vector product holds NaN or Inf; choose a checkpoint with a finite loss, "
-            "and a loss that has two derivatives there"
-        )
-    return np.asarray(product, np.float64)
 
 
 def curvature_pairs(source: CurvatureSource, state: Weights, names: Collection[str]) -> Eigenpairs:

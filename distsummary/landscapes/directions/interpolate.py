@@ -42,8 +42,6 @@ def triangle(corners: Sequence[Weights], names: Sequence[str], labels: Sequence[
 
     Raises LandscapeError, naming the labels, if the corners lie on a line, or one holds NaN or Inf.
     """
-    if len(corners) != 3:
-        raise LandscapeError(f"a triangle has three corners, got {len(corners)} checkpoints; choose three")
     products = _products(corners, names, labels)
     sides = np.array([[-1.0, 1.0, 0.0], [-1.0, 0.0, 0.0]])  # B - A and C - A as weighted displacements from C
     (aa, ab), (_, bb) = sides @ products @ sides.T

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from distsummary.base.checks import check_choice, check_type
+from distsummary.base.checks import check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.landscapes.directions.array_rows import Rows, array_rows
 from distsummary.landscapes.directions.normals import Array
@@ -53,7 +53,6 @@ def normalize(
 
 def normalize_one(name: str, array: Array, weights: Array, how: str, filter_axis: FilterAxis = 0) -> Array:
     """One parameter's direction scaled to its weights; raises LandscapeError if a norm is not finite."""
-    check_choice("normalization", how, NORMALIZATIONS)
     if how == "none":
         return np.asarray(array).astype(np.float32, copy=False)
     return normalized(name, array_rows(array), array_rows(weights), how, filter_axis).whole()

@@ -15,7 +15,6 @@ from distsummary.checkpoints.mapped import StoredState
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions.array_rows import rows_of
-from distsummary.landscapes.directions.finite_weights import refuse_not_finite
 from distsummary.landscapes.directions.normalization import (
     FilterAxis,
     FilterAxisHook,
@@ -90,10 +89,6 @@ class Moving:
                 to_fit.append(name)
         check_fit(what, named, self.own, to_fit)
         return named
-
-    def refuse_not_finite(self, label: str, centre: Weights, *, reads_statistics: bool = True) -> None:
-        """See `finite.refuse_not_finite`."""
-        refuse_not_finite(label, centre, self.own, self.names, reads_statistics=reads_statistics)
 
 
 def moving(model: Any, mode: str, patterns: Patterns = None, filter_axis: FilterAxisHook = None) -> Moving:

@@ -22,9 +22,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from distsummary.base.checks import check_choice
 from distsummary.errors import LandscapeError
-from distsummary.landscapes.directions import CENTERINGS
 from distsummary.landscapes.directions.array_rows import shape_of
 from distsummary.landscapes.directions.displacements import combine_rows, displacements, inner
 from distsummary.landscapes.directions.finite_weights import refuse_diverged
@@ -90,7 +88,6 @@ def pca_plane(
     Raises LandscapeError if the path spans no plane (fewer than 3 checkpoints, all equal or on a line), or if
     a checkpoint holds NaN or Inf; the error names its label.
     """
-    check_choice("centering", centering, CENTERINGS)
     if len(states) < 3:
         raise LandscapeError(
             f"a PCA plane needs at least 3 checkpoints, got {len(states)}; "
@@ -135,7 +132,6 @@ def pca_axes(total: Gram, *, centering: str = "last") -> Axes:
 
     Raises LandscapeError when the checkpoints are equal, lie on a line, or hold NaN or Inf.
     """
-    check_choice("centering", centering, CENTERINGS)
     if not (np.isfinite(total.products).all() and np.isfinite(total.sums).all()):
         raise LandscapeError("a checkpoint holds NaN or Inf; leave it out")
     n = len(total.products)

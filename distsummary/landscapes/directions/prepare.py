@@ -14,6 +14,7 @@ from distsummary.errors import InvalidValueError
 from distsummary.frameworks.base import CurvatureSource
 from distsummary.landscapes.directions import CORNERS
 from distsummary.landscapes.directions.checkpoint_sources import CheckpointSource
+from distsummary.landscapes.directions.finite_weights import refuse_not_finite
 from distsummary.landscapes.directions.hessian import (
     Eigenpairs,
     Hessian,
@@ -63,8 +64,11 @@ class Checkpoints:
 
     def centre(self, number: int | None, *, reads_statistics: bool) -> Weights:
         """The state at the centre of a plane; raises LandscapeError for values that are not finite."""
-        self._moving.refuse_not_finite(self._label(number), self[number], reads_statistics=reads_statistics)
-        return self[number]
+        state, moving = self[number], self._moving
+        refuse_not_finite(
+            self._label(number), state, moving.own, moving.names, reads_statistics=reads_statistics
+        )
+        return state
 
     def _label(self, number: int | None) -> str:
         label = self._source.label

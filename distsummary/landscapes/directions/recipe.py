@@ -7,12 +7,10 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from distsummary.base.checks import check_choice, check_int
 from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.landscapes.directions.array_rows import Rows, array_rows, rows_of, shape_of
 from distsummary.landscapes.directions.displacements import inner
 from distsummary.landscapes.directions.normalization import (
-    NORMALIZATIONS,
     FilterAxis,
     normalize_one,
     normalized,
@@ -46,13 +44,9 @@ class Directions:
             )
         return self
 
-    def one(self, axis: int, name: str, weights: Array) -> Array:
-        """The part of direction `axis` (0: x, 1: y) for the parameter `name`."""
-        return (self.x, self.y)[axis][name]
-
     def rows(self, axis: int, name: str, weights: Any) -> Any:  # Rows, an internal class
-        """The part of direction `axis` for the parameter `name`, as rows."""
-        array = self.one(axis, name, np.empty(0))
+        """The part of direction `axis` (0: x, 1: y) for the parameter `name`, as rows."""
+        array = (self.x, self.y)[axis][name]
         return replace(array_rows(array), is_zero=not array.any())
 
 
@@ -69,25 +63,23 @@ class RandomDirections:
     normalization: str = "filter"
     filter_axes: Mapping[str, FilterAxis] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        check_int("seed", self.seed, low=-(2**63), high=2**63 - 1)
-        check_choice("normalization", self.normalization, NORMALIZATIONS)
-
     def make(self, centre: Weights) -> Directions:
         """The directions, float32, scaled to the weights of `centre`."""
-        x, y = ({name: self.one(axis, name, centre[name]) for name in self.names} for axis in (0, 1))
+        x, y = ({name: self._whole(axis, name, centre[name]) for name in self.names} for axis in (0, 1))
         return Directions(x=x, y=y)
 
-    def one(self, axis: int, name: str, weights: Array) -> Array:
-        """The part of direction `axis` for the parameter `name` alone, scaled to its weights, float32."""
+    def _whole(self, axis: int, name: str, weights: Array) -> Array:
+        """The part of a direction for one parameter; `rows` would draw it twice for some normalizations."""
         if self.normalization == "filter" and np.ndim(weights) <= 1:
             return np.zeros(np.shape(weights), np.float32)  # normalizing would give 0 anyway
         drawn = random_direction(self.seed, axis, uncompiled(name), np.shape(weights))
         return normalize_one(name, drawn, weights, self.normalization, self.filter_axes.get(name, 0))
 
     def rows(self, axis: int, name: str, weights: Rows) -> Rows:
-        """What `one` returns, bit for bit, as rows that are drawn when read, on the device of the weights."""
+        """The part of direction `axis` for the parameter `name`, as `make` gives it, bit for bit.
 
+        The rows are drawn when they are read, on the device of the weights.
+        """
         key = uncompiled(name)
 
         def read(start: int, stop: int) -> Any:
@@ -104,11 +96,8 @@ class Recipe(Protocol):
     def make(self, centre: Weights) -> Directions:
         """The directions around `centre`, float32, one array per varied parameter."""
 
-    def one(self, axis: int, name: str, weights: Array) -> Array:
-        """The part of direction `axis` (0: x, 1: y) for the parameter `name` with these weights, float32."""
-
     def rows(self, axis: int, name: str, weights: Rows) -> Rows:
-        """What `one` returns, bit for bit, as rows that are computed at each reading and not kept."""
+        """The part of direction `axis` (0: x, 1: y) for the parameter `name` with these weights."""
 
 
 def is_real(dtype: np.dtype[Any]) -> bool:
@@ -157,9 +146,8 @@ def refuse_parallel(recipe: Recipe, centre: Weights, names: Iterable[str], norma
             if xx * yy - xy * xy > COLLINEAR**2 * xx * yy:  # false if an axis is zero so far
                 return
     after = "" if normalization == "none" else f" after normalization={normalization!r}"
-    more = f" and {len(moved) - SHOWN} more" if len(moved) > SHOWN else ""
     raise LandscapeError(
         f"the x direction is {products[0, 1] / products[1, 1]:.4g} times the y direction{after}, in all that "
-        f"varies ({', '.join(moved[:SHOWN])}{more}), so they span no plane; use directions that are not "
+        f"varies ({_some(moved)}), so they span no plane; use directions that are not "
         f"parallel, another normalization, or more parameters; {ONE_ROW}"
     )

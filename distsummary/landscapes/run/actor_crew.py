@@ -4,7 +4,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -286,9 +286,9 @@ class ActorCrew:
         if self._more is None or now < self._grows_at or is_starting:
             return
         self._grows_at = now + self._times.grow_s
-        kinds = {_kind(worker.options) for worker in self._workers.values()}
+        on_gpus = {"num_gpus" in worker.options for worker in self._workers.values()}
         for options in self._more(self._scheduler.waiting):
-            if _kind(options) in kinds:
+            if ("num_gpus" in options) in on_gpus:
                 self._start(options)
 
     def __enter__(self) -> Self:
@@ -303,10 +303,6 @@ class ActorCrew:
         for call in ray.wait(calls, num_returns=len(calls), timeout=READ_S)[0] if calls else ():
             with suppress(RayError):  # without this, Ray would print the error of the killed actor
                 ray.get(call)
-
-
-def _kind(options: Mapping[str, float]) -> str:
-    return "GPU" if options.get("num_gpus") else "CPU"
 
 
 @contextmanager

@@ -33,7 +33,7 @@ def in_pieces(rows: Rows, step: int) -> Any:
 def test_directions_in_rows_are_the_directions_bit_for_bit(shape: tuple[int, ...], how: str) -> None:
     weights = weights_of(shape)
     recipe = RandomDirections(names=("a.weight",), seed=4, normalization=how)
-    whole = recipe.one(1, "a.weight", weights)
+    whole = recipe.make({"a.weight": weights}).y["a.weight"]
     rows = recipe.rows(1, "a.weight", array_rows(weights))
     assert rows.shape == whole.shape == shape
     for step in (1, 4, max(1, len(rows))):
@@ -46,7 +46,7 @@ def test_directions_in_rows_are_the_directions_bit_for_bit(shape: tuple[int, ...
 def test_filters_that_lie_along_another_axis_too(axis: FilterAxis) -> None:
     weights = weights_of((40, 3, 5, 5))
     recipe = RandomDirections(names=("a",), normalization="filter", filter_axes={"a": axis})
-    whole = recipe.one(0, "a", weights)
+    whole = recipe.make({"a": weights}).x["a"]
     assert in_pieces(recipe.rows(0, "a", array_rows(weights)), 7).tobytes() == whole.tobytes()
     norms = [np.sqrt((x.astype(float).reshape(2, 20, 3, 25) ** 2).sum(axis=(1, 3))) for x in (whole, weights)]
     if axis == (1, 2):

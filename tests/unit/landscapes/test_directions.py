@@ -1,12 +1,10 @@
 import hashlib
-from typing import Any
 
 import numpy as np
 import pytest
 
 from distsummary import Directions
 from distsummary.errors import InvalidValueError
-from distsummary.landscapes.directions.normalization import NORMALIZATIONS
 from distsummary.landscapes.directions.recipe import RandomDirections
 
 WEIGHTS = {
@@ -37,23 +35,6 @@ def test_given_directions_must_fit_the_weights() -> None:
         Directions(x={"fc.weight": np.ones(2)}, y=good).make(WEIGHTS)
     with pytest.raises(InvalidValueError, match="same parameters"):
         Directions(x=good, y=good | {"fc.bias": np.ones(2)}).make(WEIGHTS)
-
-
-@pytest.mark.parametrize("seed", [2**63, -(2**63) - 1])
-def test_a_seed_out_of_64_bits_is_refused(seed: int) -> None:
-    with pytest.raises(InvalidValueError, match="seed"):
-        RandomDirections(names=("a",), seed=seed)
-
-
-@pytest.mark.parametrize("how", NORMALIZATIONS)
-def test_a_recipe_makes_one_parameter_alone_as_it_makes_all(how: str) -> None:
-    recipe: Any = RandomDirections(
-        names=tuple(WEIGHTS), seed=3, normalization=how, filter_axes={"fc.weight": 1}
-    )
-    for given in (recipe, recipe.make(WEIGHTS)):
-        for axis, direction in enumerate((recipe.make(WEIGHTS).x, recipe.make(WEIGHTS).y)):
-            for name, weights in WEIGHTS.items():
-                assert given.one(axis, name, weights).tobytes() == direction[name].tobytes()
 
 
 def test_a_filter_axis_changes_the_scale_and_not_the_normals() -> None:

@@ -52,11 +52,6 @@ def test_candidates_that_are_close_are_timed_again_but_not_one_alone() -> None:
     assert close({ROW: Timing(point_s=1.0), GRAPH: Timing(point_s=0.5)}) == []
 
 
-def test_no_exact_candidate_is_an_error() -> None:
-    with pytest.raises(InvalidValueError, match="error <= 5e-06"):
-        choose({ROW: Timing(point_s=1.0, error=float("inf"))}, 10)
-
-
 def test_chunks_fill_rows_in_equal_parts() -> None:
     assert chunks(51, on_gpu=False) == [26, 17, 9, 51]
     assert chunks(51, on_gpu=True) == [51, 26]

@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distsummary.errors import InvalidValueError, LandscapeError
+from distsummary.errors import LandscapeError
 from distsummary.landscapes.directions.hessian import (
     GROUPS,
     flat_size,
@@ -110,15 +110,6 @@ def test_a_loss_that_is_not_the_same_each_time_is_noticed() -> None:
 def test_products_that_cannot_be_used_are_refused() -> None:
     with pytest.raises(LandscapeError, match="NaN or Inf"):
         lanczos(lambda v: v * np.nan, 5)
-    with pytest.raises(InvalidValueError, match=r"shape \(5,\), got \(4,\)"):
-        lanczos(lambda v: v[:4], 5)
-    for changes, match in [
-        ({"count": 6}, r"count must be in \[1, 5\], got 6"),
-        ({"tolerance": 0.0}, "tolerance must be > 0"),
-        ({"max_products": 1}, "max_products must be >= 2"),
-    ]:
-        with pytest.raises(InvalidValueError, match=match):
-            lanczos(lambda v: v, 5, **changes)  # type: ignore[arg-type]  # one at a time
 
 
 class Batches:

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from distsummary import Directions
-from distsummary.errors import InvalidValueError
 from distsummary.landscapes.directions.planes import PlanePlan
 from distsummary.landscapes.engines.chunks import Chunk, count_points, plan_chunks, spread
 from distsummary.landscapes.run.scheduler import MAX_ATTEMPTS, Scheduler, call_size
@@ -124,13 +123,6 @@ def test_losing_a_worker_that_holds_nothing_changes_nothing() -> None:
     scheduler.lost("a")
     scheduler.lost("never seen")
     assert scheduler.is_finished
-
-
-def test_values_that_do_not_fit_the_chunk_are_refused() -> None:
-    scheduler = Scheduler(chunks(1, size=2))
-    (chunk,) = scheduler.next_chunks("a", 2)
-    with pytest.raises(InvalidValueError, match="2 points"):
-        scheduler.done("a", chunk, np.zeros(3))
 
 
 def test_a_worker_without_work_shares_what_another_holds_rather_what_it_has_not_begun() -> None:
