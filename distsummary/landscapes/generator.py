@@ -363,15 +363,17 @@ def _evaluate(
             journal = stack.enter_context(Journal(path, identity, resume=request.resume))
         doing("choosing how to compute")
         planes = list(prepared.values())
-        drawn = generate(task, planes, workers, report=report, journal=journal, refine=request.refine)
+        grids, was_cancelled = generate(
+            task, planes, workers, report=report, journal=journal, refine=request.refine
+        )
 
         # After an interrupt a grid is complete if every grid point and every checkpoint of its path has a
         # computed loss. A refined grid counts as partial, since refinement may not have been finished.
         names = tuple(task.batches) if isinstance(task.batches, Mapping) else ()
         found = {}
-        for key, grid in zip(prepared, drawn.grids, strict=True):
+        for key, grid in zip(prepared, grids, strict=True):
             losses = np.concatenate((grid.path_loss, grid.true_loss))
-            is_whole = not drawn.was_cancelled or bool(grid.computed.all() and not np.isnan(losses).any())
+            is_whole = not was_cancelled or bool(grid.computed.all() and not np.isnan(losses).any())
             is_partial = bool(grid.lost_points) or not is_whole
             model = type(task.model).__name__
             found[key] = replace(grid, data_sets=names, is_partial=is_partial, run=run, model=model)
@@ -389,7 +391,7 @@ def _evaluate(
                     journal.path,
                 )
                 raise LandscapeCancelled(found) from error
-        if drawn.was_cancelled:
+        if was_cancelled:
             raise LandscapeCancelled(found)
         if journal is not None and not any(grid.lost_points for grid in found.values()):
             journal.remove()

@@ -50,7 +50,7 @@ def grid_of(task: Task, order: Any = list) -> Any:
     worker = LandscapeWorker(task)
     try:
         for chunk in order(chunks):
-            found[chunk.row, list(chunk.columns)] = worker.evaluate(chunk).values
+            found[chunk.row, list(chunk.columns)] = worker.evaluate(chunk).measured[:, 0]
     finally:
         worker.close()
     return found

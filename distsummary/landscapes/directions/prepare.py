@@ -190,7 +190,7 @@ def _with_steps(
     centre = plane.states[-1]
     directions = plane.recipe.make({name: centre[name] for name in moving.names})
     path = path_in_plane(replace(sketches, steps=between), directions, centre, moving.names)
-    return replace(prepared, known={**prepared.known, "steps": path.steps, "step_path": path.points})
+    return replace(prepared, known={**prepared.known, "steps": between, "step_path": path.points})
 
 
 def prepare_runs(

@@ -34,10 +34,10 @@ class SketchedPath:
 
     Attributes:
         steps: the training step of each point, ascending (n,).
-        points: coordinates float64 (n, 2). `sketched_path` puts the last one at (0, 0) and takes the signs
-            of the axes from the sketches, so an axis may be opposite to the one found from whole checkpoints.
+        points: coordinates float64 (n, 2), the last one at (0, 0). The signs of the axes are found from the
+            sketches, so an axis may be opposite to the one found from whole checkpoints.
         residuals: how much of each displacement lies outside the plane, (n,), see `pca.Path`.
-        explained_variance: the share of the variance along each direction, (2,); empty unless found by PCA.
+        explained_variance: the share of the variance along each direction, (2,).
         diverged: steps that are left out because their parameters were not finite, ascending.
     """
 
@@ -111,9 +111,7 @@ def training_path(around: str | os.PathLike[str], *, centering: str = "last") ->
     return sketched_path(read_sketches(ckpt_dir_of(around, has_sketches)), centering=centering)
 
 
-def path_in_plane(
-    sketches: Sketches, directions: Directions, centre: Weights, names: Sequence[str]
-) -> SketchedPath:
+def path_in_plane(sketches: Sketches, directions: Directions, centre: Weights, names: Sequence[str]) -> Path:
     """Where the steps lie in the plane through `centre` along `directions`.
 
     `centre` and `directions` hold whole parameters, which are sketched here. A step in the plane is located
@@ -122,13 +120,7 @@ def path_in_plane(
     """
     sketcher = Sketcher(sketches.header.seed)
     axes = np.stack([sketcher.sketch(axis, names) for axis in (directions.x, directions.y)])
-    path = _locate(sketches, axes, sketcher.sketch(centre, names))
-    return SketchedPath(
-        steps=sketches.steps,
-        points=path.points,
-        residuals=path.residuals,
-        explained_variance=np.empty(0),
-    )
+    return _locate(sketches, axes, sketcher.sketch(centre, names))
 
 
 def _locate(sketches: Sketches, axes: Array, centre: Array) -> Path:

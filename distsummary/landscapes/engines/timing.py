@@ -102,8 +102,9 @@ class _Bench:
     def __init__(
         self, task: Task, plane: PlanePlan, device: str | None, clock: Callable[[], float] | None
     ) -> None:
-        self._task, self._plane, self._device = task, plane, device
-        self._clock = clock
+        self._task, self._plane, self._device, self._given_clock = task, plane, device, clock
+        self._timings: dict[EngineChoice, Timing] = {}
+        self._refused: dict[EngineChoice, str] = {}
         step = max(1, len(plane.x) // PROBES)
         self._probes = plane.x[::step][:PROBES]
         self._rows = sorted({float(plane.y[0]), float(plane.y[-1])})
@@ -119,13 +120,14 @@ class _Bench:
         row = EngineChoice(threads=threads)
         engine = self._open(row)
         try:
-            clock = self._clock or engine.clock
+            self._clock = clock = self._given_clock or engine.clock
             engine.row_values(self._rows[0], self._probes[:1])  # the first point takes longer
             begun = clock()
             engine.row_values(self._rows[0], self._probes[-1:])
             if not budget_s(points, clock() - begun):
                 return TimedChoice(choice=row)
-            timings = {row: self._time(engine, clock, clock())}
+            timings = self._timings
+            timings[row] = self._time(engine, clock())
             point_s = timings[row].point_s
             todo = candidates(
                 len(self._plane.x), point_s, parameters=engine.parameters,
@@ -137,51 +139,39 @@ class _Bench:
             engine.close()
         todo = [replace(choice, threads=threads) for choice in todo]
         limit_s = budget_s(points, point_s)
-        refused = self._try_all(todo, clock, timings, limit_s)
+        self._try_all(todo, limit_s)
         columns = len(self._plane.x)
         if can_compile and (found := compile_candidate(timings, points, columns, has_pictures=has_pictures)):
-            self._try(replace(found, threads=threads), clock, timings, refused)
-        self._try_all(close(timings), clock, timings, limit_s)
+            self._try(replace(found, threads=threads))
+        self._try_all(close(timings), limit_s)
         tolerance = LOOSE if self._task.evaluation.precision in REDUCED else EXACT
         choice = choose(timings, points, tolerance=tolerance)
         _log.info("landscape engine: %s, chosen from %d that were timed", choice.label, len(timings))
-        return TimedChoice(choice=choice, timings=timings, refused=refused)
+        return TimedChoice(choice=choice, timings=timings, refused=self._refused)
 
-    def _try_all(
-        self,
-        todo: Sequence[EngineChoice],
-        clock: Callable[[], float],
-        timings: dict[EngineChoice, Timing],
-        limit_s: float,
-    ) -> dict[EngineChoice, str]:
-        """Time candidates until `limit_s` is spent; returns why the other candidates were refused."""
+    def _try_all(self, todo: Sequence[EngineChoice], limit_s: float) -> None:
+        """Time candidates until `limit_s` is spent."""
         from distsummary.landscapes.engines.torch_graph_engine import warm_up
 
         warm_up()
-        begun, refused = clock(), dict[EngineChoice, str]()
+        begun = self._clock()
         for choice in todo:
-            if clock() - begun >= limit_s:
-                refused[choice] = "no time left for it"
-            else:
-                self._try(choice, clock, timings, refused)
-        return refused
+            if self._clock() - begun < limit_s:
+                self._try(choice)
+            elif choice not in self._timings:
+                self._refused[choice] = "no time left for it"
 
-    def _try(
-        self,
-        choice: EngineChoice,
-        clock: Callable[[], float],
-        timings: dict[EngineChoice, Timing],
-        refused: dict[EngineChoice, str],
-    ) -> None:
+    def _try(self, choice: EngineChoice) -> None:
         """Time a candidate; refuse it if it raises, since the user's code works with the row engine."""
-        start, engine = clock(), None
+        start, engine = self._clock(), None
         try:
             engine = self._open(choice)
-            timing = self._time(engine, clock, start)
-            timings[choice] = min(timing, timings.get(choice, timing), key=lambda found: found.point_s)
+            timing = self._time(engine, start)
+            known = self._timings.get(choice, timing)
+            self._timings[choice] = min(timing, known, key=lambda found: found.point_s)
         except Exception as error:  # a candidate may fail in any way
-            refused[choice] = f"{type(error).__name__}: {error}"
-            _log.debug("landscape engine %s is refused: %s", choice.label, refused[choice])
+            self._refused[choice] = f"{type(error).__name__}: {error}"
+            _log.debug("landscape engine %s is refused: %s", choice.label, self._refused[choice])
         finally:
             if engine is not None:
                 engine.close()
@@ -201,8 +191,9 @@ class _Bench:
             raise
         return engine
 
-    def _time(self, engine: Any, clock: Callable[[], float], start: float) -> Timing:
+    def _time(self, engine: Any, start: float) -> Timing:
         """Time an engine, opened at time `start`; its losses are compared with those of the first call."""
+        clock = self._clock
         losses = self._losses(engine)
         if not len(self._base):
             self._base = losses

@@ -9,22 +9,10 @@ from distsummary.landscapes.directions.planes import PlanePlan, Prepared
 from distsummary.landscapes.directions.recipe import Array
 from distsummary.landscapes.directions.rounding import measure
 from distsummary.landscapes.engines.chunks import Chunk
-from distsummary.landscapes.engines.engine_choice import EngineChoice
 from distsummary.landscapes.engines.worker import EngineFacts
 from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.landscapes.run.landscape_identity import digest
 from distsummary.landscapes.run.refine import Mask, between_rows, first_points, interpolate
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluated:
-    """The workers' results for all landscapes of a task. `abandoned`: chunks whose workers kept dying."""
-
-    results: Mapping[Chunk, Array]
-    abandoned: Sequence[Chunk]
-    facts: EngineFacts
-    choice: EngineChoice
-    worker_seconds: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,15 +29,25 @@ class Gathered:
     computed: Mask
 
 
-def assemble(number: int, prepared: Prepared, evaluated: Evaluated, precision: str = "") -> LossGrid:
-    """The grid of landscape `number` from the quantities of its chunks.
+def assemble(
+    number: int,
+    prepared: Prepared,
+    results: Mapping[Chunk, Array],
+    abandoned: Sequence[Chunk],
+    *,
+    facts: EngineFacts,
+    worker_seconds: Mapping[str, float],
+    precision: str,
+    precision_error: float,
+) -> LossGrid:
+    """The grid of landscape `number` from the results of all chunks; the workers of `abandoned` kept dying.
 
     Points that were not evaluated are interpolated if they lie between evaluated points, otherwise NaN;
     points of abandoned chunks are NaN. `LossGrid.computed` is False for all of these.
     """
     plane, known = prepared.plane, prepared.known
-    found = gather(evaluated.results, number, plane)
-    given_up = [chunk for chunk in evaluated.abandoned if chunk.plane == number]
+    found = gather(results, number, plane)
+    given_up = [chunk for chunk in abandoned if chunk.plane == number]
     computed = found.computed.copy()
     for chunk in given_up:
         if chunk.kind == "grid":
@@ -69,7 +67,6 @@ def assemble(number: int, prepared: Prepared, evaluated: Evaluated, precision: s
     measured = measure(
         plane.states[-1], plane.recipe, plane.names, (x_step, y_step), precision, prepared.precisions
     )
-    facts = evaluated.facts
     return LossGrid(
         x=plane.x,
         y=plane.y,
@@ -82,14 +79,14 @@ def assemble(number: int, prepared: Prepared, evaluated: Evaluated, precision: s
         bn_mode=facts.bn_mode,
         engine=facts.name,
         hardware=facts.hardware,
-        precision_error=evaluated.choice.precision_error,
+        precision_error=precision_error,
         rounding=measured.rounding,
         lengths=measured.lengths,
         directions=digest((plane.names, plane.recipe)),
         samples=facts.samples,
         quantities={name: whole[..., n] for n, name in enumerate(facts.quantities) if n},
         lost_points=sum(map(len, given_up)),
-        worker_seconds=dict(evaluated.worker_seconds),
+        worker_seconds=dict(worker_seconds),
         **known,
     )
 

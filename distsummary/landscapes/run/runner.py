@@ -9,7 +9,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,7 +24,7 @@ from distsummary.landscapes.engines.timing import choose_engine
 from distsummary.landscapes.engines.worker import ChunkResult, EngineFacts, LandscapeWorker, Task
 from distsummary.landscapes.model.quantities import quantity_names
 from distsummary.landscapes.output.loss_grid import LossGrid
-from distsummary.landscapes.run.assemble import Evaluated, assemble, gather
+from distsummary.landscapes.run.assemble import assemble, gather
 from distsummary.landscapes.run.journal import Journal
 from distsummary.landscapes.run.progress import Progress, ProgressCallback
 from distsummary.landscapes.run.refine import Mask, first_points, next_points
@@ -87,14 +87,6 @@ class Workers(Protocol):
         """Workers for a task with a chosen engine."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
-    """The grids of a task. `was_cancelled`: an interrupt stopped the evaluation, so points are missing."""
-
-    grids: Sequence[LossGrid]
-    was_cancelled: bool = False
-
-
 def generate(
     task: Task,
     prepared: Sequence[Prepared],
@@ -103,8 +95,10 @@ def generate(
     report: ProgressCallback | None = None,
     journal: Journal | None = None,
     refine: float | None = None,
-) -> Drawn:
-    """Evaluate all landscapes of the task. The losses are the same, bit for bit, whichever workers are used.
+) -> tuple[list[LossGrid], bool]:
+    """The grids of all landscapes of the task, and whether an interrupt stopped the evaluation.
+
+    The losses are the same, bit for bit, whichever workers are used.
 
     Chunks in the journal are not evaluated again; every new chunk is added to the journal. Points whose
     workers died repeatedly are NaN, counted in `LossGrid.lost_points` and logged, but not added to the
@@ -155,8 +149,8 @@ class _Drawing:
         self._seconds = defaultdict[str, float](float)  # worker -> the time that it spent on them
         self._has_reported_all = self._has_unseen_gpus = False
 
-    def draw(self, workers: Workers) -> Drawn:
-        """Evaluate all points, or those that refinement selects; after an interrupt, return what is done."""
+    def draw(self, workers: Workers) -> tuple[list[LossGrid], bool]:
+        """Evaluate all points, or those that refinement selects; returns the grids, and if it was stopped."""
         shapes = [(len(plane.y), len(plane.x)) for plane in self._task.planes]
         with workers.crew(self._task) as crew:
             try:
@@ -169,11 +163,11 @@ class _Drawing:
                         known = [gather(self._results, n, plane) for n, plane in enumerate(self._task.planes)]
                         wanted = [next_points(k.grid[..., 0], k.computed, self._refine) for k in known]
                 self._report(sum(map(len, self._results)))
-                return Drawn(grids=self._grids(crew))
+                return self._grids(crew), False
             except KeyboardInterrupt:
                 if not crew.begun:
                     raise
-                return Drawn(grids=self._grids(crew), was_cancelled=True)
+                return self._grids(crew), True
 
     def _evaluate(self, crew: Crew, wanted: Sequence[Mask]) -> None:
         """Have the workers evaluate the points `wanted` of each grid, and all points of the paths."""
@@ -267,15 +261,19 @@ class _Drawing:
         facts = next(iter(crew.begun.values()))
         if self._hardware:  # of all workers and, with a journal, of all calls that wrote to it
             facts = replace(facts, hardware=" and ".join(self._hardware))
-        evaluated = Evaluated(
-            results=self._results,
-            abandoned=self._abandoned,
-            facts=facts,
-            choice=self._task.choice,
-            worker_seconds={name: self._seconds[name] for name in crew.names},
-        )
-        precision = self._task.evaluation.precision
-        return [assemble(n, landscape, evaluated, precision) for n, landscape in enumerate(self._prepared)]
+        return [
+            assemble(
+                number,
+                landscape,
+                self._results,
+                self._abandoned,
+                facts=facts,
+                worker_seconds={name: self._seconds[name] for name in crew.names},
+                precision=self._task.evaluation.precision,
+                precision_error=self._task.choice.precision_error,
+            )
+            for number, landscape in enumerate(self._prepared)
+        ]
 
 
 class InProcessWorkers:

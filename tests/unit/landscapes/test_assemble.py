@@ -8,9 +8,8 @@ import pytest
 from distsummary import Directions, LossGrid
 from distsummary.landscapes.directions.planes import PlanePlan, Prepared
 from distsummary.landscapes.engines.chunks import Chunk, Kind, plan_chunks
-from distsummary.landscapes.engines.engine_choice import EngineChoice
 from distsummary.landscapes.engines.worker import EngineFacts
-from distsummary.landscapes.run.assemble import Evaluated, assemble, gather
+from distsummary.landscapes.run.assemble import assemble, gather
 from distsummary.landscapes.run.refine import first_points
 
 ROWS, COLUMNS = 4, 6
@@ -48,14 +47,26 @@ def everything(*landscapes: Prepared) -> dict[Chunk, np.ndarray]:
 def grid_of(
     results: dict[Chunk, np.ndarray], *, number: int = 0, abandoned: tuple[Chunk, ...] = (), **known: Any
 ) -> LossGrid:
-    evaluated = Evaluated(
-        results=results,
-        abandoned=abandoned,
+    return assembled(prepared(**known), results, number=number, abandoned=abandoned)
+
+
+def assembled(
+    landscape: Prepared,
+    results: dict[Chunk, np.ndarray],
+    *,
+    number: int = 0,
+    abandoned: tuple[Chunk, ...] = (),
+) -> LossGrid:
+    return assemble(
+        number,
+        landscape,
+        results,
+        abandoned,
         facts=EngineFacts(name="naive", bn_mode="eval", samples=3, quantities=("loss", "minus")),
-        choice=EngineChoice(precision_error=0.25),
         worker_seconds={"here": 2.0},
+        precision="",
+        precision_error=0.25,
     )
-    return assemble(number, prepared(**known), evaluated)
 
 
 def points(kind: Kind, row: int, *columns: int, plane: int = 0) -> Chunk:
@@ -138,14 +149,8 @@ def test_rounding_is_that_of_a_step_between_neighbours() -> None:
     landscape = prepared()
     for width, lost in ((0.9, 1.0), (1.1, 0.0)):
         landscape.plane.x[:] = 7 + width * ulp * np.arange(COLUMNS)
-        evaluated = Evaluated(
-            results=everything(landscape),
-            abandoned=(),
-            facts=EngineFacts(name="naive", bn_mode="eval", samples=1),
-            choice=EngineChoice(),
-            worker_seconds={},
-        )
-        assert assemble(0, landscape, evaluated).rounding == {"x": lost, "y": 0.0}
+        found = assembled(landscape, everything(landscape))
+        assert found.rounding == {"x": lost, "y": 0.0}
 
 
 def test_an_axis_of_one_point_has_no_step_that_could_be_lost() -> None:
