@@ -16,7 +16,7 @@ from distsummary.collect.values.graph_source import EXPORT, OPERATIONS, TREE, ch
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.events.spec import Limits
 from distsummary.format.compatibility import OURS, Compatibility
-from distsummary.format.records import DELIVERIES, DIALECTS
+from distsummary.format.records import DIALECTS
 from distsummary.frameworks.base import framework_of, refuse_without_torch
 from distsummary.rundir.run_dir import RunDir, refuse_temporary
 from distsummary.rundir.topology import EQUAL_AXES, Topology
@@ -61,15 +61,6 @@ class Collected:
     additions: bool = True
 
 
-def with_landscape(specified: object, landscape: object) -> object:
-    """`collect_specified_data`, with `collect_landscape` added if it was passed separately."""
-    check_type("collect_landscape", landscape, dict, optional=True)
-    if landscape is None:
-        return specified
-    check_type("collect_specified_data", specified, dict, optional=True)
-    return {**(specified if isinstance(specified, dict) else {}), "collect_landscape": landscape}
-
-
 def check_specified(
     value: object,
     keep_default_action: bool,
@@ -77,9 +68,10 @@ def check_specified(
     histograms: object = None,
     gradients: object = None,
     graph: object = None,
+    landscape: object = None,
     compatibility: Compatibility = OURS,
 ) -> Collected:
-    """The checked `collect_specified_data`, `histograms`, `gradients` and `graph`.
+    """The checked `collect_specified_data`, `histograms`, `gradients`, `graph` and `collect_landscape`.
 
     `keep_default_action`: add the defaults. They collect everything except whole parameters and, without
     `compatibility.landscape`, a trajectory. Raises InvalidTypeError or InvalidValueError where MindSpore
@@ -93,9 +85,10 @@ def check_specified(
         check_type(f"collect_specified_data[{name!r}]", given.get(name, True), bool)
     flags = {name.removeprefix("collect_"): given.get(name, keep_default_action) for name in FLAGS}
     graph_by_key = TREE if flags.pop("graph") else False
-    landscape = DEFAULT_SPEC if keep_default_action and compatibility.landscape else None
-    if "collect_landscape" in given:
-        landscape = check_collect_landscape(given["collect_landscape"])
+    check_type("collect_landscape", landscape, dict, optional=True)
+    trajectory = DEFAULT_SPEC if keep_default_action and compatibility.landscape else None
+    if landscape is not None or "collect_landscape" in given:
+        trajectory = check_collect_landscape(given["collect_landscape"] if landscape is None else landscape)
     has_default = keep_default_action or "histogram_regular" in given
     return Collected(
         **flags,
@@ -103,7 +96,7 @@ def check_specified(
         histogram=_check_choice("histograms", histograms, given, "histogram_regular", has_default),
         gradient=_check_choice("gradients", gradients, given, "gradient_regular"),
         tensor=_check_pattern("tensor_regular", given.get("tensor_regular")),
-        landscape=landscape,
+        landscape=trajectory,
     )
 
 
@@ -273,9 +266,3 @@ def check_limits(max_file_size: int | None, rotate_bytes: object, rotate_s: obje
             f"{rotate_bytes}, rotate_s={rotate_s} begin a new file for it; give the first or the others"
         )
     return Limits(max_file_size=max_file_size, rotate_bytes=rotate_bytes, rotate_s=rotate_s)  # type: ignore[arg-type]  # just checked
-
-
-def check_delivery(value: object) -> str:
-    """The checked `delivery`: one of DELIVERIES."""
-    check_choice("delivery", value, DELIVERIES)
-    return str(value)

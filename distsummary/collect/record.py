@@ -5,6 +5,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -19,22 +20,21 @@ from distsummary.collect.background import Background
 from distsummary.collect.file_export import Exports, write_values
 from distsummary.collect.older_order import check_network, is_older_record, without_num_process
 from distsummary.collect.options import (
-    check_delivery,
     check_export_options,
     check_file_affix,
     check_formats,
-    check_limits,
     check_max_file_size,
     check_summary_dir,
 )
 from distsummary.collect.plan import regular_steps
-from distsummary.collect.remote.open_writer import check_collectors, open_writer
+from distsummary.collect.record_options import Record
+from distsummary.collect.remote.open_writer import open_writer
 from distsummary.collect.values import operators
 from distsummary.collect.values.checked_values import checked_value
 from distsummary.collect.values.graph_source import TREE, ModelGraph
 from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError
 from distsummary.events.segments import other_writer
-from distsummary.events.spec import DROP, WAIT, WriterSpec
+from distsummary.events.spec import WAIT
 from distsummary.events.writer import EventWriter
 from distsummary.format.compatibility import AS_MINDSPORE, OURS
 from distsummary.format.records import DIALECTS, WRITTEN, Value
@@ -111,45 +111,47 @@ class SummaryRecord:
         check_network("network", network)
         prefix = check_file_affix("file_prefix", file_prefix)
         suffix = check_file_affix("file_suffix", file_suffix)
-        limits = check_limits(
-            check_max_file_size(max_file_size, negative_is_unlimited=True), rotate_bytes, rotate_s
-        )
-        check_delivery(delivery)
-        check_choice("overload", overload, (WAIT, DROP))
-        check_type("raise_exception", raise_exception, bool)
         check_type("mindspore_compat", mindspore_compat, bool)
-        exports = check_export_options(export_options)
         chosen = check_formats(formats)
+        options = Record(
+            export_npy=check_export_options(export_options),
+            collectors=collectors,
+            rotate_bytes=rotate_bytes,
+            rotate_s=rotate_s,
+            delivery=delivery,
+            overload=overload,
+            raise_exception=raise_exception,
+        )
+        self._compatibility = AS_MINDSPORE if mindspore_compat else OURS
+        size = check_max_file_size(max_file_size, negative_is_unlimited=True)
+        spec = options.writer(size, compatibility=self._compatibility)
         self._directory = check_summary_dir(log_dir, "log_dir").base
         self._scalars: dict[str, float] = {}  # the scalars for the next record()
         self._known: set[str] = set()  # names of scalars that have been checked
         self._pool: dict[tuple[str, str], Value] = {}
         self._packers: dict[tuple[str, ...], tuple[tuple[str, ...], Callable[..., bytes]]] = {}
         self._mode = "train"
-        self._compatibility = AS_MINDSPORE if mindspore_compat else OURS
         self._is_closed = self._is_over = False
         self._own_health = Health()
         self._dropped = 0  # values that it had dropped itself at the last `flush`
-        self._files = Background(self._own_health, raise_exception=raise_exception) if exports else None
+        self._files = (
+            Background(self._own_health, raise_exception=raise_exception) if options.export_npy else None
+        )
         self._exports = (
             None if self._files is None else Exports(self._directory, int(time.time()), self._files)
         )
         self._event_file: Callable[[], Path] | None = None
         if writer is None:
             place = topologies.place()
-            spec = WriterSpec(
+            spec = replace(
+                spec,
                 directory=self._directory,
                 rank=place.rank,
                 formats=chosen,
-                limits=limits,
-                delivery=delivery,
-                overload=overload,
                 prefix=prefix,
                 suffix=suffix,
-                compatibility=self._compatibility,
-                raise_exception=raise_exception,
             )
-            writer, path = open_writer(spec, check_collectors(collectors), ranks=place.local_world_size)
+            writer, path = open_writer(spec, collectors, ranks=place.local_world_size)
             if other := other_writer(self._directory, str(place.rank), place.world_size):
                 logger.warning(
                     "rank=%d %s also holds files of rank %s, and readers take both for one rank: give each "

@@ -6,13 +6,13 @@ from typing import Any
 
 from distsummary.base.checks import check_choice, check_int, check_type
 from distsummary.checkpoints.landscape_spec import check_collect_landscape
-from distsummary.collect.options import check_delivery, check_formats, check_limits
+from distsummary.collect.options import check_formats, check_limits
 from distsummary.collect.plan import DEALS
 from distsummary.collect.remote.open_writer import check_collectors
 from distsummary.collect.values.norm_source import FLOAT32, PRECISIONS
 from distsummary.events.spec import DROP, WAIT, WriterSpec
 from distsummary.format.compatibility import OURS, Compatibility
-from distsummary.format.records import WRITTEN
+from distsummary.format.records import DELIVERIES, WRITTEN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ class Record:
                 check_formats(getattr(self, field), field)
         check_collectors(self.collectors)
         check_limits(None, self.rotate_bytes, self.rotate_s)
-        check_delivery(self.delivery)
+        check_choice("delivery", self.delivery, DELIVERIES)
         check_choice("overload", self.overload, (WAIT, DROP))
 
     def writer(self, max_file_size: int | None = None, *, compatibility: Compatibility = OURS) -> WriterSpec:

@@ -141,11 +141,12 @@ class Session:
             self._registration = self._coordinator.register(topology)
             rank_dir = run_dir.writer_dir(topology.role, topology.rank, topology.world_size)
         self._rank_dir = rank_dir
+        self.attempt = self._registration.attempt
         spec = replace(
             spec,
             directory=str(rank_dir),
             run_id=self._registration.run_id,
-            attempt=self._registration.attempt,
+            attempt=self.attempt,
             begun=self._registration.created or None,
             hides_lineage=run_dir.is_rank_dir(rank_dir),
             shows_norms=not run_dir.is_rank_dir(rank_dir),
@@ -174,7 +175,7 @@ class Session:
         self._pulse: Pulse | None = None
         self._watcher: Watcher | None = None
         self._last_step: int | None = None  # the newest recorded step
-        self._step = 0  # the newest step, also if nothing was recorded at it
+        self.step = 0  # the newest step, also if nothing was recorded at it
         self._own_ms: float | None = None  # of all steps; None if the phases of steps are not measured
         self._wait_ms = 0.0
         self.phase = "starting"  # what this process does, for its heartbeats
@@ -197,14 +198,14 @@ class Session:
 
     def _note_diagnose(self, diagnose: Diagnose) -> None:
         """Put what is reported into the manifest, for whoever reports."""
-        role, attempt = self.topology.role, self._registration.attempt
+        role, attempt = self.topology.role, self.attempt
         self._run_dir.update_manifest(
             lambda manifest: find_attempt(manifest, role, attempt).update(diagnose=asdict(diagnose))
         )
 
     def _record_provenance(self, config: Mapping[str, Any]) -> None:
         """Put provenance and config into the manifest, if it has this attempt; warn of a changed config."""
-        role, attempt = self.topology.role, self._registration.attempt
+        role, attempt = self.topology.role, self.attempt
         found = provenance(has_identity=self.topology.has_identity)
         if self.topology.has_identity:
             write_command(self._rank_dir, attempt, redacted(command_line()))
@@ -229,16 +230,6 @@ class Session:
             )
 
     @property
-    def step(self) -> int:
-        """The newest step, also if nothing was recorded at it."""
-        return self._step
-
-    @property
-    def attempt(self) -> int:
-        """The number of the attempt that this rank records."""
-        return self._registration.attempt
-
-    @property
     def is_judged(self) -> bool:
         """Whether what this rank records is judged while it trains, so that alerts name the first NaN."""
         has_judge = type(self._coordinator) is not LocalCoordinator
@@ -251,12 +242,12 @@ class Session:
         """
         if self._pulse is not None:
             return
-        self._step = step
+        self.step = step
         self._pulse = Pulse(self._place, self._beat, follow, self.failures, step, self._registration.deals)
 
     def _beat(self, heartbeat: Heartbeat) -> tuple[Deal, ...]:
         try:
-            return self._coordinator.beat(self.topology, self._registration.attempt, heartbeat)
+            return self._coordinator.beat(self.topology, self.attempt, heartbeat)
         except MissingRunDirError as error:  # no file of the run is made again; the training continues
             if not self._is_missing:
                 self._ended_by = f"{error}: nothing is recorded any more"
@@ -278,7 +269,7 @@ class Session:
             )
             self._watcher = Watcher(
                 directory,
-                attempt=self._registration.attempt,
+                attempt=self.attempt,
                 rank=self.topology.rank,
                 place=place,
                 groups=groups_of_torch,
@@ -290,13 +281,13 @@ class Session:
     def _place(self) -> Heartbeat:
         health = self.health()
         dropped = sum(health.dropped.values())
-        found = self.overhead.look(self._step, sum(health.given.values()))
+        found = self.overhead.look(self.step, sum(health.given.values()))
         if found is not None and self.topology.role == "train" and not self._is_past:
             with suppress(ClosedError):  # the run is being closed
                 self.report_alert(OVERHEAD, found.step, found.evidence, WARNING, lost_s=found.lost_s)
         own_ms, wait_ms = self._own_ms, None if self._own_ms is None else self._wait_ms
         return Heartbeat(
-            step=self._step,
+            step=self.step,
             phase=self.phase,
             total=self.total,
             dropped=dropped,
@@ -325,7 +316,7 @@ class Session:
         Numbers alone take the quick way, without an object for each of them.
         """
         begun_s = time.perf_counter()
-        self._step = step
+        self.step = step
         if OWN_MS in numbers:
             self._add_own(numbers)
         if self._leaves_out:
@@ -381,11 +372,11 @@ class Session:
 
     def send_facts(self, facts: RankFacts) -> None:
         """Write what is compared with other ranks into this rank's directory; raises RunDirError."""
-        write_facts(self._rank_dir, self._registration.attempt, facts)
+        write_facts(self._rank_dir, self.attempt, facts)
 
     def report_parts(self, parts: Sequence[Part]) -> None:
         """Write this rank's parts in the deals so far into its directory, in the background."""
-        attempt = self._registration.attempt
+        attempt = self.attempt
         self._files.submit("the deal", partial(write_parts, self._rank_dir, attempt, parts))
 
     def report(self, step: int, values: list[Value]) -> None:
@@ -410,7 +401,7 @@ class Session:
             lost_s=lost_s,
             level=level,
         )
-        self._messages.submit("the alert", partial(self._alerts.report, self._registration.attempt, verdict))
+        self._messages.submit("the alert", partial(self._alerts.report, self.attempt, verdict))
 
     def _report_unsaved(self, step: int, reason: str) -> None:
         """Report that a checkpoint of the trajectory, due at `step`, is not saved; from any thread."""
@@ -519,7 +510,7 @@ class Session:
 
         def leave() -> None:
             if self._is_past:
-                self._coordinator.evaluated(self.topology, self._registration.attempt)
+                self._coordinator.evaluated(self.topology, self.attempt)
                 return
             health = self._final or self.failures.health
             counters: dict[str, int | str] = {
@@ -530,7 +521,7 @@ class Session:
                 "given": sum(health.given.values()),
                 "dropped": sum(health.dropped.values()),
                 **{f"dropped/{plugin}": count for plugin, count in sorted(health.dropped.items())},
-                "step": self._step,
+                "step": self.step,
             }
             if self._last_step is not None:
                 counters["recorded_step"] = self._last_step
@@ -546,7 +537,7 @@ class Session:
             if not self.topology.has_identity:
                 counters = without_places_in(counters)
             with suppress(*[MissingRunDirError] * self._is_missing):
-                self._coordinator.finish(self.topology, self._registration.attempt, counters)
+                self._coordinator.finish(self.topology, self.attempt, counters)
 
         parts: list[tuple[str, Callable[[], None]]] = [
             ("the watcher", lambda: self._watcher.stop(error) if self._watcher else None),

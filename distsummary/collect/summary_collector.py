@@ -21,7 +21,6 @@ from distsummary.collect.options import (
     check_max_file_size,
     check_specified,
     check_summary_dir,
-    with_landscape,
 )
 from distsummary.collect.plan import DEALS
 from distsummary.collect.record_options import Record
@@ -155,11 +154,12 @@ class SummaryCollector(CollectorCallback):
         )
         compatibility = AS_MINDSPORE if mindspore_compat else OURS
         collected = check_specified(
-            with_landscape(collect_specified_data, collect_landscape),
+            collect_specified_data,
             keep_default_action,
             histograms=histograms,
             gradients=gradients,
             graph=graph,
+            landscape=collect_landscape,
             compatibility=compatibility,
         )
         is_quiet = topology is not None and topology.rank > 0

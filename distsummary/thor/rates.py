@@ -21,6 +21,9 @@ class Rate:
             steps; a function of the number of the step, from 0; or a scheduler of torch, whose first rate
             holds.
 
+    Attributes:
+        first: the number at step 0.
+
     Raises InvalidTypeError or InvalidValueError for anything else.
     """
 
@@ -34,18 +37,13 @@ class Rate:
         else:
             values = given.tolist() if hasattr(given, "tolist") else given
             if isinstance(values, str) or not isinstance(values, Sequence):
-                self._first = self._checked(values)
+                self.first = self._checked(values)
                 return
             if not values:
                 raise InvalidValueError(f"{field} must hold a number at least, got an empty list; pass one")
             self._values = [self._checked(value) for value in values]
             self._of, self._has_ended = self._listed, False
-        self._first = self._checked(self._of(0))
-
-    @property
-    def first(self) -> float:
-        """The number at step 0."""
-        return self._first
+        self.first = self._checked(self._of(0))
 
     def at(self, step: int) -> float | None:
         """The number at a step, from 0; None if it was given as a number, which the optimizer's groups keep.

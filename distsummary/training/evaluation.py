@@ -46,6 +46,9 @@ class EvaluationRun:
         call: takes the name of a hook and a context, and calls that hook of all callbacks.
         numbers: checks and converts a mapping of names to metrics.
         guard: of the run. step: what the run shares with its callbacks.
+
+    Attributes:
+        params: what callbacks see of this evaluation.
     """
 
     def __init__(
@@ -61,14 +64,9 @@ class EvaluationRun:
         self.metrics: dict[str, float] = {}
         self.eval_loss: dict[str, float] = {}
         self.loss: float | None = None  # shown as `eval_loss`; None: a metric named loss is
-        self._params = CallbackParams(mode="eval", cur_step_num=0, metrics={})
-        self._context = RunContext(self._params)
+        self.params = CallbackParams(mode="eval", cur_step_num=0, metrics={})
+        self._context = RunContext(self.params)
         self._context.step = step
-
-    @property
-    def params(self) -> CallbackParams:
-        """What callbacks see of this evaluation."""
-        return self._params
 
     @door()
     def log(self, values: Mapping[str, object] | None = None, /, **named: object) -> None:
@@ -81,7 +79,7 @@ class EvaluationRun:
     @calls_user
     def steps(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches of a loader, one step each, until a callback has requested a stop."""
-        params, context = self._params, self._context
+        params, context = self.params, self._context
         params |= {"valid_dataset": loader, "batch_num": length(loader)}
         for batch in loader:
             params["cur_step_num"] += 1
@@ -98,8 +96,8 @@ class EvaluationRun:
         self.metrics = {name: resolve(value) for name, value in self.logged.items()}
         loss = self.metrics.get("loss", self.metrics.get("Loss")) if self.loss is None else self.loss
         self.eval_loss = {} if loss is None else {"eval_loss": loss}
-        self._params |= {"metrics": self.metrics, "eval_results": self.metrics | self.eval_loss}
-        return {name: self._params[name] for name in OF_TRAINING}
+        self.params |= {"metrics": self.metrics, "eval_results": self.metrics | self.eval_loss}
+        return {name: self.params[name] for name in OF_TRAINING}
 
     def call(self, *hooks: str) -> None:
         """Call hooks with this evaluation's own context."""

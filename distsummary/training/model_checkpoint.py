@@ -80,6 +80,7 @@ class ModelCheckpoint(Callback):
         cannot be saved in this way.
 
     Attributes:
+        config: when it saves, and how.
         failures: how many checkpoints could not be saved.
     """
 
@@ -92,7 +93,7 @@ class ModelCheckpoint(Callback):
         if not callable(prefix):
             _check_prefix("prefix", prefix)
         check_type("config", config, CheckpointConfig, optional=True)
-        self._config = config or CheckpointConfig()
+        self.config = config or CheckpointConfig()
         directory = Path.cwd() if directory is None else directory
         if not callable(directory):
             _check_directory("directory", directory)
@@ -106,7 +107,7 @@ class ModelCheckpoint(Callback):
         self._run_id, self._mark, self._own_prefix = "", "", ""
         self._begun_step = self._saved_step = 0
         self._next_step: float | None = None  # the step that is due; None: seconds count, or only the end
-        self._saved_s, self._seconds = 0.0, self._config.save_checkpoint_seconds
+        self._saved_s, self._seconds = 0.0, self.config.save_checkpoint_seconds
         self._writer: ThreadPoolExecutor | None = (
             None  # of one thread, kept: starting one takes longer than a copy
         )
@@ -123,20 +124,15 @@ class ModelCheckpoint(Callback):
         """The path of the newest checkpoint that is complete on this rank; "" before the first."""
         return self._latest
 
-    @property
-    def config(self) -> CheckpointConfig:
-        """When it saves, and how."""
-        return self._config
-
     def __enter__(self) -> Self:
-        if self._config.exception_save:
+        if self.config.exception_save:
             self._ignore_signals = on_termination(self._save_before_death, at_step_end=True)
             self._interrupts.listen()
         return self
 
     def on_train_begin(self, run_context: RunContext) -> None:
         """Find out what this rank saves; a collective operation for a sharded model."""
-        params, config = run_context.original_args(), self._config
+        params, config = run_context.original_args(), self.config
         self._params, self._step = params, step_of(run_context)
         self._topology = self._step.topology or detect()
         source = source_of(params, config, self._topology)
@@ -199,7 +195,7 @@ class ModelCheckpoint(Callback):
             self._save(params)
         if self._wanted.is_set():
             self._save_breakpoint(params)
-        if self._config.exception_save:
+        if self.config.exception_save:
             self._step.after_hook.append(self._end_if_asked)
         super().on_train_step_end(run_context)
 
@@ -228,7 +224,7 @@ class ModelCheckpoint(Callback):
     ) -> None:
         self._ignore_signals()
         self._ignore_signals = _nothing
-        if error is not None and self._config.exception_save and self._params is not None:
+        if error is not None and self.config.exception_save and self._params is not None:
             self._save_breakpoint(self._params)
         self._join()
         if self._writer is not None:
@@ -254,7 +250,7 @@ class ModelCheckpoint(Callback):
 
     def _plan_next(self) -> None:
         self._saved_s = monotonic()
-        steps = self._config.save_checkpoint_steps
+        steps = self.config.save_checkpoint_steps
         self._next_step = self._saved_step + steps if steps else None
 
     def _save(self, params: CallbackParams) -> None:
@@ -276,19 +272,19 @@ class ModelCheckpoint(Callback):
         """Copy what this rank saves and write it, in a thread if async_save; nothing if it saves nothing."""
         assert self._source is not None
         # no other rank may be left to take part after an exception
-        gathers = self._config.integrated_save and self._config.format != "dcp" and not suffix
+        gathers = self.config.integrated_save and self.config.format != "dcp" and not suffix
         training = self._training(params)
         kept = self._source.keep(
-            params, self._config, training, gathers=gathers, run_id=self._run_id, mark=self._mark
+            params, self.config, training, gathers=gathers, run_id=self._run_id, mark=self._mark
         )
         directory, stem = self._place(params), self._stem(params) + suffix
         if kept is None and self._next_step is None:
             return  # this rank does not know what rank 0 saves, and when
         if kept is None:
-            write = partial(self._write_training, training, directory / f"{stem}.{self._config.format}")
+            write = partial(self._write_training, training, directory / f"{stem}.{self.config.format}")
         else:
             write = partial(self._write, kept, directory, stem, is_counted=not suffix)
-        if self._config.async_save and not suffix:
+        if self.config.async_save and not suffix:
             if self._writer is None:
                 self._writer = ThreadPoolExecutor(1, thread_name_prefix="distsummary-checkpoint")
             what = f"the checkpoint {stem} {NOT_SAVED}"
@@ -313,7 +309,7 @@ class ModelCheckpoint(Callback):
 
     def _write_training(self, training: tuple[str, dict[str, Any]], path: Path) -> None:
         """Write the training state of a rank that saves nothing else."""
-        config = self._config
+        config = self.config
         write_rank_file(
             path, self._topology.rank, state_entries(*training), key=config.enc_key, mode=config.enc_mode
         )
@@ -321,7 +317,7 @@ class ModelCheckpoint(Callback):
     def _write(self, kept: Kept, directory: Path, stem: str, *, is_counted: bool) -> None:
         path = kept.write(directory, stem, wait_s=dcp.WAIT_S if is_counted else BREAKPOINT_WAIT_S)
         self._latest = str(path)
-        config = self._config
+        config = self.config
         if not is_counted or not kept.is_first or callable(self._prefix):
             return
         # only what is complete counts, so that there always is a checkpoint to load

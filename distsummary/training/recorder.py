@@ -21,21 +21,23 @@ class Recorder(Protocol):
     At a step before `plain_before`, the recorder does no more than record what was given: a Run then calls
     `record` instead of the step's hooks, if no other callback has hooks for steps. At all other steps, the
     recorder's callback finds the values in its parameters `logged` and `values`.
+
+    Attributes:
+        dir: the directory of the run.
+        overhead: what recording costs the loop.
+        failures: counts the values that the Run drops.
+        alert: reports a cause at a step with its evidence and level; see `Recording.alert`.
+        gather: called when `run.log` gives a value in a loop that counts no steps. What operators inside of
+            the network have tapped so far then belongs to the step of this value, which ends only with the
+            next step's first value.
     """
 
     plain_before: float
-
-    @property
-    def overhead(self) -> Overhead:
-        """What recording costs the loop."""
-
-    @property
-    def failures(self) -> Failures:
-        """Counts the values that the Run drops."""
-
-    @property
-    def dir(self) -> Path:
-        """The directory of the run."""
+    dir: Path
+    overhead: Overhead
+    failures: Failures
+    alert: Callable[[str, int, str, str], None]
+    gather: Callable[[], None]
 
     def snapshot(self, plugin: str, name: str | None, value: object) -> Value:
         """A checked copy of a value, for `record`; the caller may change the original afterwards.
@@ -45,18 +47,6 @@ class Recorder(Protocol):
 
     def record(self, step: int, numbers: Mapping[str, object], values: Sequence[Value] = ()) -> None:
         """Record numbers by name, and values made by `snapshot`, as one event of a step."""
-
-    @property
-    def alert(self) -> Callable[[str, int, str, str], None]:
-        """Reports a cause at a step with its evidence and level; see `Recording.alert`."""
-
-    @property
-    def gather(self) -> Callable[[], None]:
-        """Called when `run.log` gives a value in a loop that counts no steps.
-
-        What operators inside of the network have tapped so far then belongs to the step of this value, which
-        ends only with the next step's first value.
-        """
 
     def health(self) -> Health:
         """What was recorded, dropped and refused so far."""

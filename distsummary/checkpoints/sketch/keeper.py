@@ -58,13 +58,6 @@ def open_sketching(framework: Framework, parts: Iterable[SketchedPart], seed: in
     return NumpySketching(parts, seed)
 
 
-class Submit(Protocol):
-    """The signature of `Background.submit`."""
-
-    def __call__(self, name: str, job: Callable[[], object], *, nbytes: int = 0) -> None:
-        """Run `job()` later."""
-
-
 class SketchInterval:
     """Decides that every n-th step gets a sketch; n is the least power of two that keeps to `share`.
 
@@ -114,7 +107,7 @@ class SketchKeeper:
 
     Args:
         sketching: takes the sketches. writer: writes them.
-        submit: runs a job in the background.
+        submit: runs a job in the background; see `Background.submit`.
         every: see `SketchInterval`.
         clock: returns the time in seconds.
     """
@@ -123,7 +116,7 @@ class SketchKeeper:
         self,
         sketching: Sketching,
         writer: SketchWriter,
-        submit: Submit,
+        submit: Callable[..., None],
         *,
         every: int = 0,
         clock: Callable[[], float] = time.perf_counter,

@@ -18,7 +18,7 @@ from distsummary.format.compatibility import OURS, Compatibility
 from distsummary.format.frames import MAX_PAYLOAD
 from distsummary.format.png import layout_of
 from distsummary.format.records import GIVEN_PLUGINS, Value
-from distsummary.frameworks.base import ArraySpec, framework_of, spec_of
+from distsummary.frameworks.base import ArraySpec, Computed, framework_of, spec_of
 from distsummary.training.values import check_tag, refuse_sparse, scalar
 
 # The rest of an event, 8 KiB, is for the tag, the shape, a shard's position (up to 64 axes) and other fields.
@@ -32,22 +32,10 @@ _REMEDIES = {  # kind of dtype -> advice for the user
 }
 
 
-class OnlyExported:
+class OnlyExported(Computed):
     """The copy of a tensor that a .npy file can hold but an event cannot."""
 
-    __slots__ = ("_copy",)
-
-    def __init__(self, copy: Any) -> None:  # Any: what the framework's `snapshot` returns
-        self._copy = copy
-
-    @property
-    def nbytes(self) -> int:
-        """The size of the array in bytes."""
-        return int(self._copy.nbytes)
-
-    def result(self) -> Any:
-        """The copied array."""
-        return self._copy.result()
+    __slots__ = ()
 
 
 def checked_value(
@@ -176,7 +164,7 @@ def checked_copy(
     framework, field = framework_of(tensor), f"the {plugin} {name!r}"
     spec = spec_of(field, tensor)
     if plugin == "tensor" and exports and not spec.dtype.hasobject and not _fits_event(spec):
-        return OnlyExported(framework.snapshot(tensor))
+        return OnlyExported(framework.snapshot(tensor), lambda array: array)
     if not is_real(spec.dtype):
         remedy = _REMEDIES.get(spec.dtype.kind, "convert it to numbers")
         raise InvalidTypeError(
