@@ -21,7 +21,7 @@ from torch.utils.tensorboard.summary import hparams
 from distsummary.base.extras import require
 from distsummary.collect.options import check_file_affix, check_summary_dir
 from distsummary.collect.remote.open_writer import open_writer
-from distsummary.collect.values.animations import animation
+from distsummary.collect.values.pictures import animation
 from distsummary.errors import InvalidValueError
 from distsummary.events.spec import WriterSpec
 from distsummary.format.records import TENSORBOARD, TENSORBOARD_EVENT, Event, Value

@@ -18,7 +18,7 @@ from distsummary import Topology
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.sketch.sketch_file import has_sketches
 from distsummary.checkpoints.trajectory import read
-from distsummary.collect.trajectory_keeper import KeptTrajectory, keep_trajectory
+from distsummary.collect.checkpoint_keeper import KeptTrajectory, keep_trajectory
 from distsummary.errors import InvalidValueError
 from distsummary.frameworks.base import load
 from distsummary.rundir.attempts import Registration

@@ -13,7 +13,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from distsummary import SummaryRecord
-from distsummary.collect.values import figures
+from distsummary.collect.values import pictures
 from distsummary.collect.values.checked_values import checked_value
 from distsummary.errors import InvalidTypeError, InvalidValueError, MissingExtraError
 from distsummary.events.reader import read_directory
@@ -99,13 +99,13 @@ def test_without_matplotlib_the_extra_is_named(no_matplotlib):
     with pytest.raises(
         MissingExtraError, match=r"the figure 'f' needs matplotlib, which .* pip install matplotlib"
     ):
-        figures.drawn("the figure 'f'", object())
+        pictures.drawn("the figure 'f'", object())
 
 
 def test_pyplot_is_not_imported():
     code = (
         "import sys; from matplotlib.figure import Figure; "
-        "from distsummary.collect.values.figures import drawn; "
+        "from distsummary.collect.values.pictures import drawn; "
         "drawn('f', Figure()); sys.exit('matplotlib.pyplot' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

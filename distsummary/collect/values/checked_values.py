@@ -6,10 +6,8 @@ from typing import Any
 import numpy as np
 
 from distsummary.base.guard import passes
-from distsummary.collect.values.animations import DEFAULT_FPS, animation
-from distsummary.collect.values.confusion import drawn_matrix
-from distsummary.collect.values.figures import drawn
 from distsummary.collect.values.messages import LINEAGE_CLASSES, graph_bytes, landscape_of, lineage_message
+from distsummary.collect.values.pictures import DEFAULT_FPS, animation, drawn, drawn_matrix
 from distsummary.collect.values.precision_recall import precision_recall
 from distsummary.collect.values.sounds import wav
 from distsummary.collect.values.tables import table_text
@@ -56,8 +54,8 @@ def checked_value(
             "text": a str that takes at most MAX_VALUE_BYTES in UTF-8; shown as Markdown.
             "table": a list of dicts, which becomes a text; see `tables.table_text`.
             "figure": a matplotlib Figure, which is drawn at once and becomes an image.
-            "video": (frames, frames a second), an image that moves; see `animations.animation`.
-            "confusion_matrix": (counts, names of classes or None), drawn as an image; see `confusion`.
+            "video": (frames, frames a second), an image that moves; see `pictures.animation`.
+            "confusion_matrix": (counts, names of classes or None), drawn as an image; see `pictures`.
             "audio": (samples, samples a second); see `sounds.wav`.
             "pr_curve": (labels, predictions) or (labels, predictions, number of thresholds); see
                 `precision_recall`.

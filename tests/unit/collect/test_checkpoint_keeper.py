@@ -7,7 +7,7 @@ import pytest
 
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.share import is_first, shard_rank_of
-from distsummary.collect.trajectory_keeper import keep_trajectory
+from distsummary.collect.checkpoint_keeper import keep_trajectory
 from distsummary.errors import InvalidValueError
 from distsummary.rundir.attempts import Registration
 from distsummary.rundir.deal import Group
