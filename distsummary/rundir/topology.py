@@ -1,4 +1,4 @@
-"""Finds which rank this process is. This is the only module that reads environment variables."""
+"""Finds which rank this process is. Only this module reads what launchers set in the environment."""
 
 import os
 import platform

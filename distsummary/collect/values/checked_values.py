@@ -9,13 +9,13 @@ from distsummary.base.guard import passes
 from distsummary.collect.values.messages import LINEAGE_CLASSES, graph_bytes, landscape_of, lineage_message
 from distsummary.collect.values.pictures import DEFAULT_FPS, animation, drawn, drawn_matrix
 from distsummary.collect.values.precision_recall import precision_recall
-from distsummary.collect.values.sounds import wav
 from distsummary.collect.values.tables import table_text
 from distsummary.errors import InvalidArgumentError, InvalidTypeError, InvalidValueError
 from distsummary.format.compatibility import OURS, Compatibility
 from distsummary.format.frames import MAX_PAYLOAD
 from distsummary.format.png import layout_of
 from distsummary.format.records import GIVEN_PLUGINS, Value
+from distsummary.format.wav import wav
 from distsummary.frameworks.base import ArraySpec, Computed, framework_of, spec_of
 from distsummary.training.values import check_tag, refuse_sparse, scalar
 

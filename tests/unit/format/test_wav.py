@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distsummary.collect.values.sounds import wav
 from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.format.wav import wav
 
 
 def decoded(encoded: bytes) -> tuple[int, np.ndarray]:
