@@ -23,7 +23,7 @@ from distsummary.events.reader import read_directory
 from distsummary.events.spec import WriterSpec
 from distsummary.events.writer import RankWriter
 from distsummary.format.encode import EventEncoder
-from distsummary.format.norm_scalars import NormScalars
+from distsummary.format.norm_totals import NormTotals
 from distsummary.format.norms import NORMS_TAG, ParameterNorms, ParameterTable
 from distsummary.format.records import MINDSPORE, NORMS, Batch, Event, Value
 from distsummary.rundir.coordination import LocalCoordinator
@@ -34,14 +34,14 @@ RUN = "0" * 16
 PARTS = ("attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.o_proj", "mlp.up", "mlp.down", "norm1", "norm2")
 
 
-def table_of(parameters: int, ranks: int = 1) -> ParameterTable:
-    """The parameters of a transformer, each split evenly over `ranks`."""
+def table_of(parameters: int, ranks: int = 1, rank: int = 0) -> ParameterTable:
+    """The parameters of a transformer on one of `ranks`, over which each is split evenly."""
     names = tuple(
         f"model.layers.{row // len(PARTS)}.{PARTS[row % len(PARTS)]}.weight" for row in range(parameters)
     )
     shapes = tuple((512,) if "norm" in name else (512, 512) for name in names)
     sizes = tuple(int(np.prod(shape)) // ranks for shape in shapes)
-    return ParameterTable(names, shapes, sizes, (("dp_shard",) if ranks > 1 else (),) * parameters)
+    return ParameterTable(names, shapes, sizes, tuple(rank * size for size in sizes))
 
 
 def measured(table: ParameterTable, random: np.random.Generator, ranks: int = 1) -> ParameterNorms:
@@ -81,15 +81,15 @@ def one_rank(parameters: int, steps: int) -> dict[str, float]:
     random = np.random.default_rng(0)
     table = table_of(parameters)
     events = [event(step, measured(table, random)) for step in range(1, steps + 1)]
-    encoder, scalars = EventEncoder(RUN, 0, (MINDSPORE, "tensorboard")), NormScalars()
+    encoder, totals = EventEncoder(RUN, 0, (MINDSPORE, "tensorboard")), NormTotals()
     encoded = encoder.encode(1, events)
     nbytes = sum(framed.nbytes for framed in encoded.framed[MINDSPORE])
     place = iter(range(10**9))
     found: dict[str, float] = {
         "bytes": nbytes / steps,
-        "bytes of the table": len(table.compressed),
+        "bytes of the table": sum(map(len, table.encoded)),
         "encode us": cpu_us(lambda: encoder.encode(1, [events[next(place) % steps]])),
-        "scalars us": cpu_us(lambda: scalars.add(events[next(place) % steps].values[1].data)),
+        "totals us": cpu_us(lambda: totals.add(events[next(place) % steps].values[1].data)),
         "pickle us": cpu_us(lambda: pickle.dumps(events[next(place) % steps], protocol=5)),
     }
     with tempfile.TemporaryDirectory() as directory:
@@ -117,10 +117,10 @@ def many_ranks(ranks: int, parameters: int, steps: int, batch: int, *, has_norms
         writers = [RankWriter(spec) for spec in specs]
         live = LiveMerge(run, role="train", attempt=0, world_size=ranks)
         live.poll()
-        table, taken = table_of(parameters, ranks), 0.0
+        tables, taken = [table_of(parameters, ranks, rank) for rank in range(ranks)], 0.0
         for first in range(1, steps + 1, batch):
             for rank, writer in enumerate(writers):
-                events = [event(step, measured(table, random)) for step in range(first, first + batch)]
+                events = [event(step, measured(tables[rank], random)) for step in range(first, first + batch)]
                 if not has_norms:
                     events = [one._replace(values=one.values[:1]) for one in events]
                 sent = Batch(run_id=run_id, attempt=0, rank=rank, first_seq=first, events=events)

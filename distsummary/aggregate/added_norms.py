@@ -1,24 +1,21 @@
 """Adds the norms of parameters up over the ranks that hold different parts, one of equal copies each."""
 
 import logging
-from collections import OrderedDict
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distsummary.format.norm_scalars import NormScalars
-from distsummary.format.norms import NORMS_TAG, ParameterNorms, ParameterTable
+from distsummary.format.norm_totals import NormTotals
+from distsummary.format.norms import COLUMNS, NORMS_TAG, ParameterNorms, ParameterTable
 from distsummary.format.records import NORMS, Value
-from distsummary.rundir.meshes import NOWHERE, Meshes, MeshPlace
 
-_MAX_PLANS = 4  # each needs 25 bytes for each rank and parameter
-_UNKNOWN = "unknown"
+# The columns that add up; that of bools by "or".
+_SUMMED = ("weight_sums", "gradient_sums", "has_gradient", "weight_nonfinite", "gradient_nonfinite")
 
 Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 logger = logging.getLogger(__name__)
 
@@ -27,15 +24,15 @@ logger = logging.getLogger(__name__)
 class _Holder:
     """What a rank holds of the k parameters in its table.
 
-    `rows` int64 (k,): their rows in the merged table; None: the same rows. `parts` int64 (k,): ranks with the
-    same number hold equal copies of a parameter. `is_first` bool (k,): whether this rank is the first of
-    these. `sizes` int64 (k,): how many elements.
+    `rows` int64 (k,): their rows in the merged table. `parts` int64 (k,): ranks with the same number hold
+    equal copies of a parameter. `firsts` int64 (f,): of which of the k this rank is the first to hold such a
+    copy. `sizes` int64 (k,): how many elements.
     """
 
     rank: int
-    rows: Ints | None
+    rows: Ints
     parts: Ints
-    is_first: Bools
+    firsts: Ints
     sizes: Ints
 
 
@@ -43,178 +40,117 @@ class _Holder:
 class _Plan:
     """How the norms of some ranks add up to those of n whole parameters, `table`.
 
-    `is_known` bool (n,): whether it is known which ranks hold copies. `is_whole` bool (n,): whether, besides,
-    the first copies have as many elements as the parameter. `parts`: one more than the highest number of one.
+    `held` int64 (n,): how many elements the first copies have. `parts`: one more than the highest number of
+    one.
     """
 
     table: ParameterTable
     holders: tuple[_Holder, ...]
-    is_known: Bools
-    is_whole: Bools
+    held: Ints
     parts: int
 
 
 class AddedNorms:
     """Makes the norms of a merged run, and their scalars, from those of its ranks, by rising steps.
 
-    At each step the parts of a parameter are those of the ranks that differ in their coordinates on the axes
-    that split it; of ranks that do not, the lowest counts, and of updates the lowest that measured it. The
-    parts must have as many elements as the parameter: else its sums are NaN, since the norms of some rank
-    are missing. If an axis is missing from the manifests, each rank counts as a part, provided that all ranks
-    are there.
+    Ranks that hold the same elements of a parameter hold copies: of these, the lowest counts, and of updates
+    the lowest that measured it. The parts must have as many elements as the parameter: else its sums are NaN,
+    since the norms of some rank are missing.
 
     Attributes:
         short: how many parameters had no norm at a step, summed over steps.
     """
 
-    def __init__(self, meshes: Meshes) -> None:
+    def __init__(self) -> None:
         self.short = 0
-        self._meshes = meshes
-        self._plans: OrderedDict[tuple[Any, ...], _Plan] = OrderedDict()
-        self._scalars = NormScalars()
+        self._tables: dict[int, tuple[bytes, bytes]] = {}  # of the ranks that `_plan` is for
+        self._plan: _Plan | None = None
+        self._totals = NormTotals()
         self._attempt = -1
 
     def recall(self, attempt: int, norms: ParameterNorms) -> None:
-        """Note the norms of a step that is in the merged run already: they are the past of later ones."""
-        self._scalars_of(attempt, norms)
+        """Note the norms of a step that is in the merged run already: later totals depend on them."""
+        self._totals_of(attempt, norms)
 
-    def values(self, step: int, attempt: int, by_rank: Mapping[int, Any]) -> list[Value]:
-        """The merged norms of a step and their scalars; empty if no rank has any.
-
-        Args:
-            attempt: of the step; in a new one, the past that `NormScalars` looks at begins again.
-            by_rank: what the ranks recorded; what has no table (UnnamedNorms) is missing.
-        """
-        found = {rank: norms for rank, norms in sorted(by_rank.items()) if isinstance(norms, ParameterNorms)}
-        if not found:
+    def values(self, step: int, attempt: int, by_rank: Mapping[int, ParameterNorms]) -> list[Value]:
+        """The merged norms of a step and their totals; empty if no rank has any."""
+        if not by_rank:
             return []
-        plan = self._plan(attempt, found)
+        found = dict(sorted(by_rank.items()))
+        tables = {rank: norms.table.encoded for rank, norms in found.items()}
+        if self._plan is None or tables != self._tables:
+            self._tables = tables
+            self._plan = _planned({rank: norms.table for rank, norms in found.items()})
+        plan = self._plan
         merged = _added(plan, found)
-        short = np.flatnonzero(~plan.is_whole)
+        short = np.flatnonzero(plan.held != plan.table.sizes)
         if short.size:
             if not self.short:
-                name, row = plan.table.names[short[0]], int(short[0])
-                have = sum(_size_of(holder, row) for holder in plan.holders)
+                row = int(short[0])
                 logger.warning(
                     "the norms of %d parameter(s) at step %d are NaN in the merged run; parts are missing: "
-                    "of %r, ranks %s hold %d of %d elements. Either a rank did not write this step, or the "
-                    "device mesh is not known: pass mesh= on all ranks; further steps are only counted",
-                    short.size, step, name, ", ".join(map(str, found)), have, plan.table.sizes[row],
+                    "of %r, ranks %s hold %d of %d elements. A rank did not write this step; further steps "
+                    "are only counted",
+                    short.size, step, plan.table.names[row], ", ".join(map(str, found)), plan.held[row],
+                    plan.table.sizes[row],
                 )  # fmt: skip
             self.short += int(short.size)
-        return [Value(NORMS, NORMS_TAG, merged), *self._scalars_of(attempt, merged)]
+        return [Value(NORMS, NORMS_TAG, merged), *self._totals_of(attempt, merged)]
 
-    def _scalars_of(self, attempt: int, norms: ParameterNorms) -> list[Value]:
+    def _totals_of(self, attempt: int, norms: ParameterNorms) -> list[Value]:
         if attempt != self._attempt:
-            self._attempt, self._scalars = attempt, NormScalars()
-        return self._scalars.add(norms)
-
-    def _plan(self, attempt: int, found: Mapping[int, ParameterNorms]) -> _Plan:
-        axes = set[str]().union(*(norms.table.axes for norms in found.values()))
-        places = {rank: self._meshes.place(attempt, rank) if axes else NOWHERE for rank in found}
-        key = tuple(
-            (rank, norms.table.digest, places[rank].world_size, *places[rank].coordinates.items())
-            for rank, norms in found.items()
-        )
-        plan = self._plans.get(key)
-        if plan is None:
-            tables = {rank: norms.table for rank, norms in found.items()}
-            plan = self._plans[key] = planned(tables, places)
-            if len(self._plans) > _MAX_PLANS:
-                self._plans.popitem(last=False)
-        return plan
+            self._attempt, self._totals = attempt, NormTotals()
+        return self._totals.add(norms)
 
 
-def planned(tables: Mapping[int, ParameterTable], places: Mapping[int, MeshPlace]) -> _Plan:
-    """How the norms of ranks add up; `tables` and `places`: by rising ranks."""
+def _planned(tables: Mapping[int, ParameterTable]) -> _Plan:
+    """How the norms of ranks add up; `tables`: by rising ranks."""
     shapes: dict[str, tuple[int, ...]] = {}
     for table in tables.values():
         for name, shape in zip(table.names, table.shapes, strict=True):
             shapes.setdefault(name, shape)
-    names = tuple(shapes)
-    row_of = {name: row for row, name in enumerate(names)}
-    whole = ParameterTable(
-        names,
-        tuple(shapes.values()),
-        tuple(int(np.prod(shape, dtype=np.int64)) for shape in shapes.values()),
-        ((),) * len(names),
-    )
-    part_of: list[dict[Any, int]] = [{} for _ in names]  # what ranks hold -> its number
-    have = np.zeros(len(names), np.int64)
-    are_all_there = all(place.world_size == len(tables) for place in places.values())
-    is_known = np.ones(len(names), np.bool_)
+    row_of = {name: row for row, name in enumerate(shapes)}
+    sizes = tuple(map(math.prod, shapes.values()))
+    whole = ParameterTable(tuple(shapes), tuple(shapes.values()), sizes, (0,) * len(shapes))
+    part_of: list[dict[tuple[int, int], int]] = [{} for _ in shapes]  # start and size -> number of the part
+    held = np.zeros(len(shapes), np.int64)
     holders = []
     for rank, table in tables.items():
-        coordinates = places[rank].coordinates
-        held: dict[tuple[str, ...], Any] = {}  # the axes that split a parameter -> which part this rank has
-        for split in set(table.split):
-            is_placed = coordinates.keys() >= {*split}
-            held[split] = tuple(coordinates[axis] for axis in split) if is_placed else (_UNKNOWN, rank)
+        rows = [row_of[name] for name in table.names]
         parts, firsts = [], []
-        for name, split in zip(table.names, table.split, strict=True):
-            known = part_of[row_of[name]]
-            part = (split, held[split])
-            firsts.append(part not in known)
-            parts.append(known.setdefault(part, len(known)))
-            if held[split] == (_UNKNOWN, rank) and not are_all_there:
-                is_known[row_of[name]] = False
-        rows = np.array([row_of[name] for name in table.names], np.int64)
-        holder = _Holder(
-            rank,
-            None if table.names == names else rows,
-            np.array(parts, np.int64),
-            np.array(firsts, np.bool_),
-            np.array(table.local_sizes, np.int64),
+        for place, (row, start, size) in enumerate(zip(rows, table.starts, table.local_sizes, strict=True)):
+            known = part_of[row]
+            if (start, size) not in known:
+                firsts.append(place)
+                held[row] += size
+            parts.append(known.setdefault((start, size), len(known)))
+        holders.append(
+            _Holder(rank, *(np.array(one, np.int64) for one in (rows, parts, firsts, table.local_sizes)))
         )
-        have[rows[holder.is_first]] += holder.sizes[holder.is_first]
-        holders.append(holder)
-    most = max((len(known) for known in part_of), default=1)
-    return _Plan(whole, tuple(holders), is_known, is_known & (have == whole.sizes), most)
+    return _Plan(whole, tuple(holders), held, max(map(len, part_of), default=1))
 
 
 def _added(plan: _Plan, found: Mapping[int, ParameterNorms]) -> ParameterNorms:
     n = len(plan.table.names)
-    weights, gradients, updates = np.zeros(n), np.zeros(n), np.zeros(n)
-    weight_bad, gradient_bad = np.zeros(n, np.int64), np.zeros(n, np.int64)
-    has_gradient = np.zeros(n, np.bool_)
-    largest = np.zeros(n, np.float32)
+    added = {name: np.zeros(n, dtype) for name, (dtype, _) in COLUMNS.items()}
     is_taken = np.zeros((plan.parts, n), np.bool_)
     measured = np.zeros(n, np.int64)  # elements whose update was measured
     with np.errstate(all="ignore"):  # the sums may be NaN or infinite
         for holder in plan.holders:
-            norms = found[holder.rank]
-            chosen = holder.is_first
-            if chosen.any():
-                rows: Any = chosen if holder.rows is None else holder.rows[chosen]
-                weights[rows] += norms.weight_sums[chosen]
-                gradients[rows] += norms.gradient_sums[chosen]
-                has_gradient[rows] |= norms.has_gradient[chosen]
-                weight_bad[rows] += norms.weight_nonfinite[chosen]
-                gradient_bad[rows] += norms.gradient_nonfinite[chosen]
-            turn = np.flatnonzero(~np.isnan(norms.update_sums))
-            if turn.size:
-                rows = turn if holder.rows is None else holder.rows[turn]
-                parts = holder.parts[turn]
-                is_new = ~is_taken[parts, rows]
-                is_taken[parts, rows] = True
-                turn, rows = turn[is_new], rows[is_new]
-                updates[rows] += norms.update_sums[turn]
-                largest[rows] = np.fmax(largest[rows], norms.update_max[turn])
-                measured[rows] += holder.sizes[turn]
-    is_measured = plan.is_known & is_taken.any(axis=0) & (measured == plan.table.sizes)
-    return ParameterNorms(
-        plan.table,
-        np.where(plan.is_whole, weights, np.nan),
-        np.where(plan.is_whole | ~has_gradient, gradients, np.nan),
-        has_gradient,
-        weight_bad,
-        gradient_bad,
-        np.where(is_measured, updates, np.nan),
-        np.where(is_measured, largest, np.float32(np.nan)),
-    )
-
-
-def _size_of(holder: _Holder, row: int) -> int:
-    """How many elements of a parameter a rank adds."""
-    at = np.flatnonzero((np.arange(len(holder.sizes)) if holder.rows is None else holder.rows) == row)
-    return int((holder.sizes[at] * holder.is_first[at]).sum())
+            columns = found[holder.rank].columns
+            rows = holder.rows[holder.firsts]
+            for name in _SUMMED:
+                added[name][rows] += columns[name][holder.firsts]
+            turn = np.flatnonzero(~np.isnan(columns["update_sums"]))
+            turn = turn[~is_taken[holder.parts[turn], holder.rows[turn]]]
+            rows = holder.rows[turn]
+            is_taken[holder.parts[turn], rows] = True
+            added["update_sums"][rows] += columns["update_sums"][turn]
+            added["update_max"][rows] = np.fmax(added["update_max"][rows], columns["update_max"][turn])
+            measured[rows] += holder.sizes[turn]
+    is_short = plan.held != plan.table.sizes
+    added["weight_sums"][is_short] = np.nan
+    added["gradient_sums"][is_short & added["has_gradient"]] = np.nan
+    is_unmeasured = ~is_taken.any(axis=0) | (measured != plan.table.sizes)
+    added["update_sums"][is_unmeasured] = added["update_max"][is_unmeasured] = np.nan
+    return ParameterNorms(plan.table, **added)

@@ -7,7 +7,6 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from distsummary.aggregate.added_norms import AddedNorms
 from distsummary.aggregate.judging import Judging
 from distsummary.aggregate.live_files import LiveFiles
 from distsummary.aggregate.merge import refuse_foreign_files
@@ -114,12 +113,10 @@ class LiveMerge:
         directories = {rank: run.writer_dir(role, rank, world_size) for rank in range(world_size)}
         self._receiver = Receiver(directories, (run_id, attempt), self._pending)
         self._alerts = Alerts(run) if alerts is None else alerts
-        meshes = Meshes(directories)
-        self._norms = AddedNorms(meshes)
+        self._judging = Judging(Meshes(directories), self._alerts.report)
+        self._merger = Merger(self._files, self._judging, key_tags=key_tags, grows=True)
         for norms in self._files.held_norms():
-            self._norms.recall(attempt, norms)
-        self._judging = Judging(meshes, self._alerts.report)
-        self._merger = Merger(self._files, self._norms, self._judging, key_tags=key_tags, grows=True)
+            self._merger.norms.recall(attempt, norms)
         self._short = 0
         self._troubles: set[str] = set()  # that were logged
 
@@ -207,7 +204,7 @@ class LiveMerge:
             short=self._short,
             late=merger.late + merger.missing + files.left_out + files.differing + files.spared,
             sharded=merger.sharded,
-            short_norms=self._norms.short,
+            short_norms=self._merger.norms.short,
             last_step=files.last_step,
             last_s=files.last_s,
             last_steps=dict(sorted(self._pending.reached.items())),

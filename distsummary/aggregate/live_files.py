@@ -16,7 +16,7 @@ from distsummary.events.files import Files
 from distsummary.events.reader import read_directory, read_last_seq
 from distsummary.events.spec import WriterSpec
 from distsummary.events.writer import RankWriter
-from distsummary.format.norm_scalars import with_scalars
+from distsummary.format.norm_totals import with_scalars
 from distsummary.format.norms import NORMS_TAG, ParameterNorms
 from distsummary.format.records import (
     BULK_PLUGINS,

@@ -11,7 +11,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from distsummary.aggregate.added_norms import AddedNorms
 from distsummary.aggregate.earlier_merge import EarlierMerge
 from distsummary.aggregate.judging import (
     Judging,
@@ -191,10 +190,9 @@ def _merge_role(
         earlier=earlier,
         files=files,
     ) as merged:
-        meshes = Meshes(directories)
-        norms = AddedNorms(meshes)
         alerts = Alerts(run_dir)
-        merger = Merger(merged, norms, Judging(meshes) if role == "train" else None, key_tags=key_tags)
+        judging = Judging(Meshes(directories)) if role == "train" else None
+        merger = Merger(merged, judging, key_tags=key_tags)
         if ranks.graph is not None:
             merger.feed_graph(ranks.graph)
         hangs = _shown_hangs(run_dir, ranks) if role == "train" and ranks.attempts else deque()
@@ -227,7 +225,7 @@ def _merge_role(
         refused=tuple(merged.refused),
         superseded=ranks.superseded,
         sharded=merger.sharded,
-        short_norms=norms.short,
+        short_norms=merger.norms.short,
         files=published,
         evaluation=evaluation,
     )

@@ -22,8 +22,7 @@ from distsummary.format import mindspore_format, tensorboard_format
 from distsummary.format.encode import Refusal, encode_event
 from distsummary.format.frames import frame
 from distsummary.format.lineage import Lineage, encode_lineage
-from distsummary.format.norm_scalars import with_scalars
-from distsummary.format.norms import TableTurns
+from distsummary.format.norm_totals import with_scalars
 from distsummary.format.records import (
     DIALECTS,
     HPARAMS,
@@ -99,7 +98,6 @@ class MergedFiles:
         self._files, self._begun = files or Files(), begun
         self._owner, self._seq = EventIds(run_id, attempt), 0
         self._segments: dict[str, Segment] = {}
-        self._tables = TableTurns()
         for path in directory.iterdir():
             is_staging = path.name.startswith(TEMPORARY) and path.is_dir() and not path.is_symlink()
             if is_staging and {inner.name for inner in path.iterdir()} <= {*DIALECTS, _LINEAGE}:
@@ -143,7 +141,7 @@ class MergedFiles:
 
     def _write(self, event: Event) -> None:
         self._seq += 1
-        payloads, refused = encode_event(event, self._ids(self._seq), self._formats, tables=self._tables)
+        payloads, refused = encode_event(event, self._ids(self._seq), self._formats)
         self.refused += refused
         for dialect, payload in payloads.items():
             if payload is not None:

@@ -64,13 +64,14 @@ class Merger:
 
     Args:
         files: take the steps.
-        norms: adds up the norms of ranks. judging: judges the steps; None leaves that out.
+        judging: judges the steps; None leaves that out.
         key_tags: more scalar tags that get all statistics.
         grows: whether the files are read while they grow. A verdict is shown at its own step then, and the
             charts of TensorBoard are written when a statistic is new; else no step falls, and the charts come
             at the end.
 
     Attributes:
+        norms: adds up the norms of ranks.
         steps: how many steps have been put.
         late: how many values came after their step had been put without them.
         sharded: how many shards were left out because they could not be put together.
@@ -80,7 +81,6 @@ class Merger:
     def __init__(
         self,
         files: StepFiles,
-        norms: AddedNorms,
         judging: Judging | None,
         *,
         key_tags: Collection[str] = (),
@@ -88,7 +88,8 @@ class Merger:
     ) -> None:
         self.steps = self.late = self.sharded = self.missing = 0
         self.damage: list[Damage] = []
-        self._files, self._norms, self._judging, self._grows = files, norms, judging, grows
+        self.norms = AddedNorms()
+        self._files, self._judging, self._grows = files, judging, grows
         self._rule = StatisticsRule(key_tags)
         self._merged_to: dict[str, int] = {}  # scalar tag -> the last step that the rule was given with it
         self._bulk_to: dict[Key, int] = {}
@@ -222,7 +223,7 @@ class Merger:
                 self.sharded += counts[tag]
             else:
                 yield whole
-        yield from self._norms.values(step, attempt, norms)
+        yield from self.norms.values(step, attempt, norms)
         for place, value in self._found(place for place in places if not place.is_shard):
             yield recorded_by(value, step, place.rank)
 

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from distsummary.format.frames import MAX_PAYLOAD
-from distsummary.format.norms import ParameterNorms
-from distsummary.format.records import Event, Histogram, Image, Landscape, Value
+from distsummary.format.records import Event, Histogram, Image, Landscape, Value, nbytes_of
 
 EVENT_BUDGET = MAX_PAYLOAD // 2  # bytes in one event; further values of the same step go into another event
 _BIN_BYTES = 30
@@ -44,8 +43,6 @@ def _size(value: Value) -> int:
             body = _BIN_BYTES * len(value.data.left)
         case Image():
             body = len(value.data.encoded)
-        case ParameterNorms():
-            body = 2 * value.data.nbytes + len(value.data.table.serialized)
         case str():
             body = len(value.data.encode())
         case Landscape():
@@ -53,5 +50,5 @@ def _size(value: Value) -> int:
                 value.data.z.size + value.data.x.size + value.data.y.size + 3 * value.data.path_x.size
             )
         case _:
-            body = 0
+            body = nbytes_of(value.data)
     return body + len(value.tag.encode()) + len(value.description) + _SMALL_BYTES

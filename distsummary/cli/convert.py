@@ -22,11 +22,9 @@ from distsummary.format import mindspore_format, tensorboard_format
 from distsummary.format.encode import encode_event
 from distsummary.format.frames import frame
 from distsummary.format.mindspore_format import MAX_BUCKETS
-from distsummary.format.norms import TableTurns, UnnamedNorms
 from distsummary.format.records import (
     DIALECTS,
     MINDSPORE,
-    NORMS,
     SUMMARY_PLUGINS,
     TENSORBOARD,
     TENSORBOARD_PLUGINS,
@@ -176,7 +174,6 @@ class _Conversion:
         self.refused = 0
         self.left_out: Counter[str] = Counter()
         self._to = to
-        self._tables = TableTurns()
 
     def payloads(self, events: Iterable[ReadEvent]) -> Iterator[bytes]:
         """Yield a version record, then the encoded events; nothing if the dialect can hold no value."""
@@ -184,11 +181,7 @@ class _Conversion:
         for event in events:
             kept: list[Value] = []
             for value in event.values:
-                if isinstance(value.data, UnnamedNorms):
-                    self.left_out[value.plugin] += 1
-                elif value.plugin == NORMS:
-                    kept.append(value)
-                elif self._to == MINDSPORE and value.plugin not in TENSORBOARD_PLUGINS:
+                if self._to == MINDSPORE and value.plugin not in TENSORBOARD_PLUGINS:
                     is_wide = value.plugin == "histogram" and value.data.left.size > MAX_BUCKETS
                     kept.append(value._replace(data=widened(value.data, MAX_BUCKETS)) if is_wide else value)
                 elif value.plugin in SUMMARY_PLUGINS and tensorboard_format.value_parts(value) is not None:
@@ -198,9 +191,7 @@ class _Conversion:
             if not kept:
                 continue
             ids = EventIds(event.run_id, event.attempt, event.seq) if event.run_id else None
-            encoded, refused = encode_event(
-                Event(event.step, event.wall_time, kept), ids, (self._to,), tables=self._tables
-            )
+            encoded, refused = encode_event(Event(event.step, event.wall_time, kept), ids, (self._to,))
             self.refused += len(refused)
             payload = encoded[self._to]
             if payload is None or len(refused) == len(kept):

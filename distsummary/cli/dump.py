@@ -18,7 +18,7 @@ from distsummary.events.reader import ReadValue, decode_frame, values_of
 from distsummary.events.scalar_columns import ScalarColumns, read_pieces
 from distsummary.events.segments import all_event_files, dialect_of, stamp_of
 from distsummary.format.json_values import Json, fields, number
-from distsummary.format.norms import ParameterNorms, UnnamedNorms
+from distsummary.format.norms import ParameterNorms
 from distsummary.format.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 from distsummary.format.records import (
     DIALECTS,
@@ -240,32 +240,27 @@ def _described(value: Value, full: bool) -> Json:
     return described
 
 
-def _norms(norms: ParameterNorms | UnnamedNorms, full: bool) -> Json:
-    """One object for each parameter; its name is null if the table is missing."""
-    table = norms.table if isinstance(norms, ParameterNorms) else None
-    digest = norms.table.digest if isinstance(norms, ParameterNorms) else norms.digest
-    columns = norms.columns
-    with np.errstate(all="ignore"):  # whatever numbers the file holds
-        roots = {name: np.sqrt(columns[f"{name}_sums"]).tolist() for name in ("weight", "gradient", "update")}
-    has_gradient = columns["has_gradient"].tolist()
-    nonfinite = {name: columns[f"{name}_nonfinite"].tolist() for name in ("weight", "gradient")}
+def _norms(norms: ParameterNorms, full: bool) -> Json:
+    """One object for each parameter."""
+    table = norms.table
+    roots = {name: column.tolist() for name, column in norms.roots().items()}
+    nonfinite = np.stack((norms.weight_nonfinite, norms.gradient_nonfinite), axis=1).tolist()
     rows: list[dict[str, Json]] = []
-    for row, has in enumerate(has_gradient):
+    for row, name in enumerate(table.names):
         described = {
-            "name": table.names[row] if table else None,
+            "name": name,
             "weight": number(roots["weight"][row]),
-            "gradient": number(roots["gradient"][row]) if has else None,
-            "nonfinite": [nonfinite["weight"][row], nonfinite["gradient"][row]],
+            "gradient": number(roots["gradient"][row]) if norms.has_gradient[row] else None,
+            "nonfinite": nonfinite[row],
         }
         if full:
             described["update"] = number(roots["update"][row])
-            described["update_max"] = number(float(columns["update_max"][row]))
-            if table:
-                described["shape"] = list(table.shapes[row])
-                described["local_size"] = table.local_sizes[row]
-                described["split"] = list(table.split[row])
+            described["update_max"] = number(float(norms.update_max[row]))
+            described["shape"] = list(table.shapes[row])
+            described["start"] = table.starts[row]
+            described["local_size"] = table.local_sizes[row]
         rows.append(described)
-    return {"table": digest.hex(), "parameters": rows}
+    return {"parameters": rows}
 
 
 def numbers(array: Array) -> Json:

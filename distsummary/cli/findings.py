@@ -26,7 +26,6 @@ KINDS = {
     "unreadable": Kind(ERROR, "fix its permissions"),
     "empty": Kind(WARNING, "remove the file: nothing was written to it"),
     "live": Kind(NOTE, "check again when its writer has ended"),
-    "norms_table": Kind(ERROR, "put the directory's older event files back: one of them has the names"),
     "temporary": Kind(
         NOTE,
         "the next writer of the directory removes it; or remove it when no process uses the directory",

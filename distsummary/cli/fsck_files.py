@@ -12,7 +12,6 @@ from distsummary.events.reader import decode_frame
 from distsummary.events.segment import is_live
 from distsummary.events.segments import LANDSCAPE, dialect_of, source_of
 from distsummary.format.frames import read_frames, whole_length
-from distsummary.format.norms import UnnamedNorms
 from distsummary.format.records import MINDSPORE, TENSORBOARD
 from distsummary.landscapes.run.journal import JournalHeader
 from distsummary.rundir.run_dir import RunDir
@@ -94,11 +93,8 @@ def _check_file(path: Path, facts: DirectoryFacts, steps: StepOrder | None) -> I
             facts.owners[owner] = min(facts.owners.get(owner, event.wall_time), event.wall_time)
         if steps is not None and not steps.begin(path, frame.offset, ids, event):
             continue  # a copy of an earlier event: its values have been checked
-        for value in event.values:
-            if isinstance(value.data, UnnamedNorms):
-                text = f"the norms of {len(value.data.columns['weight_sums'])} parameters without their names"
-                yield finding(path, "norms_table", text, offset=frame.offset)
-            if steps is not None:
+        if steps is not None:
+            for value in event.values:
                 steps.take(value.plugin, value.tag, ids, event.step)
     yield from _check_tail(path, end, "torn", "MindInsight tries to read it again, forever")
     if not path.stat().st_size and not is_live(path):

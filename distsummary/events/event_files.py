@@ -55,7 +55,6 @@ class EventFiles:
             unless another writer takes the time stamp in its name.
         last_seq: for each dialect, the highest seq that its files are known to hold.
         name: the parts that all file names share. ids: the run id and attempt of the events.
-        first_fields: dialect -> encoded fields of distsummary for the first record of each file to come.
 
     What an earlier writer of the same attempt acknowledged, such as a killed collector, is made durable too:
     at once with the delivery "synced", otherwise by `close`.
@@ -78,7 +77,6 @@ class EventFiles:
             host=files.host(self._directory),
             pid=files.pid(),
         )
-        self.first_fields: Mapping[str, bytes] = {}
         self._segments: dict[str, Segment] = {}
         self._full: set[str] = set()
         self._doubtful: list[Segment] = []  # closed segments with a failed sync
@@ -224,11 +222,10 @@ class EventFiles:
         begun = now if self._spec.begun is None else self._spec.begun
         try:
             for dialect, segment in opened.items():
-                own = self.first_fields.get(dialect, b"")
                 if dialect == MINDSPORE:
-                    head = frame(mindspore_format.encode_version(begun, self.ids, own))
+                    head = frame(mindspore_format.encode_version(begun, self.ids))
                 else:
-                    head = frame(tensorboard_format.encode_version(begun, self.ids, own))
+                    head = frame(tensorboard_format.encode_version(begun, self.ids))
                     if (
                         self._spec.attempt > 0 and self.last_seq[TENSORBOARD] == 0
                     ):  # a later attempt starts here

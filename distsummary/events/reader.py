@@ -14,7 +14,6 @@ from google.protobuf.message import DecodeError
 from distsummary.base.checks import check_choice, check_int
 from distsummary.errors import DamagedFileError, MissingFileError
 from distsummary.events.deduplicate import Seen
-from distsummary.events.norm_tables import named
 from distsummary.events.scalar_columns import ScalarColumns, read_pieces
 from distsummary.events.segments import dialect_of, lineage_files, segments
 from distsummary.format import mindspore_format, tensorboard_format, wire
@@ -49,8 +48,8 @@ _logger = logging.getLogger(__name__)
 class ReadEvent(NamedTuple):
     """An event of a file; `run_id` is empty and `attempt` and `seq` are 0 if another program wrote the event.
 
-    `values` hold decoded data: float, array in its source dtype, Histogram, Image, Landscape, ParameterNorms
-    (UnnamedNorms if no file has the table of their parameters), the bytes of a graph, a lineage message.
+    `values` hold decoded data: float, array in its source dtype, Histogram, Image, Landscape,
+    ParameterNorms, the bytes of a graph, a lineage message.
     `wall_time`: seconds since the epoch. `offset`, `end`: the bytes at which the event's frame begins and
     ends in the file.
     """
@@ -216,7 +215,6 @@ def _decode(frame: Frame, dialect: str, file: Path) -> tuple[EventIds, Event] | 
             decoded = decoder.decode(frame.payload)
         if decoded is not None:
             refuse_bad_text(decoded[1].values)
-            named(decoded[1], file)
         return decoded
     except RecursionError as error:
         raise DamagedFileError("the event is nested too deeply") from error

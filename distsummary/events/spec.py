@@ -51,7 +51,7 @@ class WriterSpec:
         hides_lineage: for one of several ranks: give the lineage file a name that MindInsight does not see,
             as it takes each directory with lineage for a training of its own.
         shows_norms: for the only rank of a run: in addition to norms, write the scalars that viewers show of
-            them (see `norm_scalars`); of several ranks, a merge writes them.
+            them (see `norm_totals`); of several ranks, a merge writes them.
         limits: how large and how old the files may become.
         delivery: the guarantee for an acknowledged event. "written": it survives the death of any process;
             "synced": it is durable about a second later, or when a flush returns True; "queued": as

@@ -3,14 +3,13 @@
 import logging
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 from distsummary.base.failures import Failures, error_line
 from distsummary.base.health import Health
 from distsummary.base.publish import publish
-from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError, RunDirError
+from distsummary.errors import ClosedError, RunDirError
 from distsummary.events.event_files import EventFiles
 from distsummary.events.files import Files
 from distsummary.events.reader import read_lineage
@@ -19,8 +18,7 @@ from distsummary.events.spec import WriterSpec
 from distsummary.format.encode import EventEncoder
 from distsummary.format.frames import frame
 from distsummary.format.lineage import encode_lineage, updated_lineage
-from distsummary.format.norm_scalars import NormScalars, with_scalars
-from distsummary.format.norms import checked_norms
+from distsummary.format.norm_totals import NormTotals, with_scalars
 from distsummary.format.records import (
     BULK_PLUGINS,
     LINEAGE_PLUGINS,
@@ -126,8 +124,11 @@ class RankWriter:
         )
         self._is_closed = False
         self._left_out: tuple[int, Sequence[Value]] = 0, ()  # a batch's first seq, and what a file is missing
-        self._norm_scalars = NormScalars()
-        self._shown: tuple[int, dict[int, list[Value]]] = 0, {}  # last seq of a batch; place in it -> scalars
+        self._norm_totals = NormTotals()
+        self._totals_to, self._totals = (
+            0,
+            dict[int, list[Value]](),
+        )  # of a batch: its last seq; place -> totals
         self._health = Health()
         self._failures = Failures(self._health, logger)
         self._lineage: list[Value] = []  # not published yet
@@ -151,7 +152,7 @@ class RankWriter:
         """Append the batch with one write to each file; after an OSError the files end in whole frames."""
         if self._is_closed:
             raise ClosedError(f"the writer of {self.directory} is closed; open a new one")
-        events = self._with_norm_scalars(batch)
+        events = self._with_norm_totals(batch) if self.spec.shows_norms else batch.events
         spared: Sequence[Value] = self._bulk_to_spare(batch)
         if spared:
             events = [
@@ -160,13 +161,11 @@ class RankWriter:
                 else event._replace(values=[v for v in event.values if v.plugin not in BULK_PLUGINS])
                 for event in events
             ]
-        self._event_files.first_fields = self._encoder.first_fields()
         encoded = self._encoder.encode(batch.first_seq, events)
         before = dict(self._event_files.last_seq)
         try:
             appended = self._event_files.append(encoded.framed, batch.first_step)
         except OSError:
-            self._encoder.repeat()
             if spared and self._event_files.last_seq != before:  # one file took the batch, without them
                 self._left_out = batch.first_seq, spared
             raise
@@ -200,34 +199,23 @@ class RankWriter:
             logger.warning("the %s %r was not recorded: %s", plugin, tag, reason)
         self._count_spared(spared)
 
-    def _with_norm_scalars(self, batch: Batch) -> Sequence[Event | Scalars]:
+    def _with_norm_totals(self, batch: Batch) -> Sequence[Event | Scalars]:
         """The events of a batch, those with norms together with the scalars that viewers show of them.
 
-        A batch that is sent again has the same scalars: its steps must not count twice as the past.
+        A batch that is sent again has the same scalars: its updates must not count twice.
         """
-        if not self.spec.shows_norms:
-            return batch.events
-        if batch.first_seq > self._shown[0]:
-            self._shown = batch.last_seq, {}
+        if batch.first_seq > self._totals_to:
+            self._totals_to, self._totals = batch.last_seq, {}
         events: list[Event | Scalars] = []
         for place, item in enumerate(batch.events):
             if isinstance(item, Event):
                 for value in item.values:
                     if value.plugin == NORMS:
-                        more = self._scalars_of(place, value)
-                        item = item._replace(values=[*with_scalars(item.values, more)])
-                        break
+                        if place not in self._totals:
+                            self._totals[place] = self._norm_totals.add(value.data)
+                        item = item._replace(values=[*with_scalars(item.values, self._totals[place])])
             events.append(item)
         return events
-
-    def _scalars_of(self, place: int, value: Value) -> list[Value]:
-        """The scalars of the norms at a place of the batch; none if the encoder will refuse them."""
-        shown = self._shown[1]
-        if place not in shown:
-            shown[place] = []
-            with suppress(InvalidTypeError, InvalidValueError):
-                shown[place] = self._norm_scalars.add(checked_norms(value.data))
-        return shown[place]
 
     def _count_spared(self, spared: Sequence[Value]) -> None:
         """Count the bulk values that were left out for want of room, from one file at least."""

@@ -17,7 +17,7 @@ from distsummary.format.compatibility import OURS, Compatibility
 from distsummary.format.frames import MAX_PAYLOAD, Framed, Part, frame_parts
 from distsummary.format.histogram import count_histogram
 from distsummary.format.mindspore_format import DATA_TYPES
-from distsummary.format.norms import TableTurns, carrier_of, checked_norms, encode_norms, encode_table
+from distsummary.format.norms import ParameterNorms
 from distsummary.format.pb.tensorboard_custom_scalars_pb2 import Layout
 from distsummary.format.pb.tensorboard_hparams_pb2 import HParamsPluginData
 from distsummary.format.png import encode_image
@@ -28,6 +28,7 @@ from distsummary.format.records import (
     HPARAMS,
     LINEAGE_PLUGINS,
     MAX_TAG_BYTES,
+    MINDSPORE,
     NORMS,
     PLUGINS,
     SUMMARY_PLUGINS,
@@ -75,7 +76,6 @@ def encode_event(
     *,
     compatibility: Compatibility = OURS,
     max_payload: int = MAX_PAYLOAD,
-    tables: TableTurns | None = None,
 ) -> tuple[dict[str, bytes | None], list[Refusal]]:
     """The payload of an event in each format (None if the format cannot show it), and the refused values.
 
@@ -91,11 +91,8 @@ def encode_event(
         formats: some of "mindspore" and "tensorboard".
         compatibility: whether histograms and images are those of MindSpore.
         max_payload: in bytes; a value that would exceed it is refused, since readers reject larger events.
-        tables: decides whether norms are written with the table of their parameters; None: they are.
     """
-    payloads, refused = event_parts(
-        event, ids, formats, compatibility=compatibility, max_payload=max_payload, tables=tables
-    )
+    payloads, refused = event_parts(event, ids, formats, compatibility=compatibility, max_payload=max_payload)
     return {name: None if parts is None else b"".join(parts) for name, parts in payloads.items()}, refused
 
 
@@ -106,7 +103,6 @@ def event_parts(
     *,
     compatibility: Compatibility = OURS,
     max_payload: int = MAX_PAYLOAD,
-    tables: TableTurns | None = None,
 ) -> tuple[dict[str, list[Part] | None], list[Refusal]]:
     """The same as `encode_event`, with each payload in parts for `frames.frame_parts` and `os.writev`.
 
@@ -115,8 +111,6 @@ def event_parts(
     refused: list[Refusal] = []
     encoded: dict[str, list[list[Part]]] = {dialect: [] for dialect in formats}
     whole: dict[str, list[Part] | None] = {}  # the payloads of an event whose value fills it
-    norms = b""
-    carrier = carrier_of(formats)
     room = {dialect: max_payload - _ENVELOPE for dialect in formats}
     for value in event.values:
         try:
@@ -140,15 +134,9 @@ def event_parts(
                 parts = {d: _GRAPH_ENCODERS[d]([data], event.wall_time, ids) for d, data in drawn.items()}
             elif value.plugin == TENSORBOARD_EVENT:
                 parts = {d: [value.data, wire.identity(ids)] for d in formats if d == TENSORBOARD}
-            elif value.plugin == NORMS:
-                if norms:
-                    raise InvalidValueError("an event can have the norms of one model only")
-                measured = finish_value(value).data
-                has_table = tables is None or tables.carries(measured.table)
-                parts = {carrier: [encode_norms(measured, has_table=has_table)]}
             else:
                 finished = finish_value(value, compatibility=compatibility, max_payload=max_payload)
-                shown_in = [d for d in formats if value.plugin not in TENSORBOARD_PLUGINS or d == TENSORBOARD]
+                shown_in = _dialects_of(value.plugin, formats)
                 parts = {dialect: _VALUE_ENCODERS[dialect](finished) for dialect in shown_in}
             needs = {
                 d: sum(map(len, part)) + _VALUE_ENVELOPE for d, part in parts.items() if part is not None
@@ -161,16 +149,11 @@ def event_parts(
                     )
         except Exception as error:  # becomes a refusal: another library's array may raise anything
             refused.append(Refusal(value.plugin, str(value.tag), f"{type(error).__name__}: {error}"))
-            if value.plugin == NORMS and tables is not None:
-                tables.repeat()
             continue
         for dialect, need in needs.items():
             room[dialect] -= need
         if value.plugin in _ALONE:
             whole = parts
-            continue
-        if value.plugin == NORMS:
-            norms = b"".join(parts[carrier] or ())
             continue
         for dialect, part in parts.items():
             if part is not None:
@@ -179,20 +162,24 @@ def event_parts(
     payloads: dict[str, list[Part] | None] = {}
     holds_summary = not event.values or any(value.plugin in SUMMARY_PLUGINS for value in event.values)
     for dialect, values in encoded.items():
-        own = norms if dialect == carrier else b""
         if (payload := whole.get(dialect)) is not None:
             payloads[dialect] = payload
         elif dialect == "tensorboard":
             payloads[dialect] = (
-                tensorboard_format.summary_parts(event.step, event.wall_time, values, ids, own)
-                if values or own
-                else None
+                tensorboard_format.summary_parts(event.step, event.wall_time, values, ids) if values else None
             )
         elif holds_summary:
-            payloads[dialect] = mindspore_format.summary_parts(event.step, event.wall_time, values, ids, own)
+            payloads[dialect] = mindspore_format.summary_parts(event.step, event.wall_time, values, ids)
         else:
             payloads[dialect] = None
     return payloads, refused
+
+
+def _dialects_of(plugin: str, formats: tuple[str, ...]) -> tuple[str, ...]:
+    """The dialects that have the values of a plugin: norms, which no viewer shows, are in one only."""
+    if plugin in TENSORBOARD_PLUGINS:
+        return tuple(dialect for dialect in formats if dialect == TENSORBOARD)
+    return (MINDSPORE,) if plugin == NORMS and MINDSPORE in formats else formats
 
 
 def finish_value(
@@ -261,7 +248,7 @@ def finish_value(
                     "give one point per checkpoint"
                 )
         case "norms":
-            data = checked_norms(data)
+            check_type("the data of norms", data, ParameterNorms)
         case "text":
             check_type("the data of a text", data, str)
             check_text(f"the text {value.tag!r}", data)
@@ -304,16 +291,6 @@ class EventEncoder:
         self._run_id, self._attempt, self._formats = run_id, attempt, formats
         self._compatibility = compatibility
         self._scalars = ScalarEncoder(run_id, attempt, formats)
-        self._tables = TableTurns()
-
-    def first_fields(self) -> dict[str, bytes]:
-        """What the first record of a file that begins now has besides: the table of the norms, if any."""
-        table = self._tables.table
-        return {} if table is None else {carrier_of(self._formats): encode_table(table)}
-
-    def repeat(self) -> None:
-        """What was encoded last may not have been written: the table of the norms follows again."""
-        self._tables.repeat()
 
     def encode(self, first_seq: int, events: Iterable[Event | Scalars]) -> Encoded:
         """The frames of events first_seq, first_seq + 1, ...; large arrays are referenced, not copied."""
@@ -340,9 +317,7 @@ class EventEncoder:
 
     def _add_event(self, encoded: Encoded, seq: int, event: Event) -> None:
         ids = EventIds(self._run_id, self._attempt, seq)
-        payloads, refused = event_parts(
-            event, ids, self._formats, compatibility=self._compatibility, tables=self._tables
-        )
+        payloads, refused = event_parts(event, ids, self._formats, compatibility=self._compatibility)
         encoded.refused.extend(refused)
         for dialect, payload in payloads.items():
             if payload is not None:

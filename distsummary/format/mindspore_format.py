@@ -12,12 +12,11 @@ from distsummary.errors import DamagedFileError, InvalidTypeError
 from distsummary.format import wire
 from distsummary.format.frames import Part
 from distsummary.format.histogram import coarser, fixed_edges, fixed_part
-from distsummary.format.norms import NORMS_TAG, decode_norms
+from distsummary.format.norms import decode_norms, encode_norms
 from distsummary.format.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 from distsummary.format.pb import mindspore_summary_pb2 as summary_pb2
 from distsummary.format.records import (
     CURVE_ROWS,
-    NORMS,
     Array,
     Audio,
     Event,
@@ -43,21 +42,21 @@ _DTYPES = {number: np.dtype(name) for name, number in DATA_TYPES.items()}
 # --- encoding: each function returns the same bytes as protobuf's SerializeToString
 
 
-def encode_version(wall_time: float, ids: EventIds | None = None, own: bytes = b"") -> bytes:
-    """The payload of a file's first record; `own`: more fields of distsummary, encoded."""
-    return b"".join((wire.double(1, wall_time), wire.text(3, VERSION), wire.identity(ids), own))
+def encode_version(wall_time: float, ids: EventIds | None = None) -> bytes:
+    """The payload of a file's first record."""
+    return b"".join((wire.double(1, wall_time), wire.text(3, VERSION), wire.identity(ids)))
 
 
 def summary_parts(
-    step: int, wall_time: float, values: Iterable[list[Part]], ids: EventIds | None = None, own: bytes = b""
+    step: int, wall_time: float, values: Iterable[list[Part]], ids: EventIds | None = None
 ) -> list[Part]:
     """The payload of one summary event in parts; `values` come from `value_parts` and are not copied.
 
-    A step of 0 is written too. `own`: more fields of distsummary, encoded.
+    A step of 0 is written too.
     """
     head = wire.double(1, wall_time) + wire.integer(2, step)
     summary = [part for value in values for part in wire.message(1, value)]
-    return [head, *wire.message(5, summary), wire.identity(ids), own]
+    return [head, *wire.message(5, summary), wire.identity(ids)]
 
 
 def graph_parts(graph: Iterable[Part], wall_time: float, ids: EventIds | None = None) -> list[Part]:
@@ -88,6 +87,8 @@ def value_parts(value: Value) -> list[Part]:
             parts = [head, *audio_parts(1002, value.data)]
         case "pr_curve":
             parts = [head, *wire.message(1003, _tensor_parts(value.data))]
+        case "norms":
+            parts = [head, *wire.message(1004, encode_norms(value.data))]
         case _:
             raise KeyError(value.plugin)
     if value.shard is not None:
@@ -192,12 +193,9 @@ def decode_event(payload: bytes) -> tuple[EventIds, Event] | None:
         if message.HasField("graph_def"):
             graph = Value("graph", "", message.graph_def.SerializeToString())
             return ids, Event(message.step, message.wall_time, [graph])
-        norms = decode_norms(message.norms) if message.HasField("norms") else None
         if not message.HasField("summary"):
             return None
         values = [decoded for value in message.summary.value if (decoded := _decode_value(value))]
-        if norms is not None:
-            values.append(Value(NORMS, NORMS_TAG, norms))
         return ids, Event(message.step, message.wall_time, values)
     except (DecodeError, ValueError) as error:
         raise DamagedFileError(f"not an event of MindSpore ({error})") from error
@@ -233,6 +231,8 @@ def _decode_value(value: summary_pb2.Summary.Value) -> Value | None:
             if curve.ndim != 2 or len(curve) != len(CURVE_ROWS):
                 raise DamagedFileError(f"a PR curve has the shape {curve.shape}")
             return Value("pr_curve", value.tag, curve, shard)
+        case "norms":
+            return Value("norms", value.tag, decode_norms(value.norms), shard)
     return None
 
 

@@ -10,7 +10,7 @@ from distsummary.errors import DamagedFileError
 from distsummary.format import mindspore_graph, tensorboard_graph, wire
 from distsummary.format.frames import Part
 from distsummary.format.mindspore_format import audio_parts, decode_audio, image_parts, to_float32
-from distsummary.format.norms import NORMS_TAG, decode_norms
+from distsummary.format.norms import decode_norms, encode_norms
 from distsummary.format.pb import tensorboard_pb2
 from distsummary.format.pb.tensorboard_custom_scalars_pb2 import Layout
 from distsummary.format.pb.tensorboard_graph_pb2 import GraphDef
@@ -19,7 +19,6 @@ from distsummary.format.records import (
     CURVE_ROWS,
     CUSTOM_SCALARS,
     HPARAMS,
-    NORMS,
     Array,
     Event,
     EventIds,
@@ -46,9 +45,9 @@ _NO_NUMBERS = wire.integer(1, _FLOAT) + wire.delimited(2, wire.delimited(2, b"")
 # --- encoding: each function returns the same bytes as protobuf's SerializeToString
 
 
-def encode_version(wall_time: float, ids: EventIds | None = None, own: bytes = b"") -> bytes:
-    """The payload of a file's first record; `own`: more fields of distsummary, encoded."""
-    return b"".join((_head(0, wall_time), wire.text(3, VERSION), wire.identity(ids), own))
+def encode_version(wall_time: float, ids: EventIds | None = None) -> bytes:
+    """The payload of a file's first record."""
+    return b"".join((_head(0, wall_time), wire.text(3, VERSION), wire.identity(ids)))
 
 
 def encode_session_start(step: int, wall_time: float, ids: EventIds | None = None) -> bytes:
@@ -58,14 +57,11 @@ def encode_session_start(step: int, wall_time: float, ids: EventIds | None = Non
 
 
 def summary_parts(
-    step: int, wall_time: float, values: Iterable[list[Part]], ids: EventIds | None = None, own: bytes = b""
+    step: int, wall_time: float, values: Iterable[list[Part]], ids: EventIds | None = None
 ) -> list[Part]:
-    """The payload of one summary event in parts; `values` come from `value_parts` and are not copied.
-
-    `own`: more fields of distsummary, encoded.
-    """
+    """The payload of one summary event in parts; `values` come from `value_parts` and are not copied."""
     summary = [part for value in values for part in wire.message(1, value)]
-    return [_head(step, wall_time), *wire.message(5, summary), wire.identity(ids), own]
+    return [_head(step, wall_time), *wire.message(5, summary), wire.identity(ids)]
 
 
 def graph_parts(graph: Iterable[Part], wall_time: float, ids: EventIds | None = None) -> list[Part]:
@@ -108,6 +104,8 @@ def value_parts(value: Value) -> list[Part] | None:
             return [head, *audio_parts(6, value.data)]
         case "pr_curve":
             return [head, *_curve_parts(value.data)]
+        case "norms":
+            return [head, *wire.message(1004, encode_norms(value.data))]
         case "hparams":
             content = value.data.SerializeToString(deterministic=True)
             plugin = wire.text(1, HPARAMS) + wire.delimited(2, content)
@@ -172,12 +170,9 @@ def decode_event(payload: bytes) -> tuple[EventIds, Event] | None:
             wire.refuse_bombs(message.graph_def, GraphDef.DESCRIPTOR)
             graph = Value("graph", "", mindspore_graph.encode(tensorboard_graph.decode(message.graph_def)))
             return wire.read_identity(payload), Event(message.step, message.wall_time, [graph])
-        norms = decode_norms(message.norms) if message.HasField("norms") else None
         if not message.HasField("summary"):
             return None
         values = [decoded for value in message.summary.value if (decoded := _decode_value(value))]
-        if norms is not None:
-            values.append(Value(NORMS, NORMS_TAG, norms))
         return wire.read_identity(payload), Event(message.step, message.wall_time, values)
     except (DecodeError, ValueError) as error:
         raise DamagedFileError(f"not an event of TensorBoard ({error})") from error
@@ -202,6 +197,8 @@ def _decode_value(value: tensorboard_pb2.Summary.Value) -> Value | None:
             return Value("histogram", value.tag, _decode_histogram(value.histo), shard)
         case "audio":
             return Value("audio", value.tag, decode_audio(value.audio))
+        case "norms":
+            return Value("norms", value.tag, decode_norms(value.norms))
         case "tensor" if value.metadata.plugin_data.plugin_name == "text":
             text = _decode_text(value.tensor)
             return None if text is None else Value("text", value.tag, text)

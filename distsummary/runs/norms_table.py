@@ -8,7 +8,6 @@ import numpy as np
 
 from distsummary.errors import DistSummaryError, InvalidValueError
 from distsummary.events.recorded import EventPlace
-from distsummary.format.norms import ParameterNorms
 from distsummary.runs.rank_files import said
 from distsummary.runs.table import Labels, Table
 
@@ -31,24 +30,15 @@ def norms_table(
         except (DistSummaryError, OSError) as error:
             problems[said(error)] = None
             continue
-        if isinstance(norms, ParameterNorms):
-            names: Sequence[str] = norms.table.names
-        else:
-            problems[f"{place.file}: the names of the parameters are lost (see distsummary fsck)"] = None
-            names = [f"parameter {number}" for number in range(len(norms.columns["weight_sums"]))]
-        columns = norms.columns
+        names = norms.table.names
         codes = np.array([numbers.setdefault(name, len(numbers)) for name in names], np.int32)
         kept = slice(None) if wanted is None else np.array([name in wanted for name in names], np.bool_)
-        with np.errstate(invalid="ignore"):
-            gradient = np.where(columns["has_gradient"], np.sqrt(columns["gradient_sums"]), np.nan)
-            row = {
-                "codes": codes,
-                "weight": np.sqrt(columns["weight_sums"]),
-                "gradient": gradient,
-                "update": np.sqrt(columns["update_sums"]),
-                "update_max": columns["update_max"].astype(np.float64),
-                "nonfinite": columns["weight_nonfinite"] + columns["gradient_nonfinite"],
-            }
+        row = {
+            "codes": codes,
+            **norms.roots(),
+            "update_max": norms.update_max.astype(np.float64),
+            "nonfinite": norms.weight_nonfinite + norms.gradient_nonfinite,
+        }
         rows.append(
             {name: column[kept] for name, column in row.items()}
             | {"rank": rank, "attempt": place.attempt, "step": place.step, "wall_time": place.wall_time}

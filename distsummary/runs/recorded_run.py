@@ -516,8 +516,8 @@ class RecordedRun:
 
     def norms_by_step(self, rank: Rank = MERGED) -> ValueTable:
         """The norms as they were recorded: one row for each step, whose value is a `ParameterNorms` with the
-        norms of all parameters, or an `UnnamedNorms` if the names are lost. It is read when it is asked for,
-        so that norms of many steps need not fit into memory. `rank` is that of `norms`.
+        norms of all parameters. It is read when it is asked for, so that norms of many steps need not fit
+        into memory. `rank` is that of `norms`.
         """
         return self._values(NORMS, None, rank)
 

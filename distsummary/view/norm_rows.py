@@ -153,12 +153,12 @@ def _recorded(run: RecordedRun) -> tuple[ValueTable, int | None]:
 
 
 def _read(table: ValueTable, row: Any) -> ParameterNorms | None:
-    """The norms of a step; None if they, or the names of their parameters, cannot be read."""
+    """The norms of a step; None if they cannot be read."""
     try:
-        found = table.value(int(row))
+        found: ParameterNorms = table.value(int(row))
     except (DistSummaryError, OSError):
         return None
-    return found if isinstance(found, ParameterNorms) else None
+    return found
 
 
 class _Extremes:
@@ -187,17 +187,17 @@ class _Reduced:
         self._row_of = np.repeat(np.arange(len(rows)), [row.end - row.start for row in rows])
         self._highest = {name: _Extremes((len(rows), width)) for name in QUANTITIES}
         self._lowest = {name: _Extremes((len(rows),)) for name in QUANTITIES}  # of the negated values
-        self._known: dict[bytes, Array] = {}
+        self._known: dict[tuple[bytes, bytes], Array] = {}  # the table of a step, encoded -> places
         self.bad = np.zeros((len(rows), width), np.uint8)
         self.first_bad: dict[str, Any] | None = None
 
     def unknown(self, norms: ParameterNorms) -> list[str]:
         """The names of the parameters that have no row."""
-        if norms.table.digest in self._known:
+        if norms.table.encoded in self._known:
             return []
         found = [name for name in norms.table.names if name not in self._places]
         if not found:
-            self._known[norms.table.digest] = np.array([self._places[name] for name in norms.table.names])
+            self._known[norms.table.encoded] = np.array([self._places[name] for name in norms.table.names])
         return found
 
     def add(self, column: int, part: Sequence[tuple[int, ParameterNorms]]) -> None:
@@ -207,14 +207,11 @@ class _Reduced:
         values = {name: np.full(shape, np.nan, np.float32) for name in QUANTITIES}
         bad = np.zeros(shape, np.uint8)
         for line, (step, one) in enumerate(part):
-            at = self._known[one.table.digest]
+            at = self._known[one.table.encoded]
             with np.errstate(all="ignore"):
-                weight, gradient, update = (
-                    np.sqrt(sums).astype(np.float32)
-                    for sums in (one.weight_sums, one.gradient_sums, one.update_sums)
-                )
-                gradient[~one.has_gradient] = np.nan
-                found = {"gradient": gradient, "weight": weight, "update": update, "ratio": update / weight}
+                found = {name: norm.astype(np.float32) for name, norm in one.roots().items()}
+                weight, gradient, update = found.values()
+                found["ratio"] = update / weight
             counts = one.weight_nonfinite + one.gradient_nonfinite
             found["nonfinite"] = np.where(counts > 0, counts, np.nan).astype(np.float32)
             for name, norm in found.items():

@@ -113,7 +113,7 @@ def test_norms_are_those_of_the_gradient_before_and_the_weight_after_the_step(
         names=tuple(named),
         shapes=((60, 40), (60,), (3, 60), (3,)),
         local_sizes=(2400, 60, 180, 3),
-        split=((), (), (), ()),
+        starts=(0, 0, 0, 0),
     )
     gradients = [squares(one.grad) for one in named.values() if one.grad is not None]
     assert norms.gradient_sums.tolist() == pytest.approx(gradients, rel=1e-6)
@@ -368,15 +368,16 @@ def test_replicas_divide_the_updates_and_shards_measure_them_at_the_same_steps()
         names=names,
         shapes=tuple((number + 1, 7) for number in range(40)),
         local_sizes=tuple(7 * (number + 1) for number in range(40)),
-        split=tuple(("shard",) if number % 2 else () for number in range(40)),
+        starts=(0,) * 40,
     )
+    splits = [("shard",) if number % 2 else () for number in range(40)]
 
     def deal(replica: int, shard: int) -> UpdateDeal:
         mesh = {"replicate": (replica, 2), "shard": (shard, 2)}
-        return UpdateDeal(table, Group(index=2 * replica + shard, size=4), mesh)
+        return UpdateDeal(table, splits, Group(index=2 * replica + shard, size=4), mesh)
 
-    split = [place for place, axes in enumerate(table.split) if axes]
-    whole = [place for place, axes in enumerate(table.split) if not axes]
+    split = [place for place, axes in enumerate(splits) if axes]
+    whole = [place for place, axes in enumerate(splits) if not axes]
     deals = {(replica, shard): deal(replica, shard) for replica in range(2) for shard in range(2)}
     seen: list[int] = []
     for turn in range(4):  # 4 turns of 2 replicas, or 2 turns of 4

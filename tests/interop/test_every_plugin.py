@@ -82,7 +82,7 @@ def lineage() -> dict[str, Any]:
 
 
 def write_norms(directory: Path, formats: tuple[str, ...]) -> None:
-    """Scalars with norms, norms alone and scalars alone, in several segments that begin with the table."""
+    """Scalars with norms, norms alone and scalars alone, in several segments."""
     spec = WriterSpec(directory=directory, run_id="e" * 16, formats=formats, limits=Limits(rotate_bytes=700))
     writer = RankWriter(spec)
     for step in STEPS:

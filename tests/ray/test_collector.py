@@ -101,7 +101,7 @@ def test_a_killed_collector_costs_no_event_and_doubles_none(tmp_path):
     assert (health.dropped, health.events, health.last_seq) == ({}, sent, sent)
 
 
-def test_the_norms_of_a_rank_keep_their_names_through_a_killed_collector(tmp_path):
+def test_the_norms_of_a_rank_come_through_a_killed_collector(tmp_path):
     remote, writer = open_remote(tmp_path)
     for step in range(1, 201):
         writer.write(Event(step, 0.0, [Value("scalar", "loss", 0.5), samples.norms(step=step)]))

@@ -18,7 +18,7 @@ NASTY = "</script><img src=x onerror='window.hacked=1'>\"'&\u2028\u202eé" + "<b
 
 
 PARAMETERS = (*(f"layers.{n}.{part}" for n in range(150) for part in ("weight", "bias")), NASTY)
-TABLE = ParameterTable(PARAMETERS, ((4,),) * 301, (4,) * 301, ((),) * 301)
+TABLE = ParameterTable(PARAMETERS, ((4,),) * 301, (4,) * 301, (0,) * 301)
 
 
 def norms(step: int) -> Value:

@@ -2,7 +2,7 @@
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -11,7 +11,6 @@ import pytest
 from hypothesis import settings
 
 from distsummary.collect import session
-from distsummary.format import norms
 
 settings.register_profile("unit", max_examples=15, deadline=None, derandomize=True)
 settings.load_profile("unit")
@@ -38,17 +37,6 @@ def tmp_path(session_path: Path) -> Path:
     path = session_path / str(next(NUMBERS))
     path.mkdir()
     return path
-
-
-@pytest.fixture
-def forget_tables(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Forgets the tables of norms that were read, as another process would not know them."""
-
-    def forget() -> None:
-        monkeypatch.setattr(norms, "_known", type(norms._known)())
-
-    forget()
-    return forget
 
 
 @pytest.fixture(autouse=True, scope="session")

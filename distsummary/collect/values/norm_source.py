@@ -1,7 +1,7 @@
 """What norms=... means, and which rank measures which update at which step; imports no framework."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from distsummary.base.guard import check
@@ -41,16 +41,22 @@ class UpdateDeal:
     a step. Ranks that hold different parts of a parameter measure it at the same steps.
 
     Args:
-        table: the parameters.
+        table: the parameters. splits: the axes of the mesh that split each of them.
         group: the ranks that have equal whole parameters. mesh: of this rank, see `Topology`.
     """
 
-    def __init__(self, table: ParameterTable, group: Group, mesh: Mapping[str, tuple[int, int]]) -> None:
+    def __init__(
+        self,
+        table: ParameterTable,
+        splits: Sequence[tuple[str, ...]],
+        group: Group,
+        mesh: Mapping[str, tuple[int, int]],
+    ) -> None:
         self._rounds: list[list[frozenset[int]]] = []  # for each way of splitting: the places at each turn
-        for split in sorted(set(table.split)):
+        for split in sorted(set(splits)):
             whole_along = [axis for axis in mesh if axis not in split]
             replicas = group_along(mesh, whole_along) if split else group
-            places = {name: at for at, name in enumerate(table.names) if table.split[at] == split}
+            places = {name: at for at, name in enumerate(table.names) if splits[at] == split}
             sizes = {name: math.prod(table.shapes[at]) for name, at in places.items()}
             turns = -(-SPREAD // replicas.size)
             own = (

@@ -233,7 +233,7 @@ class Norms(Source):
 
     def _dealt(self, listed: "_Listed") -> UpdateDeal:
         if self._deal is None:
-            self._deal = UpdateDeal(listed.table, self._group, self._mesh)
+            self._deal = UpdateDeal(listed.table, listed.splits, self._group, self._mesh)
         return self._deal
 
     def _measure(
@@ -362,9 +362,8 @@ class _Measured:
 
     def __init__(self, table: ParameterTable) -> None:
         n = len(table.names)
-        columns: dict[str, Any] = {name: np.zeros(n, dtype) for name, dtype in COLUMNS.items()}
-        columns["update_sums"].fill(np.nan)
-        columns["update_max"].fill(np.nan)
+        columns = {name: np.full(n, default, dtype) for name, (dtype, default) in COLUMNS.items()}
+        columns["has_gradient"].fill(False)
         self.norms = ParameterNorms(table, **columns)
         self.arriving: list[tuple[Callable[[ParameterNorms, Array], None], Pending]] = []
         self.is_weighed = False  # whether weights were measured: an optimizer has stepped
@@ -386,8 +385,9 @@ class _Listed:
             names=tuple(name for name, _ in named),
             shapes=tuple(tuple(one.shape) for one in self.parameters),
             local_sizes=tuple(_local(one).numel() for one in self.parameters),
-            split=tuple(FRAMEWORK.split_axes(one) for one in self.parameters),
+            starts=tuple(_start(one) for one in self.parameters),
         )
+        self.splits = [FRAMEWORK.split_axes(one) for one in self.parameters]
         self._is_distributed = any(type(one) not in _PLAIN for one in self.parameters)
         self._places = {id(one): place for place, one in enumerate(self.parameters)}
         self._held: weakref.WeakKeyDictionary[Optimizer, tuple[list[int], list[int]]]
@@ -471,6 +471,14 @@ def _local(tensor: Tensor) -> Tensor:
     with torch.no_grad():
         local: Tensor = tensor.to_local()
     return local
+
+
+def _start(parameter: Tensor) -> int:
+    """The place of the first element that this rank holds in the whole parameter, row by row."""
+    shard = FRAMEWORK.shard(parameter) if _local(parameter).numel() else None
+    if shard is None:
+        return 0
+    return int(np.ravel_multi_index(shard.offset, shard.global_shape)) if shard.offset else 0
 
 
 def _cannot_measure(tensor: Tensor) -> str:

@@ -14,7 +14,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!distsummary/format/pb/norms.proto\x12\x1b\x64istsummary.format.pb.norms\"\x83\x02\n\x05Norms\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\r\n\x05table\x18\x02 \x01(\x0c\x12\x12\n\nparameters\x18\x03 \x01(\r\x12\x13\n\x0bweight_sums\x18\x04 \x01(\x0c\x12\x18\n\x10without_gradient\x18\x05 \x01(\x0c\x12\x15\n\rgradient_sums\x18\x06 \x01(\x0c\x12\x11\n\tnonfinite\x18\x07 \x01(\x0c\x12\x18\n\x10weight_nonfinite\x18\x08 \x01(\x0c\x12\x1a\n\x12gradient_nonfinite\x18\t \x01(\x0c\x12\x0f\n\x07updated\x18\n \x01(\x0c\x12\x13\n\x0bupdate_sums\x18\x0b \x01(\x0c\x12\x12\n\nupdate_max\x18\x0c \x01(\x0c\"\xe2\x01\n\x0eParameterTable\x12\x0c\n\x04name\x18\x01 \x03(\t\x12@\n\x05shape\x18\x02 \x03(\x0b\x32\x31.distsummary.format.pb.norms.ParameterTable.Shape\x12\x12\n\nlocal_size\x18\x03 \x03(\x04\x12?\n\x05split\x18\x04 \x03(\x0b\x32\x30.distsummary.format.pb.norms.ParameterTable.Axes\x1a\x14\n\x04\x41xes\x12\x0c\n\x04\x61xis\x18\x01 \x03(\t\x1a\x15\n\x05Shape\x12\x0c\n\x04size\x18\x01 \x03(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!distsummary/format/pb/norms.proto\x12\x1b\x64istsummary.format.pb.norms\"\xa1\x04\n\x05Norms\x12\x12\n\nparameters\x18\x01 \x01(\x0c\x12\r\n\x05parts\x18\x02 \x01(\x0c\x12>\n\x0bweight_sums\x18\x03 \x01(\x0b\x32).distsummary.format.pb.norms.Norms.Column\x12@\n\rgradient_sums\x18\x04 \x01(\x0b\x32).distsummary.format.pb.norms.Norms.Column\x12?\n\x0chas_gradient\x18\x05 \x01(\x0b\x32).distsummary.format.pb.norms.Norms.Column\x12\x43\n\x10weight_nonfinite\x18\x06 \x01(\x0b\x32).distsummary.format.pb.norms.Norms.Column\x12\x45\n\x12gradient_nonfinite\x18\x07 \x01(\x0b\x32).distsummary.format.pb.norms.Norms.Column\x12>\n\x0bupdate_sums\x18\x08 \x01(\x0b\x32).distsummary.format.pb.norms.Norms.Column\x12=\n\nupdate_max\x18\t \x01(\x0b\x32).distsummary.format.pb.norms.Norms.Column\x1a\'\n\x06\x43olumn\x12\x0c\n\x04rows\x18\x01 \x01(\x0c\x12\x0f\n\x07numbers\x18\x02 \x01(\x0c\"o\n\nParameters\x12\x0c\n\x04name\x18\x01 \x03(\t\x12<\n\x05shape\x18\x02 \x03(\x0b\x32-.distsummary.format.pb.norms.Parameters.Shape\x1a\x15\n\x05Shape\x12\x0c\n\x04size\x18\x01 \x03(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -22,11 +22,11 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'distsummary.format.pb.norms
 if _descriptor._USE_C_DESCRIPTORS == False:
   DESCRIPTOR._options = None
   _globals['_NORMS']._serialized_start=67
-  _globals['_NORMS']._serialized_end=326
-  _globals['_PARAMETERTABLE']._serialized_start=329
-  _globals['_PARAMETERTABLE']._serialized_end=555
-  _globals['_PARAMETERTABLE_AXES']._serialized_start=512
-  _globals['_PARAMETERTABLE_AXES']._serialized_end=532
-  _globals['_PARAMETERTABLE_SHAPE']._serialized_start=534
-  _globals['_PARAMETERTABLE_SHAPE']._serialized_end=555
+  _globals['_NORMS']._serialized_end=612
+  _globals['_NORMS_COLUMN']._serialized_start=573
+  _globals['_NORMS_COLUMN']._serialized_end=612
+  _globals['_PARAMETERS']._serialized_start=614
+  _globals['_PARAMETERS']._serialized_end=725
+  _globals['_PARAMETERS_SHAPE']._serialized_start=704
+  _globals['_PARAMETERS_SHAPE']._serialized_end=725
 # @@protoc_insertion_point(module_scope)

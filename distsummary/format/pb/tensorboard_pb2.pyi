@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Event(_message.Message):
-    __slots__ = ("wall_time", "step", "file_version", "graph_def", "summary", "session_log", "run_id", "attempt", "seq", "norms")
+    __slots__ = ("wall_time", "step", "file_version", "graph_def", "summary", "session_log", "run_id", "attempt", "seq")
     WALL_TIME_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     FILE_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -18,7 +18,6 @@ class Event(_message.Message):
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
-    NORMS_FIELD_NUMBER: _ClassVar[int]
     wall_time: float
     step: int
     file_version: str
@@ -28,8 +27,7 @@ class Event(_message.Message):
     run_id: int
     attempt: int
     seq: int
-    norms: _norms_pb2.Norms
-    def __init__(self, wall_time: _Optional[float] = ..., step: _Optional[int] = ..., file_version: _Optional[str] = ..., graph_def: _Optional[bytes] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., session_log: _Optional[_Union[SessionLog, _Mapping]] = ..., run_id: _Optional[int] = ..., attempt: _Optional[int] = ..., seq: _Optional[int] = ..., norms: _Optional[_Union[_norms_pb2.Norms, _Mapping]] = ...) -> None: ...
+    def __init__(self, wall_time: _Optional[float] = ..., step: _Optional[int] = ..., file_version: _Optional[str] = ..., graph_def: _Optional[bytes] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., session_log: _Optional[_Union[SessionLog, _Mapping]] = ..., run_id: _Optional[int] = ..., attempt: _Optional[int] = ..., seq: _Optional[int] = ...) -> None: ...
 
 class SessionLog(_message.Message):
     __slots__ = ("status",)
@@ -74,13 +72,14 @@ class Summary(_message.Message):
         content_type: str
         def __init__(self, sample_rate: _Optional[float] = ..., num_channels: _Optional[int] = ..., length_frames: _Optional[int] = ..., encoded_audio_string: _Optional[bytes] = ..., content_type: _Optional[str] = ...) -> None: ...
     class Value(_message.Message):
-        __slots__ = ("tag", "simple_value", "image", "histo", "audio", "tensor", "metadata", "shard")
+        __slots__ = ("tag", "simple_value", "image", "histo", "audio", "tensor", "norms", "metadata", "shard")
         TAG_FIELD_NUMBER: _ClassVar[int]
         SIMPLE_VALUE_FIELD_NUMBER: _ClassVar[int]
         IMAGE_FIELD_NUMBER: _ClassVar[int]
         HISTO_FIELD_NUMBER: _ClassVar[int]
         AUDIO_FIELD_NUMBER: _ClassVar[int]
         TENSOR_FIELD_NUMBER: _ClassVar[int]
+        NORMS_FIELD_NUMBER: _ClassVar[int]
         METADATA_FIELD_NUMBER: _ClassVar[int]
         SHARD_FIELD_NUMBER: _ClassVar[int]
         tag: str
@@ -89,9 +88,10 @@ class Summary(_message.Message):
         histo: HistogramProto
         audio: Summary.Audio
         tensor: TensorProto
+        norms: _norms_pb2.Norms
         metadata: SummaryMetadata
         shard: Shard
-        def __init__(self, tag: _Optional[str] = ..., simple_value: _Optional[float] = ..., image: _Optional[_Union[Summary.Image, _Mapping]] = ..., histo: _Optional[_Union[HistogramProto, _Mapping]] = ..., audio: _Optional[_Union[Summary.Audio, _Mapping]] = ..., tensor: _Optional[_Union[TensorProto, _Mapping]] = ..., metadata: _Optional[_Union[SummaryMetadata, _Mapping]] = ..., shard: _Optional[_Union[Shard, _Mapping]] = ...) -> None: ...
+        def __init__(self, tag: _Optional[str] = ..., simple_value: _Optional[float] = ..., image: _Optional[_Union[Summary.Image, _Mapping]] = ..., histo: _Optional[_Union[HistogramProto, _Mapping]] = ..., audio: _Optional[_Union[Summary.Audio, _Mapping]] = ..., tensor: _Optional[_Union[TensorProto, _Mapping]] = ..., norms: _Optional[_Union[_norms_pb2.Norms, _Mapping]] = ..., metadata: _Optional[_Union[SummaryMetadata, _Mapping]] = ..., shard: _Optional[_Union[Shard, _Mapping]] = ...) -> None: ...
     VALUE_FIELD_NUMBER: _ClassVar[int]
     value: _containers.RepeatedCompositeFieldContainer[Summary.Value]
     def __init__(self, value: _Optional[_Iterable[_Union[Summary.Value, _Mapping]]] = ...) -> None: ...

@@ -33,15 +33,14 @@ class UnhurriedMerge(LiveMerge):
 
 
 class Ranks:
-    """The ranks of one attempt, on one axis, which write real files."""
+    """The ranks of one attempt, which write real files."""
 
-    def __init__(self, path: Path, world_size: int, attempt: int = 0, axis: str = "", **options) -> None:
+    def __init__(self, path: Path, world_size: int, attempt: int = 0, **options) -> None:
         self.run_dir = RunDir(path).create()
         self.world_size, self.attempt, self.options = world_size, attempt, options
         for rank in range(world_size):
-            mesh = {axis: (rank, world_size)} if axis else {}
             start = f"start {attempt}"
-            place = Topology(rank=rank, world_size=world_size, incarnation=start, mesh=mesh)
+            place = Topology(rank=rank, world_size=world_size, incarnation=start)
             self.run_id = LocalCoordinator(self.run_dir).register(place).run_id
         self.lives: list[LiveMerge] = []
         self.writers = [self.writer(rank) for rank in range(world_size)]

@@ -18,7 +18,6 @@ from distsummary.format.encode import encode_event
 from distsummary.format.frames import frame
 from distsummary.format.hparams import session_start
 from distsummary.format.lineage import Lineage, encode_lineage
-from distsummary.format.norms import TableTurns
 from distsummary.format.records import Batch, Event, EventIds, Shard, Value
 from tests.unit.events.test_reader import LINEAGE, MINDSPORE, RUN, TENSORBOARD, flip, scalar_frames, write
 from tests.unit.format import samples
@@ -252,20 +251,7 @@ def test_norms_are_listed_by_parameter(nasty_tmp_path: Path):
         "update": 0.5,
         "update_max": 0.5,
         "shape": [4],
+        "start": 0,
         "local_size": 4,
-        "split": [],
     }
     assert line["value"]["parameters"][1]["update"] == "NaN"
-
-
-def test_norms_without_their_table_have_no_names(nasty_tmp_path: Path):
-    tables = TableTurns()
-    value = samples.norms(("of", "a", "lost", "table"))
-    payloads = [
-        encode_event(Event(step, 1.0, [value]), None, ("mindspore",), tables=tables)[0]["mindspore"]
-        for step in (1, 2)
-    ]
-    path = write(nasty_tmp_path, MINDSPORE.format(17), [frame(payloads[1])])
-    [line] = lines(path, full=True)
-    assert [row["name"] for row in line["value"]["parameters"]] == [None] * 4
-    assert line["value"]["table"] == value.data.table.digest.hex()

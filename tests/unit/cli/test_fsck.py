@@ -15,7 +15,6 @@ from distsummary.events.spec import WriterSpec
 from distsummary.events.writer import RankWriter
 from distsummary.format.encode import encode_event
 from distsummary.format.frames import frame
-from distsummary.format.norms import TableTurns
 from distsummary.format.records import Batch, Event, EventIds, Value
 from distsummary.rundir.coordination import LocalCoordinator
 from distsummary.rundir.run_dir import RunDir
@@ -415,18 +414,3 @@ def test_a_line_for_the_terminal_holds_no_control_characters(nasty_tmp_path: Pat
 
 def test_every_mendable_kind_names_the_repair():
     assert all("--repair" in kind.remedy for kind in KINDS.values() if kind.is_repairable)
-
-
-def test_norms_that_have_lost_their_names_are_found(nasty_tmp_path: Path):
-    tables = TableTurns()
-    frames = []
-    for step in (1, 2):
-        value = samples.norms(("names", "that", "nothing", "has"))
-        payloads, _ = encode_event(Event(step, 1.0, [value]), None, ("mindspore",), tables=tables)
-        frames.append(frame(payloads["mindspore"]))
-    path = write(nasty_tmp_path, MINDSPORE.format(17), [frames[1]])
-    [found] = [one for one in fsck(nasty_tmp_path).findings if one.kind == "norms_table"]
-    assert (found.file, found.offset, found.severity) == (path, 0, "error")
-    assert "the norms of 4 parameters without their names" in found.message
-    write(nasty_tmp_path, MINDSPORE.format(16), [frames[0]])
-    assert "norms_table" not in kinds(fsck(nasty_tmp_path))

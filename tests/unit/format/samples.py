@@ -75,7 +75,7 @@ def custom(**entries: object) -> lineage_pb2.UserDefinedInfo:
 def norms(names: tuple[str, ...] = ("a.weight", "b.größe", "c"), *, step: int = 1) -> Value:
     """The norms of whole small parameters; the last has no gradient, that of the second has NaNs."""
     n = len(names)
-    table = ParameterTable(names, ((4,),) * n, (4,) * n, ((),) * n)
+    table = ParameterTable(names, ((4,),) * n, (4,) * n, (0,) * n)
     number = np.arange(1.0, n + 1)
     has_gradient = np.arange(n) < n - 1
     return Value(

@@ -1,4 +1,4 @@
-"""Norms of every parameter: what is written is read, with the table of names from wherever it stands."""
+"""Norms of every parameter: what is written is read, by the names of the parameters in each record."""
 
 import pickle
 from dataclasses import replace
@@ -6,19 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format import mindspore_format, norms, tensorboard_format
 from distsummary.format.encode import encode_event
-from distsummary.format.norms import (
-    COLUMNS,
-    NORMS_TAG,
-    REPEAT,
-    ParameterNorms,
-    ParameterTable,
-    TableTurns,
-    UnnamedNorms,
-    checked_norms,
-)
+from distsummary.format.norms import COLUMNS, NORMS_TAG, ParameterNorms, ParameterTable
 from distsummary.format.records import DIALECTS, MINDSPORE, NORMS, TENSORBOARD, Event, EventIds, Value
 from distsummary.format.scalar_rows import size_of
 
@@ -28,7 +18,7 @@ TABLE = ParameterTable(
     names=("embedding.weight", "block.0.größe", "scale", "empty"),
     shapes=((10, 4), (3,), (), (0, 7)),
     local_sizes=(20, 3, 1, 0),
-    split=(("dp_shard", "tp"), (), (), ("dp_shard",)),
+    starts=(20, 0, 0, 0),
 )
 
 
@@ -42,29 +32,26 @@ def measured(table=TABLE, **more):
         "update_sums": [NAN, 1e-20, NAN, INF],
         "update_max": [NAN, 1e-10, NAN, INF],
     } | more
-    return ParameterNorms(table, **{name: np.array(columns[name], COLUMNS[name]) for name in COLUMNS})
+    return ParameterNorms(
+        table, **{name: np.array(columns[name], dtype) for name, (dtype, _) in COLUMNS.items()}
+    )
 
 
 def value(data):
     return Value(NORMS, NORMS_TAG, data)
 
 
-def encoded(*values, formats=DIALECTS, tables=None, step=3):
-    payloads, refused = encode_event(
-        Event(step, 10.0, [*values]), EventIds("a" * 16, 0, 7), formats, tables=tables
-    )
+def encoded(*values, formats=DIALECTS, step=3):
+    payloads, refused = encode_event(Event(step, 10.0, [*values]), EventIds("a" * 16, 0, 7), formats)
     assert refused == []
     return payloads
 
 
 def same(left, right):
     assert left.table == right.table
-    for name, dtype in COLUMNS.items():
+    for name, (dtype, _) in COLUMNS.items():
         assert getattr(left, name).dtype == dtype
         assert getattr(left, name).tobytes() == getattr(right, name).tobytes(), name
-
-
-pytestmark = pytest.mark.usefixtures("forget_tables")  # none has been read in this process
 
 
 @pytest.mark.parametrize("formats", [DIALECTS, (MINDSPORE,), (TENSORBOARD,)])
@@ -92,74 +79,18 @@ def test_an_event_of_norms_alone_is_in_their_dialect_only():
     assert [one.plugin for one in DECODERS[TENSORBOARD](alone[TENSORBOARD])[1].values] == [NORMS]
 
 
-def test_a_record_without_its_table_is_unnamed_until_the_table_has_been_read():
-    tables = TableTurns()
-    first = encoded(value(measured()), tables=tables)[MINDSPORE]
-    second = encoded(value(measured()), tables=tables)[MINDSPORE]
-    assert TABLE.compressed in first
-    assert TABLE.compressed not in second
-    [unnamed] = DECODERS[MINDSPORE](second)[1].values
-    assert isinstance(unnamed.data, UnnamedNorms)
-    assert unnamed.data.digest == TABLE.digest
-    same(unnamed.data.named(TABLE), measured())
-    DECODERS[MINDSPORE](first)
-    same(DECODERS[MINDSPORE](second)[1].values[0].data, measured())
-
-
-def test_the_table_is_written_first_after_a_change_after_a_failure_and_every_so_often():
-    tables, other = TableTurns(), replace(TABLE, names=("a", "b", "c", "d"))
-    assert [tables.carries(TABLE) for _ in range(3)] == [True, False, False]
-    assert [tables.carries(replace(TABLE)) for _ in range(2)] == [
-        False,
-        False,
-    ]  # equal, though another object
-    assert [tables.carries(other), tables.carries(other), tables.carries(TABLE)] == [True, False, True]
-    tables.repeat()
-    assert [tables.carries(TABLE), tables.carries(TABLE)] == [True, False]
-    turns = [tables.carries(TABLE) for _ in range(2 * REPEAT)]
-    assert sum(turns) == 2
-    assert turns.index(True) == REPEAT - 2
-
-
-def test_the_first_record_of_a_file_can_have_the_table():
-    own = norms.encode_table(TABLE)
-    for dialect, form in ((MINDSPORE, mindspore_format), (TENSORBOARD, tensorboard_format)):
-        norms._known.clear()
-        assert DECODERS[dialect](form.encode_version(1.0, EventIds("a" * 16, 0), own)) is None
-        assert norms.known_table(TABLE.digest) == TABLE
-
-
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
-        (3.0, "must be ParameterNorms"),
-        (measured(weight_sums=[1.0]), r"weight_sums of norms must have the shape \(4,\)"),
-        (measured(weight_nonfinite=[0, 0, 0, -1]), "must not be negative"),
-        (replace(measured(), has_gradient=np.ones(4)), "has_gradient of norms must be bool, got float64"),
-        (measured(replace(TABLE, split=((),))), "must be equally long, got 4, 4, 4 and 1"),
-        (measured(replace(TABLE, names=("a", "a", "b", "c"))), "4 with 3 different ones"),
-    ],
-)
-def test_norms_that_do_not_fit_are_refused_and_nothing_else_is(data, reason):
+def test_data_that_are_no_norms_are_refused_and_nothing_else_is():
     loss = Value("scalar", "loss", 0.5)
-    payloads, refused = encode_event(Event(1, 1.0, [value(data), loss]), None)
+    payloads, refused = encode_event(Event(1, 1.0, [value(3.0), loss]), None)
     assert [one.plugin for one in refused] == [NORMS]
-    with pytest.raises((InvalidTypeError, InvalidValueError), match=reason):
-        checked_norms(data).table.digest  # noqa: B018
     assert DECODERS[MINDSPORE](payloads[MINDSPORE])[1].values == [loss]
-
-
-def test_an_event_has_the_norms_of_one_model():
-    payloads, refused = encode_event(Event(1, 1.0, [value(measured()), value(measured())]), None)
-    assert "one model only" in refused[0].reason
-    same(DECODERS[MINDSPORE](payloads[MINDSPORE])[1].values[0].data, measured())
 
 
 def test_any_damage_is_an_error_of_the_reader_and_nothing_else():
     whole = encoded(value(measured()))[MINDSPORE]
     random = np.random.default_rng(5)
     for _ in range(300):
-        norms._known.clear()
+        norms.read_table.cache_clear()
         octets = bytearray(whole)
         for place in random.integers(0, len(octets), 3):
             octets[place] = random.integers(0, 256)
@@ -180,9 +111,9 @@ def test_a_queue_counts_the_bytes_of_norms_and_many_ranks_share_the_names():
 def test_a_model_of_many_parameters_is_read_also_if_nothing_is_finite():
     n = 50_000
     names = tuple(f"layers.{row // 256}.experts.{row % 256}.weight" for row in range(n))
-    table = ParameterTable(names, ((2**28,) * 5,) * n, (2**60,) * n, (("dp_shard", "ep"),) * n)
-    columns = {name: np.ones(n, dtype) for name, dtype in COLUMNS.items()}
-    columns["weight_nonfinite"] = columns["gradient_nonfinite"] = np.full(n, 2**60)
+    table = ParameterTable(names, ((2**12,) * 5,) * n, (2**58,) * n, (2**59,) * n)
+    columns = {name: np.ones(n, dtype) for name, (dtype, _) in COLUMNS.items()}
+    columns["weight_nonfinite"] = columns["gradient_nonfinite"] = np.full(n, 2**58)
     many = ParameterNorms(table, **columns)
     [read] = DECODERS[MINDSPORE](encoded(value(many))[MINDSPORE])[1].values
     same(read.data, many)
@@ -191,10 +122,9 @@ def test_a_model_of_many_parameters_is_read_also_if_nothing_is_finite():
 def test_more_parameters_than_a_reader_takes_are_refused(monkeypatch):
     monkeypatch.setattr(norms, "_MAX_TABLE", 1 << 19)
     n = 20_000
-    table = ParameterTable(tuple(f"{row:032}" for row in range(n)), ((),) * n, (1,) * n, ((),) * n)
-    _, [refused] = encode_event(
-        Event(1, 1.0, [value(ParameterNorms(table, **{k: np.ones(n, d) for k, d in COLUMNS.items()}))]), None
-    )
+    table = ParameterTable(tuple(f"{row:032}" for row in range(n)), ((),) * n, (1,) * n, (0,) * n)
+    columns = {name: np.ones(n, dtype) for name, (dtype, _) in COLUMNS.items()}
+    _, [refused] = encode_event(Event(1, 1.0, [value(ParameterNorms(table, **columns))]), None)
     assert (
         "of at most 250000 parameters whose names and shapes take less than 524288 bytes, got 20000"
         in refused.reason

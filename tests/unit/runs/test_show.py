@@ -274,7 +274,7 @@ def test_dump_is_narrowed_by_tag_kind_dialect_and_rank(runs, capsys):
 
 
 def test_norms_are_a_row_for_each_parameter_and_step(tmp_path):
-    table = ParameterTable(("w", "b"), ((2, 2), (2,)), (4, 2), ((), ()))
+    table = ParameterTable(("w", "b"), ((2, 2), (2,)), (4, 2), (0, 0))
 
     def norms(step, rank):
         sums = np.array([4.0 * step, 9.0])

@@ -14,7 +14,7 @@ from tests.unit.runs.recording import record
 def of(names, **columns):
     """Norms of parameters: `weight`, `gradient`, `update` and counts, which are 1 or 0 if not given."""
     n = len(names)
-    table = ParameterTable(tuple(names), ((4,),) * n, (4,) * n, ((),) * n)
+    table = ParameterTable(tuple(names), ((4,),) * n, (4,) * n, (0,) * n)
     given = {name: np.asarray(column, np.float64) for name, column in columns.items()}
     weight, gradient, update = (
         given.get(name, np.full(n, default))
