@@ -94,7 +94,9 @@ class ParameterNorms:
     def roots(self) -> dict[str, Array]:
         """The L2 norms: `weight`, `gradient` and `update`; NaN without a gradient, and where not measured."""
         with np.errstate(invalid="ignore"):  # whatever numbers a file holds
-            found = {name: np.sqrt(getattr(self, f"{name}_sums")) for name in ("weight", "gradient", "update")}
+            found = {
+                name: np.sqrt(getattr(self, f"{name}_sums")) for name in ("weight", "gradient", "update")
+            }
         found["gradient"][~self.has_gradient] = np.nan
         return found
 

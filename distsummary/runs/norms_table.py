@@ -11,7 +11,11 @@ from distsummary.events.recorded import EventPlace
 from distsummary.runs.rank_files import said
 from distsummary.runs.table import Labels, Table
 
-_REALS = ("weight", "gradient", "update", "update_max")
+_COLUMNS = {
+    "rank": np.int32, "attempt": np.int64, "step": np.int64, "wall_time": np.float64, "parameter": np.int32,
+    "weight": np.float64, "gradient": np.float64, "update": np.float64, "update_max": np.float64,
+    "nonfinite": np.int64,
+}  # fmt: skip
 
 
 def norms_table(
@@ -22,7 +26,7 @@ def norms_table(
     Raises InvalidValueError for a parameter that is nowhere.
     """
     numbers: dict[str, int] = {}
-    rows: list[dict[str, Any]] = []
+    pieces: dict[str, list[Any]] = {name: [np.empty(0, dtype)] for name, dtype in _COLUMNS.items()}
     wanted = None if parameter is None else {parameter} if isinstance(parameter, str) else {*parameter}
     for rank, place in found:
         try:
@@ -31,39 +35,23 @@ def norms_table(
             problems[said(error)] = None
             continue
         names = norms.table.names
-        codes = np.array([numbers.setdefault(name, len(numbers)) for name in names], np.int32)
-        kept = slice(None) if wanted is None else np.array([name in wanted for name in names], np.bool_)
-        row = {
-            "codes": codes,
+        kept = np.array([wanted is None or name in wanted for name in names], np.bool_)
+        of_event = {
+            "rank": rank, "attempt": place.attempt, "step": place.step, "wall_time": place.wall_time
+        }  # fmt: skip
+        columns = {
+            **{name: np.full(len(names), number) for name, number in of_event.items()},
+            "parameter": np.array([numbers.setdefault(name, len(numbers)) for name in names]),
             **norms.roots(),
-            "update_max": norms.update_max.astype(np.float64),
+            "update_max": norms.update_max,
             "nonfinite": norms.weight_nonfinite + norms.gradient_nonfinite,
         }
-        rows.append(
-            {name: column[kept] for name, column in row.items()}
-            | {"rank": rank, "attempt": place.attempt, "step": place.step, "wall_time": place.wall_time}
-        )
+        for name, column in columns.items():
+            pieces[name].append(column[kept].astype(_COLUMNS[name]))
     if wanted is not None and (absent := sorted(wanted - numbers.keys())):
         near = get_close_matches(absent[0], numbers, 3)
         names_said = f"the nearest are {', '.join(near)}" if near else f"there are {len(numbers)}"
         raise InvalidValueError(f"parameter must be one with norms, got {absent[0]!r}; {names_said}")
-    sizes = [row["codes"].size for row in rows]
-
-    def repeated(name: str, dtype: type[np.generic]) -> Any:
-        return np.repeat(np.array([row[name] for row in rows], dtype), sizes)
-
-    def joined(name: str, dtype: type[np.generic]) -> Any:
-        return np.concatenate([np.empty(0, dtype), *(row[name] for row in rows)], dtype=dtype)
-
-    return Table(
-        {
-            "rank": repeated("rank", np.int32),
-            "attempt": repeated("attempt", np.int64),
-            "step": repeated("step", np.int64),
-            "wall_time": repeated("wall_time", np.float64),
-            "parameter": Labels(joined("codes", np.int32), tuple(numbers)),
-            **{name: joined(name, np.float64) for name in _REALS},
-            "nonfinite": joined("nonfinite", np.int64),
-        },
-        title="norms",
-    )
+    joined: dict[str, Any] = {name: np.concatenate(column) for name, column in pieces.items()}
+    joined["parameter"] = Labels(joined["parameter"], tuple(numbers))
+    return Table(joined, title="norms")

@@ -17,7 +17,7 @@ import distsummary as ds
 from distsummary.base.failures import Failures
 from distsummary.base.health import Health
 from distsummary.collect.values.norm_source import UpdateDeal
-from distsummary.collect.values.torch_norms import NONFINITE_TAG, Norms, PendingNorms
+from distsummary.collect.values.torch_norms import NONFINITE_TAG, Norms, StepNorms
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.events.reader import read_directory
 from distsummary.format.norms import ParameterNorms, ParameterTable
@@ -66,7 +66,7 @@ class Loop:
         values = self.norms.values(self.params, self.params.cur_step_num, StepContext(ended_late=late))
         self.texts += [value.data for value in values if value.tag == NONFINITE_TAG]
         found = [value.data for value in values if value.plugin == "norms"]
-        return found[0].result() if found and isinstance(found[0], PendingNorms) else (found or [None])[0]
+        return found[0].result() if found and isinstance(found[0], StepNorms) else (found or [None])[0]
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import logging
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -91,8 +92,8 @@ class Norms(Source):
         self._sick_kinds: set[str] = set()
         self._listed: _Listed | None = None
         self._deal: UpdateDeal | None = None
-        self._measured: _Measured | None = None  # what was measured in the current step
-        self._snapshots = _Snapshots()
+        self._measured: StepNorms | None = None  # what was measured in the current step
+        self._copies: dict[int, Tensor] = {}  # of parameters before a step, by place
         # How many steps of the run each optimizer has stepped in: with the numbers of the steps themselves,
         # an optimizer that steps at every eighth of them would always have the same turn.
         self._turns: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
@@ -135,8 +136,8 @@ class Norms(Source):
             self._failures.count(ENDED_LATE, dropped={"norms": 1})
         else:
             self._has_norms = True
-            norms = PendingNorms(measured.norms, measured.arriving, lambda norms: self._look(step, norms))
-            found.append(Value("norms", NORMS_TAG, norms if norms.is_pending else norms.result()))
+            measured.look = partial(self._look, step)
+            found.append(Value("norms", NORMS_TAG, measured if measured.arriving else measured.result()))
         texts = []
         while self._texts:  # other threads may add to it
             texts.append(self._texts.popleft())
@@ -167,24 +168,24 @@ class Norms(Source):
                 return
             held = listed.held_by(step.optimizer)
             places, gradients, refused = [], [], []
-            parameters, has_gradient = listed.parameters, measured.norms.has_gradient
             for place in held:
-                gradient = parameters[place].grad
+                parameter = listed.parameters[place]
+                gradient = parameter.grad
                 if gradient is None:
-                    has_gradient[place] = False
-                elif type(gradient) is Tensor:
+                    continue
+                if type(gradient) is Tensor:
                     places.append(place)
                     gradients.append(gradient)
-                elif _has_layout_of(gradient, parameters[place]):
+                elif _has_layout_of(gradient, parameter):
                     places.append(place)
                     gradients.append(_local(gradient))
                 else:
-                    has_gradient[place] = False
                     refused.append(listed.table.names[place])
-            has_gradient[places] = True
+            measured.norms.has_gradient[held] = False
+            measured.norms.has_gradient[places] = True
             self._measure("gradient", places, gradients, measured, scale)
             if found_inf is not None and not found_inf.is_cpu:
-                measured.arriving.append((_forget_if_skipped(places), FRAMEWORK.snapshot(found_inf)))
+                measured.await_copy(found_inf, partial(measured.forget_if_skipped, places))
             if refused:
                 self._failures.count(
                     f"norms: the gradient of {refused[0]!r}"
@@ -194,8 +195,13 @@ class Norms(Source):
                     "p.grad.redistribute(placements=p.placements) before optimizer.step()"
                 )
             measured.stepped.add(step.optimizer)
-            due = self._dealt(listed).due(self._turns.get(step.optimizer, 0), held)
-            self._snapshots.take({place: flat(listed.local(place)) for place in due}, self._precision)
+            if self._deal is None:
+                self._deal = UpdateDeal(listed.table, listed.splits, self._group, self._mesh)
+            due = self._deal.due(self._turns.get(step.optimizer, 0), held)
+            before = {place: flat(listed.local(place)) for place in due}
+            self._copies = {
+                place: one.to(working_dtype(one, self._precision), copy=True) for place, one in before.items()
+            }
 
     def _after(self) -> None:
         """Measure the weights and the updates."""
@@ -207,10 +213,10 @@ class Norms(Source):
             # all weights once, also those that no optimizer holds; at a step's further optimizers only theirs
             places = held if measured.is_weighed else range(len(listed.parameters))
             measured.is_weighed = True
-            self._measure("weight", places, listed.locals(places), measured)
+            self._measure("weight", places, [listed.local(place) for place in places], measured)
             self._measure_updates(listed, measured)
 
-    def _current(self) -> "tuple[_Listed, _Measured]":
+    def _current(self) -> "tuple[_Listed, StepNorms]":
         """The parameters, listed again if they changed, and what is measured in this step."""
         if self._measured is not None and self._listed is not None:
             return self._listed, self._measured  # of this step, with one optimizer for each parameter
@@ -222,7 +228,7 @@ class Norms(Source):
             self._nonfinite = {"weight": set(), "gradient": set()}
             for reason in self._listed.left_out:
                 self._say(reason)
-        self._measured = _Measured(self._listed.table)
+        self._measured = StepNorms(self._listed.table)
         return self._listed, self._measured
 
     def _say(self, reason: str) -> None:
@@ -231,67 +237,48 @@ class Norms(Source):
             logger.warning("norms: %s", reason)
         self._said.add(reason)
 
-    def _dealt(self, listed: "_Listed") -> UpdateDeal:
-        if self._deal is None:
-            self._deal = UpdateDeal(listed.table, listed.splits, self._group, self._mesh)
-        return self._deal
-
     def _measure(
         self,
         kind: str,
         places: Sequence[int],
         tensors: Sequence[Tensor],
-        measured: "_Measured",
+        measured: "StepNorms",
         scale: Tensor | None = None,
     ) -> None:
         """Measure tensors: those on the host at once, those on devices when their results arrive."""
-        there = [index for index, one in enumerate(tensors) if not one.is_cpu]
-        if len(there) < len(tensors):
-            mine, own = tensors, places
-            if there:
-                hosts = [index for index, one in enumerate(tensors) if one.is_cpu]
-                mine, own = [tensors[index] for index in hosts], [places[index] for index in hosts]
-            sums, counts = host_sums(mine, self._precision)
+        hosts = [index for index, one in enumerate(tensors) if one.is_cpu]
+        if hosts:
+            sums, counts = host_sums([tensors[index] for index in hosts], self._precision)
             if scale is not None:
                 sums /= float(scale.item()) ** 2
-            _fill(measured.norms, kind, own, sums, counts)
-        if there:
-            flats = {places[index]: flat(tensors[index]) for index in there}
-            self._measure_there(kind, flats, measured, scale)
+            measured.fill(kind, [places[index] for index in hosts], sums, counts)
+        if len(hosts) == len(tensors):
+            return
+        known = self._nonfinite[kind]
+        there = {place: flat(one) for place, one in zip(places, tensors, strict=True) if not one.is_cpu}
+        for device, (held, flats) in _by_device(there).items():
+            # Whether a sum is finite is only known later, so the elements of those that lately were not are
+            # counted; at the first step, the count is 1, which says that there are some.
+            counted = [index for index, place in enumerate(held) if place in known]
+            packed = device_sums(flats, counted)
+            if scale is not None:
+                packed[: len(held)] /= scale.to(device, packed.dtype).square()
+            measured.await_copy(packed, partial(measured.fill_packed, kind, held, counted, known))
 
-    def _measure_updates(self, listed: "_Listed", measured: "_Measured") -> None:
+    def _measure_updates(self, listed: "_Listed", measured: "StepNorms") -> None:
         """Measure what the optimizer's step added to the parameters that were copied before it."""
-        pairs = {place: (flat(listed.local(place)), copy) for place, copy in self._snapshots.given_back()}
+        pairs = {place: (flat(listed.local(place)), copy) for place, copy in self._copies.items()}
+        self._copies = {}
         hosts = [place for place, (one, _) in pairs.items() if one.is_cpu]
         if hosts:
             sums, most = host_changes([pairs[place] for place in hosts], self._precision)
-            _fill_update(measured.norms, hosts, sums, most)
-        there = {place: pair for place, pair in pairs.items() if not pair[0].is_cpu}
-        if there:
-            changes = {place: torch.sub(one, copy, out=copy) for place, (one, copy) in there.items()}
-            self._measure_there("update", changes, measured)
-
-    def _measure_there(
-        self, kind: str, flats: Mapping[int, Tensor], measured: "_Measured", scale: Tensor | None = None
-    ) -> None:
-        """Measure tensors on devices, by place; their results are on their way to the host."""
-        flats = {place: one for place, one in flats.items() if one.numel()}
-        for device in {one.device for one in flats.values()}:
-            places = [place for place, one in flats.items() if one.device == device]
-            here = [flats[place] for place in places]
-            if kind == "update":
-                packed = torch.cat((device_sums(here, ()), device_largest(here)))
-                measured.arriving.append((_arrive_updates(places), FRAMEWORK.snapshot(packed)))
-                continue
-            known = self._nonfinite[kind]
-            # Whether a sum is finite is only known later, so the elements of those that lately were not are
-            # counted; at the first step, the count is 1, which says that there are some.
-            counted = [index for index, place in enumerate(places) if place in known]
-            packed = device_sums(here, counted)
-            if scale is not None:
-                packed[: len(places)] /= scale.to(device, packed.dtype).square()
-            arrive = _arrive(kind, places, counted, known)
-            measured.arriving.append((arrive, FRAMEWORK.snapshot(packed)))
+            measured.fill_updates(hosts, np.concatenate((sums, most)))
+        there = {
+            place: torch.sub(one, copy, out=copy) for place, (one, copy) in pairs.items() if not one.is_cpu
+        }
+        for held, flats in _by_device(there).values():
+            packed = torch.cat((device_sums(flats, ()), device_largest(flats)))
+            measured.await_copy(packed, partial(measured.fill_updates, held))
 
     def _look(self, step: int, norms: ParameterNorms) -> None:
         """Report the first parameter that is not finite; may be called from any thread."""
@@ -314,61 +301,75 @@ class Norms(Source):
                 self._texts.append(found)
 
 
-class PendingNorms:
-    """The norms of a step, some of which may still be on their way from a device.
+class StepNorms:
+    """The norms of a step of the run, as far as they are measured; results may be on their way from a device.
 
-    Args:
-        norms: filled by `result`.
+    Attributes:
+        norms: complete when `arriving` is empty.
         arriving: the results of devices, and what puts them into `norms`.
         look: called once with the complete norms.
+        stepped: the optimizers that have stepped. is_weighed: whether weights were measured.
+        is_skipped: whether GradScaler leaves out the optimizer's current step.
     """
-
-    __slots__ = ("_arriving", "_is_seen", "_look", "_norms")
-
-    def __init__(
-        self,
-        norms: ParameterNorms,
-        arriving: "list[tuple[Callable[[ParameterNorms, Array], None], Pending]]",
-        look: Callable[[ParameterNorms], None],
-    ) -> None:
-        self._norms, self._arriving, self._look = norms, arriving, look
-        self._is_seen = False
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether results are still to come from a device."""
-        return bool(self._arriving)
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of the columns and of the results to come."""
-        return self._norms.nbytes + sum(copy.nbytes for _, copy in self._arriving)
-
-    def result(self) -> ParameterNorms:
-        """Wait for the results and return the norms."""
-        while self._arriving:
-            fill, copy = self._arriving.pop(0)
-            fill(self._norms, np.asarray(copy.result()))
-        if not self._is_seen:
-            self._is_seen = True
-            self._look(self._norms)
-        return self._norms
-
-
-class _Measured:
-    """What was measured so far in a step of the run."""
-
-    __slots__ = ("arriving", "is_skipped", "is_weighed", "norms", "stepped")
 
     def __init__(self, table: ParameterTable) -> None:
         n = len(table.names)
         columns = {name: np.full(n, default, dtype) for name, (dtype, default) in COLUMNS.items()}
         columns["has_gradient"].fill(False)
         self.norms = ParameterNorms(table, **columns)
-        self.arriving: list[tuple[Callable[[ParameterNorms, Array], None], Pending]] = []
-        self.is_weighed = False  # whether weights were measured: an optimizer has stepped
+        self.arriving: list[tuple[Pending, Callable[[Array], None]]] = []
+        self.look: Callable[[ParameterNorms], None] | None = None
         self.stepped: set[Optimizer] = set()
-        self.is_skipped = False  # whether GradScaler leaves out the optimizer's current step
+        self.is_weighed = self.is_skipped = False
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the columns and of the results to come."""
+        return self.norms.nbytes + sum(copy.nbytes for copy, _ in self.arriving)
+
+    def result(self) -> ParameterNorms:
+        """Wait for the results and return the norms."""
+        while self.arriving:
+            copy, take = self.arriving.pop(0)
+            take(np.asarray(copy.result()))
+        look, self.look = self.look, None
+        if look is not None:
+            look(self.norms)
+        return self.norms
+
+    def await_copy(self, results: Tensor, take: Callable[[Array], None]) -> None:
+        """Copy results to the host without waiting; `take` gets them when they have arrived."""
+        self.arriving.append((FRAMEWORK.snapshot(results), take))
+
+    def fill(self, kind: str, places: Sequence[int], sums: Array, counts: Array) -> None:
+        """Enter sums of squares, and how many elements are not finite."""
+        getattr(self.norms, f"{kind}_sums")[places] = sums
+        getattr(self.norms, f"{kind}_nonfinite")[places] = counts
+
+    def fill_packed(
+        self, kind: str, places: list[int], counted: list[int], known: set[int], results: Array
+    ) -> None:
+        """Enter the sums of `device_sums`, and update `known`, the places that are not finite."""
+        sums = results[: len(places)].astype(np.float64)
+        counts = (~np.isfinite(sums)).astype(np.int64)
+        counts[counted] = results[len(places) :]
+        known.difference_update(places)
+        known.update(place for place, count in zip(places, counts, strict=True) if count)
+        self.fill(kind, places, sums, counts)
+
+    def fill_updates(self, places: Sequence[int], results: Array) -> None:
+        """Enter sums of squares, then maxima; NaN means "not measured", so what is not finite is infinite."""
+        sums, maxima = np.split(np.where(np.isnan(results), np.inf, results), 2)
+        self.norms.update_sums[places] = sums
+        with np.errstate(over="ignore"):  # of float64 parameters, beyond float32
+            self.norms.update_max[places] = maxima
+
+    def forget_if_skipped(self, places: list[int], found_inf: Array) -> None:
+        """Take the gradients back if GradScaler found that they are not finite, and left out the step."""
+        if float(found_inf.reshape(-1)[0]):
+            self.norms.has_gradient[places] = False
+            self.norms.gradient_sums[places] = 0
+            self.norms.gradient_nonfinite[places] = 0
 
 
 class _Listed:
@@ -388,7 +389,6 @@ class _Listed:
             starts=tuple(_start(one) for one in self.parameters),
         )
         self.splits = [FRAMEWORK.split_axes(one) for one in self.parameters]
-        self._is_distributed = any(type(one) not in _PLAIN for one in self.parameters)
         self._places = {id(one): place for place, one in enumerate(self.parameters)}
         self._held: weakref.WeakKeyDictionary[Optimizer, tuple[list[int], list[int]]]
         self._held = weakref.WeakKeyDictionary()
@@ -412,13 +412,6 @@ class _Listed:
         """This rank's part of a parameter, as it is now."""
         return _local(self.parameters[place])
 
-    def locals(self, places: Sequence[int]) -> list[Tensor]:
-        """This rank's parts of parameters, as they are now."""
-        parameters = self.parameters
-        if not self._is_distributed:
-            return [parameters[place] for place in places]
-        return [_local(parameters[place]) for place in places]
-
     def held_by(self, optimizer: Optimizer) -> list[int]:
         """The places of the parameters that an optimizer holds."""
         sizes = [len(group["params"]) for group in optimizer.param_groups]
@@ -429,39 +422,6 @@ class _Listed:
         held = sorted({self._places[key] for key in ids if key in self._places})
         self._held[optimizer] = sizes, held
         return held
-
-
-class _Snapshots:
-    """Copies of parameters before a step; the memory of those on the host is used again."""
-
-    def __init__(self) -> None:
-        self._memory: dict[torch.dtype, Tensor] = {}
-        self._copies: dict[int, Tensor] = {}
-
-    def take(self, flats: Mapping[int, Tensor], precision: torch.dtype) -> None:
-        """Copy parameters by place, in their working dtype."""
-        self._copies.clear()
-        starts: dict[int, tuple[torch.dtype, int]] = {}
-        needed: dict[torch.dtype, int] = {}
-        for place, one in flats.items():
-            dtype = working_dtype(one, precision)
-            if one.is_cpu:
-                starts[place] = dtype, needed.get(dtype, 0)
-                needed[dtype] = starts[place][1] + one.numel()
-            else:
-                self._copies[place] = one.to(dtype, copy=True)
-        for dtype, size in needed.items():
-            held = self._memory.get(dtype)
-            if held is None or held.numel() < size:
-                self._memory[dtype] = torch.empty(size, dtype=dtype)
-        for place, (dtype, start) in starts.items():
-            one = flats[place]
-            self._copies[place] = self._memory[dtype][start : start + one.numel()].copy_(one)
-
-    def given_back(self) -> list[tuple[int, Tensor]]:
-        """The copies by place, which are forgotten here."""
-        copies, self._copies = self._copies, {}
-        return list(copies.items())
 
 
 def _local(tensor: Tensor) -> Tensor:
@@ -507,47 +467,12 @@ def _has_layout_of(gradient: Any, parameter: Any) -> bool:
     )
 
 
-def _fill(norms: ParameterNorms, kind: str, places: Sequence[int], sums: Array, counts: Array) -> None:
-    getattr(norms, f"{kind}_sums")[places] = sums
-    getattr(norms, f"{kind}_nonfinite")[places] = counts
-
-
-def _fill_update(norms: ParameterNorms, places: Sequence[int], sums: Array, maxima: Array) -> None:
-    """NaN means "not measured", so an update that is not finite becomes infinite."""
-    norms.update_sums[places] = np.where(np.isnan(sums), np.inf, sums)
-    with np.errstate(over="ignore"):  # of float64 parameters, beyond float32
-        norms.update_max[places] = np.where(np.isnan(maxima), np.inf, maxima)
-
-
-def _arrive(
-    kind: str, places: list[int], counted: list[int], known: set[int]
-) -> Callable[[ParameterNorms, Array], None]:
-    """What fills in the sums that come from a device, and updates `known`, the places that are not finite."""
-
-    def arrive(norms: ParameterNorms, results: Array) -> None:
-        sums = results[: len(places)].astype(np.float64)
-        counts = (~np.isfinite(sums)).astype(np.int64)
-        counts[counted] = results[len(places) :]
-        known.difference_update(places)
-        known.update(place for place, count in zip(places, counts, strict=True) if count)
-        _fill(norms, kind, places, sums, counts)
-
-    return arrive
-
-
-def _arrive_updates(places: list[int]) -> Callable[[ParameterNorms, Array], None]:
-    """What fills in the updates that come from a device."""
-    n = len(places)
-    return lambda norms, results: _fill_update(norms, places, results[:n], results[n:])
-
-
-def _forget_if_skipped(places: list[int]) -> Callable[[ParameterNorms, Array], None]:
-    """What takes the gradients back if GradScaler found that they are not finite, and left out the step."""
-
-    def arrive(norms: ParameterNorms, found_inf: Array) -> None:
-        if float(found_inf.reshape(-1)[0]):
-            norms.has_gradient[places] = False
-            norms.gradient_sums[places] = 0
-            norms.gradient_nonfinite[places] = 0
-
-    return arrive
+def _by_device(tensors: Mapping[int, Tensor]) -> dict[torch.device, tuple[list[int], list[Tensor]]]:
+    """The places and tensors of each device, without those that have no elements."""
+    found: dict[torch.device, tuple[list[int], list[Tensor]]] = {}
+    for place, one in tensors.items():
+        if one.numel():
+            places, there = found.setdefault(one.device, ([], []))
+            places.append(place)
+            there.append(one)
+    return found
