@@ -41,7 +41,8 @@ class Labels(NamedTuple):
         return np.array([*self.names, ""], object)[self.codes]
 
 
-Columns: TypeAlias = Mapping[str, Array | Labels]
+Column: TypeAlias = Array | Labels
+Columns: TypeAlias = Mapping[str, Column | Callable[[], Column]]  # a function makes one that is asked for
 
 
 class Table:
@@ -54,17 +55,18 @@ class Table:
     """
 
     def __init__(self, columns: Columns, *, title: str = "") -> None:
-        self._made = dict(columns)
+        self._columns = dict(columns)
         self._title = title
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of the columns."""
-        return tuple(self._made)
+        return tuple(self._columns)
 
     def __len__(self) -> int:
-        for column in self._made.values():
-            return int((column.codes if isinstance(column, Labels) else column).size)
+        for column in self._columns.values():
+            if not callable(column):
+                return int((column.codes if isinstance(column, Labels) else column).size)
         return 0
 
     def __getitem__(self, name: str) -> Array:
@@ -72,14 +74,12 @@ class Table:
         column = self._column(name)
         return column.array if isinstance(column, Labels) else column
 
-    def _column(self, name: str) -> Array | Labels:
+    def _column(self, name: str) -> Column:
         """A column, which is made when it is first asked for."""
-        if name not in self._made:
-            self._made[name] = self._make(name)
-        return self._made[name]
-
-    def _make(self, name: str) -> Array | Labels:
-        raise KeyError(name)  # of a plain table, all columns are given
+        column = self._columns[name]
+        if callable(column):
+            column = self._columns[name] = column()
+        return column
 
     def __iter__(self) -> Iterator[Any]:  # named tuples of the columns
         row = namedtuple("Row", self.columns, rename=True)  # type: ignore[misc]
@@ -124,7 +124,7 @@ class Table:
         """
         arrow = extra("to_arrow()", "pyarrow")
 
-        def converted(column: Array | Labels) -> Any:
+        def converted(column: Column) -> Any:
             if isinstance(column, Labels):
                 names = arrow.array([*column.names], arrow.string())
                 return arrow.DictionaryArray.from_arrays(arrow.array(column.codes), names)
@@ -170,25 +170,21 @@ class ScalarTable(Table):
                 block[start:end] = column
             if end > start:
                 self._pieces.append(Piece(piece.rank, piece.tag, *(block[start:end] for block in blocks)))
-        attempts, steps, wall_times, self._values = (block[:end] for block in blocks)
-        super().__init__({"attempt": attempts, "step": steps, "wall_time": wall_times}, title="scalars")
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The names of the columns."""
-        return ("rank", "attempt", "step", "wall_time", "tag", "value")
-
-    def _make(self, name: str) -> Array | Labels:
-        if name == "value":
-            return self._values.astype(np.float64)
+        attempts, steps, wall_times, values = (block[:end] for block in blocks)
         sizes = [piece.steps.size for piece in self._pieces]
-        if name == "rank":
-            return np.repeat(np.array([piece.rank for piece in self._pieces], np.int32), sizes)
-        tags = labels([piece.tag for piece in self._pieces])
-        return Labels(np.repeat(tags.codes, sizes), tags.names)
 
-    def __len__(self) -> int:
-        return int(self._values.size)
+        def ranks() -> Column:
+            return np.repeat(np.array([piece.rank for piece in self._pieces], np.int32), sizes)
+
+        def tags() -> Column:
+            of_pieces = labels([piece.tag for piece in self._pieces])
+            return Labels(np.repeat(of_pieces.codes, sizes), of_pieces.names)
+
+        columns: Columns = {
+            "rank": ranks, "attempt": attempts, "step": steps, "wall_time": wall_times, "tag": tags,
+            "value": lambda: values.astype(np.float64),
+        }  # fmt: skip
+        super().__init__(columns, title="scalars")
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -340,16 +336,10 @@ class ValueTable(Table):
     """
 
     def __init__(self, columns: Columns, read: Callable[[int], Any], *, title: str) -> None:
-        super().__init__(columns, title=title)
+        super().__init__(
+            {**columns, "value": lambda: objects([read(row) for row in range(len(self))])}, title=title
+        )
         self._read = read
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The names of the columns."""
-        return (*(name for name in self._made if name != "value"), "value")
-
-    def _make(self, name: str) -> Array | Labels:
-        return objects([self._read(row) for row in range(len(self))])
 
     def value(self, row: int) -> Any:
         """The value of one row, counted from 0; it is read from its file."""
