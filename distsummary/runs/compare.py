@@ -9,10 +9,8 @@ from numpy.typing import NDArray
 from distsummary.base.columns import aligned, cut, numbered, printable, shortened, wrapped, wrapped_rows
 from distsummary.format.records import ALERT_TAGS, RANKS_TAG
 from distsummary.runs.facts import Fact, facts
-from distsummary.runs.rank_files import MERGED, MERGED_RANK
 from distsummary.runs.recorded_run import RecordedRun
-from distsummary.runs.show import STATISTICS, fact_text, interest, verdict_text
-from distsummary.runs.table import ScalarTable
+from distsummary.runs.show import STATISTICS, fact_text, interest, leading_scalars, verdict_text
 
 APART = 3.0  # times their own change from step to step; curves that are so far apart have parted
 MEANING = (
@@ -133,11 +131,8 @@ def curves_of(run: RecordedRun) -> tuple[int, dict[str, tuple[Array, Array]]]:
     before it is merged, of its lowest rank. Steps rise; of one that is there twice, the last value counts.
     Without the statistics of ranks and without alerts, which are no curves.
     """
-    table: ScalarTable = run.scalars(rank=MERGED)
-    is_merged = len(table) and (table["rank"] == MERGED_RANK).all()
-    if not is_merged and run.ranks:
-        table = run.scalars(rank=min(run.ranks))
-    return (MERGED_RANK if is_merged or not run.ranks else min(run.ranks)), {
+    rank, table = leading_scalars(run)
+    return rank, {
         tag: _by_step(*curve)
         for tag, curve in table.curves().items()
         if tag not in (RANKS_TAG, *ALERT_TAGS) and not tag.endswith(STATISTICS)

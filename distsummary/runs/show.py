@@ -13,9 +13,10 @@ from distsummary.diagnosis.alerts import worst_level
 from distsummary.format.records import RANKS_TAG
 from distsummary.runs.deals import deal_lines
 from distsummary.runs.facts import Fact, facts
-from distsummary.runs.rank_files import MERGED, Rank
+from distsummary.runs.rank_files import MERGED, MERGED_RANK, Rank
 from distsummary.runs.recorded_run import RecordedRun, findings
 from distsummary.runs.status_text import findings_in_short
+from distsummary.runs.table import ScalarTable
 
 STATISTICS = ("/min", "/median", "/max", "/argmax_rank")
 _FIRST = ("loss", "train/loss", "loss/auto", "eval/", "acc", "lr", "learning_rate")  # tags of interest
@@ -73,12 +74,7 @@ class Overview:
 
 def overview(run: RecordedRun) -> Overview:
     """Read what is to be shown; the curves are those of the merged run or, before it is merged, of a rank."""
-    counts = run.tags
-    table = run.scalars(rank=MERGED)
-    source: Rank = MERGED if len(run.ranks) > 1 else min(run.ranks)
-    if not len(table) and "scalar" in counts:
-        source = min(run.ranks)
-        table = run.scalars(rank=source)
+    rank, table = leading_scalars(run)
     curves = [_curve(tag, *of_tag) for tag, of_tag in table.curves().items()]
     known = facts(run)
     attempts = [attempt for attempt in run.attempts if attempt.role == run.role]
@@ -94,14 +90,22 @@ def overview(run: RecordedRun) -> Overview:
         steps=run.steps,
         started=min((attempt.started for attempt in attempts), default=None),
         facts=known,
-        curves_of=source,
+        curves_of=MERGED if rank == MERGED_RANK else rank,
         curves=tuple(sorted(curves, key=lambda curve: interest(curve.tag))),
-        values=counts,
+        values=run.tags,
         landscapes=tuple(run.landscapes),
         verdicts=verdicts,
         deals=tuple(run.deals),
         problems=tuple(run.problems),
     )
+
+
+def leading_scalars(run: RecordedRun) -> tuple[int, ScalarTable]:
+    """The scalars of the merged run (-1) or, before it is merged, of the lowest rank; first which of them."""
+    if len(table := run.scalars(rank=MERGED)):
+        return int(table["rank"][0]), table
+    lowest = min(run.ranks)
+    return lowest, run.scalars(rank=lowest)
 
 
 def text_of(shown: Overview, *, width: int) -> str:
