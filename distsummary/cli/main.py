@@ -15,8 +15,8 @@ import signal
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple, TypeAlias
 
 from distsummary import __version__
 from distsummary.base.columns import named, width_of
@@ -59,17 +59,27 @@ EXIT_CODES = (
 Argument: TypeAlias = tuple[tuple[str, ...], dict[str, Any]]  # what `ArgumentParser.add_argument` takes
 
 
-class Verb(NamedTuple):
-    """A verb's arguments, its function, which takes the options and returns the exit code (None: 0), and an
-    example of its use.
-    """
+class Answer(NamedTuple):
+    """What a verb has found, as an object for JSON and as text, one of which is printed; its exit code."""
 
-    run: Callable[[argparse.Namespace], int | None]
+    result: Any
+    text: str
+    code: int = 0
+
+
+# Takes the options; returns what is to be printed, or an exit code (None: 0) if it has printed all by itself.
+Function: TypeAlias = Callable[[argparse.Namespace], Answer | int | None]
+
+
+class Verb(NamedTuple):
+    """A verb's function, its arguments, an example of its use, and whether its progress is shown."""
+
+    run: Function
     arguments: tuple[Argument, ...]
     example: str
+    shows_progress: bool
 
 
-Function = TypeVar("Function", bound=Callable[[argparse.Namespace], int | None])
 VERBS: dict[str, Verb] = {}
 
 
@@ -87,9 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(arguments)
     try:
         with handles_interrupts():
-            code = VERBS[options.verb].run(options) or 0
-            sys.stdout.flush()
-            return code
+            return _run(VERBS[options.verb], options)
     except BrokenPipeError:  # the reader closed the pipe (head, less); stdout must not fail again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -107,6 +115,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             kept += f", and the same command{' without --fresh' if options.fresh else ''} resumes from there"
         printed(f"distsummary {options.verb}: {str(stop) or 'interrupted'}; {kept}", file=sys.stderr)
         return 130
+
+
+def _run(entry: Verb, options: argparse.Namespace) -> int:
+    """Run a verb and print its answer; returns the exit code."""
+    with showing_progress(options.verb) if entry.shows_progress else nullcontext():
+        found = entry.run(options)
+    if isinstance(found, Answer):
+        from distsummary.format.json_values import plain
+
+        printed(json.dumps(plain(found.result)) if options.json else found.text)
+        found = found.code
+    sys.stdout.flush()
+    return found or 0
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -149,13 +170,6 @@ def _exits_at_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _answer(options: argparse.Namespace, result: Any, text: str) -> None:
-    """Print what a verb has found, as one line of JSON if the options ask for it, else as text."""
-    from distsummary.format.json_values import plain
-
-    printed(json.dumps(plain(result)) if options.json else text)
 
 
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg]  # generic for type checkers only
@@ -220,11 +234,11 @@ def seconds(text: str) -> float:
     return found
 
 
-def verb(*arguments: Argument, example: str) -> Callable[[Function], Function]:
+def verb(*arguments: Argument, example: str, shows_progress: bool = True) -> Callable[[Function], Function]:
     """Register a function as the verb of its name; `example`: a command line without "distsummary"."""
 
     def register(run: Function) -> Function:
-        VERBS[run.__name__] = Verb(run, arguments, example)
+        VERBS[run.__name__] = Verb(run, arguments, example, shows_progress)
         return run
 
     return register
@@ -235,6 +249,7 @@ def verb(*arguments: Argument, example: str) -> Callable[[Function], Function]:
     argument("--epochs", type=int, default=3, help="how many epochs (3)"),
     argument("--out", dest="run_dir", metavar="RUN", default="runs/demo", help="the run dir (runs/demo)"),
     example="demo --ranks 2 --out runs/demo",
+    shows_progress=False,
 )
 def demo(options: argparse.Namespace) -> None:
     """Train on real digits on several ranks and draw the loss landscape."""
@@ -248,6 +263,7 @@ def demo(options: argparse.Namespace) -> None:
     argument("--into", metavar="DIR", help="the run dir; {time} becomes the time of the start (runs/{time})"),
     argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command and its arguments"),
     example="run -- torchrun --nproc-per-node 4 train.py",
+    shows_progress=False,
 )
 def run(options: argparse.Namespace) -> int:
     """Run a command and record the trainings of torch in it, without a change of the script."""
@@ -261,12 +277,11 @@ def run(options: argparse.Namespace) -> int:
     repeated("--tag", help="also write min, median, max and argmax_rank of this tag"),
     example="merge runs/digits",
 )
-def merge(options: argparse.Namespace) -> None:
+def merge(options: argparse.Namespace) -> Answer:
     """Merge the rank directories of a run dir into one run, without Ray."""
-    with showing_progress("merge"):
-        from distsummary.aggregate.merge import merge_run
+    from distsummary.aggregate.merge import merge_run
 
-        report = merge_run(options.run_dir, key_tags=tuple(options.tag or ()))
+    report = merge_run(options.run_dir, key_tags=tuple(options.tag or ()))
     lines = [f"{report.path}: {report.steps} steps of {len(report.ranks)} ranks"]
     if report.completed:
         lines.append(
@@ -287,21 +302,21 @@ def merge(options: argparse.Namespace) -> None:
             lines.append(f"  {name}: {', '.join(map(str, found))}")
     if not report.files:
         lines = [f"{report.path}: {report.note or 'nothing to merge'}"]
-    _answer(options, report, "\n".join(lines))
+    return Answer(report, "\n".join(lines))
 
 
 @verb(
     argument("prefix", metavar="PREFIX", help="what the paths of the ranks' directories have in common"),
     example="adopt runs/summary_dir",
 )
-def adopt(options: argparse.Namespace) -> None:
+def adopt(options: argparse.Namespace) -> Answer:
     """Make one run of ranks that wrote to PREFIX0, PREFIX1 ..., by moving their directories into PREFIX."""
     from distsummary.cli.adopt import adopt as adopt_ranks
 
     found = adopt_ranks(options.prefix)
     lines = [f"{found.path}: {named(found.ranks, 'rank')}; next: distsummary merge {found.path}"]
     lines += [f"  what is left in {path} is of that rank alone and may be removed" for path in found.left]
-    _answer(options, found, "\n".join(lines))
+    return Answer(found, "\n".join(lines))
 
 
 @verb(
@@ -351,42 +366,40 @@ def adopt(options: argparse.Namespace) -> None:
     argument("--memory", choices=("inference",), help="inference: compute within the model's own memory"),
     argument("--fresh", action="store_true", help="start again instead of resuming an interrupted landscape"),
     example="landscape runs/digits train:factory --size 31",
+    shows_progress=False,
 )
-def landscape(options: argparse.Namespace) -> None:
+def landscape(options: argparse.Namespace) -> Answer:
     """Draw loss landscapes around the trajectory of a run."""
     from distsummary.cli.landscape_command import draw
 
     grids, text = draw(options)
-    _answer(options, {"run_dir": options.run_dir, "landscapes": sorted(grids)}, text)
+    return Answer({"run_dir": options.run_dir, "landscapes": sorted(grids)}, text)
 
 
 @verb(RUN, example="status runs/digits")
-def status(options: argparse.Namespace) -> int:
+def status(options: argparse.Namespace) -> Answer:
     """Say which rank is in which state, from the run's files; exits with 1 if something is wrong."""
-    with showing_progress("status"):
-        from distsummary.runs.status import read_status
-        from distsummary.runs.status_text import as_json, text_of
+    from distsummary.runs.status import read_status
+    from distsummary.runs.status_text import as_json, text_of
 
-        found = read_status(options.run_dir)
-    _answer(options, as_json(found), text_of(found, width=width_of(sys.stdout)))
-    return found.exit_code
+    found = read_status(options.run_dir)
+    return Answer(as_json(found), text_of(found, width=width_of(sys.stdout)), found.exit_code)
 
 
 @verb(RUN, example="why runs/digits")
-def why(options: argparse.Namespace) -> int:
+def why(options: argparse.Namespace) -> Answer:
     """Name the ranks that are slow, stuck or sick, with cause, steps and evidence; exits with 1 if any is."""
-    with showing_progress("why"):
-        from distsummary.cli.why import as_json, text_of, why
+    from distsummary.cli.why import as_json, text_of, why
 
-        found = why(options.run_dir)
-    _answer(options, as_json(found), text_of(found, width=width_of(sys.stdout)))
-    return int(bool(found.verdicts))
+    found = why(options.run_dir)
+    return Answer(as_json(found), text_of(found, width=width_of(sys.stdout)), int(bool(found.verdicts)))
 
 
 @verb(
     RUN,
     argument("--every", type=seconds, default=2.0, metavar="SECONDS", help="seconds between two looks (2)"),
     example="watch runs/digits",
+    shows_progress=False,
 )
 def watch(options: argparse.Namespace) -> int:
     """Show the states of the ranks until the run is over; exits as `status` does."""
@@ -399,13 +412,12 @@ def watch(options: argparse.Namespace) -> int:
 @verb(
     argument("directory", metavar="DIR", help="the directory that the run dirs are in"), example="runs runs/"
 )
-def runs(options: argparse.Namespace) -> None:
+def runs(options: argparse.Namespace) -> Answer:
     """List the runs below a directory, the newest first."""
-    with showing_progress("runs"):
-        from distsummary.runs.find_runs import WIDTH, find_runs, text_of
+    from distsummary.runs.find_runs import WIDTH, find_runs, text_of
 
-        found = find_runs(options.directory)
-    _answer(options, {"runs": found}, text_of(found, width=width_of(sys.stdout, WIDTH)))
+    found = find_runs(options.directory)
+    return Answer({"runs": found}, text_of(found, width=width_of(sys.stdout, WIDTH)))
 
 
 @verb(
@@ -420,36 +432,34 @@ def runs(options: argparse.Namespace) -> None:
 )
 def dump(options: argparse.Namespace) -> None:
     """Print every value in event files, one JSON object per line."""
-    with showing_progress("dump"):
-        from distsummary.cli.dump import dump, to_line
-        from distsummary.cli.model_graph import model_graph
+    from distsummary.cli.dump import dump, to_line
+    from distsummary.cli.model_graph import model_graph
 
-        if options.graph:
-            printed(json.dumps(model_graph(options.path)))
-            return
-        for record in dump(
-            options.path,
-            full=options.full,
-            tags=options.tag or (),
-            plugins=options.plugin or (),
-            dialect=options.dialect,
-            rank=options.rank,
-        ):
-            printed(to_line(record))
+    if options.graph:
+        printed(json.dumps(model_graph(options.path)))
+        return
+    for record in dump(
+        options.path,
+        full=options.full,
+        tags=options.tag or (),
+        plugins=options.plugin or (),
+        dialect=options.dialect,
+        rank=options.rank,
+    ):
+        printed(to_line(record))
 
 
 @verb(
     RECORDED,
     example="show runs/digits",
 )
-def show(options: argparse.Namespace) -> None:
+def show(options: argparse.Namespace) -> Answer:
     """Show a run on one screen: state, config, code, data, curves, and what is missing."""
-    with showing_progress("show"):
-        from distsummary.runs.recorded_run import open_run
-        from distsummary.runs.show import overview, text_of
+    from distsummary.runs.recorded_run import open_run
+    from distsummary.runs.show import overview, text_of
 
-        found = overview(open_run(options.run_dir))
-    _answer(options, found, text_of(found, width=width_of(sys.stdout)))
+    found = overview(open_run(options.run_dir))
+    return Answer(found, text_of(found, width=width_of(sys.stdout)))
 
 
 @verb(
@@ -457,14 +467,13 @@ def show(options: argparse.Namespace) -> None:
     argument("other", metavar="OTHER", help="the run to compare it with"),
     example="compare runs/a runs/b",
 )
-def compare(options: argparse.Namespace) -> None:
+def compare(options: argparse.Namespace) -> Answer:
     """Say what differs between two runs in config, code and data, and where their curves part."""
-    with showing_progress("compare"):
-        from distsummary.runs.compare import compare, text_of
-        from distsummary.runs.recorded_run import open_run
+    from distsummary.runs.compare import compare, text_of
+    from distsummary.runs.recorded_run import open_run
 
-        found = compare(open_run(options.run_dir), open_run(options.other))
-    _answer(options, found, text_of(found, width=width_of(sys.stdout, 120)))
+    found = compare(open_run(options.run_dir), open_run(options.other))
+    return Answer(found, text_of(found, width=width_of(sys.stdout, 120)))
 
 
 @verb(
@@ -477,13 +486,12 @@ def compare(options: argparse.Namespace) -> None:
     ),
     example="export runs/digits --to parquet --tag loss",
 )
-def export(options: argparse.Namespace) -> None:
+def export(options: argparse.Namespace) -> Answer:
     """Write the scalars of a run as a table: rank, attempt, step, wall_time, tag, value."""
-    with showing_progress("export"):
-        from distsummary.runs.export import export
+    from distsummary.runs.export import export
 
-        path, rows = export(options.run_dir, options.to, out=options.out, tag=options.tag, rank=options.rank)
-    _answer(options, {"file": path, "rows": rows}, f"{path}: {rows:,} rows")
+    path, rows = export(options.run_dir, options.to, out=options.out, tag=options.tag, rank=options.rank)
+    return Answer({"file": path, "rows": rows}, f"{path}: {rows:,} rows")
 
 
 @verb(
@@ -499,20 +507,19 @@ def export(options: argparse.Namespace) -> None:
     ),
     example="report runs/digits --with runs/other -o digits.html",
 )
-def report(options: argparse.Namespace) -> None:
+def report(options: argparse.Namespace) -> Answer:
     """Write the page of a run as one HTML file: verdicts, curves, heat maps of ranks and steps, timeline."""
-    with showing_progress("report"):
-        from distsummary.view.report import report
+    from distsummary.view.report import report
 
-        path = report(
-            options.run_dir,
-            out=options.out,
-            ranks=options.rank or (),
-            tags=options.tag,
-            others=options.others or (),
-        )
+    path = report(
+        options.run_dir,
+        out=options.out,
+        ranks=options.rank or (),
+        tags=options.tag,
+        others=options.others or (),
+    )
     size = path.stat().st_size
-    _answer(options, {"file": path, "bytes": size}, f"{path}: {size / 1e6:.1f} MB")
+    return Answer({"file": path, "bytes": size}, f"{path}: {size / 1e6:.1f} MB")
 
 
 @verb(
@@ -524,6 +531,7 @@ def report(options: argparse.Namespace) -> None:
     ),
     argument("--host", help="the address to listen on (127.0.0.1: this machine alone)"),
     example="serve runs/ --port 6116",
+    shows_progress=False,
 )
 def serve(options: argparse.Namespace) -> None:
     """Show runs live in a browser, on this machine alone and read-only, until Ctrl-C."""
@@ -548,20 +556,18 @@ def serve(options: argparse.Namespace) -> None:
     argument("--repair", action="store_true", help="cut torn ends off files, rebuild run.json"),
     example="fsck runs/digits",
 )
-def fsck(options: argparse.Namespace) -> int:
+def fsck(options: argparse.Namespace) -> Answer:
     """Report every file that is damaged or would break a viewer; exits with 0 if there is none."""
-    with showing_progress("fsck"):
-        from distsummary.cli.fsck import fsck
+    from distsummary.cli.fsck import fsck
 
-        report = fsck(options.directory, repair=options.repair)
+    report = fsck(options.directory, repair=options.repair)
     problems = sum(one.is_problem for one in report.findings)
     lines = [f"repaired: {one.as_line()}" for one in report.repaired]
     lines += [one.as_line() for one in report.findings]
     lines.append(
         f"{report.directories} directories, {report.files} files, {report.events} events: {problems} problems"
     )
-    _answer(options, report.as_json(), "\n".join(lines))
-    return report.exit_code
+    return Answer(report.as_json(), "\n".join(lines), report.exit_code)
 
 
 @verb(
@@ -575,10 +581,9 @@ def fsck(options: argparse.Namespace) -> int:
     argument("--out", metavar="DIR", help="where to write (next to the files)"),
     example="convert runs/digits --to tensorboard",
 )
-def convert(options: argparse.Namespace) -> None:
+def convert(options: argparse.Namespace) -> Answer:
     """Write event files in the other dialect, for directories that have only one."""
-    with showing_progress("convert"):
-        from distsummary.cli.convert import convert
+    from distsummary.cli.convert import convert
 
-        report = convert(options.directory, to=options.to, out=options.out)
-    _answer(options, report, "\n".join(report.as_lines()))
+    report = convert(options.directory, to=options.to, out=options.out)
+    return Answer(report, "\n".join(report.as_lines()))
