@@ -3,7 +3,7 @@
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from distsummary.base.checks import check_choice, check_int, check_type
@@ -180,16 +180,16 @@ class Model:
                 network; a data set without batches; a batch or loss that does not fit. What a callback, the
                 network or the data set raises passes through.
         """
-        self._train(
-            "train",
+        Model.fit(
+            self,
             epoch,
             train_dataset,
-            callbacks,
-            dataset_sink_mode,
-            sink_size,
-            initial_epoch,
-            initial_step,
-            resume,
+            callbacks=callbacks,
+            dataset_sink_mode=dataset_sink_mode,
+            sink_size=sink_size,
+            initial_epoch=initial_epoch,
+            initial_step=initial_step,
+            resume=resume,
         )
 
     def fit(
@@ -226,15 +226,97 @@ class Model:
             check_int("valid_frequency", number, low=1)
         if valid_dataset is not None:
             self._require_evaluation("fit", valid_dataset)
-        due = (
-            (lambda done: done in valid_frequency)
-            if isinstance(valid_frequency, list)
-            else (lambda done: done % valid_frequency == 0)
+
+        def is_due(done: int) -> bool:
+            if isinstance(valid_frequency, list):
+                return done in valid_frequency
+            return done % valid_frequency == 0
+
+        check_int("epoch", epoch, low=1)
+        check_int("initial_epoch", initial_epoch, low=0)
+        check_int("initial_step", initial_step, low=0, optional=True)
+        check_type("dataset_sink_mode", dataset_sink_mode, bool)
+        check_int("sink_size", sink_size)
+        if sink_size < -1 or sink_size == 0:
+            raise InvalidValueError(f"sink_size must be -1 or >= 1, got {sink_size}")
+        resumed = None
+        if resume is not None:
+            if initial_epoch or initial_step is not None:
+                raise InvalidValueError(
+                    "initial_epoch and initial_step must be left out if resume is given, which says them"
+                )
+            resumed = self._resume(resume, callbacks)
+            initial_epoch, initial_step = resumed.epoch, resumed.step
+        if initial_epoch >= epoch:
+            if resume is not None:
+                raise InvalidValueError(
+                    f"the checkpoint of {os.fspath(resume)} has finished epoch {initial_epoch} of {epoch}; "
+                    "pass a larger epoch, which is the number of epochs of the whole training"
+                )
+            raise InvalidValueError(
+                f"epoch must be above initial_epoch, got {epoch} and {initial_epoch}; epoch is the number of "
+                "epochs of the whole training"
+            )
+        _check_dataset("train_dataset", train_dataset)
+        has_sinks = dataset_sink_mode and sink_size > 0
+        if isinstance(train_dataset, Iterator) and (epoch - initial_epoch > 1) and not has_sinks:
+            raise InvalidValueError(
+                f"train_dataset can be read only once, got a {type(train_dataset).__name__} for "
+                f"{epoch - initial_epoch} epochs; pass a list or a loader"
+            )
+        if isinstance(valid_dataset, Iterator) and sum(map(is_due, range(initial_epoch + 1, epoch + 1))) > 1:
+            raise InvalidValueError(
+                f"valid_dataset can be read only once, got a {type(valid_dataset).__name__} for several "
+                "evaluations; pass a list or a loader"
+            )
+        batch_num = sink_size if has_sinks else length(train_dataset)
+        if initial_epoch and not batch_num and initial_step is None:
+            raise InvalidValueError(
+                f"initial_epoch={initial_epoch} needs the step or a train_dataset with a length, got a "
+                f"{type(train_dataset).__name__}; pass initial_step="
+            )
+        run = ModelRun(
+            dataset=train_dataset,
+            batch_num=batch_num,
+            sink_size=sink_size if dataset_sink_mode else None,
+            manager=self._manager,
+            skipped=0 if resumed is None else resumed.step_in_epoch,
+            epochs=epoch,
+            initial_epoch=initial_epoch,
+            initial_step=initial_epoch * batch_num if initial_step is None else initial_step,
+            **self._of_run(callbacks),
         )
-        self._train(
-            "fit", epoch, train_dataset, callbacks, dataset_sink_mode, sink_size, initial_epoch, initial_step,
-            resume, valid_dataset, due,
-        )  # fmt: skip
+        params, step = run.context.original_args(), self._steps.training_step()
+        following = _endless(train_dataset, initial_epoch) if has_sinks else None
+        try:
+            with run:
+                for number in run.epochs(epoch):
+                    if following is None:
+                        _set_epoch(train_dataset, number)
+                    batches: Iterable[Any] = train_dataset
+                    is_rest = resumed is not None and following is None and number == resumed.epoch
+                    if resumed is not None and is_rest:
+                        batches = resumed.rest_of(train_dataset)
+                    if not dataset_sink_mode:
+                        for batch in run.steps(batches):
+                            params["net_outputs"] = step(batch)
+                    else:
+                        if is_rest:
+                            rest = iter(batches)
+                            some = list(itertools.islice(rest, 1))  # whether there is a step to make
+                            batches = itertools.chain(some, rest)
+                        for _ in run.steps([None] if not is_rest or some else []):
+                            outputs = None
+                            for batch in run.sunk(batches if following is None else following, sink_size):
+                                outputs = step(batch)
+                            params["net_outputs"] = outputs
+                    if params.cur_step_num == run.initial_step and not is_rest:
+                        raise InvalidValueError("train_dataset gave no batches; check the data")
+                    if valid_dataset is not None and is_due(number + 1):
+                        self._evaluate(run, valid_dataset)
+        finally:
+            if following is not None:
+                following.close()  # ends the workers of a loader
 
     def eval(
         self,
@@ -283,106 +365,6 @@ class Model:
         """The loss of a batch from a network that computes it itself: for landscapes."""
         outputs = network(**batch) if isinstance(batch, dict) else network(*batch)
         return outputs[0] if isinstance(outputs, (tuple, list)) else outputs
-
-    def _train(
-        self,
-        method: str,
-        epoch: int,
-        dataset: Iterable[Any],
-        callbacks: Callback | Sequence[Callback] | None,
-        sinks: bool,
-        sink_size: int,
-        initial_epoch: int,
-        initial_step: int | None,
-        resume: str | os.PathLike[str] | None,
-        valid_dataset: Iterable[Any] | None = None,
-        is_due: Callable[[int], bool] = bool,
-    ) -> None:
-        check_int("epoch", epoch, low=1)
-        check_int("initial_epoch", initial_epoch, low=0)
-        check_int("initial_step", initial_step, low=0, optional=True)
-        check_type("dataset_sink_mode", sinks, bool)
-        check_int("sink_size", sink_size)
-        if sink_size < -1 or sink_size == 0:
-            raise InvalidValueError(f"sink_size must be -1 or >= 1, got {sink_size}")
-        resumed = None
-        if resume is not None:
-            if initial_epoch or initial_step is not None:
-                raise InvalidValueError(
-                    "initial_epoch and initial_step must be left out if resume is given, which says them"
-                )
-            resumed = self._resume(resume, callbacks)
-            initial_epoch, initial_step = resumed.epoch, resumed.step
-        if initial_epoch >= epoch:
-            if resume is not None:
-                raise InvalidValueError(
-                    f"the checkpoint of {os.fspath(resume)} has finished epoch {initial_epoch} of {epoch}; "
-                    "pass a larger epoch, which is the number of epochs of the whole training"
-                )
-            raise InvalidValueError(
-                f"epoch must be above initial_epoch, got {epoch} and {initial_epoch}; epoch is the number of "
-                "epochs of the whole training"
-            )
-        _check_dataset("train_dataset", dataset)
-        has_sinks = sinks and sink_size > 0
-        if isinstance(dataset, Iterator) and (epoch - initial_epoch > 1) and not has_sinks:
-            raise InvalidValueError(
-                f"train_dataset can be read only once, got a {type(dataset).__name__} for "
-                f"{epoch - initial_epoch} epochs; pass a list or a loader"
-            )
-        if isinstance(valid_dataset, Iterator) and sum(map(is_due, range(initial_epoch + 1, epoch + 1))) > 1:
-            raise InvalidValueError(
-                f"valid_dataset can be read only once, got a {type(valid_dataset).__name__} for several "
-                "evaluations; pass a list or a loader"
-            )
-        batch_num = sink_size if has_sinks else length(dataset)
-        if initial_epoch and not batch_num and initial_step is None:
-            raise InvalidValueError(
-                f"initial_epoch={initial_epoch} needs the step or a train_dataset with a length, got a "
-                f"{type(dataset).__name__}; pass initial_step="
-            )
-        run = ModelRun(
-            dataset=dataset,
-            batch_num=batch_num,
-            sink_size=sink_size if sinks else None,
-            manager=self._manager,
-            skipped=0 if resumed is None else resumed.step_in_epoch,
-            epochs=epoch,
-            initial_epoch=initial_epoch,
-            initial_step=initial_epoch * batch_num if initial_step is None else initial_step,
-            **self._of_run(callbacks),
-        )
-        params, step = run.context.original_args(), self._steps.training_step()
-        following = _endless(dataset, initial_epoch) if has_sinks else None
-        try:
-            with run:
-                for number in run.epochs(epoch):
-                    if following is None:
-                        _set_epoch(dataset, number)
-                    batches: Iterable[Any] = dataset
-                    is_rest = resumed is not None and following is None and number == resumed.epoch
-                    if resumed is not None and is_rest:
-                        batches = resumed.rest_of(dataset)
-                    if not sinks:
-                        for batch in run.steps(batches):
-                            params["net_outputs"] = step(batch)
-                    else:
-                        if is_rest:
-                            rest = iter(batches)
-                            some = list(itertools.islice(rest, 1))  # whether there is a step to make
-                            batches = itertools.chain(some, rest)
-                        for _ in run.steps([None] if not is_rest or some else []):
-                            outputs = None
-                            for batch in run.sunk(batches if following is None else following, sink_size):
-                                outputs = step(batch)
-                            params["net_outputs"] = outputs
-                    if params.cur_step_num == run.initial_step and not is_rest:
-                        raise InvalidValueError(f"Model.{method}: train_dataset gave no batches; check it")
-                    if valid_dataset is not None and is_due(number + 1):
-                        self._evaluate(run, valid_dataset)
-        finally:
-            if following is not None:
-                following.close()  # ends the workers of a loader
 
     def _resume(
         self, checkpoint: str | os.PathLike[str], callbacks: Callback | Sequence[Callback] | None

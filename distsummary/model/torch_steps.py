@@ -180,13 +180,11 @@ class TorchSteps:
 
     def _loss_of(self, network: nn.Module) -> Callable[[Any], Any]:
         """A function of a batch (data, labels) that returns the loss."""
-        loss_fn, mixed = self._loss_fn, self._mixed
+        loss_fn = self._loss_fn
         place, precision = self._around(network)
 
         def loss_of(batch: Any) -> Any:
             inputs, labels = _pair(batch)
-            if not mixed:
-                return loss_fn(network(place(inputs)), place(labels))
             with precision():
                 return loss_fn(network(place(inputs)), place(labels))
 

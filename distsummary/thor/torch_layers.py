@@ -59,14 +59,6 @@ class Factors:
     g: Tensor
     positions: int = 1
 
-    def trace_a(self) -> Tensor:
-        """The trace of A."""
-        return self.a.sum() if self.a.dim() == 1 else blocks.trace(self.a)
-
-    def trace_g(self) -> Tensor:
-        """The trace of G."""
-        return blocks.trace(self.g)
-
 
 class Layer:
     """The layer, or tied layers of a kind, that a weight belongs to. Base of the kinds.

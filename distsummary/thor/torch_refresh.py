@@ -6,7 +6,7 @@ inverts the factors of its own batch, and the inverses are averaged.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -80,7 +80,8 @@ class Formula:
             return _without(RefreshStatus.SIZES, layer)
         factors = layer.factors(sums, batch=self.batch, scale=self.scale)
         damping = math.sqrt(self.damping / factors.positions)
-        trace_a, trace_g = factors.trace_a(), factors.trace_g()
+        trace_a = factors.a.sum() if factors.a.dim() == 1 else blocks.trace(factors.a)
+        trace_g = blocks.trace(factors.g)
         if self.by_trace and before is not None:
             change = _change(layer, damping, (trace_a, trace_g), (before[1], before[2]))
             if change <= KEEP:
@@ -235,7 +236,9 @@ def _sent(
     sizes = [sum(_size(layers[at]) for at in of) for of in by_owner]
     if not fresh:
         return outcomes
-    buffer = _flat(_inverses(own[at] for at in by_owner[ranks.rank]), dtype, device)
+    mine = [own[at] for at in by_owner[ranks.rank]]
+    inverses = [inverse for one in mine for inverse in (one.a, one.g) if inverse is not None]
+    buffer = _flat(inverses, dtype, device)
     for of, received in zip(by_owner, ranks.all_of(buffer, sizes), strict=True):
         shapes = [shape for at in of for shape in (layers[at].shape_a, layers[at].shape_g)]
         parts = iter(torch.split(received, [math.prod(shape) for shape in shapes]))
@@ -282,10 +285,6 @@ def _change(layer: Layer, damping: float, now: tuple[Tensor, Tensor], before: tu
     )
     new, old = (float((a + damping * sizes[0]) * (g + damping * sizes[1])) for a, g in (now, before))
     return abs(new - old) / old if old else math.inf
-
-
-def _inverses(outcomes: Iterable[Outcome]) -> list[Tensor]:
-    return [inverse for one in outcomes for inverse in (one.a, one.g) if inverse is not None]
 
 
 def _size(layer: Layer) -> int:

@@ -342,7 +342,7 @@ class ModelCheckpoint(Callback):
         step = int(params["cur_step_num"])
         if (step == self._saved_step and self._latest) or step == self._begun_step:
             return  # it is saved already, or nothing was trained
-        what = f"the checkpoint of step {step}, at which the training ends, is not saved"
+        what = f"the checkpoint of step {step}, at which the training ends, {NOT_SAVED}"
         self._guard(what, self._begin_save, params, BREAKPOINT)
         self._report(params)
 
@@ -374,22 +374,15 @@ class ModelCheckpoint(Callback):
         """Call a function; an error does not end the training, but is logged and counted."""
         try:
             function(*args)
-        except (DistSummaryError, OSError) as error:
-            if passes(error, is_door=False):
-                raise
-            self._fail(f"{what}: {error}")
-            logger.error("%s, and the training continues: %s", what, error)
         except Exception as error:
             if passes(error, is_door=False):
                 raise
-            self._fail(f"{what}: {type(error).__name__}: {error}")
-            logger.exception("%s, and the training continues", what)
-
-    def _fail(self, reason: str) -> None:
-        """Count a failure, and report it if a callback records the run."""
-        self.failures += 1
-        if NOT_SAVED in reason:
-            self._step.report_finding(UNSAVED, one_line(reason))
+            is_ours = isinstance(error, DistSummaryError | OSError)
+            reason = str(error) if is_ours else f"{type(error).__name__}: {error}"
+            self.failures += 1
+            if NOT_SAVED in what:
+                self._step.report_finding(UNSAVED, one_line(f"{what}: {reason}"))
+            logger.error("%s, and the training continues: %s", what, reason, exc_info=not is_ours)
 
 
 def _check_prefix(field: str, prefix: object) -> None:
