@@ -79,8 +79,9 @@ def read_model(path: Path, *, key: bytes | None = None, mode: str = encryption.G
         if not path.suffix and not path.exists():
             raise MissingFileError(f"{path} does not exist; give a checkpoint, or the directory with them")
         raise InvalidValueError(f"a checkpoint must end with one of {(*SUFFIXES, dcp.SUFFIX)}, got {path}")
-    if _RANK.search(path.stem):
-        return _read_shards(path)
+    if match := _RANK.search(path.stem):
+        first = path.with_name(f"{path.stem[: match.start()]}_rank_00000_of_{match[2]}{SUFFIX}")
+        return ShardedState(open_shards(first, int(match[2])))
     data = map_file(path)
     if not encryption.is_encrypted(data):
         if key is not None:
@@ -114,13 +115,6 @@ def newest(path: Path) -> Path:
 def stem_of(path: Path) -> str:
     """The name of a checkpoint without its suffix and the number of the rank."""
     return _RANK.sub("", path.stem)
-
-
-def _read_shards(path: Path) -> ShardedState:
-    match = _RANK.search(path.stem)
-    assert match is not None
-    first = path.with_name(f"{path.stem[: match.start()]}_rank_00000_of_{match[2]}{SUFFIX}")
-    return ShardedState(open_shards(first, int(match[2])))
 
 
 @dataclass(frozen=True, slots=True, order=True)

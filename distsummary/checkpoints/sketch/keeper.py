@@ -59,20 +59,19 @@ def open_sketching(framework: Framework, parts: Iterable[SketchedPart], seed: in
 
 
 class SketchInterval:
-    """Decides that every n-th step gets a sketch; n is the least power of two that keeps to `share`.
+    """Decides that every n-th step gets a sketch; n is the least power of two that keeps to SHARE.
 
     n is a power of two because ranks sketch their parts of a model without communicating: the steps that
     the slowest rank sketches are then a subset of the steps that any other rank sketches.
 
     Args:
         every: a fixed n, whatever the sketches cost; 0 means that n is chosen from the measured costs.
-        share: the part of the training's time that sketches may take.
 
     The first step always gets a sketch: an attempt replaces earlier attempts only from its first sketch on.
     """
 
-    def __init__(self, every: int = 0, share: float = SHARE) -> None:
-        self._every, self._share = every, share
+    def __init__(self, every: int = 0) -> None:
+        self._every = every
         self._has_begun = False
         self.stride = every or FIRST_STRIDE
         self._steps: deque[float] = deque(maxlen=_STEPS)
@@ -95,7 +94,7 @@ class SketchInterval:
         self._is_warm = True  # the cost of the first sketch includes creating tables and threads
         if self._every or not self._steps or not self._costs:
             return
-        cost, allowed = fmean(self._costs), self._share * max(fmean(self._steps), 1e-9)
+        cost, allowed = fmean(self._costs), SHARE * max(fmean(self._steps), 1e-9)
         while cost > self.stride * allowed:
             self.stride *= 2
         while self.stride > 1 and cost < LOWERED * (self.stride // 2) * allowed:

@@ -1,4 +1,4 @@
-"""The collectors of ranks: each receives the batches of one writer, writes and acknowledges them."""
+"""The collectors of ranks: they receive the batches of writers, write and acknowledge them."""
 
 import contextlib
 import threading
@@ -28,63 +28,27 @@ class Greeting(NamedTuple):
     health: Health
 
 
-class RankCollector:
-    """Writes one rank's batches.
-
-    A session ends at a restart or a failed write. A batch that names an ended session is refused, so that
-    batches stay in order. An acknowledged batch is in the files: it survives the death of any process.
-    """
+class _Rank:
+    """The files of one writer; the first call of `opened` opens them, and begins a session."""
 
     def __init__(self, spec: WriterSpec) -> None:
         self._spec = spec
-        self._writer: RankWriter | None = None
+        self.writer: RankWriter | None = None
         self.session = ""
 
-    def hello(self) -> Greeting:
-        """The collector's session and process, and the counters of its files, such as the last seq.
-
-        The files are opened by the first call of a method, other than a `write` that is refused; that call
-        raises RunDirError if they cannot be made or written.
-        """
-        health = self._opened().health()
-        return Greeting(self.session, own_process(), health)
-
-    def _opened(self) -> RankWriter:
-        if self._writer is None:
-            self._writer = RankWriter(self._spec)
+    def opened(self) -> RankWriter:
+        if self.writer is None:
+            self.writer = RankWriter(self._spec)
             self.session = uuid.uuid4().hex
-        return self._writer
-
-    def write(self, session: str, batch: Batch) -> Health:
-        """Write a batch and return the counters; raises StaleAttemptError if its session is over."""
-        if session != self.session:
-            raise StaleAttemptError(
-                f"batch from seq {batch.first_seq} was sent to an earlier session; say hello again"
-            )
-        writer = self._opened()
-        try:
-            writer.write(batch)
-        except OSError:
-            self.session = uuid.uuid4().hex  # batches sent after this one must not be written before it
-            raise
-        return writer.health()
-
-    def path(self, dialect: str) -> Path:
-        """The newest file of a dialect; see `RankWriter.path`."""
-        return self._opened().path(dialect)
-
-    def flush(self) -> None:
-        """Return when all acknowledged events are as safe as the spec's `delivery` asks; raises OSError."""
-        self._opened().flush()
-
-    def close(self) -> Health:
-        """Make the files durable and close them."""
-        self._opened().close()
-        return self._opened().health()
+        return self.writer
 
 
 class Collectors:
     """The collectors in one process, of all writers that chose it; `actor.py` runs it as a Ray actor.
+
+    Each writer has a session, which ends at a restart or a failed write. A batch that names an ended session
+    is refused, so that batches stay in order. An acknowledged batch is in the files: it survives the death of
+    any process.
 
     A rank whose process has ended without closing is closed by `look`. When there has been no rank for
     LINGER_S, the thread of `keep_looking` calls `on_end`.
@@ -95,7 +59,7 @@ class Collectors:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._ranks: dict[str, RankCollector] = {}  # key of a writer -> its collector
+        self._ranks: dict[str, _Rank] = {}  # by the key of a writer
         self._owners: dict[str, Mapping[str, Any]] = {}  # key of a writer -> its process
         self._changing = threading.Lock()
         self._used_at = clock()
@@ -127,41 +91,58 @@ class Collectors:
         return own_process()
 
     def hello(self, key: str, spec: WriterSpec, owner: Mapping[str, Any]) -> Greeting:
-        """Open the files of a writer of the process `owner`, or its next session; see `RankCollector`."""
+        """Open the files of a writer of the process `owner`, or begin its next session.
+
+        Raises RunDirError if the files cannot be made or written.
+        """
         self.look()  # an earlier process of the rank must not keep its files open
         with self._changing:
             if key not in self._ranks:
-                self._ranks[key], self._owners[key] = RankCollector(spec), owner
-        return self._ranks[key].hello()
+                self._ranks[key], self._owners[key] = _Rank(spec), owner
+        rank = self._ranks[key]
+        health = rank.opened().health()
+        return Greeting(rank.session, own_process(), health)
 
     def leave(self, key: str) -> None:
         """A writer does not come, or has closed its files."""
         with self._changing:
             self._owners.pop(key, None)
             rank = self._ranks.pop(key, None)
-        if rank is not None:
+        if rank is not None and rank.writer is not None:
             with contextlib.suppress(OSError):  # no one waits for the answer
-                rank.close()
+                rank.writer.close()
 
     def write(self, key: str, session: str, batch: Batch) -> Health:
-        """See `RankCollector.write`."""
-        return self._rank(key).write(session, batch)
+        """Write a batch and return the counters; raises StaleAttemptError if its session is over."""
+        rank = self._rank(key)
+        if session != rank.session:
+            raise StaleAttemptError(
+                f"batch from seq {batch.first_seq} was sent to an earlier session; say hello again"
+            )
+        writer = rank.opened()
+        try:
+            writer.write(batch)
+        except OSError:
+            rank.session = uuid.uuid4().hex  # batches sent after this one must not be written before it
+            raise
+        return writer.health()
 
     def path(self, key: str, dialect: str) -> Path:
-        """See `RankCollector.path`."""
-        return self._rank(key).path(dialect)
+        """The newest file of a dialect; see `RankWriter.path`."""
+        return self._rank(key).opened().path(dialect)
 
     def flush(self, key: str) -> None:
-        """See `RankCollector.flush`."""
-        self._rank(key).flush()
+        """Return when all acknowledged events are as safe as the spec's `delivery` asks; raises OSError."""
+        self._rank(key).opened().flush()
 
     def close(self, key: str) -> Health:
-        """See `RankCollector.close`."""
-        health = self._rank(key).close()
+        """Make the files durable and close them."""
+        writer = self._rank(key).opened()
+        writer.close()
         self.leave(key)
-        return health
+        return writer.health()
 
-    def _rank(self, key: str) -> RankCollector:
+    def _rank(self, key: str) -> _Rank:
         if key not in self._ranks:
             raise StaleAttemptError("this collector knows no such writer; say hello again")
         return self._ranks[key]

@@ -163,15 +163,15 @@ class TapListener:
             self._listen_to_devices()
             self._is_deaf = False
 
-    def take(self, step: int, *, waits: bool = False) -> Taken:
-        """Everything received since the last `take`, as that of a step; `waits`: also for device numbers."""
+    def take(self, step: int) -> Taken:
+        """Everything received since the last `take`, as that of a step."""
         self.resume()
         if not self.is_gathered:
             self._held.add(self._listen_to_devices())
         self.is_gathered = False
         held, self._held = self._held, Received()
         self._late.extend((step, late) for late in held.late)
-        return Taken(held.numbers, list(held.values.values()), self.take_late(waits=waits))
+        return Taken(held.numbers, list(held.values.values()), self.take_late(waits=False))
 
     def take_late(self, *, waits: bool) -> list[tuple[int, dict[str, float]]]:
         """Numbers of earlier steps that have arrived from a device."""

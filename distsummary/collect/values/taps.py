@@ -103,13 +103,6 @@ class Taps:
         for earlier, arrived in taken.earlier:
             if self._record is not None:
                 self._record(earlier, arrived)
-        joined = self._joined(due, numbers, values, taken)
-        self._last, self._stride = due, max(1, due - (self._last or 0))
-        return joined
-
-    def _joined(
-        self, due: int, numbers: Mapping[str, object], values: Sequence[Value], taken: operators.Taken
-    ) -> tuple[Mapping[str, object], Sequence[Value]]:
         if taken.numbers and self._takes_numbers(due):
             joined = numbers if isinstance(numbers, dict) else dict(numbers)
             for name, value in taken.numbers.items():
@@ -121,6 +114,7 @@ class Taps:
             for value in taken.values
             if (value.plugin, value.tag) not in given and self._is_due(value.plugin, due)
         ]
+        self._last, self._stride = due, max(1, due - (self._last or 0))
         return numbers, [*values, *tapped] if tapped else values
 
     def _takes_numbers(self, number: int) -> bool:
