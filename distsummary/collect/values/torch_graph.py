@@ -35,22 +35,7 @@ class TreeObserver(ModuleCalls):
     KEEPS_ARGUMENTS = False
 
     def __init__(self, network: nn.Module, failed: Callable[[Exception], None]) -> None:
-        self._drawing = _Drawing(network, keeps_arguments=self.KEEPS_ARGUMENTS)
-        super().__init__(network, self._drawing, failed)
-
-    def graph(self) -> Graph:
-        """The graph of what was seen, completed by the modules that were not; ends the observation."""
-        self.close()
-        return self._drawing.graph()
-
-
-class _Drawing:
-    """The nodes of the calls, as a `Listener`; `graph` adds the modules that were not called."""
-
-    def __init__(self, network: nn.Module, *, keeps_arguments: bool = False) -> None:
         self._network = unwrap(network)
-        self._keeps_arguments = keeps_arguments
-        self._places = {id(place.module): place for place in places(network)}
         self._sources = Sources()
         self._names = Names()
         self._nodes: list[Node] = []
@@ -59,13 +44,14 @@ class _Drawing:
         self._approximate: set[str] = set()  # nodes whose edges say nothing but the order
         self._drawn: dict[int, str] = {}  # module -> its first node
         self._of_module: dict[str, ModulePlace] = {}  # node -> the module that it draws
-        self.first: tuple[Call, tuple[Any, ...], dict[str, Any]] | None = None
+        self._first: tuple[Call, tuple[Any, ...], dict[str, Any]] | None = None
+        super().__init__(network, failed)
 
     def begin(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Draw the inputs of a forward pass; keep where a module's inputs come from."""
         if call.is_outermost:
-            if self._keeps_arguments and self.first is None:
-                self.first = call, args, kwargs
+            if self.KEEPS_ARGUMENTS and self._first is None:
+                self._first = call, args, kwargs
             for name, value in named_arguments(call.module, args, kwargs):
                 kinds = types_of(value)
                 if kinds:
@@ -128,7 +114,8 @@ class _Drawing:
         return name
 
     def graph(self) -> Graph:
-        """The graph of all calls so far."""
+        """The graph of what was seen, completed by the modules that were not; ends the observation."""
+        self.close()
         is_seen = bool(self._drawn)
         self._draw_uncalled(is_seen)
         # Only now, when all parameters are in one state: FSDP2 replaces them during a pass.

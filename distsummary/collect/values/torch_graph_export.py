@@ -32,7 +32,7 @@ class ExportObserver(TreeObserver):
     def graph(self) -> Graph:
         """See `TreeObserver`."""
         tree = super().graph()
-        first, self._drawing.first = self._drawing.first, None
+        first, self._first = self._first, None
         if first is None:
             self._report(
                 "the model was not exported, as no call of it was seen; the graph is the module tree"

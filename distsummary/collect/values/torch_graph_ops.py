@@ -38,54 +38,45 @@ class OperationsObserver(ModuleCalls):
     def __init__(
         self, network: nn.Module, failed: Callable[[Exception], None], report: Callable[[str], None]
     ) -> None:
-        self._network, self._report = network, report
-        self._drawing = _Drawing(network)
-        super().__init__(network, self._drawing, failed)
-        self._failed = failed
-
-    def graph(self) -> Graph:
-        """The graph of what was seen; ends the observation."""
-        self.close()
-        if self._drawing.error is not None:
-            self._failed(self._drawing.error)
-        if self._drawing.has_operations:
-            return self._drawing.graph()
-        self._report("no operation of the model was seen; its graph is the tree of the modules")
-        return TreeObserver(self._network, self._failed).graph()
-
-
-class _Drawing:
-    """The nodes of the operations, as a `Listener` that observes while a pass is on."""
-
-    def __init__(self, network: nn.Module) -> None:
-        self._network = unwrap(network)
+        self._network, self._report, self._failed = network, report, failed
         self._names = Names()
         self._nodes: list[Node] = []
         self._calls: list[Call] = []
         self._mode: _Observe | None = None
         self._counts = ParameterCounts()
-        self._owned: dict[int, str] = {}  # address of a parameter -> its name
         self._parameters: dict[str, Tensor] = {}
         # Where tensors come from, by their identity or, as autograd replaces some objects, by their memory.
         self._of_object: dict[int, tuple[weakref.ref[Tensor], Edge | str]] = {}
         self._of_memory: dict[int, Edge | str] = {}
-        self.has_operations = False
-        self.error: Exception | None = None
+        self._has_operations = False
+        self._error: Exception | None = None
         counted = ErrorSink(self._fail)
-        self._guard = Guard(lambda: counted)
+        self._of_operations = Guard(lambda: counted)
+        super().__init__(network, failed)
+
+    def graph(self) -> Graph:
+        """The graph of what was seen; ends the observation."""
+        self.close()
+        if self._error is not None:
+            self._failed(self._error)
+        if self._has_operations:
+            return Graph(tuple(self._nodes), class_of(unwrap(self._network)))
+        self._report("no operation of the model was seen; its graph is the tree of the modules")
+        return TreeObserver(self._network, self._failed).graph()
 
     def begin(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Enter a module; when a pass begins, observe the operations from now on."""
         self._calls.append(call)
         if not call.is_outermost:
             return
-        for name, parameter in [*self._network.named_parameters(), *self._network.named_buffers()]:
+        model = unwrap(self._network)
+        for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
             self._parameters[name] = parameter
             self._made(parameter, name)
         for name, value in named_arguments(call.module, args, kwargs):
             if kinds := types_of(value):
                 self._remember(self._add(Node(within(call.scope, name), INPUT, (), kinds)), value)
-        self._mode = _Observe(self._guard.wrap("graph", self._operation))
+        self._mode = _Observe(self._of_operations.wrap("graph", self._operation))
         self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def end(self, call: Call, output: object) -> None:
@@ -102,11 +93,11 @@ class _Drawing:
 
     def _operation(self, function: Any, args: object, kwargs: object, result: object) -> None:
         """Draw an operation; what it raises is kept, since it is called from within the user's code."""
-        if self.error is None and len(self._nodes) < MAX_OPERATIONS and not _is_of_tap():
+        if self._error is None and len(self._nodes) < MAX_OPERATIONS and not _is_of_tap():
             self._draw(function, (args, kwargs), result)
 
     def _fail(self, error: Exception) -> None:
-        self.error = error
+        self._error = error
 
     def _draw(self, function: Any, given: object, result: object) -> None:
         space, _, name = function._schema.name.partition("::")
@@ -129,7 +120,7 @@ class _Drawing:
         op = name if space in _OURS else f"{space}.{name}"
         node = self._add(Node(within(scope, op), op, edges, types_of(result), total, shown))
         self._remember(node, result)
-        self.has_operations = True
+        self._has_operations = True
 
     def _sources(self, value: object) -> Iterator[Edge | str]:
         """An edge for each tensor whose origin is known; for a parameter, its name."""
@@ -158,10 +149,6 @@ class _Drawing:
         name = self._names.unique(node.name)
         self._nodes.append(Node(name, node.op, node.inputs, node.outputs, node.parameters, node.attributes))
         return name
-
-    def graph(self) -> Graph:
-        """The graph of the operations so far."""
-        return Graph(tuple(self._nodes), class_of(self._network))
 
 
 class _Observe(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -9,8 +9,9 @@ import contextlib
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -20,7 +21,7 @@ from distsummary.frameworks.torch_hook import Hook
 from distsummary.frameworks.torch_modules import compiled_from
 from distsummary.frameworks.torch_modules import wrapped as wrapped_by
 
-MAX_CALLS = 16  # of one module that are reported; a graph with each step of a recurrent cell would be no help
+MAX_CALLS = 16  # of one module that are followed; a graph with each step of a recurrent cell would be no help
 
 
 class ModulePlace(NamedTuple):
@@ -74,6 +75,7 @@ def places(network: nn.Module) -> Iterator[ModulePlace]:
     yield from walk(network, "", "", True)
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class Call:
     """A call of a module that has begun.
 
@@ -84,63 +86,43 @@ class Call:
         number: 1 for the module's first call.
         is_outermost: whether no other module called it.
         calls: how many calls have begun in it.
-        data: what the listener keeps with the call.
+        data: what the observer keeps with the call.
     """
 
-    __slots__ = ("calls", "data", "is_outermost", "module", "number", "place", "scope")
-
-    def __init__(
-        self,
-        module: nn.Module,
-        place: ModulePlace,
-        scope: str,
-        number: int,
-        *,
-        is_outermost: bool,
-    ) -> None:
-        self.module, self.place, self.scope, self.number = module, place, scope, number
-        self.is_outermost = is_outermost
-        self.calls = 0
-        self.data: Any = None
-
-
-class CallListener(Protocol):
-    """What receives the calls, in the thread that makes them."""
-
-    def begin(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A call begins."""
-
-    def end(self, call: Call, output: object) -> None:
-        """A call ends; after an exception `output` is None."""
+    module: nn.Module
+    place: ModulePlace
+    scope: str
+    number: int
+    is_outermost: bool
+    calls: int = 0
+    data: Any = None
 
 
 class ModuleCalls:
-    """Reports to a listener the module calls of the model's next forward pass, MAX_CALLS of a module at most.
+    """Follows the module calls of the model's next forward pass, MAX_CALLS of a module at most.
 
-    Subclasses draw a graph of what the listener received.
+    Subclasses override `begin` and `end`, and draw a graph of the calls.
 
     A model whose parts are called one by one (such as a generator and a discriminator) has one pass for each
-    part. What repeats a pass, such as a second batch or activation checkpointing, is not reported.
+    part. What repeats a pass, such as a second batch or activation checkpointing, is not followed.
 
     Args:
         network: the model; hooks are on it until `close`.
-        listener: an exception in it, or here, closes these calls and is passed to `failed`.
-        failed: see `listener`.
+        failed: called with an exception that ended the observation, of a subclass too.
     """
 
-    def __init__(self, network: nn.Module, listener: CallListener, failed: Any) -> None:
-        self._listener = listener
+    def __init__(self, network: nn.Module, failed: Callable[[Exception], None]) -> None:
         counted = ErrorSink(failed)
         self._guard = Guard(lambda: counted, self.close)
-        self._begin = self._guard.wrap("graph", self._began)
-        self._end = self._guard.wrap("graph", self._ended)
+        self._begin_hook = self._guard.wrap("graph", self._began)
+        self._end_hook = self._guard.wrap("graph", self._ended)
         self._reinstall = self._guard.wrap("graph", self._install)
         self._suspend = self._guard.wrap("graph", self._suspended)
         self._places = {id(place.module): place for place in places(network)}
-        # Module and call; None instead of a call that is not reported, and of those inside.
+        # Module and call; None instead of a call that is not followed, and of those inside.
         self._stack: list[tuple[nn.Module, Call | None]] = []
         self._counted: Counter[int] = Counter()
-        self._names = Names()
+        self._scopes = Names()
         self._thread = 0
         self._handles: list[Any] = []
         self._is_open = True
@@ -148,6 +130,14 @@ class ModuleCalls:
         self._watch: Any = None  # torch's place for callbacks of compilations
         self._install()
         self.check_compilations()
+
+    def begin(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A call begins, in the thread that makes it."""
+        raise NotImplementedError
+
+    def end(self, call: Call, output: object) -> None:
+        """A call ends; after an exception `output` is None."""
+        raise NotImplementedError
 
     @property
     def is_ready(self) -> bool:
@@ -179,7 +169,7 @@ class ModuleCalls:
         if not self._is_open or self._handles:
             return
         compiler = sys.modules.get("torch._dynamo")
-        begin, end = self._begin, self._end
+        begin, end = self._begin_hook, self._end_hook
         if compiler is not None:
             begin, end = compiler.disable(begin), compiler.disable(end)
         for place in self._places.values():
@@ -214,7 +204,7 @@ class ModuleCalls:
         call = self._call(module, place)
         self._stack.append((module, call))
         if call is not None:
-            self._listener.begin(call, args, kwargs)
+            self.begin(call, args, kwargs)
 
     def _call(self, module: nn.Module, place: ModulePlace) -> Call | None:
         outer = self._stack[-1][1] if self._stack else None
@@ -230,10 +220,10 @@ class ModuleCalls:
             own = place.scope.removeprefix(f"{outer.place.scope}/")
             scope = "/".join(filter(None, (outer.scope, own)))
         return Call(
-            module if inner is None else inner,
-            place,
-            self._names.unique(scope) if scope else "",
-            counted + 1,
+            module=module if inner is None else inner,
+            place=place,
+            scope=self._scopes.unique(scope) if scope else "",
+            number=counted + 1,
             is_outermost=outer is None,
         )
 
@@ -245,6 +235,6 @@ class ModuleCalls:
         while True:  # calls inside that an exception ended without a word end too
             begun, call = self._stack.pop()
             if call is not None:
-                self._listener.end(call, output if begun is module else None)
+                self.end(call, output if begun is module else None)
             if begun is module:
                 return
