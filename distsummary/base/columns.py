@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import sys
 import textwrap
 import time
 from collections.abc import Collection, Iterable, Sequence
@@ -10,11 +11,11 @@ from typing import TextIO
 
 from distsummary.base.terminal import cleaned
 
-WIDTH = 100
+UNLIMITED = sys.maxsize  # the width of a pipe or file, where lines are neither broken nor cut
 MIN_WIDTH = 60  # in narrower terminals, lines are broken
 
 
-def aligned(rows: Sequence[Sequence[str]], *, right: Collection[int] = (), width: int = WIDTH) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]], *, right: Collection[int] = (), width: int) -> list[str]:
     """Rows of equal length as lines of at most `width` characters; the last column is cut if it must be.
 
     Args:
@@ -31,7 +32,7 @@ def aligned(rows: Sequence[Sequence[str]], *, right: Collection[int] = (), width
     return lines
 
 
-def wrapped_rows(rows: Sequence[Sequence[str]], *, width: int = WIDTH) -> list[str]:
+def wrapped_rows(rows: Sequence[Sequence[str]], *, width: int) -> list[str]:
     """Rows of equal length as aligned lines of at most `width` characters; a cell of any column but the first
     that is longer than its share of the width continues in the lines below, so that nothing is left out.
     """
@@ -73,9 +74,9 @@ def wrapped(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width, subsequent_indent="    ", break_on_hyphens=False)
 
 
-def width_of(out: TextIO, elsewhere: int = WIDTH) -> int:
-    """How many characters a line may have: as many as the terminal has, `elsewhere` without one."""
-    return max(MIN_WIDTH, shutil.get_terminal_size().columns) if out.isatty() else elsewhere
+def width_of(out: TextIO) -> int:
+    """How many characters a line may have: as many as the terminal has, without one any number."""
+    return max(MIN_WIDTH, shutil.get_terminal_size().columns) if out.isatty() else UNLIMITED
 
 
 def cut(text: str, width: int) -> str:

@@ -414,10 +414,10 @@ def watch(options: argparse.Namespace) -> int:
 )
 def runs(options: argparse.Namespace) -> Answer:
     """List the runs below a directory, the newest first."""
-    from distsummary.runs.find_runs import WIDTH, find_runs, text_of
+    from distsummary.runs.find_runs import find_runs, text_of
 
     found = find_runs(options.directory)
-    return Answer({"runs": found}, text_of(found, width=width_of(sys.stdout, WIDTH)))
+    return Answer({"runs": found}, text_of(found, width=width_of(sys.stdout)))
 
 
 @verb(
@@ -473,7 +473,7 @@ def compare(options: argparse.Namespace) -> Answer:
     from distsummary.runs.recorded_run import open_run
 
     found = compare(open_run(options.run_dir), open_run(options.other))
-    return Answer(found, text_of(found, width=width_of(sys.stdout, 120)))
+    return Answer(found, text_of(found, width=width_of(sys.stdout)))
 
 
 @verb(

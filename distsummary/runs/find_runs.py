@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from distsummary.base.columns import aligned, numbered, paragraph, printable, shortened
+from distsummary.base.columns import UNLIMITED, aligned, numbered, paragraph, printable, shortened
 from distsummary.base.terminal import duration
 from distsummary.errors import DistSummaryError, MissingFileError
 from distsummary.events.newest import newest_events, newest_scalars, scalars_of
@@ -23,7 +23,6 @@ from distsummary.runs.table import Table, table_of
 DEPTH = 8  # directories below the given one that are looked into
 LOSSES = ("loss", "train/loss", "loss/auto")  # tags of the loss, the first that is there
 _INSIDE = ("ckpt_dir", "landscape", "eval")  # directories of a run that hold no runs
-WIDTH = 80  # of the table, where no terminal has another one
 LEAST = 12  # characters of a path that are shown
 NOTE_LINES = 2
 OLD_S = 300 * 86400.0  # from then on a date has its year
@@ -95,7 +94,7 @@ def list_runs(directory: str | os.PathLike[str]) -> Table:
     return table_of(rows, _COLUMNS, title=f"runs in {os.fspath(directory)}")
 
 
-def text_of(rows: Sequence[RunRow], *, width: int = WIDTH) -> str:
+def text_of(rows: Sequence[RunRow], *, width: int = UNLIMITED) -> str:
     """The table, in lines of at most `width` characters; what is wrong with a run is below it.
 
     Long paths are shortened in the middle.

@@ -12,7 +12,7 @@ from operator import not_
 from typing import Any
 
 from distsummary.base.columns import (
-    WIDTH,
+    UNLIMITED,
     aligned,
     clock,
     cut,
@@ -45,7 +45,7 @@ _COMMAND = re.compile(r"(distsummary \w+|tensorboard --logdir) (?=\S)")
 _MEASURED = (5, 6)  # columns that are shown if any rank reported them
 
 
-def text_of(status: Status, *, width: int = WIDTH) -> str:
+def text_of(status: Status, *, width: int = UNLIMITED) -> str:
     """The run, its ranks and what to do next, in lines of at most `width` characters."""
     run, newest = status.run, status.run.newest
     lines = [cut(line, width) for line in _head(status, width)]

@@ -344,7 +344,6 @@ def test_why_reports_what_alerts_say_of_earlier_attempts_whose_steps_were_repeat
     assert main(["why", path]) == 1
     assert [one.partition(":")[0] for one in capsys.readouterr().out.splitlines()] == [
         "In attempt 0",
-        "  other ranks.",
         "  What it means, and what to do",
         "",
         "- Rank 2 has held up the run since step 40",

@@ -140,13 +140,14 @@ def test_the_table_and_its_json():
         RunRow(name="b", state="running", ranks=4, step=120, started=None, lasted_s=3121.0, loss=0.123456),
         RunRow(name="a\x1b", state="failed", loss=float("nan"), note="rank 2 failed: " + "x" * 200),
     ]
-    first, second, third, *note = text_of(rows).splitlines()
+    first, second, third, *note = text_of(rows, width=80).splitlines()
     assert first.split() == ["run", "state", "ranks", "step", "began", "lasted", "loss"]
     assert second.split() == ["b", "running", "4", "120", "-", "52", "min", "0.1235"]
     assert third.startswith("a?   failed")
     assert note[0].startswith("    rank 2 failed:")
     assert len(note) == 2
     assert max(map(len, note)) <= 80
+    assert text_of(rows).endswith(f"    {rows[1].note}"), "a pipe gets all of it, on one line"
     assert json.loads(json.dumps(plain(rows[1]), allow_nan=False))["loss"] == "NaN"
 
 
@@ -155,7 +156,8 @@ def test_a_long_path_is_shortened_in_its_middle_and_the_state_is_whole():
         name="experiments/" + "x" * 100 + "/seed-17", state="interrupted", ranks=1024, step=1234567,
         started=1_600_000_000.0, lasted_s=345600.0, loss=0.00012345,
     )  # fmt: skip
-    lines = text_of([row]).splitlines()
+    assert row.name in text_of([row])
+    lines = text_of([row], width=80).splitlines()
     assert max(map(len, lines)) <= 80
     assert re.fullmatch(
         r"exper\.\.\.x+/seed-17  interrupted   1024  1234567  2020-09-13 .*0\.0001234", lines[1]

@@ -107,7 +107,7 @@ def test_the_steps_that_a_merge_did_not_see_are_found_in_the_files(tmp_path):
 def test_a_run_that_lost_a_rank_names_it_and_why():
     ranks = [rank_state(0), rank_state(1), lost(2, step=31)]
     status = status_of(attempt_state(ranks, failure=failure(2, "killed by signal 9"), missing=(3,)))
-    assert text_of(status).splitlines() == [
+    assert text_of(status, width=100).splitlines() == [
         "/runs/mine: running, attempt 0, 4 ranks, step 120, began 2027-01-15 08:00:00 (52 min ago)",
         "  first failure: rank 2, killed by signal 9",
         "",
@@ -124,6 +124,8 @@ def test_a_run_that_lost_a_rank_names_it_and_why():
         "  (attempt 1); the run dir has none.",
         "next: distsummary watch /runs/mine",
     ]
+    sentences = hints(status)
+    assert text_of(status).splitlines()[-len(sentences) :] == sentences, "a pipe gets each in one line"
     assert status.exit_code == 1
 
 
@@ -272,7 +274,7 @@ def test_a_run_that_is_stuck_says_so_first_also_when_it_is_dead():
     assert reported[2] == sentence(HANG, is_over=True)
     assert reported[3].startswith("What ended the ranks then was not reported")
     assert "evidence and 2 findings of earlier attempts: distsummary why /runs/mine" in reported
-    assert max(map(len, text_of(dead).splitlines())) <= 100
+    assert max(map(len, text_of(dead, width=100).splitlines())) <= 100
 
 
 def test_commands_stay_whole_where_lines_are_broken():
@@ -433,7 +435,7 @@ def test_a_thousand_dead_ranks_fit_on_a_screen(why):
         rank_state(rank, "lost" if rank % 2 else "failed", reason=why.format(rank, rank), error="")
         for rank in range(1024)
     ]
-    lines = text_of(status_of(attempt_state(ranks, "lost"))).splitlines()
+    lines = text_of(status_of(attempt_state(ranks, "lost")), width=100).splitlines()
     assert len(lines) <= 20
     assert max(map(len, lines)) <= 100
 
