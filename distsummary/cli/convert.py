@@ -4,7 +4,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
@@ -42,7 +42,7 @@ _SOURCES = (  # for each dialect, finds the part of a file name that identifies 
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Converted:
     """The result of converting one directory; `file` is None if none of its values could be converted.
 
@@ -51,11 +51,11 @@ class Converted:
     """
 
     directory: Path
-    file: Path | None
-    events: int
-    left_out: dict[str, int]
-    refused: int
-    damage: tuple[Damage, ...]
+    file: Path | None = None
+    events: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+    refused: int = 0
+    damage: list[Damage] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,11 +140,9 @@ def convert(
 
 
 def _convert(directory: Path, target: Path, source: str, to: str, files: Files) -> Converted:
-    conversion = _Conversion(to)
-    damage: list[Damage] = []
-    payloads = conversion.payloads(read_directory(directory, source, "skip", skipped=damage))
+    done = Converted(directory=directory)
+    payloads = _payloads(read_directory(directory, source, "skip", skipped=done.damage), to, done)
     first = next(payloads, None)
-    path = None
     if first is not None:
         # The name of the new file takes its stamp (a time) and its writer from the oldest source file.
         oldest = segments(directory, source)[0].name
@@ -152,58 +150,45 @@ def _convert(directory: Path, target: Path, source: str, to: str, files: Files) 
         writer = re.sub(r"[^0-9A-Za-z-]", "-", writers[0]) if writers else "0"
         name = SegmentName(source=writer, host=files.host(directory), pid=files.pid())
         ensure_directory(target)
-        path = target / name.file_name(to, stamp_of(oldest) or 0)
-        with replacing(path) as temporary, open(temporary, "xb") as file:
+        done.file = target / name.file_name(to, stamp_of(oldest) or 0)
+        with replacing(done.file) as temporary, open(temporary, "xb") as file:
             for payload in chain((first,), payloads):
                 file.write(frame(payload))
-    return Converted(
-        directory=directory,
-        file=path,
-        events=conversion.events,
-        left_out=dict(conversion.left_out),
-        refused=conversion.refused,
-        damage=tuple(damage),
-    )
+    return done
 
 
-class _Conversion:
-    """Encodes events in the dialect `to`, and counts the values that this dialect cannot hold."""
+def _payloads(events: Iterable[ReadEvent], to: str, done: Converted) -> Iterator[bytes]:
+    """Yield a version record, then the events in the dialect `to`; nothing if it can hold no value.
 
-    def __init__(self, to: str) -> None:
-        self.events = 0
-        self.refused = 0
-        self.left_out: Counter[str] = Counter()
-        self._to = to
-
-    def payloads(self, events: Iterable[ReadEvent]) -> Iterator[bytes]:
-        """Yield a version record, then the encoded events; nothing if the dialect can hold no value."""
-        attempts: dict[str, int] = {}  # run id -> the highest attempt so far
-        for event in events:
-            kept: list[Value] = []
-            for value in event.values:
-                if self._to == MINDSPORE and value.plugin not in TENSORBOARD_PLUGINS:
-                    is_wide = value.plugin == "histogram" and value.data.left.size > MAX_BUCKETS
-                    kept.append(value._replace(data=widened(value.data, MAX_BUCKETS)) if is_wide else value)
-                elif value.plugin in SUMMARY_PLUGINS and tensorboard_format.value_parts(value) is not None:
-                    kept.append(value)
-                else:
-                    self.left_out[value.plugin] += 1
-            if not kept:
-                continue
-            ids = EventIds(event.run_id, event.attempt, event.seq) if event.run_id else None
-            encoded, refused = encode_event(Event(event.step, event.wall_time, kept), ids, (self._to,))
-            self.refused += len(refused)
-            payload = encoded[self._to]
-            if payload is None or len(refused) == len(kept):
-                continue
-            owner = ids and ids._replace(seq=0)
-            if not attempts:
-                yield _FORMATS[self._to].encode_version(event.wall_time, owner)
-            if event.attempt > attempts.setdefault(event.run_id, event.attempt) and self._to == TENSORBOARD:
-                yield tensorboard_format.encode_session_start(event.step, event.wall_time, owner)
-            attempts[event.run_id] = max(attempts[event.run_id], event.attempt)
-            self.events += 1
-            yield payload
+    `done` counts them, and the values that the dialect cannot hold.
+    """
+    attempts: dict[str, int] = {}  # run id -> the highest attempt so far
+    for event in events:
+        kept: list[Value] = []
+        for value in event.values:
+            if to == MINDSPORE and value.plugin not in TENSORBOARD_PLUGINS:
+                is_wide = value.plugin == "histogram" and value.data.left.size > MAX_BUCKETS
+                kept.append(value._replace(data=widened(value.data, MAX_BUCKETS)) if is_wide else value)
+            elif value.plugin in SUMMARY_PLUGINS and tensorboard_format.value_parts(value) is not None:
+                kept.append(value)
+            else:
+                done.left_out[value.plugin] += 1
+        if not kept:
+            continue
+        ids = EventIds(event.run_id, event.attempt, event.seq) if event.run_id else None
+        encoded, refused = encode_event(Event(event.step, event.wall_time, kept), ids, (to,))
+        done.refused += len(refused)
+        payload = encoded[to]
+        if payload is None or len(refused) == len(kept):
+            continue
+        owner = ids and ids._replace(seq=0)
+        if not attempts:
+            yield _FORMATS[to].encode_version(event.wall_time, owner)
+        if event.attempt > attempts.setdefault(event.run_id, event.attempt) and to == TENSORBOARD:
+            yield tensorboard_format.encode_session_start(event.step, event.wall_time, owner)
+        attempts[event.run_id] = max(attempts[event.run_id], event.attempt)
+        done.events += 1
+        yield payload
 
 
 def widened(histogram: Histogram, most: int) -> Histogram:

@@ -91,7 +91,7 @@ def test_a_large_tensor_of_another_program_is_converted(tmp_path: Path):
     (tmp_path / TENSORBOARD.format(1)).write_bytes(frame(event.SerializeToString()))
     del event, stored
     [converted] = convert(tmp_path, to="mindspore").converted
-    assert (converted.events, converted.refused, converted.damage) == (1, 0, ())
+    assert (converted.events, converted.refused, converted.damage) == (1, 0, [])
     [found] = read_directory(tmp_path)
     assert is_tensor(found.values[0].data, LARGE)
 

@@ -60,7 +60,7 @@ def test_a_directory_gets_the_dialect_that_the_writer_would_have_written(nasty_t
     (converted,) = convert(nasty_tmp_path / "one").converted
     assert converted.events == 5
     assert converted.left_out == {"tensor": 5}
-    assert converted.damage == ()
+    assert converted.damage == []
     assert reported(nasty_tmp_path / "one", "tensorboard") == reported(nasty_tmp_path / "both", "tensorboard")
     (made,) = segments(nasty_tmp_path / "one", "tensorboard")
     assert made == converted.file
