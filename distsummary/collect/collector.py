@@ -106,7 +106,7 @@ class CollectorCallback(Callback):
         )
         self._schedule = Schedule(self._settings, recorder=self.recorder, failures=self._failures)
         self._taps = self._schedule.taps
-        self.recorder.gather = self._taps.gather
+        self.recorder.gather = self._taps.listener.gather
         self._params: CallbackParams | None = None  # the parameters of the current training
         self._step = StepContext()
         self._recorded: object = None  # the `logged` dict that was recorded last
@@ -222,7 +222,7 @@ class CollectorCallback(Callback):
         elif self._session is None:
             self._evaluations = self._evaluations or Evaluations(topology)
             self._evaluations.own()
-        self._taps.pause()
+        self._taps.listener.pause()
         if self._session is not None:
             self._session.phase = "evaluating"
 
@@ -388,7 +388,7 @@ class CollectorCallback(Callback):
     def _end_evaluation(self, run_context: RunContext) -> None:
         """Record the metrics as scalars and as lineage."""
         params = run_context.original_args()
-        self._taps.resume()
+        self._taps.listener.resume()
         self._failures.call("metrics", self._record_metrics, params)
         if self._session is not None and self._session.topology.role == "train":
             self._session.phase = "training"

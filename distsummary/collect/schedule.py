@@ -118,7 +118,7 @@ class Schedule:
         `report`: called with this rank's parts in all deals when there is a new one; None: nothing is dealt.
         """
         self._report = report if self._settings.record.deal != "all" else None
-        self.taps.deal_among(self.group)
+        self.taps.group = self.group
         if network is not None:
             self._failures.call("the parameters", self._watch_parameters, network, params, step)
         if (precision := self._settings.norms) is not None:
@@ -214,7 +214,7 @@ class Schedule:
             self.group = Group(index=place[0], size=place[1]) if place is not None else LEFT_OUT
             for source in self._sources:
                 source.deal_among(self.group)
-            self.taps.deal_among(self.group)
+            self.taps.group = self.group
         if self._total is not None:
             self._set_tensor_steps(self._total)
         if self._last is not None:

@@ -11,20 +11,14 @@ if TYPE_CHECKING:  # type checkers do not run __getattr__
 
 __all__ = ["SummaryWriter"]
 
-# Public name -> its module, and the packages that it needs.
-_MODULE_OF = {"SummaryWriter": ("torch_summary_writer", ("torch", "tensorboard"))}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from distsummary.base.extras import require
 
-    module, packages = _MODULE_OF[name]
-    require(f"{__name__}.{name}", *packages)
-    value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    globals()[name] = value
-    return value
+    require(f"{__name__}.{name}", "torch", "tensorboard")
+    return importlib.import_module(f"{__name__}.torch_summary_writer").SummaryWriter
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,6 @@
 """What every metric is: the base class, the inputs that it takes, and arrays of them."""
 
-import abc
+from abc import abstractmethod
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -15,17 +15,20 @@ Array = NDArray[Any]
 class Updatable(Protocol):
     """What an evaluation needs of a metric; any object with these methods is one."""
 
+    @abstractmethod
     def clear(self) -> None:
         """Forget all updates."""
 
+    @abstractmethod
     def update(self, *inputs: Any) -> None:
         """Add a batch: the predictions and the labels, or all outputs of the network for evaluation."""
 
+    @abstractmethod
     def eval(self) -> Any:
         """The metric of all batches since `clear`."""
 
 
-class Metric(abc.ABC):
+class Metric(Updatable):
     """The base of a metric; derive from it, or write any class with its methods clear, update and eval."""
 
     _indexes: list[int] | None = None
@@ -52,18 +55,6 @@ class Metric(abc.ABC):
         self.clear()
         self.update(*inputs)
         return self.eval()
-
-    @abc.abstractmethod
-    def clear(self) -> None:
-        """Forget all updates."""
-
-    @abc.abstractmethod
-    def update(self, *inputs: Any) -> None:
-        """Add a batch."""
-
-    @abc.abstractmethod
-    def eval(self) -> Any:
-        """The metric of all batches since `clear`."""
 
     def _arrays(self, inputs: tuple[Any, ...], count: int, what: str) -> list[Array]:
         """The inputs that `indexes` chooses, as arrays; raises unless there are `count`."""

@@ -25,7 +25,8 @@ class ModelParts:
 
     `is_mine` is called with the mesh axes that split the parameter. Each iteration gives the tensors that the
     model holds at that time, for the names that were trainable when this object was made. A parameter that
-    FSDP2 has gathered since then is still given as its shard.
+    FSDP2 has gathered since then is still given as its shard. `digest` is the `count_sketch.digest` of all
+    trained parameters, including those of other ranks.
 
     Iterating raises InvalidValueError once the names or shapes of the trained parameters have changed.
     """
@@ -40,17 +41,13 @@ class ModelParts:
         self._framework, self._network = framework, network
         trained = dict(framework.named_parameters(network))
         self._shapes = {name: tuple(tensor.shape) for name, tensor in trained.items()}
+        self.digest = digest(self._shapes)
         self._parts = {
             name: SketchedPart(name=name, tensor=tensor, runs=_runs(framework, tensor))
             for name, tensor in trained.items()
             if is_mine(framework.split_axes(tensor))
         }
         self._is_unchanged = framework.watch(network)
-
-    @property
-    def digest(self) -> str:
-        """The `count_sketch.digest` of all trained parameters, including those of other ranks."""
-        return digest(self._shapes)
 
     def __iter__(self) -> Iterator[SketchedPart]:
         if self._is_unchanged():

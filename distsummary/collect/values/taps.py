@@ -24,6 +24,10 @@ class Taps:
         deal: who records a parameter; see `Parameters`.
         compatibility: with its `steps`, numbers, too, are only recorded at those of `regular`; so they are
             in the loops of `Model`, where `loss/auto` is.
+
+    Attributes:
+        listener: receives what is tapped.
+        tensors: when tensors are due. group: the ranks that divide the parameters that are tapped.
     """
 
     def __init__(
@@ -36,41 +40,25 @@ class Taps:
         deal: str,
         compatibility: Compatibility = OURS,
     ) -> None:
-        self.tensors, self._group = tensors, Group()
+        self.tensors, self.group = tensors, Group()
         self._regular, self._deal, self._compatibility = regular, deal, compatibility
         self._params: CallbackParams | None = None
         self._record: Callable[..., None] | None = None
         self._last: int | None = None  # the newest step (in sink mode, epoch) that was recorded
         self._stride = 1  # the steps between the newest two
         self._failures = failures
-        self._listener = operators.TapListener(snapshot, lambda: failures, self._wants, says_repeats=True)
-        operators.listen(self._listener)
+        self.listener = operators.TapListener(snapshot, lambda: failures, self._wants, says_repeats=True)
+        operators.listen(self.listener)
 
     def begin(self, params: CallbackParams, record: Callable[..., None]) -> None:
         """Begin a training: forget what was tapped before, and pass on values to `record`."""
         self._params, self._record = params, record
-        if not self._listener.is_gathered:  # else `run.log` begins it, after the first steps were tapped
-            self._listener.discard()
-
-    def deal_among(self, group: Group) -> None:
-        """From now on, the ranks of `group` divide the parameters that are tapped."""
-        self._group = group
+        if not self.listener.is_gathered:  # else `run.log` begins it, after the first steps were tapped
+            self.listener.discard()
 
     def after(self, last: int) -> float:
         """The first step after `last` at which something that is tapped is due."""
         return min(self._regular.after(last), self.tensors.after(last))
-
-    def gather(self) -> None:
-        """What was tapped so far belongs to the step whose values are given now; see `Recorder.gather`."""
-        self._listener.gather()
-
-    def pause(self) -> None:
-        """An evaluation begins, whose taps are not recorded."""
-        self._listener.pause()
-
-    def resume(self) -> None:
-        """The evaluation is over."""
-        self._listener.resume()
 
     def record(
         self,
@@ -89,7 +77,7 @@ class Taps:
         """
         record = self._record
         assert record is not None
-        if self._listener.has_received():
+        if self.listener.has_received():
             due = step if number is None else number
             joined = self._failures.call("operators", self._with_tapped, step, due, numbers, values)
             numbers, values = joined or (numbers, values)
@@ -99,7 +87,7 @@ class Taps:
         self, step: int, due: int, numbers: Mapping[str, object], values: Sequence[Value]
     ) -> tuple[Mapping[str, object], Sequence[Value]]:
         """The values of a step with what was tapped in it; numbers of earlier steps are recorded."""
-        taken = self._listener.take(step)
+        taken = self.listener.take(step)
         for earlier, arrived in taken.earlier:
             if self._record is not None:
                 self._record(earlier, arrived)
@@ -134,18 +122,18 @@ class Taps:
         if not is_parameter or self._deal == "all":
             return True
         if self._deal == "steps":
-            return (self.tensors if plugin == "tensor" else self._regular).turn(number, self._group)
-        return zlib.crc32(name.encode(errors="replace")) % self._group.size == self._group.index
+            return (self.tensors if plugin == "tensor" else self._regular).turn(number, self.group)
+        return zlib.crc32(name.encode(errors="replace")) % self.group.size == self.group.index
 
     def _now(self) -> int:
         """The step that is tapped now. If `run.log` makes the steps, it has not begun yet."""
         params = self._params or CallbackParams()
         now = max(number_of(params), (self._last or 0) + self._stride)
-        return now + self._stride if self._listener.is_gathered else now
+        return now + self._stride if self.listener.is_gathered else now
 
     def close(self) -> None:
         """Listen no more; record the numbers that were still on a device."""
-        operators.stop_listening(self._listener)
-        for step, numbers in self._listener.take_late(waits=True):
+        operators.stop_listening(self.listener)
+        for step, numbers in self.listener.take_late(waits=True):
             if self._record is not None:
                 self._record(step, numbers)

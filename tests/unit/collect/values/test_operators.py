@@ -150,7 +150,7 @@ def collected(steps, *, deal="parameters", group=None, is_parameter=False, **opt
         deal=deal,
         **options,
     )
-    taps.deal_among(group or Group())
+    taps.group = group or Group()
     params = CallbackParams(cur_step_num=0, is_model="compatibility" in options)
     taps.begin(params, lambda step, numbers, values=(): recorded.append((step, numbers, values)))
     for step in steps:
