@@ -43,9 +43,8 @@ from distsummary.training.callbacks import (
     step_of,
 )
 from distsummary.training.recorder import TIMES
-from distsummary.training.run import STEP_TIMES
 from distsummary.training.step_context import StepContext
-from distsummary.training.timing.phases import CHECKPOINT, EVALUATION, STEP_PHASES
+from distsummary.training.timing.phases import CHECKPOINT, EVALUATION
 
 logger = logging.getLogger(__name__)
 
@@ -263,22 +262,14 @@ class CollectorCallback(Callback):
 
     @check(OSError)
     def _open(self, topology: Topology, past: Past | None = None) -> Session:
-        settings = self._settings
-        has_times = settings.collected.metric and settings.collected.additions
-        formats = past.formats if past is not None else settings.formats_of_ranks(topology.world_size)
         return Session(
             self.run_dir,
             topology,
-            replace(settings.writer, formats=formats),
-            collectors=settings.record.collectors,
-            exports_npy=settings.record.export_npy,
-            config=settings.config.nested,
-            diagnose=settings.diagnose,
+            self._settings,
             coordinator=self._coordinate(topology),
             failures=self._failures,
-            leaves_out=() if has_times else (*STEP_TIMES, *STEP_PHASES),
-            past=past,
             overhead=self.recorder.overhead,
+            past=past,
         )
 
     def _compare(self, session: Session, network: Any) -> None:

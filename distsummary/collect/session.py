@@ -7,7 +7,7 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -30,6 +30,7 @@ from distsummary.collect.heartbeat import Pulse
 from distsummary.collect.provenance import command_line, error_text, provenance
 from distsummary.collect.remote.open_writer import open_writer
 from distsummary.collect.run_lineage import strip_directories
+from distsummary.collect.run_settings import RunSettings
 from distsummary.collect.values.system_metrics import Sampler, SystemMonitor, sources_of
 from distsummary.collect.watcher import LoopPlace, Watcher, groups_of_torch
 from distsummary.diagnosis.diagnose import Diagnose
@@ -38,7 +39,6 @@ from distsummary.diagnosis.verdict import ERROR, MESSAGE, OVERHEAD, UNSAVED, WAR
 from distsummary.errors import ClosedError, MissingRunDirError, WriteError
 from distsummary.events.overhead import Overhead
 from distsummary.events.segments import segments
-from distsummary.events.spec import WriterSpec
 from distsummary.format.records import DIALECTS, LINEAGE_PLUGINS, Event, Value
 from distsummary.format.scalar_rows import MAX_PACKERS, row_struct
 from distsummary.rundir.attempts import Registration, find_attempt, newest_attempt
@@ -52,7 +52,8 @@ from distsummary.rundir.run_dir import Manifest, RunDir
 from distsummary.rundir.run_text import TAG, run_text
 from distsummary.rundir.states import read_run
 from distsummary.rundir.topology import Topology, lost_driver
-from distsummary.training.timing.phases import EVERY, OWN_MS, WAIT_MS
+from distsummary.training.run import STEP_TIMES
+from distsummary.training.timing.phases import EVERY, OWN_MS, STEP_PHASES, WAIT_MS
 
 logger = logging.getLogger(__name__)
 
@@ -100,14 +101,10 @@ class Session:
 
     Args:
         run_dir, topology: the run and the rank in it.
-        spec: how to write the files; directory, run id, attempt and rank are set after joining the run.
-        collectors: see `open_writer`. exports_npy: whether tensors are also exported.
-        config: the settings of the training as JSON, for the manifest. diagnose: what is reported.
-        coordinator: joins all ranks to one run; None: the ranks use the run dir's manifest.
-        failures: counts the session's own failures.
-        leaves_out: names of numbers that are not recorded.
+        settings: what is recorded, and how.
+        coordinator: joins all ranks to one run.
+        failures: counts the session's own failures. overhead: what recording costs the loop.
         past: the attempt to which evaluations are added, instead of registering a new one.
-        overhead: what recording costs the loop.
 
     Raises the errors of the coordinator's `register` and of opening the files.
     """
@@ -116,24 +113,18 @@ class Session:
         self,
         run_dir: RunDir,
         topology: Topology,
-        spec: WriterSpec,
+        settings: RunSettings,
         *,
-        collectors: str | None,
-        exports_npy: bool,
-        config: Mapping[str, Any],
-        diagnose: Diagnose,
-        coordinator: Coordinator | None,
+        coordinator: Coordinator,
         failures: Failures,
-        leaves_out: Collection[str] = (),
-        past: "Past | None" = None,
-        overhead: Overhead | None = None,
+        overhead: Overhead,
+        past: Past | None = None,
     ) -> None:
-        self.topology = topology
-        self.overhead = overhead or Overhead()
-        self._run_dir = run_dir
-        self._coordinator = LocalCoordinator(run_dir) if coordinator is None else coordinator
+        self.topology, self.overhead = topology, overhead
+        self._run_dir, self._coordinator = run_dir, coordinator
         self.failures, self._own_guard = failures, failures.guard
-        self._leaves_out = leaves_out
+        has_times = settings.collected.metric and settings.collected.additions
+        self._leaves_out = () if has_times else (*STEP_TIMES, *STEP_PHASES)
         self._is_past = past is not None
         if past is not None:
             self._registration, rank_dir = past.registration, past.rank_dir
@@ -143,8 +134,9 @@ class Session:
         self._rank_dir = rank_dir
         self.attempt = self._registration.attempt
         spec = replace(
-            spec,
+            settings.writer,
             directory=str(rank_dir),
+            formats=settings.formats_of_ranks(topology.world_size) if past is None else past.formats,
             run_id=self._registration.run_id,
             attempt=self.attempt,
             begun=self._registration.created or None,
@@ -154,15 +146,17 @@ class Session:
             rank=topology.rank,
         )
         on_written = None if self._is_past else self._coordinator.on_written
-        ranks = topology.local_world_size
-        self._writer, _ = open_writer(spec, collectors, on_written, ranks=ranks, is_timed=True)
+        self._writer, _ = open_writer(
+            spec, settings.record.collectors, on_written, ranks=topology.local_world_size, is_timed=True
+        )
         self._packers: dict[tuple[str, ...], tuple[tuple[str, ...], Callable[..., bytes]]] = {}
         self._files = Background(failures.health, raise_exception=spec.raise_exception)
         # a second thread: git and the coordinator may be slow, and checkpoints must not wait for them
         self._messages = Background(failures.health, raise_exception=spec.raise_exception)
         self._alerts = Alerts(run_dir)  # of the user and of callbacks
         self._pid = os.getpid()
-        self._exports = Exports(rank_dir, int(time.time()), self._files) if exports_npy else None
+        exports = settings.record.export_npy
+        self._exports = Exports(rank_dir, int(time.time()), self._files) if exports else None
         self.checkpoints = CheckpointKeeper(
             run_dir,
             topology,
@@ -192,9 +186,9 @@ class Session:
         self._deadline_s = math.inf  # when the parts of `close` that wait have to end
         self._unsubscribe = on_termination(self._terminate)
         if topology.rank == 0 and not self._is_past:
-            if diagnose != Diagnose():  # the first alerts may come soon, and git is slow
-                self._messages.submit("diagnose", partial(self._note_diagnose, diagnose))
-            self._messages.submit("provenance", partial(self._record_provenance, config))
+            if settings.diagnose != Diagnose():  # the first alerts may come soon, and git is slow
+                self._messages.submit("diagnose", partial(self._note_diagnose, settings.diagnose))
+            self._messages.submit("provenance", partial(self._record_provenance, settings.config.nested))
 
     def _note_diagnose(self, diagnose: Diagnose) -> None:
         """Put what is reported into the manifest, for whoever reports."""
