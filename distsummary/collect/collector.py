@@ -276,9 +276,8 @@ class CollectorCallback(Callback):
         """Record what distinguishes this rank from the others, where it should not differ."""
         checksums = None
         if network is not None and framework_of(network).name == "torch":
-            from distsummary.collect.compare.torch_checksums import (
-                Checksums,  # imports torch, imported already
-            )
+            # it imports torch, which is imported already
+            from distsummary.collect.compare.torch_checksums import Checksums
 
             checksums = Checksums(network, session.topology.mesh, session.topology.world_size)
         checks = Checks(

@@ -60,11 +60,8 @@ def _git(directory: Path, *arguments: str) -> str | None:
             timeout=GIT_TIMEOUT_S,
             check=True,
         )
-    except (
-        OSError,
-        ValueError,
-        subprocess.SubprocessError,
-    ):  # no git, no repository, or a timeout
+    except (OSError, ValueError, subprocess.SubprocessError):
+        # no git, no repository, or a timeout
         return None
     return done.stdout.strip()
 

@@ -307,10 +307,8 @@ class SummaryRecord:
         if self._mode == "train":
             tapped = self._failures.call("operators", self._tapped.take, step) or operators.Taken({}, [], [])
             self._write_late(tapped.earlier)
-            given = {
-                *pool,
-                *(("scalar", name) for name in numbers),
-            }  # what was given goes before what was tapped
+            # what was given goes before what was tapped
+            given = {*pool, *(("scalar", name) for name in numbers)}
             numbers |= {name: n for name, n in tapped.numbers.items() if ("scalar", name) not in given}
             received = {(value.plugin, value.tag): value for value in tapped.values}
             pool |= {key: value for key, value in received.items() if key not in given}

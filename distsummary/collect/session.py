@@ -174,9 +174,8 @@ class Session:
         self._wait_ms = 0.0
         self.phase = "starting"  # what this process does, for its heartbeats
         self.total: int | None = None  # steps of the training by this rank's loader; None if unknown
-        self._closing = (
-            threading.RLock()
-        )  # a signal may close it from a thread, a user's handler within `close`
+        # a signal may close it from a thread, a user's handler within `close`
+        self._closing = threading.RLock()
         self._end: threading.Thread | None = None  # closes the run
         self._end_error: BaseException | None = None
         self._ending = ""  # which part of the end it does

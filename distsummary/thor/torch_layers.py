@@ -210,9 +210,8 @@ class ConvLayer(Layer):
         self.outputs = module.out_channels // module.groups
         self._window = module.kernel_size, module.dilation, module.stride
         self._mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-        self._padding = [
-            *module._reversed_padding_repeated_twice
-        ]  # private, seen in torch 2.13: left, right, top, bottom
+        # private, seen in torch 2.13: left, right, top, bottom
+        self._padding = [*module._reversed_padding_repeated_twice]
 
     def _sums_of(self, seen: Tensor, gradient: Tensor) -> Sums:
         images = seen if seen.dim() == 4 else seen[None]

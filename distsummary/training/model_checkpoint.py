@@ -108,9 +108,8 @@ class ModelCheckpoint(Callback):
         self._begun_step = self._saved_step = 0
         self._next_step: float | None = None  # the step that is due; None: seconds count, or only the end
         self._saved_s, self._seconds = 0.0, self.config.save_checkpoint_seconds
-        self._writer: ThreadPoolExecutor | None = (
-            None  # of one thread, kept: starting one takes longer than a copy
-        )
+        # of one thread, which is kept: starting one takes longer than a copy
+        self._writer: ThreadPoolExecutor | None = None
         self._writing: Future[None] | None = None
         self._wanted = threading.Event()  # a signal ends the process: save at the end of this step
         self._is_saved = threading.Event()

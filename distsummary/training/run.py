@@ -450,12 +450,12 @@ class Run(Recording):
         if self._is_closed:
             return
         if self._given and not self._is_training:
-            if (
-                self._callbacks.is_entered
-            ):  # the run only evaluated: record the values together with its evaluations
+            if self._callbacks.is_entered:
+                # the run only evaluated: record the values together with its evaluations
                 self._record_given()
             else:
-                self._begin_epoch(())  # given without any step: recorded at step 0
+                # given without any step: recorded at step 0
+                self._begin_epoch(())
         self._settle_epoch()
         if self._is_training and not self._is_ended:
             self._ended = given = self._given.take()

@@ -125,9 +125,8 @@ class Checks(Source):
         """Choose how many steps lie between two sums: a power of two, so that ranks have steps in common."""
         now_s, before_s = time.perf_counter(), self._looked_s
         self._looked_s = now_s
-        measured = logged.get(
-            OWN_MS, logged.get(STEP_MS)
-        )  # without waiting for a busy host or for other ranks
+        # the own time has no waiting for a busy host or for other ranks
+        measured = logged.get(OWN_MS, logged.get(STEP_MS))
         self._step_ms.append(measured if isinstance(measured, float) else 1e3 * (now_s - before_s))
         if len(self._costs) < MEASURED:
             return

@@ -1,6 +1,7 @@
 """Checks and copies a value that a user records under a name, before it is queued."""
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,6 @@ from distsummary.base.guard import passes
 from distsummary.collect.values.messages import LINEAGE_CLASSES, graph_bytes, landscape_of, lineage_message
 from distsummary.collect.values.pictures import DEFAULT_FPS, animation, drawn, drawn_matrix
 from distsummary.collect.values.precision_recall import precision_recall
-from distsummary.collect.values.tables import table_text
 from distsummary.errors import InvalidArgumentError, InvalidTypeError, InvalidValueError
 from distsummary.format.compatibility import OURS, Compatibility
 from distsummary.format.frames import MAX_PAYLOAD
@@ -52,7 +52,7 @@ def checked_value(
                 object that NumPy can read as one, or numbers in (nested) lists and tuples. A tensor or
                 histogram needs at least one dimension.
             "text": a str that takes at most MAX_VALUE_BYTES in UTF-8; shown as Markdown.
-            "table": a list of dicts, which becomes a text; see `tables.table_text`.
+            "table": a list of dicts, which becomes a text; see `table_text`.
             "figure": a matplotlib Figure, which is drawn at once and becomes an image.
             "video": (frames, frames a second), an image that moves; see `pictures.animation`.
             "confusion_matrix": (counts, names of classes or None), drawn as an image; see `pictures`.
@@ -201,6 +201,34 @@ def _checked_text(field: str, value: object) -> str:
             f"{field} takes {size} bytes, more than the {MAX_VALUE_BYTES} of an event; record a part of it"
         )
     return str.__str__(value)  # a plain str: a subclass may be unknown to the collector's process
+
+
+def table_text(field: str, rows: Any) -> str:
+    """The rows as a table, whose columns are in the order in which the rows name them first.
+
+    Args:
+        field: names the table in messages.
+        rows: a list of dicts, column -> value; a row without a column has an empty cell there. Real numbers
+            that are no integers have six digits.
+
+    Raises InvalidTypeError if `rows` is no such list, InvalidValueError if it names no column.
+    """
+    if not isinstance(rows, Sequence) or not all(isinstance(row, Mapping) for row in rows):
+        raise InvalidTypeError(
+            f'{field} must be a list of dicts, column -> value, such as [{{"epoch": 1, "loss": 0.5}}], got '
+            f"{type(rows).__name__}; of a data frame, pass frame.to_dict('records')"
+        )
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    if not columns:
+        raise InvalidValueError(f"{field} must have at least one row with a column, got {len(rows)} row(s)")
+    lines = [[_cell(column) for column in columns], ["---"] * len(columns)]
+    lines += [[_cell(row.get(column, "")) for column in columns] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", "<br>")
 
 
 def is_real(dtype: np.dtype[Any]) -> bool:

@@ -52,9 +52,8 @@ def sources_of(topology: Topology, directory: Path, network: object) -> dict[str
         sources["node's disks"] = lambda: disk_reading(directory)
         sources["node's network"] = network_reading
     if "torch" in sys.modules:
-        from distsummary.collect.values.torch_gpu import (
-            gpu_sources,  # imports torch, which is imported already
-        )
+        # it imports torch, which is imported already
+        from distsummary.collect.values.torch_gpu import gpu_sources
 
         for name, read in gpu_sources(network).items():
             sources[name] = partial(levels_only, read)

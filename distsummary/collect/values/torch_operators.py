@@ -283,9 +283,8 @@ class _Pages:
             if index == _PAGE * len(self.numbers):
                 if len(_pages) >= len(_PAGES):
                     return -1, 0
-                with torch.inference_mode(
-                    False
-                ):  # a tensor made in inference mode cannot be written elsewhere
+                # a tensor made in inference mode cannot be written elsewhere
+                with torch.inference_mode(False):
                     _pages.append(_empty_page(self.device))
                 self.numbers.append(len(_pages) - 1)
             self.index[name] = index

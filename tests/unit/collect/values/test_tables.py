@@ -2,7 +2,7 @@
 
 import pytest
 
-from distsummary.collect.values.tables import table_text
+from distsummary.collect.values.checked_values import table_text
 from distsummary.errors import InvalidTypeError, InvalidValueError
 
 
