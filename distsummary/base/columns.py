@@ -1,6 +1,5 @@
 """Plain text for terminals: aligned columns, durations, and text of others without its control characters."""
 
-import re
 import shutil
 import sys
 import textwrap
@@ -60,18 +59,6 @@ def paragraph(text: str, width: int, *, indent: str = "  ", most: int | None = N
         max_lines=most,
         placeholder=" ...",
     )
-
-
-def wrapped(text: str, width: int) -> list[str]:
-    """Text in lines of at most `width` characters, of which those after the first are indented. If it is too
-    long for one line, paths in it are shortened in their middle first, to no less than a third of the line.
-    """
-    paths = [word for word in re.split(r"[\s:;,]+", text) if "/" in word]
-    for path in sorted(paths, key=len, reverse=True):
-        excess = len(text) - width
-        if excess > 0:
-            text = text.replace(path, shortened(path, max(width // 3, len(path) - excess)), 1)
-    return textwrap.wrap(text, width, subsequent_indent="    ", break_on_hyphens=False)
 
 
 def width_of(out: TextIO) -> int:

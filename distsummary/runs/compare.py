@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from distsummary.base.columns import aligned, cut, numbered, printable, shortened, wrapped, wrapped_rows
+from distsummary.base.columns import aligned, cut, numbered, paragraph, printable, shortened, wrapped_rows
 from distsummary.format.records import ALERT_TAGS, RANKS_TAG
 from distsummary.runs.facts import Fact, facts
 from distsummary.runs.recorded_run import RecordedRun
@@ -152,7 +152,7 @@ def text_of(found: Comparison, *, width: int) -> str:
     if rows:
         head = ("curve", "differ from", "apart from", "steps of both", "last: first run", "second run")
         lines += [*aligned([head, *rows[:_SHOWN]], right=range(1, 6), width=width), *_more(len(rows))]
-        lines += wrapped(MEANING, width)
+        lines += paragraph(MEANING, width, indent="    ")
     else:
         lines.append("no curve is in both runs")
     for name, tags in zip(names, found.only, strict=True):
@@ -162,7 +162,8 @@ def text_of(found: Comparison, *, width: int) -> str:
             )
     for name, problems in zip(names, found.problems, strict=True):
         for line in problems[:3]:
-            lines += wrapped(f"problem in {shortened(name, width // 3)}: {printable(line)}", width)
+            text = f"problem in {shortened(name, width // 3)}: {printable(line)}"
+            lines += paragraph(text, width, indent="    ")
     return "\n".join(lines)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from distsummary.base.columns import aligned, cut, numbered, paragraph, printable, wrapped
+from distsummary.base.columns import aligned, cut, numbered, paragraph, printable
 from distsummary.base.terminal import duration
 from distsummary.diagnosis.alerts import worst_level
 from distsummary.format.records import RANKS_TAG
@@ -119,7 +119,7 @@ def text_of(shown: Overview, *, width: int) -> str:
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(shown.started))
         parts.append(f"began {began} ({duration(max(0.0, time.time() - shown.started))} ago)")
     lines = [f"{printable(shown.path)}: {', '.join(parts)}"]
-    lines += wrapped(f"  {shown.findings}", width) if shown.findings else []
+    lines += paragraph(f"  {shown.findings}", width, indent="    ") if shown.findings else []
     lines += [f"  {name:<9} {text}" for name, text in _facts(shown.facts)]
     curves = [
         curve for curve in shown.curves if not curve.tag.endswith(STATISTICS) and curve.tag != RANKS_TAG
@@ -143,7 +143,7 @@ def text_of(shown: Overview, *, width: int) -> str:
         lines.append(f"  and {len(shown.verdicts) - _VERDICTS} more verdicts: see --json")
     lines = [cut(line, width) for line in lines]
     for line in shown.problems[:_PROBLEMS]:
-        lines += wrapped(f"problem: {printable(line)}", width)
+        lines += paragraph(f"problem: {printable(line)}", width, indent="    ")
     if len(shown.problems) > _PROBLEMS:
         lines.append(f"  and {numbered(len(shown.problems) - _PROBLEMS, 'more line')}: see --json")
     return "\n".join(lines)
