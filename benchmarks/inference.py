@@ -34,8 +34,10 @@ from torch import Tensor, nn
 
 from distsummary.checkpoints.safetensors import map_safetensors, write_safetensors
 from distsummary.frameworks.base import framework_of
+from distsummary.landscapes.directions.planes import PlanePlan
 from distsummary.landscapes.directions.recipe import RandomDirections, Weights
 from distsummary.landscapes.directions.torch_parameters import OwnState
+from distsummary.landscapes.engines.engine import Task
 from distsummary.landscapes.engines.engine_choice import EngineChoice
 from distsummary.landscapes.engines.open_engine import open_engine
 from distsummary.landscapes.engines.torch_graph_engine import TorchGraphEngine  # noqa: F401  # imports count nowhere
@@ -155,9 +157,12 @@ def row_of(model: nn.Module, batch: Any, what: str, checkpoint: Path) -> list[fl
         centre = map_safetensors(checkpoint)
     names = tuple(name for name, _ in framework_of(model).named_parameters(model))
     choice = EngineChoice(engine="row" if what == "row" else "inference")
-    engine = open_engine(model, BatchLoss(loss_fn), [batch], names=names, mode="standard", choice=choice)
+    recipe, points = RandomDirections(names=names), np.zeros((1, 2))
+    plane = PlanePlan(states=[centre], names=names, recipe=recipe, x=XS, y=XS, points=points)
+    task = Task(model=model, loss_fn=BatchLoss(loss_fn), batches=[batch], planes=[plane], choice=choice)
+    engine = open_engine(task)
     try:
-        engine.set_plane(centre, RandomDirections(names=names))
+        engine.set_plane(centre, recipe)
         return [float(loss) for loss in engine.row_values(Y, XS)[:, 0]]
     finally:
         engine.close()

@@ -13,6 +13,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -216,9 +217,9 @@ class Ours:
 
         from distsummary.landscapes.directions.planes import PlanePlan
         from distsummary.landscapes.directions.recipe import Directions
+        from distsummary.landscapes.engines.engine import Task
         from distsummary.landscapes.engines.open_engine import open_engine
         from distsummary.landscapes.engines.timing import choose_engine
-        from distsummary.landscapes.engines.worker import Task
 
         problem = Problem(path)
         model, batch = problem.torch_parts()
@@ -233,9 +234,7 @@ class Ours:
             choice = named_choice(engine, threads)
         else:
             choice = choose_engine(task, device=device, points=PLANNED_POINTS, threads=threads).choice
-        self.inner = open_engine(
-            model, loss_fn, [batch], names=problem.names, mode="standard", device=device, choice=choice
-        )
+        self.inner = open_engine(replace(task, choice=choice), device)
         self.inner.set_plane(problem.state, directions)
         self.engine = self.inner.name
 

@@ -36,7 +36,7 @@ from distsummary.landscapes.directions.parameters import Patterns, moving
 from distsummary.landscapes.directions.planes import Prepared, Settings
 from distsummary.landscapes.directions.prepare import Direction, find_eigenpairs, prepare, prepare_runs
 from distsummary.landscapes.directions.recipe import Directions
-from distsummary.landscapes.engines.worker import Task
+from distsummary.landscapes.engines.engine import Task
 from distsummary.landscapes.model.data import (
     Data,
     host_bytes,

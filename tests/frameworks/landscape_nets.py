@@ -2,7 +2,7 @@
 
 import copy
 from collections import UserDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from distsummary import Directions, Evaluation
 from distsummary.frameworks.base import framework_of
+from distsummary.landscapes.directions.planes import PlanePlan
 from distsummary.landscapes.directions.recipe import RandomDirections, Weights
+from distsummary.landscapes.engines.engine import Task
 from distsummary.landscapes.engines.engine_choice import EngineChoice
 from distsummary.landscapes.engines.open_engine import open_engine
 from distsummary.landscapes.model.user_code import BatchLoss
@@ -266,6 +268,15 @@ def plane_of(model: nn.Module, normalization: str = "filter") -> tuple[Weights, 
     return centre, recipe.make({name: centre[name] for name in names}), names
 
 
+def engine_task(model: nn.Module, loss_fn: Any, batches: Any, names: Sequence[str], **more: Any) -> Task:
+    """A task for an engine, which gets its plane later."""
+    nothing = np.empty(0)
+    plane = PlanePlan(
+        states=[], names=tuple(names), recipe=Directions(x={}, y={}), x=nothing, y=nothing, points=nothing
+    )
+    return Task(model=model, loss_fn=loss_fn, batches=batches, planes=[plane], **more)
+
+
 def engine_at(
     model: nn.Module,
     batches: Any,
@@ -280,9 +291,8 @@ def engine_at(
     """An engine at `plane_of` the model."""
     centre, directions, names = plane_of(model, normalization)
     loss = loss_fn if batch_loss is None else BatchLoss(batch_loss)
-    engine = open_engine(
-        model, loss, batches, names=names, mode=mode, evaluation=Evaluation(**evaluation), choice=choice
-    )
+    asked = Evaluation(**evaluation)
+    engine = open_engine(engine_task(model, loss, batches, names, mode=mode, evaluation=asked, choice=choice))
     engine.set_plane(centre, directions)
     return engine
 

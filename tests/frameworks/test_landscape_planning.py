@@ -15,6 +15,7 @@ from distsummary.landscapes.directions.planes import PlanePlan
 from distsummary.landscapes.directions.recipe import RandomDirections
 from distsummary.landscapes.engines import timing
 from distsummary.landscapes.engines.chunks import Chunk, plan_chunks
+from distsummary.landscapes.engines.engine import Task
 from distsummary.landscapes.engines.engine_choice import (
     EXACT,
     EngineChoice,
@@ -25,7 +26,7 @@ from distsummary.landscapes.engines.engine_choice import (
 from distsummary.landscapes.engines.timing import relative_difference
 from distsummary.landscapes.engines.torch_engines import TorchEngine
 from distsummary.landscapes.engines.torch_graph_engine import TorchGraphEngine
-from distsummary.landscapes.engines.worker import LandscapeWorker, Task
+from distsummary.landscapes.engines.worker import LandscapeWorker
 from distsummary.landscapes.model.user_code import BatchLoss
 from tests.frameworks.landscape_nets import CRITERION, Cnn, Mlp, fingerprint, make_net
 from tests.unit.landscapes import golden_mlp

@@ -32,11 +32,11 @@ from distsummary.landscapes.directions.planes import Settings, prepare_random
 from distsummary.landscapes.directions.recipe import RandomDirections, Recipe, Weights
 from distsummary.landscapes.directions.torch_parameters import OwnState, filter_axes
 from distsummary.landscapes.engines.chunks import plan_chunks
-from distsummary.landscapes.engines.engine import Engine
+from distsummary.landscapes.engines.engine import Engine, Task
 from distsummary.landscapes.engines.engine_choice import EngineChoice
 from distsummary.landscapes.engines.open_engine import open_engine
 from distsummary.landscapes.engines.torch_inference_engine import TorchInferenceEngine
-from distsummary.landscapes.engines.worker import LandscapeWorker, Task
+from distsummary.landscapes.engines.worker import LandscapeWorker
 from distsummary.landscapes.model.torch_saved import SavedValues, can_stay
 from distsummary.landscapes.model.user_code import BatchLoss
 from tests.disks import FULL, room_for
@@ -49,6 +49,7 @@ from tests.frameworks.landscape_nets import (
     Mlp,
     Net,
     Words,
+    engine_task,
     fingerprint,
     make_net,
 )
@@ -83,10 +84,10 @@ def values_of(
     """Everything at XS x (*YS, 0), and of the states between; the centre is what the model holds."""
     centre = OwnState.of(net) if centre is None else centre
     loss = BatchLoss(batch_loss) if batch_loss else CRITERION
+    asked = Evaluation(**evaluation)
     engine = open_engine(
-        net, loss, batches, names=names or names_of(net), mode=mode, evaluation=Evaluation(**evaluation),
-        choice=choice,
-    )  # fmt: skip
+        engine_task(net, loss, batches, names or names_of(net), mode=mode, evaluation=asked, choice=choice)
+    )
     try:
         engine.set_plane(centre, recipe)
         found = [engine.row_values(YS[0], XS)]
@@ -183,9 +184,9 @@ def test_parameters_of_several_blocks_and_any_precision(normalization: str, dtyp
 @contextmanager
 def inference_engine(net: nn.Module, batches: Any, **how: Any) -> Iterator[Engine]:
     """The engine around the model as it is."""
-    more = {"names": names_of(net), "mode": "standard", "loss_fn": CRITERION} | how
+    more = {"names": names_of(net), "loss_fn": CRITERION} | how
     centre = OwnState.of(net)
-    engine = open_engine(net, batches=batches, choice=INFERENCE, **more)
+    engine = open_engine(engine_task(net, batches=batches, choice=INFERENCE, **more))
     try:
         engine.set_plane(centre, random_recipe(net))
         yield engine

@@ -17,6 +17,7 @@ from distsummary.landscapes.directions.recipe import RandomDirections
 from distsummary.landscapes.engines.torch_engines import TorchRowEngine
 from distsummary.landscapes.model.torch_loan import portable
 from distsummary.landscapes.output.write import landscape_record
+from tests.frameworks.landscape_nets import engine_task
 from tests.unit.landscapes import golden_mlp
 
 CRITERION = nn.CrossEntropyLoss()
@@ -89,7 +90,7 @@ def engine_for(
     """An engine at a random plane through the model as it is."""
     centre = framework_of(model).state(model)
     names = [name for name, _ in framework_of(model).named_parameters(model)]
-    engine = TorchRowEngine(model, loss_fn, batches, names=names, **more)
+    engine = TorchRowEngine(engine_task(model, loss_fn, batches, names, **more))
     recipe = RandomDirections(names=tuple(names), seed=seed, normalization=normalization)
     engine.set_plane(centre, recipe.make({name: centre[name] for name in names}))
     return engine
@@ -317,9 +318,9 @@ def test_what_cannot_be_evaluated_is_refused_by_name() -> None:
                 Mlp().requires_grad_(False), CRITERION, golden_batches(), size=3, progress=False, **more
             )
     with pytest.raises(InvalidValueError, match="no_such"):
-        TorchRowEngine(model, CRITERION, golden_batches(), names=["no_such"])
+        TorchRowEngine(engine_task(model, CRITERION, golden_batches(), ["no_such"]))
     with pytest.raises(InvalidTypeError, match="floating-point"):
-        TorchRowEngine(conv_net(), CRITERION, images(), names=["bn.num_batches_tracked"])
+        TorchRowEngine(engine_task(conv_net(), CRITERION, images(), ["bn.num_batches_tracked"]))
     assert fingerprint(model) == before
 
 

@@ -16,7 +16,7 @@ import distsummary as ds
 from distsummary import Evaluation, Progress
 from distsummary.landscapes.directions.planes import PlanePlan
 from distsummary.landscapes.directions.recipe import RandomDirections
-from distsummary.landscapes.engines.worker import Task
+from distsummary.landscapes.engines.engine import Task
 from distsummary.landscapes.run.landscape_identity import landscape_identity
 
 CRITERION = nn.CrossEntropyLoss()

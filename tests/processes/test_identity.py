@@ -54,7 +54,7 @@ import numpy as np
 from distsummary.landscapes.directions.planes import PlanePlan
 from distsummary.landscapes.directions.recipe import RandomDirections
 from distsummary.landscapes.model.quantities import Evaluation
-from distsummary.landscapes.engines.worker import Task
+from distsummary.landscapes.engines.engine import Task
 from distsummary.landscapes.run.landscape_identity import landscape_identity
 import parts
 

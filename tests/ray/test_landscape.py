@@ -24,7 +24,7 @@ from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions.hessian import mean_product
 from distsummary.landscapes.directions.planes import Settings, prepare_random
 from distsummary.landscapes.engines.chunks import plan_chunks
-from distsummary.landscapes.engines.worker import Task
+from distsummary.landscapes.engines.engine import Task
 from distsummary.landscapes.model.user_code import BatchLoss
 from distsummary.landscapes.run import actor_crew
 from distsummary.landscapes.run.actor import RayWorkers

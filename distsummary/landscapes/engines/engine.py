@@ -1,13 +1,41 @@
 """The interface of all engines, which evaluate quantities of a model, such as its loss, in a plane."""
 
 import platform
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from distsummary.landscapes.directions.planes import PlanePlan
 from distsummary.landscapes.directions.recipe import Array, Recipe, Weights
+from distsummary.landscapes.engines.engine_choice import EngineChoice
+from distsummary.landscapes.model.data import Data
+from distsummary.landscapes.model.quantities import Evaluation
 
 MODES = ("standard", "mindspore")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """The work of all workers: model, loss, data and the landscapes to evaluate.
+
+    All `planes` vary the same parameters. `choice` is the engine; None means the row engine. Workers
+    with the same choice, on equal hardware, compute the same bits.
+    """
+
+    model: Any
+    loss_fn: Any
+    batches: Iterable[Any] | Data
+    planes: Sequence[PlanePlan]
+    mode: str = "standard"
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    choice: EngineChoice | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters that are varied."""
+        return self.planes[0].names
 
 
 class Engine(Protocol):

@@ -1,7 +1,7 @@
 """The engine for numpy models and Cells: the naive loop, which writes all values again at every point."""
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -9,15 +9,9 @@ import numpy as np
 from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions.recipe import Array, Directions, Recipe, Weights
-from distsummary.landscapes.engines.engine import processor
-from distsummary.landscapes.model.data import Data, batch_facts, batch_labels, batch_rows, data_sets
-from distsummary.landscapes.model.quantities import (
-    BatchFacts,
-    Evaluation,
-    Tally,
-    quantity_names,
-    refuse_unfit,
-)
+from distsummary.landscapes.engines.engine import Task, processor
+from distsummary.landscapes.model.data import batch_facts, batch_labels, batch_rows, data_sets
+from distsummary.landscapes.model.quantities import BatchFacts, Tally, quantity_names
 from distsummary.landscapes.model.user_code import (
     CLASSES_NEED_ROWS,
     apply_metric,
@@ -42,23 +36,15 @@ class NaiveEngine:
 
     is_streamed = False  # each point reads streamed data again
 
-    def __init__(
-        self,
-        model: Any,
-        loss_fn: Any,
-        batches: Iterable[Any] | Data,
-        *,
-        mode: str = "standard",
-        evaluation: Evaluation | None = None,
-    ) -> None:
+    def __init__(self, task: Task) -> None:
+        model, mode = task.model, task.mode
         self._framework = framework = framework_of(model)
         self.name = f"{framework.name}-naive"
         self._tensors: Mapping[str, Any] = dict(framework.tensors(model))
         self._kinds = {name: framework.array_spec(one).dtype.type for name, one in self._tensors.items()}
-        self._evaluation, self._mode = evaluation or Evaluation(), mode
-        refuse_unfit(self._evaluation, mode, is_torch=False)
-        self._data = data_sets(batches, streamed=self._evaluation.streamed)
-        self._loss_name, self._loss = loss_name(loss_fn), bind_loss(model, loss_fn)
+        self._evaluation, self._mode = task.evaluation, mode
+        self._data = data_sets(task.batches, streamed=self._evaluation.streamed)
+        self._loss_name, self._loss = loss_name(task.loss_fn), bind_loss(model, task.loss_fn)
         name = next(iter(self._data))
         self.samples = sum(facts.rows for _, facts, _ in self._batches(name))
         self.quantities = quantity_names(self._evaluation, list(self._data))

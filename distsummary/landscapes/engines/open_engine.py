@@ -1,58 +1,38 @@
-"""Opens the engine that an `EngineChoice` names, for the framework of the model."""
+"""Opens the engine of a task, for the framework of its model."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any
-
-from distsummary.base.checks import check_choice
 from distsummary.frameworks.base import framework_of
-from distsummary.landscapes.engines.engine import MODES, Engine
+from distsummary.landscapes.engines.engine import Engine, Task
 from distsummary.landscapes.engines.engine_choice import EngineChoice
-from distsummary.landscapes.model.data import Data
-from distsummary.landscapes.model.quantities import Evaluation
 
 
-def open_engine(
-    model: Any,
-    loss_fn: Any,
-    batches: Iterable[Any] | Data,
-    *,
-    names: Sequence[str],
-    mode: str,
-    device: str | None = None,
-    evaluation: Evaluation | None = None,
-    choice: EngineChoice | None = None,
-) -> Engine:
-    """Open an engine for the framework of `model`; `names` are the parameters that are varied.
+def open_engine(task: Task, device: str | None = None) -> Engine:
+    """Open the engine that the task has chosen; a torch model is moved to `device`, unless that is None.
 
-    If `choice` is None, torch models get the row engine. Others have only the naive engine. Raises
+    Without a choice, torch models get the row engine. Others have only the naive engine. Raises
     CannotTraceError (a LandscapeError) for a graph engine on a model whose code cannot be recorded.
     """
-    check_choice("mode", mode, MODES)
-    evaluation, choice = evaluation or Evaluation(), choice or EngineChoice()
-    if framework_of(model).name != "torch":
+    if framework_of(task.model).name != "torch":
         from distsummary.landscapes.engines.naive_engine import NaiveEngine
 
-        return NaiveEngine(model, loss_fn, batches, mode=mode, evaluation=evaluation)
+        return NaiveEngine(task)
     from distsummary.landscapes.engines.torch_engines import TorchEngine, TorchNaiveEngine, TorchRowEngine
 
-    kind: type[TorchEngine] = TorchNaiveEngine if choice.engine == "naive" else TorchRowEngine
-    if choice.engine == "graph":
+    name = (task.choice or EngineChoice()).engine
+    kind: type[TorchEngine] = TorchNaiveEngine if name == "naive" else TorchRowEngine
+    if name == "graph":
         from distsummary.landscapes.engines.torch_graph_engine import TorchGraphEngine
 
         kind = TorchGraphEngine
-    elif choice.engine == "inference":
+    elif name == "inference":
         from distsummary.landscapes.engines.torch_inference_engine import TorchInferenceEngine
 
         kind = TorchInferenceEngine
-    return kind(
-        model, loss_fn, batches,
-        names=names, mode=mode, device=device, evaluation=evaluation, choice=choice,
-    )  # fmt: skip
+    return kind(task, device)
 
 
-def is_out_of_memory(model: Any, error: BaseException) -> bool:
+def is_out_of_memory(task: Task, error: BaseException) -> bool:
     """Whether an error that an engine raised means that memory ran out; always False without torch."""
-    if framework_of(model).name != "torch":
+    if framework_of(task.model).name != "torch":
         return False
     from distsummary.landscapes.model.torch_memory import is_full
 

@@ -17,6 +17,7 @@ import numpy as np
 from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions.planes import PlanePlan
 from distsummary.landscapes.directions.recipe import Array, Directions
+from distsummary.landscapes.engines.engine import Task
 from distsummary.landscapes.engines.engine_choice import (
     EXACT,
     LOOSE,
@@ -29,7 +30,6 @@ from distsummary.landscapes.engines.engine_choice import (
     compile_candidate,
 )
 from distsummary.landscapes.engines.open_engine import is_out_of_memory, open_engine
-from distsummary.landscapes.engines.worker import Task
 from distsummary.landscapes.model.quantities import REDUCED
 
 PROBES = 6  # losses are compared at this many points of a row; at least this many are timed
@@ -83,7 +83,7 @@ def choose_engine(
             else TimedChoice(choice=task.choice)
         )
     except Exception as error:  # of any kind: each device has its own error for full memory
-        if not is_out_of_memory(task.model, error):
+        if not is_out_of_memory(task, error):
             raise
         _log.warning(
             "the row engine does not fit in memory; using the inference engine, which writes the parameters "
@@ -178,11 +178,8 @@ class _Bench:
 
     def _open(self, choice: EngineChoice, **evaluation: Any) -> Any:
         """Open a torch engine and set its plane; `evaluation` replaces fields of `task.evaluation`."""
-        task = self._task
-        engine: Any = open_engine(
-            task.model, task.loss_fn, task.batches, names=self._plane.names, mode=task.mode,
-            device=self._device, evaluation=replace(task.evaluation, **evaluation), choice=choice,
-        )  # fmt: skip
+        asked = replace(self._task.evaluation, **evaluation)
+        engine: Any = open_engine(replace(self._task, evaluation=asked, choice=choice), self._device)
         try:
             recipe = self._plane.recipe if choice.engine == "inference" else self._directions
             engine.set_plane(self._plane.states[-1], recipe)

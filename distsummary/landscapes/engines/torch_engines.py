@@ -19,17 +19,15 @@ from torch import Tensor, nn
 
 from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.landscapes.directions.recipe import Array, Recipe, Weights
-from distsummary.landscapes.engines.engine import processor
+from distsummary.landscapes.engines.engine import Task, processor
 from distsummary.landscapes.engines.engine_choice import LOOSE, EngineChoice
 from distsummary.landscapes.model.batches import leaves
-from distsummary.landscapes.model.data import Data, batch_facts, batch_rows, data_sets
+from distsummary.landscapes.model.data import batch_facts, batch_rows, data_sets
 from distsummary.landscapes.model.quantities import (
     REDUCED,
     BatchFacts,
-    Evaluation,
     Tally,
     quantity_names,
-    refuse_unfit,
 )
 from distsummary.landscapes.model.torch_loan import Loan, placed
 from distsummary.landscapes.model.torch_measure import Measure, join, on_host
@@ -60,40 +58,28 @@ class Loaded:
 class TorchEngine:
     """The common part of engines for torch models: the borrowed model, its data, and the loop over batches.
 
+    Batches are kept on the model's device, or read again for each call of `row_values` (see
+    `Evaluation.streamed`). Parameters that are not varied, and buffers, keep the values of the centre. Mode
+    "standard" evaluates in eval mode, "mindspore" in training mode (batch statistics, dropout).
+
     Args:
-        model: moved to `device` if one is given; otherwise it stays where it is.
-        loss_fn, batches: see `user_code.bind_loss`; `batches` may be {name: data set}. Batches are kept on
-            the model's device, or read again for each call of `row_values` (see `Evaluation.streamed`).
-        names: the parameters that are varied. All others, and the buffers, keep the values of the centre.
-        mode: "standard" evaluates in eval mode, "mindspore" in training mode (batch statistics, dropout).
+        device: where to move the model; None: it stays where it is.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss_fn: Any,
-        batches: Iterable[Any] | Data,
-        *,
-        names: Sequence[str],
-        mode: str = "standard",
-        device: str | None = None,
-        evaluation: Evaluation | None = None,
-        choice: EngineChoice | None = None,
-    ) -> None:
-        self.choice = choice or EngineChoice()
+    def __init__(self, task: Task, device: str | None = None) -> None:
+        self.choice = task.choice or EngineChoice()
         self.name = self.choice.label
-        self._evaluation, self._mode = evaluation or Evaluation(), mode
-        refuse_unfit(self._evaluation, mode, is_torch=True)
-        data = data_sets(batches, streamed=self._evaluation.streamed)
+        self._evaluation, self._mode = task.evaluation, task.mode
+        data = data_sets(task.batches, streamed=self._evaluation.streamed)
         self.quantities = quantity_names(self._evaluation, list(data))
         self._dtype = torch.float64 if self._evaluation.precision == "float64" else None
         self._centre: Weights = {}
         self._is_at_centre = False
         self._loan = Loan(
-            model,
-            names,
+            task.model,
+            task.names,
             device=device,
-            training=mode == "mindspore",
+            training=task.mode == "mindspore",
             threads=self.choice.threads,
             dtype=self._dtype,
             tf32=self._evaluation.precision == "tf32",
@@ -101,13 +87,13 @@ class TorchEngine:
         )
         try:
             inner, there = self._loan.model, self._loan.device
-            self.bn_mode = "batch" if mode == "mindspore" else self._evaluation.bn_mode or "eval"
+            self.bn_mode = "batch" if task.mode == "mindspore" else self._evaluation.bn_mode or "eval"
             self._norms = [m for m in inner.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-            for norm in self._norms if mode == "standard" else ():
+            for norm in self._norms if task.mode == "standard" else ():
                 norm.train(self.bn_mode == "batch")
             metrics = self._evaluation.metrics.items()
             moved = {name: placed(metric, inner, there, self._dtype) for name, metric in metrics}
-            loss_fn = placed(loss_fn, inner, there, self._dtype)
+            loss_fn = placed(task.loss_fn, inner, there, self._dtype)
             self._measure = Measure(inner, loss_fn, replace(self._evaluation, metrics=moved), there)
             self.is_streamed = bool(self._evaluation.streamed)
             if not self.is_streamed and self.bn_mode != "recompute":

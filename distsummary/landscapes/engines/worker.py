@@ -1,37 +1,17 @@
 """A worker, which evaluates chunks of the planes with an engine; `actor.py` runs it in another process."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
-from distsummary.landscapes.directions.planes import PlanePlan
 from distsummary.landscapes.directions.recipe import Array
 from distsummary.landscapes.engines.chunks import Chunk
+from distsummary.landscapes.engines.engine import Task
 from distsummary.landscapes.engines.engine_choice import EngineChoice, MemoryTooSmallError
 from distsummary.landscapes.engines.open_engine import is_out_of_memory, open_engine
-from distsummary.landscapes.model.data import Data
-from distsummary.landscapes.model.quantities import Evaluation
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """The work of all workers: model, loss, data and the landscapes to evaluate.
-
-    All `planes` vary the same parameters. `choice` is the engine; None means the row engine. Workers
-    with the same choice, on equal hardware, compute the same bits.
-    """
-
-    model: Any
-    loss_fn: Any
-    batches: Iterable[Any] | Data
-    planes: Sequence[PlanePlan]
-    mode: str = "standard"
-    evaluation: Evaluation = field(default_factory=Evaluation)
-    choice: EngineChoice | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,16 +55,7 @@ class LandscapeWorker:
         self._plane: int | None = None
         self._task = task
         with self._within_memory("when it was opened"):
-            self._engine = open_engine(
-                task.model,
-                task.loss_fn,
-                task.batches,
-                names=task.planes[0].names,
-                mode=task.mode,
-                device=device,
-                evaluation=task.evaluation,
-                choice=task.choice,
-            )
+            self._engine = open_engine(task, device)
 
     @property
     def facts(self) -> EngineFacts:
@@ -124,7 +95,7 @@ class LandscapeWorker:
             yield
         except Exception as error:  # of any kind: each device has its own error for full memory
             choice = self._task.choice or EngineChoice()
-            smaller = choice.smaller() if is_out_of_memory(self._task.model, error) else None
+            smaller = choice.smaller() if is_out_of_memory(self._task, error) else None
             if smaller is None:
                 raise
             raise MemoryTooSmallError(

@@ -15,9 +15,10 @@ from distsummary.errors import ClusterError, LandscapeError
 from distsummary.landscapes.directions.hessian import GROUPS
 from distsummary.landscapes.directions.recipe import Array
 from distsummary.landscapes.engines.chunks import Chunk, count_points
+from distsummary.landscapes.engines.engine import Task
 from distsummary.landscapes.engines.engine_choice import EngineChoice
 from distsummary.landscapes.engines.timing import choose_engine
-from distsummary.landscapes.engines.worker import ChunkResult, Task
+from distsummary.landscapes.engines.worker import ChunkResult
 from distsummary.landscapes.model.user_code import first_line
 from distsummary.landscapes.run.actor_crew import LOOK, ActorCrew
 from distsummary.landscapes.run.actor_resources import free_resources

@@ -25,7 +25,7 @@ import numpy as np
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions.parameters import own_state
-from distsummary.landscapes.engines.worker import Task
+from distsummary.landscapes.engines.engine import Task
 from distsummary.landscapes.model.repeatable_loader import steady
 
 AS_STORED = (str, bytes, int, float, complex, bool, NoneType, tuple)  # equal ones may be one object or two

@@ -19,9 +19,10 @@ from distsummary.landscapes.directions.hessian import Hessian
 from distsummary.landscapes.directions.planes import Prepared
 from distsummary.landscapes.directions.recipe import Array, Weights
 from distsummary.landscapes.engines.chunks import GRID_CHUNK, Chunk, count_points, plan_chunks
+from distsummary.landscapes.engines.engine import Task
 from distsummary.landscapes.engines.engine_choice import EngineChoice, MemoryTooSmallError, piece
 from distsummary.landscapes.engines.timing import choose_engine
-from distsummary.landscapes.engines.worker import ChunkResult, EngineFacts, LandscapeWorker, Task
+from distsummary.landscapes.engines.worker import ChunkResult, EngineFacts, LandscapeWorker
 from distsummary.landscapes.model.quantities import quantity_names
 from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.landscapes.run.assemble import assemble, gather

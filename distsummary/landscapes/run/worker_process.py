@@ -9,9 +9,10 @@ from typing import Any
 from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions.recipe import Array
 from distsummary.landscapes.engines.chunks import Chunk
+from distsummary.landscapes.engines.engine import Task
 from distsummary.landscapes.engines.engine_choice import EngineChoice
 from distsummary.landscapes.engines.timing import choose_engine
-from distsummary.landscapes.engines.worker import ChunkResult, EngineFacts, LandscapeWorker, Task
+from distsummary.landscapes.engines.worker import ChunkResult, EngineFacts, LandscapeWorker
 
 
 def portable(model: Any, batches: Any, functions: Sequence[Any]) -> tuple[Any, Any, Sequence[Any]]:

@@ -183,6 +183,7 @@ CENTRE = float(Mlp().parameters["d1.weight"][0, 0])
             "called model; pass a function of",
         ),
         ({"batches": None}, "batches is required"),
+        ({"evaluation": Evaluation(bn_mode="batch")}, "precision and bn_mode are for torch models"),
         ({"evaluation": Evaluation(precision="bf16")}, "precision and bn_mode are for torch models"),
         ({"mode": "mindspore", "evaluation": Evaluation(bn_mode="eval")}, "for torch models"),
         ({"mode": "mindspore", "batches": {"a": batches()}}, "rows of one list of batches"),

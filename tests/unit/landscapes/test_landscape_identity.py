@@ -17,7 +17,7 @@ import pytest
 
 from distsummary import Directions
 from distsummary.landscapes.directions.planes import PlanePlan
-from distsummary.landscapes.engines.worker import Task
+from distsummary.landscapes.engines.engine import Task
 from distsummary.landscapes.run.landscape_identity import digest, landscape_identity
 
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from distsummary import Directions, Evaluation
-from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
+from distsummary.errors import InvalidTypeError, LandscapeError
+from distsummary.landscapes.engines.engine import Task
 from distsummary.landscapes.engines.open_engine import open_engine
 from distsummary.landscapes.model.user_code import AS_BATCH_LOSS, AS_LOSS_FN, NO_OUTPUTS, BatchLoss
 from tests.unit.landscapes.golden_mlp import Mlp, batches, cross_entropy
@@ -23,9 +24,9 @@ def opened(loss_fn: Any = row_losses, data: Any = None, **evaluation: Any) -> An
     names = list(model.parameters)
     rng = np.random.default_rng(5)
     x, y = ({n: rng.normal(size=model.parameters[n].shape) for n in names} for _ in range(2))
-    engine: Any = open_engine(
-        model, loss_fn, data or batches(), names=names, mode="standard", evaluation=Evaluation(**evaluation)
-    )
+    asked = Evaluation(**evaluation)
+    task = Task(model=model, loss_fn=loss_fn, batches=data or batches(), planes=[], evaluation=asked)
+    engine: Any = open_engine(task)
     engine.set_plane({n: a.copy() for n, a in model.parameters.items()}, Directions(x=x, y=y))
     return engine
 
@@ -124,10 +125,7 @@ def test_labels_beyond_the_classes_and_losses_of_other_rows_are_refused() -> Non
         opened(lambda logits, labels: row_losses(logits, labels)[::2], classes=3)
 
 
-def test_what_only_torch_models_have_is_refused() -> None:
-    for field, value in (("precision", "bf16"), ("bn_mode", "batch")):
-        with pytest.raises(InvalidValueError, match="are for torch models"):
-            opened(**{field: value})
+def test_streamed_data_that_can_be_read_once_alone_are_refused() -> None:
     with pytest.raises(InvalidTypeError, match="streamed batches are read repeatedly"):
         opened(data=iter(batches()), streamed=True)
 

@@ -7,7 +7,8 @@ import pytest
 
 from distsummary.landscapes.directions.planes import Settings, prepare_random
 from distsummary.landscapes.engines.chunks import plan_chunks
-from distsummary.landscapes.engines.worker import LandscapeWorker, Task
+from distsummary.landscapes.engines.engine import Task
+from distsummary.landscapes.engines.worker import LandscapeWorker
 from distsummary.landscapes.model.user_code import BatchLoss
 from distsummary.landscapes.run.worker_process import ChunkWorker, EngineChooser, portable_task
 from tests.unit.landscapes import golden_mlp
