@@ -16,8 +16,8 @@ from distsummary.landscapes.directions.normalization import (
     normalized,
 )
 from distsummary.landscapes.directions.normals import random_direction
-from distsummary.landscapes.directions.parameter_identity import uncompiled
 
+COMPILED = "_orig_mod."  # torch.compile adds this to the names of the parameters of a layer
 SHOWN = 5  # the most names that a message lists
 COLLINEAR = 1e-6  # axes count as parallel if the sine of the angle between them is smaller
 ONE_ROW = "directions='line' draws one row of points, between two checkpoints or two of runs="
@@ -98,6 +98,11 @@ class Recipe(Protocol):
 
     def rows(self, axis: int, name: str, weights: Rows) -> Rows:
         """The part of direction `axis` (0: x, 1: y) for the parameter `name` with these weights."""
+
+
+def uncompiled(name: str) -> str:
+    """The name of a parameter without the prefixes of compiled layers."""
+    return name.replace(COMPILED, "")
 
 
 def is_real(dtype: np.dtype[Any]) -> bool:

@@ -96,9 +96,10 @@ def write_landscapes(
         for grid in grids:
             grid = beside_other_runs(run_dir, grid)
             path = run_dir.landscape_file(grid.tag, ".npz")
+            older = saved(path) if grid.is_partial else None
             if not grid.computed.any():
                 _log.warning("%s is not written: no point of it was computed", path)
-            elif grid.is_partial and is_complete(path):
+            elif older is not None and not older.is_partial:
                 kept_in = f"saved in {journal}; the same call resumes from there" if journal else "not saved"
                 _log.warning(
                     "%s holds a complete landscape, so it is not replaced by one with %d of %d points; these "
@@ -159,24 +160,20 @@ def write_landscapes(
         return [*landscape_files(run_dir.base), *segments(directory, TENSORBOARD), *made]
 
 
-def is_complete(path: Path) -> bool:
-    """Whether a file holds a grid without missing points."""
+def saved(path: Path) -> LossGrid | None:
+    """The grid in a file; None if there is none, or a damaged one, which may be replaced."""
     try:
-        return not LossGrid.load(path).is_partial
+        return LossGrid.load(path)
     except (MissingFileError, DamagedFileError):
-        return False
+        return None
 
 
 def beside_other_runs(run_dir: RunDir, grid: LossGrid) -> LossGrid:
     """The grid, with its runs' names added to its tag if a landscape of other runs already has that tag."""
-    path = run_dir.landscape_file(grid.tag, ".npz")
-    if grid.kind not in ("joint", "triangle", "line") or not path.is_file():
+    if grid.kind not in ("joint", "triangle", "line"):
         return grid
-    try:
-        others = LossGrid.load(path).runs
-    except DamagedFileError:  # a damaged file may be replaced
-        return grid
-    if others == grid.runs:
+    older = saved(run_dir.landscape_file(grid.tag, ".npz"))
+    if older is None or older.runs == grid.runs:
         return grid
     own = f"of_{readable(grid.runs)}" if grid.runs else "of_one"
     return replace(grid, label="_".join(word for word in (grid.label, own) if word))

@@ -12,6 +12,7 @@ import ray
 
 from distsummary.base.cluster import check_reachable, reachable_cluster, start_local
 from distsummary.errors import ClusterError, LandscapeError
+from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions.hessian import GROUPS
 from distsummary.landscapes.directions.recipe import Array
 from distsummary.landscapes.engines.chunks import Chunk, count_points
@@ -34,7 +35,6 @@ from distsummary.landscapes.run.worker_failures import (
 from distsummary.landscapes.run.worker_plan import (
     WorkerMemory,
     check_spread,
-    default_gpus,
     plan_workers,
     spread,
     surplus,
@@ -141,7 +141,9 @@ class RayWorkers:
         return found
 
     def _planned(self, model: Any, jobs: int) -> list[dict[str, float]]:
-        share = default_gpus(model) if self._gpus_each is None else self._gpus_each
+        share = self._gpus_each
+        if share is None:
+            share = float(max(1, len(spread(model)))) if framework_of(model).name == "torch" else 0.0
         return plan_workers(
             free_resources(), jobs, self._count, gpus_each=share, worker_bytes=self._memory.nbytes
         )

@@ -65,11 +65,6 @@ def spread(model: Any) -> list[int]:
     return gpus(model)
 
 
-def default_gpus(model: Any) -> float:
-    """The default number of GPUs per worker: for a torch model as many as it lies on, at least 1; else 0."""
-    return float(max(1, len(spread(model)))) if framework_of(model).name == "torch" else 0.0
-
-
 def check_spread(own: list[int], given: float) -> None:
     """Raise InvalidValueError if workers with `given` GPUs cannot hold a model on the GPUs `own`."""
     if own and own != list(range(len(own))):

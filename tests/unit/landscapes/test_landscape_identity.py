@@ -5,7 +5,6 @@ import functools
 import sys
 import threading
 from argparse import Namespace
-from collections import UserDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -215,18 +214,6 @@ class Slotted:
         self.x, self.__hidden = None, x
 
 
-class Listed(list):  # type: ignore[type-arg]  # with an attribute
-    def __init__(self, x: Any) -> None:
-        super().__init__([1])
-        self.x = x
-
-
-class Encoding(UserDict):  # type: ignore[type-arg]
-    def __init__(self, x: Any) -> None:
-        super().__init__(a=1)
-        self.x = x
-
-
 @dataclass
 class Fields:
     x: Any
@@ -235,12 +222,8 @@ class Fields:
 KINDS: list[Callable[[Any], Any]] = [
     Plain,
     Slotted,
-    Listed,
-    Encoding,
     Fields,
     lambda x: Plain([{"a": Slotted(x)}]),
-    lambda x: deque([x]),
-    lambda x: UserDict(x=x),
     lambda x: np.array([None, x, "text"], object),
 ]
 
