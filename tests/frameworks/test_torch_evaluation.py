@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from distsummary import Evaluation
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.landscapes.engines.engine_choice import EngineChoice
 from distsummary.landscapes.engines.torch_engines import TorchEngine
-from distsummary.landscapes.model.quantities import MIN_ROWS
+from distsummary.landscapes.model.quantities import MIN_ROWS, refuse_unfit
 from distsummary.landscapes.model.torch_memory import to_device
 from tests.frameworks.landscape_nets import (
     CRITERION,
@@ -416,7 +417,7 @@ def test_what_cannot_be_is_refused_by_name() -> None:
     net = make_net(Mlp)
     batches, before = net.batches(), fingerprint(net)
     with pytest.raises(InvalidValueError, match="bn_mode must be 'batch' in mode 'mindspore'"):
-        engine_at(net, batches, mode="mindspore", bn_mode="eval")
+        refuse_unfit(Evaluation(bn_mode="eval"), "mindspore", is_torch=True)
     with pytest.raises(InvalidTypeError, match=r"class need batches \(inputs, labels\)"):
         engine_at(net, [[b[0]] for b in batches], batch_loss=lambda model, b: model(b[0]).sum(), classes=2)
     with pytest.raises(InvalidValueError, match="at least one data set"):
