@@ -311,13 +311,12 @@ def draw(request: Request, *, is_set: bool) -> dict[str, LossGrid]:
         if is_here or request.workers == 0 or (request.workers == "auto" and not has_other):
             workers: Workers = InProcessWorkers()
         else:
-            from distsummary.landscapes.run.actor import RayWorkers
+            from distsummary.landscapes.run.actor import RayWorkers, cluster
 
             count = None if isinstance(request.workers, str) else request.workers
             doing("starting workers")
-            workers = stack.enter_context(
-                RayWorkers(count, gpus_each=request.gpus_per_worker, address=request.address)
-            )
+            stack.enter_context(cluster(request.address))
+            workers = RayWorkers(count, gpus_each=request.gpus_per_worker)
         if is_torch and mode != "mindspore":  # MindSpore evaluates the loss and metrics in their current mode
             from distsummary.landscapes.model.torch_loan import at_rest
 

@@ -47,9 +47,8 @@ def test_a_module_that_workers_miss_is_named_after_two_of_them(net: Any) -> None
 def test_a_hessian_that_no_worker_can_begin_is_given_up_after_two(net: Any) -> None:
     found = r"^2 Hessian workers died .*No module named 'only_here'"
     with (
-        RayWorkers(1) as workers,
         pytest.raises(LandscapeError, match=found),
-        workers.hessian(net, square, []),
+        RayWorkers(1).hessian(net, square, []),
     ):
         pass
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -355,7 +354,7 @@ def test_a_crew_goes_from_scheduler_to_scheduler_with_the_same_actors() -> None:
         assert sum(map(len, scheduler.results)) == 11
         return found
 
-    with RayWorkers(1) as workers, workers.crew(task) as crew:
+    with RayWorkers(1).crew(task) as crew:
         assert not crew.begun
         for _ in range(2):
             counts = missing()
@@ -382,8 +381,8 @@ def product(loss_fn: Any, workers: int) -> bytes:
         "mode": "standard",
     }
     vector = np.linspace(-1, 1, sum(p.numel() for p in net.parameters()))
-    crew: Any = RayWorkers(workers) if workers else nullcontext(InProcessWorkers())
-    with crew as made, made.hessian(net, loss_fn, batches(), **options) as hessian:
+    made: Any = RayWorkers(workers) if workers else InProcessWorkers()
+    with made.hessian(net, loss_fn, batches(), **options) as hessian:
         return mean_product(hessian)(vector).tobytes()
 
 

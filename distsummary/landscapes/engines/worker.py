@@ -1,7 +1,7 @@
 """A worker, which evaluates chunks of the planes with an engine; `actor.py` runs it in another process."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -47,11 +47,8 @@ class ChunkResult:
 class LandscapeWorker:
     """Evaluates the chunks of a task, in any order; `close` restores the model."""
 
-    def __init__(
-        self, task: Task, *, device: str | None = None, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, task: Task, *, device: str | None = None) -> None:
         self._planes = task.planes
-        self._clock = clock
         self._plane: int | None = None
         self._task = task
         with self._within_memory("when it was opened"):
@@ -72,7 +69,7 @@ class LandscapeWorker:
 
     def evaluate(self, chunk: Chunk) -> ChunkResult:
         """The quantities of the chunk's points; they depend only on the task and the chunk."""
-        start = self._clock()
+        start = time.perf_counter()
         plane = self._planes[chunk.plane]
         with self._within_memory(f"at a chunk of {len(chunk)} point(s)"):
             if self._plane != chunk.plane:
@@ -86,7 +83,7 @@ class LandscapeWorker:
                 measured = np.concatenate([self._engine.row_values(y, np.array([x])) for x, y in points])
             else:
                 measured = np.stack([self._engine.state_values(plane.states[k]) for k in columns])
-        return ChunkResult(seconds=self._clock() - start, measured=measured)
+        return ChunkResult(seconds=time.perf_counter() - start, measured=measured)
 
     @contextmanager
     def _within_memory(self, when: str) -> Iterator[None]:

@@ -2,10 +2,10 @@
 
 import logging
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from operator import length_hint
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import ray
@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 
 class RayWorkers:
-    """Implements `runner.Workers`; leaving the context stops a local Ray cluster that this class started.
+    """Implements `runner.Workers` on the Ray cluster that this process is connected to, see `cluster`.
 
     Args:
         count: the number of workers; fewer start if there are few points. CPU workers beyond the free CPUs
@@ -62,22 +62,11 @@ class RayWorkers:
             least one; more workers start when more resources become free.
         gpus_each: GPUs per worker; a number below 1 is a share of one GPU. None: for a torch model, the
             number of GPUs that the model lies on, at least 1; for other models 0.
-        address: of the cluster, see `cluster`.
     """
 
-    def __init__(
-        self, count: int | None = None, *, gpus_each: float | None = None, address: str | None = None
-    ) -> None:
-        self._count, self._gpus_each, self._address = count, gpus_each, address
+    def __init__(self, count: int | None = None, *, gpus_each: float | None = None) -> None:
+        self._count, self._gpus_each = count, gpus_each
         self._memory = WorkerMemory()
-        self._stack = ExitStack()
-        self._is_connected = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
     def choose_engine(self, task: Task) -> EngineChoice:
         """See `runner.Workers`; chooses in this process, or on a worker if the workers use GPUs."""
@@ -130,10 +119,7 @@ class RayWorkers:
             yield crew
 
     def _resources(self, model: Any, jobs: int) -> list[dict[str, float]]:
-        """The resources of each worker to start for `jobs` jobs; the first call connects to a Ray cluster."""
-        if not self._is_connected:
-            self._stack.enter_context(cluster(self._address))
-            self._is_connected = True
+        """The resources of each worker to start for `jobs` jobs."""
         found = self._planned(model, jobs)
         check_spread(spread(model), found[0].get("num_gpus", 0))
         if self._count is not None and (remark := surplus(len(found), ray.cluster_resources(), found[0])):
