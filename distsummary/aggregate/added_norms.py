@@ -2,8 +2,8 @@
 
 import logging
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,36 +18,6 @@ _SUMMED = ("weight_sums", "gradient_sums", "has_gradient", "weight_nonfinite", "
 Ints = NDArray[np.int64]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Holder:
-    """What a rank holds of the k parameters in its table.
-
-    `rows` int64 (k,): their rows in the merged table. `parts` int64 (k,): ranks with the same number hold
-    equal copies of a parameter. `firsts` int64 (f,): of which of the k this rank is the first to hold such a
-    copy. `sizes` int64 (k,): how many elements.
-    """
-
-    rank: int
-    rows: Ints
-    parts: Ints
-    firsts: Ints
-    sizes: Ints
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """How the norms of some ranks add up to those of n whole parameters, `table`.
-
-    `held` int64 (n,): how many elements the first copies have. `parts`: one more than the highest number of
-    one.
-    """
-
-    table: ParameterTable
-    holders: tuple[_Holder, ...]
-    held: Ints
-    parts: int
 
 
 class AddedNorms:
@@ -80,9 +50,9 @@ class AddedNorms:
         tables = {rank: norms.table.encoded for rank, norms in found.items()}
         if self._plan is None or tables != self._tables:
             self._tables = tables
-            self._plan = _planned({rank: norms.table for rank, norms in found.items()})
+            self._plan = _Plan([norms.table for norms in found.values()])
         plan = self._plan
-        merged = _added(plan, found)
+        merged = plan.added(found.values())
         short = np.flatnonzero(plan.held != plan.table.sizes)
         if short.size:
             if not self.short:
@@ -103,54 +73,74 @@ class AddedNorms:
         return self._totals.add(norms)
 
 
-def _planned(tables: Mapping[int, ParameterTable]) -> _Plan:
-    """How the norms of ranks add up; `tables`: by rising ranks."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for table in tables.values():
-        for name, shape in zip(table.names, table.shapes, strict=True):
-            shapes.setdefault(name, shape)
-    row_of = {name: row for row, name in enumerate(shapes)}
-    sizes = tuple(map(math.prod, shapes.values()))
-    whole = ParameterTable(tuple(shapes), tuple(shapes.values()), sizes, (0,) * len(shapes))
-    part_of: list[dict[tuple[int, int], int]] = [{} for _ in shapes]  # start and size -> number of the part
-    held = np.zeros(len(shapes), np.int64)
-    holders = []
-    for rank, table in tables.items():
-        rows = [row_of[name] for name in table.names]
-        parts, firsts = [], []
-        for place, (row, start, size) in enumerate(zip(rows, table.starts, table.local_sizes, strict=True)):
-            known = part_of[row]
-            if (start, size) not in known:
-                firsts.append(place)
-                held[row] += size
-            parts.append(known.setdefault((start, size), len(known)))
-        holders.append(
-            _Holder(rank, *(np.array(one, np.int64) for one in (rows, parts, firsts, table.local_sizes)))
-        )
-    return _Plan(whole, tuple(holders), held, max(map(len, part_of), default=1))
+class _Holder(NamedTuple):
+    """What a rank holds of the k parameters in its table.
+
+    `rows` int64 (k,): their rows in the merged table. `parts` int64 (k,): ranks with the same number hold
+    equal copies of a parameter. `firsts` int64 (f,): of which of the k this rank is the first to hold such a
+    copy. `sizes` int64 (k,): how many elements.
+    """
+
+    rows: Ints
+    parts: Ints
+    firsts: Ints
+    sizes: Ints
 
 
-def _added(plan: _Plan, found: Mapping[int, ParameterNorms]) -> ParameterNorms:
-    n = len(plan.table.names)
-    added = {name: np.zeros(n, dtype) for name, (dtype, _) in COLUMNS.items()}
-    is_taken = np.zeros((plan.parts, n), np.bool_)
-    measured = np.zeros(n, np.int64)  # elements whose update was measured
-    with np.errstate(all="ignore"):  # the sums may be NaN or infinite
-        for holder in plan.holders:
-            columns = found[holder.rank].columns
-            rows = holder.rows[holder.firsts]
-            for name in _SUMMED:
-                added[name][rows] += columns[name][holder.firsts]
-            turn = np.flatnonzero(~np.isnan(columns["update_sums"]))
-            turn = turn[~is_taken[holder.parts[turn], holder.rows[turn]]]
-            rows = holder.rows[turn]
-            is_taken[holder.parts[turn], rows] = True
-            added["update_sums"][rows] += columns["update_sums"][turn]
-            added["update_max"][rows] = np.fmax(added["update_max"][rows], columns["update_max"][turn])
-            measured[rows] += holder.sizes[turn]
-    is_short = plan.held != plan.table.sizes
-    added["weight_sums"][is_short] = np.nan
-    added["gradient_sums"][is_short & added["has_gradient"]] = np.nan
-    is_unmeasured = ~is_taken.any(axis=0) | (measured != plan.table.sizes)
-    added["update_sums"][is_unmeasured] = added["update_max"][is_unmeasured] = np.nan
-    return ParameterNorms(plan.table, **added)
+class _Plan:
+    """How the norms of some ranks, given by rising ranks, add up to those of n whole parameters.
+
+    Attributes:
+        table: the whole parameters. held: how many elements of each the ranks hold, int64 (n,).
+    """
+
+    def __init__(self, tables: Sequence[ParameterTable]) -> None:
+        shapes: dict[str, tuple[int, ...]] = {}
+        for table in tables:
+            for name, shape in zip(table.names, table.shapes, strict=True):
+                shapes.setdefault(name, shape)
+        row_of = {name: row for row, name in enumerate(shapes)}
+        sizes = tuple(map(math.prod, shapes.values()))
+        self.table = ParameterTable(tuple(shapes), tuple(shapes.values()), sizes, (0,) * len(shapes))
+        self.held = np.zeros(len(shapes), np.int64)
+        self._holders: list[_Holder] = []
+        numbers: list[dict[tuple[int, int], int]] = [{} for _ in shapes]  # start and size -> number of a part
+        for table in tables:
+            rows = [row_of[name] for name in table.names]
+            parts, firsts = [], []
+            for place, (row, start, size) in enumerate(
+                zip(rows, table.starts, table.local_sizes, strict=True)
+            ):
+                if (start, size) not in numbers[row]:
+                    firsts.append(place)
+                    self.held[row] += size
+                parts.append(numbers[row].setdefault((start, size), len(numbers[row])))
+            columns = rows, parts, firsts, table.local_sizes
+            self._holders.append(_Holder(*(np.array(column, np.int64) for column in columns)))
+        self._parts = max(map(len, numbers), default=1)
+
+    def added(self, found: Iterable[ParameterNorms]) -> ParameterNorms:
+        """The norms of the whole parameters."""
+        n = len(self.table.names)
+        added = {name: np.zeros(n, dtype) for name, (dtype, _) in COLUMNS.items()}
+        is_taken = np.zeros((self._parts, n), np.bool_)
+        measured = np.zeros(n, np.int64)  # elements whose update was measured
+        with np.errstate(all="ignore"):  # the sums may be NaN or infinite
+            for holder, norms in zip(self._holders, found, strict=True):
+                columns = norms.columns
+                rows = holder.rows[holder.firsts]
+                for name in _SUMMED:
+                    added[name][rows] += columns[name][holder.firsts]
+                turn = np.flatnonzero(~np.isnan(columns["update_sums"]))
+                turn = turn[~is_taken[holder.parts[turn], holder.rows[turn]]]
+                rows = holder.rows[turn]
+                is_taken[holder.parts[turn], rows] = True
+                added["update_sums"][rows] += columns["update_sums"][turn]
+                added["update_max"][rows] = np.fmax(added["update_max"][rows], columns["update_max"][turn])
+                measured[rows] += holder.sizes[turn]
+        is_short = self.held != self.table.sizes
+        added["weight_sums"][is_short] = np.nan
+        added["gradient_sums"][is_short & added["has_gradient"]] = np.nan
+        is_unmeasured = ~is_taken.any(axis=0) | (measured != self.table.sizes)
+        added["update_sums"][is_unmeasured] = added["update_max"][is_unmeasured] = np.nan
+        return ParameterNorms(self.table, **added)

@@ -428,17 +428,14 @@ def _local(tensor: Tensor) -> Tensor:
     """The part of a tensor that this rank holds; called without gradients, so that it costs little."""
     if type(tensor) in _PLAIN or not hasattr(tensor, "to_local"):
         return tensor
-    with torch.no_grad():
-        local: Tensor = tensor.to_local()
+    local: Tensor = tensor.to_local()
     return local
 
 
 def _start(parameter: Tensor) -> int:
     """The place of the first element that this rank holds in the whole parameter, row by row."""
     shard = FRAMEWORK.shard(parameter) if _local(parameter).numel() else None
-    if shard is None:
-        return 0
-    return int(np.ravel_multi_index(shard.offset, shard.global_shape)) if shard.offset else 0
+    return 0 if shard is None else int(np.ravel_multi_index(shard.offset, shard.global_shape))
 
 
 def _cannot_measure(tensor: Tensor) -> str:
