@@ -63,13 +63,13 @@ def check_choice(field: str, value: object, choices: Collection[object]) -> None
         raise InvalidValueError(f"{field} must be one of {sorted(map(str, choices))}, got {value!r}")
 
 
-def check_recorded(tag: str, known: Collection[str], what: str) -> None:
-    """Raise InvalidValueError, which names the nearest, unless `tag` is in `known`, the tags of `what`."""
-    if tag not in known:
-        near = get_close_matches(tag, known, 3) or sorted(filter(None, known))  # a lineage has no tag
+def check_recorded(name: str, known: Collection[str], what: str, *, field: str = "tag") -> None:
+    """Raise InvalidValueError, which names the nearest, unless `name` is in `known`, the names of `what`."""
+    if name not in known:
+        near = get_close_matches(name, known, 3) or sorted(filter(None, known))  # a lineage has no tag
         more = f" and {len(near) - _NAMED} more" if len(near) > _NAMED else ""
         names = f"the nearest are {', '.join(near[:_NAMED])}{more}" if near else f"there are no {what}"
-        raise InvalidValueError(f"tag must be one that was recorded, got {tag!r}; {names}")
+        raise InvalidValueError(f"{field} must be one that was recorded, got {name!r}; {names}")
 
 
 def check_keys(field: str, value: Mapping[Any, Any], known: Collection[str]) -> None:

@@ -1,12 +1,12 @@
 """The norms of the parameters of a run as a table: one row for each parameter at each step."""
 
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 
-from distsummary.errors import DistSummaryError, InvalidValueError
+from distsummary.base.checks import check_recorded
+from distsummary.errors import DistSummaryError
 from distsummary.events.recorded import EventPlace
 from distsummary.runs.rank_files import said
 from distsummary.runs.table import Labels, Table
@@ -48,10 +48,8 @@ def norms_table(
         }
         for name, column in columns.items():
             pieces[name].append(column[kept].astype(_COLUMNS[name]))
-    if wanted is not None and (absent := sorted(wanted - numbers.keys())):
-        near = get_close_matches(absent[0], numbers, 3)
-        names_said = f"the nearest are {', '.join(near)}" if near else f"there are {len(numbers)}"
-        raise InvalidValueError(f"parameter must be one with norms, got {absent[0]!r}; {names_said}")
+    for name in sorted(wanted or ()):
+        check_recorded(name, numbers, "norms", field="parameter")
     joined: dict[str, Any] = {name: np.concatenate(column) for name, column in pieces.items()}
     joined["parameter"] = Labels(joined["parameter"], tuple(numbers))
     return Table(joined, title="norms")

@@ -298,6 +298,6 @@ def test_norms_are_a_row_for_each_parameter_and_step(tmp_path):
     assert np.isnan([*bias["gradient"], *bias["update"]]).all()
     highest = run.norms().to_pandas().groupby("parameter", observed=True)["weight"].max()
     assert highest.to_dict() == {"w": 4, "b": 3}
-    with pytest.raises(ValueError, match="got 'weight'; there are 2"):
+    with pytest.raises(ValueError, match="got 'weight'; the nearest are b, w"):
         run.norms("weight")
     assert len(ds.open_run(record(tmp_path / "none")).norms()) == 0
