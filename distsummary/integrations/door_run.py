@@ -6,7 +6,6 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
@@ -28,28 +27,24 @@ from distsummary.training.run import DATA_WAIT_MS, Run
 from distsummary.training.timing.phases import CHECKPOINT, DATA, EVALUATION, FORWARD, REST, Phases
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
-    """What is known of a training that is about to begin; the rest is found at its first step.
-
-    Attributes:
-        run_dir: may have {time} in it.
-        options: further arguments for `ds.init`. By default, the initial step is the number of steps that the
-            optimizer has made.
-        model: what is trained, if a host has named it; by default that of the optimizer's parameters.
-        has_reports: whether numbers of a step are reported when it has ended: by a host, or a tee.
-    """
-
-    run_dir: str
-    options: Mapping[str, Any]
-    model: nn.Module | None = None
-    has_reports: bool = False
-
-
-def begin_run(training: Training, optimizer: Optimizer) -> "tuple[DoorRun | None, Optimizer | None]":
+def begin_run(
+    optimizer: Optimizer,
+    model: nn.Module | None,
+    *,
+    run_dir: str,
+    options: Mapping[str, Any],
+    has_reports: bool,
+) -> "tuple[DoorRun | None, Optimizer | None]":
     """Begin the run of a training that is about to make its first step, by `optimizer`.
 
     Returns the run, None if the script has one of its own, and the only optimizer, if there is only one.
+
+    Args:
+        model: what is trained; None: that of the optimizer's parameters.
+        run_dir: may have {time} in it.
+        options: further arguments for `ds.init`. By default, the initial step is the number of steps that the
+            optimizer has made.
+        has_reports: whether numbers of a step are reported when it has ended: by a host, or a tee.
 
     Raises the errors of `ds.init`.
     """
@@ -59,16 +54,15 @@ def begin_run(training: Training, optimizer: Optimizer) -> "tuple[DoorRun | None
     kinds = {kind for kind in {type(one) for one in alive} if issubclass(kind, (Optimizer, nn.Module))}
     alive = [one for one in alive if type(one) in kinds]
     optimizers = [one for one in alive if isinstance(one, Optimizer) and _is_called(one)]
-    model = training.model
     if model is None:
         model = model_of(optimizer, [one for one in alive if isinstance(one, nn.Module)])
     del alive
-    arguments = {"optimizer": optimizer, "initial_step": steps_done(optimizer), **training.options}
-    directory = launch_dir(training.run_dir, detect())
+    arguments = {"optimizer": optimizer, "initial_step": steps_done(optimizer), **options}
+    directory = launch_dir(run_dir, detect())
     run = init(directory, watch=model, **arguments)
     if run.rank == 0:
         name_untested()
-    return DoorRun(run, model, has_reports=training.has_reports), optimizer if len(optimizers) == 1 else None
+    return DoorRun(run, model, has_reports=has_reports), optimizer if len(optimizers) == 1 else None
 
 
 def launch_dir(path: str, topology: Topology) -> str:

@@ -11,7 +11,7 @@ from distsummary.collect.config import read_config
 from distsummary.integrations.deepspeed import follow_deepspeed
 from distsummary.integrations.door import Door, close_door, follow, open_door
 from distsummary.integrations.door_options import read_options
-from distsummary.integrations.door_run import DoorRun, Training, begin_run, is_number
+from distsummary.integrations.door_run import DoorRun, begin_run, is_number
 from distsummary.rundir.topology import OPTIONS, RUN_DIR
 from distsummary.training.run import Run
 
@@ -53,8 +53,7 @@ class Hosted:
 
         def begin(optimizer: Optimizer, model: nn.Module | None) -> tuple[DoorRun | None, Optimizer | None]:
             chosen = self._known | read_options(os.environ.get(OPTIONS, "")) | self._options
-            training = Training(run_dir=self._run_dir, options=chosen, model=model, has_reports=True)
-            return begin_run(training, optimizer)
+            return begin_run(optimizer, model, run_dir=self._run_dir, options=chosen, has_reports=True)
 
         self._door = open_door(begin, is_default=self._is_default)
         follow_deepspeed()

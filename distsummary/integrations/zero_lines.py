@@ -30,13 +30,12 @@ def arm(run_dir: str, options: str) -> None:
     """
 
     def begin(optimizer: Optimizer, model: nn.Module | None) -> "tuple[DoorRun | None, Optimizer | None]":
-        from distsummary.integrations.door_run import Training, begin_run
+        from distsummary.integrations.door_run import begin_run
 
         chosen = read_options(options)
         if "config" not in chosen:
             chosen["config"] = function_config() or script_arguments(sys._getframe(1))
-        training = Training(run_dir=run_dir, options=chosen, model=model, has_reports=has_tee)
-        return begin_run(training, optimizer)
+        return begin_run(optimizer, model, run_dir=run_dir, options=chosen, has_reports=has_tee)
 
     open_door(begin, is_default=True)
     after_import("transformers.trainer", _attach_callback)

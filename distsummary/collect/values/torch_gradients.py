@@ -141,23 +141,19 @@ class Gradients(Source):
 
     def _take(self) -> None:
         """Copy the gradients that are due of an optimizer that is about to step."""
-        with self._context.within(RECORDING):
-            self._copy()
-
-    def _copy(self) -> None:
         step = self._moments.current
-        if step.is_skipped():
-            self._in_hook.count(SKIPPED)
-            return
-        if self._due is None:
-            self._due = self._look_up()
-        self._has_stepped = True
-        for name in step.names:
-            if name in self._due and name not in self._taken:
-                parameter, shard = self._due[name]
-                self._taken[name] = self._in_hook.call(
-                    f"gradient of {name}", self._value, name, parameter, shard, step.scale
-                )
+        with self._context.within(RECORDING):
+            if step.is_skipped():
+                self._in_hook.count(SKIPPED)
+                return
+            if self._due is None:
+                self._due = self._look_up()
+            self._has_stepped = True
+            for name in step.names:
+                if name in self._due and name not in self._taken:
+                    self._taken[name] = self._in_hook.call(
+                        f"gradient of {name}", self._value, name, *self._due[name], step.scale
+                    )
 
     def _value(self, name: str, parameter: Any, shard: Shard | None, scale: Any) -> Value | None:
         if parameter.grad is None:
