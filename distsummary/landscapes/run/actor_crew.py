@@ -95,7 +95,7 @@ class ActorCrew:
             actor's number of GPUs.
         resources: for each actor to start, its resources as Ray's actor options.
         name: the name of the crew in messages.
-        beginning: the last words of messages about errors in `begin`, such as `failures.OPENING`.
+        beginning: the last words of messages about errors in `begin`, such as `worker_failures.OPENING`.
         more: given the number of waiting points, returns the resources of each actor that could be added
             now; None: no actors are added.
         forgo: called when the crew stops waiting for GPUs and continues without them.

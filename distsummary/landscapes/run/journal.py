@@ -78,7 +78,7 @@ class Journal:
 
     Args:
         path: the file; created if absent.
-        identity: the identity of the landscape, see `identity.landscape_identity`; a journal of another
+        identity: the identity of the landscape, see `landscape_identity`; a journal of another
             landscape is refused.
         resume: False starts again, whatever the file holds.
 
