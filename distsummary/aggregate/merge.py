@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,11 @@ from distsummary.aggregate.merged_files import MergedFiles, holds_steps, other_s
 from distsummary.aggregate.merger import Merger
 from distsummary.aggregate.rank_directories import RankDirectories
 from distsummary.aggregate.role_description import describe, log_conflicts
-from distsummary.base.checks import check_type
+from distsummary.base.checks import check_recorded, check_type
 from distsummary.base.publish import ensure_directory
 from distsummary.diagnosis.alerts import Reported, reported_hangs
 from distsummary.diagnosis.reporting import Alerts
-from distsummary.errors import InvalidValueError, MissingFileError, NotADirectoryPathError, RunDirError
+from distsummary.errors import MissingFileError, NotADirectoryPathError, RunDirError
 from distsummary.events.files import Files
 from distsummary.events.reader import Damage
 from distsummary.events.segments import lineage_files, segments
@@ -35,7 +34,6 @@ from distsummary.rundir.meshes import Meshes
 from distsummary.rundir.run_dir import Manifest, RunDir
 
 _ROLES = ("eval", "train")
-_NAMED = 10  # settings or tags named in a message
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +137,9 @@ def merge_run(
         read = {role: RankDirectories(run.rank_dirs(role)) for role in _ROLES}
         for role, ranks in read.items():
             refuse_loss(run, role, ranks)
-        refuse_unknown(key_tags, {tag for ranks in read.values() for tag in ranks.scalar_tags()})
+        recorded = {tag for ranks in read.values() for tag in ranks.scalar_tags()}
+        for tag in sorted(key_tags):
+            check_recorded(tag, recorded, "scalars", field="an item of key_tags")
         known = set(manifest.get("key_tags", []))
         wanted = known | set(key_tags)
         run_id = manifest["run_id"] or read["eval"].run_id or read["train"].run_id or secrets.token_hex(8)
@@ -304,15 +304,6 @@ def _refuse_fewer(target: Path, lost: Sequence[int], ranks: RankDirectories) -> 
             f"{damage}. A merge would remove what it cannot write again: put the directories of the ranks "
             "back. To merge what is there, move the merged event files elsewhere first"
         )
-
-
-def refuse_unknown(key_tags: Collection[str], known: Collection[str]) -> None:
-    """Raise InvalidValueError if one of `key_tags` is not in `known`, the tags of the recorded scalars."""
-    for tag in sorted(set(key_tags) - set(known)):
-        near = get_close_matches(tag, known, 3) or sorted(known)
-        more = f" and {len(near) - _NAMED} more" if len(near) > _NAMED else ""
-        names = f"the nearest names are {', '.join(near[:_NAMED])}{more}" if near else "there are no scalars"
-        raise InvalidValueError(f"no rank recorded a scalar named {tag!r}; {names}; nothing was merged")
 
 
 def _shown_hangs(run_dir: RunDir, ranks: RankDirectories) -> deque[Reported]:

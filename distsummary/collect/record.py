@@ -27,7 +27,7 @@ from distsummary.collect.options import (
     check_summary_dir,
 )
 from distsummary.collect.plan import regular_steps
-from distsummary.collect.record_options import Record
+from distsummary.collect.record_options import Record, writer_spec
 from distsummary.collect.remote.open_writer import open_writer
 from distsummary.collect.values import operators
 from distsummary.collect.values.checked_values import checked_value
@@ -124,7 +124,7 @@ class SummaryRecord:
         )
         self._compatibility = AS_MINDSPORE if mindspore_compat else OURS
         size = check_max_file_size(max_file_size, negative_is_unlimited=True)
-        spec = options.writer(size, compatibility=self._compatibility)
+        spec = writer_spec(options, size, compatibility=self._compatibility)
         self._directory = check_summary_dir(log_dir, "log_dir").base
         self._scalars: dict[str, float] = {}  # the scalars for the next record()
         self._known: set[str] = set()  # names of scalars that have been checked

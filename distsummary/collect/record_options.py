@@ -108,13 +108,16 @@ class Record:
         check_choice("delivery", self.delivery, DELIVERIES)
         check_choice("overload", self.overload, (WAIT, DROP))
 
-    def writer(self, max_file_size: int | None = None, *, compatibility: Compatibility = OURS) -> WriterSpec:
-        """How values are written; directory, run id, attempt and rank come later. See SummaryCollector."""
-        return WriterSpec(
-            directory="",
-            limits=check_limits(max_file_size, self.rotate_bytes, self.rotate_s),
-            delivery=self.delivery,
-            overload=self.overload,
-            compatibility=compatibility,
-            raise_exception=self.raise_exception,
-        )
+
+def writer_spec(
+    record: Record, max_file_size: int | None = None, *, compatibility: Compatibility = OURS
+) -> WriterSpec:
+    """How `record` has values written; directory, run id, attempt and rank come later."""
+    return WriterSpec(
+        directory="",
+        limits=check_limits(max_file_size, record.rotate_bytes, record.rotate_s),
+        delivery=record.delivery,
+        overload=record.overload,
+        compatibility=compatibility,
+        raise_exception=record.raise_exception,
+    )

@@ -10,7 +10,7 @@ from distsummary.checkpoints.landscape_spec import check_collect_landscape
 from distsummary.collect.compare.rank_checks import check_checksums
 from distsummary.collect.config import Config, FlatValue
 from distsummary.collect.options import Collected, check_formats, refuse_unfit, selection
-from distsummary.collect.record_options import Record
+from distsummary.collect.record_options import Record, writer_spec
 from distsummary.collect.remote.open_writer import refuse_unconnected
 from distsummary.collect.values.graph_source import check_graph
 from distsummary.collect.values.norm_source import refuse_unmeasured
@@ -119,6 +119,6 @@ def settings_of(
         system_metrics=system_metrics,
         config=config,
         custom=config.flat,
-        writer=record.writer(),
+        writer=writer_spec(record),
         diagnose=diagnose or Diagnose(),
     )

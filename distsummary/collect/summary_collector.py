@@ -23,7 +23,7 @@ from distsummary.collect.options import (
     check_summary_dir,
 )
 from distsummary.collect.plan import DEALS
-from distsummary.collect.record_options import Record
+from distsummary.collect.record_options import Record, writer_spec
 from distsummary.collect.run_settings import RunSettings
 from distsummary.collect.session import Session
 from distsummary.collect.values.norm_source import FLOAT32
@@ -174,7 +174,7 @@ class SummaryCollector(CollectorCallback):
             system_metrics=system_metrics,
             config=read,
             custom=read.flat | check_custom_lineage(custom_lineage_data, is_quiet=is_quiet),
-            writer=record.writer(size, compatibility=compatibility),
+            writer=writer_spec(record, size, compatibility=compatibility),
             diagnose=diagnose or Diagnose(),
         )
         if type(self) is SummaryCollector and "mindspore" in sys.modules and "torch" not in sys.modules:

@@ -679,11 +679,9 @@ def test_a_tag_that_no_rank_has_is_refused_with_the_nearest_and_the_run_stays(ru
     run.write(0, [scalar(1, score=2.0)], role="eval")
     run.merge(key_tags=["score"])
     before = {path: path.read_bytes() for path in run.run_dir.base.rglob("*") if path.is_file()}
-    with pytest.raises(InvalidValueError, match=r"'val_los'; the nearest names are val_loss; nothing"):
+    with pytest.raises(InvalidValueError, match=r"key_tags .* got 'val_los'; the nearest are val_loss$"):
         run.merge(key_tags=["acc", "val_los"])
-    with pytest.raises(
-        InvalidValueError, match=r"'xyz'; the nearest names are acc, score, val_loss; nothing"
-    ):
+    with pytest.raises(InvalidValueError, match=r"got 'xyz'; the nearest are acc, score, val_loss$"):
         run.merge(key_tags=["xyz"])
     assert {path: path.read_bytes() for path in run.run_dir.base.rglob("*") if path.is_file()} == before
 
