@@ -1,18 +1,36 @@
-"""A disk without room, by the kernel's limit of the size of a file: writing raises OSError."""
+"""Disks without room, on which writing raises OSError."""
 
+import errno
+import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+
+from distsummary.events.files import Files
+from distsummary.format.frames import Part
 
 FULL = "File too large"  # what Linux calls it
 
 
 @contextmanager
 def room_for(nbytes: int) -> Iterator[None]:
-    """In the block, no file of this process grows beyond `nbytes`."""
+    """In the block, no file of this process grows beyond `nbytes`, by the kernel's limit."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+class FullDisk(Files):
+    """Has room for `left` writes to event files, also to be set."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def write(self, descriptor: int, parts: Sequence[Part]) -> int:
+        self.left -= 1
+        if self.left < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(descriptor, parts)

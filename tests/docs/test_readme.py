@@ -1,10 +1,7 @@
 """What the documents promise is there: commands, options, links, versions, and code that runs."""
 
 import argparse
-import os
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -15,7 +12,7 @@ from distsummary.cli import main as cli
 from distsummary.collect.options import FLAGS, PATTERNS
 from tests import forked
 from tests.docs.documents import ROOT, anchors, blocks, commands, documents, links
-from tests.patience import PATIENCE_S
+from tests.programs import run_python
 
 README = (ROOT / "README.md").read_text()
 RECORDING = (ROOT / "docs/recording.md").read_text()
@@ -59,13 +56,7 @@ def test_the_python_of_the_page_on_reading_runs_on_a_recorded_run(tmp_path: Path
     snippets = [block for block in blocks(READING) if block.language == "python"]
     program = "\n".join(block.code for block in snippets)
     reported = "print(len(frame), run.steps, run.state)"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{program}\n{reported}"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
+    done = run_python("-c", f"{program}\n{reported}", cwd=tmp_path, code=None)
     assert (done.returncode, done.stdout) == (0, "3 (1, 3) finished\n"), done.stderr
 
 
@@ -86,10 +77,7 @@ def test_the_python_of_the_landscapes_runs_in_its_order_and_prints_what_it_says(
     checked = 0
     for name, block in (("train.py", first), *((f"line_{block.line}.py", block) for block in others)):
         (tmp_path / name).write_text(block.code)
-        done = subprocess.run(
-            [sys.executable, name], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S
-        )
-        assert done.returncode == 0, done.stderr
+        done = run_python(name, cwd=tmp_path)
         for said in re.findall(r"print\(\w+\)\s+# (LossGrid.*)", block.code):
             assert said.split(" points")[0] in done.stdout
             checked += 1
@@ -182,10 +170,7 @@ def test_links_in_documents_lead_somewhere(document: Path) -> None:
 
 @pytest.mark.parametrize("verb", ["", *verbs()])
 def test_every_verb_explains_itself(verb: str) -> None:
-    command = [sys.executable, "-m", "distsummary", *verb.split(), "--help"]
-    wide = os.environ | {"COLUMNS": "1000"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=wide)
-    assert done.returncode == 0, done.stderr
+    done = run_python("-m", "distsummary", *verb.split(), "--help", COLUMNS="1000")
     assert f"usage: distsummary {verb}".strip() in done.stdout
     options = verbs()[verb]._actions if verb else []
     assert [action.dest for action in options if not action.help] == []

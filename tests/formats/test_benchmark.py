@@ -1,9 +1,8 @@
 """The benchmarks of reading; they fail by themselves unless every peer reads the same values."""
 
 import json
-import os
-import subprocess
-import sys
+
+from tests.programs import run_python
 
 PEERS = ("ours", "ours_columns", "tensorboard", "accumulator")
 
@@ -19,14 +18,7 @@ def test_ours_and_tensorboards_readers_read_the_same_values():
         "--reps",
         "2",
     ]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.read", *options, "--table"],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python("-m", "benchmarks.read", *options, "--table")
     lines = done.stdout.splitlines()
     rows = [json.loads(line) for line in lines if line.startswith("{")]
     assert [(row["file"], row["peer"]) for row in rows] == [
@@ -39,14 +31,7 @@ def test_ours_and_tensorboards_readers_read_the_same_values():
 
 def test_a_tag_of_all_ranks_is_the_same_in_all_ways():
     options = ["--ranks", "2", "--steps", "1200", "--tags", "2", "--reps", "1"]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.read_runs", *options, "--table"],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python("-m", "benchmarks.read_runs", *options, "--table")
     lines = done.stdout.splitlines()
     reported = [json.loads(line) for line in lines if line.startswith("{")]
     assert [row["way"] for row in reported] == ["index", "files", "pandas", "accumulator"]

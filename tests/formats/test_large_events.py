@@ -1,7 +1,5 @@
 """Events up to the bound of 256 MiB: written through every writer, read by every reader, with few copies."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -23,6 +21,7 @@ from distsummary.rundir.coordination import LocalCoordinator
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.topology import Topology
 from tests.formats.test_memory import peak_kib
+from tests.programs import run_python
 from tests.unit.events.test_reader import TENSORBOARD
 
 MIB = 1 << 20
@@ -110,13 +109,7 @@ def copies() -> None:
 
 
 def test_a_large_tensor_is_copied_once(tmp_path: Path):
-    child = subprocess.run(
-        [sys.executable, "-m", "tests.formats.test_large_events", str(tmp_path)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    child = run_python("-m", "tests.formats.test_large_events", tmp_path)
     assert float(child.stdout) < COPIES
 
 

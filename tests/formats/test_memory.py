@@ -1,7 +1,5 @@
 """Readers stream: a large file takes no more memory than a small one."""
 
-import os
-import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -16,6 +14,7 @@ from distsummary.events.reader import read_file, read_values
 from distsummary.format.encode import encode_event
 from distsummary.format.frames import frame
 from distsummary.format.records import Event, Value
+from tests.programs import run_python
 from tests.unit.events.test_reader import TENSORBOARD
 from tests.unit.events.test_scalar_columns import foreign
 
@@ -49,13 +48,7 @@ def test_a_large_file_is_streamed(nasty_tmp_path: Path, reader: str, megabytes: 
     with open(large, "wb") as file:
         for _ in range(megabytes * 10**6 // len(piece) + 1):
             file.write(piece)
-    child = subprocess.run(
-        [sys.executable, "-m", "tests.formats.test_memory", reader, str(small), str(large)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    child = run_python("-m", "tests.formats.test_memory", reader, str(small), str(large))
     before, after = map(int, child.stdout.split())
     assert after - before < ALLOWED_KIB
 

@@ -1,7 +1,5 @@
 """Arrays of JAX, as values to record; test_jax.py runs these tests in a process of their own."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +10,7 @@ from distsummary.collect.values.checked_values import checked_value
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.events.reader import read_directory
 from distsummary.frameworks.base import framework_of
+from tests.programs import run_python
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
@@ -80,7 +79,7 @@ def test_jax_is_imported_by_its_user_alone():
         "from distsummary.collect.values.checked_values import checked_value as check; "
         "check('tensor', 'x', np.ones(2)); check('tensor', 'x', [1.0]); sys.exit('jax' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    run_python("-c", code)
 
 
 def test_other_objects_of_jax_are_no_tensors():

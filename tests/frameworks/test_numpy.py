@@ -1,6 +1,5 @@
 """The reference framework."""
 
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -10,6 +9,7 @@ import pytest
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks import base
 from tests.frameworks.suite import FrameworkSuite
+from tests.programs import run_python
 
 
 class Dense:
@@ -73,7 +73,7 @@ def test_base_and_numpy_do_not_import_torch():
         "import sys, numpy; from distsummary.frameworks import base; base.load('numpy');"
         "base.framework_of(numpy.ones(1)); sys.exit('torch' in sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    run_python("-c", code)
 
 
 def test_a_missing_framework_is_reported_with_its_pip_line(monkeypatch, hide_package):

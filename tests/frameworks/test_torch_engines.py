@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 import sysconfig
 from dataclasses import replace
@@ -38,6 +37,7 @@ from tests.frameworks.landscape_nets import (
     make_net,
     plane_of,
 )
+from tests.programs import run_python
 
 EXACT = 5e-6
 CHOICES = [
@@ -338,23 +338,19 @@ def test_dropout_in_training_mode_is_refused_and_batch_statistics_are_not() -> N
 
 def test_only_what_must_be_is_done_at_a_point() -> None:
     """The first convolution and the folded BN are slots."""
-    net = make_net(Pooled)
-    engine = engine_at(net, net.batches()[:1], EngineChoice(engine="graph", options=("channels_last",)))
-    try:
-        engine.row_values(0.1, XS)
-        (bound,) = engine._bound.values()
-        names = [str(node.target) for node in bound.program.cut.point.graph.nodes]
-    finally:
-        engine.close()
-    assert sum("convolution" in name for name in names) == 1
-    resnet = make_net(ResNet8)
-    engine = engine_at(resnet, resnet.batches()[:1], EngineChoice(engine="graph"))
-    try:
-        engine.row_values(0.1, XS)
-        (bound,) = engine._bound.values()
-        names = [str(node.target) for node in bound.program.cut.point.graph.nodes]
-    finally:
-        engine.close()
+
+    def done_at_a_point(kind: type[Net], *options: str) -> list[str]:
+        net = make_net(kind)
+        engine = engine_at(net, net.batches()[:1], EngineChoice(engine="graph", options=options))
+        try:
+            engine.row_values(0.1, XS)
+            (bound,) = engine._bound.values()
+            return [str(node.target) for node in bound.program.cut.point.graph.nodes]
+        finally:
+            engine.close()
+
+    assert sum("convolution" in name for name in done_at_a_point(Pooled, "channels_last")) == 1
+    names = done_at_a_point(ResNet8)
     assert sum("convolution" in name for name in names) == 8  # of nine: the first is affine
     assert not any("norm" in name for name in names)
 
@@ -413,9 +409,7 @@ HAS_HEADERS = Path(sysconfig.get_path("include"), "Python.h").exists()  # distri
 @pytest.mark.skipif(not (HAS_COMPILER and HAS_HEADERS), reason="torch compiles with g++ and Python.h")
 def test_a_compiled_graph_gives_the_same_losses() -> None:
     """In a process of its own, since the compiler leaves threads behind; processes it must not."""
-    command = [sys.executable, "-W", "ignore", "-c", COMPILED]
-    done = subprocess.run(command, env=os.environ | QUICK, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_python("-W", "ignore", "-c", COMPILED, **QUICK)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -5,7 +5,6 @@ import gc
 import json
 import pickle
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -55,6 +54,7 @@ from tests.frameworks.landscape_nets import (
 )
 from tests.frameworks.unusual_nets import UNUSUAL
 from tests.interrupts import sigint
+from tests.programs import run_python
 
 ROW, INFERENCE = EngineChoice(), EngineChoice(engine="inference")
 
@@ -434,8 +434,6 @@ def test_no_copy_of_the_model_is_made(tmp_path: Path) -> None:
     """Of 19 million parameters, 74 MB; what is needed in addition does not grow with the model."""
     inference.measure("save", inference.Shape(*SHAPE), 1, 1, tmp_path / "a.safetensors")
     script = MEASURE.replace("SHAPE", repr(SHAPE))
-    command = [sys.executable, "-W", "ignore", "-c", script, str(tmp_path / "a.safetensors")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = run_python("-W", "ignore", "-c", script, tmp_path / "a.safetensors")
     plain, *others = json.loads(done.stdout)
     assert max(others) < plain + 45, done.stdout

@@ -1,8 +1,6 @@
 """Tensors of every sort given to a Run, and what TensorBoard's own reader shows of them."""
 
 import contextlib
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from distsummary.errors import NonFiniteError
 from distsummary.events.reader import read_directory, read_lineage
 from distsummary.format.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.format.records import Histogram
-from tests.patience import PATIENCE_S
+from tests.programs import run_python
 
 LENGTH = 1 << 20
 
@@ -262,11 +260,5 @@ print(grown)
 
 @pytest.mark.long
 def test_the_memory_of_a_long_run_with_all_kinds_is_flat(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LONG_RUN, str(tmp_path / "run")],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python("-c", LONG_RUN, tmp_path / "run")
     assert int(done.stdout) < 4 << 20  # the steps since then wrote 8 MB

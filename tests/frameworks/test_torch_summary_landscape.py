@@ -9,20 +9,8 @@ import torch
 from torch import nn
 
 import distsummary as ds
+from tests.frameworks.test_torch_landscape import Mlp
 from tests.unit.landscapes import golden_mlp
-
-
-class Mlp(nn.Module):
-    """The golden run's net."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.d1 = nn.Linear(4, 5)
-        self.d2 = nn.Linear(5, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(N, 4) -> (N, 3)."""
-        return self.d2(torch.tanh(self.d1(x)))
 
 
 def callback_fn() -> tuple[Any, ...]:

@@ -37,6 +37,17 @@ def batches(steps: int = STEPS) -> Iterator[tuple[Tensor, Tensor]]:
         yield x, x.sum(1, keepdim=True)
 
 
+def steps(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Row]:
+    """Makes the steps of a common loop, and yields the row of each."""
+    for x, y in batches():
+        optimizer.zero_grad()
+        loss = mse_loss(model(x), y)
+        loss.backward()
+        norm = norm_of(model)
+        optimizer.step()
+        yield loss.item(), optimizer.param_groups[0]["lr"], norm
+
+
 def plain() -> Result:
     model, rows = net(), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -202,16 +213,9 @@ def lbfgs() -> Result:
 
 
 def compiled() -> Result:
-    model, rows = net(), []
-    faster = torch.compile(model, backend="aot_eager")
+    model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    for x, y in batches():
-        optimizer.zero_grad()
-        loss = mse_loss(faster(x), y)
-        loss.backward()
-        optimizer.step()
-        rows.append((loss.item(), 0.05, norm_of(model)))
-    return rows, [model]
+    return [*steps(torch.compile(model, backend="aot_eager"), optimizer)], [model]
 
 
 def compiled_step() -> Result:
@@ -253,12 +257,8 @@ def evaluating() -> Result:
     model, rows = net(), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     tests = DataLoader(torch.rand(8, 8), 4)
-    for number, (x, y) in enumerate(batches()):
-        optimizer.zero_grad()
-        loss = mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        rows.append((loss.item(), 0.05, norm_of(model)))
+    for number, row in enumerate(steps(model, optimizer)):
+        rows.append(row)
         if number % 4 == 1:
             model.eval()
             with torch.no_grad():
@@ -297,14 +297,7 @@ def resumed() -> Result:
     first = net()
     optimizer = torch.optim.Adam(first.parameters(), lr=0.01)
     optimizer.load_state_dict(torch.load(os.environ["CHECKPOINT"]))
-    rows = []
-    for x, y in batches():
-        optimizer.zero_grad()
-        loss = mse_loss(first(x), y)
-        loss.backward()
-        optimizer.step()
-        rows.append((loss.item(), 0.01, norm_of(first)))
-    return rows, [first]
+    return [*steps(first, optimizer)], [first]
 
 
 def written() -> Result:
@@ -339,18 +332,13 @@ def forking() -> Result:
     """Between two steps a process is forked, which trains as well: that is another training."""
     model, rows = net(), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    for number, (x, y) in enumerate(batches()):
-        optimizer.zero_grad()
-        loss = mse_loss(model(x), y)
-        loss.backward()
-        norm = norm_of(model)
-        optimizer.step()
-        rows.append((loss.item(), 0.05, norm))
+    for number, row in enumerate(steps(model, optimizer)):
+        rows.append(row)
         if number == STEPS // 2:
             if (child := os.fork()) == 0:
                 for _ in range(3):
                     optimizer.zero_grad()
-                    model(x).sum().backward(inputs=[*model.parameters()])
+                    model(torch.rand(4, 8)).sum().backward(inputs=[*model.parameters()])
                     optimizer.step()
                 os._exit(0)
             assert os.waitpid(child, 0)[1] == 0

@@ -15,7 +15,7 @@ import distsummary as ds
 from tests import forked
 from tests.conftest import ROOT
 from tests.integrations import scripts
-from tests.patience import PATIENCE_S
+from tests.programs import run_program
 
 SCRIPT = ROOT / "tests/integrations/scripts.py"
 ELASTIC = ROOT / "tests/integrations/elastic.py"
@@ -68,9 +68,7 @@ def start(
 ) -> subprocess.CompletedProcess[str]:
     paths = os.pathsep.join((str(door), os.environ["PYTHONPATH"]))
     variables = {"DISTSUMMARY": str(directory / "run"), "PYTHONPATH": paths, **variables}
-    return subprocess.run(
-        command, env=os.environ | variables, cwd=directory, capture_output=True, text=True, timeout=PATIENCE_S
-    )
+    return run_program(*command, code=None, cwd=directory, **variables)
 
 
 def trained(directory: Path, *names: str, **variables: str) -> tuple[int, str]:

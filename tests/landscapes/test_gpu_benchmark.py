@@ -1,11 +1,10 @@
 """The benchmark for GPUs, tried out on the host: each engine's losses are held against the float64 loop."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
+
+from tests.programs import run_python
 
 # The peak of the device is measured with a product that a host needs 2 s for.
 QUICK = "import benchmarks.landscape_gpu as benchmark; benchmark.PROBED = 256; benchmark.main()"
@@ -25,21 +24,14 @@ def test_engines_and_a_whole_map() -> None:
         "--rounds",
         "1",
     ]
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            QUICK,
-            *options,
-            "--engines",
-            "row,graph+x51,graph+x0",
-        ],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
+    done = run_python(
+        "-c",
+        QUICK,
+        *options,
+        "--engines",
+        "row,graph+x51,graph+x0",
+        OMP_NUM_THREADS="1",
     )
-    assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     absent, engines, whole = rows[0], rows[1:-1], rows[-1]
     assert "chunk must be >= 1" in absent["absent"]

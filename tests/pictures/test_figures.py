@@ -1,8 +1,6 @@
 """Figures of matplotlib become images: the same pixels as savefig's, of a figure that stays as it was."""
 
 import io
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from distsummary.collect.values.checked_values import checked_value
 from distsummary.errors import InvalidTypeError, InvalidValueError, MissingExtraError
 from distsummary.events.reader import read_directory
 from distsummary.format.records import DIALECTS
+from tests.programs import run_python
 
 
 def curve(**options: Any) -> Figure:
@@ -108,4 +107,4 @@ def test_pyplot_is_not_imported():
         "from distsummary.collect.values.pictures import drawn; "
         "drawn('f', Figure()); sys.exit('matplotlib.pyplot' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    assert run_python("-c", code, code=None).returncode == 0

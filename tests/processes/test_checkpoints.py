@@ -1,9 +1,6 @@
 """Checkpoints of processes that are killed, that a signal ends, and of models sharded over other ranks."""
 
-import os
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -12,8 +9,7 @@ import torch
 import distsummary as ds
 from distsummary.base.publish import TEMPORARY
 from distsummary.checkpoints.model_file import saved_in
-from tests.conftest import ROOT
-from tests.patience import PATIENCE_S
+from tests.programs import run_python
 
 KILLS = 50
 
@@ -55,7 +51,7 @@ for number in range(kills):
 
 
 def test_killed_while_it_saves_the_newest_complete_checkpoint_loads(tmp_path):
-    run([sys.executable, "-c", KILLED, str(tmp_path), str(KILLS)])
+    run_python("-c", KILLED, tmp_path, KILLS)
     torn = 0
     for number in range(KILLS):
         directory = tmp_path / str(number)
@@ -96,7 +92,7 @@ with ds.Run(callbacks=callbacks, network=Net()) as run:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_that_ends_the_training_saves_a_whole_step_that_all_callbacks_have_seen(tmp_path, number):
-    done = run([sys.executable, "-c", TERMINATED, str(tmp_path), str(int(number))], code=-number)
+    done = run_python("-c", TERMINATED, tmp_path, str(int(number)), code=-number)
     (saved,) = tmp_path.iterdir()
     assert saved.name == "a-1_4_breakpoint.safetensors", done.stderr
     loaded = ds.load_checkpoint(saved)
@@ -110,7 +106,7 @@ def test_a_second_ctrl_c_ends_a_step_that_hangs(tmp_path):
     hanging = TERMINATED.replace("time.sleep(0.01)", "").replace(
         "int(sys.argv[2]))", "2); time.sleep(1.1); os.kill(os.getpid(), 2)"
     )
-    done = run([sys.executable, "-c", hanging, str(tmp_path)], code=-signal.SIGINT)
+    done = run_python("-c", hanging, tmp_path, code=-signal.SIGINT)
     assert [path.name for path in tmp_path.iterdir()] == ["a-1_3_breakpoint.safetensors"]
     assert done.stdout.split() == ["1", "2", "3"]
 
@@ -130,7 +126,7 @@ FORKING = """
 
 def test_ctrl_c_interrupts_a_child_that_was_forked_in_a_step(tmp_path):
     forking = TERMINATED.replace("os.kill(os.getpid(), int(sys.argv[2]))", FORKING)
-    run([sys.executable, "-c", forking, str(tmp_path)])
+    run_python("-c", forking, tmp_path)
 
 
 FULL = """
@@ -153,7 +149,7 @@ print(run.step, checkpoint.failures)
 
 @pytest.mark.parametrize("format", ["safetensors", "ckpt", "dcp"])
 def test_a_full_disk_is_said_and_the_training_continues(tmp_path, format):
-    done = run([sys.executable, "-c", FULL, str(tmp_path), format])
+    done = run_python("-c", FULL, tmp_path, format)
     assert done.stdout.split() == ["8", "2"]
     assert done.stderr.count("and the training continues") == 2
     assert done.stderr.count("free space or fix the directory's permissions") == 2, done.stderr
@@ -276,7 +272,7 @@ for source in (shards, f"{place}/dcp-1_6.dcp"):
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without torch.distributed")
 def test_a_checkpoint_of_two_ranks_continues_on_one_and_on_four(tmp_path):
-    run([sys.executable, "-c", SHARDED, str(tmp_path)])
+    run_python("-c", SHARDED, tmp_path)
     found = {path.name for path in tmp_path.glob("*.safetensors")}
     shards = {
         step: {f"shards-1_{step}_rank_{rank:05d}_of_00002.safetensors" for rank in (0, 1)}
@@ -306,15 +302,3 @@ def test_a_checkpoint_of_two_ranks_continues_on_one_and_on_four(tmp_path):
         for rank in range(4):
             losses = np.load(tmp_path / f"losses_{rank}_of_4_{kind}.npy")
             np.testing.assert_allclose(losses, expected, rtol=1e-6)
-
-
-def run(command: list[str], *, code: int = 0) -> "subprocess.CompletedProcess[str]":
-    done = subprocess.run(
-        command,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
-    assert done.returncode == code, done.stderr
-    return done

@@ -1,7 +1,6 @@
 """The command line in a shell, and the verb that imports Ray."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.trajectory_writer import TrajectoryWriter
 from distsummary.cli.main import main
 from distsummary.rundir.run_dir import RunDir
-from tests.conftest import ROOT
+from tests.programs import run_python
 from tests.unit.cli.test_main import two_ranks
 
 
@@ -66,13 +65,7 @@ def test_a_landscape_without_a_terminal_reports_its_progress_and_its_doubts(tmp_
     run_dir = recorded_bowl(tmp_path / "run")
     (tmp_path / "nan_bowl.py").write_text(FACTORY.replace("np.zeros(4)", "np.full(4, np.nan)"))
     command = ["landscape", str(run_dir.base), "nan_bowl:parts", "--workers", "0", "--directions", "pca"]
-    done = subprocess.run(
-        [sys.executable, "-m", "distsummary", *command, "--size", "5"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
+    done = run_python("-m", "distsummary", *command, "--size", "5", cwd=tmp_path, code=None)
     assert (done.returncode, "25 of 25 computed losses not finite" in done.stdout) == (0, True)
     assert done.stdout.endswith(f"pictures and grids: {run_dir.landscape_dir}\n")
     assert re.search(r"^landscape: 31/31 points, .*, 1 worker$", done.stderr, re.MULTILINE)

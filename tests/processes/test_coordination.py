@@ -11,6 +11,7 @@ from distsummary.errors import RunDirError
 from distsummary.rundir.coordination import LocalCoordinator
 from distsummary.rundir.run_dir import RunDir
 from tests.patience import PATIENCE_S
+from tests.programs import run_python
 from tests.unit.rundir.test_coordination import PORT, rank
 
 REGISTER_MANY = """
@@ -63,7 +64,7 @@ def test_an_attempt_of_processes_that_were_killed_is_not_joined(nasty_tmp_path: 
         "t = Topology(rank=0, world_size=2, incarnation='127.0.0.1:29500+0')\n"
         "print(LocalCoordinator(RunDir(sys.argv[1])).register(t).attempt)"
     )
-    subprocess.run([sys.executable, "-c", script, str(run.base)], check=True, capture_output=True)
+    run_python("-c", script, run.base)
     register = LocalCoordinator(run).register
     assert register(rank(1, incarnation=PORT)).attempt == 1
     assert register(rank(0, incarnation=PORT)).attempt == 1

@@ -13,6 +13,7 @@ from distsummary.rundir.states import RunState, read_run
 from distsummary.training.callbacks import CallbackParams, RunContext
 from tests.manifests import whole_manifest
 from tests.patience import PATIENCE_S
+from tests.programs import run_python
 
 LOOP = """
 import sys
@@ -31,7 +32,7 @@ for number in run.steps([1, 2]):
 def test_a_run_that_no_one_closes_is_closed_at_the_exit_of_the_process(
     tmp_path, divisor, events, is_complete
 ):
-    subprocess.run([sys.executable, "-c", LOOP, str(tmp_path), divisor], capture_output=True, check=False)
+    run_python("-c", LOOP, tmp_path, divisor, code=None)
     [rank] = whole_manifest(tmp_path)["attempts"][0]["ranks"].values()
     assert rank["state"] == ("finished" if is_complete else "failed")
     assert (rank["health"]["events"], "failed" in rank["health"]) == (events, not is_complete)
@@ -81,9 +82,7 @@ else:
 def test_the_manifest_reports_a_training_that_failed_from_one_that_was_interrupted(
     tmp_path, way, ending, state, error
 ):
-    done = subprocess.run(
-        [sys.executable, "-c", STOPPED, str(tmp_path), way, ending], capture_output=True, check=False
-    )
+    done = run_python("-c", STOPPED, tmp_path, way, ending, code=None)
     assert done.returncode != 0 or ending == "sys.exit()"
     manifest = whole_manifest(tmp_path)
     [attempt] = manifest["attempts"]
@@ -153,9 +152,7 @@ assert state() == "finished", state()
 
 
 def test_a_forked_child_that_ends_does_not_end_its_parents_run(tmp_path):
-    subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORK, str(tmp_path)], check=True, timeout=PATIENCE_S
-    )
+    run_python("-W", "ignore", "-c", FORK, tmp_path)
     # step 1 has a text about the run, and the last step the last system metrics
     assert sorted(event.step for event in read_directory(tmp_path)) == [1, 1, 2, 2]
 
@@ -178,11 +175,7 @@ else:
 
 def test_an_evaluation_that_no_one_closes_is_recorded_once_at_the_exit_of_the_process(tmp_path):
     for what in ("train", "eval"):
-        subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", EVALUATE, str(tmp_path), what],
-            check=True,
-            timeout=PATIENCE_S,
-        )
+        run_python("-W", "ignore", "-c", EVALUATE, tmp_path, what)
     events = read_directory(tmp_path)
     assert [(e.attempt, e.step) for e in events for v in e.values if v.tag == "eval/accuracy"] == [(0, 3)]
     assert len(RunDir(tmp_path).read_manifest()["attempts"]) == 1

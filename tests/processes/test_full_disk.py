@@ -1,7 +1,6 @@
 """A disk that is full, really, by a small file system of its own; and a limit of the file size."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 import distsummary as ds
 from distsummary.events.segments import segments
 from distsummary.format.records import MINDSPORE
-from tests.patience import PATIENCE_S
+from tests.programs import run_program, run_python
 
 PROGRAM = """
 import contextlib, json, os, sys
@@ -92,23 +91,9 @@ def may_mount(place: Path) -> bool:
         return False
 
 
-def finished(command: list[str]) -> "subprocess.CompletedProcess[str]":
-    """The command's end, which is a success."""
-    done = subprocess.run(
-        command,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done
-
-
 def test_under_a_limit_of_the_file_size_a_run_is_spread_over_files(tmp_path: Path):
     place = tmp_path / "run"
-    finished([sys.executable, "-c", LIMITED, str(place)])
+    run_python("-c", LIMITED, place)
     run = ds.open_run(place)
     assert (run.state, len(run.scalars("value9"))) == ("finished", 300)
     assert max(path.stat().st_size for path in place.iterdir()) <= 20_000
@@ -119,8 +104,7 @@ def test_a_full_disk_costs_nothing_while_events_fit_into_memory_and_is_reported(
     if not may_mount(tmp_path):
         pytest.skip("this system does not let a user mount a file system of his own")
     program = [sys.executable, "-c", PROGRAM, str(tmp_path)]
-    command = ["unshare", "-rm", "sh", "-c", MOUNT, str(tmp_path), *program]
-    done = finished(command)
+    done = run_program("unshare", "-rm", "sh", "-c", MOUNT, tmp_path, *program)
     found = json.loads(done.stdout)
     cause = CAUSE.format(tmp_path / "record")
     assert found["before"]

@@ -1,15 +1,12 @@
 """A disk that hangs, for a while and for ever: each operation on it opens a FIFO that no one reads."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from distsummary.rundir.states import read_run
-from tests.patience import PATIENCE_S
+from tests.programs import run_python
 
 PROGRAM = """
 import json, os, sys, threading, time
@@ -72,15 +69,7 @@ print(json.dumps({
 def test_a_hung_disk_holds_the_loop_for_two_seconds_in_all_and_every_value_is_counted(
     tmp_path: Path, hangs_s: float
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path), str(hangs_s)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python("-c", PROGRAM, tmp_path, hangs_s)
     found = json.loads(done.stdout)
     for plugin, given in found["given"].items():
         assert found["written"].get(plugin, 0) + found["dropped"].get(plugin, 0) == given, plugin

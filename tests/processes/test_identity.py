@@ -1,10 +1,10 @@
 """The hashes that a journal is known by are those of the next process, too."""
 
-import subprocess
+import os
 import sys
 from pathlib import Path
 
-from tests.patience import PATIENCE_S
+from tests.programs import run_python
 
 PARTS = """
 import functools
@@ -72,16 +72,8 @@ print(landscape_identity(Task(
 
 def shown(folder: Path, seed: int) -> str:
     """What a fresh interpreter that hashes texts in its own way prints."""
-    environment = {"PYTHONHASHSEED": str(seed), "PYTHONPATH": ":".join([str(folder), *sys.path])}
-    done = subprocess.run(
-        [sys.executable, "-c", SHOW],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=PATIENCE_S,
-    )
-    return done.stdout
+    paths = os.pathsep.join([str(folder), *sys.path])
+    return run_python("-c", SHOW, PYTHONHASHSEED=str(seed), PYTHONPATH=paths).stdout
 
 
 def test_hashes_are_the_same_in_another_process_and_place(tmp_path: Path) -> None:

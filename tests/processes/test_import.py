@@ -1,14 +1,12 @@
 """What importing distsummary loads, and what its names load."""
 
 import pkgutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import distsummary
-from tests.patience import PATIENCE_S
+from tests.programs import run_python
 
 HEAVY = ("ray", "torch", "mindspore", "matplotlib", "sklearn", "tensorboard", "grpc")
 
@@ -16,9 +14,7 @@ HEAVY = ("ray", "torch", "mindspore", "matplotlib", "sklearn", "tensorboard", "g
 def loaded_after(code: str) -> set[str]:
     """Top-level names of the modules that a fresh interpreter has loaded after running `code`."""
     code += "\nimport sys; print(*{name.split('.')[0] for name in sys.modules})"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_S
-    )
+    done = run_python("-c", code)
     return set(done.stdout.splitlines()[-1].split())
 
 
@@ -64,8 +60,5 @@ def test_every_public_name_resolves_and_is_listed(name: str) -> None:
 )
 def test_the_operators_of_a_network_load_torch_on_first_use(code: str) -> None:
     without_torch = f"import sys; sys.modules['torch'] = None\n{code}"
-    done = subprocess.run(
-        [sys.executable, "-c", without_torch], capture_output=True, text=True, timeout=PATIENCE_S
-    )
-    assert done.returncode == 1
+    done = run_python("-c", without_torch, code=1)
     assert "needs torch, which is not installed; run: pip install torch" in done.stderr

@@ -1,10 +1,9 @@
 """Files of many ranks are read in the order that was asked for, also while the interpreter ends."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 from distsummary.base.many_files import FEW, read_each
+from tests.programs import run_python
 
 AT_EXIT = """
 import atexit, sys
@@ -25,5 +24,5 @@ def test_many_files_are_read_in_order() -> None:
 
 
 def test_a_rank_that_leaves_while_its_process_ends_still_reads_the_others() -> None:
-    done = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True, check=True)
+    done = run_python("-c", AT_EXIT)
     assert done.stdout == "True\n"

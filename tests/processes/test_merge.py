@@ -1,8 +1,6 @@
 """A merge that is killed, and one on a disk that is full."""
 
-import subprocess
-import sys
-
+from tests.programs import run_python
 from tests.unit.aggregate.test_merge import Run, names, scalar
 
 KILLED = """
@@ -24,7 +22,7 @@ def test_a_killed_merge_leaves_nothing_that_a_reader_takes_for_an_event_file(nas
     run.merge()
     run.write(1, [scalar(1, loss=3.0)])
     before = names(run.run_dir.base)
-    assert subprocess.run([sys.executable, "-c", KILLED, str(run.run_dir.base)]).returncode == 9
+    run_python("-c", KILLED, run.run_dir.base, code=9)
     (left,) = set(names(run.run_dir.base)) - set(before)
     assert left.startswith(".tmp-")
     inner = names(run.run_dir.base / left)
@@ -51,9 +49,7 @@ def test_on_a_full_disk_the_merged_run_stays_and_the_error_says_what_to_free(nas
     run.merge()
     run.write(0, [scalar(step, loss=1.0) for step in range(10, 500)])
     before = names(run.run_dir.base)
-    command = [sys.executable, "-c", FULL, str(run.run_dir.base)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 1, done.stderr
+    done = run_python("-c", FULL, run.run_dir.base, code=1)
     assert "cannot take the merged run (File too large)" in done.stderr
     assert "Free some space" in done.stderr
     assert "Traceback" not in done.stderr

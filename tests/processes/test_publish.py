@@ -17,6 +17,7 @@ from distsummary.events.spec import WriterSpec
 from distsummary.events.writer import RankWriter
 from distsummary.format.records import Batch, Event, Value
 from distsummary.rundir.run_dir import RunDir
+from tests.programs import run_python
 
 RUN = "00ff00ff00ff00ff"
 
@@ -109,8 +110,6 @@ def test_a_name_is_that_of_the_process_that_asks_after_a_fork_too(nasty_tmp_path
         childs = Path(os.read(read, 1000).decode())
         print(is_in_use(parents), is_in_use(childs))
     """
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
-    )
+    done = run_python("-W", "ignore", "-c", code)
     assert done.stdout.split() == ["True", "False"]
     assert is_in_use(temporary_name(nasty_tmp_path))

@@ -1,12 +1,10 @@
 """How much of the package a scalar passes on its way to the file, and from there to the merged curve."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.patience import PATIENCE_S
+from tests.programs import run_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,8 +17,7 @@ ROOT = Path(__file__).parents[2]
     ],
 )
 def test_a_scalar_passes_few_files_and_functions(way: str, last: str, most_files: int, most_functions: int):
-    command = [sys.executable, "-m", "benchmarks.way_of_a_scalar", way]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
+    done = run_python("-m", "benchmarks.way_of_a_scalar", way, cwd=ROOT)
     *lines, total = done.stdout.splitlines()
     files, functions = (int(word) for word in total.split() if word.isdigit())
     assert len(lines) == files <= most_files, done.stdout

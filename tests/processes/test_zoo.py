@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from benchmarks.zoo.plans import FULL, RANKS, causes_of, episodes, steps_for
 from benchmarks.zoo.trainings import TRAININGS, WORKERS
 from benchmarks.zoo.verdicts import judged, reported
 from tests.patience import PATIENCE_S
+from tests.programs import run_python
 
 
 def alert(rank: int, cause: str, since: int, reported_at: int, until: int | None = None) -> dict[str, Any]:
@@ -163,8 +163,7 @@ def test_slow_ranks_are_named_while_they_train_and_the_same_afterwards(tmp_path:
     finally:
         os.killpg(training.pid, signal.SIGTERM)
         training.wait()
-    why = [sys.executable, "-m", "distsummary", "why", str(run_dir), "--json"]
-    done = subprocess.run(why, capture_output=True, text=True, check=False)
+    done = run_python("-m", "distsummary", "why", run_dir, "--json", code=None)
     assert live <= keys(json.loads(done.stdout)["verdicts"])
 
 

@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -29,6 +28,7 @@ from distsummary.format.records import DIALECTS, NORMS, Batch, Event, Value
 from distsummary.format.wire import read_identity
 from tests.conftest import ROOT
 from tests.patience import PATIENCE_S
+from tests.programs import run_python
 from tests.unit.format import samples
 
 RUN_ID = "00000000000000ab"
@@ -522,9 +522,8 @@ print(run.health().dropped, ray.is_initialized())
 @pytest.mark.parametrize("when", ["it starts", "it is up"])
 def test_ray_may_be_shut_down_before_the_run_is_closed(tmp_path, when):
     address = ray.get_runtime_context().gcs_address
-    command = [sys.executable, "-c", SHUT_DOWN, address, str(tmp_path / "run"), when]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT)
-    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["{} False"]), done.stderr
+    done = run_python("-c", SHUT_DOWN, address, tmp_path / "run", when, cwd=ROOT)
+    assert done.stdout.splitlines()[-1:] == ["{} False"], done.stderr
     reason = "writes its files itself from now on: Ray was shut down before the run was closed"
     assert done.stderr.count(reason) == 1
     found = {e.step: v.data for e, v in values(tmp_path / "run") if v.tag == "loss"}

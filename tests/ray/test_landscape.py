@@ -3,8 +3,6 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +30,7 @@ from distsummary.landscapes.run.runner import InProcessWorkers
 from distsummary.landscapes.run.scheduler import Scheduler
 from tests.conftest import ROOT
 from tests.patience import PATIENCE_S
+from tests.programs import run_python
 from tests.unit.landscapes import golden_mlp
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("ray_cluster")]
@@ -316,15 +315,7 @@ def test_workers_get_gpus_as_long_as_there_are_some(tmp_path: Path) -> None:
     Landscapes one after the other use all GPUs, also the first one, for which a worker chose the engine. Each
     worker sees its own. Shares of several GPUs that hold no worker are not waited for.
     """
-    found = subprocess.run(
-        [sys.executable, "-c", ON_GPUS],
-        env=os.environ | {"RAY_AUTH_MODE": "disabled"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert not found.returncode, found.stderr
+    found = run_python("-c", ON_GPUS, cwd=tmp_path, RAY_AUTH_MODE="disabled")
     drawn = re.findall("share (.+) workers (.+)", found.stdout)
     *before, (_, on_cpus) = drawn
     assert before == [("2", "2"), ("2", "2"), ("0", "2"), ("0", "2")]
@@ -463,8 +454,7 @@ ds.landscape_set(*parts, around=CKPT_DIR, size=9, run_dir=sys.argv[2], workers=2
 
 def test_a_killed_driver_is_resumed_and_no_finished_chunk_is_evaluated_again(tmp_path: Path) -> None:
     address = ray.get_runtime_context().gcs_address
-    killed = subprocess.run([sys.executable, "-c", STOPPED, address, tmp_path], cwd=ROOT, timeout=PATIENCE_S)
-    assert killed.returncode == -signal.SIGKILL
+    run_python("-c", STOPPED, address, tmp_path, cwd=ROOT, code=-signal.SIGKILL)
     reported: list[int] = []
     arguments = {"around": golden_mlp.CKPT_DIR, "size": 9, "run_dir": tmp_path, "workers": 2}
     parts = (golden_mlp.Mlp(), golden_mlp.cross_entropy, golden_mlp.batches())

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 
@@ -17,8 +16,8 @@ from distsummary.errors import InvalidTypeError, InvalidValueError, RanksFailedE
 from distsummary.launching import launcher
 from distsummary.launching.launcher import RankPlace, chosen_backend, plan_environments
 from distsummary.rundir import topology
-from tests.conftest import ROOT
 from tests.interrupts import Dropping, sigint
+from tests.programs import run_python
 
 MODULE = launcher
 
@@ -170,11 +169,7 @@ def job(tmp_path_factory) -> subprocess.CompletedProcess[str]:
     place = tmp_path_factory.mktemp("job")
     script = place / "job.py"
     script.write_text(JOB)
-    environment = {"PYTHONPATH": str(ROOT), "RAY_COLOR_PREFIX": "0"}
-    command = [sys.executable, script, str(place / "printed")]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
-    assert done.returncode == 0, done.stderr
-    return done
+    return run_python(script, place / "printed", RAY_COLOR_PREFIX="0")
 
 
 @pytest.fixture

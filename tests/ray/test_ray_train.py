@@ -1,8 +1,6 @@
 """Real Ray Train jobs, whose ranks are found and become one run."""
 
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ from distsummary.events.reader import read_directory, read_lineage
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.states import read_run
 from tests.manifests import whole_manifest
-from tests.patience import PATIENCE_S
+from tests.programs import run_python
 
 STEPS, RESUMED_FROM = 6, 2  # as in ray_train_job.py
 
@@ -32,9 +30,7 @@ def job(ray_cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("ray_train")
     script = Path(__file__).with_name("ray_train_job.py")
     address = ray.get_runtime_context().gcs_address
-    command = [sys.executable, script, address, place]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_python(script, address, place)
     return place
 
 

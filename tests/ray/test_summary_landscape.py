@@ -1,8 +1,6 @@
 """SummaryLandscape and its workers: as many as device_ids has, and by default all that are free."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,7 @@ import ray
 from distsummary import LossGrid, SummaryLandscape
 from distsummary.errors import ClusterError
 from tests.conftest import ROOT
-from tests.patience import PATIENCE_S
+from tests.programs import run_python
 from tests.unit.landscapes import golden_mlp
 from tests.unit.landscapes.test_generator import make_parts
 
@@ -68,9 +66,7 @@ def test_an_address_must_be_that_of_the_cluster_that_is_connected(
 
 @pytest.mark.long
 def test_the_default_works_in_a_process_that_is_not_connected_to_ray(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", SCRIPT, str(golden_mlp.GOLDEN / "summary"), str(tmp_path / "maps")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.returncode == 0, done.stderr
+    done = run_python("-c", SCRIPT, golden_mlp.GOLDEN / "summary", tmp_path / "maps", cwd=ROOT)
     reported = json.loads(done.stdout.splitlines()[-1])
     assert reported["workers"].keys() == {"pca[1, 4]", "pca[3, 6]", "random"}
     assert all("worker-0" in workers for workers in reported["workers"].values())

@@ -1,4 +1,3 @@
-import errno
 import json
 import os
 import shutil
@@ -22,7 +21,6 @@ from distsummary.errors import (
     RunDirError,
 )
 from distsummary.events.deduplicate import ends_of_attempts
-from distsummary.events.files import Files
 from distsummary.events.reader import read_directory, read_lineage
 from distsummary.events.segments import lineage_files, segments
 from distsummary.events.spec import WriterSpec
@@ -46,21 +44,10 @@ from distsummary.format.records import (
 from distsummary.rundir import run_dir as run_dir_module
 from distsummary.rundir.coordination import LocalCoordinator
 from distsummary.rundir.run_dir import RunDir
+from tests.disks import FullDisk
+from tests.unit.aggregate.live_ranks import scalar
 
 NAN = float("nan")
-
-
-class FullDisk(Files):
-    """Has room for `left` writes."""
-
-    def __init__(self, left):
-        self.left = left
-
-    def write(self, descriptor, parts):
-        self.left -= 1
-        if self.left < 0:
-            raise OSError(errno.ENOSPC, "no space left on device")
-        return super().write(descriptor, parts)
 
 
 class Run:
@@ -118,11 +105,6 @@ class Run:
 def plain(values):
     """Values that == compares: arrays as lists, NaN as text."""
     return [(value.plugin, value.tag, repr(value.data)) for value in values]
-
-
-def scalar(step, wall_time=None, **values):
-    wall_time = 100.0 + step if wall_time is None else wall_time
-    return Event(step, wall_time, [Value("scalar", tag, value) for tag, value in values.items()])
 
 
 def tensor(step, tag, *numbers, shard=None):
@@ -514,7 +496,7 @@ def test_a_merge_that_fails_leaves_the_older_merged_run_as_it_was(run, left):
     run.write(1, [scalar(step, loss=3.0) for step in (1, 2)])
     run.write(1, [lineage_event(epoch=2)])
     before = names(run.run_dir.base)
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(OSError, match="No space"):
         run.merge(files=FullDisk(left))
     assert names(run.run_dir.base) == before
     assert run.decoded() == records

@@ -120,26 +120,18 @@ def test_a_server_gets_json_also_if_it_refuses_twice(tmp_path, server):
     assert (kind, alert["rank"], alert["evidence"], failures) == ("application/json", 2, "slow", [])
 
 
-def test_a_server_that_never_takes_it_is_counted(tmp_path, server):
+@pytest.mark.parametrize(
+    ("path", "reason"), [("/alerts", "503: Service Unavailable"), ("/moved", "302: Found")]
+)
+def test_a_server_that_never_takes_it_or_is_elsewhere_is_counted(tmp_path, server, path, reason):
     run_dir, failures, waiting = RunDir(tmp_path).create(), [], threading.Event()
-    server.refusals = 99
-    with (callback := Quick(run_dir, server.url, failures.append)):
+    server.refusals = 0 if path == "/moved" else 99
+    with (callback := Quick(run_dir, server.url.replace("/alerts", path), failures.append)):
         callback.on_train_begin(RunContext(CallbackParams()))
         Alerts(run_dir).report(0, verdict(2))
         while not failures:
             waiting.wait(0.01)
-    assert failures == ["on_alert: HTTPError: HTTP Error 503: Service Unavailable"]
-    assert (server.asked, server.taken) == (3, [])
-
-
-def test_a_redirect_is_not_followed(tmp_path, server):
-    run_dir, failures, waiting = RunDir(tmp_path).create(), [], threading.Event()
-    with (callback := Quick(run_dir, server.url.replace("/alerts", "/moved"), failures.append)):
-        callback.on_train_begin(RunContext(CallbackParams()))
-        Alerts(run_dir).report(0, verdict(2))
-        while not failures:
-            waiting.wait(0.01)
-    assert failures == ["on_alert: HTTPError: HTTP Error 302: Found"]
+    assert failures == [f"on_alert: HTTPError: HTTP Error {reason}"]
     assert (server.asked, server.taken) == (3, [])
 
 

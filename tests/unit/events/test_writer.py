@@ -1,4 +1,3 @@
-import errno
 import os
 import shutil
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from distsummary.format.frames import Part, frame, read_frames
 from distsummary.format.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.format.pb import tensorboard_pb2
 from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Batch, Event, Value
+from tests.disks import FullDisk
 
 RUN_ID = "00000000000000ab"
 
@@ -131,21 +131,13 @@ def empty_segments(path, dialect) -> int:
 
 
 def test_a_full_disk_raises_and_the_same_batch_fits_later(tmp_path):
-    class FullDisk(Files):
-        is_full = False
-
-        def write(self, descriptor: int, parts: Sequence[Part]) -> int:
-            if self.is_full:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return super().write(descriptor, parts)
-
-    files = FullDisk()
+    files = FullDisk(left=1000)
     rank_writer = writer(tmp_path, files=files)
     rank_writer.write(batch(1, scalars(1, 1)))
-    files.is_full = True
+    files.left = 0
     with pytest.raises(OSError, match="No space"):
         rank_writer.write(batch(2, scalars(2, 2)))
-    files.is_full = False
+    files.left = 1000
     rank_writer.write(batch(2, scalars(2, 2)))
     rank_writer.close()
     assert [seq for _, seq, _, _ in recorded(tmp_path)] == [1, 2, 3]
@@ -281,21 +273,13 @@ def test_a_removed_directory_is_an_error_and_never_made_again(tmp_path):
 
 
 def test_segments_that_cannot_get_their_head_leave_nothing_behind(tmp_path):
-    class FullDisk(Files):
-        is_full = True
-
-        def write(self, descriptor: int, parts: Sequence[Part]) -> int:
-            if self.is_full:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return super().write(descriptor, parts)
-
-    files = FullDisk()
+    files = FullDisk(left=0)
     rank_writer = writer(tmp_path, files=files)
     for _ in range(3):
         with pytest.raises(OSError, match="No space"):
             rank_writer.write(batch(1, scalars(1, 1)))
     assert list(tmp_path.iterdir()) == []
-    files.is_full = False
+    files.left = 1000
     rank_writer.write(batch(1, scalars(1, 1)))
     rank_writer.close()
     assert len(recorded(tmp_path)) == len(recorded(tmp_path, TENSORBOARD)) == 1

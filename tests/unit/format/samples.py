@@ -94,6 +94,15 @@ def norms(names: tuple[str, ...] = ("a.weight", "b.größe", "c"), *, step: int 
     )
 
 
+def with_ids(event: Any, ids: EventIds | None) -> Any:
+    """The protobuf event with the identity set the slow way."""
+    if ids is not None:
+        event.run_id, event.attempt = int(ids.run_id, 16), ids.attempt
+        if ids.seq:
+            event.seq = ids.seq
+    return event
+
+
 def encoded_value(dialect: Any, value: Value) -> bytes | None:
     """The bytes of a value in a dialect, one of the modules; None if the dialect has no such values."""
     parts = dialect.value_parts(value)

@@ -13,22 +13,13 @@ from distsummary.format import wire
 from distsummary.format.histogram import count_histogram
 from distsummary.format.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 from distsummary.format.pb import mindspore_summary_pb2 as summary_pb2
-from distsummary.format.records import Event, EventIds, Histogram, Shard, Value
+from distsummary.format.records import Event, Histogram, Shard, Value
 from tests.unit.format import samples
-
-
-def with_ids(event, ids: EventIds | None):
-    """The protobuf event with the identity set the slow way."""
-    if ids is not None:
-        event.run_id, event.attempt = int(ids.run_id, 16), ids.attempt
-        if ids.seq:
-            event.seq = ids.seq
-    return event
 
 
 @given(samples.STEPS, samples.WALL_TIMES, samples.TAGS, samples.SCALARS)
 def test_a_scalar_has_the_bytes_of_protobuf(step: int, wall_time: float, tag: str, scalar: float):
-    event = with_ids(summary_pb2.Event(wall_time=wall_time, step=step), samples.IDS)
+    event = samples.with_ids(summary_pb2.Event(wall_time=wall_time, step=step), samples.IDS)
     with np.errstate(over="ignore"):
         event.summary.value.add(tag=tag, scalar_value=float(np.float32(scalar)))
     encoded = samples.encoded_summary(ms, step, wall_time, [Value("scalar", tag, scalar)], samples.IDS)
@@ -92,13 +83,13 @@ def test_sounds_and_pr_curves_have_the_bytes_of_protobuf():
 
 def test_the_version_record_has_the_bytes_of_protobuf():
     for ids in (None, samples.IDS._replace(seq=0)):
-        event = with_ids(summary_pb2.Event(wall_time=2.5, version="MindSpore.Event:1"), ids)
+        event = samples.with_ids(summary_pb2.Event(wall_time=2.5, version="MindSpore.Event:1"), ids)
         assert ms.encode_version(2.5, ids) == event.SerializeToString()
         assert ms.decode_event(ms.encode_version(2.5, ids)) is None
 
 
 def test_a_graph_has_the_bytes_of_protobuf_and_no_step():
-    event = with_ids(summary_pb2.Event(wall_time=2.5, graph_def=samples.GRAPH), samples.IDS)
+    event = samples.with_ids(summary_pb2.Event(wall_time=2.5, graph_def=samples.GRAPH), samples.IDS)
     graph = samples.GRAPH.SerializeToString()
     encoded = b"".join(ms.graph_parts([graph], 2.5, samples.IDS))
     assert encoded == event.SerializeToString()

@@ -17,16 +17,9 @@ from distsummary.format.records import Event, EventIds, Histogram, Value
 from tests.unit.format import samples
 
 
-def with_ids(event, ids: EventIds):
-    event.run_id, event.attempt = int(ids.run_id, 16), ids.attempt
-    if ids.seq:
-        event.seq = ids.seq
-    return event
-
-
 @given(samples.STEPS, samples.WALL_TIMES, samples.TAGS, samples.SCALARS)
 def test_a_scalar_has_the_bytes_of_protobuf(step: int, wall_time: float, tag: str, scalar: float):
-    event = with_ids(tensorboard_pb2.Event(wall_time=wall_time, step=step), samples.IDS)
+    event = samples.with_ids(tensorboard_pb2.Event(wall_time=wall_time, step=step), samples.IDS)
     with np.errstate(over="ignore"):
         event.summary.value.add(tag=tag, simple_value=float(np.float32(scalar)))
     values = [Value("scalar", tag, scalar)]
@@ -64,10 +57,10 @@ def test_an_image_has_the_bytes_of_protobuf_and_of_the_other_dialect():
 
 def test_version_and_session_records_have_the_bytes_of_protobuf():
     ids = samples.IDS._replace(seq=0)
-    version = with_ids(tensorboard_pb2.Event(wall_time=2.5, file_version="brain.Event:2"), ids)
+    version = samples.with_ids(tensorboard_pb2.Event(wall_time=2.5, file_version="brain.Event:2"), ids)
     assert tb.encode_version(2.5, ids) == version.SerializeToString()
     log = tensorboard_pb2.SessionLog(status=tensorboard_pb2.SessionLog.START)
-    session = with_ids(tensorboard_pb2.Event(wall_time=2.5, step=7, session_log=log), ids)
+    session = samples.with_ids(tensorboard_pb2.Event(wall_time=2.5, step=7, session_log=log), ids)
     assert tb.encode_session_start(7, 2.5, ids) == session.SerializeToString()
     assert tb.decode_event(version.SerializeToString()) is None
     assert tb.decode_event(session.SerializeToString()) is None

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from distsummary.rundir.rank_manifest import RANK_MANIFEST
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.states import LOST_S, AttemptState, RunState, is_over, living, read_run
 from distsummary.rundir.topology import Topology
+from tests.programs import run_python
 
 WORLD = 4
 
@@ -37,9 +36,7 @@ def gone() -> dict[str, Any]:
     script = (
         "import json; from distsummary.rundir.topology import own_process; print(json.dumps(own_process()))"
     )
-    found: dict[str, Any] = json.loads(
-        subprocess.run([sys.executable, "-c", script], check=True, capture_output=True).stdout
-    )
+    found: dict[str, Any] = json.loads(run_python("-c", script).stdout)
     return found
 
 
