@@ -48,8 +48,11 @@ def drawn(batches: Any, *, streamed: bool | None, size: int = 5, **more: Any) ->
     return grid
 
 
-@pytest.mark.parametrize("data", [rows, Augmenting])
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2}], ids=["here", "two workers"])
+@pytest.mark.parametrize(
+    ("data", "options"),
+    [(rows, {}), (Augmenting, {}), (Augmenting, {"num_workers": 2})],
+    ids=["rows", "augmented", "augmented by two workers"],
+)
 def test_streamed_held_and_again_are_the_same_bits(data: Any, options: Any) -> None:
     more = {"tolerance": 0.1, "size": 3 if options else 5}  # points end at different batches
     found = [

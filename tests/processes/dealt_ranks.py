@@ -1,11 +1,10 @@
-"""A rank whose work is dealt: `RANK=... python -m tests.processes.dealt_ranks RUN DEAL`.
+"""A rank whose work is dealt.
 
-It trains until the file RUN.<rank> or RUN.all exists. Its heartbeats come quickly, as an aggregator expects
-that has BEAT_S of its own; a rank that joins late hurries.
+It trains from when the file RUN.begin<rank> exists until RUN.<rank> or RUN.all does. Its heartbeats come
+quickly, as an aggregator expects that has BEAT_S of its own; a rank that joins late hurries.
 """
 
 import os
-import sys
 import time
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import distsummary as ds
 from distsummary.collect import heartbeat
 from distsummary.rundir.coordination import LocalCoordinator
 from distsummary.rundir.run_dir import RunDir
+from tests.patience import wait_for
 from tests.unit.collect.doubles import Model, Momentum
 
 RANKS, BEAT_S, PACE_S, HURRIED = 4, 0.2, 0.01, 150
@@ -21,6 +21,7 @@ FREQ, TENSOR_FREQ = 5, 7
 
 def main(run_dir: str, deal: str) -> None:
     rank = int(os.environ["RANK"])
+    wait_for(Path(f"{run_dir}.begin{rank}").exists)
     heartbeat.FIRST_S = heartbeat.BEAT_S = BEAT_S
     collector = ds.SummaryCollector(
         run_dir,
@@ -39,7 +40,3 @@ def main(run_dir: str, deal: str) -> None:
             time.sleep(PACE_S if rank != 2 or step > HURRIED else 0.001)
             if any(end.exists() for end in ends):
                 break
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

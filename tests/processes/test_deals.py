@@ -1,8 +1,5 @@
 """What was dealt is what was recorded: a rank joins late, one leaves first, one dies."""
 
-import os
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -13,23 +10,25 @@ import distsummary as ds
 from distsummary.aggregate.aggregator import Aggregator
 from distsummary.rundir import deal as deal_module
 from distsummary.rundir.run_dir import RunDir
+from tests import forked
 from tests.patience import PATIENCE_S, wait_for
+from tests.processes import dealt_ranks
 from tests.processes.dealt_ranks import BEAT_S, RANKS
 
 PARAMETERS = {f"layer{number}.weight" for number in range(1, 7)}
 
 
+@pytest.mark.usefixtures("fork_server")
 @pytest.mark.parametrize("deal", ["parameters", pytest.param("steps", marks=pytest.mark.long)])
 def test_what_was_dealt_is_what_was_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deal: str
 ) -> None:
     monkeypatch.setattr(deal_module, "BEAT_S", BEAT_S)
-    run_dir, ranks = tmp_path / "run", {}
+    run_dir = tmp_path / "run"
 
-    def start(*numbers: int) -> None:
-        command = [sys.executable, "-m", "tests.processes.dealt_ranks", str(run_dir), deal]
+    def begin(*numbers: int) -> None:
         for rank in numbers:
-            ranks[rank] = subprocess.Popen(command, env={**os.environ, "RANK": str(rank)})
+            Path(f"{run_dir}.begin{rank}").touch()
 
     def deals() -> list[dict]:
         attempts = RunDir(run_dir).read_manifest()["attempts"]
@@ -44,29 +43,21 @@ def test_what_was_dealt_is_what_was_recorded(
 
         wait_for(is_in_force)
 
-    try:
-        start(0, 1, 3)
+    with forked.ranks(RANKS, dealt_ranks.main, str(run_dir), deal) as ranks:
+        begin(0, 1, 3)
         wait_for(lambda: bool(RunDir(run_dir).read_manifest()["attempts"]))
         ended = threading.Event()
         Aggregator(str(run_dir), on_end=ended.set, round_s=0.05, clock=lambda: 20 * time.monotonic())
         await_deal(0, 1, 3)
-        start(2)
+        begin(2)
         await_deal(0, 1, 2, 3)
         Path(f"{run_dir}.3").touch()
         await_deal(0, 1, 2)
         ranks[1].kill()
         await_deal(0, 2)
         Path(f"{run_dir}.all").touch()
-        assert {rank: process.wait(PATIENCE_S) for rank, process in ranks.items() if rank != 1} == {
-            0: 0,
-            2: 0,
-            3: 0,
-        }
+        forked.wait([ranks[rank] for rank in (0, 2, 3)])
         assert ended.wait(PATIENCE_S)
-    finally:
-        for process in ranks.values():
-            process.kill()
-            process.wait()
 
     stored = deals()
     assert stored[0]["groups"] == [[0, 1, 2, 3]]
