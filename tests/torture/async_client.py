@@ -66,10 +66,6 @@ class AsyncClient:
             self._writer.close()  # ends its thread, also after a crash of the disk
             self._ledger.close()
 
-    def end_after(self, events: int) -> None:
-        """From another thread: send so many more, then close."""
-        self.total = min(self.total, self._next + events)
-
     def _send(self, last: int) -> None:
         first, self._next = self._next, last + 1
         self._ledger.enter(SENT, first, last)

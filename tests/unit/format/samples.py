@@ -23,9 +23,6 @@ SCALARS = st.floats() | st.sampled_from([0.0, -0.0, 1e300, -1e300, 1e-320])
 ARRAYS = st.sampled_from(sorted(DATA_TYPES)).flatmap(
     lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))
 )
-FINITE_ARRAYS = hnp.arrays(
-    "float32", st.integers(0, 60), elements=st.floats(-1e6, 1e6, width=32, allow_nan=False)
-)
 SHARDS = st.none() | st.just(Shard(global_shape=(8, 4), offset=(0, 2)))
 
 PICTURE = encode_image(np.arange(2 * 3 * 4 * 5, dtype=np.uint8).reshape(2, 3, 4, 5))
