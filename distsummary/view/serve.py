@@ -22,7 +22,7 @@ from urllib.parse import parse_qs, urlsplit
 from distsummary.base.checks import check_int
 from distsummary.errors import DistSummaryError, InvalidValueError, MissingFileError, RunDirError
 from distsummary.view.report import built
-from distsummary.view.served import Answer, Served, UnknownRunError
+from distsummary.view.served import Response, Served, UnknownRunError
 
 logger = logging.getLogger(__name__)
 
@@ -225,7 +225,7 @@ class _Handler(BaseHTTPRequestHandler):
                 HTTPStatus.NOT_FOUND, "there is no such page; open the URL that distsummary serve printed"
             )
 
-    def _send_known(self, kind: str, answer: Answer) -> None:
+    def _send_known(self, kind: str, answer: Response) -> None:
         """Send, unless the browser has it."""
         tag = f'"{answer.version}"'
         if self.headers.get("If-None-Match") == tag:

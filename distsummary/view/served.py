@@ -32,7 +32,7 @@ T = TypeVar("T")
 ALONE = "."  # the name of the run if the directory is itself one
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     """`data`, compressed by gzip, and `version`, which differs if the data do."""
 
     data: bytes
@@ -66,32 +66,32 @@ class Served:
         self._lock = threading.Lock()  # of `_opened`
         self._opened: OrderedDict[tuple[str, ...], _Run] = OrderedDict()
         self._names: set[str] = set()  # all that were ever listed
-        self._listing = _Kept[Answer](every_s)
+        self._listing = _Kept[Response](every_s)
         if not self.path.is_dir():
             open_run(directory)  # raises
 
-    def runs(self) -> Answer:
+    def runs(self) -> Response:
         """The runs as JSON: `directory`, `runs` (see `RunRow`) and `note`, why there are none.
 
         A directory that is itself a run, and holds no others, has one row named `ALONE`.
         """
         return self._listing.get(self._list)
 
-    def page(self, name: str, others: Sequence[str] = ()) -> Answer:
+    def page(self, name: str, others: Sequence[str] = ()) -> Response:
         """The page of a run, next to others, as `packing.sent` writes it.
 
         Raises UnknownRunError; MissingFileError if a run was removed; errors of `page`.
         """
         return self._run(name, *others).page()
 
-    def curve(self, name: str, tag: str, rank: int) -> Answer:
+    def curve(self, name: str, tag: str, rank: int) -> Response:
         """One tag of one rank: steps and values, of a long run those that a drawing needs, with the extremes.
 
         Raises as `page`, and InvalidValueError for a tag or rank that is not there.
         """
         return self._run(name).curve(tag, rank)
 
-    def _list(self) -> Answer:
+    def _list(self) -> Response:
         note = ""
         rows: list[RunRow] = []
         try:
@@ -161,10 +161,10 @@ class _Run:
         self._runs: list[RecordedRun] = []
         self._held = ExitStack()
         self._stamp = ""  # of the page and the curves
-        self._page: Answer | Exception | None = None
-        self._curves: dict[tuple[str, int], Answer] = {}
+        self._page: Response | Exception | None = None
+        self._curves: dict[tuple[str, int], Response] = {}
 
-    def page(self) -> Answer:
+    def page(self) -> Response:
         with self._lock:
             stamp = self._look.get(self._read_on)
             if self._page is None:
@@ -173,7 +173,7 @@ class _Run:
                     self._page = _tried(lambda: _answer(sent(self._make(run, others=others)), version=stamp))
             return _given(self._page)
 
-    def curve(self, tag: str, rank: int) -> Answer:
+    def curve(self, tag: str, rank: int) -> Response:
         with self._lock:
             self._look.get(self._read_on)
             if (tag, rank) not in self._curves:
@@ -213,6 +213,6 @@ def _given(found: T | Exception) -> T:
     return found
 
 
-def _answer(data: bytes, version: str | None = None) -> Answer:
+def _answer(data: bytes, version: str | None = None) -> Response:
     known = hashlib.blake2b(data, digest_size=16).hexdigest() if version is None else version
-    return Answer(gzip.compress(data, 1, mtime=0), known)
+    return Response(gzip.compress(data, 1, mtime=0), known)

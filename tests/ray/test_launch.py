@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 
@@ -164,7 +165,7 @@ def test_a_module_that_only_the_driver_finds_is_named_with_the_remedy(tmp_path, 
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory) -> subprocess.CompletedProcess[str]:
+def job(tmp_path_factory) -> "subprocess.CompletedProcess[str]":
     """A job on a cluster of its own, whose start takes long."""
     place = tmp_path_factory.mktemp("job")
     script = place / "job.py"

@@ -12,18 +12,18 @@ from distsummary.errors import InvalidValueError, MissingFileError
 from distsummary.runs.recorded_run import RecordedRun
 from distsummary.view import served as module
 from distsummary.view.page import page
-from distsummary.view.served import Answer, Served, UnknownRunError
+from distsummary.view.served import Response, Served, UnknownRunError
 from tests.patience import PATIENCE_S
 from tests.unit.runs.recording import record
 
 
-def contents(answer: Answer) -> dict:
+def contents(answer: Response) -> dict:
     """The JSON text of an answer; its arrays stay places in the block."""
     data = gzip.decompress(answer.data)
     return json.loads(data[4 : 4 + int.from_bytes(data[:4], "little")])
 
 
-def array(answer: Answer, name: str) -> list[float]:
+def array(answer: Response, name: str) -> list[float]:
     data = gzip.decompress(answer.data)
     block = data[4 + int.from_bytes(data[:4], "little") :]
     kind, place, count = contents(answer)[name]["$"]
