@@ -53,11 +53,18 @@ def begin_run(
     alive = gc.get_objects()
     kinds = {kind for kind in {type(one) for one in alive} if issubclass(kind, (Optimizer, nn.Module))}
     alive = [one for one in alive if type(one) in kinds]
-    optimizers = [one for one in alive if isinstance(one, Optimizer) and _is_called(one)]
+    # an optimizer that wraps another, as Accelerate's does, may not step itself
+    optimizers = [
+        one
+        for one in alive
+        if isinstance(one, Optimizer) and vars(one).get("param_groups") and hasattr(type(one).step, "hooked")
+    ]
     if model is None:
         model = model_of(optimizer, [one for one in alive if isinstance(one, nn.Module)])
     del alive
-    arguments = {"optimizer": optimizer, "initial_step": steps_done(optimizer), **options}
+    # as far as an optimizer that was loaded from a checkpoint counts its steps
+    done = max((int(state["step"]) for state in optimizer.state.values() if "step" in state), default=0)
+    arguments = {"optimizer": optimizer, "initial_step": done, **options}
     directory = launch_dir(run_dir, detect())
     run = init(directory, watch=model, **arguments)
     if run.rank == 0:
@@ -93,11 +100,6 @@ def open_runs() -> list[Run]:
     return [one for one in forkables() if isinstance(one, Run) and not one.is_closed]
 
 
-def _is_called(optimizer: Optimizer) -> bool:
-    """Whether an optimizer steps itself; one that wraps another, as Accelerate's does, may not."""
-    return bool(vars(optimizer).get("param_groups")) and hasattr(type(optimizer).step, "hooked")
-
-
 def model_of(optimizer: Optimizer, modules: list[nn.Module]) -> nn.Module | None:
     """The outermost of the modules that holds the most parameters of an optimizer; None if none holds any."""
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -109,12 +111,6 @@ def model_of(optimizer: Optimizer, modules: list[nn.Module]) -> nn.Module | None
             if found > most:
                 best, most = module, found
     return best
-
-
-def steps_done(optimizer: Optimizer) -> int:
-    """How many steps an optimizer that was loaded from a checkpoint has made, as far as it counts them."""
-    counted = [state["step"] for state in optimizer.state.values() if "step" in state]
-    return max((int(number) for number in counted), default=0)
 
 
 class DoorRun:

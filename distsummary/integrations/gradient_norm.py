@@ -34,15 +34,11 @@ def _norm(gradients: list[Tensor]) -> Tensor | float:
     kinds = {(type(each), each.layout, each.device, each.dtype) for each in gradients}
     kind, layout, device, _ = next(iter(kinds))
     if len(kinds) > 1 or kind is not Tensor or layout is not torch.strided:
-        return get_total_norm([_dense(each) for each in gradients])
+        # of a sparse gradient, the elements of this rank that are not zero for sure
+        parts = [local_part(each) for each in gradients]
+        return get_total_norm([part.coalesce().values() if part.is_sparse else part for part in parts])
     norms = torch._foreach_norm(gradients)
     if device.type == "cpu":  # there is nothing to wait for, and floats are cheaper than tensors
         return math.sqrt(sum(norm * norm for norm in map(Tensor.item, norms)))
     total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return total
-
-
-def _dense(gradient: Tensor) -> Tensor:
-    """The elements of this rank that are not zero for sure."""
-    part = local_part(gradient)
-    return part.coalesce().values() if part.is_sparse else part

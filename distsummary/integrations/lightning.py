@@ -41,7 +41,10 @@ class DistSummaryCallback(Callback):  # type: ignore[misc]  # without types here
         self._hosted.begin(
             optimizers=trainer.optimizers,
             config=settings or None,
-            initial_step=_steps_done(trainer),
+            # without Lightning's own counter, the steps of all its optimizers
+            initial_step=int(
+                getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", trainer.global_step)
+            ),
         )
 
     def on_logged(self, trainer: Any, metrics: Mapping[str, Any], step: int | None) -> None:
@@ -58,12 +61,6 @@ class DistSummaryCallback(Callback):  # type: ignore[misc]  # without types here
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """End the run."""
         self._hosted.end()
-
-
-def _steps_done(trainer: Any) -> int:
-    """How many steps a training has made; without Lightning's own counter, those of all its optimizers."""
-    loop = trainer.fit_loop.epoch_loop
-    return int(getattr(loop, "_batches_that_stepped", trainer.global_step))
 
 
 def _follow_connector(module: Any) -> None:

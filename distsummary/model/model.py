@@ -1,5 +1,6 @@
 """Model: trains, evaluates and predicts with a torch network, through the interface of MindSpore's Model."""
 
+import contextlib
 import itertools
 import logging
 import os
@@ -447,7 +448,7 @@ class Model:
         _check_dataset("valid_dataset", dataset)
 
 
-def _check_dataset(field: str, dataset: object) -> None:
+def _check_dataset(field: str, dataset: Any) -> None:
     if not hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__"):
         instead = "pass the batches, such as a DataLoader"
         if hasattr(dataset, "get_dataset_size"):
@@ -456,16 +457,9 @@ def _check_dataset(field: str, dataset: object) -> None:
                 "list(dataset.create_tuple_iterator(num_epochs=1, output_numpy=True))"
             )
         raise InvalidTypeError(f"{field} must be iterable, got {type(dataset).__name__}; {instead}")
-    if hasattr(dataset, "__len__") and not length(dataset) and _has_length(dataset):
-        raise InvalidValueError(f"{field} must hold at least one batch, got none; check the data")
-
-
-def _has_length(dataset: Any) -> bool:
-    try:
-        len(dataset)
-    except (TypeError, NotImplementedError):
-        return False
-    return True
+    with contextlib.suppress(TypeError, NotImplementedError):  # it has no length
+        if not len(dataset):
+            raise InvalidValueError(f"{field} must hold at least one batch, got none; check the data")
 
 
 def _set_epoch(dataset: Any, number: int) -> None:

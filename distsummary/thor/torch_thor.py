@@ -19,7 +19,7 @@ from distsummary.frameworks.torch import as_dtensor
 from distsummary.frameworks.torch_modules import has_fsdp1, unwrap
 from distsummary.thor import torch_blocks as blocks
 from distsummary.thor.rates import Given, Rate
-from distsummary.thor.torch_layers import Layer, kind_of
+from distsummary.thor.torch_layers import kind_of
 from distsummary.thor.torch_refresh import Formula, Ranks, RefreshStatus, refresh
 from distsummary.thor.torch_taps import convert, layers_of
 
@@ -328,19 +328,16 @@ class THOR(torch.optim.Optimizer):
             elif outcome.status is RefreshStatus.STOPPED:
                 state["is_stopped"] = 1
             elif outcome.status in _WHY:
-                self._skip(outcome.status, layer)
+                self._skipped[outcome.status, layer.name] += 1
+                if self._skipped[outcome.status, layer.name] == 1 and self._ranks.rank == 0:
+                    logger.warning(
+                        "THOR: the layer %s was %s: its inverses stay as they are, and without any it is "
+                        "updated by momentum SGD; this is logged once",
+                        layer.name,
+                        _WHY[outcome.status],
+                    )
         self._refreshes += 1
         self._refresh_s = time.perf_counter() - begun_s
-
-    def _skip(self, status: RefreshStatus, layer: Layer) -> None:
-        self._skipped[status, layer.name] += 1
-        if self._skipped[status, layer.name] == 1 and self._ranks.rank == 0:
-            logger.warning(
-                "THOR: the layer %s was %s: its inverses stay as they are, and without any it is updated by "
-                "momentum SGD; this is logged once",
-                layer.name,
-                _WHY[status],
-            )
 
     def _scales(self) -> tuple[float, float]:
         """By what the gradients, and by what the observed gradients of outputs are still to be divided."""
