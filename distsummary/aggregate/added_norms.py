@@ -38,9 +38,9 @@ class AddedNorms:
         self._totals = NormTotals()
         self._attempt = -1
 
-    def recall(self, attempt: int, norms: ParameterNorms) -> None:
-        """Note the norms of a step that is in the merged run already: later totals depend on them."""
-        self._totals_of(attempt, norms)
+    def recall(self, attempt: int, totals: NormTotals) -> None:
+        """Continue after steps that are in the merged run already: later totals depend on them."""
+        self._attempt, self._totals = attempt, totals
 
     def values(self, step: int, attempt: int, by_rank: Mapping[int, ParameterNorms]) -> list[Value]:
         """The merged norms of a step and their totals; empty if no rank has any."""
@@ -65,12 +65,9 @@ class AddedNorms:
                     plan.table.sizes[row],
                 )  # fmt: skip
             self.short += int(short.size)
-        return [Value(NORMS, NORMS_TAG, merged), *self._totals_of(attempt, merged)]
-
-    def _totals_of(self, attempt: int, norms: ParameterNorms) -> list[Value]:
         if attempt != self._attempt:
-            self._attempt, self._totals = attempt, NormTotals()
-        return self._totals.add(norms)
+            self.recall(attempt, NormTotals())
+        return [Value(NORMS, NORMS_TAG, merged), *self._totals.add(merged)]
 
 
 class _Holder(NamedTuple):

@@ -17,7 +17,6 @@ from distsummary.format.compatibility import OURS, Compatibility
 from distsummary.format.frames import MAX_PAYLOAD, Framed, Part, frame_parts
 from distsummary.format.histogram import count_histogram
 from distsummary.format.mindspore_format import DATA_TYPES
-from distsummary.format.norms import ParameterNorms
 from distsummary.format.pb.tensorboard_custom_scalars_pb2 import Layout
 from distsummary.format.pb.tensorboard_hparams_pb2 import HParamsPluginData
 from distsummary.format.png import encode_image
@@ -247,8 +246,6 @@ def finish_value(
                     f"{data.path_x.shape}, {data.path_y.shape} and {data.path_z.shape}; "
                     "give one point per checkpoint"
                 )
-        case "norms":
-            check_type("the data of norms", data, ParameterNorms)
         case "text":
             check_type("the data of a text", data, str)
             check_text(f"the text {value.tag!r}", data)

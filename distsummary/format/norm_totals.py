@@ -33,8 +33,10 @@ class NormTotals:
     @np.errstate(all="ignore")  # the numbers may be NaN, infinite or 0
     def add(self, norms: ParameterNorms) -> list[Value]:
         """The scalars of the next step."""
-        if norms.table.names != self._names:
-            self._rename(norms.table.names)
+        if norms.table.names != self._names:  # another model: its updates are measured from the beginning
+            self._names = norms.table.names
+            self._updates = np.full(len(self._names), np.nan)
+            self._is_moved = np.zeros(len(self._names), np.bool_)
         has_gradient = norms.has_gradient
         totals: dict[str, float] = {}
         if has_gradient.any() and not (_is_missing(norms, "gradient") & has_gradient).any():
@@ -53,14 +55,6 @@ class NormTotals:
         if UPDATE in found and found.get(WEIGHT, 0.0) > 0:
             found[UPDATE_TO_WEIGHT] = found[UPDATE] / found[WEIGHT]
         return [Value("scalar", tag, number) for tag, number in found.items()]
-
-    def _rename(self, names: tuple[str, ...]) -> None:
-        """Keep what was measured of the parameters that are still there."""
-        before = dict(zip(self._names, zip(self._updates, self._is_moved, strict=True), strict=True))
-        known = [before.get(name, (np.nan, False)) for name in names]
-        self._names = names
-        self._updates = np.array([update for update, _ in known], np.float64)
-        self._is_moved = np.array([is_moved for _, is_moved in known], np.bool_)
 
 
 def with_scalars(values: Sequence[Value], more: Iterable[Value]) -> Iterator[Value]:

@@ -5,7 +5,7 @@ the sums of blocks in float64. In the worst case, elements that fall in size wit
 sum is 7e-7 off; usually it is 1e-8.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 from typing import NamedTuple
 
@@ -75,8 +75,9 @@ def host_sums(tensors: Sequence[Tensor], precision: torch.dtype) -> tuple[Floats
         if is_plain and line.dtype == torch.float64 != precision:
             doubles[index], line = line, _zeros(0)
         elif not is_plain or line.itemsize < 2 or (line.itemsize == 2 and line.numel() >= _LARGE):
-            norms = _converted_rows(line, working_dtype(line, precision)).double()
-            converted[index], line = float(norms.square().sum()), _zeros(0)
+            rows = [_row_norms(blocks) for blocks in _converted(line, working_dtype(line, precision))]
+            converted[index] = float(torch.cat(rows).double().square().sum()) if rows else 0.0
+            line = _zeros(0)
         lines[index] = line
     sums, least = _block_sums(lines, precision)
     counts = np.zeros(len(lines), np.int64)
@@ -174,30 +175,21 @@ def _zeros(size: int) -> Tensor:
     return torch.zeros(size, dtype=torch.float32, device="cpu")
 
 
-def _converted_rows(line: Tensor, dtype: torch.dtype) -> Tensor:
-    """The norms of the blocks of a tensor of another dtype."""
+def _converted(line: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
+    """The elements in another dtype, in blocks, which zeros fill up; a CHUNK takes the place of the last."""
     size = line.numel()
-    scratch = _scratch(min(size, CHUNK), dtype)
-    rows = []
+    numbers = np.dtype(np.float64 if dtype == torch.float64 else np.float32)
+    scratch = torch.from_numpy(blank((-(-min(size, CHUNK) // BLOCK) * BLOCK,), numbers))
     for start in range(0, size, CHUNK):
         taken = min(CHUNK, size - start)
+        filled = -(-taken // BLOCK) * BLOCK
         scratch[:taken].copy_(line[start : start + taken])
-        rows.append(_rows(scratch, taken))
-    return rows[0] if len(rows) == 1 else torch.cat(rows) if rows else scratch
-
-
-def _scratch(size: int, dtype: torch.dtype) -> Tensor:
-    """Room for so many elements, in whole blocks."""
-    numbers = np.dtype(np.float64 if dtype == torch.float64 else np.float32)
-    return torch.from_numpy(blank((-(-size // BLOCK) * BLOCK,), numbers))
-
-
-def _rows(scratch: Tensor, taken: int) -> Tensor:
-    """The norms of the blocks of the first elements; the last block is filled up with zeros."""
-    filled = -(-taken // BLOCK) * BLOCK
-    if taken < filled:
         scratch[taken:filled] = 0
-    norms: Tensor = torch.linalg.vector_norm(scratch[:filled].view(-1, BLOCK), dim=1)
+        yield scratch[:filled].view(-1, BLOCK)
+
+
+def _row_norms(blocks: Tensor) -> Tensor:
+    norms: Tensor = torch.linalg.vector_norm(blocks, dim=1)
     return norms
 
 
@@ -208,12 +200,9 @@ def _careful_sum(one: Tensor) -> tuple[float, int]:
     if not any(map(bool, torch.aminmax(one.float() if one.itemsize < 2 else one))):
         return 0.0, 0  # all zero, as the gradients of what the batch did not use; NaN is not False
     total, count = 0.0, 0
-    scratch = _scratch(min(one.numel(), CHUNK), torch.float64)
-    for start in range(0, one.numel(), CHUNK):
-        part = one[start : start + CHUNK]
-        values = scratch[: len(part)].copy_(part)
-        count += len(part) - int(np.count_nonzero(np.isfinite(values.numpy())))
-        total += float(_rows(scratch, len(part)).square().sum())  # np.dot would wake numpy's own threads
+    for blocks in _converted(one, torch.float64):
+        count += blocks.numel() - int(np.count_nonzero(np.isfinite(blocks.numpy())))
+        total += float(_row_norms(blocks).square().sum())  # np.dot would wake numpy's own threads
     return total, count
 
 

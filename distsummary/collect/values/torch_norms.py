@@ -129,18 +129,15 @@ class Norms(Source):
         for optimizer in measured.stepped if measured is not None else ():
             self._turns[optimizer] = self._turns.get(optimizer, 0) + 1
         found = []
-        if measured is None or not measured.is_weighed or not measured.norms.table.names:
-            pass  # no optimizer has stepped, or not to the end
-        elif context.ended_late:
+        if measured is not None and measured.is_weighed and measured.norms.table.names:
             self._has_norms = True
-            self._failures.count(ENDED_LATE, dropped={"norms": 1})
-        else:
-            self._has_norms = True
-            measured.look = partial(self._look, step)
-            found.append(Value("norms", NORMS_TAG, measured if measured.arriving else measured.result()))
-        texts = []
-        while self._texts:  # other threads may add to it
-            texts.append(self._texts.popleft())
+            if context.ended_late:
+                self._failures.count(ENDED_LATE, dropped={"norms": 1})
+            else:
+                measured.look = partial(self._look, step)
+                found.append(Value("norms", NORMS_TAG, measured if measured.arriving else measured.result()))
+        # Other threads may add texts meanwhile.
+        texts = [self._texts.popleft() for _ in range(len(self._texts))]
         if texts:  # one value: of several under a tag at a step, only the last would be kept
             found.append(Value("text", NONFINITE_TAG, PARAGRAPH.join(texts)))
         while self._sick:
@@ -173,10 +170,7 @@ class Norms(Source):
                 gradient = parameter.grad
                 if gradient is None:
                     continue
-                if type(gradient) is Tensor:
-                    places.append(place)
-                    gradients.append(gradient)
-                elif _has_layout_of(gradient, parameter):
+                if _has_layout_of(gradient, parameter):
                     places.append(place)
                     gradients.append(_local(gradient))
                 else:
