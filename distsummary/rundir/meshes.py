@@ -35,7 +35,7 @@ class Meshes:
         known = self._known.get((attempt, rank))
         if known is None:
             entry = None
-            with suppress(DistSummaryError):  # fsck reports it; norms report unknown axes
+            with suppress(DistSummaryError):  # fsck reports it
                 record = read_entries(self.directories[rank])
                 entry = record and record.entry(attempt)
             if not entry:
