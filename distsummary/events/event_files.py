@@ -68,7 +68,7 @@ class EventFiles:
 
     def __init__(self, spec: WriterSpec, files: Files, fail: Callable[[str], None]) -> None:
         self._spec, self._files, self._fail = spec, files, fail
-        self._directory = Path(spec.directory)
+        self._directory, self._rotates = Path(spec.directory), spec.limits.rotates
         self.ids = EventIds(run_id=spec.run_id, attempt=spec.attempt, seq=0)
         self.name = SegmentName(
             prefix=spec.prefix,
@@ -116,7 +116,7 @@ class EventFiles:
         """
         nbytes, refused_from = 0, {}
         now = self._files.now()
-        for dialect, segment in self._segments.items() if self._spec.limits.rotates else ():
+        for dialect, segment in self._segments.items() if self._rotates else ():
             incoming = sum([frames.nbytes for frames in framed[dialect]])
             is_due = self._spec.limits.is_due(segment.length, now - segment.opened, incoming)
             if is_due and not segment.is_empty and abs(now - self._tried_at) > TRY_AGAIN_S:
