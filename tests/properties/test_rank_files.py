@@ -12,9 +12,8 @@ from distsummary.aggregate import rank_columns
 from distsummary.aggregate import rank_directories as rank_files
 from distsummary.aggregate.rank_columns import by_event, values_at
 from distsummary.aggregate.rank_directories import RankDirectories
-from distsummary.events.spec import WriterSpec
-from distsummary.events.writer import RankWriter
-from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Batch, Event, Value
+from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Event, Value
+from tests.event_files import write_events
 
 RUN_ID = "0123456789abcdef"
 
@@ -46,12 +45,9 @@ def written(base, recorded):
                     found = [Value(plugin, tag, data[plugin]) for plugin, tag in named]
                     events.append(Event(step, float(count), found))
                     reported.append((attempt, rank, events[-1]))
-            spec = WriterSpec(
-                directory=directories[rank], run_id=RUN_ID, attempt=attempt, rank=rank, formats=formats
+            write_events(
+                directories[rank], events, run_id=RUN_ID, attempt=attempt, rank=rank, formats=formats
             )
-            writer = RankWriter(spec)
-            writer.write(Batch(run_id=RUN_ID, attempt=attempt, rank=rank, first_seq=1, events=events))
-            writer.close()
     return directories, reported
 
 

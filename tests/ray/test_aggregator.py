@@ -14,11 +14,10 @@ from distsummary import Topology
 from distsummary.aggregate.actor import ASIDE, NAMESPACE, AggregatorClient, actor_name, settle
 from distsummary.errors import RunDirError, StaleAttemptError, WorldMismatchError
 from distsummary.events.reader import read_directory, read_lineage
-from distsummary.events.spec import WriterSpec
-from distsummary.events.writer import RankWriter
-from distsummary.format.records import Batch, Event, Value
+from distsummary.format.records import Event, Value
 from distsummary.rundir import admission
 from distsummary.rundir.run_dir import RunDir
+from tests.event_files import write_events
 from tests.manifests import whole_manifest
 from tests.patience import PATIENCE_S
 
@@ -42,18 +41,14 @@ def place(rank: int, incarnation: str = "launch-1", world_size: int = 2) -> Topo
 
 
 def record(run_dir: RunDir, rank: int, registration, steps: range) -> None:
-    spec = WriterSpec(
-        directory=run_dir.writer_dir("train", rank, 2),
+    events = [Event(step, float(step), [Value("scalar", "loss", step + 10.0 * rank)]) for step in steps]
+    write_events(
+        run_dir.writer_dir("train", rank, 2),
+        events,
         run_id=registration.run_id,
         attempt=registration.attempt,
         rank=rank,
     )
-    writer = RankWriter(spec)
-    events = [Event(step, float(step), [Value("scalar", "loss", step + 10.0 * rank)]) for step in steps]
-    writer.write(
-        Batch(run_id=registration.run_id, attempt=registration.attempt, rank=rank, first_seq=1, events=events)
-    )
-    writer.close()
 
 
 def losses(run_dir: RunDir) -> list[tuple[int, float]]:

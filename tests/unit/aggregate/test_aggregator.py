@@ -31,6 +31,7 @@ from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.states import read_run
 from distsummary.rundir.timeouts import LAUNCHER_S
 from tests.disks import FULL, room_for
+from tests.event_files import write_events
 from tests.patience import PATIENCE_S, wait_for
 
 RANKS = [Topology(rank=rank, world_size=2, incarnation="launch-1") for rank in range(2)]
@@ -337,9 +338,7 @@ def test_a_merge_that_failed_is_tried_again(life: Life) -> None:
     for topology in RANKS:
         record(life.run_dir, topology, range(1, 4))
         LocalCoordinator(life.run_dir).finish(topology, 0, {})
-    foreign = RankWriter(WriterSpec(directory=life.run_dir.base, run_id="f" * 16))
-    foreign.write(Batch(run_id="f" * 16, attempt=0, rank=0, first_seq=1, events=[Event(1, 1.0, [])]))
-    foreign.close()
+    write_events(life.run_dir.base, [Event(1, 1.0, [])], run_id="f" * 16)
     files = life.merged_files()
     life.start(grace_s=0.0, rate=10.0)
     wait_for(lambda: life.state() == "finished")

@@ -16,8 +16,6 @@ from distsummary.errors import RunDirError
 from distsummary.events.files import Files
 from distsummary.events.rank_stream import RankStream
 from distsummary.events.reader import read_directory
-from distsummary.events.spec import WriterSpec
-from distsummary.events.writer import RankWriter
 from distsummary.format.histogram import count_histogram
 from distsummary.format.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 from distsummary.format.records import (
@@ -25,12 +23,12 @@ from distsummary.format.records import (
     MAX_TAG_BYTES,
     MINDSPORE,
     TENSORBOARD,
-    Batch,
     Event,
     Shard,
     Value,
 )
 from tests.disks import FullDisk
+from tests.event_files import write_events
 from tests.unit.aggregate.live_ranks import Ranks, scalar, series, tagged
 
 SHARD = Shard(global_shape=(4,), offset=(2,))
@@ -367,10 +365,7 @@ def test_a_later_attempt_is_written_to_files_of_its_own(two):
 
 
 def test_a_directory_with_files_of_another_writer_is_refused(two):
-    writer = RankWriter(WriterSpec(directory=two.run_dir.base, run_id=two.run_id))
-    batch = Batch(run_id=two.run_id, attempt=0, rank=0, first_seq=1, events=[scalar(1, loss=1.0)])
-    writer.write(batch)
-    writer.close()
+    write_events(two.run_dir.base, [scalar(1, loss=1.0)], run_id=two.run_id)
     with pytest.raises(RunDirError, match="that no merge wrote"):
         two.live()
 

@@ -23,8 +23,6 @@ from distsummary.errors import (
 from distsummary.events.deduplicate import ends_of_attempts
 from distsummary.events.reader import read_directory, read_lineage
 from distsummary.events.segments import lineage_files, segments
-from distsummary.events.spec import WriterSpec
-from distsummary.events.writer import RankWriter
 from distsummary.format.frames import frame, read_frames
 from distsummary.format.histogram import count_histogram
 from distsummary.format.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
@@ -35,7 +33,6 @@ from distsummary.format.records import (
     MINDSPORE,
     TENSORBOARD,
     TENSORBOARD_PLUGINS,
-    Batch,
     Event,
     Image,
     Shard,
@@ -45,6 +42,7 @@ from distsummary.rundir import run_dir as run_dir_module
 from distsummary.rundir.coordination import LocalCoordinator
 from distsummary.rundir.run_dir import RunDir
 from tests.disks import FullDisk
+from tests.event_files import write_events
 from tests.unit.aggregate.live_ranks import scalar
 
 NAN = float("nan")
@@ -70,19 +68,7 @@ class Run:
 
     def write(self, rank, events, role="train", **options):
         directory = self.run_dir.writer_dir(role, rank, self.world_size)
-        writer = RankWriter(
-            WriterSpec(directory=directory, run_id=self.run_id, attempt=self.attempt, rank=rank, **options)
-        )
-        writer.write(
-            Batch(
-                run_id=self.run_id,
-                attempt=self.attempt,
-                rank=rank,
-                first_seq=writer.last_seq + 1,
-                events=events,
-            )
-        )
-        writer.close()
+        write_events(directory, events, run_id=self.run_id, attempt=self.attempt, rank=rank, **options)
 
     def merge(self, **options):
         return merge_run(self.run_dir.base, **options)
@@ -697,10 +683,8 @@ def test_a_merge_that_could_only_remove_the_merged_run_is_refused(run, role, rui
 
 def test_a_merged_lineage_stays_until_a_rank_has_recorded_something(run):
     assert (run.run_dir.base / "rank_00000").is_dir()  # it has registered
-    writer = RankWriter(WriterSpec(directory=run.run_dir.base, run_id=run.run_id, source=MERGED))
     event = lineage_event(epoch=1)  # what the aggregator writes at the start
-    writer.write(Batch(run_id=run.run_id, attempt=0, rank=0, first_seq=1, events=[event]))
-    writer.close()
+    write_events(run.run_dir.base, [event], run_id=run.run_id, source=MERGED)
     run.merge()
     assert read_lineage(run.run_dir.base).train is not None
 
@@ -732,9 +716,7 @@ def test_a_merge_by_hand_is_refused_while_another_process_aggregates_the_run(run
 
 def test_event_files_of_others_in_the_run_dir_are_not_mixed_with_the_merged(run):
     run.write(0, [scalar(1, loss=1.0)])
-    writer = RankWriter(WriterSpec(directory=run.run_dir.base, run_id=run.run_id))
-    writer.write(Batch(run_id=run.run_id, attempt=0, rank=0, first_seq=1, events=[scalar(1, loss=2.0)]))
-    writer.close()
+    write_events(run.run_dir.base, [scalar(1, loss=2.0)], run_id=run.run_id)
     with pytest.raises(RunDirError, match="move those"):
         run.merge()
 

@@ -21,6 +21,7 @@ from distsummary.format.hparams import session_start
 from distsummary.format.pb import tensorboard_pb2
 from distsummary.format.records import Batch, Event, Histogram, Shard, Value
 from tests.disks import FULL, room_for
+from tests.event_files import write_events
 from tests.unit.format import samples
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "ms"
@@ -28,14 +29,12 @@ RUN = "0123456789abcdef"
 
 
 def write(directory: Path, dialects: tuple[str, ...], *, attempt: int = 0, first_step: int = 1) -> None:
-    writer = RankWriter(WriterSpec(directory=directory, run_id=RUN, attempt=attempt, formats=dialects))
     values = [value for value in samples.SUMMARY_VALUES if value.plugin != "landscape"]
     events = [
         Event(step, float(step), [*values, Value("scalar", "acc", step / 2)])
         for step in range(first_step, first_step + 5)
     ]
-    writer.write(Batch(run_id=RUN, attempt=attempt, rank=0, first_seq=1, events=events))
-    writer.close()
+    write_events(directory, events, run_id=RUN, attempt=attempt, formats=dialects)
 
 
 def reported(directory: Path, dialect: str) -> list[tuple[object, ...]]:
@@ -184,10 +183,7 @@ def test_wide_histograms_keep_their_counts():
 def test_the_fixed_buckets_of_a_shard_survive_the_way_to_tensorboards_dialect(nasty_tmp_path: Path):
     values = np.random.default_rng(1).normal(size=1000)
     shard = Value("histogram", "h", values, Shard(global_shape=(2000,), offset=(1000,)))
-    spec = WriterSpec(directory=nasty_tmp_path, run_id="f" * 16, rank=0, formats=("mindspore",))
-    writer = RankWriter(spec)
-    writer.write(Batch(run_id="f" * 16, attempt=0, rank=0, first_seq=1, events=[Event(1, 1.0, [shard])]))
-    writer.close()
+    write_events(nasty_tmp_path, [Event(1, 1.0, [shard])], run_id="f" * 16, formats=("mindspore",))
     convert(nasty_tmp_path)
     [event] = read_directory(nasty_tmp_path, "tensorboard")
     [value] = event.values
@@ -211,9 +207,7 @@ def test_what_is_for_a_page_of_tensorboard_has_no_place_in_mindspores_dialect(na
     assert layout is not None
     only = [Event(1, 1.0, [session_start({"lr": 0.1}, 1.0)]), Event(1, 1.0, [layout])]
     events = [Event(1, 1.0, [Value("scalar", "loss", 0.5)]), *only]
-    writer = RankWriter(WriterSpec(directory=nasty_tmp_path, run_id=RUN, formats=("tensorboard",)))
-    writer.write(Batch(run_id=RUN, attempt=0, rank=0, first_seq=1, events=events))
-    writer.close()
+    write_events(nasty_tmp_path, events, run_id=RUN, formats=("tensorboard",))
     [converted] = convert(nasty_tmp_path, to="mindspore").converted
     assert (converted.events, converted.left_out, converted.refused) == (
         1,
@@ -223,10 +217,8 @@ def test_what_is_for_a_page_of_tensorboard_has_no_place_in_mindspores_dialect(na
 
 
 def test_norms_go_both_ways(nasty_tmp_path: Path):
-    writer = RankWriter(WriterSpec(directory=nasty_tmp_path / "one", run_id=RUN, formats=("mindspore",)))
     events = [Event(step, 1.0, [Value("scalar", "x", 0.5), samples.norms(step=step)]) for step in (1, 2)]
-    writer.write(Batch(run_id=RUN, attempt=0, rank=0, first_seq=1, events=events))
-    writer.close()
+    write_events(nasty_tmp_path / "one", events, run_id=RUN, formats=("mindspore",))
     (there,) = convert(nasty_tmp_path / "one", out=nasty_tmp_path / "two").converted
     (back,) = convert(nasty_tmp_path / "two", to="mindspore", out=nasty_tmp_path / "three").converted
     assert (there.left_out, back.left_out, there.events, back.events) == ({}, {}, 2, 2)

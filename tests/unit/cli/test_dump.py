@@ -12,13 +12,12 @@ import pytest
 from distsummary.aggregate.charts import charts
 from distsummary.cli.dump import dump, to_line
 from distsummary.errors import MissingFileError
-from distsummary.events.spec import WriterSpec
-from distsummary.events.writer import RankWriter
 from distsummary.format.encode import encode_event
 from distsummary.format.frames import frame
 from distsummary.format.hparams import session_start
 from distsummary.format.lineage import Lineage, encode_lineage
-from distsummary.format.records import Batch, Event, EventIds, Shard, Value
+from distsummary.format.records import Event, EventIds, Shard, Value
+from tests.event_files import write_events
 from tests.unit.events.test_reader import LINEAGE, MINDSPORE, RUN, TENSORBOARD, flip, scalar_frames, write
 from tests.unit.format import samples
 
@@ -178,13 +177,11 @@ def test_damage_and_a_torn_end_are_reported_with_their_bytes(nasty_tmp_path: Pat
 
 def test_a_run_is_reported_with_its_ranks_in_both_dialects(nasty_tmp_path: Path):
     for place in (nasty_tmp_path, nasty_tmp_path / "rank_00000"):
-        writer = RankWriter(WriterSpec(directory=place, run_id=RUN))
         events = [
             Event(1, 1.0, [Value("scalar", "loss", 0.5)]),
             Event(1, 1.0, [Value("train_lineage", "", samples.TRAIN)]),
         ]
-        writer.write(Batch(run_id=RUN, attempt=0, rank=0, first_seq=1, events=events))
-        writer.close()
+        write_events(place, events, run_id=RUN)
     reported = [(Path(r["file"]).parent.name, r["dialect"], r["plugin"]) for r in lines(nasty_tmp_path)]
     own = nasty_tmp_path.name
     kinds = [("mindspore", "scalar"), ("mindspore", "train_lineage"), ("tensorboard", "scalar")]
@@ -211,10 +208,8 @@ def test_real_mindspore_files_are_reported_in_strict_json(case: str):
 
 
 def test_settings_for_tensorboard_are_described(tmp_path):
-    writer = RankWriter(WriterSpec(directory=tmp_path, run_id="00000000000000ff"))
     event = Event(1, 2.0, [session_start({"lr": 0.5, "act": "relu"}, 1.0)])
-    writer.write(Batch(run_id="00000000000000ff", attempt=0, rank=0, first_seq=1, events=[event]))
-    writer.close()
+    write_events(tmp_path, [event], run_id="00000000000000ff")
     [record] = dump(tmp_path)
     hparams = {"act": {"string_value": "relu"}, "lr": {"number_value": 0.5}}
     assert (record["plugin"], record["tag"]) == ("hparams", "_hparams_/session_start_info")
@@ -222,10 +217,8 @@ def test_settings_for_tensorboard_are_described(tmp_path):
 
 
 def test_a_layout_for_tensorboard_is_described(tmp_path):
-    writer = RankWriter(WriterSpec(directory=tmp_path, run_id="00000000000000ff"))
     event = Event(1, 2.0, [charts({"loss/min", "loss/median", "loss/max"})])
-    writer.write(Batch(run_id="00000000000000ff", attempt=0, rank=0, first_seq=1, events=[event]))
-    writer.close()
+    write_events(tmp_path, [event], run_id="00000000000000ff")
     [record] = dump(tmp_path)
     assert (record["plugin"], record["tag"]) == ("custom_scalars", "custom_scalars__config__")
     margin = {"series": [{"value": "loss/median", "lower": "loss/min", "upper": "loss/max"}]}

@@ -20,6 +20,7 @@ from distsummary.rundir.coordination import LocalCoordinator
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.states import read_run
 from distsummary.rundir.topology import Topology
+from tests.event_files import write_events
 from tests.unit.events.test_reader import (
     MINDSPORE,
     RUN,
@@ -41,13 +42,9 @@ def record(
     run: RunDir, run_id: str, rank: int, *, ranks: int, attempt: int = 0, steps: range = range(1, 6)
 ) -> None:
     """The files of a rank as our writers make them."""
-    writer = RankWriter(
-        WriterSpec(directory=run.writer_dir("train", rank, ranks), run_id=run_id, attempt=attempt, rank=rank)
-    )
     events = [Event(step, float(step), [Value("scalar", "loss", 0.5)]) for step in steps]
     events.append(Event(0, 9.0, [Value("train_lineage", "", samples.TRAIN)]))
-    writer.write(Batch(run_id=run_id, attempt=attempt, rank=rank, first_seq=1, events=events))
-    writer.close()
+    write_events(run.writer_dir("train", rank, ranks), events, run_id=run_id, attempt=attempt, rank=rank)
 
 
 def a_run(base: Path, ranks: int = 1, *, attempt: int = 0, steps: range = range(1, 6)) -> RunDir:

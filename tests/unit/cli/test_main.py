@@ -15,11 +15,10 @@ from distsummary.base import terminal
 from distsummary.cli.landscape_command import grid_line
 from distsummary.cli.main import FIELDS, in_options, main
 from distsummary.events.reader import read_directory
-from distsummary.events.spec import WriterSpec
-from distsummary.events.writer import RankWriter
-from distsummary.format.records import Batch, Event, Value
+from distsummary.format.records import Event, Value
 from distsummary.landscapes.directions import DIRECTIONS
 from distsummary.rundir.run_dir import RunDir
+from tests.event_files import write_events
 from tests.interrupts import Dropping, sigint
 from tests.patience import PATIENCE_S
 from tests.unit.landscapes.test_grid import make_grid
@@ -28,12 +27,8 @@ from tests.unit.landscapes.test_grid import make_grid
 def two_ranks(path) -> RunDir:
     run_dir = RunDir(path).create()
     for rank in range(2):
-        writer = RankWriter(
-            WriterSpec(directory=run_dir.writer_dir("train", rank, 2), run_id="00000000000000ab", rank=rank)
-        )
         events = [Event(step, 0.0, [Value("scalar", "acc", float(rank))]) for step in (1, 2)]
-        writer.write(Batch(run_id="00000000000000ab", attempt=0, rank=rank, first_seq=1, events=events))
-        writer.close()
+        write_events(run_dir.writer_dir("train", rank, 2), events, run_id="00000000000000ab", rank=rank)
     return run_dir
 
 
@@ -43,12 +38,8 @@ def test_merge_makes_one_run_and_reports_it_as_json(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["ranks"] == [0, 1]
     merged = {v.tag: v.data for e in read_directory(run_dir.base) for v in e.values}
     assert (merged["acc"], merged["acc/max"], merged["acc/argmax_rank"]) == (0.5, 1.0, 1.0)
-    writer = RankWriter(
-        WriterSpec(directory=run_dir.writer_dir("train", 2, 3), run_id="00000000000000ab", rank=2)
-    )
     events = [Event(2, 0.0, [Value("scalar", "acc", 1.0)])]
-    writer.write(Batch(run_id="00000000000000ab", attempt=0, rank=2, first_seq=1, events=events))
-    writer.close()
+    write_events(run_dir.writer_dir("train", 2, 3), events, run_id="00000000000000ab", rank=2)
     assert main(["merge", str(run_dir.base)]) == 0
     assert (
         "steps that the merged run missed or had of fewer ranks: 1, now completed" in capsys.readouterr().out

@@ -4,19 +4,15 @@ import pytest
 
 from distsummary.events.newest import newest_events, step_since
 from distsummary.events.segments import segments
-from distsummary.events.spec import WriterSpec
-from distsummary.events.writer import RankWriter
-from distsummary.format.records import DIALECTS, Batch, Event, Value
+from distsummary.format.records import DIALECTS, Event, Value
+from tests.event_files import write_events
 
 RUN = "00000000000000ab"
 
 
 def written(path, steps, formats=DIALECTS, attempt=0):
-    spec = WriterSpec(directory=path, run_id=RUN, rank=0, formats=formats, attempt=attempt)
-    writer = RankWriter(spec)
     events = [Event(step, 0.0, [Value("scalar", "loss", 1.0 / step)]) for step in steps]
-    writer.write(Batch(run_id=RUN, attempt=attempt, rank=0, first_seq=1, events=events))
-    writer.close()
+    write_events(path, events, run_id=RUN, formats=formats, attempt=attempt)
 
 
 def test_only_the_end_is_read_and_it_is_whole(tmp_path):
@@ -54,14 +50,12 @@ STEPS = 2000
 def place(tmp_path_factory):
     """A file with two scalars a step, and at each tenth step an event of its own that says something else."""
     place = tmp_path_factory.mktemp("run")
-    writer = RankWriter(WriterSpec(directory=place, run_id=RUN))
     events = []
     for step in range(1, STEPS + 1):
         if step % 10 == 0:
             events.append(Event(step - 5, 0.0, [Value("text", "note", "x" * 10_000)]))
         events.append(Event(step, 0.0, [Value("scalar", "a", float(step)), Value("scalar", "b", 0.0)]))
-    writer.write(Batch(run_id=RUN, attempt=0, rank=0, first_seq=1, events=events))
-    writer.close()
+    write_events(place, events, run_id=RUN)
     return place
 
 

@@ -22,13 +22,12 @@ from distsummary.errors import (
     NotADirectoryPathError,
     RunDirError,
 )
-from distsummary.events.spec import WriterSpec
-from distsummary.events.writer import RankWriter
-from distsummary.format.records import Batch, Event, Value
+from distsummary.format.records import Event, Value
 from distsummary.landscapes import generator
 from distsummary.landscapes.engines import naive_engine
 from distsummary.landscapes.request import Request
 from distsummary.rundir.run_dir import RunDir
+from tests.event_files import write_events
 from tests.unit.landscapes import golden_mlp
 from tests.unit.landscapes.golden_mlp import Mlp, batches, cross_entropy
 
@@ -72,11 +71,9 @@ def recorded_run(path: Path) -> RunDir:
     run = RunDir(path).create()
     save_path(run, walk(4), [[1, 2, 3, 4]])
     run_id = run.update_manifest(lambda manifest: None)["run_id"]
-    writer = RankWriter(WriterSpec(directory=run.base, run_id=run_id))
     values = [[Value("scalar", "loss", 3.0 - 0.25 * k), Value("scalar", "lr", 0.1)] for k in range(6)]
     events = [Event(k + 1, 1000.0 + k, values[k]) for k in range(6)]
-    writer.write(Batch(run_id=run_id, attempt=0, rank=0, first_seq=1, events=events))
-    writer.close()
+    write_events(run.base, events, run_id=run_id)
     return run
 
 

@@ -25,6 +25,7 @@ from distsummary.format.records import MINDSPORE, TENSORBOARD, Batch, Event, Sha
 from distsummary.rundir.run_dir import RunDir
 from distsummary.runs.show import overview
 from distsummary.view.page import page
+from tests.event_files import write_events
 from tests.unit.landscapes.test_grid import make_grid
 from tests.unit.runs.recording import RUN, record
 
@@ -118,10 +119,8 @@ def test_evaluations_of_several_ranks_are_read_by_their_role(tmp_path):
     for role in ("train", "eval"):
         for rank in range(2):
             directory = RunDir(tmp_path).writer_dir(role, rank, 2)
-            writer = RankWriter(WriterSpec(directory=directory, run_id=RUN, rank=rank))
             events = [Event(1, 0.0, [Value("scalar", f"{role}/acc", float(rank))])]
-            writer.write(Batch(run_id=RUN, attempt=0, rank=rank, first_seq=1, events=events))
-            writer.close()
+            write_events(directory, events, run_id=RUN, rank=rank)
     assert ds.open_run(tmp_path).tags == {"scalar": {"train/acc": 2}}
     run = ds.open_run(tmp_path, role="eval")
     assert rows(run.scalars("eval/acc"), "rank", "value") == [(0, 0.0), (1, 1.0)]
