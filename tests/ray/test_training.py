@@ -115,6 +115,7 @@ def test_a_collector_of_several_ranks_has_an_aggregator_as_ds_init_has(tmp_path)
     assert scalars(tmp_path / "run", "loss") == {1: 0.5, 2: 0.5, 3: 0.5}
 
 
+@pytest.mark.long
 def test_collectors_killed_during_a_training_cost_no_acknowledged_event_and_double_none(tmp_path):
     steps = 150
     ended = threading.Event()
@@ -191,6 +192,7 @@ def test_a_run_that_no_one_closed_is_closed_at_the_end_of_its_process(tmp_path):
     assert scalars(run_dir.base, "loss") == {1: 1.0, 2: 1.0, 3: 1.0}
 
 
+@pytest.mark.long
 def test_fsdp2_records_loss_mesh_and_shards(tmp_path):
     def train():
         import torch
