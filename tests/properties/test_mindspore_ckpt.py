@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from distsummary.checkpoints.mindspore_ckpt import map_ckpt
 from distsummary.errors import DamagedFileError, InvalidValueError
-from tests.unit.checkpoints.test_mindspore_ckpt import GOLDEN, _file
+from tests.unit.checkpoints.test_mindspore_ckpt import GOLDEN, ckpt_file
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -13,7 +13,7 @@ from tests.unit.checkpoints.test_mindspore_ckpt import GOLDEN, _file
 def test_a_checkpoint_with_one_wrong_byte_is_read_or_refused(position, byte, data, tmp_path):
     content = bytearray(data.draw(st.sampled_from(GOLDEN)).read_bytes())
     content[position % len(content)] = byte
-    path = _file(tmp_path, bytes(content))
+    path = ckpt_file(tmp_path, bytes(content))
     try:
         state = map_ckpt(path).own()
     except (DamagedFileError, InvalidValueError):

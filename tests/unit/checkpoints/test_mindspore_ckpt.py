@@ -26,7 +26,7 @@ def _value(name, kind, dims, content):
     return pb.Checkpoint(value=[pb.Checkpoint.Value(tag=name, tensor=tensor)]).SerializeToString()
 
 
-def _file(tmp_path, content):
+def ckpt_file(tmp_path, content):
     path = tmp_path / "a.ckpt"
     path.write_bytes(content)
     return path
@@ -106,7 +106,7 @@ def test_a_large_array_is_split_and_joined(tmp_path):
 
 
 def test_bfloat16_is_read_as_float32(tmp_path):
-    path = _file(tmp_path, _value("w", "BFloat16", [2], bytes.fromhex("803f20c0")))
+    path = ckpt_file(tmp_path, _value("w", "BFloat16", [2], bytes.fromhex("803f20c0")))
     read = map_ckpt(path).own()["w"]
     assert read.dtype == np.float32
     assert read.tolist() == [1.0, -2.5]
@@ -126,15 +126,15 @@ def test_a_mapped_checkpoint_gives_read_only_views(tmp_path):
 def test_a_checksum_is_verified(tmp_path):
     content = _value("w", "Float32", [1], b"\0\0\x80\x3f")
     trailer = b"crc_num" + zlib.crc32(content).to_bytes(10, "big")
-    assert map_ckpt(_file(tmp_path, content + trailer)).own()["w"].tolist() == [1.0]
+    assert map_ckpt(ckpt_file(tmp_path, content + trailer)).own()["w"].tolist() == [1.0]
     damaged = content.replace(b"\x80\x3f", b"\x80\x40")
     with pytest.raises(DamagedFileError, match="checksum is wrong"):
-        map_ckpt(_file(tmp_path, damaged + trailer))
+        map_ckpt(ckpt_file(tmp_path, damaged + trailer))
 
 
 def test_content_that_looks_like_a_checksum_is_content(tmp_path):
     content = _value("w", "UInt8", [17], b"crc_num" + bytes(10))
-    assert bytes(map_ckpt(_file(tmp_path, content)).own()["w"]) == b"crc_num" + bytes(10)
+    assert bytes(map_ckpt(ckpt_file(tmp_path, content)).own()["w"]) == b"crc_num" + bytes(10)
 
 
 HOSTILE = {
@@ -166,7 +166,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
 def test_bytes_that_are_no_checkpoint_are_refused(content, tmp_path):
-    path = _file(tmp_path, content)
+    path = ckpt_file(tmp_path, content)
     with pytest.raises(DamagedFileError, match=r"a\.ckpt"):
         map_ckpt(path)
 
@@ -174,9 +174,9 @@ def test_bytes_that_are_no_checkpoint_are_refused(content, tmp_path):
 def test_map_parameters_and_int4_are_refused_by_name(tmp_path):
     value = pb.Checkpoint.Value(tag="table", maptensor=pb.MapTensorProto())
     with pytest.raises(InvalidValueError, match="'table' is a map parameter"):
-        map_ckpt(_file(tmp_path, pb.Checkpoint(value=[value]).SerializeToString()))
+        map_ckpt(ckpt_file(tmp_path, pb.Checkpoint(value=[value]).SerializeToString()))
     with pytest.raises(InvalidValueError, match="'q' is Int4"):
-        map_ckpt(_file(tmp_path, _value("q", "Int4", [2], b"1")))
+        map_ckpt(ckpt_file(tmp_path, _value("q", "Int4", [2], b"1")))
 
 
 def test_what_is_not_a_file_is_refused(tmp_path):
