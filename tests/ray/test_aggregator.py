@@ -4,10 +4,12 @@ import contextlib
 import os
 import shutil
 import signal
+import time
 
 import psutil
 import pytest
 import ray
+from ray.exceptions import ActorUnavailableError
 
 import distsummary as ds
 from distsummary import Topology
@@ -59,7 +61,15 @@ def aggregator_pid(run_dir: RunDir) -> int:
     def pid(aggregator) -> int:
         return os.getpid()
 
-    return ray.get(ray.get_actor(actor_name(run_dir), namespace=NAMESPACE).__ray_call__.remote(pid))
+    actor = ray.get_actor(actor_name(run_dir), namespace=NAMESPACE)
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return ray.get(actor.__ray_call__.remote(pid))
+        except ActorUnavailableError:  # it restarts
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 def test_the_last_rank_to_finish_finds_the_merged_run_written(run_dir):
