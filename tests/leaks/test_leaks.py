@@ -65,6 +65,7 @@ def test_leaves_a_process():
 
 def test_leaves_a_process_that_ended():
     leaked.append(subprocess.Popen([sys.executable, "-c", ""]))
+    os.waitid(os.P_PID, leaked[-1].pid, os.WEXITED | os.WNOWAIT)  # it has ended, and stays to be waited for
 
 def test_leaves_a_thread_of_ours():
     threading.Thread(target=never.wait, name="distsummary-flusher", daemon=True).start()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.torture.judge import ROOT
 
 KEYS = ["level", "seed", "kills", "faults", "acked", "acked_missing", "duplicates", "torn_middle", "orphans",
@@ -16,7 +17,7 @@ KEYS = ["level", "seed", "kills", "faults", "acked", "acked_missing", "duplicate
 def torture(place: Path, *words: str) -> dict[str, object]:
     """The last line of a run in which nothing was found."""
     command = [sys.executable, "-m", "tests.torture", "--place", str(place), "--seed", "7", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     line: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
     assert list(line) == KEYS
