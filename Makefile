@@ -30,7 +30,7 @@ check: .venv/.dev proto-check
 
 # Trainings by Lightning, transformers and Accelerate, in one environment of theirs.
 hosts: .venv/.dev .venv-hosts/.done
-	$(BIN)/python -m pytest tests/hosts -m interop -n $(JOBS)
+	$(BIN)/python -m pytest tests/hosts -m interop -n 2
 
 # The cost of recording next to the peers, and of reading: python -m benchmarks.collect --help
 BENCH ?= --peers ours,ours_by_name,ours_run,ours_frozen,torch,tensorboardX,mindspore,raw --interpreter mindspore=$(MINDSPORE)/python --table

@@ -25,6 +25,8 @@ def is_parallel(config: pytest.Config) -> bool:
 def together(nodeid: str) -> str:
     """Tests with the same answer run in one process: those that share a cluster, else those of a file."""
     file = nodeid.partition("::")[0]
+    if file.startswith("tests/hosts/test_ray"):
+        return "tests/hosts/test_ray"  # each starts a cluster with a dashboard: one at a time
     if not nodeid.startswith(RAY):
         return file
     return RAY + ("apart" if file.removeprefix(RAY).removesuffix(".py") in APART else "together")

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 STEPS = 8
+AGENT_S = 120.0  # on a busy machine
 OUT = Path(sys.argv[1]).absolute()
 
 
@@ -56,10 +57,18 @@ def trial(config: dict[str, Any]) -> None:
 def submit(dashboard: str) -> None:
     """Run `plain` as a job of the cluster."""
     client = JobSubmissionClient(f"http://{dashboard}")
-    job = client.submit_job(
-        entrypoint=f"{sys.executable} {__file__} {OUT} job",
-        runtime_env={"env_vars": {"DISTSUMMARY": str(OUT / "job")}},
-    )
+    deadline = time.monotonic() + AGENT_S
+    while True:
+        try:
+            job = client.submit_job(
+                entrypoint=f"{sys.executable} {__file__} {OUT} job",
+                runtime_env={"env_vars": {"DISTSUMMARY": str(OUT / "job")}},
+            )
+            break
+        except RuntimeError as error:  # its agent starts after the cluster
+            if "No available agent" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(1.0)
     while not client.get_job_status(job).is_terminal():
         time.sleep(0.2)
     assert client.get_job_status(job) == JobStatus.SUCCEEDED, client.get_job_logs(job)
