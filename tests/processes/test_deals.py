@@ -75,7 +75,11 @@ def test_what_was_dealt_is_what_was_recorded(
         tables = {"histogram": run.histograms(rank=rank), "tensor": run.tensors(rank=rank)}
         recorded = [(kind, row.tag, row.step) for kind, table in tables.items() for row in table]
         assert len(recorded) == len({*recorded}) > 0
-        assert dealt[rank] == {*recorded}, rank
+        missing = dealt[rank] - {*recorded}
+        assert {*recorded} <= dealt[rank], rank
+        # A kill can cut a step in two: its loss is in the files, what was collected after it is not.
+        last = max(step for _, _, step in dealt[rank])
+        assert not missing or (rank == 1 and {step for _, _, step in missing} == {last}), missing
     whole = next(one["version"] for one in stored if one["version"] > 1 and one["groups"] == [[0, 1, 2, 3]])
     for kind in ("histogram", "tensor"):
         shares = [names for _, names in by_deal[whole, kind]]

@@ -1,5 +1,6 @@
 """Plans which workers to start on a cluster's free resources; measures how much memory each needs."""
 
+import gc
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -98,6 +99,7 @@ class WorkerMemory:
         """
         parameters = framework_of(model).named_parameters(model)
         least = COPIES * sum(int(getattr(value, "nbytes", 0)) for _, value in parameters)
+        gc.collect()  # what was garbage before must not be freed within, the peak would lack it
         before = 0
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")  # the peak begins again, see proc(5)
