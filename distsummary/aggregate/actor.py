@@ -27,7 +27,6 @@ logger = logging.getLogger(__name__)
 
 NAMESPACE = "distsummary"
 ASIDE = "aside"  # the Ray concurrency group of the calls that are answered even during a merge
-_TRIES = 5
 RETRY_S = 0.5
 REGISTER_S = 60.0
 NAMED_S = 10.0  # after so long without an answer, a rank that joins says what it waits for
@@ -146,9 +145,9 @@ class AggregatorClient:
 
     def _ask(self, method: str, timeout_s: float, *args: object, **options: object) -> Any:
         """Call the aggregator, or the LocalCoordinator if there is no answer; raises what the call raised."""
-        deadline = time.monotonic() + timeout_s
+        deadline, is_restarted = time.monotonic() + timeout_s, False
         try:
-            for left in reversed(range(_TRIES)):
+            while True:
                 try:
                     with self._ray.call():
                         reference = getattr(self._handle, method).remote(*args, **options)
@@ -162,9 +161,11 @@ class AggregatorClient:
                 except RayTaskError:  # raised by the aggregator's code; it may wrap a RayActorError
                     raise
                 except RayActorError:
-                    if not left:
+                    if time.monotonic() >= deadline:
                         raise
-                    logger.warning("%s: the aggregator ended; calling a new one", self._run_dir)
+                    if not is_restarted:
+                        logger.warning("%s: the aggregator ended; calling a new one", self._run_dir)
+                    is_restarted = True
                     time.sleep(RETRY_S)
                     with self._ray.call():
                         self._handle = _get_or_start(self._run_dir)

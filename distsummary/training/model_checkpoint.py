@@ -192,16 +192,15 @@ class ModelCheckpoint(Callback):
                 self._save(params)
         elif self._seconds and monotonic() - self._saved_s > self._seconds:
             self._save(params)
-        if self._wanted.is_set():
-            self._save_breakpoint(params)
         if self.config.exception_save:
-            self._step.after_hook.append(self._end_if_asked)
+            self._step.after_hook.append(partial(self._end_if_asked, params))
         super().on_train_step_end(run_context)
 
     @door()
-    def _end_if_asked(self) -> None:
-        """End the training, if a signal or Ctrl-C came in the step, whose end all callbacks have seen."""
+    def _end_if_asked(self, params: CallbackParams) -> None:
+        """Save and end the training, if a signal or Ctrl-C came before all callbacks had seen the step."""
         if self._wanted.is_set():
+            self._save_breakpoint(params)
             self._is_saved.set()
             sleep(END_S)  # make no step that the checkpoint does not have: the process dies of the signal
             self._wanted.clear()

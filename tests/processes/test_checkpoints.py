@@ -62,7 +62,7 @@ def test_killed_while_it_saves_the_newest_complete_checkpoint_loads(tmp_path):
         for index in range(5):
             np.testing.assert_array_equal(loaded[f"w{index}"], np.full(20_000, loaded["step_num"]))
         torn += any(path.name.startswith(TEMPORARY) for path in directory.iterdir())
-    assert torn > KILLS // 5  # otherwise the kills did not come while something was written
+    assert torn  # otherwise no kill came while something was written
 
 
 TERMINATED = """
@@ -75,6 +75,8 @@ class Net:
 
 class Later(ds.Callback):
     def on_train_step_end(self, run_context):
+        if sys.argv[3:] and run.step == 4:
+            signal.raise_signal(int(sys.argv[2]))
         time.sleep(0.2)
         print(run_context.original_args()["cur_step_num"], flush=True)
 
@@ -83,16 +85,19 @@ callbacks = [ds.ModelCheckpoint("a", sys.argv[1], config), Later()]
 with ds.Run(callbacks=callbacks, network=Net()) as run:
     for _ in run.steps():
         Net.parameters["w"][:2] = run.step
-        if run.step == 4:
+        if run.step == 4 and not sys.argv[3:]:
             os.kill(os.getpid(), int(sys.argv[2]))
         time.sleep(0.01)
         Net.parameters["w"][2:] = run.step
 """
 
 
+@pytest.mark.parametrize("when", [(), ("in a later callback",)])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_a_signal_that_ends_the_training_saves_a_whole_step_that_all_callbacks_have_seen(tmp_path, number):
-    done = run_python("-c", TERMINATED, tmp_path, str(int(number)), code=-number)
+def test_a_signal_that_ends_the_training_saves_a_whole_step_that_all_callbacks_have_seen(
+    tmp_path, number, when
+):
+    done = run_python("-c", TERMINATED, tmp_path, str(int(number)), *when, code=-number)
     (saved,) = tmp_path.iterdir()
     assert saved.name == "a-1_4_breakpoint.safetensors", done.stderr
     loaded = ds.load_checkpoint(saved)

@@ -115,7 +115,7 @@ def test_ranks_that_disagree_on_the_world_size_are_named(run_dir):
 
 
 def test_a_killed_aggregator_continues_from_the_manifest(run_dir):
-    clients = [AggregatorClient(run_dir) for _ in range(2)]
+    clients = [AggregatorClient(run_dir, merge_s=PATIENCE_S) for _ in range(2)]
     registrations = [client.register(place(rank)) for rank, client in enumerate(clients)]
     record(run_dir, 0, registrations[0], range(1, 3))
     clients[0].finish(place(0), 0, {})
