@@ -56,6 +56,9 @@ class SummaryRecord:
         ...     record.add_value("scalar", "loss", 0.5)
         ...     record.record(step=1)
 
+    Its attributes are the parts that `record` hands a step to, and what is known of the step before it is
+    written.
+
     Args:
         log_dir: the directory that directly holds the files; created if absent. Of several ranks each needs
             one of its own, such as `runs/mine0`; `distsummary adopt runs/mine` makes one run of them.

@@ -32,6 +32,9 @@ class Schedule:
 
     It serves one training after the other in the same session. Until `begin` is called, this rank is alone.
 
+    Its attributes are the sources with the steps at which each is due, and this rank's part in the newest
+    deal: a due step needs both.
+
     Args:
         settings: what is recorded, and how often.
         recorder: receives the step before which all are plain, and copies what operators tap.

@@ -139,6 +139,8 @@ class LoopTimes:
 class Watcher:
     """Watches the thread that makes it, until `stop`.
 
+    Its attributes are where it writes and what it found at the looks so far: a report contains all of it.
+
     Args:
         directory: the rank's directory, which gets stuck.json. attempt, rank: see `Topology`.
         place: where the loop is.

@@ -77,6 +77,8 @@ class Slow:
 class SlowRanks:
     """Judges the steps of ranks that are each other's peers, one after the other.
 
+    Its attributes are windows over the newest steps, which one step moves together.
+
     Args:
         ranks: the peers; of one alone nothing is said.
     """

@@ -42,6 +42,8 @@ class Door:
     The loss of a step is the sum of the numbers whose gradients were computed for it, unscaled. Of a closure,
     which an optimizer may call several times in a step, the first evaluation counts.
 
+    Its attributes are what the hooks of torch leave in a step until its optimizer steps.
+
     Args:
         begin: begins the run, at the first step of the optimizer that it is called with, and with the model,
             None if no host has named it. It returns the run (None: there is nothing to record) and the only

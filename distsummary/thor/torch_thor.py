@@ -51,6 +51,8 @@ class THOR(torch.optim.Optimizer):
 
     Ranks of torch.distributed share the work, see `average`: all of them must make the same steps.
 
+    Its attributes are its settings, one for each argument, and the layers with their inverses.
+
     Args:
         net: the network, a torch.nn.Module, maybe wrapped by DistributedDataParallel. Its layers are observed
             by hooks from now on, see `ConvertNetUtils`; make THOR before torch.compile compiles the network.

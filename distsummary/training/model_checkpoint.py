@@ -66,6 +66,10 @@ class ModelCheckpoint(Callback):
     If async_save, and the previous file is still being written when the next is due, that is saved at the
     first step after it. (The ranks of a sharded model wait instead, because they must save the same step.)
 
+    Its attributes are its settings, what is due next, the save that is running, and the state that the loop
+    and a signal's thread share: a save that is due, one that fails and one that a signal asks for use all of
+    it.
+
     Args:
         prefix: begins the names of the files, without "/"; or a function of the loop's parameters that
             returns the name of a file without its suffix. The files of a function are all kept.

@@ -60,6 +60,9 @@ class RemoteWriter:
     `Patience`) or after `ray.shutdown()`, this process writes the files itself for the rest of the run,
     beginning with the unacknowledged batches; files take only events that they do not have yet.
 
+    Its attributes are the state of one machine (a collector that starts, is up, is late, or is given up) and
+    the batches that it has not acknowledged; every transition needs those.
+
     Args:
         spec: where and how to write.
         scope: whose collector it is: "rank", of this process, or "node", of all ranks of the node.

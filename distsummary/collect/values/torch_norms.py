@@ -57,6 +57,8 @@ class Norms(Source):
     optimizer's step. If a parameter is stepped several times in a step of the run, the last time counts. A
     step of the run in which no optimizer stepped has no norms.
 
+    Its attributes are the settings, and what the hooks of one step leave for its end.
+
     Args:
         model: a torch.nn.Module, which `norm_source.refuse_unmeasured` does not refuse.
         context: of the run, whose phases count the time that this takes as that of recording.

@@ -32,6 +32,8 @@ class NaiveEngine:
 
     `model.parameters` and `model.buffers` are dicts of arrays by name, see `frameworks.numpy`; or the model
     is a Cell of MindSpore, which is in training mode with mode "mindspore", otherwise not.
+
+    Its attributes are what an `Engine` reports of itself, and the arrays of the borrowed model.
     """
 
     is_streamed = False  # each point reads streamed data again

@@ -62,6 +62,8 @@ class TorchEngine:
     `Evaluation.streamed`). Parameters that are not varied, and buffers, keep the values of the centre. Mode
     "standard" evaluates in eval mode, "mindspore" in training mode (batch statistics, dropout).
 
+    Its attributes are what an `Engine` reports of itself, and the borrowed model's state.
+
     Args:
         device: where to move the model; None: it stays where it is.
     """

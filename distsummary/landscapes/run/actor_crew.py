@@ -89,6 +89,8 @@ class ActorCrew:
     Implements `runner.Crew`, except that `begun` holds whatever `kind.begin` returns. DistSummaryErrors of a
     worker are raised unchanged, and other errors in `begin` as LandscapeError.
 
+    Its attributes are its arguments, the actors that live, and what a death has to be judged by.
+
     Args:
         kind: has `begin()` and `work(chunks, *sent)`, which returns the results of the chunks before the
             first that raises, and raises only if that is the first one. Its constructor also gets `gpus`, the

@@ -99,6 +99,9 @@ class Phases:
 
     What fails here is counted; the step in which it fails is not measured, the next one is.
 
+    It has many attributes because every mark is a look-up in the loop's own time: in one object, without a
+    call to another one.
+
     Args:
         clocks: those of the thread; by default the real ones.
         failures: returns what counts failures; by default they are logged.
