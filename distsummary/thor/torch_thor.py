@@ -51,7 +51,7 @@ class THOR(torch.optim.Optimizer):
 
     Ranks of torch.distributed share the work, see `average`: all of them must make the same steps.
 
-    Its attributes are its settings, one for each argument, and the layers with their inverses.
+    Its attributes are its settings, the layers with their inverses, and the state of their refreshes.
 
     Args:
         net: the network, a torch.nn.Module, maybe wrapped by DistributedDataParallel. Its layers are observed
