@@ -10,6 +10,9 @@ PEERS_NUMPY1 := .venv-peers-numpy1/bin
 PYTHON311 ?= $(or $(shell command -v python3.11 || { $(PYTHON) --version | grep -q ' 3\.11\.' && echo $(PYTHON); }),\
   $(error this needs Python 3.11 beside $(PYTHON); name one: make $(MAKECMDGOALS) PYTHON311=PATH))
 
+# Bytecode is kept even if the shell forbids it: tests start hundreds of processes, and each of them would compile torch.
+export PYTHONDONTWRITEBYTECODE =
+
 .PHONY: demo test check hosts bench bench-overhead bench-landscape proto proto-check interop front wheel test-ui torture clean
 
 # Without a network for npm the page of the run is not made, and the demo says so.
@@ -17,10 +20,10 @@ demo: .venv/.demo
 	-@$(MAKE) -s front
 	$(BIN)/distsummary demo
 
-# In a process more than there are cores, four at most: tests of Ray wait for processes that start. Bytecode is kept even if the shell forbids it: some 200 child processes import the package.
+# In a process more than there are cores, four at most: tests of Ray wait for processes that start.
 JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n > 3 ? 4 : n + 1)))
 test: .venv/.dev
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest tests -m "not interop and not long" -n $(JOBS)
+	$(BIN)/python -m pytest tests -m "not interop and not long" -n $(JOBS)
 
 check: .venv/.dev proto-check
 	$(BIN)/ruff check .
@@ -58,7 +61,7 @@ proto-check: .venv-proto/.done
 	  && diff -r -x __init__.py -x __pycache__ $$out/distsummary/format/pb distsummary/format/pb && rm -r $$out && echo "generated code is current"
 
 interop: .venv/.dev $(MINDINSIGHT)/.done $(MINDSPORE)/.done hosts
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest tests -m "long and not interop" -n $(JOBS)
+	$(BIN)/python -m pytest tests -m "long and not interop" -n $(JOBS)
 	$(BIN)/python -m pytest tests/interop -m interop
 	PYTEST_ADDOPTS= $(MINDSPORE)/python -m pytest tests/mindspore --confcutdir=tests/mindspore -m interop
 	$(MAKE) wheel
