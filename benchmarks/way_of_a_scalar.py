@@ -7,7 +7,7 @@ writer, until the bytes are in the file.
 `python -m benchmarks.way_of_a_scalar merge`, from the files of two ranks to the merged curve: a warm
 LiveMerge reads one more step of both ranks and appends it to the merged files.
 
-What judges is on threads of its own in a run of one rank, and is not counted in either. The script prints a
+What judges is on the thread of the heartbeats in a run of one rank, and is not counted. The script prints a
 line for each file and the two totals.
 """
 
@@ -34,7 +34,7 @@ from distsummary.rundir.topology import Topology
 
 PACKAGE = Path(distsummary.__file__).parent
 PATIENCE_S = 10.0
-ASIDE = ("distsummary-judge", "distsummary-heartbeat", "distsummary-watcher")  # threads not on the way
+ASIDE = ("distsummary-heartbeat", "distsummary-watcher")  # threads not on the way
 JUDGES = ("diagnosis/", "aggregate/judging.py", "aggregate/sick_ranks.py")
 WARM = 25  # steps before the one that is counted
 

@@ -2,7 +2,6 @@
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,22 +36,23 @@ logger = logging.getLogger(__name__)
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-ROUND_S = 0.5  # between two rounds of the thread
-LOOK_S = 5.0  # between two looks at the state of the rank, which costs a third of a millisecond
-STOP_S = 5.0  # the end waits so long for a round that hangs, as on a disk that does
-MOST_ROWS = 1 << 14  # that wait for a round; the oldest are left out of judging, which a full run never is
+STOP_S = 5.0  # the end waits so long for a judgement that hangs, as on a disk that does
+MOST_ROWS = (
+    1 << 14
+)  # that wait for a heartbeat; of more, the oldest are not judged, which a full run never is
 MOST_SETS = 1 << 10  # of tags, that are remembered
 JUDGED = frozenset((*NONFINITE_TAGS.values(), *(tag + LAG for tag in NONFINITE_TAGS.values()), *GROWING_TAGS))
 TIMES = DATA_TAG, STEP_TAG  # judged at every step
-MOST_TABLES = 1 << 8  # of them that wait for a round, as of rows
+MOST_TABLES = 1 << 8  # of them that wait for a heartbeat, as of rows
 
 
 class LoneRank:
-    """A Coordinator that wraps another one, and judges in a thread what its rank records.
+    """A Coordinator that wraps another one, and judges with each heartbeat what its rank has recorded.
 
-    What the writer has written passes by as packed rows, of which few have to be judged; see `_Sieve`.
+    What the writer has written passes by as packed rows, of which few have to be judged; see `_Sieve`. The
+    thread of the writer keeps these, and that of the heartbeats judges them.
 
-    Its attributes are what the writer's thread hands to its own, and the judges with their state.
+    Its attributes are what one thread hands to the other, and the judges with their state.
 
     Args:
         inner: joins the rank to its run. run_dir: the run.
@@ -69,37 +69,39 @@ class LoneRank:
         self._times: deque[tuple[Ints, Floats]] = deque(maxlen=MOST_TABLES)  # steps (N,), and (2, N) of TIMES
         self._attempt = -1
         self._state: AttemptState | None = None
-        self._look_at_s = 0.0
         self._warned: set[str] = set()
-        self._lock = threading.Lock()  # of the thread's start
-        self._is_stopped = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()  # of the judges
 
     # --- calls of the rank
 
     def register(self, topology: Topology) -> Registration:
-        """Join the run; it is judged from the first heartbeat, or the first batch that is written."""
+        """Join the run; it is judged from the first heartbeat on."""
         registration = self._inner.register(topology)
         self._attempt = registration.attempt
         return registration
 
     def beat(self, topology: Topology, attempt: int, heartbeat: Heartbeat) -> tuple[Deal, ...]:
-        """As the inner one."""
-        self._begin()
-        return self._inner.beat(topology, attempt, heartbeat)
+        """As the inner one; judges what was recorded since the heartbeat before."""
+        deals = self._inner.beat(topology, attempt, heartbeat)
+        with self._guarded(), self._lock:
+            self._look()  # first: the start is reported before what was found
+            self._judge()
+        return deals
 
     def finish(self, topology: Topology, attempt: int, health: Mapping[str, int | str]) -> None:
         """Leave the run, and report how it ended."""
-        self._begin()
-        self._is_stopped.set()
-        if self._thread is not None:
-            self._thread.join(STOP_S)
+        is_free = self._lock.acquire(timeout=STOP_S)
+        if is_free:
+            with self._guarded():
+                self._look()
         try:
             self._inner.finish(topology, attempt, health)
         finally:
-            with self._guarded():
-                self._round()
-                self._look(is_over=True)
+            if is_free:
+                with self._guarded():
+                    self._judge()
+                    self._look(is_over=True)
+                self._lock.release()
             self._alerts.close()
 
     def evaluated(self, topology: Topology, attempt: int) -> None:
@@ -111,16 +113,8 @@ class LoneRank:
         """Takes each batch that was written, in the thread of the writer."""
         return self._receive
 
-    def _begin(self) -> None:
-        """Start the thread, once."""
-        with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="distsummary-judge", daemon=True)
-                self._thread.start()
-
     def _receive(self, batch: Batch) -> None:
         with self._guarded():
-            self._begin()
             for scalars in _scalars_in(batch):
                 self._keep(scalars)
 
@@ -150,17 +144,9 @@ class LoneRank:
             (np.tile(which, len(steps)), np.repeat(steps.astype(np.int64), len(tags)), numbers.ravel())
         )
 
-    # --- the thread
+    # --- judging
 
-    def _run(self) -> None:
-        is_stopped = False
-        while not is_stopped:
-            with self._guarded():
-                self._look()  # first: the start is reported before what was found
-                self._round()
-            is_stopped = self._is_stopped.wait(ROUND_S)
-
-    def _round(self) -> None:
+    def _judge(self) -> None:
         """Judge what was written, and whether the loop stands still."""
         rows = [self._rows.popleft() for _ in range(len(self._rows))]
         if rows:
@@ -178,10 +164,7 @@ class LoneRank:
             self._stuck.look(self._state)
 
     def _look(self, *, is_over: bool = False) -> None:
-        """Look at the state of the rank, if that is due, and report it."""
-        if not is_over and time.monotonic() < self._look_at_s:
-            return
-        self._look_at_s = time.monotonic() + LOOK_S
+        """Look at the state of the rank, and report it."""
         attempts = [one for one in read_run(self._run_dir).attempts if one.role == "train"]
         self._state = next((one for one in attempts if one.attempt == self._attempt), None)
         for verdict in attempt_verdicts(self._state, is_over=is_over) if self._state else ():

@@ -1,4 +1,4 @@
-"""A thread for checkpoints, exports and messages to the coordinator, so that the training need not wait."""
+"""A thread for checkpoints, exports, messages and samples, so that the training need not wait."""
 
 import logging
 import math
@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 BUDGET_BYTES = 64 << 20
 ALWAYS_WAITING = 2
 CLOSE_S = 20.0
+IDLE_S = 1.0
 SHOWN_CALLS = 4
 
 
@@ -34,7 +35,7 @@ class _Job(NamedTuple):
 
 
 class Background:
-    """Runs jobs in a thread, in the order of their submission; the first job starts the thread.
+    """Runs jobs in a thread, in the order of their submission; a job starts it, and without any it ends.
 
     Args:
         health: counts the failures.
@@ -42,6 +43,7 @@ class Background:
             would exceed the budget is dropped.
         raise_exception: also raise a job's failure, as WriteError, on the next call of a method.
         close_s: `close` waits while the jobs get something written within this time.
+        idle_s: the thread ends if no job comes for so long.
     """
 
     def __init__(
@@ -51,8 +53,9 @@ class Background:
         budget_bytes: int = BUDGET_BYTES,
         raise_exception: bool = False,
         close_s: float = CLOSE_S,
+        idle_s: float = IDLE_S,
     ) -> None:
-        self._close_s = close_s
+        self._close_s, self._idle_s = close_s, idle_s
         self._failures = Failures(health, logger, raise_exception=raise_exception)
         self._budget_bytes = budget_bytes
         self._jobs: deque[_Job] = deque()
@@ -126,9 +129,10 @@ class Background:
         is_closed(self.close)
         with self._changed:
             self._changed.notify_all()
-        if self._thread is not None:
+            thread = self._thread
+        if thread is not None:
             begun = time.monotonic()
-            if not joined_in_time(self._thread, self.progress, self._close_s, deadline_s):
+            if not joined_in_time(thread, self.progress, self._close_s, deadline_s):
                 left, took_s = self._accepted - self._done, time.monotonic() - begun
                 self._failures.count(
                     f"files: {left} jobs were not done {took_s:.2g} s after the end{self._place()}"
@@ -166,8 +170,9 @@ class Background:
                     self._done += 1
                     self._changed.notify_all()
                 job = self._job = None  # frees the job's memory before the next wait
-                self._changed.wait_for(lambda: self._jobs or self._is_closed)
+                self._changed.wait_for(lambda: self._jobs or self._is_closed, self._idle_s)
                 if not self._jobs:
+                    self._thread = None
                     return
                 job = self._job = self._jobs.popleft()
             try:

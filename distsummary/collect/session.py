@@ -59,6 +59,7 @@ logger = logging.getLogger(__name__)
 
 NOTHING: Mapping[str, object] = MappingProxyType({})
 GIVE_UP_S = 4.0  # more for the end of the run, after it was asked to drop what it waits for
+MESSAGES_S = 8.0  # the end waits so long for git or a driver, if nothing else has to be done
 LEAVE_S = 2.0  # of the time that a signal leaves, for the rank's manifest
 
 
@@ -151,8 +152,8 @@ class Session:
         )
         self._packers: dict[tuple[str, ...], tuple[tuple[str, ...], Callable[..., bytes]]] = {}
         self._files = Background(failures.health, raise_exception=spec.raise_exception)
-        # a second thread: git and the coordinator may be slow, and checkpoints must not wait for them
-        self._messages = Background(failures.health, raise_exception=spec.raise_exception)
+        # A second thread: git and a driver may be slow, and checkpoints must not wait for them.
+        self._messages = Background(failures.health, raise_exception=spec.raise_exception, close_s=MESSAGES_S)
         self._alerts = Alerts(run_dir)  # of the user and of callbacks
         self._pid = os.getpid()
         exports = settings.record.export_npy
@@ -239,6 +240,8 @@ class Session:
         self._pulse = Pulse(self._place, self._beat, follow, self.failures, step, self._registration.deals)
 
     def _beat(self, heartbeat: Heartbeat) -> tuple[Deal, ...]:
+        if self._monitor is not None:
+            self.failures.call("system metrics", self._monitor.look)
         try:
             return self._coordinator.beat(self.topology, self.attempt, heartbeat)
         except MissingRunDirError as error:  # no file of the run is made again; the training continues
@@ -405,7 +408,8 @@ class Session:
         """From now on, record system metrics, including those of the GPU that holds the network."""
         if self._monitor is None:
             sources = sources_of(self.topology, self._run_dir.base, network)
-            self._monitor = SystemMonitor(Sampler(sources, self.failures), self._record_system, self.failures)
+            sampler = Sampler(sources, self.failures)
+            self._monitor = SystemMonitor(sampler, self._record_system, self.failures, self._messages.submit)
 
     def _record_system(self, sample: Mapping[str, float]) -> bool:
         """Record a sample at the newest recorded step, not at a step of its own; False before the first."""
@@ -534,10 +538,10 @@ class Session:
 
         parts: list[tuple[str, Callable[[], None]]] = [
             ("the watcher", lambda: self._watcher.stop(error) if self._watcher else None),
-            ("the last system metrics", self._monitor.stop if self._monitor else lambda: None),
+            ("a last sample of system metrics", self._monitor.stop if self._monitor else lambda: None),
             ("writing the sketches", self.checkpoints.flush),
             ("closing the files", partial(self._files.close, lambda: self._deadline_s)),
-            ("recording the provenance", partial(self._messages.close, lambda: self._deadline_s)),
+            ("the messages and that sample", partial(self._messages.close, lambda: self._deadline_s)),
             ("the alerts", self._alerts.write),
             ("closing the event files", self._writer.close),
             ("counting what was written", count),

@@ -140,7 +140,7 @@ with Run(callbacks=SummaryCollector(sys.argv[1], system_metrics=True)) as run:
     for number in run.steps([1, 2]):
         run.log(loss=0.5)
         if number == 1:
-            assert "distsummary-system" in [thread.name for thread in threading.enumerate()]
+            assert "distsummary-heartbeat" in [thread.name for thread in threading.enumerate()]
             child = os.fork()
             if child == 0:
                 assert threading.active_count() == 1

@@ -1,9 +1,10 @@
-"""System metrics: what a rank's process, its node and its GPU use, sampled every 10 s by a thread."""
+"""System metrics: what a rank's process, its node and its GPU use, sampled every 10 s in the background."""
 
+import math
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -12,12 +13,11 @@ import psutil
 
 from distsummary.base.failures import Failures
 from distsummary.errors import ClosedError
+from distsummary.rundir.timeouts import BEAT_S
 from distsummary.rundir.topology import Topology
 
-PERIOD_S = 10.0
-FIRST_S = 1.0  # so that a short training has a sample too
+PERIOD_S = 2 * BEAT_S
 LEAST_S = 0.1  # over less time no rate is computed: some counters of Linux advance every 10 ms
-STOP_S = 1.0
 GIB, MB = 2**30, 1e6
 
 
@@ -168,13 +168,16 @@ class Sampler:
 
 
 class SystemMonitor:
-    """The thread that samples: after a second, every 10 s, and when it is stopped.
+    """Samples with the first heartbeat, then every 10 s, and when it is stopped.
+
+    A driver that hangs holds the thread of `submit`, and not the heartbeats.
 
     Args:
         sampler: what is sampled.
         record: records a sample; returns False if it cannot be recorded yet.
         failures: counts samples that could not be recorded.
-        first_s: seconds until the first sample, and after one that could not be recorded yet.
+        submit: runs a job, which it names, in the background.
+        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -182,29 +185,38 @@ class SystemMonitor:
         sampler: Sampler,
         record: Callable[[Mapping[str, float]], bool],
         failures: Failures,
+        submit: Callable[[str, Callable[[], object]], object],
         *,
-        first_s: float = FIRST_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._sampler, self._record, self._failures, self._first_s = sampler, record, failures, first_s
-        self._is_stopped = threading.Event()
-        run = failures.guard.wrap("system metrics", self._run)
-        self._thread = threading.Thread(target=run, name="distsummary-system", daemon=True)
-        self._thread.start()
+        self._sampler, self._record, self._failures, self._submit = sampler, record, failures, submit
+        self._clock = clock
+        self._due_s = -math.inf
+        self._is_waiting = False  # a sample, to be taken
+        submit("system metrics", sampler.sample)  # the next sample's rates are computed from its totals
+
+    def look(self) -> None:
+        """Have a sample taken if one is due; called with each heartbeat."""
+        if not self._is_waiting and self._clock() >= self._due_s:
+            self._sample_in_background()
 
     def stop(self) -> None:
-        """Record a last sample and end the thread; waits for it at most a second."""
-        self._is_stopped.set()
-        self._thread.join(STOP_S)
+        """Have a last sample taken."""
+        self._sample_in_background()
 
-    def _run(self) -> None:
-        self._sampler.sample()  # its totals: the next sample's rates are computed from them
-        wait_s = self._first_s
-        is_last = False
-        while not is_last:
-            is_last = self._is_stopped.wait(wait_s)
-            try:
-                wait_s = PERIOD_S if self._record(self._sampler.sample()) else self._first_s
-            except ClosedError:
-                return  # the process ends without having closed the run
-            except Exception as error:  # raised by the writer
-                self._failures.count(f"system metrics: {type(error).__name__}: {error}")
+    def _sample_in_background(self) -> None:
+        self._is_waiting = True
+        with suppress(ClosedError):  # the run is being closed
+            self._submit("system metrics", self._sample)
+
+    def _sample(self) -> None:
+        try:
+            if self._record(self._sampler.sample()):
+                # Heartbeats come a little late, and every second one is to have a sample.
+                self._due_s = self._clock() + PERIOD_S - BEAT_S / 2
+        except ClosedError:
+            return  # the process ends without having closed the run
+        except Exception as error:  # raised by the writer
+            self._failures.count(f"system metrics: {type(error).__name__}: {error}")
+        finally:
+            self._is_waiting = False

@@ -64,6 +64,17 @@ def test_a_job_that_ends_its_thread_costs_itself_alone():
     background.close()
 
 
+def test_without_a_job_there_is_no_thread_and_the_next_job_starts_one():
+    background, done = Background(Health(), idle_s=0.0), []
+    for number in range(2):
+        background.submit("job", lambda number=number: done.append((number, threading.current_thread())))
+        background.flush()
+        done[-1][1].join(PATIENCE_S)
+        assert not done[-1][1].is_alive()
+    background.close()
+    assert [number for number, _ in done] == [0, 1]
+
+
 @pytest.fixture
 def go():
     """Lets the jobs of a test end."""

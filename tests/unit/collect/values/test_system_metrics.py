@@ -1,7 +1,8 @@
-"""What the system's counters become, and a thread that nothing ends but the end of the training."""
+"""What the system's counters become, and when they are sampled."""
 
 import logging
 import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,6 @@ from distsummary.collect.values.system_metrics import Reading, Sampler, SystemMo
 from distsummary.errors import ClosedError, InvalidTypeError
 from distsummary.rundir.topology import Topology
 from distsummary.training.run import Run
-from tests.patience import PATIENCE_S
 from tests.unit.collect.doubles import ListWriter, train
 
 PERCENT = ("system/node/cpu_percent", "system/node/memory_percent", "system/node/disk_used_percent")
@@ -81,35 +81,58 @@ def test_a_source_that_fails_is_counted_once_and_the_others_continue(failures: F
     assert "system_metrics=False" in reason
 
 
-def test_the_thread_outlives_a_sample_that_cannot_be_recorded(failures: Failures) -> None:
+def at_once(name: str, job: Callable[[], object]) -> None:
+    job()
+
+
+def test_a_sample_is_taken_every_ten_seconds_with_the_heartbeats(failures: Failures) -> None:
+    recorded: list[float] = []
+    clock = Clock()
+
+    def record(sample: Mapping[str, float]) -> bool:
+        recorded.append(clock.now_s)
+        return len(recorded) > 1  # before the first step there is nothing to record it at
+
+    monitor = SystemMonitor(Sampler({}, failures), record, failures, at_once, clock=clock)
+    for clock.now_s in (101.0, 106.0, 111.1, 116.0, 121.0, 126.2):
+        monitor.look()
+    monitor.stop()
+    assert recorded == [101.0, 106.0, 116.0, 126.2, 126.2]
+
+
+def test_a_sample_that_cannot_be_recorded_is_counted_and_the_next_one_is_taken(failures: Failures) -> None:
     recorded: list[object] = []
-    has_recovered = threading.Event()
 
     def record(sample: object) -> bool:
         recorded.append(sample)
         if len(recorded) == 1:
             raise OSError("no space left")
-        has_recovered.set()
         return True
 
-    monitor = SystemMonitor(Sampler({}, failures), record, failures, first_s=0.0)
-    assert has_recovered.wait(PATIENCE_S)
-    monitor.stop()
+    monitor = SystemMonitor(Sampler({}, failures), record, failures, at_once)
+    monitor.look()
+    monitor.look()
+    assert len(recorded) == 2
     assert failures.health.errors == {"system metrics: OSError: no space left": 1}
 
 
-def test_the_thread_ends_with_the_writer(failures: Failures) -> None:
-    calls: list[object] = []
+def test_a_source_that_hangs_holds_no_heartbeat(failures: Failures) -> None:
+    jobs: list[Callable[[], object]] = []
+    monitor = SystemMonitor(
+        Sampler({}, failures), lambda sample: True, failures, lambda name, job: jobs.append(job)
+    )
+    for _ in range(3):
+        monitor.look()
+    assert len(jobs) == 2  # the totals to begin with, and one sample that waits for them
 
+
+def test_samples_end_with_the_writer(failures: Failures) -> None:
     def record(sample: object) -> bool:
-        calls.append(sample)
         raise ClosedError("closed")
 
-    monitor = SystemMonitor(Sampler({}, failures), record, failures, first_s=0.0)
-    monitor._thread.join(PATIENCE_S)
-    assert not monitor._thread.is_alive()
-    monitor.stop()
-    assert (len(calls), failures.health.errors) == (1, {})
+    monitor = SystemMonitor(Sampler({}, failures), record, failures, at_once)
+    monitor.look()
+    assert failures.health.errors == {}
 
 
 def test_a_short_training_has_one_sample_in_its_last_step_and_leaves_no_thread(
@@ -118,7 +141,7 @@ def test_a_short_training_has_one_sample_in_its_last_step_and_leaves_no_thread(
     train(SummaryCollector(tmp_path, system_metrics=True), log={"loss": 0.5})
     events = [event for event in writers[0].events if event.values[0].tag.startswith("system/")]
     assert [event.step for event in events] == [4]
-    assert not [thread for thread in threading.enumerate() if thread.name == "distsummary-system"]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("distsummary")]
 
 
 def test_a_training_without_a_step_has_no_sample(tmp_path: Path, writers: list[ListWriter]) -> None:
