@@ -36,7 +36,8 @@ def load_factory(name: str) -> dict[str, Any]:
             factory = getattr(importlib.import_module(module_name), attribute)
         except ModuleNotFoundError as error:
             if not f"{module_name}.".startswith(f"{error.name}."):
-                raise  # the module was found; one that it imports is missing
+                # The module itself was found, but one that it imports is missing.
+                raise
             remedy = "leave .py out" if module_name.endswith(".py") else "name another"
             raise InvalidValueError(f"factory {name!r} cannot be found: {error}; {remedy}") from error
         except AttributeError as error:
@@ -76,7 +77,10 @@ def _raises_landscape_error(name: str) -> Iterator[None]:
         yield
     except DistSummaryError:
         raise
-    except Exception as error:  # of any kind: it is the user's code
+    except Exception as error:
+        # Any error is possible, since it is the user's code. If the call itself raises, for example because
+        # the function takes arguments, the traceback ends in this file, and no line is named. The line of a
+        # syntax error is in the error's own fields.
         what = traceback.format_exception_only(error)[-1].strip()
         at = traceback.extract_tb(error.__traceback__)[-1]
         place = "" if at.filename == __file__ else f" (line {at.lineno} of {at.filename})"

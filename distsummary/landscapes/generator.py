@@ -204,7 +204,8 @@ def landscape(
             so far, which are also written to `run_dir` unless it has a complete landscape. The same call
             resumes the computation.
     """
-    request = Request(**locals())  # the fields are the parameters
+    # The fields of Request are the parameters of this function, so no other local name may exist yet.
+    request = Request(**locals())
     if directions is not None and not isinstance(directions, str | Directions):
         raise InvalidTypeError(
             f"directions must be one direction, got a {type(directions).__name__}; "
@@ -272,6 +273,8 @@ def draw(request: Request, *, is_set: bool) -> dict[str, LossGrid]:
     is_torch = framework_of(model).name == "torch"
     refuse_unfit(evaluation, mode, is_torch=is_torch)
 
+    # Arguments that are wrong by themselves are refused above. From here on checkpoints are opened, and later
+    # the data is read, which may take long.
     if runs is None:
         sources = [open_source(model, request.around, request.unit, request.step_per_epoch)]
     else:
@@ -301,13 +304,16 @@ def draw(request: Request, *, is_set: bool) -> dict[str, LossGrid]:
     doing("reading the data")
     data, evaluation = read_batches(request.batches, evaluation, mode, samples)
     if run_dir is not None:
+        # A directory that cannot be written to is refused before any point is computed.
         for directory in (run_dir.base, run_dir.landscape_dir):
             check_writable(directory)
 
     with ExitStack() as stack:
+        # Whatever draws random numbers during the call, the user's own continue as if it had not been made.
         stack.enter_context(numbers_kept())
         has_other = request.address is not None or has_cluster()
-        is_here = framework_of(model).name == "mindspore"  # a Cell cannot be pickled
+        # A Cell is evaluated in this process, because it cannot be pickled.
+        is_here = framework_of(model).name == "mindspore"
         if is_here or request.workers == 0 or (request.workers == "auto" and not has_other):
             workers: Workers = InProcessWorkers()
         else:
@@ -317,7 +323,8 @@ def draw(request: Request, *, is_set: bool) -> dict[str, LossGrid]:
             doing("starting workers")
             stack.enter_context(cluster(request.address))
             workers = RayWorkers(count, gpus_each=request.gpus_per_worker)
-        if is_torch and mode != "mindspore":  # MindSpore evaluates the loss and metrics in their current mode
+        # MindSpore evaluates the loss and metrics in their current mode.
+        if is_torch and mode != "mindspore":
             from distsummary.landscapes.model.torch_loan import at_rest
 
             stack.enter_context(at_rest(held_modules(model, loss, dict(evaluation.metrics))))
@@ -392,6 +399,7 @@ def _evaluate(
                 raise LandscapeCancelled(found) from error
         if was_cancelled:
             raise LandscapeCancelled(found)
+        # With lost points the journal stays: the same call computes only these again.
         if journal is not None and not any(grid.lost_points for grid in found.values()):
             journal.remove()
     return found
@@ -411,6 +419,7 @@ def read_batches(
         )
     # before reading any data: this raises if two quantities have the same name
     quantity_names(evaluation, list(batches) if isinstance(batches, Mapping) else [""])
+    # These two need lists of batches, so the data is not streamed even if it is large.
     needs_all = samples is not None or evaluation.bn_mode == "recompute"
     asked = bool(evaluation.streamed) if needs_all else evaluation.streamed
     with user_errors(READING, who="what gives the batches"):

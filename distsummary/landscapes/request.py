@@ -83,7 +83,8 @@ def check_arguments(request: Request) -> None:
             "one of them out"
         )
     share = request.gpus_per_worker
-    if share is not None:  # Ray assigns a fraction of one GPU, or whole GPUs
+    # Ray assigns a fraction of one GPU, or whole GPUs.
+    if share is not None:
         if isinstance(share, bool) or not isinstance(share, int | float):
             raise InvalidTypeError(f"gpus_per_worker must be a number, got {share!r}")
         if not 0 <= share < math.inf or (share > 1 and share != int(share)):
@@ -101,7 +102,8 @@ def check_arguments(request: Request) -> None:
     check_type("resume", request.resume, bool)
     if request.batches is None:
         raise InvalidTypeError("batches is required: pass the data, a list of batches or a DataLoader")
-    for field in ("model", "loss_fn", "batch_loss"):  # a user may pass nn.MSELoss instead of nn.MSELoss()
+    # A user may pass nn.MSELoss instead of nn.MSELoss().
+    for field in ("model", "loss_fn", "batch_loss"):
         given = getattr(request, field)
         if isinstance(given, type):
             raise InvalidTypeError(
@@ -169,7 +171,8 @@ def requested_directions(request: Request) -> list[Direction]:
         check_runs(runs)
     for direction in directions:
         if runs is not None:
-            if isinstance(direction, Directions):  # check_choice would print its arrays
+            # The message of check_choice would print the arrays of these directions.
+            if isinstance(direction, Directions):
                 raise InvalidValueError(
                     f"directions with runs= must be one of {sorted(OF_RUNS)}, got Directions of your own; "
                     "give these with around= and one checkpoint"
@@ -208,7 +211,8 @@ def check_runs(runs: Sequence[AnyAround]) -> None:
             "runs must be a list of at least two runs, checkpoint files or states, got "
             f"{repr(runs) if isinstance(runs, str) else len(runs)}; use around= for one"
         )
-    places = []  # a run dir and its ckpt_dir count as one place
+    # A run dir and its ckpt_dir count as one place.
+    places = []
     for run in runs:
         named = run.ckpt_dir if isinstance(run, Trajectory) else run
         if isinstance(named, str | os.PathLike):
@@ -232,6 +236,7 @@ def refuse_unused(request: Request, directions: Sequence[Direction]) -> None:
         raise InvalidValueError(
             "curvature= applies to directions='curvature' alone; leave it out or ask for 'curvature'"
         )
+    # By default, only random directions and the user's own are normalized by filters.
     by_default = request.mode != "mindspore" and any(
         direction == "random" or isinstance(direction, Directions) for direction in directions
     )

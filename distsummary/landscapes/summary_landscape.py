@@ -95,7 +95,8 @@ class SummaryLandscape:
         if not callable(callback_fn):
             raise InvalidTypeError(
                 f"callback_fn must be a function without arguments that returns {_RESULT}, "
-                f"got a {type(callback_fn).__name__}"  # the repr could hold all the data
+                # Only the type is shown, since the repr could hold all the data.
+                f"got a {type(callback_fn).__name__}"
             )
         check_overrides(collect_landscape)
         check_device_ids(device_ids)
@@ -108,7 +109,8 @@ class SummaryLandscape:
             return {}
         parts = parts_of(callback_fn())
         batches = mindspore_batches(check_batches(parts["batches"]), trajectory.spec.num_samples)
-        around: Any = trajectory  # Any: the public type of around has no Trajectory
+        # The type is Any, because the public type of around has no Trajectory.
+        around: Any = trajectory
         return landscape_set(
             **(parts | {"batches": batches}),
             around=around,
@@ -196,7 +198,8 @@ def choose(trajectory: Trajectory, given: Mapping[str, Any] | None) -> Trajector
     if not merged.get("create_landscape"):
         merged["create_landscape"] = {"train": recorded.create_train, "result": recorded.create_result}
     spec = check_collect_landscape(merged)
-    assert spec is not None  # merged is not empty
+    # Only for empty settings there is no spec, and `merged` is never empty.
+    assert spec is not None
     missing = sorted(set(spec.numbers) - set(trajectory.numbers))
     if given and "intervals" in given and missing:
         raise InvalidValueError(
@@ -215,6 +218,7 @@ def parts_of(result: object) -> dict[str, Any]:
         raise InvalidTypeError(f"callback_fn must return {_RESULT}, got a {type(result).__name__}{size}")
     if not isinstance(result, tuple | list) or len(result) == 3:
         return parts
+    # MindSpore's form: without a separate model the loss is in metrics, otherwise the model has it.
     model, network, batches, metrics = result
     check_type("metrics (the fourth value of callback_fn)", metrics, dict, optional=True)
     if metrics is not None and "Loss" not in metrics:
@@ -225,7 +229,8 @@ def parts_of(result: object) -> dict[str, Any]:
     if model is None or model is network:
         found, place = (metrics or {}).get("Loss"), "metrics['Loss']"
     elif getattr(model, "loss_fn", model) is None and callable(getattr(model, "batch_loss", None)):
-        return {"model": network, "batch_loss": model.batch_loss, "batches": batches}  # a ds.Model
+        # A ds.Model with a batch_loss in place of a loss_fn.
+        return {"model": network, "batch_loss": model.batch_loss, "batches": batches}
     else:
         found, place = getattr(model, "loss_fn", model), "the model (the first value of callback_fn)"
     if not callable(found):

@@ -175,7 +175,8 @@ def open_runs(model: Any, runs: Sequence[AnyAround]) -> list[CheckpointSource]:
             # cache of Hugging Face's hub all such files are links into one folder.
             label = f"{Path(os.path.abspath(run)).parent.name}/{label}"
         labels.append(label)
-    while len(set(labels)) < len(labels):  # a numbered label may equal another run's, such as "best (1)"
+    # A numbered label may equal that of another run, such as "best (1)".
+    while len(set(labels)) < len(labels):
         labels = [f"{at} ({n})" if labels.count(at) > 1 else at for n, at in enumerate(labels, 1)]
     return [replace(source, label=label) for source, label in zip(sources, labels, strict=True)]
 
@@ -196,6 +197,7 @@ def _refuse_files(around: object) -> None:
         raise InvalidValueError(f"around must not be blank, got {around!r}; name a run or a checkpoint file")
     if Path(around).is_dir():
         return
+    # The suffix is not enough: checkpoints of Lightning end with .ckpt too, and are files of torch.save.
     is_zip = False
     if Path(around).is_file():
         with open(around, "rb") as file:

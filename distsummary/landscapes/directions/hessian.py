@@ -113,7 +113,7 @@ def lanczos(
         coefficients = basis.extend(product, _DEFLATED * largest)
         projected[: len(coefficients), column] = coefficients
         ritz = _ritz(projected[: basis.count, : column + 1], min(count, column + 1))
-        # whether every vector of the basis has been multiplied; then the basis spans an invariant space
+        # Once every vector of the basis has been multiplied, the basis spans an invariant space.
         is_whole = basis.count == column + 1
         scale = max(abs(ritz.values[0]), abs(ritz.smallest))
         allowed = tolerance * np.maximum(np.abs(ritz.values), SMALLEST * scale)
@@ -121,6 +121,8 @@ def lanczos(
         if is_whole or has_converged:
             break
     vectors = ritz.coefficients @ basis.rows(column + 1)
+    # The sign of an eigenvector is arbitrary. The entry of largest magnitude becomes positive, so that the
+    # same Hessian always gives the same plane.
     signs = np.sign(vectors[np.arange(len(vectors)), np.abs(vectors).argmax(axis=1)])
     return Eigenpairs(
         values=ritz.values,
@@ -148,7 +150,8 @@ class _Basis:
         """
         known = self._rows[: self.count]
         rest, coefficients = vector.copy(), np.zeros(self.count)
-        for _ in range(2):  # twice is enough (Parlett 1998, section 6.9)
+        # Twice is enough (Parlett 1998, section 6.9).
+        for _ in range(2):
             part = known @ rest
             rest -= part @ known
             coefficients += part

@@ -45,12 +45,14 @@ def triangle(corners: Sequence[Weights], names: Sequence[str], labels: Sequence[
     products = _products(corners, names, labels)
     sides = np.array([[-1.0, 1.0, 0.0], [-1.0, 0.0, 0.0]])  # B - A and C - A as weighted displacements from C
     (aa, ab), (_, bb) = sides @ products @ sides.T
+    # The square of the distance of C from the line through A and B.
     height = bb - ab * ab / aa if aa > 0 else 0.0
     if aa <= 0 and bb <= 0:
         raise LandscapeError(
             f"the three checkpoints{_called(labels)} are equal; choose others, or use directions='random' "
             "around one of them"
         )
+    # Rounding has to explain no more than the smallest height of the triangle, that over its longest side.
     longest = max(aa, bb, aa + bb - 2 * ab)
     if height <= COLLINEAR**2 * bb or is_rounding(np.sqrt(height * aa / longest), corners, names):
         raise LandscapeError(

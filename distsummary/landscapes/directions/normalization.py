@@ -74,6 +74,8 @@ def normalized(name: str, direction: Rows, weights: Rows, how: str, filter_axis:
         return _by_groups(name, direction, weights, groups=1, kept=[])
     axis, groups = filter_axis if isinstance(filter_axis, tuple) else (filter_axis, 1)
     axis %= len(shape)
+    # A filter across several rows needs the norm of all of them; otherwise each row is a filter, and any
+    # block of rows can be scaled by itself.
     if axis:
         return _by_groups(name, direction, weights, groups=groups, kept=[axis])
 
@@ -109,6 +111,7 @@ def resolve_filter_axes(
         raise InvalidTypeError(f"filter_axis must be a mapping or a function of (name, shape), got {hook!r}")
     for name, filter_axis in axes.items():
         shape, field = shapes[name], f"filter_axis of {name}"
+        # Vectors and scalars have no filters: this normalization leaves them fixed.
         if len(shape) < 2:
             continue
         given: Any = filter_axis
@@ -136,7 +139,8 @@ def _by_groups(name: str, direction: Rows, weights: Rows, *, groups: int, kept: 
     """Scale each group of rows, separately for each index along the `kept` axes."""
     shape, each = direction.shape, len(direction) // groups
 
-    def sums(rows: Rows) -> Array:  # per group: sums of squares over all axes not in `kept`, float64
+    def sums(rows: Rows) -> Array:
+        # For each group, the sums of squares over all axes that are not in `kept`, float64.
         groups_of_blocks = (rows.blocks(at * each, (at + 1) * each) for at in range(groups))
         return np.stack(
             [np.asarray(sum(squares(rows(*block), kept) for block in blocks)) for blocks in groups_of_blocks]

@@ -41,6 +41,7 @@ def random_normals(seed: int, axis: int, name: str, start: int, stop: int) -> Ar
     while at < stop:
         block, first = divmod(at, BLOCK)
         count = min(BLOCK - first, stop - at)
+        # Whole multiples of _ALIGNED, so that the bits of an element do not depend on `start` and `stop`.
         low, high = first - first % _ALIGNED, first + count + -(first + count) % _ALIGNED
         part = out[at - start : at - start + count]
         whole = part if high - low == count else np.empty(high - low, np.float32)
@@ -54,7 +55,8 @@ def random_normals(seed: int, axis: int, name: str, start: int, stop: int) -> Ar
 def _fill(out: Array, bits: np.random.Philox, start: int) -> None:
     """Fill `out` with a block's elements from `start` on; `start` and out.size are multiples of _ALIGNED."""
     if start:
-        bits.advance(start // 4)  # a step of the counter is 4 words
+        # A step of the counter gives 4 words.
+        bits.advance(start // 4)
     pairs = out.reshape(-1, 2)
     for at in range(0, out.size, _PIECE):
         words = bits.random_raw(min(_PIECE, out.size - at))
@@ -69,7 +71,8 @@ def _fill(out: Array, bits: np.random.Philox, start: int) -> None:
 def _radius(words: Array) -> Array:
     """sqrt(-2 ln u) for words of 53 bits, float64."""
     radius = words.astype(np.float64)
-    radius += 1.0  # so that the argument of log is never 0
+    # The argument of log must never be 0.
+    radius += 1.0
     radius *= _UNIT
     np.log(radius, out=radius)
     radius *= -2.0
@@ -84,17 +87,21 @@ def _cosine_and_sine(words: Array) -> tuple[Array, Array]:
     nearest = (words >> np.uint64(_REST)).view(np.int64)
     cosines, sines = _COSINES.take(nearest), _SINES.take(nearest)
     rest = (words & np.uint64((1 << _REST) - 1)).astype(np.float64)
-    rest -= float(1 << (_REST - 1))  # the table holds the angle in the middle of each interval
+    # The table holds the angle in the middle of each interval.
+    rest -= float(1 << (_REST - 1))
     rest *= _TURN * _UNIT
     square = rest * rest
-    sine = square * (1 / 120)  # sin(rest): ((square / 120 - 1 / 6) square + 1) rest
+    # sin(rest): ((square / 120 - 1 / 6) square + 1) rest
+    sine = square * (1 / 120)
     sine -= 1 / 6
     sine *= square
     sine += 1.0
     sine *= rest
-    less = square * (1 / 24)  # cos(rest) - 1: (square / 24 - 1 / 2) square
+    # cos(rest) - 1: (square / 24 - 1 / 2) square
+    less = square * (1 / 24)
     less -= 0.5
     less *= square
+    # The angle of the table is rotated by the rest, both for the cosine and for the sine.
     found = cosines * less
     found -= sines * sine
     found += cosines

@@ -84,7 +84,8 @@ class Moving:
                     f"{what} has {name} as {dtype}, the model has it as {own_dtype}; give the model "
                     "that made the checkpoints"
                 )
-            numbers = ((), (1,))  # some formats give a single number the shape (1,)
+            # Some formats give a single number the shape (1,).
+            numbers = ((), (1,))
             if given.shape not in numbers or expected.shape not in numbers:
                 to_fit.append(name)
         check_fit(what, named, self.own, to_fit)
@@ -130,7 +131,8 @@ def moving(model: Any, mode: str, patterns: Patterns = None, filter_axis: Filter
                 f"only floating-point parameters can move, but {name} is {precision}; convert it, freeze it "
                 "(in numpy models: make it a buffer), or choose others with parameters="
             )
-    if isinstance(filter_axis, Mapping):  # use the first names of tied parameters
+    # The first names of tied parameters replace their other names.
+    if isinstance(filter_axis, Mapping):
         by_first: dict[str, FilterAxis] = {}
         for name, axis in filter_axis.items():
             first = tied.get(name, name)
@@ -176,7 +178,8 @@ def _axes_and_ties(model: Any) -> tuple[dict[str, FilterAxis], dict[str, str]]:
     first: dict[Any, str] = {}
     tied = {}
     for name, array in framework_of(model).named_parameters(model):
-        is_array = isinstance(array, np.ndarray) and array.size  # the memory of other values is unknown
+        # The memory of values that are not arrays is unknown.
+        is_array = isinstance(array, np.ndarray) and array.size
         memory = (array.ctypes.data, array.dtype.str, array.shape, array.strides) if is_array else id(array)
         known = first.setdefault(memory, name)
         if known != name:
@@ -323,10 +326,12 @@ def refuse_overlaps(arrays: Mapping[str, Array], moved: Container[str]) -> None:
     begun: list[tuple[int, str]] = []  # (end, name) of earlier arrays that may overlap the next one
     bounds = []  # (address of the first byte, address after the last byte, name)
     for name, array in arrays.items():
+        # A negative stride reaches back to addresses before that of the first element.
         steps = [(size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True)]
         low, high = (array.ctypes.data + sum(pick(step, 0) for step in steps) for pick in (min, max))
         bounds.append((low, high + array.itemsize, name))
     for start, end, name in sorted(bounds):
+        # In the order of addresses, only an array that has not ended yet can overlap the next one.
         begun = [(stop, other) for stop, other in begun if stop > start]
         for _, other in begun:
             if (name in moved or other in moved) and np.shares_memory(arrays[name], arrays[other]):

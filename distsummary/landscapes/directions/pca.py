@@ -119,7 +119,8 @@ def gram(states: Sequence[Weights], names: Sequence[str]) -> Gram:
         check_fit(f"checkpoint {k}", state, states[-1], names)
     n = len(states)
     products, sums, size = np.zeros((n, n)), np.zeros(n), 0
-    with np.errstate(invalid="ignore", over="ignore"):  # callers check the products
+    # Callers check the products.
+    with np.errstate(invalid="ignore", over="ignore"):
         for _, _, block in displacements(states, names):
             products += inner(block, block)
             sums += block.sum(axis=1)

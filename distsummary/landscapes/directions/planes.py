@@ -239,13 +239,15 @@ def prepare_given(
     normalization = settings.pick_normalization("filter")
     centre = {name: state[name] for name in names}
 
-    def read(value: Any) -> Array:  # tensors may require gradients or be on a device
+    def read(value: Any) -> Array:
+        # The value may be a tensor that requires gradients or is on a device.
         framework = framework_of(value)
         is_array = framework.name == "numpy" or not framework.is_tensor(value)
         return value if is_array else framework.to_numpy(value)
 
     x, y = ({name: read(value) for name, value in axis.items()} for axis in (given.x, given.y))
-    Directions(x=x, y=y).make(centre)  # raises if they do not fit
+    # This raises an error if the directions do not fit.
+    Directions(x=x, y=y).make(centre)
     found = []
     for axis, direction in (("x", x), ("y", y)):
         for name, array in direction.items():
@@ -260,7 +262,8 @@ def prepare_given(
                     f"the {axis} direction holds NaN, Inf or a number too large for float32 in {name}; "
                     "give other numbers"
                 )
-        nothing = np.float32(0)  # takes no memory
+        # Parameters without a direction get zeros that take no memory.
+        nothing = np.float32(0)
         rest = {n: np.broadcast_to(nothing, np.shape(a)) for n, a in centre.items() if n not in direction}
         found.append({name: np.asarray(array, order="C") for name, array in direction.items()} | rest)
     recipe = _normalized(Directions(x=found[0], y=found[1]), centre, normalization, settings)
@@ -301,7 +304,8 @@ def _prepare_centre(
 ) -> Prepared:
     """The plane whose centre is one checkpoint; both axes run from -1 to 1."""
     refuse_parallel(recipe, state, names, known["normalization"])
-    x, y = (np.linspace(-1.0, 1.0, settings.size) for _ in "xy")  # random directions are as long as weights
+    # Random directions are as long as the weights.
+    x, y = (np.linspace(-1.0, 1.0, settings.size) for _ in "xy")
     points = np.zeros((1, 2))
     plane = PlanePlan(states=[state], names=tuple(names), recipe=recipe, x=x, y=y, points=points)
     common = _common([] if number is None else [number], settings)

@@ -90,7 +90,8 @@ def prepare(
     states = Checkpoints(source, moving)
     for corners_of, count in CORNERS.items():
         if corners_of in request:
-            _of_path(source, count)  # raises early, before other planes take time
+            # Too few checkpoints raise an error here, before other planes take time.
+            _of_path(source, count)
     # The Hessian is computed in eval mode, which uses running statistics.
     reads_statistics = settings.reads_statistics or "hessian" in request
     found: list[tuple[str, Prepared]] = []
@@ -127,7 +128,8 @@ def prepare(
             if direction == "hessian":
                 pairs = find_eigenpairs(centre, moving.names, settings.seed)
             else:
-                assert curvature is not None  # see request
+                # This direction without an optimizer has been refused, see `request`.
+                assert curvature is not None
                 pairs = curvature_pairs(curvature, centre, moving.names)
             eigenvectors[direction] = pairs.vectors
             plane = prepare_eigenvectors(direction, centre, last, moving.names, settings, pairs)
@@ -203,6 +205,7 @@ def prepare_runs(
     states = {source.label: Checkpoints(source, moving) for source in sources}
     ends = {source.label: states[source.label][source.last] for source in sources}
     states[sources[-1].label].centre(sources[-1].last, reads_statistics=settings.reads_statistics)
+    # A single checkpoint has no number; 0 stands for it.
     last = [0 if source.last is None else source.last for source in sources]
     found: list[tuple[str, Prepared]] = []
     for direction in request:

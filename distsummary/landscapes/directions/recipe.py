@@ -71,7 +71,8 @@ class RandomDirections:
     def _whole(self, axis: int, name: str, weights: Array) -> Array:
         """The part of a direction for one parameter; `rows` would draw it twice for some normalizations."""
         if self.normalization == "filter" and np.ndim(weights) <= 1:
-            return np.zeros(np.shape(weights), np.float32)  # normalizing would give 0 anyway
+            # Normalizing would give 0 anyway.
+            return np.zeros(np.shape(weights), np.float32)
         drawn = random_direction(self.seed, axis, uncompiled(name), np.shape(weights))
         return normalize_one(name, drawn, weights, self.normalization, self.filter_axes.get(name, 0))
 
@@ -148,7 +149,8 @@ def refuse_parallel(recipe: Recipe, centre: Weights, names: Iterable[str], norma
             both = np.stack([rows(start, stop).reshape(-1) for rows in axes]).astype(np.float64)
             products += inner(both, both)
             (xx, xy), (_, yy) = products
-            if xx * yy - xy * xy > COLLINEAR**2 * xx * yy:  # false if an axis is zero so far
+            # This is false as long as one axis is zero.
+            if xx * yy - xy * xy > COLLINEAR**2 * xx * yy:
                 return
     after = "" if normalization == "none" else f" after normalization={normalization!r}"
     raise LandscapeError(

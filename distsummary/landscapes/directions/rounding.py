@@ -43,7 +43,8 @@ def measure(
     for axis, step in enumerate(steps):
         moved = lost = 0
         squares = 0.0
-        for name in names:  # only some rows of one parameter are in memory at a time
+        # Only some rows of one parameter are in memory at a time.
+        for name in names:
             weights = rows_of(centre, name)
             along = recipe.rows(axis, name, weights)
             for start, stop in weights.blocks():
@@ -77,7 +78,8 @@ def is_rounding(length: float, states: Sequence[Weights], names: Sequence[str]) 
     value by at most half an ulp; the last checkpoint's rounding enters all displacements from it. Float32
     values count as bfloat16 only if the values of all checkpoints fit into it; those of one may by chance.
     """
-    is_narrow = all(  # the lower 16 bits of a float32, which bfloat16 does not have, are 0
+    # In bfloat16 values, the lower 16 bits of the float32 are 0.
+    is_narrow = all(
         block.dtype == np.float32 and not (block.view(np.uint32) & 0xFFFF).any()
         for state in reversed(states)
         for block in _blocks(state, names)

@@ -62,7 +62,8 @@ def sketched_path(sketches: Sketches, *, centering: str = "last") -> SketchedPat
     check_choice("centering of sketches", centering, CENTERINGS)
     _warn_diverged(sketches)
     every = -(-len(sketches.steps) // MAX_ROWS)
-    chosen = sketches.steps[::-1][::every][::-1]  # evenly spread, with the last one
+    # Evenly spread steps with the last one, which is the origin.
+    chosen = sketches.steps[::-1][::every][::-1]
     total = np.zeros((len(chosen), len(chosen)))
     for block in _displacements(sketches, chosen):
         total += inner(block, block)

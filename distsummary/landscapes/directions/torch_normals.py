@@ -38,7 +38,8 @@ def _words(seed: int, axis: int, name: str, steps: Tensor) -> tuple[Tensor, Tens
     """Four random words for each counter step; `steps` are numbered across all blocks of the parameter."""
     keys = [int(word) for word in philox(seed, axis, name, 0).state["state"]["key"]]
     blocks = steps // (BLOCK // _WORDS)
-    a = steps % (BLOCK // _WORDS) + 1  # NumPy increments its counter before it draws
+    # NumPy increments its counter before it draws.
+    a = steps % (BLOCK // _WORDS) + 1
     b, c, d = torch.zeros_like(a), blocks, torch.zeros_like(a)
     for _ in range(_ROUNDS):
         (high_a, low_a), (high_c, low_c) = _product(a, _FACTORS[0]), _product(c, _FACTORS[1])

@@ -38,7 +38,8 @@ def filter_axes(model: nn.Module) -> dict[str, FilterAxis]:
         if isinstance(module, _TRANSPOSED):  # weights (in, out / groups, ...)
             axis = (1, module.groups) if module.groups > 1 else 1
         elif type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers."):
-            axis = 1  # GPT-2's linear layer, with transposed weights
+            # The linear layer of GPT-2 has transposed weights.
+            axis = 1
         if axis is not None:
             name = f"{path}.weight" if path else "weight"
             found[tied.get(name, name)] = axis
@@ -142,7 +143,8 @@ class OwnState(Mapping[str, Array]):
         return _array(self.tensors[name])
 
     def __contains__(self, name: object) -> bool:
-        return name in self.tensors  # Mapping's own method would copy the values
+        # Mapping's own method would copy the values.
+        return name in self.tensors
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.tensors)
@@ -164,8 +166,10 @@ def _array(tensor: Tensor) -> Array:
     if tensor.device.type != "cpu":
         return FRAMEWORK.to_numpy(tensor)
     try:
-        array: Array = np.from_dlpack(tensor)  # not numpy(): after it FSDP could not resize the memory
-    except (TypeError, RuntimeError, BufferError):  # the tensor is sparse, or NumPy does not have its dtype
+        # Not numpy(): after it FSDP could not resize the memory.
+        array: Array = np.from_dlpack(tensor)
+    except (TypeError, RuntimeError, BufferError):
+        # The tensor is sparse, or NumPy does not have its dtype.
         return FRAMEWORK.to_numpy(tensor)
     array.flags.writeable = False
     return array

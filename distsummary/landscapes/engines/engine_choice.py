@@ -30,7 +30,8 @@ class MemoryTooSmallError(LandscapeError):
     """Internal: an engine ran out of memory; the runner catches this error and continues with `smaller`."""
 
     def __init__(self, message: str, smaller: "EngineChoice") -> None:
-        super().__init__(message, smaller)  # both arguments, so that the error can be pickled
+        # Both arguments are passed on, so that the error can be pickled.
+        super().__init__(message, smaller)
         self.smaller = smaller
 
     def __str__(self) -> str:
@@ -97,6 +98,7 @@ class EngineChoice:
         if self.chunk > 1:
             return replace(self, chunk=self.chunk // 2)
         if self.engine == "graph":
+            # The row engine has no graph that could be compiled or captured.
             kept = tuple(option for option in self.options if option == "channels_last")
             return replace(self, engine="row", options=kept)
         return replace(self, engine="inference", options=()) if self.engine == "row" else None

@@ -59,6 +59,7 @@ class NaiveEngine:
         self._directions = Directions(x={}, y={})
         self.bn_mode = "eval" if mode == "standard" else "batch"
         self.hardware = f"{processor()}, {framework.name} {sys.modules[framework.name].__version__}"
+        # The losses of a model that is random cannot be compared between points.
         first = next(self._batches(name), None)
         if first is None:
             raise InvalidValueError("batches must hold at least one batch, got none")
@@ -90,6 +91,7 @@ class NaiveEngine:
         for x in xs:
             self._place(self._centre)
             for name, along_x in self._directions.x.items():
+                # Numbers of the parameter's own type: a float64 number would widen the sum.
                 kind = self._kinds[name]
                 moved = self._centre[name] + kind(x) * along_x + kind(y) * self._directions.y[name]
                 self._framework.write(self._tensors[name], moved)
@@ -126,6 +128,8 @@ class NaiveEngine:
             raise LandscapeError(loss_shape_error(self._loss_name, losses.shape))
         found = [losses.mean()]
         if self._evaluation.wants_rows:
+            # Without the losses of rows, these columns make `is_apart` true, so that batches give the
+            # standard error.
             has_rows = losses.shape == (batch_rows(batch),)
             found += [losses.mean(), (losses**2).mean()] if has_rows else [np.inf, 0.0]
         for name, metric in self._evaluation.metrics.items():
@@ -153,7 +157,8 @@ def _numbers(what: str, found: Any) -> Array:
     """The values that the user's function returned, as float64."""
     try:
         values = np.asarray(found)
-        if isinstance(found, tuple) or values.dtype.kind in NO_NUMBERS:  # not a number or array
+        # This is neither a number nor an array of numbers.
+        if isinstance(found, tuple) or values.dtype.kind in NO_NUMBERS:
             raise TypeError(f"of dtype {values.dtype}")
         return values.astype(np.float64)
     except (TypeError, ValueError) as error:

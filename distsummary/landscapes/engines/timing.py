@@ -82,7 +82,8 @@ def choose_engine(
             if task.choice is None
             else TimedChoice(choice=task.choice)
         )
-    except Exception as error:  # of any kind: each device has its own error for full memory
+    except Exception as error:
+        # Any error is possible, because each device has its own for full memory.
         if not is_out_of_memory(task, error):
             raise
         _log.warning(
@@ -121,7 +122,9 @@ class _Bench:
         engine = self._open(row)
         try:
             self._clock = clock = self._given_clock or engine.clock
-            engine.row_values(self._rows[0], self._probes[:1])  # the first point takes longer
+            # The first point takes longer, so only the second one is timed, to find out whether timing pays
+            # at all.
+            engine.row_values(self._rows[0], self._probes[:1])
             begun = clock()
             engine.row_values(self._rows[0], self._probes[-1:])
             if not budget_s(points, clock() - begun):
@@ -137,6 +140,8 @@ class _Bench:
             has_pictures = engine.has_pictures
         finally:
             engine.close()
+        # First the candidates are timed, then the compiled engine if these timings show that compiling can
+        # pay, and last, once more, all that are close to the fastest.
         todo = [replace(choice, threads=threads) for choice in todo]
         limit_s = budget_s(points, point_s)
         self._try_all(todo, limit_s)
@@ -169,7 +174,8 @@ class _Bench:
             timing = self._time(engine, start)
             known = self._timings.get(choice, timing)
             self._timings[choice] = min(timing, known, key=lambda found: found.point_s)
-        except Exception as error:  # a candidate may fail in any way
+        except Exception as error:
+            # A candidate may fail in any way, which excludes only this candidate.
             self._refused[choice] = f"{type(error).__name__}: {error}"
             _log.debug("landscape engine %s is refused: %s", choice.label, self._refused[choice])
         finally:
@@ -181,6 +187,7 @@ class _Bench:
         asked = replace(self._task.evaluation, **evaluation)
         engine: Any = open_engine(replace(self._task, evaluation=asked, choice=choice), self._device)
         try:
+            # The inference engine draws random directions itself; the others share one copy of the arrays.
             recipe = self._plane.recipe if choice.engine == "inference" else self._directions
             engine.set_plane(self._plane.states[-1], recipe)
         except BaseException:
@@ -191,6 +198,8 @@ class _Bench:
     def _time(self, engine: Any, start: float) -> Timing:
         """Time an engine, opened at time `start`; its losses are compared with those of the first call."""
         clock = self._clock
+        # In its first call an engine prepares what later calls use, which counts as setup. The first engine
+        # timed is the row engine, whose losses are the base for all others.
         losses = self._losses(engine)
         if not len(self._base):
             self._base = losses
@@ -198,6 +207,7 @@ class _Bench:
         engine.row_values(self._rows[0], self._probes)
         rough_s = max((clock() - begun) / len(self._probes), 1e-9)
         least = max(PROBES, engine.choice.chunk)
+        # At least a whole chunk of the engine, and otherwise as many points as take about TIMED_S.
         xs = self._plane.x[: max(least, min(len(self._plane.x), int(TIMED_S / rough_s)))]
         times = []
         for _ in range(REPEATS):

@@ -90,6 +90,7 @@ class TorchEngine:
         try:
             inner, there = self._loan.model, self._loan.device
             self.bn_mode = "batch" if task.mode == "mindspore" else self._evaluation.bn_mode or "eval"
+            # In standard mode the loan has put every module into eval mode; bn_mode decides about these.
             self._norms = [m for m in inner.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
             for norm in self._norms if task.mode == "standard" else ():
                 norm.train(self.bn_mode == "batch")
@@ -97,6 +98,8 @@ class TorchEngine:
             moved = {name: placed(metric, inner, there, self._dtype) for name, metric in metrics}
             loss_fn = placed(task.loss_fn, inner, there, self._dtype)
             self._measure = Measure(inner, loss_fn, replace(self._evaluation, metrics=moved), there)
+            # Batches that do not fit on the device are streamed too, unless every point needs all of them
+            # twice, for its running statistics.
             self.is_streamed = bool(self._evaluation.streamed)
             if not self.is_streamed and self.bn_mode != "recompute":
                 self.is_streamed = exceeds_device((b for source in data.values() for b in source), there)
@@ -148,7 +151,8 @@ class TorchEngine:
     def _on_device(self, name: str, source: Iterable[Any]) -> Iterator[Loaded]:
         return (self._loaded(batch, batch_name(number, name)) for number, batch in enumerate(source, 1))
 
-    @torch.inference_mode(False)  # a loss may differentiate with respect to data from the batch
+    # A loss may differentiate with respect to data from the batch.
+    @torch.inference_mode(False)
     def _loaded(self, batch: Any, name: str) -> Loaded:
         moved = to_device(batch, self._loan.device, self._dtype)
         if "channels_last" in self.choice.options:
@@ -179,14 +183,17 @@ class TorchEngine:
         differs each time although torch draws the same numbers, or if channels-last memory changes it.
         """
         tensors = list(self._loan.tensors.values())
-        versions = [tensor._version for tensor in tensors]  # counts writes to a tensor (seen in torch 2.13)
+        # Torch counts the writes to a tensor in `_version` (seen in torch 2.13).
+        versions = [tensor._version for tensor in tensors]
         self._measure.probe(batch)
 
         def repeats() -> bool:
             first, second = (on_host(self._reading(batch)) for _ in range(2))
             return np.allclose(first, second, rtol=REPEATED, atol=0, equal_nan=True)
 
-        self._is_random = self._mode == "mindspore"  # dropout is on
+        # In training mode dropout is on. Otherwise two readings show whether the loss is random; if it is,
+        # seeding the generators before each reading must make them equal.
+        self._is_random = self._mode == "mindspore"
         is_surprise = not self._is_random and not repeats()
         self._is_random |= is_surprise
         if self._is_random and not repeats():
@@ -197,6 +204,7 @@ class TorchEngine:
             )
         if is_surprise:
             _log.warning("the loss is random; it gets the same random numbers at every point")
+        # Tensors that a reading changes, such as running statistics, are restored after each reading.
         self._written = [t for t, seen in zip(tensors, versions, strict=True) if t._version != seen]
         if "channels_last" in self.choice.options and not self._is_random:
             as_given = to_device(given, self._loan.device, self._dtype)
@@ -244,14 +252,16 @@ class TorchEngine:
         tallies = {
             name: Tally(self._evaluation, count, has_rows=self._measure.has_rows) for name in self._data
         }
-        if self.is_streamed or self._evaluation.stops_early:  # batch by batch, at the points that need more
+        if self.is_streamed or self._evaluation.stops_early:
+            # Batch by batch, at the points that still need more.
             for name, tally in tallies.items():
                 for loaded in self._batches(name):
                     points = tally.active
                     if not len(points):
                         break
                     tally.add(points, on_host(read(points, [loaded]))[0], loaded.facts)
-        else:  # launches all batches, then waits once for the device
+        else:
+            # All batches are launched before this thread waits, once, for the device.
             batches = [(tally, loaded) for name, tally in tallies.items() for loaded in self._batches(name)]
             everywhere = slice(None)
             readings = on_host(read(everywhere, [loaded for _, loaded in batches]))
@@ -265,7 +275,8 @@ class TorchEngine:
 
     def _read_here(self, batches: Sequence[Loaded]) -> Tensor:
         """The readings of these batches for the model's current values, (batches, columns)."""
-        if self.bn_mode == "recompute":  # statistics are averaged over the first data set's batches
+        # The running statistics are averaged over the batches of the first data set, at this point.
+        if self.bn_mode == "recompute":
             for norm in self._norms:
                 norm.reset_running_stats()
                 norm.momentum = None  # a cumulative average
@@ -279,7 +290,8 @@ class TorchEngine:
             before = [tensor.clone() for tensor in self._written]
             readings.append(in_batch(loaded.name, self._reading, loaded.batch))
             for tensor, value in zip(self._written, before, strict=True):
-                tensor.copy_(value)  # so that the next batch and point start from the same values
+                # The next batch and the next point must start from the same values.
+                tensor.copy_(value)
         return torch.stack(readings)
 
     def close(self) -> None:
@@ -289,7 +301,8 @@ class TorchEngine:
 
 def is_near(found: Array, expected: Array, precision: str) -> bool:
     """Whether two readings of a batch differ by no more than rounding."""
-    size = abs(expected[0]) if np.isfinite(expected[0]) else 0.0  # the loss's size: metrics may be near 0
+    # The size of the loss counts for all columns, because metrics may be near 0.
+    size = abs(expected[0]) if np.isfinite(expected[0]) else 0.0
     rtol = LOOSE if precision in REDUCED else PROOF
     return np.allclose(found, expected, rtol=rtol, atol=rtol * size, equal_nan=True)
 
@@ -323,6 +336,7 @@ class TorchRowEngine(TorchEngine):
         for name, tensor in self._loan.moved.items():
             groups.setdefault((tensor.device, tensor.dtype), {})[name] = tensor
         self._groups = [Flat(group, device) for (device, _), group in groups.items()]
+        # The parameters become views of the flat vectors: one operation on a vector changes them all.
         for group in self._groups:
             for name, memory in group.points():
                 self._loan.moved[name].data = memory.copy_(self._loan.moved[name].data)

@@ -73,6 +73,8 @@ class TorchGraphEngine(TorchRowEngine):
         super().set_plane(centre, directions)
         self._programs.clear()
         self._bound.clear()
+        # Parameters that neither direction changes count as fixed, so that less depends on the point. At
+        # least one must move, even in a plane that changes nothing.
         names = [n for n in self._loan.moved if directions.x[n].any() or directions.y[n].any()]
         moved = {name: self._loan.moved[name] for name in names or list(self._loan.moved)[:1]}
         tensors = plane_tensors(centre, directions, moved)
@@ -111,7 +113,8 @@ class TorchGraphEngine(TorchRowEngine):
         bound = program.bind([*fixed, *batch_tensors(loaded.batch)])
         if key not in self._programs:
             self._prove(bound, loaded)
-            self._programs[key] = program  # only after the check, so that no program that failed is used
+            # The program is kept only after the check, so that none that failed is used.
+            self._programs[key] = program
         if not self.is_streamed:
             self._bound[loaded] = bound
         return bound
@@ -126,8 +129,9 @@ class TorchGraphEngine(TorchRowEngine):
         on_cpu = self._loan.device.type == "cpu"
         # vmap can batch attention that is written as products and a softmax, but not fused kernels.
         attention = sdpa_kernel(SDPBackend.MATH) if self.choice.chunk > 1 else nullcontext()
-        with attention, preserved(self._loan.model):  # no fake tensor may stay in the model
-            self._before.restore()  # values that a batch left in attributes would be recorded
+        # No fake tensor may stay in the model's attributes, and nothing that a batch left there be recorded.
+        with attention, preserved(self._loan.model):
+            self._before.restore()
             graph = trace(
                 self._loan.model, self._measure, dict(self._unique), batch, ON_CPU if on_cpu else ANYWHERE
             )
@@ -145,10 +149,12 @@ class TorchGraphEngine(TorchRowEngine):
         nodes = {id(tensor): node for (_, tensor), node in zip(self._unique, inputs, strict=False)}
         moved = [nodes[id(self._loan.moved[name])] for name in self._plane]
         data = inputs[len(self._unique) :]
+        # A batch has to keep those slots that depend on it, which a streamed batch cannot.
         kept = [] if self.is_streamed else [one for name in self._data for one in self._batches(name)]
         count = sum(signature(loaded.batch) == key for loaded in kept)
         found = cut(graph, moved, data, with_data=count > 0)
         own = [node.meta["val"] for node in results(found.affine.graph)][found.shared :]
+        # A batch has its slots at the centre, along x and y, at x = 0 of the row, and at a chunk's points.
         size = sum(slot.numel() * slot.element_size() for slot in own) * (4 + self.choice.chunk) * count
         return found if size <= SLOT_BYTES else cut(graph, moved, data, with_data=False)
 
@@ -164,7 +170,8 @@ class TorchGraphEngine(TorchRowEngine):
         points = (0.0, step) if self.choice.chunk > 1 else (step,)
         try:
             found = on_host(bound.read(step, points)[-1])
-        except RuntimeError as error:  # torch.compile's errors are RuntimeErrors too
+        except RuntimeError as error:
+            # The errors of torch.compile are RuntimeErrors too.
             if is_full(error):
                 raise
             raise CannotTraceError(f"the recorded loss cannot be evaluated: {reason(error)}") from error

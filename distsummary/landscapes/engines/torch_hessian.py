@@ -57,12 +57,14 @@ class TorchHessian:
             self._moved = list(self._loan.moved.values())
             self._device = self._moved[0].device
             self._loan.place(centre)
+            # A varied parameter may be frozen in the user's model.
             for tensor in self._moved:
                 self._restore.callback(tensor.requires_grad_, tensor.requires_grad)
                 tensor.requires_grad_(True)
             # cuDNN's kernels for recurrent nets have no second derivative, and in eval mode no first one.
             if any(isinstance(part, torch.nn.RNNBase) for part in self._loan.model.modules()):
-                cudnn: Any = torch.backends.cudnn  # Any: torch replaces this module by an object
+                # The type is Any, because torch replaces this module by an object.
+                cudnn: Any = torch.backends.cudnn
                 self._restore.callback(setattr, cudnn, "enabled", cudnn.enabled)
                 cudnn.enabled = False
             self._loss = bind_loss(self._loan.model, placed(loss_fn, self._loan.model, self._device))
@@ -107,6 +109,7 @@ class TorchHessian:
 
     def _batch_product(self, batch: Any, along: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         if self._is_training:
+            # With other random numbers each time, the products would not be those of one symmetric matrix.
             self._loan.seed()
         loss, _, _ = self._loss(batch)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
@@ -117,7 +120,8 @@ class TorchHessian:
         gradient = torch.autograd.grad(loss, self._moved, create_graph=True, materialize_grads=True)
         slopes = [(g * v).sum().to(loss.device) for g, v in zip(gradient, along, strict=True)]
         slope = torch.stack(slopes).sum()
-        if not slope.requires_grad:  # the loss is linear in the parameters
+        # The Hessian of a loss that is linear in the parameters is 0.
+        if not slope.requires_grad:
             return [torch.zeros_like(tensor) for tensor in self._moved]
         return torch.autograd.grad(slope, self._moved, materialize_grads=True)
 

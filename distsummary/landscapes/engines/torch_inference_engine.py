@@ -50,6 +50,7 @@ class TorchInferenceEngine(TorchEngine):
         found = []
         for x in xs:
             for name, tensor, rows, (along_x, along_y) in self._plane:
+                # The order of the sums is that of the row engine, y before x, because the bits depend on it.
                 steps = [(float(y), along_y), (float(x), along_x)]
                 steps = [(length, along) for length, along in steps if length and not along.is_zero]
                 self._loan.write(tensor, rows, steps, state=self._centre, name=name)

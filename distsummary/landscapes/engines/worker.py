@@ -79,6 +79,7 @@ class LandscapeWorker:
             if chunk.kind == "grid":
                 measured = self._engine.row_values(float(plane.y[chunk.row]), plane.x[columns])
             elif chunk.kind == "path":
+                # These points lie in no common row, so each is evaluated by itself.
                 points = [plane.points[k] for k in columns]
                 measured = np.concatenate([self._engine.row_values(y, np.array([x])) for x, y in points])
             else:
@@ -90,7 +91,8 @@ class LandscapeWorker:
         """Turn an out-of-memory error into MemoryTooSmallError if some engine needs less memory."""
         try:
             yield
-        except Exception as error:  # of any kind: each device has its own error for full memory
+        except Exception as error:
+            # Any error is possible, because each device has its own for full memory.
             choice = self._task.choice or EngineChoice()
             smaller = choice.smaller() if is_out_of_memory(self._task, error) else None
             if smaller is None:

@@ -53,13 +53,16 @@ def mapped(
         return type(batch)(*found.values()) if is_named else type(batch)(found.values())
     is_mapping = isinstance(batch, Mapping)
     if is_mapping and not isinstance(batch, dict | UserDict):
-        return found  # a copy of such a mapping might share the memory of the original
-    other: Any = copy.copy(batch)  # the constructor may need other arguments, or convert them
+        # A copy of such a mapping might share the memory of the original, so the result is a dict.
+        return found
+    # A copy is changed part by part, because the constructor may need other arguments, or convert them.
+    other: Any = copy.copy(batch)
     for name, part in found.items():
         if is_mapping:
             other[name] = part
         else:
-            object.__setattr__(other, name, part)  # works for frozen dataclasses too
+            # Setting it in this way works for frozen dataclasses too.
+            object.__setattr__(other, name, part)
     return other
 
 
@@ -68,17 +71,20 @@ def inside(batch: Any) -> Iterator[Any]:
 
     A value with parts comes only once, because objects may refer to each other.
     """
-    met: dict[int, Any] = {}  # keeps the objects alive, so that no id is reused
+    # The values met so far, by id. Keeping them here keeps them alive, so that no id is reused.
+    met: dict[int, Any] = {}
     todo = [batch]
     while todo:
         value = todo.pop()
         held = parts(value)
         if held is None:
+            # An array counts as a whole; any other object may hold arrays in its attributes.
             held = {} if shape_of(value) is not None else attributes(value)
         if held and id(value) in met:
             continue
         met[id(value)] = value
         yield value
+        # The last entry is taken first, so reversing keeps the order of the batch.
         todo += reversed(held.values())
 
 

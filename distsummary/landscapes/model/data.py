@@ -49,6 +49,7 @@ def read_data(batches: Iterable[Any] | Data, *, streamed: bool | None, limit: in
         held: dict[str, Iterable[Any]] = {}
         total, streamed = 0, False
         for name, source in named.items():
+            # Lists and tuples are in memory already, and `data_sets` refuses what cannot be iterated over.
             if not isinstance(source, Iterable) or isinstance(source, list | tuple):
                 held[name] = source
                 continue
@@ -56,13 +57,16 @@ def read_data(batches: Iterable[Any] | Data, *, streamed: bool | None, limit: in
             for batch in steady(source):
                 read.append(batch)
                 total += batch_bytes(batch)
+                # The batches not read yet are expected to be as large as this one. An iterator can be read
+                # only once, so its own size never leads to streaming.
                 unread = max(0, length_hint(source) - len(read))
                 expected = total + unread * batch_bytes(batch)
-                if expected > limit and not isinstance(source, Iterator):  # an iterator can be read only once
+                if expected > limit and not isinstance(source, Iterator):
                     streamed = True
                     break
             if streamed:
                 break
+        # If the data is streamed, the batches read so far are dropped, and every source is read again.
         named = named if streamed else held
     found = data_sets(named, streamed=streamed)
     if streamed:

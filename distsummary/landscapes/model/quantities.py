@@ -177,6 +177,7 @@ class Tally:
         """The indices of the points that need more batches."""
         is_done = self._is_cut
         if self._evaluation.tolerance is not None:
+            # The rows of a single batch can give a standard error; without them, it takes several batches.
             enough = np.where(self._by_rows, 1, MIN_BATCHES)
             is_known = (self._batches >= enough) & (self._rows >= MIN_ROWS)
             is_done = is_done | (is_known & (self.stderr() <= self._evaluation.tolerance))
@@ -188,7 +189,8 @@ class Tally:
         Raises LandscapeError if losses by class are requested and rows have different weights.
         """
         weight, loss, is_first = facts.weight, readings[:, 0], self._batches[points] == 0
-        with np.errstate(invalid="ignore", over="ignore"):  # losses of diverged points are not finite
+        # The losses of diverged points are not finite.
+        with np.errstate(invalid="ignore", over="ignore"):
             self._sums[points] += weight * readings[:, : self._means]
             if self._evaluation.classes:
                 self._class_sums[points] += readings[:, self._means :]
@@ -199,6 +201,8 @@ class Tally:
                 variance = np.zeros_like(away)
                 if self._of_rows:
                     variance = readings[:, 2] - readings[:, 1] ** 2
+                    # One batch whose loss is not the mean of its rows' losses is enough: from then on, the
+                    # standard error of these points is computed from batches.
                     self._by_rows[points] &= ~is_apart(*readings[:, :3].T)
                     if self._evaluation.classes and not self._by_rows.all():
                         raise LandscapeError(CLASSES_NEED_MEANS)
@@ -208,11 +212,13 @@ class Tally:
         self._rows[points] += facts.rows
         self._batches[points] += 1
         if self._evaluation.cap is not None:
+            # The comparison is written so that NaN counts as above the cap.
             self._is_cut[points] |= is_first & ~(loss <= self._evaluation.cap)
 
     def stderr(self) -> Array:
         """The standard error of each point's loss so far, (points,); NaN until there are enough data."""
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            # The two formulas at the top of this module, written with sums of d = l - origin.
             mean, mean_square, within = (self._moments / self._weight[:, None]).T
             by_rows = np.sqrt(np.clip(within + mean_square - mean**2, 0, None) / (self._rows - 1))
             spread = self._squares @ np.array([0, 0, 1.0])
@@ -231,6 +237,7 @@ class Tally:
             raise LandscapeError("a data set holds no batches; give a loader that can be read again")
         with np.errstate(invalid="ignore", divide="ignore"):
             means = self._sums / self._weight[:, None]
+            # The columns about rows serve only the standard error and are not quantities themselves.
             kept = np.delete(means, slice(1, 1 + self._of_rows), axis=1)
             parts = [kept, self._class_sums / self._class_rows]
         if "stderr" in self._evaluation.quantities():

@@ -81,6 +81,7 @@ class _Numbers:
     """The random numbers of one reading, put into the global generators while the loader runs."""
 
     def __init__(self) -> None:
+        # A state belongs to one kind of bit generator, so the seeded one is of the kind that is in use.
         generator = mtrand.get_bit_generator()
         own = np.random.RandomState(type(generator)(SEED))
         self._own = {
@@ -129,14 +130,17 @@ def _is_same(one: Any, other: Any) -> bool:
     if hasattr(one, "__dataclass_fields__"):
         return all(_is_same(getattr(one, name), getattr(other, name)) for name in one.__dataclass_fields__)
     if isinstance(one, str | bytes | int | float):
-        return one == other or one != one  # NaN
+        # NaN, which is not equal to itself, counts as the same.
+        return one == other or one != one
     framework = framework_of(one)
     if not framework.is_tensor(one):
         return _is_same(_comparable(one), _comparable(other))
     try:
         arrays = framework.to_numpy(one), framework.to_numpy(other)
-    except (InvalidTypeError, InvalidValueError):  # has no array form, such as a nested tensor
+    except (InvalidTypeError, InvalidValueError):
+        # The values have no array form, such as those of a nested tensor, and cannot be compared.
         return True
+    # The bytes of an array of objects are addresses, so its elements are compared instead.
     if any(array.dtype.hasobject for array in arrays):
         return _is_same(*(array.tolist() for array in arrays))
     return arrays[0].shape == arrays[1].shape and arrays[0].tobytes() == arrays[1].tobytes()

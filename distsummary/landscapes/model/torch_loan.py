@@ -64,6 +64,8 @@ class Loan:
         self.model = inner if device is None else inner.to(device)
         self._restore = ExitStack()
         try:
+            # Each change from here on is registered with `_restore` before it is made, so that `give_back`
+            # can undo it even if a later step raises.
             self._restore.enter_context(preserved(self.model))
             run_as_written(self.model)
             tie(self.model)
@@ -84,13 +86,17 @@ class Loan:
                 warnings.filterwarnings(
                     "ignore", "RNN module weights are not part of single contiguous chunk"
                 )
-            if self.device.type == "cpu":  # a fixed number of threads gives the same bits in every process
+            # A fixed number of threads gives the same bits in every process.
+            if self.device.type == "cpu":
                 self._restore.callback(torch.set_num_threads, torch.get_num_threads())
                 torch.set_num_threads(threads)
             for module in self.model.modules():
                 self._restore.callback(setattr, module, "training", module.training)
             self.model.train(training)
+            # Engines seed these generators at every point; the user's own numbers continue afterwards.
             self._restore.enter_context(torch.random.fork_rng(devices=self._gpus))
+            # Each tensor is handled once, under its first name. The parameters that stay in place are saved;
+            # all other tensors get new memory, so that theirs is not overwritten.
             once: dict[int, tuple[str, Tensor]] = {}
             for name, tensor in self.tensors.items():
                 once.setdefault(id(tensor), (name, tensor))
@@ -250,7 +256,8 @@ def placed(
     own = [t for t in (*function.parameters(), *function.buffers()) if id(t) not in shared]
     if all(moved(tensor) is tensor for tensor in own):
         return function
-    other = copy.deepcopy(function, dict(shared))  # does not copy a model that the function holds
+    # With this memo, deepcopy does not copy a model that the function holds.
+    other = copy.deepcopy(function, dict(shared))
     for part in other.modules():
         if id(part) not in shared:
             # Module.to uses this method, which has had this form since torch 2.1 (last checked: 2.13).
@@ -265,7 +272,8 @@ def run_as_written(model: nn.Module) -> None:
     when it was compiled. Torch would also compile it again for eval mode, and it has no second derivatives.
     """
     for module in model.modules():
-        if getattr(module, "_compiled_call_impl", None) is not None:  # as in torch 2.13
+        # A private attribute of torch, as in torch 2.13.
+        if getattr(module, "_compiled_call_impl", None) is not None:
             module._compiled_call_impl = None
         if (inner := compiled_from(module)) is not None:
             module.forward = inner.__call__
@@ -284,7 +292,9 @@ def portable(model: nn.Module, batches: Any) -> tuple[nn.Module, Any]:
         with preserved(model):
             tie(model)
             copies: dict[int, Tensor] = {}
-            if goes_home:  # one tensor at a time: the model's device may have no room for a second model
+            # One tensor is copied at a time, since the model's device may have no room for a second model.
+            # With these copies as memo, deepcopy copies no tensor on the device.
+            if goes_home:
                 for tensor in named_tensors(model).values():
                     host = tensor.detach().to("cpu", copy=True)
                     is_parameter = isinstance(tensor, nn.Parameter)

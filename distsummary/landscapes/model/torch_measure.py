@@ -61,13 +61,17 @@ class Measure:
                     self._by_rows(outputs, targets)
                 except (MemoryError, torch.OutOfMemoryError):
                     raise
-                except Exception:  # of any kind: the user's criterion may work only with its own reduction
+                except Exception:
+                    # Any error is possible: the user's criterion may work only with its own reduction.
                     self._by_rows = None
             loss, rows = self._read(found, outputs, targets, batch_rows(batch))
+            # The rows' losses are of use only if their mean is the loss. It is not if the criterion weights
+            # rows or leaves some out.
             columns = torch.stack([loss.double(), *_sums(loss, rows)]).cpu().numpy()
             self.has_rows = rows is not None and not is_apart(*columns)
         if self._evaluation.classes and not self.has_rows:
             raise LandscapeError(CLASSES_NEED_ROWS)
+        # A whole reading, so that an unusable metric raises its error here.
         self(batch)
 
     def __call__(self, batch: Any) -> tuple[Tensor, ...]:
@@ -100,6 +104,7 @@ class Measure:
         if losses.dim() > 1:
             raise LandscapeError(loss_shape_error(self._loss_name, losses.shape))
         losses = losses if losses.is_floating_point() else losses.double()
+        # Several losses count as those of the rows only if there is one for each row.
         if losses.dim():
             return losses.mean(), losses if len(losses) == count else None
         if self._by_rows is None:
@@ -111,10 +116,12 @@ class Measure:
     def _tensor(self, what: str, found: Any) -> Tensor:
         """What the user's function `what` returned, as a real tensor; raises LandscapeError if impossible."""
         try:
-            if isinstance(found, tuple):  # a tuple is a loss and its parts, not one loss per row
+            # A tuple is a loss and its parts, not one loss for each row.
+            if isinstance(found, tuple):
                 raise TypeError("several values")
             value = found if isinstance(found, Tensor) else torch.as_tensor(found)
-        except (TypeError, ValueError, RuntimeError) as error:  # as_tensor raises any of these
+        except (TypeError, ValueError, RuntimeError) as error:
+            # These are the errors that as_tensor raises.
             raise LandscapeError(no_number_error(what, found)) from error
         if value.is_complex():
             raise LandscapeError(no_number_error(what, found))

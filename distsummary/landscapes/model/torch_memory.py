@@ -133,7 +133,8 @@ def to_device(batch: Any, device: torch.device | str, dtype: torch.dtype | None 
     def moved(part: Any) -> Any:
         if isinstance(part, Tensor):
             return part.to(device)
-        return copy.copy(part).to(device) if _moves_itself(part) else part  # some `to` change the object
+        # A copy is moved, because some methods `to` change the object.
+        return copy.copy(part).to(device) if _moves_itself(part) else part
 
     there = mapped(batch, moved, is_leaf=_moves_itself)
     return there if dtype is None else in_dtype(there, dtype)
@@ -185,7 +186,8 @@ def device_bytes(device: torch.device) -> int | None:
     """The memory of a GPU that this process may use, in bytes; None for the CPU."""
     if device.type != "cuda":
         return None
-    share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)  # torch 2.6 has none
+    # Torch 2.6 does not have this function.
+    share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)
     return int(torch.cuda.get_device_properties(device).total_memory * share(device))
 
 

@@ -38,6 +38,8 @@ def can_stay(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> set[st
         if isinstance(tensor, nn.Parameter) and tensor.numel() and is_right and is_dense:
             spans.append((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, name))
     found, end = set(), 0
+    # In the order of addresses, a parameter is alone if no earlier one reaches into its memory and it ends
+    # before the next one begins.
     spans.sort()
     for number, (start, stop, name) in enumerate(spans, 1):
         is_alone = end <= start and (number == len(spans) or stop <= spans[number][0])
@@ -88,7 +90,9 @@ class SavedValues:
             for start, at in places.items():
                 tensor = self._tensors[start]
                 file.seek(at)
-                try:  # read-only memory makes this call raise an error, but torch would crash
+                # The first byte is read back into the tensor. In read-only memory this call raises an error,
+                # while torch would crash when it writes there.
+                try:
                     _all_of(file.readinto, memoryview(_memory(tensor)).cast("B")[:1])
                 except OSError as error:
                     raise LandscapeError(
@@ -99,7 +103,8 @@ class SavedValues:
                     self._map, dtype=torch.uint8, count=tensor.nbytes, offset=at
                 )
 
-    @torch.inference_mode()  # in this mode any tensor can be written to
+    # In inference mode any tensor can be written to.
+    @torch.inference_mode()
     def restore(self) -> None:
         """Write the values back."""
         for start, tensor in self._tensors.items():
@@ -108,7 +113,8 @@ class SavedValues:
                 _flat(tensor)[first : first + PIECE] = values[first : first + PIECE]
                 self.release()
         self._copies.clear()
-        self._map = None  # releases the disk space of the file
+        # Without this reference the disk space of the file is released.
+        self._map = None
 
     def release(self) -> None:
         """Release the memory that reading the file took; views of the file then read the file again."""

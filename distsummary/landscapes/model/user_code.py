@@ -84,6 +84,7 @@ def bind_loss(
             try:
                 found = function(model, batch)
             except (TypeError, AttributeError) as error:
+                # A first parameter called model shows that the function is meant for (model, batch).
                 if _parameters(function)[:1] != ["model"]:
                     hint(error, AS_LOSS_FN)
                 raise
@@ -102,7 +103,8 @@ def bind_loss(
             targets = moved(targets, outputs)
         try:
             return loss(outputs, targets), outputs, targets
-        except (TypeError, AttributeError) as error:  # perhaps the loss expects other arguments
+        except (TypeError, AttributeError) as error:
+            # Perhaps the loss expects other arguments, or the model computes the loss itself.
             if inspect.isfunction(loss) and len(_parameters(loss)) == 2:
                 hint(error, AS_BATCH_LOSS)
             elif holds_loss(outputs):
@@ -115,7 +117,8 @@ def bind_loss(
 def _parameters(function: Any) -> list[str]:
     try:
         return list(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # a builtin without a signature
+    except (TypeError, ValueError):
+        # A builtin function may have no signature.
         return []
 
 
@@ -123,7 +126,8 @@ def apply_metric(metric: Callable[..., Any], outputs: Any, targets: Any) -> Any:
     """The result of a metric; if it gets no outputs and raises, the error gets a hint."""
     try:
         return metric(outputs, targets)
-    except Exception as error:  # of any kind: it is the user's code
+    except Exception as error:
+        # Any error is possible, since it is the user's code.
         if outputs is None:
             hint(error, NO_OUTPUTS)
         raise
@@ -143,7 +147,8 @@ def in_batch(name: str, read: Callable[..., T], *arguments: Any) -> T:
     """Call `read(*arguments)`; an error gets a note with the name of the batch."""
     try:
         return read(*arguments)
-    except Exception as error:  # of any kind: it is the user's code
+    except Exception as error:
+        # Any error is possible, since it is the user's code.
         if (note := f"in {name}") not in getattr(error, "__notes__", ()):
             error.add_note(note)
         raise

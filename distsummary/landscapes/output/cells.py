@@ -59,14 +59,16 @@ def hidden(x: Array, y: Array, heights: Array, points: Array, eye: Array) -> NDA
     """
     finite = heights[np.isfinite(heights)]
     slack = 0.01 * float(np.ptp(finite)) if finite.size else 0.0
-    shares = np.geomspace(1e-3, 1.0, 400)[:, None, None]  # of the way to the eye, which is far away
+    # Shares of the way to the eye. Most are close to the point, since the eye is far away.
+    shares = np.geomspace(1e-3, 1.0, 400)[:, None, None]
     rays = points + shares * (eye - points)
     above = _bilinear(x, y, heights, rays[..., :2].reshape(-1, 2)).reshape(rays.shape[:2])
     return np.asarray((above > rays[..., 2] + slack).any(axis=0))
 
 
 def _bilinear(x: Array, y: Array, heights: Array, at: Array) -> Array:
-    heights = np.where(np.isfinite(heights), heights, np.nan)  # Inf times 0 would warn
+    # Inf times 0 would warn.
+    heights = np.where(np.isfinite(heights), heights, np.nan)
     column, u = _places(x, at[:, 0])
     row, v = _places(y, at[:, 1])
     low = (1 - u) * heights[row, column] + u * heights[row, column + 1]

@@ -112,6 +112,7 @@ def figure_of(
         losses, numbers = side.subplots(2, 1, height_ratios=[1.1, 1])
         panels.draw_losses(losses, grid, scale)
         panels.draw_text(numbers, [*checkpoint_lines(grid), *plane_lines(grid)])
+    # The names come last, because they have to find room among everything else.
     if kind == "contour" and min(grid.z.shape) > 1:
         place_labels(figure, main.axes[0], grid)
     return figure  # type: ignore[no-any-return]  # subfigures are typed too loosely
@@ -166,7 +167,8 @@ def checkpoint_lines(grid: Grid) -> list[str]:
     """A table of the path: true loss, loss in the plane, distance from the plane."""
     lines = [f"{grid.unit:>8} {'true loss':>11} {'in plane':>11} {'outside':>8}"]
     run_of = {k: run for run, part in grid.parts.items() for k in part}
-    rows = MAX_ROWS + (len(grid.path) == MAX_ROWS + 1)  # 13 rows, not 12 and a row "12 of 13"
+    # One row more is better than a last line that says how many checkpoints are shown.
+    rows = MAX_ROWS + (len(grid.path) == MAX_ROWS + 1)
     shown = thinned(len(grid.path), rows)
     for k in shown:
         number = str(grid.numbers[k]) if grid.numbers else "-"

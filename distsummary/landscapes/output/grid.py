@@ -98,7 +98,8 @@ class Grid:
         for name, values in (("z", self.z), ("computed", self.computed), *self.quantities.items()):
             if values.shape != expected:
                 raise InvalidValueError(f"{name} must be (len(y), len(x)) = {expected}, got {values.shape}")
-        axes = {n: tuple(a) if isinstance(a, list) else a for n, a in self.filter_axis.items()}  # from JSON
+        # JSON, from which a grid may have been read, has lists instead of tuples.
+        axes = {n: tuple(a) if isinstance(a, list) else a for n, a in self.filter_axis.items()}
         object.__setattr__(self, "filter_axis", axes)
         if self.computed.dtype != np.bool_:
             raise InvalidValueError(f"computed must have the dtype bool, got {self.computed.dtype}")
@@ -178,7 +179,8 @@ class Grid:
     @classmethod
     def from_npz(cls, data: bytes) -> Self:
         """The grid in an archive that `to_npz` made; raises DamagedFileError for anything else."""
-        if not data.startswith(ZIP):  # NumPy's error would suggest loading it as a pickle
+        # NumPy's error would suggest loading the file as a pickle.
+        if not data.startswith(ZIP):
             raise DamagedFileError(
                 "it is not an .npz file, the only format that can be loaded; save as .npz, or "
                 "compute it again"
@@ -196,6 +198,7 @@ class Grid:
             for name in ("rounding", "lengths"):
                 if others := (meta.get(name) or {}).keys() - {"x", "y"}:
                     raise DamagedFileError(f"{name} of {', '.join(sorted(others))}; a plane has x and y")
+            # From here on the fields have their types; what remains are the arrays.
             meta |= {name: tuple(value) for name, value in meta.items() if isinstance(value, list)}
             arrays: dict[str, Any] = {name: saved[name] for name in ARRAYS}
             measured = {n.removeprefix(QUANTITY): one for n, one in saved.items() if n.startswith(QUANTITY)}
@@ -208,6 +211,7 @@ class Grid:
             raise DamagedFileError(f"not a saved loss grid ({error}); compute it again") from error
 
 
+# The fields of a grid that are not arrays, with their types. Grid refuses the fields of newer versions.
 _META = msgspec.defstruct(
     "Meta",
     [
@@ -216,7 +220,7 @@ _META = msgspec.defstruct(
         if one.name not in {*ARRAYS, "quantities"}
     ],
     kw_only=True,
-)  # the fields of a grid that are no arrays, with their types; those of newer versions are refused by Grid
+)
 
 
 def finite_bounds(*arrays: Array) -> tuple[float, float]:

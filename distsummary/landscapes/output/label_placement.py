@@ -19,7 +19,8 @@ def place_labels(figure: Any, axes: Any, grid: Grid) -> None:
 
     The first and the last name and those at the ends of a run are never left out.
     """
-    figure.get_layout_engine().execute(figure)  # positions are final only after this
+    # Positions are final only after this.
+    figure.get_layout_engine().execute(figure)
     names = list(axes.texts)
     points = axes.transData.transform(np.array([name.xy for name in names]).reshape(-1, 2))
     dots = axes.transData.transform(grid.path)
@@ -29,7 +30,8 @@ def place_labels(figure: Any, axes: Any, grid: Grid) -> None:
     point = axes.figure.dpi / 72
     left, bottom, right, top = axes.bbox.extents
     far = np.inf
-    outside = [  # beyond the four sides of the axes
+    # Names must not leave the axes, so everything beyond the four sides counts as taken.
+    outside = [
         (-far, -far, left, far),
         (right, -far, far, far),
         (-far, -far, far, bottom),

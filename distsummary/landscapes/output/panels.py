@@ -76,7 +76,8 @@ def draw_contours(figure: Any, grid: Grid, scale: LossScale) -> None:
     """Filled contours with the path on them; a checkpoint's dot has the colour of its true loss."""
     axes = figure.subplots()
     shown = np.ma.masked_invalid(clipped(grid.z))
-    if grid.missing.any():  # holes in the contours: hatched if no loss was computed, else grey
+    # Holes in the contours are hatched if no loss was computed there, otherwise grey.
+    if grid.missing.any():
         axes.patch.set(**MISSING)
         axes.fill([], [], **MISSING, label="not computed")
     diverged = ~np.isfinite(grid.z) & ~grid.missing
@@ -89,6 +90,7 @@ def draw_contours(figure: Any, grid: Grid, scale: LossScale) -> None:
                           extend=scale.beyond)  # fmt: skip
     axes.contour(grid.x, grid.y, shown, levels=scale.levels, colors="white", linewidths=0.4, alpha=0.5)
     _add_colorbar(figure, axes, filled, scale)
+    # A finite point without a whole cell around it is in no contour, so it has a mark of its own.
     rows, columns = loose_points(grid.z).T
     loose = _colors(grid.z[rows, columns], scale)
     axes.scatter(grid.x[columns], grid.y[rows], s=9, marker="s", c=loose, clip_on=False)
@@ -108,6 +110,7 @@ def draw_contours(figure: Any, grid: Grid, scale: LossScale) -> None:
             lost = "checkpoint: true loss not finite"
             axes.plot([], [], **_TRUE, color=NOT_FINITE, linestyle="none", label=lost)
         if len(grid.numbers) == len(grid.path):
+            # The last checkpoint is the centre, which the star marks, unless there are several runs.
             names = checkpoint_names(grid)
             for k in thinned(len(grid.path), MAX_LABELS)[: None if grid.runs else -1]:
                 axes.annotate(names[k], grid.path[k], xytext=(GAP, GAP), textcoords="offset points",
@@ -137,12 +140,14 @@ def draw_surface(figure: Any, grid: Grid, scale: LossScale) -> None:
     for i, j in loose_points(heights):
         axes.plot(x[j], y[i], heights[i, j], "s", markersize=2, color=_colors(z[i, j], scale), zorder=2)
 
+    # What the surface hides depends on the view, so the limits and the angle are set before the lines.
     in_plane, true = scale.heights(grid.path_loss), scale.heights(grid.true_loss)
     low, high = finite_bounds(heights, in_plane, true)
     margin = 0.02 * (high - low) or 0.5
     axes.set(xlim=(grid.x[0], grid.x[-1]), ylim=(grid.y[0], grid.y[-1]), zlim=(low - margin, high + margin))
     axes.view_init(elev=38.0, azim=open_azimuth(heights))
-    axes.set_box_aspect(None, zoom=0.9)  # the legend's layout ignores the labels of 3-D axes
+    # The layout of the legend ignores the labels of 3-D axes.
+    axes.set_box_aspect(None, zoom=0.9)
     eye = eye_of(axes)
 
     def laid(along: Array, color: str, width: float, label: str, **options: Any) -> None:
@@ -171,9 +176,10 @@ def draw_surface(figure: Any, grid: Grid, scale: LossScale) -> None:
             axes.plot([px, px], [py, py], [in_plane[k], true[k]], color="black", linewidth=0.8, alpha=alpha,
                       zorder=5)  # fmt: skip
             axes.plot([px], [py], [true[k]], **_TRUE, color=colors[k], alpha=alpha, zorder=6)
+        # A run of one checkpoint has no line and is not in the legend, so its name stands at its point.
         for run, part in grid.parts.items():
             k = part.start
-            if run and len(part) == 1 and np.isfinite(true[k]):  # a run without a line is not in the legend
+            if run and len(part) == 1 and np.isfinite(true[k]):
                 axes.text(*grid.path[k], true[k], f"   {run}", fontsize=8, bbox=NAME_BOX, zorder=5)
         axes.plot([], [], [], **_TRUE, color="0.3", linestyle="none", label="true loss of a checkpoint")
     is_behind = bool(hidden(x, y, heights, np.array([[0.0, 0.0, in_plane[-1]]]), eye)[0])
@@ -187,25 +193,30 @@ def draw_surface(figure: Any, grid: Grid, scale: LossScale) -> None:
     if scale.stretch != "linear":
         ticks = scale.ticks(TICKS)
         places = scale.heights(ticks)
-        kept = [0]  # skips ticks whose labels would overlap the label below
+        # Ticks are left out if their labels would overlap the label below.
+        kept = [0]
         for k in range(1, len(ticks)):
             if places[k] - places[kept[-1]] >= 0.05 * (high - low):
                 kept.append(k)
         labels = tick_labels(ticks[kept])
         axes.set_zticks(places[kept], labels=labels)
         longest = max(USUAL, *map(len, labels))
-    axes.tick_params(axis="z", pad=2 + longest)  # labels are centred: long ones would overlap the axis
-    if not _is_narrow(figure):  # the colour bar says it too
+    # The labels are centred, so long ones would overlap the axis.
+    axes.tick_params(axis="z", pad=2 + longest)
+    # The colour bar says it too.
+    if not _is_narrow(figure):
         axes.set_zlabel("loss", fontsize=9, labelpad=4 + 2 * longest)
     _add_colorbar(figure, axes, _mappable(scale), scale, shrink=0.7, pad=0.1)
     x_name, y_name = (axis_name(grid, axis) for axis in (0, 1))
-    if _is_narrow(figure):  # no room for what is in brackets
+    # A narrow figure has no room for what is in brackets.
+    if _is_narrow(figure):
         x_name, y_name = (name.partition(" (")[0] for name in (x_name, y_name))
     x_name, y_name = (name.replace(" (", "\n(") for name in (x_name, y_name))
     axes.set_xlabel(x_name, fontsize=9, labelpad=4 + 8 * x_name.count("\n"))
     axes.set_ylabel(y_name, fontsize=9, labelpad=4 + 8 * y_name.count("\n"))
     axes.tick_params(labelsize=8)
-    for axis in (axes.xaxis, axes.yaxis):  # the outermost labels of both axes would meet in a corner
+    # The outermost labels of both axes would meet in a corner.
+    for axis in (axes.xaxis, axes.yaxis):
         axis.get_major_locator().set_params(prune="both")
     _add_legend(figure)
 
@@ -213,17 +224,20 @@ def draw_surface(figure: Any, grid: Grid, scale: LossScale) -> None:
 def draw_curve(axes: Any, grid: Grid, scale: LossScale) -> None:
     """The losses of a grid of one row (or column) as a curve over its axis, and the checkpoints."""
     axis = 0 if grid.z.shape[0] == 1 else 1
-    offset = 1.0 if grid.kind == "line" else 0.0  # a line goes from x = -1 to 0 and is drawn from 0 to 1
+    # A line goes from x = -1 to 0 and is drawn from 0 to 1.
+    offset = 1.0 if grid.kind == "line" else 0.0
     along = (grid.y if axis else grid.x) + offset
     at = grid.path[:, axis] + offset
     losses = clipped(grid.z).reshape(-1)
     axes.plot(along, losses, "-", color="C0", linewidth=1.6, label="loss on the line")
     for run in finite_runs(losses):
-        if len(run) == 1:  # a single point makes no visible line
+        # A single point makes no visible line.
+        if len(run) == 1:
             axes.plot(along[run[0]], losses[run[0]], ".", color="C0")
     half = (along[1] - along[0]) / 2 if len(along) > 1 else 0.5
     is_missing = grid.missing.reshape(-1)
-    for where, look, text in (  # gaps in the curve: hatched if no loss was computed, else grey
+    # Gaps in the curve are hatched if no loss was computed there, otherwise grey.
+    for where, look, text in (
         (is_missing, MISSING, "not computed"),
         (~np.isfinite(losses) & ~is_missing, {"color": NOT_FINITE, "linewidth": 0}, "loss not finite"),
     ):
@@ -233,7 +247,8 @@ def draw_curve(axes: Any, grid: Grid, scale: LossScale) -> None:
         ends = clipped(grid.path_loss)
         has_barrier = grid.kind == "line" and not grid.missing.any()
         label = "straight between the ends" + (f"; barrier {grid.barrier:.4g}" if has_barrier else "")
-        straight = np.linspace((at[0], ends[0]), (at[-1], ends[-1]), FINE)  # curved on a log scale
+        # On a logarithmic scale the straight line is curved, so it needs many points.
+        straight = np.linspace((at[0], ends[0]), (at[-1], ends[-1]), FINE)
         axes.plot(*straight.T, ":", color="0.4", label=label)
         axes.plot(at, clipped(grid.true_loss), "o", color="black", label="true loss of the checkpoints")
         is_named = len(grid.numbers) == len(at) and grid.kind != "line"
@@ -287,7 +302,8 @@ def draw_losses(axes: Any, grid: Grid, scale: LossScale) -> None:
     if len(set(numbers)) == 1:
         axes.set_xticks(numbers[:1])
     if not np.isfinite((true, in_plane)).any():
-        axes.set(xticks=[], yticks=[])  # matplotlib's default ticks would be arbitrary
+        # Matplotlib's default ticks would be arbitrary.
+        axes.set(xticks=[], yticks=[])
     axes.grid(alpha=0.3)
     above = (0.5, 1.06)  # above the axis offset, such as "+1e6"
     axes.legend(loc="lower center", bbox_to_anchor=above, fontsize=8, ncols=2, frameon=False)
@@ -301,7 +317,8 @@ def draw_text(axes: Any, lines: Sequence[str]) -> None:
 
 def eye_of(axes: Any) -> Array:
     """The point (3,), in the coordinates of the data, from which 3-D axes are seen."""
-    projection = axes.get_proj()  # (4, 4); the eye is the one point whose x, y and depth are 0 in the picture
+    # A matrix (4, 4). The eye is the one point whose x, y and depth are 0 in the picture.
+    projection = axes.get_proj()
     rows = projection[[0, 1, 3]]
     return np.asarray(np.linalg.solve(rows[:, :3], -rows[:, 3]))
 

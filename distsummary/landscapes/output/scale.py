@@ -65,7 +65,8 @@ class LossScale:
         low, high = float(self.levels[0]), float(self.levels[-1])
         if self.stretch == "log":
             decades = 10.0 ** np.arange(np.floor(np.log10(low)), np.ceil(np.log10(high)) + 1)
-            for every in SUBDIVISIONS:  # of each decade, the finest that is not too many
+            # Of the ticks of each decade, the finest that are not too many.
+            for every in SUBDIVISIONS:
                 found = _within(np.multiply.outer(decades, every).reshape(-1), low, high)
                 if 3 <= len(found) <= most:
                     return found
@@ -76,6 +77,7 @@ class LossScale:
             rounded = np.array([float(f"{loss:.2g}") for loss in chosen])
             found = _within(np.unique(rounded), low, high)
             return found if len(found) > 1 else np.asarray(chosen)
+        # Round steps, on a linear scale or if no set of logarithmic ticks suits.
         step = (high - low) / most
         unit = 10.0 ** np.floor(np.log10(step))
         step = unit * next((factor for factor in ROUND if factor * unit >= step), ROUND[-1])
@@ -131,13 +133,15 @@ def contour_levels(z: Array) -> Array:
     """
     surface = clipped(z)
     low, high = finite_bounds(surface)
-    if high - low <= LEVELS * np.spacing(max(abs(low), abs(high))):  # flat, except for rounding
+    # The surface is flat, except for rounding.
+    if high - low <= LEVELS * np.spacing(max(abs(low), abs(high))):
         margin = max(0.5, 0.05 * abs(low))
         return np.array([low - margin, high + margin])
     if not _is_skewed(surface, low, high):
         return np.linspace(low, high, LEVELS)
     if low > 0 and high <= low * 10.0**DECADES:
         return np.geomspace(low, high, LEVELS)
+    # Equally many points per level, unless so many losses are equal that few levels are left.
     shares = np.quantile(surface[np.isfinite(surface)], np.linspace(0, 1, LEVELS), method="nearest")
     by_points = np.unique(shares)
     if len(by_points) > LEVELS // 3:

@@ -125,10 +125,12 @@ def write_landscapes(
                 doing(f"drawing the pictures of {grid.tag}")
                 for tag, kind in picture_tags(grid).items():
                     card = draw(grid, kind, **CARDS[kind])
-                    width, height = struct.unpack(">II", card[16:24])  # PNG: length, "IHDR", width, height
+                    # A PNG has its signature, a length and "IHDR" before its width and height.
+                    width, height = struct.unpack(">II", card[16:24])
                     image = Image(height=height, width=width, encoded=card)
                     cards.append(Event(end_step(grid), now, [Value("image", tag, image)]))
-                    if kind != "checkpoints":  # the others have them next to the plane
+                    # The picture of the plane has the checkpoints next to it already.
+                    if kind != "checkpoints":
                         files[tag] = draw(grid, kind)
         except MissingExtraError as error:
             _log.warning("no pictures are drawn: %s", error)
@@ -140,7 +142,8 @@ def write_landscapes(
                 publish(path, files[tag])
                 made.append(path)
             else:
-                path.unlink(missing_ok=True)  # removes the picture of an older grid
+                # The picture of an older grid does not fit the new one.
+                path.unlink(missing_ok=True)
 
         # Write new files in both dialects; the older ones are removed once the new ones are complete.
         directory = run_dir.landscape_dir
@@ -246,7 +249,8 @@ def read_loss_curve(run_dir: RunDir) -> list[Event]:
             _log.warning("the loss curve of %s cannot be read: %s", directory, error)
             continue
         for tag in LOSS_TAGS:
-            curve = {  # the last event of each step: a later attempt repeats steps of an earlier one
+            # The last event of each step counts: a later attempt repeats steps of an earlier one.
+            curve = {
                 event.step: Event(event.step, event.wall_time, [Value("scalar", SHOWN_LOSS_TAG, value.data)])
                 for event in events
                 for value in event.values
@@ -291,11 +295,13 @@ def _is_recorded(run_dir: RunDir) -> bool:
 def _write_pictures(run_dir: RunDir, events: list[Event]) -> None:
     if not events:
         return
-    run_id = str(run_dir.read_manifest()["run_id"]) or secrets.token_hex(8)  # runs of MindSpore have no id
+    # Runs of MindSpore have no id.
+    run_id = str(run_dir.read_manifest()["run_id"]) or secrets.token_hex(8)
     spec = WriterSpec(directory=run_dir.landscape_dir, run_id=run_id, formats=(TENSORBOARD,))
     writer = RankWriter(spec)
     try:
-        first = writer.last_seq + 1  # segments of an older landscape are still there
+        # Segments of an older landscape are still there.
+        first = writer.last_seq + 1
         writer.write(Batch(run_id=run_id, attempt=0, rank=0, first_seq=first, events=events))
         writer.flush()
     finally:

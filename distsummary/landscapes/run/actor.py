@@ -94,6 +94,7 @@ class RayWorkers:
         self, model: Any, loss_fn: Any, batches: Iterable[Any], **options: Any
     ) -> Iterator["RayHessian"]:
         """See `runner.Workers`."""
+        # A group of batches is not divided, so more workers than groups would have no work.
         resources = self._resources(model, min(GROUPS, length_hint(batches) or GROUPS))
         model, batches, [loss_fn] = portable(model, batches, [loss_fn])
         parts = [send((model, loss_fn, batches)), ray.put(options)]
@@ -149,7 +150,8 @@ def send(value: Any) -> Any:
     """Put model, loss and data into Ray's object store; raises LandscapeError if that is impossible."""
     try:
         return ray.put(value)
-    except Exception as error:  # pickling may raise any error; Ray adds a long text in front
+    except Exception as error:
+        # Pickling may raise any error. Ray adds a long text in front, so the cause is shown instead.
         what = first_line(error.__cause__ or error)
         raise LandscapeError(
             f"the model, loss function or batches cannot be sent to workers ({what}); "
@@ -181,7 +183,8 @@ def cluster(address: str | None = None) -> Iterator[None]:
         ray.init(address=address, log_to_driver=False, logging_level="warning")
     elif address is None and reachable_cluster(cluster_address()) is not None:
         ray.init(log_to_driver=False, logging_level="warning")
-    else:  # "local" makes Ray ignore traces of an older cluster
+    else:
+        # A cluster of its own: Ray then ignores traces of an older one.
         start_local(ray, log_to_driver=False)
     try:
         yield
@@ -214,6 +217,7 @@ class RayHessian:
         if scheduler.abandoned:
             raise LandscapeError(f"the same batches killed {MAX_ATTEMPTS} Hessian workers; {LOOK}")
         total = np.zeros_like(vector, dtype=np.float64)
-        for chunk in self._chunks:  # in a fixed order, so that the sum does not depend on the workers
+        # The fixed order of the sum makes it independent of the workers.
+        for chunk in self._chunks:
             total += scheduler.results[chunk][0]
         return total

@@ -191,16 +191,20 @@ class ActorCrew:
             return
         except DistSummaryError:
             raise
-        except Exception as error:  # of any type: the user's code may raise anything
+        except Exception as error:
+            # Any error is possible, since it is the user's code.
             if call.scheduler is None:
                 raise LandscapeError(f"{raised(error)} {self._beginning}") from error
             raise ChunkFailedError(call.chunks[0], error) from error
         if call.scheduler is None:
             self.begun[call.worker] = answer
         else:
+            # Results show that workers can work, so earlier deaths no longer count.
             self._has_results = True
             self._deaths.clear()
         if call.scheduler is self._scheduler:
+            # The answer may end before a chunk that raises an error. Asked for the rest, the worker raises
+            # this error.
             for chunk, result in zip(call.chunks, answer, strict=False):
                 self._keep(call.worker, chunk, result)
             if rest := call.chunks[len(answer) :]:
@@ -268,13 +272,15 @@ class ActorCrew:
         """Report workers that have not answered a call for too long; the next report takes twice as long."""
         busy = {call.worker for call in self._calls.values()}
         for worker, one in self._workers.items():
-            if worker not in busy or not one.has_started:  # it may wait for its resources for hours
+            # Waiting for a call is not silence, nor is waiting for resources, perhaps for hours.
+            if worker not in busy or not one.has_started:
                 one.last_seen = now
         seconds = {worker: now - one.last_seen for worker, one in self._workers.items()}
         silent = {worker: s for worker, s in seconds.items() if s >= self._silent_s}
         then = ": another takes its place" if self._max_deaths > 1 else ""
         for worker, silent_s in silent.items():
-            with suppress(RayError):  # the worker has died: the results of its calls will show that
+            # If the worker has died, the results of its calls will show that.
+            with suppress(RayError):
                 place = ray.get(self._workers[worker].place)
                 text = "%s %s (process %s) has not answered for %.0f s; if it hangs, kill that process%s"
                 _log.warning(text, self._name, worker, place, silent_s, then)
@@ -302,8 +308,9 @@ class ActorCrew:
         calls = list(self._calls)
         self._workers.clear()
         self._calls.clear()
+        # Ray would print the errors of the killed actors if they were not read.
         for call in ray.wait(calls, num_returns=len(calls), timeout=READ_S)[0] if calls else ():
-            with suppress(RayError):  # without this, Ray would print the error of the killed actor
+            with suppress(RayError):
                 ray.get(call)
 
 
@@ -345,7 +352,8 @@ def how_it_died(error: RayError) -> str:
     """How a worker died, in a few words; Ray's whole message is logged at level DEBUG."""
     _log.debug("a worker died: %s", error)
     lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith("\t")]
-    if lines and IN_CREATION in lines[0]:  # a failed import, for example; the last line is its error
+    # A failed import, for example; the last line is its error.
+    if lines and IN_CREATION in lines[0]:
         return f"{NOT_BEGUN}{lines[-1].strip()}"[:SHOWN]
     said = next((line for line in lines if line != ActorDiedError.BASE_ERROR_MSG), type(error).__name__)
     return said.rpartition("exit detail: ")[2].partition(". ")[0].rstrip(".")[:SHOWN]

@@ -39,7 +39,8 @@ def end_actors(actors: Iterable[tuple[Any, Mapping[str, float]]], *, return_s: f
                 name: min(free.get(name, 0) + amount, whole.get(name, 0)) for name, amount in (+held).items()
             }
             _returning.until = time.monotonic() + return_s
-    finally:  # even if another Ctrl-C interrupts the lines above
+    finally:
+        # Actors are killed even if another Ctrl-C interrupts the lines above.
         for actor, _ in actors:
             ray.kill(actor, no_restart=True)
 

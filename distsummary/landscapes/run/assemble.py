@@ -48,11 +48,14 @@ def assemble(
     plane, known = prepared.plane, prepared.known
     found = gather(results, number, plane)
     given_up = [chunk for chunk in abandoned if chunk.plane == number]
+    # The results of abandoned chunks are NaN and do not count as computed.
     computed = found.computed.copy()
     for chunk in given_up:
         if chunk.kind == "grid":
             computed[chunk.row, list(chunk.columns)] = False
-    whole = found.grid  # below, its missing points are interpolated where possible
+    # Points that were not evaluated are interpolated: in levels if all first points of refinement are known,
+    # otherwise only between rows.
+    whole = found.grid
     if not found.computed.all():
         is_refined = bool(found.computed[first_points(found.computed.shape)].all())
         fill = interpolate if is_refined else between_rows
@@ -61,7 +64,8 @@ def assemble(
     path_loss = found.path[:, 0]
     convergence_point = 0.0, 0.0, float(path_loss[-1])
     if known["decomposition"] == "Random" and known["mode"] == "mindspore":
-        i, j = len(plane.y) // 2, len(plane.x) // 2  # as in MindSpore: for even sizes not the centre
+        # As in MindSpore: for even sizes this is not the centre.
+        i, j = len(plane.y) // 2, len(plane.x) // 2
         convergence_point = float(plane.x[j]), float(plane.y[i]), float(whole[i, j, 0])
     x_step, y_step = (float(axis[1] - axis[0]) if len(axis) > 1 else 0.0 for axis in (plane.x, plane.y))
     measured = measure(

@@ -103,13 +103,15 @@ class Journal:
         self._descriptor = -1
         try:
             refuse_unlike_files(self.path)
+            # Another process may remove the file before it is locked; then a new one is opened.
             while not self._lock():
                 self.close()
             if not resume:
                 os.ftruncate(self._descriptor, 0)
             with open(self.path, "rb") as file:
                 is_journal = begins_frame(file.read(HEADER_BYTES))
-            if is_journal:  # any other file stays as it is
+            # An incomplete last frame is cut off, but a file that is no journal stays as it is.
+            if is_journal:
                 os.ftruncate(self._descriptor, whole_length(self.path))
             self._read(identity)
             if not os.fstat(self._descriptor).st_size:
@@ -136,7 +138,8 @@ class Journal:
                 break
             except BlockingIOError:
                 time.sleep(LOCK_WAIT_S)
-            except OSError as error:  # not every file system has locks
+            except OSError as error:
+                # Not every file system has locks.
                 raise RunDirError(
                     f"{self.path} cannot be locked: {error.strerror}; write to a run_dir elsewhere"
                 ) from error
@@ -222,8 +225,10 @@ class Journal:
         end = os.fstat(self._descriptor).st_size
         try:
             if os.write(self._descriptor, framed) < len(framed):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # a short write: the disk is full
+                # The write was too short because the disk is full.
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
+            # The journal must not end with a part of a frame, after which more would be appended.
             os.ftruncate(self._descriptor, end)
             raise RunDirError(
                 f"{self.path} cannot be written: {error.strerror or error}; free disk space or fix the "
@@ -238,8 +243,9 @@ class Journal:
     def close(self) -> None:
         """Release the file for other processes; a second call does nothing."""
         if self._descriptor >= 0:
-            with suppress(OSError):  # not every file system has locks
-                fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # a forked child may keep the file open
+            # Not every file system has locks. Where there are some, a forked child may keep the file open.
+            with suppress(OSError):
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)
             self._descriptor = -1
 
@@ -269,7 +275,8 @@ def leftover_journals(own: Path, identity: Mapping[str, str]) -> str:
         try:
             if path == own or is_live(path):
                 continue
-        except OSError:  # the journal has just been removed, or access to it is denied
+        except OSError:
+            # The journal has just been removed, or access to it is denied.
             continue
         try:
             header = next(read_frames(path), None)

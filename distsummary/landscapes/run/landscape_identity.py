@@ -55,7 +55,8 @@ def landscape_identity(task: Task, refine: float | None = None) -> dict[str, str
     # Tensors that every checkpoint has are hashed by name only: the checkpoints replace their values.
     tensors = {id(t): name for name, t in framework.tensors(model) if all(name in state for state in states)}
     modules = {id(model): "model"}
-    if framework.name == "torch":  # loss functions and metrics may hold the model's modules
+    # Loss functions and metrics may hold the model's modules.
+    if framework.name == "torch":
         modules = {id(part): f"module {name}" for name, part in model.named_modules()}
     own = {name: (array.dtype.str, array.shape) for name, array in own_state(model).items()}
     asked = {name: getattr(evaluation, name) for name in evaluation.__slots__ if name != "metrics"}
@@ -110,7 +111,8 @@ def held_modules(model: Any, *functions: object) -> list[Any]:
 def _globals(function: FunctionType) -> list[Any]:
     """The globals that a function and its inner functions may use; a name may be that of an attribute."""
     codes, held = [function.__code__], function.__globals__
-    for code in codes:  # this loop also visits the codes that it appends
+    # This loop also visits the codes that it appends.
+    for code in codes:
         codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
     return [held[name] for code in codes for name in code.co_names if name in held]
 
@@ -132,7 +134,8 @@ class _Hash(pickle.Pickler):
         self._digest = hashlib.blake2b(digest_size=DIGEST)
         self.hexdigest = self._digest.hexdigest
         super().__init__(self, PICKLE)
-        self.fast = True  # without a memo, equal tuples count the same, be they one object or two
+        # Without a memo, equal tuples count the same, be they one object or two.
+        self.fast = True
 
     def write(self, data: Any) -> None:
         """Hash what the Pickler writes to its file."""
@@ -148,23 +151,28 @@ class _Hash(pickle.Pickler):
         if isinstance(value, np.ndarray) or framework_of(value).is_tensor(value):
             return self._array(value)
         if isinstance(value, set | frozenset):
-            return kind.__name__, sorted(map(digest, value))  # a set has no order
-        if id(value) in self.met:  # a recursive function, a module that holds its parent
+            # A set has no order.
+            return kind.__name__, sorted(map(digest, value))
+        # This may be a recursive function, or a module that holds its parent.
+        if id(value) in self.met:
             return "met", self.met[id(value)][0]
         self.met[id(value)] = len(self.met), value
         if kind in (list, dict):
             return None
         if not self._is_data:
             return self._code(value)
-        if isinstance(value, FunctionType | type):  # code is hashed as code, even within data
+        # Code is hashed as code, even within data.
+        if isinstance(value, FunctionType | type):
             code = _Hash(self._known)
             code.dump(value)
             return code.hexdigest()
-        if (fields := getattr(kind, "__dataclass_fields__", None)) is not None:  # without cached attributes
+        # Only the fields count, not cached attributes.
+        if (fields := getattr(kind, "__dataclass_fields__", None)) is not None:
             return kind, {name: getattr(value, name) for name in fields if hasattr(value, name)}
         try:
             stored = value.__reduce_ex__(PICKLE)
-        except Exception:  # of any type: the value cannot be pickled
+        except Exception:
+            # Any error is possible; the value cannot be pickled.
             return self._unreadable(value)
         return stored if isinstance(stored, str) else None
 
@@ -198,7 +206,8 @@ class _Hash(pickle.Pickler):
         The mode of a torch module is left out, and of its hooks only the code is hashed.
         """
         kind = type(value)
-        if kind.__name__ == "OptimizedModule":  # made by torch.compile
+        # This wrapper is made by torch.compile.
+        if kind.__name__ == "OptimizedModule":
             return self.attributes(value._modules["_orig_mod"])
         fields = getattr(kind, "__dataclass_fields__", ())
         held = getattr(value, "__dict__", None) or {name: getattr(value, name) for name in fields}
@@ -210,7 +219,8 @@ class _Hash(pickle.Pickler):
         if not hasattr(kind, "named_modules"):
             return kind, kept
         hooks = [hook for each in HOOKS for hook in held.get(each, {}).values()]
-        codes = [getattr(hook, "__code__", name_of(hook)) for hook in hooks]  # what they hold may change
+        # What hooks hold may change, so only their code counts.
+        codes = [getattr(hook, "__code__", name_of(hook)) for hook in hooks]
         return kind, kept, codes, _ADDRESS.sub("", repr(value))
 
     def _array(self, value: Any) -> Any:
@@ -220,7 +230,8 @@ class _Hash(pickle.Pickler):
                 array = framework_of(value).to_numpy(value)
             except NO_ARRAY:
                 return self._unreadable(value)
-        kinds = str(value.dtype), array.dtype.str, array.shape  # NumPy has only some of torch's dtypes
+        # NumPy has only some of torch's dtypes, so the array may have another than the value.
+        kinds = str(value.dtype), array.dtype.str, array.shape
         if array.dtype.hasobject:
             return *kinds, array.tolist()
         content = np.ascontiguousarray(array).view(np.uint8).reshape(-1).data
@@ -242,7 +253,8 @@ def _content(cell: Any) -> Any:
     """What a cell of a closure holds."""
     try:
         return cell.cell_contents
-    except ValueError:  # nothing yet
+    except ValueError:
+        # The cell holds nothing yet.
         return None
 
 

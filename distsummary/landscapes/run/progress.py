@@ -72,7 +72,8 @@ def line(progress: Progress, estimate: Estimate | None = None) -> str:
     if progress.by_worker:
         rates = list(progress.by_worker.values())
         speeds = " + ".join(map(_rate, rates))
-        if len(rates) > MOST_RATES:  # the slowest and the fastest
+        # Of many workers only the slowest and the fastest are shown.
+        if len(rates) > MOST_RATES:
             speeds = f"{_rate(min(rates))} to {_rate(max(rates))}"
         parts.append("1 worker" if len(rates) == 1 else f"{len(rates)} workers ({speeds} points/s)")
     return "landscape: " + ", ".join(parts)
@@ -131,6 +132,7 @@ class _Paced:
 
     def __call__(self, progress: Progress) -> None:
         now = self._clock()
+        # The estimate needs every report, even those for which no line is shown.
         self._estimate.left_s(progress.done, progress.total)
         if self._is_over or (now < self._next and not progress.is_done):
             return

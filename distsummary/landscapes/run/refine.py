@@ -44,6 +44,7 @@ def next_points(losses: Array, computed: Mask, tolerance: float) -> Mask:
     point, or to a tenth of the median absolute loss if this tenth is larger.
     """
     known = interpolate(losses, computed)
+    # A finer level is examined only if the coarser ones need no more points.
     for level in range(coarsest(losses.shape) - 1, 0, -1):
         wanted = _around(_is_off(known, computed, level, tolerance), level) & ~computed
         if wanted.any():
@@ -91,7 +92,8 @@ def _predicted(values: Array, level: int) -> Array:
 
 def _weighted(weights: Array, values: Array) -> Array:
     """weights @ values, where a value with weight 0 is ignored, even NaN."""
-    with np.errstate(invalid="ignore"):  # Inf - Inf gives NaN: the loss is not known there
+    # Inf - Inf gives NaN: the loss is not known there.
+    with np.errstate(invalid="ignore"):
         parts = np.where(weights[:, :, None] == 0, 0.0, weights[:, :, None] * values[None])
         return np.asarray(parts.sum(axis=1))
 
@@ -105,6 +107,7 @@ def _is_off(known: Array, computed: Mask, level: int, tolerance: float) -> Mask:
     floor = _FLOOR * float(np.median(size[finite])) if finite.any() else 0.0
     with np.errstate(invalid="ignore"):
         is_off = _SHARE * np.abs(values - predicted) > tolerance * np.maximum(size, floor)
+    # The border of a region without finite losses is refined too.
     is_off |= finite != np.isfinite(predicted)
     found = np.zeros(known.shape, bool)
     found[at] = is_off & computed[at]

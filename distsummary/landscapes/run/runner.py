@@ -106,7 +106,8 @@ def generate(
     journal. If memory is too small for the engine, evaluation starts again with a smaller engine. `refine`:
     the tolerance of `refine.next_points`; None evaluates all points.
     """
-    if journal is not None and journal.choice is not None:  # only the same engine gives the same bits
+    # Only the same engine gives the same bits, so the journal's engine is used.
+    if journal is not None and journal.choice is not None:
         choice = EngineChoice.from_dict(journal.choice)
         if task.choice is not None and task.choice.label != choice.label:
             raise LandscapeError(
@@ -163,9 +164,11 @@ class _Drawing:
                         self._evaluate(crew, wanted)
                         known = [gather(self._results, n, plane) for n, plane in enumerate(self._task.planes)]
                         wanted = [next_points(k.grid[..., 0], k.computed, self._refine) for k in known]
+                # The total of the last report is without the points that refinement left out.
                 self._report(sum(map(len, self._results)))
                 return self._grids(crew), False
             except KeyboardInterrupt:
+                # Without a worker that has begun, nothing is known that a grid could hold.
                 if not crew.begun:
                     raise
                 return self._grids(crew), True
@@ -174,7 +177,8 @@ class _Drawing:
         """Have the workers evaluate the points `wanted` of each grid, and all points of the paths."""
         task, total = self._task, count_points(self._task.planes)
         size, align = piece(task.choice, GRID_CHUNK), piece(task.choice, 1)
-        if align > 1 and task.evaluation.stops_early:  # unfinished points of a chunk are regrouped
+        # The unfinished points of a chunk are regrouped, so no chunk may be divided.
+        if align > 1 and task.evaluation.stops_early:
             align = size
         data_sets = list(task.batches) if isinstance(task.batches, Mapping) else [""]
         scheduler = Scheduler(
@@ -184,9 +188,10 @@ class _Drawing:
             align=align,
         )
 
-        def points(workers: int) -> int:  # each call reads streamed data once, for all its points
+        def points(workers: int) -> int:
             done, facts = self._fresh.total(), next(iter(crew.begun.values()))
             point_s = sum(self._seconds.values()) / done if done else 0.0
+            # Each call reads streamed data once, for all its points, so it should have many.
             return call_size(scheduler.waiting, workers, point_s, GRID_CHUNK if facts.is_streamed else 1)
 
         def keep(worker: str, chunk: Chunk, result: ChunkResult) -> None:
@@ -217,6 +222,7 @@ class _Drawing:
         for chunk in scheduler.abandoned:
             text = "the part at %s was given up, because its workers died again and again; its losses are NaN"
             _log.warning(text, place(chunk, task.planes))
+            # As a result, NaN keeps later rounds of refinement from trying this part again.
             self._results[chunk] = scheduler.results[chunk]
         self._abandoned += scheduler.abandoned
 
@@ -260,7 +266,8 @@ class _Drawing:
     def _grids(self, crew: Crew) -> list[LossGrid]:
         assert self._task.choice is not None
         facts = next(iter(crew.begun.values()))
-        if self._hardware:  # of all workers and, with a journal, of all calls that wrote to it
+        # The hardware of all workers and, with a journal, of all calls that wrote to it.
+        if self._hardware:
             facts = replace(facts, hardware=" and ".join(self._hardware))
         return [
             assemble(
@@ -319,6 +326,7 @@ class InProcessCrew:
                     result = self._worker.evaluate(chunk)
                 except DistSummaryError:
                     raise
-                except Exception as error:  # of any type: the user's code may raise anything
+                except Exception as error:
+                    # Any error is possible, since it is the user's code.
                     raise ChunkFailedError(chunk, error) from error
                 keep("here", chunk, result)

@@ -81,6 +81,7 @@ class Scheduler:
         else:
             chunk = self._waiting.popleft()
             call = [chunk]
+            # A chunk at which a worker died is given alone, to find out whether it kills workers.
             if chunk not in self._losses:
                 # Parts begin at multiples of `align`; whole chunks follow as far as they fit.
                 end = -(-points // self._align) * self._align
@@ -100,7 +101,8 @@ class Scheduler:
     def _shared(self, worker: str) -> list[Chunk]:
         """A chunk without a result that only one other worker holds, preferably one not begun yet."""
         if not self._shares or self._held.get(worker):
-            return []  # it still has work of its own
+            # The worker still has work of its own, or no chunk may be shared.
+            return []
         by_worker = [[chunk for call in calls for chunk in call] for calls in self._held.values()]
         holders = Counter(chunk for held in by_worker for chunk in held)
         open_ = [
@@ -134,6 +136,7 @@ class Scheduler:
         There are none if `was_at_it` is False: the worker was still busy with an earlier scheduler's calls.
         """
         calls = self._held.pop(worker, [])
+        # Chunks that have a result, or that another worker holds too, need not return to the queue.
         elsewhere = {chunk for others in self._held.values() for call in others for chunk in call}
         missing = [
             [chunk for chunk in call if chunk not in self.results and chunk not in elsewhere]
@@ -143,8 +146,10 @@ class Scheduler:
         self._waiting.extendleft(reversed([chunk for call in behind for chunk in call]))
         if not was_at_it or not missing or not missing[0]:
             return
+        # One of the chunks of a longer call is to blame. A single chunk is split as far as the engine allows.
+        # Only a death at a single part counts against this part.
         suspects = missing[0] if len(calls[0]) > 1 else missing[0][0].split(self._align)
-        is_known = len(calls[0]) == len(suspects) == 1  # the chunk that killed it is known
+        is_known = len(calls[0]) == len(suspects) == 1
         for chunk in suspects:
             self._losses[chunk] = self._losses.get(chunk, 0) + is_known
         if self._losses[suspects[0]] < self._max_attempts:

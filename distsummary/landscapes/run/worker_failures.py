@@ -34,7 +34,8 @@ def user_errors(where: str, *, who: str = CODE) -> Iterator[None]:
         yield
     except DistSummaryError:
         raise
-    except Exception as error:  # of any type: the user's code may raise anything
+    except Exception as error:
+        # Any error is possible, since it is the user's code.
         raise LandscapeError(f"{raised(error, who)} {where}") from error
 
 

@@ -99,10 +99,12 @@ class WorkerMemory:
         """
         parameters = framework_of(model).named_parameters(model)
         least = COPIES * sum(int(getattr(value, "nbytes", 0)) for _, value in parameters)
-        gc.collect()  # what was garbage before must not be freed within, the peak would lack it
+        # What was garbage before must not be freed within the block, or the growth would seem too small.
+        gc.collect()
         before = 0
         with suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5")  # the peak begins again, see proc(5)
+            # After this the peak begins again, see proc(5).
+            Path("/proc/self/clear_refs").write_text("5")
             before = _status("VmRSS")
         yield
         grown = _status("VmHWM") - before if before else 0

@@ -69,7 +69,8 @@ class ChunkWorker:
     def begin(self) -> EngineFacts:
         """Open the engine."""
         task, device = self._task, own_device(self._task.model, self._gpus)
-        if framework_of(task.model).name != "torch":  # arrays from Ray's object store are read-only
+        # Arrays from Ray's object store are read-only.
+        if framework_of(task.model).name != "torch":
             task = replace(task, model=copy.deepcopy(task.model))
         self._worker = LandscapeWorker(task, device=device)
         return replace(self._worker.facts, unseen_gpus=self._gpus if device == "cpu" else 0.0)
@@ -83,7 +84,8 @@ class ChunkWorker:
             except Exception:
                 if not results:
                     raise
-                break  # the results so far are returned
+                # The results so far are returned; the caller then asks for the rest, and gets the error.
+                break
         return results
 
 

@@ -82,6 +82,8 @@ def cut(graph: fx.Graph, moved: Sequence[Node], batch: Iterable[Node], *, with_d
     With `with_data=False` no slot depends on data. Otherwise each batch needs its own copy of those that do.
     """
     moving, data = set(moved), depends_on(graph, batch)
+    # A node has the highest kind of its inputs. An affine node becomes OTHER if its operation does not keep
+    # it affine, or if it depends on data and slots must not.
     kinds: dict[Node, int] = {}
     for node in graph.nodes:
         if node.op == "placeholder":
@@ -90,12 +92,15 @@ def cut(graph: fx.Graph, moved: Sequence[Node], batch: Iterable[Node], *, with_d
         kinds[node] = max((kinds[n] for n in node.all_input_nodes), default=FIXED)
         if kinds[node] == AFFINE and ((node in data and not with_data) or not _keeps_affine(node, kinds)):
             kinds[node] = OTHER
-    used: dict[Node, None] = {}  # affine values that non-affine nodes use; for a view, its base
+    # The slots are the affine values that non-affine nodes use. A use of a view counts as one of its base.
+    used: dict[Node, None] = {}
     for node in graph.nodes:
         if kinds[node] == AFFINE and any(kinds[n] == OTHER or n.op == "output" for n in node.users):
             while is_view(node) and not is_getitem(node.args[0]):
                 node = node.args[0]
             used[node] = None
+    # Shared slots come first, as `CutGraph.slots` says. From the results backwards, each graph then contains
+    # only what the next one needs.
     slots = [n for n in used if n not in data] + [n for n in used if n in data]
     point, point_inputs = between(graph, results(graph), lambda n: n in used or kinds[n] == FIXED)
     affine, affine_inputs = between(graph, slots, lambda n: n in moving or kinds[n] == FIXED)

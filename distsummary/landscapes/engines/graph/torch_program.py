@@ -46,10 +46,12 @@ class Program:
         wide = [widened(constant) for constant in constants]
         run = InDouble(self.cut.affine).run
         values = [list(run(*[c.double() for c, _, _ in self._plane], *wide))]
+        # An affine value changes along a direction by its value one step away minus that at the centre.
         for axis in (1, 2):
             end = run(*[tensors[0].double() + tensors[axis] for tensors in self._plane], *wide)
             values.append([there - here for there, here in zip(end, values[0], strict=True)])
         inputs = placeholders(self.cut.point.graph)
+        # The first batch fills the shared slots and prepares the graphs; later ones only add their own slots.
         if self.shared is None:
             self.shared = self._filled(inputs[:shared], [row[:shared] for row in values])
         own = self._filled(inputs[shared : self.cut.slots], [row[shared:] for row in values])
@@ -66,7 +68,8 @@ class Program:
         if self._at is None or self._at[0] != y:
             self.shared.set_row(y)
         self.shared.load(xs)
-        if self.captures is None:  # otherwise the captured graph computes the slots
+        # With captures, the captured graph computes the slots.
+        if self.captures is None:
             self.shared.move()
         self._at = (y, xs)
 
@@ -87,7 +90,8 @@ class Program:
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """(prepare, step): graphs to run once per batch and at every point, respectively; see `hoist`."""
         point = self.cut.point
-        if self.chunk > 1:  # slots and results get a new first axis, over points
+        # The slots and the results get a new first axis, over the points of a chunk.
+        if self.chunk > 1:
             over_points = vmap(point, in_dims=(0,) * len(slots) + (None,) * len(constants))
             decompositions = ON_CPU if self._device.type == "cpu" else ANYWHERE
             with _no_vmap_advice():
@@ -127,7 +131,9 @@ class BoundProgram:
             self._own.load(xs)
         if self.program.captures is None:
             found = self._readings(self._own)
-        else:  # one launch does all the work at the points
+        else:
+            # One launch of the captured graph does all the work at these points. The result is copied,
+            # because the replay for another batch may overwrite it.
             if self._captured is None:
                 self._captured = self.program.captures.capture(
                     lambda: self._readings(self.program.shared, self._own)
@@ -144,7 +150,8 @@ class BoundProgram:
                 flat.move()
         columns: Sequence[Tensor] = self._step(*self._arguments)
         if len(columns) == 1:
-            return columns[0].clone()  # it may be a slot, which changes at the next point
+            # The only column may be a slot, which changes at the next point.
+            return columns[0].clone()
         if self.program.chunk == 1:
             return join(columns)
         return torch.cat([c.reshape(self.program.chunk, -1).double() for c in columns], dim=1)
@@ -162,6 +169,7 @@ class ChunkFlat(Flat):
             )
             for name, (_, shape, strides) in self._views.items()
         }
+        # Views that broadcast to the shape of a block. They stay valid: all values are written in place.
         self._operands = [
             (
                 self._view(self._row, name).unsqueeze(0),
@@ -222,7 +230,8 @@ class Captures:
         """Capture `work`; returns the graph and the tensor that each replay writes its result to."""
         pool = None if self._first is None else self._first.pool()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(self._device):  # with another current device nothing would be captured
+        # With another current device nothing would be captured.
+        with torch.cuda.device(self._device):
             warm, caller = _warm_up_stream(self._device), torch.cuda.current_stream()
             warm.wait_stream(caller)
             with torch.cuda.stream(warm):
@@ -276,8 +285,10 @@ def _compile(step: fx.GraphModule, arguments: Sequence[Tensor]) -> None:
 
         step.compile(dynamic=False, fullgraph=True)
         with config.patch(compile_threads=1):
-            step(*arguments)  # compiles
-    except Exception as error:  # the compiler and the C++ compiler that it calls may fail in any way
+            # The first call compiles.
+            step(*arguments)
+    except Exception as error:
+        # The compiler, and the C++ compiler that it calls, may fail in any way.
         if is_full(error):
             raise
         raise CannotTraceError(f"torch.compile cannot compile the loss: {first_line(error)}") from error

@@ -60,11 +60,13 @@ def _nll_loss(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, 
         return NotImplemented
     is_counted = target != ignore_index
     index = torch.where(is_counted, target, 0)
+    # `_log_softmax` above returns a transposed view, from whose memory elements are then picked.
     if x.mT.is_contiguous():
         picked = x.mT.gather(0, index.unsqueeze(0)).squeeze(0)
     else:
         picked = x.gather(1, index.unsqueeze(1)).squeeze(1)
-    picked = torch.where(is_counted, picked, 0)  # ignored rows may hold -inf
+    # Ignored rows may hold -inf, which times a weight of 0 would be NaN.
+    picked = torch.where(is_counted, picked, 0)
     counted = is_counted.to(x.dtype)
     total = counted.sum()
     if reduction == 0:
@@ -115,6 +117,7 @@ def fold_batch_norms(graph: fx.Graph) -> None:
         is_conv = layer.target is aten.convolution.default
         left, weight, bias = layer.args[:3] if is_conv else (layer.args[1], layer.args[2], layer.args[0])
         with graph.inserting_before(norm):
+            # The s of the docstring, and then the new bias of the layer.
             scale = emit(graph, aten.rsqrt.default, emit(graph, aten.add.Scalar, variance, eps))
             scale = scale if gamma is None else emit(graph, aten.mul.Tensor, scale, gamma)
             offset = mean if bias is None else emit(graph, aten.sub.Tensor, mean, bias)
@@ -129,7 +132,8 @@ def fold_batch_norms(graph: fx.Graph) -> None:
             else:
                 scaled = emit(graph, aten.mul.Tensor, weight, scale)
                 folded = emit(graph, aten.addmm.default, shift, left, scaled)
-        folded.meta["val"] = layer.meta["val"]  # outlines do not predict a convolution's strides
+        # Outlines do not predict the strides of a convolution's result.
+        folded.meta["val"] = layer.meta["val"]
         for user in list(norm.users):
             user.replace_all_uses_with(folded)
     graph.eliminate_dead_code()
@@ -144,7 +148,8 @@ def _is_foldable(norm: Node) -> bool:
     if len(layer.users) != 1 or any(not is_getitem(user) or user.args[1] != 0 for user in norm.users):
         return False
     if len({node.meta["val"].dtype for node in norm.args[:5] if node is not None}) > 1:
-        return False  # under autocast the layer has a narrower dtype
+        # Under autocast the layer has a narrower dtype than the batch norm.
+        return False
     is_transposed = layer.target is aten.convolution.default and layer.args[6]
     is_linear = layer.target is aten.addmm.default and not layer.kwargs
     return is_linear or (layer.target is aten.convolution.default and not is_transposed)
@@ -184,7 +189,8 @@ def in_place(graph: fx.Graph, shared: int, slots: int) -> None:
     for node in graph.nodes:
         if node.target not in IN_PLACE:
             continue
-        for args in (node.args,) if node.kwargs else (node.args, node.args[::-1]):  # summands may be swapped
+        # Summands may be swapped, unless a keyword such as alpha concerns one of them.
+        for args in (node.args,) if node.kwargs else (node.args, node.args[::-1]):
             if _may_overwrite(node, args, ours):
                 node.args, node.target = args, IN_PLACE[node.target]
                 break
@@ -197,7 +203,9 @@ def _may_overwrite(node: Node, args: Any, ours: set[Node]) -> bool:
         return False
     before, after = first.meta["val"], node.meta["val"]
     if (before.shape, before.dtype) != (after.shape, after.dtype) or before.stride() != after.stride():
-        return False  # later views were recorded for the strides of the result
+        # Views that come later were recorded for the strides of the result.
+        return False
+    # A view may be overwritten if nothing else reads its base, unless elements of the view share memory.
     root: Node = first
     while is_view(root) and len(root.users) == 1 and root.target not in REPEATING:
         root = root.args[0]

@@ -64,7 +64,8 @@ def trace(
     tensor of the model, since the next batch would then read what this batch wrote.
     """
     names = tuple(tensors)
-    around = nn.Module()  # functional_call finds the model's tensors as "model.<name>"
+    # The function runs inside a module, in which functional_call finds the model's tensors as "model.<name>".
+    around = nn.Module()
     around.model, around.forward = model, function
 
     def pure(*values: Tensor) -> Any:
@@ -88,7 +89,8 @@ def record(
     """
     # Tracing uses fake tensors, so that code that reads values (also through .numpy()) raises an error.
     recorder = make_fx(
-        functionalize(lambda *tensors: function(*tensors)),  # make_fx inspects the signature
+        # The lambda is there because make_fx inspects the signature.
+        functionalize(lambda *tensors: function(*tensors)),
         dict(decompositions or {}),
         tracing_mode="fake",
         _allow_non_fake_inputs=True,
@@ -109,12 +111,15 @@ def record(
                 finally:
                     torch.compiler.is_compiling = is_compiling
     except (MemoryError, torch.OutOfMemoryError):
-        raise  # not the model's fault: an engine that needs less memory may work
-    except Exception as error:  # the model's code may raise anything when it meets a recorded tensor
+        # This is not the model's fault: an engine that needs less memory may work.
+        raise
+    except Exception as error:
+        # The model's code may raise anything when it meets a recorded tensor.
         raise CannotTraceError(f"the loss cannot be recorded as a graph: {reason(error)}") from error
     graph = module.graph
     for node in list(graph.nodes):
-        if node.op == "get_attr":  # a tensor captured by the function; a bare graph has no attributes
+        # A tensor that the function captured is an attribute, and a bare graph has no attributes.
+        if node.op == "get_attr":
             with graph.inserting_before(node):
                 held = graph.call_function(_Held(getattr(module, node.target)))
             held.meta.update(node.meta)
@@ -125,7 +130,8 @@ def record(
         node.meta = {
             "val": fx.node.map_aggregate(value, lambda v: outline(v) if isinstance(v, Tensor) else v)
         }
-    for node in list(graph.nodes):  # writes to inputs; functionalize puts them at the end
+    # Functionalize puts writes to inputs at the end. They are noted and dropped.
+    for node in list(graph.nodes):
         if node.target is aten.copy_.default and node.args[0].op == "placeholder" and not node.users:
             node.args[0].meta["is_written"] = True
             graph.erase_node(node)
@@ -158,7 +164,8 @@ def drop_idle(graph: fx.Graph) -> None:
 
     def looks(node: Node) -> Any:
         value = node.meta.get("val")
-        return node if value is None else (value.shape, value.stride(), value.dtype)  # None: before torch 2.7
+        # Before torch 2.7 a node may have no outline.
+        return node if value is None else (value.shape, value.stride(), value.dtype)
 
     def axes(transpose: Node) -> set[int]:
         return {axis % transpose.meta["val"].dim() for axis in transpose.args[1:3]}
@@ -194,9 +201,10 @@ def make_out_of_place(graph: fx.Graph) -> None:
         first = node.args[0] if node.args else None
         if fresh is None or fresh is node.target or not isinstance(first, fx.Node) or not is_operation(first):
             continue
+        # Other nodes may read the memory that is overwritten, for example the base of a view.
         is_alias = is_view(first) or first.target is aten._unsafe_view.default
         if is_alias or is_mutable(first) or len(first.users) != 1:
-            continue  # other nodes may read the memory that is overwritten
+            continue
         found, before = outline_of(fresh, node.args, node.kwargs), node.meta["val"]
         # Out of place, a + b may promote to a wider dtype than a.add_(b) keeps.
         if (found.shape, found.dtype) == (before.shape, before.dtype):
@@ -206,13 +214,15 @@ def make_out_of_place(graph: fx.Graph) -> None:
 def refuse_unfaithful(graph: fx.Graph) -> None:
     """Raise CannotTraceError for operations that a recorded graph cannot repeat faithfully."""
     for node in filter(is_operation, graph.nodes):
+        # Attention without dropout draws no random numbers, whatever torch's tag says.
         at = DROPOUT_ARGUMENT.get(node.target)
         if at is not None and (len(node.args) <= at or node.args[at] == 0.0):
             continue
         tags = [tag for tag in REFUSED_TAGS if tag in node.target.tags]
         if tags and node.target is aten.index.Tensor:
             picked = {index.meta["val"].dtype for index in node.args[1] if index is not None}
-            if not {torch.bool, torch.uint8} & picked:  # only masks make the shape depend on values
+            # Only masks make the shape of the result depend on values.
+            if not {torch.bool, torch.uint8} & picked:
                 tags = []
         if tags:
             tag = str(tags[0]).split(".")[-1]
