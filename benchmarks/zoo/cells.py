@@ -38,7 +38,10 @@ LOST = Schedule(share=0.5, each=1, length=80)
 _SICK = ("drift", "memory", "settings", "shard", "sick", "nonfinite")
 _DIAGNOSIS = ["distsummary/diagnosis/*.py"]
 _OTHERS = [f"distsummary/diagnosis/{name}.py" for name in (*_SICK, "diagnose", "ends", "sentence")]
-_STUCK = ["distsummary/diagnosis/{stuck,stuck_files,crash,source_lines}.py", "distsummary/aggregate/stuck.py"]
+_STUCK = [
+    "distsummary/diagnosis/{stuck,stuck_files,crash,source_lines}.py",
+    "distsummary/aggregate/stuck_ranks.py",
+]
 _TIMES = [
     "distsummary/training/timing/{phases,torch_phases,torch_waits,worker_queues,affordable,device_times}.py",
     "distsummary/format/measured_steps.py",

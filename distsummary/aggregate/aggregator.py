@@ -11,7 +11,7 @@ from distsummary.aggregate.live import LiveMerge, LiveReport
 from distsummary.aggregate.merge import merge_facts, merge_run
 from distsummary.aggregate.registrar import Registrar
 from distsummary.aggregate.role_description import RoleDescription, describe, log_conflicts
-from distsummary.aggregate.stuck import StuckRanks
+from distsummary.aggregate.stuck_ranks import StuckRanks
 from distsummary.aggregate.visible import hidden_ranks
 from distsummary.base.failures import error_line
 from distsummary.diagnosis.ends import attempt_verdicts

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from distsummary.aggregate.judging import Judging
 from distsummary.aggregate.rank_columns import TagNumbers
 from distsummary.aggregate.statistics import RecordedScalars
-from distsummary.aggregate.stuck import StuckRanks
+from distsummary.aggregate.stuck_ranks import StuckRanks
 from distsummary.base.failures import error_line
 from distsummary.diagnosis.ends import attempt_verdicts
 from distsummary.diagnosis.growth import GROWING_TAGS

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from distsummary.aggregate.stuck import StuckRanks
+from distsummary.aggregate.stuck_ranks import StuckRanks
 from distsummary.diagnosis import stuck_files
 from distsummary.diagnosis.alerts import read_alerts
 from distsummary.diagnosis.stuck import Collective, ProcessGroup, RankReport
