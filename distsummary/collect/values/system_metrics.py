@@ -15,8 +15,10 @@ from distsummary.errors import ClosedError
 from distsummary.rundir.topology import Topology
 
 PERIOD_S = 10.0
-FIRST_S = 1.0  # so that a short training has a sample too
-LEAST_S = 0.1  # over less time no rate is computed: some counters of Linux advance every 10 ms
+# The first sample comes early, so that a short training has one, too.
+FIRST_S = 1.0
+# Over less time no rate is computed: some counters of Linux advance every 10 ms.
+LEAST_S = 0.1
 STOP_S = 1.0
 GIB, MB = 2**30, 1e6
 
@@ -45,7 +47,8 @@ def sources_of(topology: Topology, directory: Path, network: object) -> dict[str
     """
     process = psutil.Process()
     sources: dict[str, Source] = {"process": lambda: process_reading(process)}
-    if hasattr(process, "io_counters"):  # not on macOS
+    # psutil has no such counters on macOS.
+    if hasattr(process, "io_counters"):
         sources["process's disk"] = lambda: process_disk_reading(process)
     if topology.local_rank == 0:
         sources["node's processors and memory"] = node_reading
@@ -145,7 +148,8 @@ class Sampler:
         for name, read in list(self._sources.items()):
             try:
                 reading = read()
-            except Exception as error:  # raised by the system or a driver: the next sample would fail as well
+            except Exception as error:
+                # The system or a driver raised it, so the next sample would fail as well.
                 del self._sources[name]
                 self._failures.count(
                     f"system metrics of the {name} cannot be read, and are not recorded any more: "
@@ -197,7 +201,8 @@ class SystemMonitor:
         self._thread.join(STOP_S)
 
     def _run(self) -> None:
-        self._sampler.sample()  # its totals: the next sample's rates are computed from them
+        # The first sample gives the totals from which the rates of the next one are computed.
+        self._sampler.sample()
         wait_s = self._first_s
         is_last = False
         while not is_last:
@@ -205,6 +210,8 @@ class SystemMonitor:
             try:
                 wait_s = PERIOD_S if self._record(self._sampler.sample()) else self._first_s
             except ClosedError:
-                return  # the process ends without having closed the run
-            except Exception as error:  # raised by the writer
+                # The process ends without having closed the run.
+                return
+            except Exception as error:
+                # The writer raised it; the next sample is tried all the same.
                 self._failures.count(f"system metrics: {type(error).__name__}: {error}")
