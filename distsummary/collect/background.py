@@ -127,6 +127,7 @@ class Background:
             return
         self._is_closed = True
         is_closed(self.close)
+        # An idle thread wakes up and ends; a busy one first runs the jobs that wait.
         with self._changed:
             self._changed.notify_all()
             thread = self._thread
@@ -137,6 +138,7 @@ class Background:
                 self._failures.count(
                     f"files: {left} jobs were not done {took_s:.2g} s after the end{self._place()}"
                 )
+                # Report the jobs that still wait; the thread may take some of them meanwhile, hence the copy.
                 for job in [*self._jobs]:
                     job.on_failure(f"{job.name}: not done {took_s:.2g} s after the end")
         self._failures.raise_last()
@@ -169,7 +171,8 @@ class Background:
                     self._held_bytes -= job.nbytes
                     self._done += 1
                     self._changed.notify_all()
-                job = self._job = None  # frees the job's memory before the next wait
+                # Drop the last reference to the job before the wait, so that its memory is free meanwhile.
+                job = self._job = None
                 self._changed.wait_for(lambda: self._jobs or self._is_closed, self._idle_s)
                 if not self._jobs:
                     self._thread = None
@@ -177,7 +180,8 @@ class Background:
                 job = self._job = self._jobs.popleft()
             try:
                 job.function()
-            except (Exception, SystemExit) as error:  # Ray ends calls so when it is shut down meanwhile
+            # Ray raises SystemExit in calls when it is shut down meanwhile.
+            except (Exception, SystemExit) as error:
                 reason = f"{job.name}: {type(error).__name__}: {error}"
                 self._failures.count(reason)
                 job.on_failure(reason)

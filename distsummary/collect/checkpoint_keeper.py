@@ -159,8 +159,9 @@ class CheckpointKeeper:
     def _keep_sketches(self, every: int, network: object, group: Group) -> None:
         framework, attempt = framework_of(network), self._registration.attempt
         share = share_of(network, self._topology, group.size, attempt=attempt)
+        # Without a share, other ranks keep the whole network.
         if share is None:
-            return  # other ranks keep the whole network
+            return
         parts = ModelParts(framework, network, is_mine=share.holds)
         header = SketchHeader(
             run_id=self._registration.run_id,
@@ -192,7 +193,8 @@ class CheckpointKeeper:
         if kept is not None and kept.due(unit, number):
             name = f"checkpoint of {unit} {number} of the trajectory"
             try:
-                save, nbytes = kept.take(number)  # copy now: the next step changes the values
+                # Copy now: the next step changes the values.
+                save, nbytes = kept.take(number)
             except Exception as error:
                 self._report_unsaved(step, f"{name}: {error}")
                 raise

@@ -146,9 +146,11 @@ class CollectorCallback(Callback):
         topology = self._begin(run_context, "train")
         network = params.get("network")
         self._settings.refuse_unfit(network, topology)
+        # A trajectory that was asked for but cannot be kept is refused now: `share_of` raises.
         if self._settings.collected.landscape not in (None, DEFAULT_SPEC) and network is not None:
-            share_of(network, topology, self._schedule.group.size, attempt=0)  # raises if none can be kept
+            share_of(network, topology, self._schedule.group.size, attempt=0)
         if self._session is None:
+            # If no door such as `ds.init` has admitted this rank, it asks for its place in the run now.
             if self._admission is None:
                 resumes = bool(params.get("initial_step"))
                 self._admission = admit(self.run_dir, topology, resumes=resumes, door="a SummaryCollector")
@@ -169,9 +171,11 @@ class CollectorCallback(Callback):
         is_own = all(getattr(type(self), hook) is getattr(CollectorCallback, hook) for hook in hooks)
         self._schedule.sees_all = not is_own
         call, network = self._failures.call, params.get("network")
+        # Evaluations before the training belong to it, so its session records them.
         evaluations, self._evaluations = self._evaluations, None
         if evaluations is not None:
             call("evaluations", evaluations.record, session)
+        # The first training of a session begins its heartbeats; later ones continue with them.
         if session.phase == "starting":
             begun = int(params.get("initial_step") or 0)
             call("heartbeats", session.begin_heartbeats, self._schedule.receive, begun)
@@ -189,6 +193,7 @@ class CollectorCallback(Callback):
         if network is not None and (landscape := self._settings.collected.landscape) is not None:
             steps, kept = params.get("batch_num") or 0, params.get("backbone", network)
             call("trajectory", session.checkpoints.begin, landscape, kept, self._schedule.group, steps)
+        # Checkpoints and sketches need every step, too.
         self._schedule.sees_all = not is_own or session.checkpoints.is_active
         if self._settings.system_metrics:
             call("system metrics", session.monitor_system, network)
@@ -221,6 +226,7 @@ class CollectorCallback(Callback):
         elif self._session is None:
             self._evaluations = self._evaluations or Evaluations(topology)
             self._evaluations.own()
+        # What operators tap during an evaluation is not recorded.
         self._taps.listener.pause()
         if self._session is not None:
             self._session.phase = "evaluating"
@@ -246,6 +252,7 @@ class CollectorCallback(Callback):
         known = self._topology if self._evaluations is None else self._evaluations.evaluator
         topology = known or self._place_of(step_of(run_context).topology or topologies.detect())
         network = params.get("network")
+        # A mesh that was not given is read from the model's parameters.
         if not topology.mesh and network is not None:
             mesh = self._failures.call("the mesh", framework_of(network).mesh, network)
             topology = replace(topology, mesh=mesh or {})
@@ -310,6 +317,7 @@ class CollectorCallback(Callback):
         if _is_evaluation(run_context):
             return
         self._record_end(params)
+        # Without a session the call counts a failure: the hook `begin` was not called.
         if session is None or session.checkpoints.is_active:
             self._failures.call("trajectory", self._save_checkpoint, "step", params)
 
@@ -321,13 +329,16 @@ class CollectorCallback(Callback):
 
     @door(_drop_given)
     def _record_end(self, params: CallbackParams) -> None:
-        if self._is_plain(params):  # the quick way of a Run, which other callbacks take from it
+        # A Run records its plain steps itself; if other callbacks make it call the hooks, these steps take
+        # the same quick way here.
+        if self._is_plain(params):
             self._recorded = logged = self._step.logged
             self.recorder.record(params["cur_step_num"], logged, self._step.values)
         elif not is_sink(params):
             with self.recorder.overhead.measured():
                 self._record_step(params, int(params["cur_step_num"]))
-        elif self._step.logged or self._step.values:  # the rest is recorded when the epoch ends
+        # In sink mode the rest is recorded when the epoch ends.
+        elif self._step.logged or self._step.values:
             self._open_session().record(int(params["cur_step_num"]), self._step.logged, self._step.values)
 
     def _is_plain(self, params: CallbackParams) -> bool:
@@ -354,7 +365,8 @@ class CollectorCallback(Callback):
             return
         self._recorded = logged = self._step.logged
         values, step = [*self._step.values], int(params.cur_step_num)
-        if self._settings.compatibility.steps:  # the last step of an epoch is recorded twice if it was due
+        # As in MindSpore, the last step of an epoch is recorded twice if it was due.
+        if self._settings.compatibility.steps:
             values += self._schedule.values_again(params, step, self._step)
         self._open_session().record(step, logged, values)
 
@@ -370,7 +382,8 @@ class CollectorCallback(Callback):
         """Record what was logged after the last step, and the complete lineage."""
         params, session = run_context.original_args(), self._open_session()
         self._failures.call("values", self._record_rest, params)
-        if values := self._schedule.graph.rest():  # of a model that was not called in the due steps
+        # The graph of a model that was not called in the due steps comes last.
+        if values := self._schedule.graph.rest():
             self._failures.call("graph", session.record, int(params.cur_step_num), {}, values)
         self._failures.call("lineage", self._description.end, session, params)
 
@@ -396,6 +409,7 @@ class CollectorCallback(Callback):
 
     def _record_rest(self, params: CallbackParams) -> None:
         logged = self._step.logged
+        # Each step has a `logged` dict of its own: the same object means that it is recorded already.
         if logged is self._recorded:
             return
         self._recorded = logged
@@ -447,6 +461,7 @@ class CollectorCallback(Callback):
         evaluations, self._evaluations = self._evaluations, None
         if evaluations is not None:
             self._failures.call("evaluations", self._close_evaluations, evaluations)
+        # Values given from now on belong to no session: they are kept for evaluations, or counted as dropped.
         self.recorder.plain_before, self.recorder.record = -math.inf, self._keep
         self._failures.call("the sources", self._schedule.close)
         self._is_over = True
@@ -475,13 +490,14 @@ class CollectorCallback(Callback):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         params = self._params
+        # The step that failed has not ended: record what was logged in it.
         if (
             kind is not None
             and params is not None
             and (self._step.logged or self._step.values)
             and self._step.logged is not self._recorded
         ):
-            self._failures.call("values", self._record_rest, params)  # logged in the step that failed
+            self._failures.call("values", self._record_rest, params)
         has_failed = error is not None and not is_interruption(error)
         if has_failed and params is not None and self._session is not None:
             end = self._description.end_settings

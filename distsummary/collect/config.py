@@ -32,7 +32,8 @@ MAX_TEXT = 4096  # characters of a text or of a name
 MAX_ITEMS = 100  # elements of a list, tensor or array
 MAX_ENTRIES = 1000  # of the whole configuration
 MAX_DEPTH = 16
-_MAX_BITS = 1024  # of an integer; Python refuses to write integers of more than about 14,000 bits in decimal
+# The limit of an integer: Python refuses to write one of more than about 14,000 bits in decimal.
+_MAX_BITS = 1024
 _NAMED = 10  # names listed in a message
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _METHODS = ("model_dump", "to_container", "to_dict")
@@ -80,7 +81,8 @@ def read_config(source: object, what: str = "config", *, is_quiet: bool = False)
         entries = _entries(source)
         if entries is None and not _is_plain(source):
             entries = _attributes(source)
-    except Exception as error:  # the user's own code: it may raise anything
+    except Exception as error:
+        # The methods of `source` are the user's code, which may raise anything.
         raise InvalidTypeError(
             f"{what} of type {type(source).__name__} cannot be read ({type(error).__name__}: {error}); "
             "pass a dict"
@@ -90,6 +92,7 @@ def read_config(source: object, what: str = "config", *, is_quiet: bool = False)
             f"{what} must have named values, got {_text_of(source)[:80]} of type {type(source).__name__}; "
             "pass a dict, a dataclass or an argparse.Namespace"
         )
+    # Secrets are replaced before the flat names are made, so that both forms are without them.
     nested = redacted(reader.mapping(entries, ()))
     flat = dict(reader.flattened(nested))
     if not is_quiet:
@@ -123,6 +126,7 @@ class _Reader:
     def _value(self, value: object, names: Names) -> Json:
         """The value as JSON; never raises, whatever the value does."""
         try:
+            # A container that holds itself, or lies too deep, is recorded by its repr.
             if not _is_plain(value) and id(value) not in self._path and len(self._path) < MAX_DEPTH:
                 self._path.append(id(value))
                 try:
@@ -135,7 +139,8 @@ class _Reader:
                 finally:
                     self._path.pop()
             return self._leaf(value, names)
-        except Exception:  # raised by the user's own code or, in deep structures, by Python
+        except Exception:
+            # The user's own code may raise anything, and Python itself raises in deep structures.
             return self._as_repr(value, names)
 
     def _leaf(self, value: object, names: Names) -> Json:
@@ -167,7 +172,8 @@ class _Reader:
         return found
 
     def _bounded(self, text: str, names: Names) -> str:
-        text = text.encode(errors="backslashreplace").decode()  # UTF-8 cannot encode lone surrogates
+        # UTF-8 cannot encode lone surrogates.
+        text = text.encode(errors="backslashreplace").decode()
         if len(text) > MAX_TEXT:
             self._shortened.append(SEPARATOR.join(names))
             text = text[: MAX_TEXT - 3] + "..."
@@ -242,11 +248,13 @@ def _entries(value: Any) -> dict[Any, Any] | None:
     """The named values in a container of a kind that is known here, such as a dataclass; else None."""
     if isinstance(value, type):
         return None
-    omegaconf = sys.modules.get("omegaconf")  # not imported unless the user did
+    # A container of OmegaConf exists only if the user has imported it, so it is not imported here.
+    omegaconf = sys.modules.get("omegaconf")
     if omegaconf is not None and omegaconf.OmegaConf.is_config(value):
         try:
             value = omegaconf.OmegaConf.to_container(value, resolve=True)
-        except Exception:  # an interpolation that cannot be resolved: show it as it was written
+        except Exception:
+            # An interpolation that cannot be resolved is shown as it was written.
             value = omegaconf.OmegaConf.to_container(value, resolve=False)
         return value if isinstance(value, dict) else None
     if isinstance(value, Mapping):
@@ -274,7 +282,8 @@ def _elements(value: Any) -> object:
     if isinstance(value, Set):
         return sorted(value, key=repr)
     if isinstance(value, np.floating):
-        return float(str(value))  # 0.1 for np.float32(0.1), not 0.10000000149011612
+        # By way of its text, np.float32(0.1) becomes 0.1 and not 0.10000000149011612.
+        return float(str(value))
     if _is_array(value):
         size = math.prod(value.shape)
         if size == 1:
@@ -294,7 +303,8 @@ def _attributes(value: Any) -> dict[str, Any] | None:
         return None
     found: dict[str, Any] = {}
     for owner in reversed(value.__mro__ if isinstance(value, type) else (value, *type(value).__mro__)):
-        holds_code = isinstance(owner, (type, types.ModuleType))  # methods, imports and so on
+        # Classes and modules also hold methods, imports and so on, which are no settings.
+        holds_code = isinstance(owner, (type, types.ModuleType))
         for name, item in () if owner is object else vars(owner).items():
             if not name.startswith("_") and not (holds_code and _is_code(item)):
                 found[name] = item
@@ -308,7 +318,8 @@ def _is_code(value: object) -> bool:
 
 def _is_name_of_torch(value: object) -> bool:
     """Whether a value is one of torch's whose text is its name, such as torch.float32 or cuda:0."""
-    kind = type(value)  # torch is not imported for this
+    # Compare names, so that torch is not imported for this.
+    kind = type(value)
     return kind.__module__ == "torch" and kind.__name__ in ("dtype", "device", "layout", "memory_format")
 
 

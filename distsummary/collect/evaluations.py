@@ -94,18 +94,21 @@ class Evaluations:
             lineage = [value for _, _, values in self._kept for value in values]
             self.record(session)
             health = session.close()
+            # A run that holds nothing but this evaluation has its lineage where MindInsight looks for runs.
             if lineage and training is None and evaluator.world_size == 1:
                 failures.call("lineage", _write_lineage, run_dir, lineage)
             return health
-        # A script that both trains and evaluates passes the config that its training has recorded.
-        own = differing({}, config)  # all its names
+        # A script that both trains and evaluates passes the config that its training has recorded. `own`
+        # holds all names of this config: those that only the training's has are no difference.
+        own = differing({}, config)
         names = [name for name in differing((training or {}).get("config", {}), config) if name in own]
         if names and evaluator.rank == 0:
             failures.count(
                 "the config of a run that only evaluates is not recorded; it differs from that of the "
                 f"training in {listed(names)}: record these by run.text"
             )
-        with RunDir(past.rank_dir).locked("evaluation"):  # only one writer at a time may append events
+        # Only one writer at a time may append events.
+        with RunDir(past.rank_dir).locked("evaluation"):
             session = open_session(dataclasses.replace(evaluator, role="train"), past)
             self.record(session, read_last_step(past.rank_dir))
             return session.close()
@@ -123,5 +126,6 @@ def _write_lineage(run_dir: RunDir, values: Sequence[Value]) -> None:
     name = SegmentName(host=files.host(run_dir.base), pid=files.pid())
     path = run_dir.base / name.lineage_name(next_stamp(run_dir.base, now))
     publish(path, b"".join(map(frame, encode_lineage(lineage, now))))
+    # The older files go only when the new one is in place, so that a reader always finds lineage.
     for other in older:
         other.unlink()

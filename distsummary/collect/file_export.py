@@ -20,7 +20,8 @@ from distsummary.format.records import Event, Value
 from distsummary.rundir.run_dir import export_dir
 
 MAX_NAME = 200  # bytes; file systems allow 255
-_CUT = "%~"  # no quoted tag contains it, so a shortened tag equals no other
+# No quoted tag contains this, so a shortened tag equals no other.
+_CUT = "%~"
 
 
 class Exports:
@@ -44,8 +45,9 @@ class Exports:
                 self._files.submit(f"export of {value.tag}", job, nbytes=value.data.nbytes)
 
     def _export(self, value: Value, step: int) -> None:
+        # Find a directory to which no other record exports.
         stamp = self._stamp
-        while self._exported is None:  # find a directory to which no other record exports
+        while self._exported is None:
             path = export_dir(self._directory, stamp)
             ensure_directory(path.parent)
             try:
@@ -89,8 +91,9 @@ def export_npy(directory: Path, tag: str, step: int, array: NDArray[Any]) -> Pat
 def file_name(tag: str) -> str:
     """A tag as the beginning of a file name: at most MAX_NAME ASCII characters, different for each tag."""
     name = quote(tag, safe="", errors="surrogatepass")
+    # quote() keeps dots, but a leading dot would hide the file.
     if name.startswith("."):
-        name = f"%2E{name[1:]}"  # quote() keeps dots, but a leading dot would hide the file
+        name = f"%2E{name[1:]}"
     if len(name) > MAX_NAME:
         digest = hashlib.sha256(tag.encode(errors="surrogatepass")).hexdigest()[:16]
         name = f"{name[: MAX_NAME - len(_CUT) - len(digest)]}{_CUT}{digest}"

@@ -10,7 +10,8 @@ from distsummary.base.failures import Failures
 from distsummary.rundir.deal import FIRST, Deal, Heartbeat
 from distsummary.rundir.timeouts import BEAT_S
 
-FIRST_S = 1.0  # the first heartbeat comes early: it has the number of steps, which the first deal needs
+# The first heartbeat comes early: it has the number of steps, which the first deal needs.
+FIRST_S = 1.0
 WINDOW_S = 30.0  # the seconds per step are reported as the mean over this time
 STOP_S = 1.0  # `stop` waits this long for a heartbeat that is being sent
 
@@ -74,8 +75,9 @@ class Pulse:
 
     def _beat(self) -> None:
         place = self._place()
+        # The time before the first step does not count as time of steps.
         if place.step == self._beats[-1].step and len(self._beats) == 1:
-            self._beats.clear()  # the time before the first step is not that of steps
+            self._beats.clear()
         self._beats.append(Beat(place.step, self._clock(), place.own_ms, place.wait_ms))
         self._follow_new(self._report(with_means(place, self._beats)))
 

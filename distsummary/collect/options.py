@@ -136,6 +136,7 @@ def refuse_unfit(collected: Collected, network: object, topology: Topology) -> N
     Rank 0 records what all ranks share, so others may do without a model. Stages of a pipeline have different
     parameters: there a pattern without a match is only logged.
     """
+    # Defaults ask for nothing: only what the user chose is refused if it cannot be recorded.
     chosen: dict[str, object] = {
         "histograms": None if collected.histogram is MINDSPORES else collected.histogram,
         "gradients": collected.gradient,

@@ -50,7 +50,8 @@ def tensor_steps(total: int | None, freq: int, tensor_freq: int | None = None) -
     return Steps(every=freq, doubling=True) if tensor_freq is None else Steps(every=tensor_freq)
 
 
-LEFT_OUT = Group(index=-1)  # of a rank that a deal leaves out, taken for dead: no share is its own
+# The group of a rank that a deal leaves out because it was taken for dead: no share is its own.
+LEFT_OUT = Group(index=-1)
 
 
 def dealing_group(topology: Topology) -> Group:
@@ -97,9 +98,11 @@ def share(sizes: Mapping[str, int], group: Group) -> frozenset[str]:
     """
     loads = [(0, rank) for rank in range(group.size)]  # a heap: the least loaded rank first
     mine = []
+    # By size and then by name, so that every rank finds the same order.
     for name, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
         load, rank = loads[0]
-        heapq.heapreplace(loads, (load + max(size, 1), rank))  # max(): spread empty parameters, too
+        # Empty parameters count as one byte, so that they are spread, too.
+        heapq.heapreplace(loads, (load + max(size, 1), rank))
         if rank == group.index:
             mine.append(name)
     return frozenset(mine)

@@ -35,7 +35,8 @@ def provenance(directory: Path | None = None, *, has_identity: bool = True) -> d
 def command_line() -> list[str]:
     """The command line that the user typed: of this process or, in Ray's workers, of the job's driver."""
     if in_ray():
-        from distsummary.collect.remote.actor import driver_command  # import Ray only where it is used
+        # Ray is imported only where it is used.
+        from distsummary.collect.remote.actor import driver_command
 
         return driver_command() or sys.argv
     return sys.argv
@@ -81,7 +82,8 @@ def error_text(error: BaseException) -> str:
     """The type of an error and its message's first line, without secrets, of at most MAX_ERROR characters."""
     try:
         message = str(error).strip()[: 8 * MAX_ERROR]
-    except Exception as cause:  # the class of the error is the user's
+    except Exception as cause:
+        # The class of the error may be the user's, and its text may raise anything.
         message = f"its message raises {type(cause).__name__}"
     lines = message.splitlines() or [""]
     text = as_unicode(redacted(f"{type(error).__name__}: {lines[0]}".removesuffix(": ")))

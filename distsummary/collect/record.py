@@ -217,10 +217,12 @@ class SummaryRecord:
 
         Raises ClosedError after close, InvalidTypeError or InvalidValueError for bad arguments.
         """
+        # The usual case comes first: names that are known, with numbers that `pack` accepts.
         try:
             tags, pack = self._packers[(*values,)]
             row = pack(time.time(), step, *values.values())
-        except Exception as error:  # new names, or a bad value, for which the checks below raise
+        except Exception as error:
+            # New names come here, and bad values, for which the checks below raise.
             if passes(error, is_door=False):
                 raise
             self._check_open()
@@ -230,6 +232,7 @@ class SummaryRecord:
                 raise InvalidValueError(
                     "values must hold at least one scalar, got none; omit the call"
                 ) from None
+            # Names that differ at each call must not fill the memory.
             if len(self._packers) >= MAX_PACKERS:
                 self._packers.clear()
             tags = tuple(numbers)
@@ -244,10 +247,12 @@ class SummaryRecord:
         Raises ClosedError after close, InvalidTypeError or InvalidValueError like `checked_value`.
         """
         self._check_open()
+        # In the usual case the name was checked at its first use.
         if type(value) is float and name in self._known and plugin == "scalar" and not self._pool:
-            self._scalars[name] = value  # the usual case: the name was checked at its first use
+            self._scalars[name] = value
             return
         new = self._snapshot(plugin, name, value)
+        # The new value replaces an earlier one of its name, in whichever of the two places that is.
         self._pool.pop((new.plugin, new.tag), None)
         if new.plugin == "scalar" and isinstance(new.data, float):
             self._scalars[new.tag] = new.data
@@ -264,7 +269,8 @@ class SummaryRecord:
 
     def _drop_pool(self, step: int, *args: object, **named: object) -> bool:
         """Count what a call of `record` that failed should have written as dropped."""
-        if self._taken is None:  # it came not so far
+        # The call failed before it took the collected values.
+        if self._taken is None:
             self._taken, self._scalars, self._pool = self._counts(), {}, {}
         self._failures.drop(self._taken)
         self._taken = None
@@ -300,6 +306,7 @@ class SummaryRecord:
         if self._is_closed:
             logger.error("the record of %s is closed; step %d is not recorded", self._directory, step)
             return False
+        # A model's graph is known after its next call, so a later `record` writes it.
         if graph := self._failures.call("graph", self._graph.take):
             write_values(self._writer, self._exports, step, graph)
         self._failures.call("graph", self._draw, train_network)
@@ -315,6 +322,7 @@ class SummaryRecord:
             numbers |= {name: n for name, n in tapped.numbers.items() if ("scalar", name) not in given}
             received = {(value.plugin, value.tag): value for value in tapped.values}
             pool |= {key: value for key, value in received.items() if key not in given}
+        # Scalars alone take the quick way; if that fails, `scalars` itself counts them as dropped.
         if numbers and not pool and plugin_filter is None:
             self._taken = None
             self.scalars(step, numbers)
@@ -375,7 +383,9 @@ class SummaryRecord:
             if graph := self._graph.rest():
                 write_values(self._writer, self._exports, self._last_step, graph)
             self._is_closed = True
-            self._packers.clear()  # so that `scalars` checks whether the record is closed
+            # Without packers, `scalars` checks whether the record is closed.
+            self._packers.clear()
+        # Ctrl-C ends the wait for the disk; KeyboardInterrupt is raised once the files are closed.
         with interrupts_after(lambda: self._writer.end_within(0.0, "Ctrl-C ended the wait")):
             try:
                 if self._files is not None:

@@ -28,7 +28,8 @@ class DescriptionRecorder:
     def begin(self, session: Session, params: CallbackParams) -> None:
         """Record what is known at the first step."""
         step = int(params.cur_step_num)
-        values = self._train_lineage(session, params, has_loss=False)  # do not wait until it is computed
+        # Leave out the loss, so that nothing waits until it is computed.
+        values = self._train_lineage(session, params, has_loss=False)
         if self._collected.dataset_graph:
             graph = dataset_graph(params.get("train_dataset"), params.get("batch_num") or 0)
             values += [Value("dataset_graph", "", graph)] if graph is not None else []

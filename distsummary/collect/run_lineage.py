@@ -93,9 +93,11 @@ def model_bytes(network: object) -> int:
         return 0
     try:
         return framework_of(network).nbytes(network)
-    except InvalidTypeError:  # a function, or a model of another framework
+    except InvalidTypeError:
+        # A function, or a model of another framework, has no parameters that are known.
         return 0
-    except Exception as error:  # of the model's own code
+    except Exception as error:
+        # The model's own code may raise anything.
         if passes(error, is_door=False):
             raise
         logger.warning("the size of the model is not in the lineage: %s", error)
@@ -188,7 +190,8 @@ def dataset_graph(loader: object, steps: int = 0) -> pb.DatasetGraph | None:
         for name in ("num_replicas", "rank", "seed", "shuffle", "replacement"):
             _put_parameter(parameters, name, getattr(sampler, name, None))
     dataset, inner = getattr(loader, "dataset", None), graph
-    for _ in range(16):  # a Subset may wrap a Subset; the limit ends a cycle of data sets
+    # A Subset may wrap a Subset; the limit ends a cycle of data sets.
+    for _ in range(16):
         if dataset is None:
             break
         inner = inner.children.add()
@@ -205,7 +208,8 @@ def _transforms(dataset: object) -> list[object]:
     if all(one is None for one in given):
         given = [getattr(dataset, "transforms", None)]
     found: list[object] = []
-    for _ in range(MAX_TRANSFORMS):  # ends a transform that contains itself
+    # The limit ends a transform that contains itself.
+    for _ in range(MAX_TRANSFORMS):
         if not given:
             break
         first, *given = given
@@ -335,7 +339,8 @@ def _length(source: object) -> int | None:
         return None
     try:
         return len(source)
-    except (TypeError, NotImplementedError):  # torch's classes have __len__ even if they have no length
+    except (TypeError, NotImplementedError):
+        # torch's classes have __len__ even if they have no length.
         return None
 
 
@@ -343,8 +348,9 @@ def _put(message: Any, field: str, value: object) -> None:  # Any: one of severa
     """Set a field if there is a value and the field can hold it."""
     if value is None or (isinstance(value, int) and abs(value) > INT32):
         return
+    # The field is float32: a number beyond its range becomes infinite.
     if isinstance(value, float) and math.isfinite(value) and abs(value) > 3.4e38:
-        value = math.copysign(math.inf, value)  # the field is float32
+        value = math.copysign(math.inf, value)
     setattr(message, field, _text(value) if isinstance(value, str) else value)
 
 

@@ -171,7 +171,8 @@ class Schedule:
         self.add(gradients)
 
     def _measure_norms(self, network: Any, step: StepContext, precision: str) -> None:
-        from distsummary.collect.values.torch_norms import Norms  # imports torch, which is imported already
+        # This module imports torch, which is imported already.
+        from distsummary.collect.values.torch_norms import Norms
 
         rank = self._topology.rank
         norms = Norms(
@@ -203,6 +204,7 @@ class Schedule:
     def receive(self, deal: Deal) -> None:
         """Keep a new deal until its first step; called by the thread of the heartbeats."""
         self._coming.append(deal)
+        # A Run must not pass the first step of the deal as a plain one.
         self._recorder.plain_before = min(self._recorder.plain_before, deal.since)
 
     def _follow(self, deal: Deal) -> None:
@@ -220,17 +222,21 @@ class Schedule:
             self.taps.group = self.group
         if self._total is not None:
             self._set_tensor_steps(self._total)
+        # Steps that were due before the deal are over: plan from its first step on.
         if self._last is not None:
-            self._last = max(self._last, deal.since - 1)  # due steps before the deal are done
+            self._last = max(self._last, deal.since - 1)
             self._plan()
 
     def begin_epoch(self, params: CallbackParams) -> int | None:
         """Plan the steps of an epoch; returns how many the training has by its loop, None if unknown."""
         epochs, steps = params.get("epoch_num") or 0, params.get("batch_num") or 0
         total = epochs if is_sink(params) else epochs * steps
+        # Plain steps do not update `_last`, so the loop may have come further.
         if self._last is not None and not is_sink(params):
-            self._last = max(self._last, int(params.get("cur_step_num") or 0))  # plain steps do not update it
-        own = total if total > 0 else None  # loops give 0 or -1 for an unknown length
+            self._last = max(self._last, int(params.get("cur_step_num") or 0))
+        # Loops give 0 or -1 for an unknown length.
+        own = total if total > 0 else None
+        # The total of a deal holds for all ranks, whose loaders may differ in length.
         self._set_tensor_steps(own if self._total is None else self._total)
         self._plan()
         return own
@@ -247,6 +253,7 @@ class Schedule:
 
     def values(self, params: CallbackParams, number: int, context: StepContext) -> list[Value]:
         """The values that are due at a step (in sink mode at an epoch) that ends; then plans the next."""
+        # A deal holds from its first step on, so it is followed before the values of that step are taken.
         while self._coming and number >= self._coming[0].since:
             self._follow(self._coming.popleft())
         self._last = number
@@ -286,6 +293,7 @@ class Schedule:
             return
         for source in self._sources:
             source.plan(self._last)
+        # Copy the deals, because the thread of the heartbeats may append one meanwhile.
         coming = min((deal.since for deal in [*self._coming]), default=math.inf)
         due = [source.at for source in self._sources if source is not self._loss]
         due_in_run = min([coming, *due])

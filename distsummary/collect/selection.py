@@ -35,6 +35,7 @@ class Selection:
             return ""
         such = f", such as {', '.join(map(repr, names[:EXAMPLES]))}" if names else ""
         why = f"{self.argument} matches the beginning of none of the {len(names)} names of parameters{such}"
+        # A pattern that matches further inside the names may have been meant for any place in them.
         within = [name for name in names if search(self.pattern, name)]
         if not within:
             return why

@@ -186,7 +186,8 @@ class Session:
         self._deadline_s = math.inf  # when the parts of `close` that wait have to end
         self._unsubscribe = on_termination(self._terminate)
         if topology.rank == 0 and not self._is_past:
-            if settings.diagnose != Diagnose():  # the first alerts may come soon, and git is slow
+            # The first alerts may come soon, and git is slow, so this comes before the provenance.
+            if settings.diagnose != Diagnose():
                 self._messages.submit("diagnose", partial(self._note_diagnose, settings.diagnose))
             self._messages.submit("provenance", partial(self._record_provenance, settings.config.nested))
 
@@ -244,11 +245,13 @@ class Session:
             self.failures.call("system metrics", self._monitor.look)
         try:
             return self._coordinator.beat(self.topology, self.attempt, heartbeat)
-        except MissingRunDirError as error:  # no file of the run is made again; the training continues
+        except MissingRunDirError as error:
+            # No file of the run is made again; the training continues.
             if not self._is_missing:
                 self._ended_by = f"{error}: nothing is recorded any more"
                 logger.warning("rank=%d %s", self.topology.rank, self._ended_by)
                 self._is_missing = self._is_terminated = True
+                # The end stops the heartbeats, so it cannot run in their thread.
                 threading.Thread(target=self._end_early, name="distsummary-end", daemon=True).start()
             return ()
 
@@ -279,7 +282,8 @@ class Session:
         dropped = sum(health.dropped.values())
         found = self.overhead.look(self.step, sum(health.given.values()))
         if found is not None and self.topology.role == "train" and not self._is_past:
-            with suppress(ClosedError):  # the run is being closed
+            # If the run is being closed, nothing takes the alert any more.
+            with suppress(ClosedError):
                 self.report_alert(OVERHEAD, found.step, found.evidence, WARNING, lost_s=found.lost_s)
         own_ms, wait_ms = self._own_ms, None if self._own_ms is None else self._wait_ms
         return Heartbeat(
@@ -304,7 +308,8 @@ class Session:
             text = run_text(self._run_dir.read_manifest(), read_run(self._run_dir))
             self._writer.write(Event(step, time.time(), [Value("text", TAG, text)]))
 
-        self._messages.submit("the text about the run", describe)  # after the provenance
+        # The same thread records the provenance before, which the text shows.
+        self._messages.submit("the text about the run", describe)
 
     def record(self, step: int, numbers: Mapping[str, object], values: Sequence[Value] = ()) -> None:
         """Record numbers by name and other values as one event; without any, record nothing.
@@ -333,13 +338,15 @@ class Session:
                 _, pack = self._packers[tags] = tags, row_struct(len(tags)).pack
             try:
                 row = pack(time.time(), step, *numbers.values())
-            except (struct.error, OverflowError):  # some values are not host numbers
+            except (struct.error, OverflowError):
+                # Some values are not numbers of the host, such as those still on a device.
                 scalars = [Value("scalar", tag, number) for tag, number in numbers.items()]
                 self._writer.write(Event(step, time.time(), scalars))
             else:
                 self._writer.write_row(tags, row)
             self._last_step = step
         except ClosedError:
+            # After an early end the loop continues: what it still gives is counted as dropped.
             if not self._is_terminated:
                 raise
             lost = Counter(value.plugin for value in values) + Counter({"scalar": len(numbers)})
@@ -357,7 +364,8 @@ class Session:
     def _write(self, step: int, numbers: Mapping[str, object], values: Sequence[Value]) -> None:
         """Write numbers and values, of which lineage also goes to the coordinator."""
         more = {value.tag: value.data for value in values if value.plugin == "scalar"}
-        if len(numbers.keys() | more.keys()) == len(numbers) + len(values):  # only scalars, of different tags
+        # If the values are scalars of different tags and nothing else, they take the quick way, too.
+        if len(numbers.keys() | more.keys()) == len(numbers) + len(values):
             self.record(step, {**numbers, **more})
             return
         scalars = [Value("scalar", tag, number) for tag, number in numbers.items()]
@@ -377,12 +385,14 @@ class Session:
 
     def report(self, step: int, values: list[Value]) -> None:
         """Record lineage; the aggregator reads it from the files."""
+        # Without identity, paths lose their directories, but what the user has written stays as it is.
         if not self.topology.has_identity:
             for value in values:
-                if value.plugin != "custom_lineage_data":  # which is the user's own
+                if value.plugin != "custom_lineage_data":
                     strip_directories(value.data)
         if values:
-            with suppress(*[ClosedError] * self._is_terminated):  # while the loop continues
+            # After an early end the loop continues, and no lineage is written any more.
+            with suppress(*[ClosedError] * self._is_terminated):
                 self._writer.write(Event(step, time.time(), values))
 
     def report_alert(self, cause: str, step: int, evidence: str, level: str, *, lost_s: float = 0.0) -> None:
@@ -401,7 +411,8 @@ class Session:
 
     def _report_unsaved(self, step: int, reason: str) -> None:
         """Report that a checkpoint of the trajectory, due at `step`, is not saved; from any thread."""
-        with suppress(ClosedError):  # a job that ends after all
+        # A job that ends after the session was closed reports nothing.
+        with suppress(ClosedError):
             self.report_alert(UNSAVED, step, one_line(reason), ERROR)
 
     def monitor_system(self, network: object) -> None:
@@ -434,6 +445,7 @@ class Session:
         """
         if os.getpid() != self._pid:
             return self.failures.health
+        # The signal that led here leaves limited time, and must not be taken for a further Ctrl-C below.
         is_asked = False
         if error is not None and is_of_signal(error):
             is_asked = True
@@ -471,20 +483,24 @@ class Session:
                 return self._writer.health().bytes, self._files.progress(), self._messages.progress()
             return None
 
+        # Begin the end, again if an earlier attempt has failed; one that still runs is awaited.
         if self._end is None or self._end_error is not None:
             self._end_error = None
             self._end = threading.Thread(target=close, name="distsummary-end", daemon=True)
             try:
                 self._end.start()
-            except RuntimeError:  # the interpreter is ending
+            except RuntimeError:
+                # The interpreter is ending, and starts no thread.
                 close()
                 self._end = None
         end = self._end
         if end is not None and not joined_in_time(end, progress, END_S, lambda: self._deadline_s):
+            # Nothing is written any more: let the writer drop what it waits for, which may free the end.
             until = time.monotonic() + GIVE_UP_S
             place = f"{self._ending} is at {place_of(end)}"
             self._writer.end_within(0.0, f"the end of the run was not done: {place}")
-            self._writer.close()  # unless that is what hangs
+            # A second call does nothing, if closing these files is what hangs.
+            self._writer.close()
             end.join(max(0.0, until - time.monotonic()))
             if end.is_alive():
                 self.failures.count(
@@ -522,7 +538,8 @@ class Session:
             }
             if self._last_step is not None:
                 counters["recorded_step"] = self._last_step
-                if self._is_terminated:  # the loop goes further, and records nothing
+                # After an early end the loop continues, but records nothing.
+                if self._is_terminated:
                     counters["step"] = self._last_step
             if error is not None:
                 counters["interrupted" if is_interruption(error) else "failed"] = 1
@@ -536,6 +553,8 @@ class Session:
             with suppress(*[MissingRunDirError] * self._is_missing):
                 self._coordinator.finish(self.topology, self.attempt, counters)
 
+        # The order matters: what still records ends first, then the files are closed, and at last the rank
+        # reports what was written and leaves.
         parts: list[tuple[str, Callable[[], None]]] = [
             ("the watcher", lambda: self._watcher.stop(error) if self._watcher else None),
             ("a last sample of system metrics", self._monitor.stop if self._monitor else lambda: None),
@@ -545,11 +564,14 @@ class Session:
             ("the alerts", self._alerts.write),
             ("closing the event files", self._writer.close),
             ("counting what was written", count),
-            ("the heartbeat", self._pulse.stop if self._pulse else lambda: None),  # closing may take long
+            # The heartbeats continue until here, because closing the files may take long.
+            ("the heartbeat", self._pulse.stop if self._pulse else lambda: None),
             ("leaving the run", leave),
             ("counting a failure to leave", count),
         ]
+        # Every part runs, whatever fails before it; the first error is raised at the end.
         for what, part in parts:
+            # The run dir is gone: it is not made again for alerts.
             if self._is_missing and part == self._alerts.write:
                 continue
             self._ending = what

@@ -215,8 +215,9 @@ class SummaryCollector(CollectorCallback):
                 f"distsummary: {base} holds a training already; this one is attempt {session.attempt}, which "
                 "viewers show instead from its first step on; for a run of its own, name another summary_dir"
             )
+        # MindSpore makes its files read-only, and this package does not.
         elif any(not path.stat().st_mode & S_IWUSR for path in segments(base, MINDSPORE)):
-            announced(  # only MindSpore's files may not be written
+            announced(
                 f"distsummary: {base} holds a training that MindSpore recorded, and viewers show both as "
                 "one; name another summary_dir"
             )

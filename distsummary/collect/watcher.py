@@ -34,18 +34,23 @@ from distsummary.training.timing.phases import BACKWARD, CHECKPOINT, DATA, EVALU
 
 LOOK_S = 0.5  # seconds between two looks at the step
 REPORT_S = 1.0  # seconds between two reports, while it lasts
-MOST_S = 1.0  # counts of the time between two looks; one that comes later found no processor, as others may
+# At most so much of the time between two looks counts: a look that comes later has found no processor, and
+# the thread that trains may have found none either.
+MOST_S = 1.0
 LEAST_S = 1.0  # no step is late before
 REPORT_MEDIANS = 2  # of the recent steps: a rank whose step takes longer reports where it is
 MEDIANS = 3  # a step is late after so many medians of the recent ones
 UNKNOWN_S = 600.0  # the limit before the length of a step, or of a phase, is known: code is compiled, too
-PHASE_LEAST_S = 60.0  # the least limit of an evaluation or a checkpoint, and
-PHASE_FACTOR = 3  # so many times the longest one so far
+# The least limit of an evaluation or a checkpoint, and by what the longest one so far is multiplied for it.
+PHASE_LEAST_S = 60.0
+PHASE_FACTOR = 3
 RECENT = 60  # looks at which the step had changed, whose steps are remembered
-ENOUGH = 20  # of them, until the long ones among them count; and steps, until their mean gives a limit
+# So many looks are needed until the long steps count, and so many steps until their mean gives a limit.
+ENOUGH = 20
 BLOCKED_S = 2.0  # after so long, a thread that is blocked reports its collectives in any phase
 LONG_FACTOR = 1.5  # a step is not late before so many times the length that one in twenty exceeds
-ALONE_REPORT_S = 20.0  # no other rank waits for the report of a rank that is alone
+# No other rank waits for the report of a rank that is alone, so it may come late.
+ALONE_REPORT_S = 20.0
 ALONE_FACTOR = 3  # so many times the longest time without progress is the limit of a rank that is alone
 MOVING = 0.2  # of the wall time, spent on computing or in the run queue: the thread is not blocked
 STACK_LINES = 40
@@ -108,7 +113,8 @@ class LoopTimes:
             self._longest[before.phase] = max(took, self._longest.get(before.phase, 0.0))
         elif made > 0 and place.phase not in _LONG:
             self._seen += 1
-            if self._seen > 1:  # the first one holds the start
+            # The first time holds the start.
+            if self._seen > 1:
                 self._steps.append(took / made)
         return True
 
@@ -126,12 +132,14 @@ class LoopTimes:
             return UNKNOWN_S if longest is None else max(PHASE_LEAST_S, PHASE_FACTOR * longest)
         if phase == COMPILE:
             return UNKNOWN_S
-        if not self._steps:  # all that was seen so far held the start, or a phase of its own
+        # All that was seen so far held the start, or a phase of its own.
+        if not self._steps:
             first, begun_s = self._begun
             made = self.place.step - first
             return max(LEAST_S, MEDIANS * (self.since - begun_s) / made) if made >= ENOUGH else UNKNOWN_S
         limit = max(LEAST_S, MEDIANS * statistics.median(self._steps))
-        if len(self._steps) >= ENOUGH:  # steps of different lengths
+        # Where steps have different lengths, the long ones count, too.
+        if len(self._steps) >= ENOUGH:
             limit = max(limit, LONG_FACTOR * sorted(self._steps)[-1 - len(self._steps) // 20])
         return limit
 
@@ -168,7 +176,8 @@ class Watcher:
         self._is_alone, self._names_places = is_alone, names_places
         self._path, self._attempt, self._rank = directory / STUCK, attempt, rank
         self._place, self._groups, self._failures = place, groups, failures
-        while _after_runs:  # an earlier run of this process is really over
+        # Another run begins, so an earlier one of this process is really over.
+        while _after_runs:
             _after_runs.pop().stop()
         self._thread_id, self._native_id = threading.get_ident(), threading.get_native_id()
         self._is_reported = False  # whether stuck.json says that a step is late
@@ -208,7 +217,8 @@ class Watcher:
         while not self._is_stopped.wait(LOOK_S):
             try:
                 self._look()
-            except Exception as error:  # raised by the disk, and perhaps not the next time
+            except Exception as error:
+                # The disk may be at fault, and may work at the next look.
                 self._failures.count(f"stuck.json: {type(error).__name__}: {error}")
 
     def _look(self) -> None:
@@ -238,22 +248,25 @@ class Watcher:
         place, pace = self._place(), self._pace
         stack: list[SourceLine] = []
         frames = [*_frames(self._thread_id)]
-        if error is not None and error.__traceback__ is not None:  # where it was raised
+        # An error shows where it was raised; the thread is elsewhere by now.
+        if error is not None and error.__traceback__ is not None:
             for frame, number in traceback.walk_tb(error.__traceback__):
                 stack.insert(0, _line_of(frame)._replace(number=number))
                 frames.insert(0, frame)
         stack = stack or [*map(_line_of, frames)]
         roots = [*filter(None, map(_root_of, frames))]
         files = [line.file.replace(os.sep, "/") for line in stack]
+        # Files in the stack show the phase, but a data set that loads tensors from files makes no checkpoint.
         by_file = (
             phase
             for part, phase in _BY_FILE
             if any(part in file for file in files)
-            if phase != CHECKPOINT or place.phase != DATA  # a data set may load tensors from files
+            if phase != CHECKPOINT or place.phase != DATA
         )
         phase = place.phase if place.phase in _LONG else next(by_file, place.phase)
         innermost = next((file for file in files if not file.endswith(_MEASURING)), "")
-        if phase in (UNKNOWN, BACKWARD) and innermost.endswith(_BACKWARD):  # DDP waits, for all that is known
+        # Nothing is seen inside of the backward engine; DDP may be waiting there for other ranks.
+        if phase in (UNKNOWN, BACKWARD) and innermost.endswith(_BACKWARD):
             phase = WAIT
         late_s, limit_s = pace.late_s, pace.limit_s(phase if phase != WAIT else place.phase)
         is_moving = self._is_moving()
@@ -282,8 +295,9 @@ class Watcher:
     def _report_after(self, stack: list[SourceLine], late_s: float) -> None:
         """Write where the thread is that ran the loop, after the run."""
         line = _text(user_place(stack))
+        # No line is the user's, such as in an actor that waits for a call: that holds up no one.
         if not line:
-            return  # such as an actor that waits for a call
+            return
         recorder, groups = self._groups(False)
         report = RankReport(
             rank=self._rank,
@@ -313,6 +327,7 @@ class Watcher:
         """Whether the loop's thread has computed since the first looks, or been at different lines."""
         if len(self._looked) < 2:
             return False
+        # A thread that has hardly computed, and was at the same line at most looks, is blocked.
         usual = max(map(self._looked.count, self._looked))
         (began_s, busy_before), (ended_s, busy) = self._busy[0], self._busy[-1]
         return usual < 0.75 * len(self._looked) or busy - busy_before > MOVING * (ended_s - began_s)
@@ -401,7 +416,8 @@ def _family_s() -> float:
     ours = {str(one.native_id) for one in threading.enumerate() if one.name.startswith("distsummary-")}
     found = 0.0
     for process in (own := psutil.Process(), *own.children(recursive=True)):
-        with suppress(OSError):  # it has ended
+        # The process may have ended meanwhile.
+        with suppress(OSError):
             tasks = {task.name for task in os.scandir(f"/proc/{process.pid}/task")}
             found += sum(_busy_s(int(task), process.pid) for task in tasks - ours)
     return found

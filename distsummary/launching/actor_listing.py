@@ -37,9 +37,10 @@ def lines_of(
     lines = []
     for rank in ranks:
         own = [actor for actor in actors if actor["Pid"] == rank.pid]
+        # The collector that the rank itself owns or, without one, that of its node.
         serving = [
             actor for one in own for actor in collectors if actor["OwnerAddress"] == one["Address"]
-        ] or [  # the collector of a node
+        ] or [
             actor
             for one in own
             for actor in collectors

@@ -108,6 +108,7 @@ def launch(
         backend = chosen_backend(resources_per_rank, ranks, gpus=_gpus() if resources_per_rank is None else 0)
     resources = check_resources(resources_per_rank, backend)
     begun = time.monotonic()
+    # The progress of the start ends when the training begins, before `launch` returns.
     with ExitStack() as start:
         start.enter_context(showing_progress("launch", after_s=QUIET_S))
 
@@ -157,6 +158,7 @@ def _run(
     deaths: dict[int, str] = {}
     state = "lost"
     try:
+        # All ranks report their places before any of them connects, because each needs the address of rank 0.
         running[:] = [actor.place.remote() for actor in actors]
         places = _wait(running)
         for line in describe_places(places):
@@ -171,15 +173,18 @@ def _run(
         begin_training()
         running[:] = [actor.run.remote(train_fn, backend is not None) for actor in actors]
         return _wait(running, places, deaths)
-    except (KeyboardInterrupt, SystemExit) as error:  # Ray's handler of SIGTERM raises the latter
+    except (KeyboardInterrupt, SystemExit) as error:
+        # Ray's handler of SIGTERM raises SystemExit.
         state = "interrupted"
+        # That handler has set an alarm, which would abort this process 3 s after the signal.
         if isinstance(error, SystemExit):
-            signal.alarm(0)  # Ray's handler has set one, which aborts this process 3 s after the signal
+            signal.alarm(0)
         what = "Ctrl-C" if isinstance(error, KeyboardInterrupt) else f"SIGTERM or sys.exit({error.code})"
         deaths |= dict.fromkeys(range(ranks), f"interrupted: {what} in the process that called ds.launch")
         _interrupt(running, places)
         raise
     finally:
+        # The aggregators merge what the ranks wrote, so the ranks end first.
         _end(actors, running)
         settle(launch_id, deaths, state)
 
@@ -197,6 +202,7 @@ def chosen_backend(resources: Mapping[str, float] | None, ranks: int, gpus: floa
 
 def _gpus() -> float:
     """The GPUs of the cluster, or of this machine without one; 0 if torch sees none here."""
+    # Without the device of a GPU, torch need not be imported, which takes long.
     if find_spec("torch") is None or not any(map(os.path.exists, GPU_DEVICES)):
         return 0
     import torch
@@ -236,7 +242,8 @@ class _Rank:
     def __init__(self, rank: int) -> None:
         self._rank = rank
 
-    def __repr__(self) -> str:  # in Ray's prefix of each line that the process prints
+    # Ray puts this before each line that the process prints.
+    def __repr__(self) -> str:
         return f"rank {self._rank}"
 
     def place(self) -> RankPlace:
@@ -265,7 +272,8 @@ class _Rank:
         note_driver(driver)
         if backend is None:
             return
-        require(f"backend={backend!r}", "torch")  # a node of the cluster may be without it
+        # A node of the cluster may be without torch.
+        require(f"backend={backend!r}", "torch")
         import torch.distributed
 
         torch.distributed.init_process_group(backend)
@@ -280,20 +288,24 @@ class _Rank:
                     if is_connected:
                         import torch.distributed
 
-                        if torch.distributed.is_initialized():  # a script for torchrun has left already
+                        # A script that was written for torchrun has left the group already.
+                        if torch.distributed.is_initialized():
                             torch.distributed.destroy_process_group()
-        except SystemExit as error:  # Ray would treat it as the death of the actor
+        except SystemExit as error:
+            # Ray would treat a SystemExit as the death of the actor.
             if error.code in (None, 0):
                 return None
             sys.last_value = error
             raise ended_by(error) from error
         except BaseException as error:
-            sys.last_value = error  # shows exit handlers that the process failed, as the interpreter would do
+            # By this, exit handlers see that the process failed, as the interpreter would show it.
+            sys.last_value = error
             raise
 
     def leave(self) -> None:
         """Run the exit handlers before Ray ends this actor, while they can still reach other actors."""
-        atexit.unregister(ray.shutdown)  # the answer to this call still needs Ray
+        # The answer to this call still needs Ray.
+        atexit.unregister(ray.shutdown)
         atexit._run_exitfuncs()
 
 
@@ -324,8 +336,9 @@ def plan_environments(places: Sequence[RankPlace], launch_id: str) -> list[dict[
 def zero_lines(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that have ranks recorded without a line, whose processes Ray may have started before."""
     found = {name: environ[name] for name in (RUN_DIR, OPTIONS) if environ.get(name)}
+    # Ranks may run in another directory.
     if RUN_DIR in found and "://" not in found[RUN_DIR]:
-        found[RUN_DIR] = os.path.abspath(found[RUN_DIR])  # ranks may run elsewhere
+        found[RUN_DIR] = os.path.abspath(found[RUN_DIR])
     return found
 
 
@@ -355,11 +368,13 @@ def connected(ranks: int, resources: Mapping[str, float], address: str | None = 
     if chosen not in (None, "local"):
         ray.init(address=chosen, logging_level="warning")
     elif chosen == "local" or not _join_current(ranks, resources):
+        # The cluster has as many processors as the ranks ask for, even if the machine has fewer.
         cpus = max(os.cpu_count() or 1, int(ranks * resources.get("CPU", 0)))
         start_local(ray, num_cpus=cpus)
     try:
         yield
     finally:
+        # Ray sends the last lines that ranks printed a little later.
         time.sleep(PRINTING_S)
         ray.shutdown()
 
@@ -376,7 +391,8 @@ def _join_current(ranks: int, resources: Mapping[str, float]) -> bool:
     try:
         check_reachable(found, "/tmp/ray/ray_current_cluster", remedy)
         ray.init(address=found, logging_level="warning")
-    except Exception as error:  # no answer, or another version of Ray or Python; Ray names both
+    except Exception as error:
+        # There is no answer, or the cluster has another version of Ray or Python; Ray names both.
         reason = " ".join(str(error).split())
         remedy = f"install the cluster's versions, or {remedy}"
     else:
@@ -427,9 +443,11 @@ def _wait(
                 results[rank_of[reference]] = ray.get(reference)
             except RayError as error:
                 errors[rank_of[reference]] = error
+                # The other ranks may wait for this one for ever, so their time is limited now.
                 deadline = min(deadline, time.monotonic() + GRACE_S)
     if not errors:
         return [results[rank] for rank in range(len(running))]
+    # Any error but RayTaskError is the death of a process, so its node is asked what the process left.
     dead = [rank for rank, error in errors.items() if not isinstance(error, RayTaskError)]
     traces = _traces({rank: places[rank] for rank in dead if places})
     failures = [
@@ -487,7 +505,8 @@ def _traces(places: Mapping[int, RankPlace]) -> dict[int, Trace]:
     for reference in ready:
         try:
             found[asked[reference]] = ray.get(reference)
-        except RayError as error:  # such as a node that has died, too
+        except RayError as error:
+            # The node may have died, too.
             logger.debug("rank %d left no trace that can be read: %s", asked[reference], error)
     return found
 
@@ -495,6 +514,7 @@ def _traces(places: Mapping[int, RankPlace]) -> dict[int, Trace]:
 def _end(actors: list[Any], running: list[Any]) -> None:
     """Run the exit handlers of the ranks that returned or raised, then kill all processes."""
     try:
+        # Only ranks that have ended can run their exit handlers; the others are killed at once.
         ended, _ = ray.wait(running, num_returns=len(running), timeout=0) if running else ([], [])
         leaving = [actors[running.index(reference)].leave.remote() for reference in ended]
         if leaving:

@@ -62,7 +62,8 @@ def reporting_exits() -> Iterator[None]:
     own, leave = os.getpid(), os._exit
 
     def report(status: int) -> None:
-        if os.getpid() == own:  # the end of a forked child, such as a DataLoader's worker, is not the rank's
+        # The end of a forked child, such as a DataLoader's worker, is not that of the rank.
+        if os.getpid() == own:
             with suppress(OSError):
                 os.write(2, f"{_SAYS_EXIT}({status})\n".encode())
         leave(status)
@@ -192,7 +193,8 @@ def _where_it_is(module: str) -> str:
         spec = None
     if spec is None:
         return ""
-    home = next(iter(spec.submodule_search_locations or ()), spec.origin or "")  # of a package, of a module
+    # A package has locations to search, a module has a file.
+    home = next(iter(spec.submodule_search_locations or ()), spec.origin or "")
     folder = os.path.dirname(os.path.abspath(home))
     return (
         f"; this process finds it in {folder}, the ranks do not: start with PYTHONPATH={folder}, or, if the "

@@ -30,7 +30,8 @@ from distsummary.training.evaluation import EvaluationRun
 class Collector(summary_collector.SummaryCollector):
     """Collects a training in MindSpore's loop; with `mindspore_compat`, only what MindSpore's own does."""
 
-    _merges_at_exit = True  # `Model.train` returns when the files of its rank are written
+    # `Model.train` returns once its rank's files are written; the end of the process awaits the merged run.
+    _merges_at_exit = True
 
     def _reset(self) -> None:
         if self._settings.compatibility == AS_MINDSPORE:
@@ -95,9 +96,11 @@ class SummaryCollector(mindspore.train.Callback):  # type: ignore[misc]  # its b
         if params.get("mode") == "eval":
             self._begin_evaluation(params)
         elif params.get("mode") == "train":
-            if (earlier := self._take_run()) is not None:  # of a loop that did not end it
+            # A loop before this one may not have ended its Run.
+            if (earlier := self._take_run()) is not None:
                 earlier.close()
-            self._own_guard.call("operators", take_cache)  # of what ran before
+            # What operators cached before belongs to no step of this training.
+            self._own_guard.call("operators", take_cache)
             self._run = run = self._run_of(params)
             run.begin()
             if all(getattr(type(self), hook) is getattr(SummaryCollector, hook) for hook in _OF_STEPS):
@@ -133,6 +136,7 @@ class SummaryCollector(mindspore.train.Callback):  # type: ignore[misc]  # its b
         params, run = run_context.original_args(), self._run
         if run is None or params["mode"] != "train":
             return
+        # An evaluation whose hooks were not called has left its metrics in the parameters.
         if params.get("metrics") and not self._has_metrics and self._collector.has_additions:
             self._begin_evaluation(params)
             self._end_evaluation(params)
@@ -145,6 +149,7 @@ class SummaryCollector(mindspore.train.Callback):  # type: ignore[misc]  # its b
         params = run_context.original_args()
         if params["mode"] == "eval":
             self._end_evaluation(params)
+        # An evaluation during `Model.fit` does not end the Run of the training.
         is_over = params["mode"] == "train" or (self._run is not None and not self._run.is_training)
         if is_over and (run := self._take_run()) is not None:
             run.context.original_args()["latest_ckpt_file"] = newest_checkpoint(params)
@@ -158,7 +163,8 @@ class SummaryCollector(mindspore.train.Callback):  # type: ignore[misc]  # its b
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._depth -= 1
-        if self._depth > 0:  # `Model.fit` enters its callbacks again for each evaluation
+        # `Model.fit` enters its callbacks again for each evaluation.
+        if self._depth > 0:
             return
         self._evaluation = None
         if (run := self._take_run()) is not None:
@@ -166,6 +172,7 @@ class SummaryCollector(mindspore.train.Callback):  # type: ignore[misc]  # its b
 
     def _take_run(self) -> DrivenRun | None:
         """The Run that is driven, which is driven no longer; None if there is none."""
+        # The shortcuts that `begin` has made belong to the Run.
         for hook in _OF_STEPS:
             self.__dict__.pop(hook, None)
         run, self._run = self._run, None
@@ -182,6 +189,7 @@ class SummaryCollector(mindspore.train.Callback):  # type: ignore[misc]  # its b
             dataset=call("the data set", facts_of, params.get("train_dataset")),
             batch_num=params.get("batch_num") or 0,
             sink_size=params.get("sink_size", -1) if is_sink else None,
+            # The spelling of this parameter is MindSpore's.
             manager=params.get("loss_scale_mananger"),
             callbacks=[self._collector],
             network=network,
@@ -199,6 +207,7 @@ class SummaryCollector(mindspore.train.Callback):  # type: ignore[misc]  # its b
         return run
 
     def _begin_evaluation(self, params: Any) -> None:
+        # A Run that only evaluates has no steps behind it.
         self._run = run = self._run or self._run_of({**params, "cur_step_num": 0})
         manager = run.eval(facts_of(params.get("valid_dataset")))  # type: ignore[arg-type]  # it is only described
         self._evaluation = manager, manager.__enter__()

@@ -56,12 +56,14 @@ class DrivenRun(ModelRun):
     @door()
     def end_step(self, run_context: Any) -> None:
         """End the step, with the outputs of the network; a step that has not begun begins before."""
-        if self._opener is None:  # called by hand
+        # A loop that calls the hooks by hand may not have reported the beginning of the step.
+        if self._opener is None:
             self.begin_step(run_context)
         self._params["net_outputs"] = run_context.original_args()["net_outputs"]
         self._end_step(self._clock(), is_whole=True)
+        # After the last step of an epoch no batch comes, but perhaps an evaluation.
         is_last = self._params["step_in_epoch"] == self._params["batch_num"]
-        self._ask(EVALUATION if is_last else DATA)  # after the last step of an epoch, no batch comes
+        self._ask(EVALUATION if is_last else DATA)
 
     @door()
     def end_epoch(self) -> None:

@@ -12,6 +12,7 @@ from distsummary.landscapes.output.write import publish_landscapes
 from distsummary.mindspore.landscape_workers import compute
 from distsummary.rundir.run_dir import RunDir
 
+# The keys of train_metadata.json that MindSpore knows.
 _KEYS = (
     "epoch_group",
     "model_params_file_map",
@@ -20,7 +21,7 @@ _KEYS = (
     "num_samples",
     "landscape_size",
     "create_landscape",
-)  # those that MindSpore knows of train_metadata.json
+)
 
 
 class SummaryLandscape(mindspore.SummaryLandscape):  # type: ignore[misc]  # its base is untyped
@@ -51,9 +52,12 @@ class SummaryLandscape(mindspore.SummaryLandscape):  # type: ignore[misc]  # its
         sent, LandscapeError if a process dies.
         """
         self._devices, self._error = [] if device_ids is None else device_ids, None
-        self._check_device_ids(self._devices)  # MindSpore checks them after it has started processes
+        # MindSpore checks them only after it has started processes.
+        self._check_device_ids(self._devices)
         with tempfile.TemporaryDirectory(prefix="distsummary-") as place:
+            # Landscapes for the summary dir are written elsewhere first: an error leaves the older ones.
             into = place if output is None else output
+            # With one device at most, MindSpore starts no processes of its own.
             super().gen_landscapes_with_multi_process(callback_fn, collect_landscape, self._devices[:1], into)
             error, self._error = self._error, None
             if error is not None:

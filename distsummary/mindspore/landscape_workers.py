@@ -22,7 +22,8 @@ import mindspore
 
 from distsummary.errors import InvalidValueError, LandscapeError
 
-_CODE = (  # sys.path first: the rest is found there
+# sys.path comes first, because the rest is found there.
+_CODE = (
     "import pickle, sys; job = open(sys.argv[1], 'rb'); sys.path[:], argv = pickle.load(job); "
     "from distsummary.mindspore.landscape_workers import work; work(job, sys.argv[1], argv)"
 )
@@ -48,6 +49,7 @@ def compute(
                 file.write_bytes(_sent(function, job, device))
                 command = [sys.executable, "-P", "-c", _CODE, str(file)]
                 processes.append(subprocess.Popen(command, stdin=subprocess.PIPE))
+            # A thread waits for each process, so that the one that fails first is seen first.
             waits = {threads.submit(process.wait): number for number, process in enumerate(processes)}
             for done in as_completed(waits):
                 number = waits[done]
@@ -73,6 +75,7 @@ def _sent(function: Callable[..., Any], job: tuple[Any, ...], device: int) -> by
             f"callback_fn cannot be sent to worker processes ({type(error).__name__}: {error}); make the "
             "network, the data and the metrics in it, or pass one of device_ids"
         ) from error
+    # The worker needs sys.path before it can import what the body refers to.
     return pickle.dumps((sys.path, sys.argv)) + body
 
 
@@ -107,14 +110,18 @@ def work(job: Any, path: str, argv: list[str]) -> None:
         answer = None, error, traceback.format_exc()
     try:
         body = dill.dumps(answer)
+        # Some exceptions can be written, but not read again.
         dill.loads(body)
-    except Exception:  # the exception cannot be sent
+    except Exception:
+        # The exception cannot be sent, so its text is sent instead.
         what = f"{type(answer[1]).__name__}: {answer[1]}"
         body = dill.dumps((None, LandscapeError(f"callback_fn raised {what}"), answer[2]))
+    # The answer gets its name when it is complete.
     Path(path).with_suffix(".tmp").write_bytes(body)
     Path(path).with_suffix(".tmp").replace(Path(path).with_suffix(".answer"))
 
 
 def _end_with_parent() -> None:
-    os.read(0, 1)  # not by sys.stdin, whose lock the end of the interpreter needs
+    # sys.stdin has a lock that the end of the interpreter needs, so this reads the descriptor itself.
+    os.read(0, 1)
     os._exit(1)

@@ -20,7 +20,8 @@ class SummaryRecord(record.SummaryRecord):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        take_cache()  # what operators left there before belongs to no step of this record
+        # What operators left there before belongs to no step of this record.
+        take_cache()
 
     def record(
         self, step: int, train_network: object = None, plugin_filter: Callable[[str], bool] | None = None

@@ -30,7 +30,8 @@ def loss_function_of(params: Mapping[str, Any]) -> Any:
     """The loss function of a training: the model's, or the first within its network; None without one."""
     try:
         return _Theirs._get_loss_fn(params)
-    except (KeyError, AttributeError):  # the loop has no such parameter, or its network is no Cell
+    except (KeyError, AttributeError):
+        # The loop has no such parameter, or its network is no Cell.
         return None
 
 
@@ -62,8 +63,10 @@ def facts_of(dataset: Any) -> DataFacts:
 
 def _path_of(dataset: Any) -> str | None:
     try:
+        # MindSpore's method needs an object of its class, but nothing that its constructor makes.
         path = str(_Theirs._get_dataset_path(object.__new__(_Theirs), dataset))
-    except IndexError:  # a data set that reads no file
+    except IndexError:
+        # The data set reads no file.
         return None
     return str(redacted(os.path.dirname(path) if os.path.isfile(path) else path))
 

@@ -3,7 +3,8 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # type checkers do not run __getattr__
+# Type checkers do not run __getattr__.
+if TYPE_CHECKING:
     from distsummary.thor.converters import ConvertModelUtils, ConvertNetUtils
     from distsummary.thor.torch_thor import THOR, thor
 

@@ -52,11 +52,15 @@ def damped_inverse(blocks: Tensor, damping: float, size: int) -> Inverse:
     """(M + damping I)^-1 by Cholesky factors, of matrices of `size`."""
     groups, count, width, _ = blocks.shape
     added = blocks.new_full((count * width,), damping)
-    added[size:] = 1  # of the padding, so that it has an inverse
+    # The padding gets ones, so that it has an inverse.
+    added[size:] = 1
     matrix = blocks + torch.diag_embed(added.view(count, width))
+    # Unlike cholesky, cholesky_ex does not raise, and so does not wait for the device. The identity takes the
+    # place of factors that failed; `is_regular` reports them.
     factor, info = torch.linalg.cholesky_ex(matrix)
     eye = torch.eye(width, dtype=factor.dtype, device=factor.device)
     inverse = torch.cholesky_inverse(torch.where(info[..., None, None] > 0, eye, factor))
+    # The columns of the padding do not count in the norms.
     norms = [one.abs().sum(-2).reshape(groups, -1)[:, :size].max() for one in (matrix, inverse)]
     return Inverse(inverse, norms[0] * norms[1], ~info.any() & inverse.isfinite().all())
 
@@ -81,7 +85,9 @@ def largest(inverse: Tensor, size: int, group: int, count: int) -> list[tuple[fl
     for number, block in enumerate(inverse[group].double()):
         begin = number * width
         real = min(width, size - begin)
+        # The padding has eigenvalues that are none of the factor.
         values, vectors = torch.linalg.eigh(block[:real, :real])
+        # eigh sorts upwards, and the smallest eigenvalues of the inverse belong to the largest of the factor.
         for at in range(min(count, real)):
             vector = F.pad(vectors[:, at], (begin, size - begin - real))
             found.append((1 / float(values[at]), vector))

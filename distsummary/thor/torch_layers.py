@@ -90,11 +90,13 @@ class Layer:
         """Add the input of a call of the layer and the gradient of its output."""
         if not self.is_due or not gradient.numel():
             return
+        # The backward pass may run under autocast, which would compute the products in a lower precision.
         with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False):
             found, held = self._sums_of(seen, gradient.to(self.dtype)), self._sums
         if held is None:
             self._sums = found
         elif found.size != held.size:
+            # Images of several sizes cannot be added up; the size of the sums says so.
             self._sums = Sums(held.a, held.g, held.count + found.count, (-1, -1))
         else:
             self._sums = Sums(held.a + found.a, held.g + found.g, held.count + found.count, held.size)
@@ -152,6 +154,7 @@ class Layer:
             for value_a, a in pairs_a:
                 for value_g, g in pairs_g:
                     vector = torch.zeros(weight.shape, dtype=torch.float64, device=weight.device)
+                    # `matrix` returns a view, so this writes into the vector.
                     self.matrix(vector)[group] = self._product(a, g)
                     found.append(
                         CurvatureDirection(

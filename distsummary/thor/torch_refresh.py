@@ -139,6 +139,7 @@ class Ranks:
 
     def all_of(self, part: Tensor, sizes: Sequence[int]) -> list[Tensor]:
         """The flat part of each rank, whose sizes all know."""
+        # all_gather takes tensors of equal size, so the parts are padded.
         padded = part.new_zeros(max(sizes))
         padded[: part.numel()] = part
         return [one[:size] for one, size in zip(self.gathered(padded), sizes, strict=True)]
@@ -168,6 +169,7 @@ def refresh(
         return _averaged(layers, own, ranks, device)
     owners = deal([layer.cost for layer in layers], ranks.size)
     totals = _totals(layers, sums, owners, ranks, device)
+    # The sums are now those of all ranks, and so is the number of samples.
     formula = replace(formula, batch=formula.batch * ranks.size)
     own = [
         formula.outcome(layer, total, old) if owner == ranks.rank else _without(RefreshStatus.MISSING, layer)
@@ -179,6 +181,7 @@ def refresh(
 def deal(costs: Sequence[int], ranks: int) -> list[int]:
     """The rank for each cost: the costliest goes first, each to the rank with the smallest sum so far."""
     loads, owners = [0] * ranks, [0] * len(costs)
+    # The place of a cost decides between equal ones, so that all ranks deal alike.
     for at in sorted(range(len(costs)), key=lambda at: (-costs[at], at)):
         owners[at] = loads.index(min(loads))
         loads[owners[at]] += costs[at]
@@ -193,6 +196,7 @@ def _totals(
     device: torch.device,
 ) -> list[Sums | None]:
     """The sums over all ranks of the layers that this rank owns, and None for others."""
+    # Ranks may have seen different numbers of samples, or none, so they first agree on counts and sizes.
     rows = [[one.count, *one.size] if one is not None else [0, 0, 0] for one in sums]
     tables = ranks.gathered(torch.tensor(rows, dtype=torch.int64, device=device))
     of_ranks = torch.stack(tables).tolist()
@@ -202,12 +206,14 @@ def _totals(
         sizes = {size for _, size in found}
         agreed.append((sum(count for count, _ in found), sizes.pop() if len(sizes) == 1 else (-1, -1)))
     present = [at for at in range(len(layers)) if agreed[at][0] and agreed[at][1][0] >= 0]
+    # A rank that has seen nothing of a layer adds zeros.
     sent = {at: sums[at] or layers[at].nothing(agreed[at][1], device) for at in present}
     by_owner = [[at for at in present if owners[at] == owner] for owner in range(ranks.size)]
     own = by_owner[ranks.rank]
     dtype = _widest(layers)
     flat = [_flat([t for at in of for t in (sent[at].a, sent[at].g)], dtype, device) for of in by_owner]
     added = iter(_unflat(ranks.added(flat), [t for at in own for t in (sent[at].a, sent[at].g)]))
+    # Images of several sizes have a count without sums, so that `outcome` can name the reason.
     totals: list[Sums | None] = [
         None if not count else Sums(torch.empty(0), torch.empty(0), count, size) for count, size in agreed
     ]
@@ -225,6 +231,7 @@ def _sent(
 ) -> list[Outcome]:
     """The outcomes of the owners, on all ranks."""
     dtype = _widest(layers)
+    # Each rank fills the rows of its own layers, so the sum over the ranks is the whole table.
     table = torch.zeros(len(layers), _FIGURES, dtype=dtype, device=device)
     for at, outcome in enumerate(own):
         if owners[at] == ranks.rank:
@@ -255,6 +262,7 @@ def _averaged(
     """The mean of the ranks' inverses and figures; a rank that could not invert a layer does not count."""
     dtype = _widest(layers)
     parts: list[Tensor] = []
+    # What a rank could not invert is sent as zeros, because all ranks must send buffers of one layout.
     for layer, outcome in zip(layers, own, strict=True):
         is_fresh = outcome.status is RefreshStatus.REFRESHED
         parts.append(outcome.figures if is_fresh else torch.zeros(_FIGURES, dtype=layer.dtype))
@@ -266,6 +274,7 @@ def _averaged(
     outcomes: list[Outcome] = []
     for layer, outcome in zip(layers, own, strict=True):
         figures, a, g = (next(added).to(layer.dtype) for _ in range(3))
+        # Each rank that has inverted the layer added its status, REFRESHED, so the sum counts these ranks.
         count = round(float(figures[0]) / RefreshStatus.REFRESHED)
         outcomes.append(Outcome(figures / count, a / count, g / count) if count else outcome)
     return outcomes
@@ -300,6 +309,7 @@ def _widest(layers: Sequence[Layer]) -> torch.dtype:
 
 
 def _flat(tensors: Sequence[Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:
+    # The empty tensor gives the result its dtype and device if there are no others.
     empty = torch.empty(0, dtype=dtype, device=device)
     return torch.cat([empty, *[tensor.reshape(-1).to(device, dtype) for tensor in tensors]])
 

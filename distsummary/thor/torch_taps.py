@@ -23,6 +23,7 @@ from distsummary.thor.torch_layers import LAYERS, Layer, second_order
 @torch.library.custom_op("distsummary::thor_output", mutates_args=())
 def _output(output: Tensor, seen: Tensor, number: int) -> Tensor:
     """The output of a layer, unchanged; `seen` is its input."""
+    # An operator of torch must not return its own input.
     return output.clone()
 
 
@@ -51,7 +52,8 @@ def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-    if torch.is_grad_enabled():  # with create_graph: not the backward pass of the step
+    # With create_graph it is not the backward pass of the step.
+    if torch.is_grad_enabled():
         return gradient, None, None
     (seen,) = ctx.saved_tensors
     return _gradient(gradient, seen, ctx.number), None, None
@@ -64,8 +66,9 @@ def _hook(layer: Layer, module: nn.Module, inputs: tuple[Any, ...], output: Any)
     """Pass the output of a layer on, through the operator if it is observed."""
     if not layer.is_due or not inputs or not torch.is_grad_enabled() or not output.requires_grad:
         return None
+    # vmap and jvp are not a training; the function that finds them is private, seen in torch 2.13.
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
-        return None  # private, seen in torch 2.13; vmap and jvp are not a training
+        return None
     passed: Tensor = _output(output, inputs[0].detach(), layer.number)
     return passed
 
@@ -100,6 +103,7 @@ def convert(net: nn.Module) -> None:
         shared = by_weight.setdefault(id(weight), held or kind(name, module))
         if shared is not None and type(shared) is not kind:
             by_weight[id(weight)] = None
+    # Only now is it known which weights modules of several kinds share: those get no hooks.
     for _, module, _ in found:
         layer = by_weight[id(module.weight)]
         if layer is None:

@@ -168,7 +168,8 @@ class THOR(torch.optim.Optimizer):
             [group for group in groups if group["params"]],
             {**first, "momentum": float(momentum), "weight_decay": 0.0, "step": 0},
         )
-        self._forget()  # what was observed for an earlier optimizer
+        # What the layers observed so far was for an earlier optimizer.
+        self._forget()
         self._plan()
 
     # --- a step ---------------------------------------------------------------------------------------------
@@ -184,10 +185,12 @@ class THOR(torch.optim.Optimizer):
         """
         loss = None
         if closure is not None:
+            # The closure makes the passes of this step: what was observed before them does not count.
             self._forget()
             with torch.enable_grad():
                 loss = closure()
         divisor, scale = self._scales()
+        # GradScaler leaves it to this method to skip a step (`_step_supports_amp_scaling`).
         found_inf = getattr(self, "found_inf", None)
         if found_inf is not None and bool(found_inf):
             self._forget()
@@ -202,7 +205,8 @@ class THOR(torch.optim.Optimizer):
             self._refresh(scale)
         for group in self.param_groups:
             weights = [weight for weight in group["params"] if weight.grad is not None]
-            for is_sharded in (False, True):  # torch updates no list that holds both kinds
+            # torch updates no list that holds both kinds.
+            for is_sharded in (False, True):
                 self._update(group, [one for one in weights if (one in self._sharded) is is_sharded], divisor)
             group["step"] = number + 1
         self._plan()
@@ -217,6 +221,7 @@ class THOR(torch.optim.Optimizer):
         if not weights:
             return
         damping, batch = math.sqrt(group["damping"]), self._batch_size
+        # LayerNorm's gradients then count as those of all ranks' samples, like the factors.
         if self._average == "factors":
             batch *= self._ranks.size
         gradients: list[Tensor] = []
@@ -264,6 +269,7 @@ class THOR(torch.optim.Optimizer):
     def curvature(self) -> Curvature:
         """See `CurvatureSource`."""
         states = [self.state[weight].get("figures") for weight in self._layers]
+        # Layers without a refresh so far have no figures.
         unknown = torch.full((4,), math.nan, device=self._device)
         figures = [unknown.double() if one is None else one[1:5].double().to(self._device) for one in states]
         return Curvature(
@@ -284,6 +290,7 @@ class THOR(torch.optim.Optimizer):
         for weight, layer in self._layers.items():
             state = self.state[weight]
             if "inverse_a" in state and (names is None or layer.weight_name in names):
+                # `Formula.outcome` has multiplied both inverses by this gain, which is not the factors'.
                 gain = math.sqrt(1 / float(state["figures"][5]))
                 found += layer.largest(state["inverse_a"] / gain, state["inverse_g"] / gain, weight, count)
         return sorted(found, key=lambda one: -one.value)[:count]
@@ -347,6 +354,7 @@ class THOR(torch.optim.Optimizer):
         if self._scaler is not None:
             ours = hasattr(self._scaler, "get_loss_scale")
             scale = float(self._scaler.get_loss_scale() if ours else self._scaler.get_scale())
+            # Without `grad_scale`, the gradients are divided already, but not what the layers observed.
             return (1.0 if scaled is None else scale), scale
         if scaled is not None:
             scale = float(scaled) * self._divides
@@ -363,6 +371,7 @@ class THOR(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue with what `state_dict` gave; factors keep their own precision."""
         super().load_state_dict(dict(state_dict))
+        # torch casts the state to the parameters' dtypes; counts and factors are taken as they were saved.
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         order = [number for group in state_dict["param_groups"] for number in group["params"]]
         for number, parameter in zip(order, parameters, strict=True):

@@ -33,12 +33,14 @@ def batch_digest(batch: object) -> "tuple[float | Pending, float | Pending] | No
     if here:
         digest = hashlib.blake2b(digest_size=6)
         for octets in here:
+            # With the sizes, bytes that move from one tensor to the next change the digest.
             digest.update(str(octets.size).encode())
             for piece in _pieces(octets, MAX_BYTES // len(here)):
                 digest.update(piece.data)
         return halves(int.from_bytes(digest.digest(), "little"))
     if there and framework_of(there[0]).name == "torch":
-        from distsummary.collect.compare.torch_checksums import device_sum  # torch is imported already
+        # This module imports torch, which the tensor's owner has imported already.
+        from distsummary.collect.compare.torch_checksums import device_sum
 
         arriving = framework_of(there[0]).snapshot(device_sum(there[0].detach()))
         return Computed(arriving, partial(_half, 0)), Computed(arriving, partial(_half, 1))
@@ -48,13 +50,15 @@ def batch_digest(batch: object) -> "tuple[float | Pending, float | Pending] | No
 def _half(place: int, bit_sum: Any) -> float:
     """One of the two scalars made of a bit sum."""
     total = int(np.asarray(bit_sum).reshape(-1)[0])
-    return halves(total % ((1 << 48) - 59))[place]  # a prime: all bits count
+    # The remainder by a prime depends on all bits of the sum.
+    return halves(total % ((1 << 48) - 59))[place]
 
 
 def _octets(tensor: Any) -> Array:
     """The bytes of a tensor on the host, copied only if they have gaps."""
     if framework_of(tensor).name == "torch":
-        from distsummary.collect.compare.torch_checksums import octets_of  # torch is imported already
+        # This module imports torch, which is imported already.
+        from distsummary.collect.compare.torch_checksums import octets_of
 
         octets: Array = octets_of(tensor)
         return octets

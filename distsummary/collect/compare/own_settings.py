@@ -30,7 +30,8 @@ def own_settings(config: Mapping[str, object]) -> dict[str, str | None]:
     found |= {f"environment {name}": value for name, value in environment().items()}
     found["digest of the script"] = _script()
     if "torch" in sys.modules:
-        from distsummary.collect.compare.torch_checksums import torch_settings  # torch is imported already
+        # This module imports torch, which is imported already.
+        from distsummary.collect.compare.torch_checksums import torch_settings
 
         found |= torch_settings()
     return found

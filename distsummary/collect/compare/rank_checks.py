@@ -29,7 +29,8 @@ BATCHES = 32  # the first steps, whose batches get digests
 MEASURED = 8  # the first steps, at all of which parameters are summed up, to know what it costs
 SKIPPED = 3  # of these, in which caches are filled
 SHARE = 0.003  # of a rank's own time in a step, which the sums may cost on average
-DUE_S = 100e-6  # what it costs besides that something is due at a step, when the caches hold other data
+# A step at which something is due costs so much more, because the caches then hold other data.
+DUE_S = 100e-6
 DEVICE_BYTES_PER_S = 1e12  # at which a device reads parameters
 
 
@@ -114,8 +115,9 @@ class Checks(Source):
         return values
 
     def _send_facts(self) -> None:
+        # List them only now, because lazy parameters may have got their shapes since this object was made.
         if self._checksums is not None:
-            self._checksums.list_parameters()  # lazy ones have their shapes by now
+            self._checksums.list_parameters()
         names, groups = (
             ([], {}) if self._checksums is None else (self._checksums.names, self._checksums.groups)
         )

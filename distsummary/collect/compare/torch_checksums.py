@@ -52,9 +52,11 @@ class Checksums:
         """List the model's parameters, by which `names` and `groups` become those of `RankFacts`."""
         self._is_unchanged = FRAMEWORK.watch(self._model)
         named = list(unwrap(self._model).named_parameters())
+        # FSDP1 frees the memory of its parameters, and keeps no copies that could be compared.
         if has_fsdp1(self._model):
-            named = []  # FSDP1 frees the memory of its parameters, and keeps no copies that could be compared
+            named = []
         self.names = [name for name, _ in named]
+        # Tied parameters share their memory, which is summed up under the first name only.
         first = {memory(one): place for place, (_, one) in reversed(list(enumerate(named)))}
         by_split: dict[tuple[str, ...], list[int]] = {}
         for place, (_, one) in enumerate(named):
@@ -118,13 +120,16 @@ class _Group:
         """The bit sum of a parameter on the host."""
         one = self._parameters[place]
         known = self._words[place]
+        # The view of a parameter's memory is kept as long as the parameter stays at its address.
         if known is None or known[0] != one.data_ptr():
-            if type(one) not in (Tensor, nn.Parameter):  # NumPy would keep FSDP2 from resizing its memory
+            # A view of NumPy would keep FSDP2 from resizing the memory of its parameters.
+            if type(one) not in (Tensor, nn.Parameter):
                 return np.int64(device_sum(local_part(one)).item())
             octets = octets_of(one)
             cut = octets.size - octets.size % _WORD
             known = one.data_ptr(), octets[:cut].view(np.int64), octets[cut:]
-            if octets.size and octets.ctypes.data == one.data_ptr():  # not a copy
+            # Only a view may be kept: a copy would not follow the parameter.
+            if octets.size and octets.ctypes.data == one.data_ptr():
                 self._words[place] = known
         _, words, rest = known
         total: np.int64 = np.add.reduce(words)
@@ -136,6 +141,7 @@ class _Group:
         if self._device_weights is None:
             self._device_weights = torch.from_numpy(self._weights[:, self._there]).to(device)
         sums = [device_sum(local_part(self._parameters[place])) for place in self._there]
+        # Remainders first: then the products with the weights, which are below PRIME, too, fit into 64 bits.
         packed_sums = torch.stack([one.to(device, non_blocking=True) for one in sums]).remainder(PRIME)
         return (packed_sums * self._device_weights).remainder(PRIME).sum(1).remainder(PRIME)
 
@@ -159,6 +165,7 @@ def device_sum(tensor: Tensor) -> Tensor:
     """
     line = flat(tensor)
     size = line.element_size()
+    # Elements of 16 bytes, complex128, are summed up as two words each.
     if size not in _INTEGERS:
         line, size = line.view(torch.int64), _WORD
     per_word = _WORD // size

@@ -57,7 +57,8 @@ def start_collector(scope: str) -> Any:
             max_restarts=0,
             max_task_retries=0,
             label_selector={"ray.io/node-id": node},
-            scheduling_strategy="DEFAULT",  # keeps it out of the placement group of the trainer
+            # The strategy keeps the actor out of the placement group of the trainer.
+            scheduling_strategy="DEFAULT",
         )
         .remote()
     )
@@ -92,7 +93,8 @@ def driver_command() -> list[str]:
         jobs = ray._private.state.jobs()
         commands = [job.get("Entrypoint", "") for job in jobs if job["JobID"] == context.get_job_id()]
         return split_command(commands[0]) if commands else []
-    except Exception as error:  # a private interface: another version of Ray may not have it
+    except Exception as error:
+        # The interface is private: another version of Ray may not have it.
         logger.debug("the driver's command line is unknown: %r", error)
         return []
 

@@ -37,7 +37,8 @@ logger = logging.getLogger(__name__)
 
 WINDOW = 4  # batches sent and not yet acknowledged
 END_S = 2.0  # how long to wait for the end of a killed collector
-KEPT_BYTES = 16 << 20  # wait in memory for a collector that starts; then this process writes until it is up
+# So much waits in memory for a collector that starts; beyond it, this process writes until that is up.
+KEPT_BYTES = 16 << 20
 ANSWER_PATH_S = 5.0  # how long `path` waits for the collector
 
 
@@ -91,14 +92,15 @@ class RemoteWriter:
         self._is_late = False  # whether it was logged that the actor is not up
         self._session: str | None = None
         self._up: Mapping[str, Any] = {}  # the process of the actor that is up
-        self._effort: Effort | None = None  # its
+        self._effort: Effort | None = None  # of that process
         self._process: Mapping[str, Any] = {}  # the collector's; empty before its first answer
         # Batches with references to their answers; None: the batch has not been sent to the new session yet.
         self._sent: deque[tuple[Batch, Any]] = deque()
         self._own: RankWriter | None = None  # writes the files if no collector does
         self._gave_up = ""  # why there is no collector any more
         self._refusal = ""  # why the last write failed
-        self._taken = 0  # rises while collectors write; the bytes that earlier writers of this process wrote
+        # Progress: this rises while collectors write, and by the bytes that writers in this process wrote.
+        self._taken = 0
         self._size = 0  # of the files when they were looked at last
         self._past = Health()  # of the collectors before this one
         self._health = Health()
@@ -133,7 +135,8 @@ class RemoteWriter:
         own, actor = self._own, self._actor
         if own is not None:
             return own.path(dialect)
-        with contextlib.suppress(Exception):  # of Ray and of the collector; asked for by people alone
+        # Ray and the collector may raise anything here, and only people ask for the path.
+        with contextlib.suppress(Exception):
             if self._session is not None:
                 with self._ray.call():
                     asked = actor.path.remote(self._key, dialect)
@@ -163,6 +166,7 @@ class RemoteWriter:
         Waits while WINDOW batches are unacknowledged, or while they and `batch` exceed the budget in bytes.
         """
         self._leave_ray_if_gone()
+        # Earlier batches come first: after the end of a session all of them, else as many as make room.
         while self._sent and (
             self._session is None or len(self._sent) >= WINDOW or self._exceeds_budget(batch)
         ):
@@ -187,15 +191,18 @@ class RemoteWriter:
         """Close the files and end the actor; batches without an acknowledgement are counted as dropped."""
         self._patience.hurry(is_closing=True)
         try:
-            with contextlib.suppress(OSError):  # the last attempt: what it leaves is counted below
+            # This is the last attempt: what it leaves is counted below.
+            with contextlib.suppress(OSError):
                 while self._sent:
                     self._settle_oldest()
             if not self._sent:
+                # A collector that was never reached has nothing to close.
                 if self._own is None and (self._session is not None or self._health.last_seq):
                     self._health = self._ask("close") or self._health
                 if self._own is not None:
                     self._own.close()
-        except OSError as error:  # what was acknowledged is in the files, but may not be durable
+        except OSError as error:
+            # What was acknowledged is in the files, but may not be durable.
             self._failed.fail(f"closing: {error_line(error)}")
         finally:
             self._drop_sent(self._refusal or "the collector did not acknowledge it in time")
@@ -238,11 +245,13 @@ class RemoteWriter:
         try:
             self._health = self._answer(reference, batch.nbytes)
             self._taken += 1
-        except StaleAttemptError:  # this batch's session is over: the batch is sent again in the next session
+        except StaleAttemptError:
+            # The session of this batch is over: the batch is sent again in the next session.
             self._session = None
             return
         except CollectorError as error:
             self._fail(error)
+            # Unless this process has taken over the files, the caller has to repeat the call.
             if self._own is None:
                 self._drop_if_queued(error)
                 raise
@@ -251,10 +260,12 @@ class RemoteWriter:
             self._session, self._refusal = None, error_line(error)
             self._drop_if_queued(error)
             raise
-        except Exception as error:  # any other error: the collector would raise it again
+        except Exception as error:
+            # The collector would raise any other error again, so the batch is given up.
             self._count_lost(batch, error_line(error))
         self._patience.works()
         self._sent.popleft()
+        # The first batch of a new session is acknowledged: now the others follow, in their order.
         if self._sent and self._sent[0][1] is None:
             logger.warning("rank=%d sends %d batch(es) again", self._spec.rank, 1 + len(self._sent))
             self._sent = deque((waiting, self._send(waiting)) for waiting, _ in self._sent)
@@ -267,7 +278,8 @@ class RemoteWriter:
         self._connect()
         if self._own is not None:
             return
-        self._ignore_answers()  # they came before the greeting: their session is over
+        # These answers came before the greeting: their session is over.
+        self._ignore_answers()
         batch, _ = self._sent[0]
         self._sent = deque((waiting, None) for waiting, _ in self._sent)
         self._sent[0] = batch, self._send(batch)
@@ -297,13 +309,16 @@ class RemoteWriter:
             if self._own is None:
                 raise
             return
-        except OSError as error:  # it cannot open its directory
+        except OSError as error:
+            # The collector is up, but cannot open its directory.
             self._patience.fails(is_dead=False)
             self._refusal = error_line(error)
             if not self._patience.is_over():
                 raise
             self._take_over(f"the collector cannot open its directory: {self._refusal}")
             return
+        # Another process answers than before: its counters follow those of the last one, which may have
+        # written batches without acknowledging them.
         if self._process and greeting.process != self._process:
             self._past = _added(self._past, self._health)
             self._count_unanswered(greeting.health.last_seq)
@@ -314,6 +329,7 @@ class RemoteWriter:
     def _start_again(self) -> None:
         """Start the collector, after a pause if it has died before; or let this process write."""
         pause_until = time.monotonic() + self._patience.pause_s()
+        # The pause is cut into slices, so that `close` can end it.
         while time.monotonic() < pause_until and not self._patience.is_worn():
             time.sleep(SLICE_S)
         if self._patience.is_worn() and self._patience.deaths:
@@ -327,7 +343,8 @@ class RemoteWriter:
             with self._call():
                 self._actor = self._start_actor(self._scope)
                 self._starting = self._actor.ready.remote(self._key, own_process())
-        except (RayError, ValueError, RuntimeError) as error:  # of a cluster that is just ending, too
+        except (RayError, ValueError, RuntimeError) as error:
+            # A cluster that is just ending raises these errors, too.
             raise CollectorError("the collector cannot be started", error_line(error), is_dead=True) from None
 
     def _await_start(self) -> None:
@@ -346,6 +363,8 @@ class RemoteWriter:
                     "see ray status); this process writes the files until it is",
                     self._spec.rank, self._patience.outage_s,
                 )  # fmt: skip
+            # If a caller waits, the start takes too long or much is kept, this process writes until the
+            # collector is up.
             kept = self.waiting_bytes() + sum(batch.nbytes for batch, _ in self._sent)
             if self._patience.is_awaited() or is_late or kept > KEPT_BYTES:
                 self._open_own()
@@ -401,9 +420,11 @@ class RemoteWriter:
                 self._look()
                 if left_s <= SLICE_S:
                     raise CollectorError("the collector does not answer") from None
-            except RayTaskError as error:  # raised by the collector: without its stack
+            except RayTaskError as error:
+                # Raise what the collector has raised, without the stack of Ray.
                 raise (error.cause if isinstance(error.cause, Exception) else error) from None
-            except ActorUnavailableError as error:  # the connection is broken; the actor may be alive
+            except ActorUnavailableError as error:
+                # The connection is broken; the actor may be alive.
                 raise CollectorError(
                     "the collector cannot be reached", reason_of(error), may_live=True
                 ) from None
@@ -415,9 +436,11 @@ class RemoteWriter:
         """Decide what follows when the collector does not answer: another attempt, or the own files."""
         self._session, self._refusal = None, str(error)
         self._patience.fails(is_dead=error.is_dead)
+        # Ray may be wrong about a death, and a collector that lives must not write beside the next one.
         if error.is_dead:
-            self._end_collector()  # also if Ray is wrong
+            self._end_collector()
         is_over = self._patience.is_worn() if error.is_dead else self._patience.is_over()
+        # A collector that hangs is given up now; one that died or cannot be reached gets further attempts.
         if not (error.is_dead or error.may_live) or is_over:
             deaths = self._patience.deaths
             self._take_over(error.what + (f" {deaths} times in a row" if deaths > 1 else ""))
@@ -440,6 +463,7 @@ class RemoteWriter:
             self._failed.fail(f"the rank writes its files itself: {reason}")
             logger.warning("rank=%d writes its files itself from now on: %s", self._spec.rank, reason)
         await_disconnected()
+        # The collector ends first, because two processes must not write the same files.
         try:
             self._end_collector()
             self._open_own()
@@ -484,7 +508,8 @@ class RemoteWriter:
             return
         try:
             own.close()
-        except OSError as error:  # as in `close`
+        except OSError as error:
+            # As in `close`, what was acknowledged is in the files.
             self._failed.fail(f"closing: {error_line(error)}")
         self._taken += own.progress()
         self._past, self._own = _added(self._past, own.health()), None
@@ -492,8 +517,9 @@ class RemoteWriter:
 
     def _end_collector(self) -> None:
         """Kill the collector, so that one process alone writes; raises TimeoutError while it still lives."""
+        # A stopped process would not react to Ray's kill, but SIGKILL ends it.
         for process in (self._process, self._up):
-            if is_alive(process):  # a stopped process would not react to Ray's kill
+            if is_alive(process):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process["pid"], signal.SIGKILL)
         if self._actor is not None and self._ray.is_open():
@@ -523,7 +549,8 @@ class RemoteWriter:
                 self._refusal = error_line(error)
                 self._drop_if_queued(error)
                 raise
-            except Exception as error:  # it would be raised again
+            except Exception as error:
+                # The writer would raise it again, so the batch is given up.
                 self._count_lost(batch, error_line(error))
             self._sent.popleft()
 

@@ -19,7 +19,8 @@ from distsummary.rundir import topology as topologies
 logger = logging.getLogger(__name__)
 
 RANK, NODE, PROCESS = COLLECTORS = ("rank", "node", "process")
-INTERVAL_S = 0.3  # between calls of a collector: a call costs the rank as much as 20 written steps
+# The time between calls of a collector, because a call costs the rank as much as 20 written steps.
+INTERVAL_S = 0.3
 MANY = 8  # ranks on a node, which share a collector by default
 
 
@@ -73,7 +74,8 @@ def open_writer(
     refuse_unconnected(collectors)
     place = chosen_collectors(collectors, ranks) if in_ray() else PROCESS
     if place != PROCESS:
-        from distsummary.collect.remote.actor import missing_room  # import Ray only where it is used
+        # Ray is imported only where it is used.
+        from distsummary.collect.remote.actor import missing_room
 
         if reason := missing_room():
             logger.warning("rank=%d writes its files in its own process: %s", spec.rank, reason)
@@ -83,6 +85,7 @@ def open_writer(
         return AsyncWriter(_passing(own, on_written), spec, is_timed=is_timed), own.path
     from distsummary.collect.remote.actor_writer import RemoteWriter
 
+    # The collector opens the files later; a directory that cannot be written is refused now.
     check_writable(Path(spec.directory))
     spec = replace(spec, interval_s=INTERVAL_S)
     remote = RemoteWriter(spec, scope=place)

@@ -104,6 +104,7 @@ class Patience:
         until = min(quiet_since + self.answer_s, begun + MOST_ANSWER_S) + writing_s
         if not self.is_awaited():
             return until
+        # While a caller waits, the shorter limits hold, counted from the beginning of its wait.
         writing_s = nbytes / AWAITED_BYTES_S
         begun = max(begun, self._awaited_at)
         return min(until, min(max(quiet_since, begun) + self.awaited_s, begun + MOST_AWAITED_S) + writing_s)

@@ -95,7 +95,8 @@ class Collectors:
 
         Raises RunDirError if the files cannot be made or written.
         """
-        self.look()  # an earlier process of the rank must not keep its files open
+        # An earlier process of the rank must not keep its files open.
+        self.look()
         with self._changing:
             if key not in self._ranks:
                 self._ranks[key], self._owners[key] = _Rank(spec), owner
@@ -109,7 +110,8 @@ class Collectors:
             self._owners.pop(key, None)
             rank = self._ranks.pop(key, None)
         if rank is not None and rank.writer is not None:
-            with contextlib.suppress(OSError):  # no one waits for the answer
+            # No one waits for the answer, so an error of the disk is not reported.
+            with contextlib.suppress(OSError):
                 rank.writer.close()
 
     def write(self, key: str, session: str, batch: Batch) -> Health:
@@ -123,7 +125,8 @@ class Collectors:
         try:
             writer.write(batch)
         except OSError:
-            rank.session = uuid.uuid4().hex  # batches sent after this one must not be written before it
+            # Batches that were sent after this one must not be written before it, so the session ends.
+            rank.session = uuid.uuid4().hex
             raise
         return writer.health()
 

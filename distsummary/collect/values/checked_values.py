@@ -90,6 +90,7 @@ def checked_value(
         return Value(
             "text", name, _checked_text(field, table_text(field, value) if kind == "table" else value)
         )
+    # What is drawn or encoded at once has to be on the host now.
     if kind in ("video", "confusion_matrix"):
         content, detail = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
         array = _on_host(field, content)
@@ -125,10 +126,12 @@ def _tensor(field: str, value: object) -> Any:
         )
     try:
         return np.asarray(value)
-    except Exception as error:  # the value's own conversion may raise anything
+    except Exception as error:
+        # The value's own conversion may raise anything.
         if passes(error, is_door=False):
             raise
-        reason = str(error).partition(". ")[0]  # NumPy's second sentence names the shapes
+        # NumPy's first sentence is enough: the second one names the shapes.
+        reason = str(error).partition(". ")[0]
         raise InvalidValueError(
             f"{field} must be numbers in a regular shape, got a {type(value).__name__} that NumPy cannot "
             f"read ({reason}); make it an array, or stack its items"
@@ -161,6 +164,7 @@ def checked_copy(
     """
     framework, field = framework_of(tensor), f"the {plugin} {name!r}"
     spec = spec_of(field, tensor)
+    # What an event cannot hold may still be exported.
     if plugin == "tensor" and exports and not spec.dtype.hasobject and not _fits_event(spec):
         return OnlyExported(framework.snapshot(tensor), lambda array: array)
     if not is_real(spec.dtype):
@@ -200,7 +204,8 @@ def _checked_text(field: str, value: object) -> str:
         raise InvalidValueError(
             f"{field} takes {size} bytes, more than the {MAX_VALUE_BYTES} of an event; record a part of it"
         )
-    return str.__str__(value)  # a plain str: a subclass may be unknown to the collector's process
+    # Make it a plain str: the collector's process may not know a subclass.
+    return str.__str__(value)
 
 
 def table_text(field: str, rows: Any) -> str:

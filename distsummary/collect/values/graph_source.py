@@ -103,6 +103,7 @@ def graph_value(graph: Graph, report: Callable[..., None] = logger.warning) -> V
 
 def _value_of(observer: Observer) -> Value | None:
     graph = observer.graph()
+    # What MindSpore has compiled comes as bytes of its own message.
     if isinstance(graph, bytes):
         return Value("graph", TAG, graph_bytes(graph)) if graph else None
     return graph_value(graph) if graph.nodes else None

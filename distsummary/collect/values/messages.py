@@ -36,8 +36,10 @@ def graph_bytes(value: object) -> bytes:
     try:
         if anf_ir.GraphProto.FromString(data).node:
             return data
-    except (DecodeError, UnicodeDecodeError):  # the second by protobuf in Python, which MindSpore chooses
-        pass  # the bytes may be a ModelProto
+    except (DecodeError, UnicodeDecodeError):
+        # The bytes may be a ModelProto. UnicodeDecodeError is raised by protobuf's implementation in Python,
+        # which MindSpore chooses.
+        pass
     try:
         model = anf_ir.ModelProto.FromString(data)
     except (DecodeError, UnicodeDecodeError) as error:

@@ -24,7 +24,8 @@ def refuse_unmeasured(model: Any) -> None:
             "ds.init(..., watch=model, norms=True), as network= to a Run of your own, or leave norms out"
         )
     refuse_without_torch("norms", model)
-    from distsummary.frameworks.torch_modules import has_fsdp1  # imports torch, which is imported already
+    # This module imports torch, which is imported already.
+    from distsummary.frameworks.torch_modules import has_fsdp1
 
     if has_fsdp1(model):
         raise InvalidValueError(
@@ -58,6 +59,7 @@ class UpdateDeal:
             replicas = group_along(mesh, whole_along) if split else group
             places = {name: at for at, name in enumerate(table.names) if splits[at] == split}
             sizes = {name: math.prod(table.shapes[at]) for name, at in places.items()}
+            # With fewer replicas than SPREAD, each of them divides its share among several turns.
             turns = -(-SPREAD // replicas.size)
             own = (
                 Group(index=replicas.index * turns + turn, size=replicas.size * turns)

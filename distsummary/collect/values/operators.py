@@ -166,6 +166,7 @@ class TapListener:
     def take(self, step: int) -> Taken:
         """Everything received since the last `take`, as that of a step."""
         self.resume()
+        # After `gather`, what was tapped since then belongs to the next step.
         if not self.is_gathered:
             self._held.add(self._listen_to_devices())
         self.is_gathered = False
@@ -176,6 +177,7 @@ class TapListener:
     def take_late(self, *, waits: bool) -> list[tuple[int, dict[str, float]]]:
         """Numbers of earlier steps that have arrived from a device."""
         taken = []
+        # The oldest come first; if too many are on their way, the oldest are waited for.
         while self._late and (waits or len(self._late) > MAX_LATE or self._late[0][1].is_ready()):
             step, late = self._late.popleft()
             taken.append((step, late.result()))
@@ -198,7 +200,8 @@ def is_listening() -> bool:
 
 def listen(listener: TapListener) -> None:
     """Pass everything that is tapped from now on to a listener."""
-    listener.discard()  # what compiled code left in its buffers before
+    # Forget what compiled code left in its buffers before.
+    listener.discard()
     _listeners.append(weakref.ref(listener, _listeners.remove))
 
 
@@ -260,5 +263,6 @@ def tap_again(name: str) -> None:
         listener.receive_again(name)
 
 
-if hasattr(os, "register_at_fork"):  # the parent records; a child only runs the model
+# The parent records; a child only runs the model.
+if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_listeners.clear)

@@ -40,12 +40,14 @@ def drawn(field: str, figure: Any) -> NDArray[np.uint8]:
             f"{field} must have 1 to {MAX_PAYLOAD // 4} pixels, got {width} x {height}; "
             "change its size or dpi"
         )
+    # Drawing here must not make the figure look drawn on its own canvas.
     was_stale = figure.stale
     try:
         renderer = agg.RendererAgg(width, height, figure.dpi)
         figure.draw(renderer)
         rgba = np.asarray(renderer.buffer_rgba())
-    except Exception as error:  # formulas, fonts, sizes and artists of the user may raise anything
+    except Exception as error:
+        # Formulas, fonts, sizes and artists of the user may raise anything.
         if passes(error, is_door=False):
             raise
         raise InvalidValueError(
@@ -54,6 +56,7 @@ def drawn(field: str, figure: Any) -> NDArray[np.uint8]:
         ) from error
     finally:
         figure.stale = was_stale
+    # Put the picture on white, as far as it is transparent.
     opacity = rgba[..., 3:].astype(np.float32) / 255
     rgb = np.rint(rgba[..., :3] * opacity + 255 * (1 - opacity)).astype(np.uint8)
     return np.ascontiguousarray(np.moveaxis(rgb, -1, 0)[np.newaxis])
@@ -80,6 +83,7 @@ def drawn_matrix(field: str, counts: NDArray[Any], classes: Sequence[str] | None
         raise InvalidValueError(f"classes of {field} must have {size} names, got {len(classes)}")
     figure = extra(field, "matplotlib.figure").Figure(figsize=(6, 6), layout="constrained")
     axes = figure.add_subplot()
+    # A class without samples has an empty row: divide it by 1.
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     axes.set(xlabel="predicted", ylabel="actual")

@@ -44,6 +44,7 @@ def precision_recall(
             f"predictions of {field} must be numbers in [0, 1], got {predictions.dtype} with other values; "
             "of logits, take the sigmoid"
         )
+    # `highest` is the last threshold that finds a sample; sums from the right count what each one finds.
     highest = np.floor(predictions.astype(np.float64) * (thresholds - 1)).astype(np.int64)
     positive = labels.astype(bool)
     found_true, found_false = (

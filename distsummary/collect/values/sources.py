@@ -72,8 +72,9 @@ class LossSource(Source):
     def values(self, params: CallbackParams, step: int, context: StepContext) -> list[Value]:
         """See `Source`."""
         outputs = params.get("net_outputs")
+        # A Run whose user logs no loss has nothing to record, nor has a loop that knows no outputs.
         if outputs is None and (context.topology is not None or "net_outputs" not in params):
-            return []  # a Run whose user logs no loss, or a loop that knows no outputs
+            return []
         if "loss" in context.logged and not self._compatibility.steps:
             return []
         try:
@@ -118,7 +119,8 @@ class Images(Source):
         """See `Source`."""
         if not self.is_active:
             return []
-        self.is_active = False  # also if it raises
+        # If it raises, no later batch is tried either.
+        self.is_active = False
         images = image_values(params.get("train_dataset_element"), compatibility=self._compatibility)
         self.is_active = bool(images)
         return images

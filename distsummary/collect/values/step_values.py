@@ -140,11 +140,13 @@ class Parameters:
                 report(remark)
         wanted = [(name, parameters[name]) for name in selected]
         found = {name: failures.call(f"shard of {name}", facts, tensor) for name, tensor in wanted}
+        # Only whole parameters are dealt; of a sharded one, each rank records its part.
         sizes = {name: fact[1] for name, fact in found.items() if fact is not None and fact[0] is None}
         if self._deal == "steps":
             mine = frozenset(sizes) if steps.turn(step, self._group) else frozenset()
         else:
             mine = share(sizes, self._group)
+        # Where ranks take turns, the share is all parameters, at this rank's turn.
         dealt = sizes if self._deal == "steps" and self._group != LEFT_OUT else mine
         self.dealt = tuple(name for name, _ in wanted if name in dealt)
         shards = {name: (fact or (None, 0))[0] for name, fact in found.items()}

@@ -17,7 +17,8 @@ from distsummary.rundir.timeouts import BEAT_S
 from distsummary.rundir.topology import Topology
 
 PERIOD_S = 2 * BEAT_S
-LEAST_S = 0.1  # over less time no rate is computed: some counters of Linux advance every 10 ms
+# Over less time no rate is computed: some counters of Linux advance every 10 ms.
+LEAST_S = 0.1
 GIB, MB = 2**30, 1e6
 
 
@@ -45,7 +46,8 @@ def sources_of(topology: Topology, directory: Path, network: object) -> dict[str
     """
     process = psutil.Process()
     sources: dict[str, Source] = {"process": lambda: process_reading(process)}
-    if hasattr(process, "io_counters"):  # not on macOS
+    # psutil has no such counters on macOS.
+    if hasattr(process, "io_counters"):
         sources["process's disk"] = lambda: process_disk_reading(process)
     if topology.local_rank == 0:
         sources["node's processors and memory"] = node_reading
@@ -145,7 +147,8 @@ class Sampler:
         for name, read in list(self._sources.items()):
             try:
                 reading = read()
-            except Exception as error:  # raised by the system or a driver: the next sample would fail as well
+            except Exception as error:
+                # The system or a driver raised it, so the next sample would fail as well.
                 del self._sources[name]
                 self._failures.count(
                     f"system metrics of the {name} cannot be read, and are not recorded any more: "

@@ -53,7 +53,8 @@ class Taps:
     def begin(self, params: CallbackParams, record: Callable[..., None]) -> None:
         """Begin a training: forget what was tapped before, and pass on values to `record`."""
         self._params, self._record = params, record
-        if not self.listener.is_gathered:  # else `run.log` begins it, after the first steps were tapped
+        # If `run.log` begins the training, its first step was tapped before and must be kept.
+        if not self.listener.is_gathered:
             self.listener.discard()
 
     def after(self, last: int) -> float:
@@ -92,6 +93,7 @@ class Taps:
             if self._record is not None:
                 self._record(earlier, arrived)
         if taken.numbers and self._takes_numbers(due):
+            # A dict is changed in place, because the run looks for NaN in it.
             joined = numbers if isinstance(numbers, dict) else dict(numbers)
             for name, value in taken.numbers.items():
                 joined.setdefault(name, value)
@@ -123,6 +125,7 @@ class Taps:
             return True
         if self._deal == "steps":
             return (self.tensors if plugin == "tensor" else self._regular).turn(number, self.group)
+        # A checksum, because Python's hash of a text differs between processes.
         return zlib.crc32(name.encode(errors="replace")) % self.group.size == self.group.index
 
     def _now(self) -> int:

@@ -109,6 +109,7 @@ class Gradients(Source):
             self._wait(step)
         if has_stepped:
             self._waits_since = None
+        # What the hooks counted is raised here, outside of the optimizer's step.
         reason, self._in_hook.last = self._in_hook.last, None
         self._failures.last = reason or self._failures.last
         self._failures.raise_last()
@@ -159,6 +160,7 @@ class Gradients(Source):
         if parameter.grad is None:
             return None
         gradient, tag = as_seen(parameter.grad, scale), name + SUFFIX
+        # A gradient may be split in another way than its parameter.
         if shard is not None:
             shard = self._framework.shard(gradient)
         data = checked_copy("histogram", tag, gradient, compatibility=self._compatibility)

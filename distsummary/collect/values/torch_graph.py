@@ -78,6 +78,7 @@ class TreeObserver(ModuleCalls):
         place = call.place._replace(module=call.module)
         last = self._nodes[-1].name if self._nodes else ""
         name = self._add(self._node(place, name, types_of(output), again), call.data, place)
+        # Where nothing is known of the sources, the module only comes after the last one.
         if not call.data and last:
             self._after[name] = last
         self._drawn.setdefault(id(call.module), name)
@@ -150,6 +151,7 @@ class TreeObserver(ModuleCalls):
         why = "not called in the first step" if is_seen else "not observed"
         last = ""
         covered: set[int] = set()
+        # Modules inside of one that was drawn are part of it.
         for number in [*self._drawn]:
             place = self._places.get(number)
             if place is not None:
@@ -257,7 +259,8 @@ def named_arguments(
     try:
         signature = inspect.signature(module.forward)
         names = signature.bind(*args, **kwargs).arguments
-    except (TypeError, ValueError):  # forward is not written in Python, or the call will fail
+    except (TypeError, ValueError):
+        # forward is not written in Python, or the call will fail.
         yield from ((f"input_{number}", value) for number, value in enumerate(args))
         yield from kwargs.items()
         return
@@ -277,7 +280,8 @@ def _settings(module: nn.Module) -> str:
     """What the module says of itself, such as "in_features=8, out_features=2, bias=True"."""
     try:
         return " ".join(module.extra_repr().split())[:MAX_SETTINGS]
-    except Exception as error:  # of the user's code; the settings are only shown
+    except Exception as error:
+        # The user's code may raise anything, and the settings are only shown.
         if passes(error, is_door=False):
             raise
         return ""

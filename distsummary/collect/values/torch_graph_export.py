@@ -43,11 +43,13 @@ class ExportObserver(TreeObserver):
             self._report("a model that is split over ranks is not exported; the graph is the tree of modules")
             return tree
         try:
-            with warnings.catch_warnings():  # such as attributes that forward assigns
+            # Exporting warns of what does not matter here, such as attributes that forward assigns.
+            with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 exported = torch.export.export(call.module, args, kwargs)
             return _drawn(exported, call, args, kwargs)
-        except Exception as error:  # of the model's code, or what torch cannot export
+        except Exception as error:
+            # The model's code may raise anything, and torch cannot export every model.
             if passes(error, is_door=False):
                 raise
             line = " ".join(str(error).split())[:300]
@@ -64,6 +66,7 @@ def _drawn(
     """The graph of an exported program; parameters are counted at the nodes that use them first."""
     signature = exported.graph_signature
     held = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    # An input that is a part of an argument is named after the argument.
     given = {
         name: label
         for label, value in named_arguments(call.module, args, dict(kwargs))
@@ -80,6 +83,7 @@ def _drawn(
 
     for node in exported.graph.nodes:
         kinds = types_of(node.meta.get("val"))
+        # Inputs that are tensors get a node; parameters and buffers are shown where they are used.
         if node.op == "placeholder" and node.name not in held:
             if kinds:
                 add(Node(names.unique(given.get(node.name, node.name)), INPUT, (), kinds), node)
@@ -89,10 +93,12 @@ def _drawn(
             kinds = tuple(kind for one in node.all_input_nodes for kind in types_of(one.meta.get("val")))
             add(Node(names.unique("output"), OUTPUT, edges, kinds), None)
         elif node.op == "call_function":
+            # Taking an element is no node of its own: an edge names the output at which it begins.
             if getattr(node.target, "__name__", "") == "getitem" and edges:
                 drawn[node] = edges[0]._replace(output=int(node.args[1]))
                 continue
             total, shown = 0, {}
+            # A parameter is shown at each of its uses, and counted at the first.
             for one in node.all_input_nodes:
                 if (name := held.get(one.name)) is not None:
                     shown[name.rpartition(".")[2]] = f"{name} {types_of(one.meta.get('val'))[0]}"
@@ -110,7 +116,8 @@ def _scope(stack: Mapping[str, tuple[str, Any]] | None) -> str:
     """The innermost module of an operation, from what torch.export notes: "layers.0.linear1"."""
     path = [*stack.values()][-1][0] if stack else ""
     parts: list[str] = []
-    for part in path.split("."):  # indices join the list that they are in, as in the tree of modules
+    # Indices join the list that they are in, as in the tree of modules.
+    for part in path.split("."):
         if part.isdecimal() and parts:
             parts[-1] += f".{part}"
         else:

@@ -22,7 +22,8 @@ from distsummary.collect.values.torch_module_calls import Call, ModuleCalls, pla
 from distsummary.format.graph import INPUT, OUTPUT, Edge, Graph, Names, Node
 from distsummary.frameworks.torch_modules import compiled_from, unwrap
 
-MAX_OPERATIONS = 200_000  # more are not drawn: their record would take gigabytes
+# More operations are not drawn: their record would take gigabytes.
+MAX_OPERATIONS = 200_000
 _OURS = ("aten", "prims")  # operations of other namespaces that are drawn have a dot in their name
 _SAME_PARAMETER = ("t", "transpose", "permute", "view", "_unsafe_view", "expand", "alias", "_to_copy")
 _TAPS = "distsummary.collect.values.torch_operators"  # only imported if the model has taps
@@ -107,8 +108,9 @@ class OperationsObserver(ModuleCalls):
         used = [source for source in sources if isinstance(source, str)]
         edges = tuple(source for source in sources if isinstance(source, Edge))
         tensors = list(tensors_in(given))
+        # A weight that is turned or cast stays the weight.
         if used and not edges and len(tensors) == len(used) and name in _SAME_PARAMETER:
-            for tensor in tensors_in(result):  # a weight that is turned or cast stays the weight
+            for tensor in tensors_in(result):
                 self._made(tensor, used[0])
             return
         total, shown = 0, {}
@@ -127,6 +129,7 @@ class OperationsObserver(ModuleCalls):
         seen = set()
         for tensor in tensors_in(value):
             known = self._of_object.get(id(tensor))
+            # An id may belong to another tensor by now, which the weak reference shows.
             if known is not None and known[0]() is tensor:
                 source: Edge | str | None = known[1]
             else:
@@ -168,8 +171,10 @@ class _Observe(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _is_of_tap() -> bool:
     """Whether an operator of `ds.summary` computes this to record a value: it is no part of the model."""
     frame = sys._getframe(2)
-    while frame is not None and (name := frame.f_code.co_name) != "_call_impl":  # a tap calls no module
-        if frame.f_globals.get("__name__") == _TAPS and name != "gradient":  # whose view replaces x
+    # A tap calls no module, so the search for one ends at the nearest call of a module.
+    while frame is not None and (name := frame.f_code.co_name) != "_call_impl":
+        # A tap's `gradient` is a part of the model: its view replaces x.
+        if frame.f_globals.get("__name__") == _TAPS and name != "gradient":
             return True
         frame = frame.f_back  # type: ignore[assignment]
     return False

@@ -53,7 +53,8 @@ class Sources:
             yield from self._of_function(tensor.grad_fn, tensor.output_nr)
         elif (address := address_of(tensor)) is not None:
             known = self._of_memory.get(address)
-            if known is not None and known[0]() is not None:  # else the memory may have another owner now
+            # If the tensor is gone, its memory may have another owner now.
+            if known is not None and known[0]() is not None:
                 yield known[1]
 
     def _of_function(self, function: Any, output: int) -> Iterator[NodeOutput]:
@@ -73,11 +74,14 @@ class Sources:
                     yield NodeOutput("", parameter=id(parameter))
             else:
                 before = [(inner, number) for inner, number in function.next_functions if inner is not None]
-                todo += reversed(before)  # the first argument's sources come first
+                # Reversed, so that the sources of the first argument come first.
+                todo += reversed(before)
 
 
 def _key(function: Any, output: int) -> tuple[int, int]:
-    number: int = function._sequence_nr()  # private, seen in torch 2.13; next to none of its users agree
+    # This function is private, seen in torch 2.13.
+    number: int = function._sequence_nr()
+    # Nodes of parameters have no number, so the parameter's identity distinguishes them.
     return number, id(function.variable) if number == _NO_SEQUENCE and hasattr(
         function, "variable"
     ) else output
@@ -121,5 +125,6 @@ def address_of(tensor: Tensor) -> int | None:
     """Where the memory of the tensor begins; None without one."""
     try:
         return tensor.untyped_storage().data_ptr() or None
-    except (RuntimeError, NotImplementedError):  # fake, sparse, quantised or distributed
+    except (RuntimeError, NotImplementedError):
+        # Fake, sparse, quantised and distributed tensors have no such memory.
         return None

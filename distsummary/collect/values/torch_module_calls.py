@@ -21,7 +21,8 @@ from distsummary.frameworks.torch_hook import Hook
 from distsummary.frameworks.torch_modules import compiled_from
 from distsummary.frameworks.torch_modules import wrapped as wrapped_by
 
-MAX_CALLS = 16  # of one module that are followed; a graph with each step of a recurrent cell would be no help
+# So many calls of a module are followed: a graph with each step of a recurrent cell would be no help.
+MAX_CALLS = 16
 
 
 class ModulePlace(NamedTuple):
@@ -57,10 +58,12 @@ def places(network: nn.Module) -> Iterator[ModulePlace]:
         if (wrapped := wrapped_by(module)) is not None:
             yield from walk(wrapped, path, scope, is_seen)
             return
+        # A module that module.compile() has compiled is compiled together with its hooks.
         if getattr(module, "_compiled_call_impl", None) is not None:
-            is_seen = False  # compiled by module.compile(), together with its hooks
+            is_seen = False
+        # With hooks on it, torch computes such a layer in another way, with other bits.
         if isinstance(module, nn.TransformerEncoder | nn.TransformerEncoderLayer) and not module.training:
-            is_seen = False  # torch computes a layer with hooks in another way, with other bits
+            is_seen = False
         yield ModulePlace(module, path, scope, is_seen)
         joint = "." if isinstance(module, nn.ModuleList | nn.ModuleDict) else "/"
         for name, child in module.named_children():
@@ -148,8 +151,9 @@ class ModuleCalls:
         """Register with torch.compile, if it was imported since (it takes a second to import)."""
         compiler = sys.modules.get("torch._dynamo")
         if self._watch is None and self._is_open and compiler is not None:
+            # The new hooks are left alone by torch.compile, and still called outside of compiled code.
             self._remove()
-            self._install()  # hooks that are not compiled: outside of what is compiled, they are called too
+            self._install()
             self._watch = compiler.callback_handler
             self._watch.register_start_callback(self._suspend)
             self._watch.register_end_callback(self._reinstall)
@@ -161,7 +165,8 @@ class ModuleCalls:
         self._stack.clear()
         watch, self._watch = self._watch, None
         if watch is not None:
-            with contextlib.suppress(ValueError):  # torch._dynamo.reset() has removed them
+            # torch._dynamo.reset() may have removed them already.
+            with contextlib.suppress(ValueError):
                 watch.remove_start_callback(self._suspend)
                 watch.remove_end_callback(self._reinstall)
 
@@ -182,7 +187,8 @@ class ModuleCalls:
                     self._handles.append(
                         module.register_forward_hook(Hook(None, end), with_kwargs=True, always_call=True)
                     )
-                except Exception as error:  # a scripted or otherwise closed module takes no hooks
+                except Exception as error:
+                    # A scripted or otherwise closed module takes no hooks.
                     if passes(error, is_door=False):
                         raise
 
@@ -197,6 +203,7 @@ class ModuleCalls:
 
     def _began(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         here = threading.get_ident()
+        # Only the first thread is followed: another one would mix its calls with these.
         self._thread = self._thread or here
         place = self._places.get(id(module))
         if not self._is_open or here != self._thread or place is None:
@@ -209,6 +216,7 @@ class ModuleCalls:
     def _call(self, module: nn.Module, place: ModulePlace) -> Call | None:
         outer = self._stack[-1][1] if self._stack else None
         counted = self._counted[id(module)]
+        # A repeated pass is not followed, nor is a call inside of one that is not followed.
         if (outer is None and (self._stack or counted)) or counted >= MAX_CALLS:
             return None
         self._counted[id(module)] += 1
@@ -230,9 +238,11 @@ class ModuleCalls:
     def _ended(self, module: nn.Module, args: object, kwargs: object, output: object) -> None:
         if not self._is_open or threading.get_ident() != self._thread:
             return
+        # A call that began before the hooks were there is not on the stack.
         if all(begun is not module for begun, _ in self._stack):
-            return  # it began before the hooks were there
-        while True:  # calls inside that an exception ended without a word end too
+            return
+        # Calls inside of this one that an exception ended, without their hooks being called, end with it.
+        while True:
             begun, call = self._stack.pop()
             if call is not None:
                 self.end(call, output if begun is module else None)

@@ -140,7 +140,8 @@ class Norms(Source):
                 found.append(Value("norms", NORMS_TAG, measured if measured.arriving else measured.result()))
         # Other threads may add texts meanwhile.
         texts = [self._texts.popleft() for _ in range(len(self._texts))]
-        if texts:  # one value: of several under a tag at a step, only the last would be kept
+        # Of several values under a tag at a step, only the last would be kept, so the texts become one.
+        if texts:
             found.append(Value("text", NONFINITE_TAG, PARAGRAPH.join(texts)))
         while self._sick:
             found += self._nonfinite_values(*self._sick.popleft(), step)
@@ -162,6 +163,7 @@ class Norms(Source):
             step = self._optimizers.current
             measured.is_skipped = False
             found_inf, scale = step.found_inf, step.scale
+            # On the host it is known now whether GradScaler leaves out the step.
             if found_inf is not None and found_inf.is_cpu and step.is_skipped():
                 measured.is_skipped = True
                 return
@@ -180,6 +182,7 @@ class Norms(Source):
             measured.norms.has_gradient[held] = False
             measured.norms.has_gradient[places] = True
             self._measure("gradient", places, gradients, measured, scale)
+            # On a device that is known later: then the gradients of a step that was left out are taken back.
             if found_inf is not None and not found_inf.is_cpu:
                 measured.await_copy(found_inf, partial(measured.forget_if_skipped, places))
             if refused:
@@ -214,12 +217,14 @@ class Norms(Source):
 
     def _current(self) -> "tuple[_Listed, StepNorms]":
         """The parameters, listed again if they changed, and what is measured in this step."""
+        # They are listed once in a step, in which each parameter may have an optimizer of its own.
         if self._measured is not None and self._listed is not None:
-            return self._listed, self._measured  # of this step, with one optimizer for each parameter
+            return self._listed, self._measured
         if self._listed is None or not self._listed.is_unchanged():
             before, self._listed = self._listed, _Listed(self._model)
+            # An equal table is kept, because its bytes are known.
             if before is not None and before.table == self._listed.table:
-                self._listed.table = before.table  # whose bytes are known
+                self._listed.table = before.table
             self._deal = None
             self._nonfinite = {"weight": set(), "gradient": set()}
             for reason in self._listed.left_out:
@@ -269,6 +274,7 @@ class Norms(Source):
         if hosts:
             sums, most = host_changes([pairs[place] for place in hosts], self._precision)
             measured.fill_updates(hosts, np.concatenate((sums, most)))
+        # The differences take the memory of the copies.
         there = {
             place: torch.sub(one, copy, out=copy) for place, (one, copy) in pairs.items() if not one.is_cpu
         }
@@ -357,7 +363,8 @@ class StepNorms:
         """Enter sums of squares, then maxima; NaN means "not measured", so what is not finite is infinite."""
         sums, maxima = np.split(np.where(np.isnan(results), np.inf, results), 2)
         self.norms.update_sums[places] = sums
-        with np.errstate(over="ignore"):  # of float64 parameters, beyond float32
+        # Changes of float64 parameters may exceed the range of float32.
+        with np.errstate(over="ignore"):
             self.norms.update_max[places] = maxima
 
     def forget_if_skipped(self, places: list[int], found_inf: Array) -> None:
@@ -375,6 +382,7 @@ class _Listed:
         self.is_unchanged = FRAMEWORK.watch(model)
         self.left_out: list[str] = []  # why some parameters are not measured
         named = [(name, one) for name, one in unwrap(model).named_parameters() if self._is_known(name, one)]
+        # Parameters that share memory are measured under their first name.
         first = {memory(one): name for name, one in reversed(named)}
         named = [(name, one) for name, one in named if first[memory(one)] == name]
         self.parameters: list[Tensor] = [one for _, one in named]
@@ -391,8 +399,9 @@ class _Listed:
 
     def _is_known(self, name: str, parameter: Tensor) -> bool:
         """Whether the parameter has elements to measure; if not, notes why."""
+        # A lazy parameter is listed again when it gets its shape.
         if nn.parameter.is_lazy(parameter):
-            return False  # listed again when it gets its shape
+            return False
         local = _local(parameter)
         if not local.is_floating_point() and not local.is_complex():
             self.left_out.append(f"{name!r} is left out: {local.dtype} holds no real numbers")
@@ -412,6 +421,7 @@ class _Listed:
         """The places of the parameters that an optimizer holds."""
         sizes = [len(group["params"]) for group in optimizer.param_groups]
         known = self._held.get(optimizer)
+        # An optimizer whose groups still have the same sizes is taken to hold the same parameters.
         if known is not None and known[0] == sizes:
             return known[1]
         ids: Iterable[int] = (id(one) for group in optimizer.param_groups for one in group["params"])
@@ -438,7 +448,8 @@ def _cannot_measure(tensor: Tensor) -> str:
     """Why there is no norm of a tensor of another class, such as a quantized one; empty if there is."""
     try:
         torch.linalg.vector_norm(flat(tensor.detach())[:1])
-    except Exception as error:  # the class may raise anything
+    except Exception as error:
+        # The class of the tensor may raise anything.
         if passes(error, is_door=False):
             raise
         return f"a {type(tensor.data).__name__} does not give its elements ({type(error).__name__}: {error})"
@@ -454,7 +465,8 @@ def _has_layout_of(gradient: Any, parameter: Any) -> bool:
         return True
     if own is None or theirs is None:
         return FRAMEWORK.split_axes(gradient) == FRAMEWORK.split_axes(parameter)
-    sizes = gradient.device_mesh.shape  # along an axis of one rank, all layouts are the same
+    # Along an axis of one rank, all layouts are the same.
+    sizes = gradient.device_mesh.shape
     return len(own) == len(theirs) and all(
         mine == other for mine, other, size in zip(own, theirs, sizes, strict=True) if size > 1
     )

@@ -25,16 +25,20 @@ from distsummary.training.values import check_tag
 P = ParamSpec("P")
 R = TypeVar("R")
 
-if TYPE_CHECKING:  # torch leaves these decorators untyped
+# torch leaves these decorators untyped.
+if TYPE_CHECKING:
 
     def _while_compiling(function: Callable[P, R]) -> Callable[P, R]: ...
     def _not_compiled(function: Callable[P, R]) -> Callable[P, R]: ...
 else:
-    _while_compiling = torch.compiler.assume_constant_result  # called while torch compiles
-    _not_compiled = torch.compiler.disable  # next to compiled code, torch would compile what these call
+    # These functions are called while torch compiles.
+    _while_compiling = torch.compiler.assume_constant_result
+    # Next to compiled code, torch would compile what these functions call.
+    _not_compiled = torch.compiler.disable
 
 GRADIENTS = ("norm", "histogram", "tensor", "image")
-_PAGE = 64  # numbers in a page: the graph rewrites a whole page for each tap, so pages are small
+# The numbers in a page: the graph rewrites a whole page for each tap, so pages are small.
+_PAGE = 64
 # Marks the elements of a page that nothing was written into: a NaN that no computation yields.
 _EMPTY_BITS = 0x7FE5_D157
 _EMPTY = torch.tensor(_EMPTY_BITS, dtype=torch.int32).view(torch.float32)
@@ -86,7 +90,8 @@ def _eager_scalar(name: str, value: Tensor) -> None:
             if page >= 0:
                 _pages[page].narrow(0, index, 1).copy_(value.detach())
     else:
-        FRAMEWORK.shard(value)  # raises for a DTensor that is a pending sum
+        # This raises for a DTensor that is a pending sum.
+        FRAMEWORK.shard(value)
         operators.tap("scalar", name, value)
 
 
@@ -177,9 +182,10 @@ def gradient(name: str, x: Tensor, kind: str) -> Tensor:
         return tapped
     if not operators.is_listening() or _is_traced():
         return x
+    # A hook on a parameter would stay there, and each step would add one, so a view gets the hook.
     # Also when a checkpointed pass is computed again: with use_reentrant=True, the gradient flows there. With
     # False it flows where it flowed before, and x may be the same tensor then, which has its hook already.
-    if x.is_leaf or _is_replay():  # a hook on a parameter would stay there, and each step add one
+    if x.is_leaf or _is_replay():
         x = x.view_as(x)
     x.register_hook(Hook(operators.GUARD, _eager_gradient, name, kind))  # type: ignore[no-untyped-call]
     return x
@@ -215,6 +221,7 @@ class _Gradient(torch.autograd.Function):
 
 
 def _norm(gradient: Tensor) -> Tensor:
+    # A norm in float16 may overflow, and one in bfloat16 has few digits.
     dtype = torch.float32 if gradient.dtype in (torch.float16, torch.bfloat16) else None
     norm: Tensor = torch.linalg.vector_norm(gradient, dtype=dtype)
     return norm
@@ -300,6 +307,7 @@ class _Pages:
             return self._read_host(pages), None
         with torch.no_grad():
             copy = FRAMEWORK.snapshot(torch.cat(pages))
+            # Compiled code writes into these very pages, so they are emptied in place.
             for page in pages:
                 page.copy_(_empty_page(self.device))
         assert isinstance(copy, TorchCopy)
@@ -327,6 +335,7 @@ class _OnDevice:
     def result(self) -> dict[str, float]:
         """The numbers that were written, by name."""
         array = self._copy.result()
+        # Names may have been added since the copy was made.
         return _written(array[: len(self._names)], self._names[: len(array)])
 
 
@@ -375,7 +384,8 @@ def _getter(number: int) -> Callable[[], Tensor]:
     def page() -> Tensor:
         return _pages[number]
 
-    page.__code__ = page.__code__.replace(co_name=f"page{number}_of_distsummary")  # the name that torch takes
+    # torch names the page after the code of the function.
+    page.__code__ = page.__code__.replace(co_name=f"page{number}_of_distsummary")
     return _while_compiling(page)
 
 
@@ -387,7 +397,8 @@ def _refuse_now(plugin: str, name: str, why: str) -> None:
         operators.refuse(plugin, f"not recorded: the {plugin} {name!r} {why}")
 
 
-_refuse = _while_compiling(operators.GUARD.wrap("operators", _refuse_now))  # counted once, when compiled
+# A refusal is counted once, when the code is compiled.
+_refuse = _while_compiling(operators.GUARD.wrap("operators", _refuse_now))
 
 
 def _note_compilation(plugin: str, name: str) -> None:
@@ -417,8 +428,9 @@ def _is_traced_again(plugin: str, name: str, *, by_attempt: bool = True) -> bool
 def _tap(value: Tensor, plugin: str, name: str, is_parameter: bool, is_gradient: bool) -> None:
     if not operators.is_listening() or (not is_gradient and _is_replay()):
         return
+    # While torch compiles, it calls operators whose arguments are constants.
     if torch._guards.TracingContext.try_get() is not None:
-        return  # torch compiles: it calls operators whose arguments are constants
+        return
     _report(plugin, name, value, is_parameter=is_parameter)
 
 
@@ -427,7 +439,8 @@ def _define() -> torch.library.Library:
     library = torch.library.Library("distsummary", "DEF")  # type: ignore[no-untyped-call]
     library.define(  # type: ignore[no-untyped-call]
         "tap(Tensor value, str plugin, str name, bool is_parameter, bool is_gradient) -> ()",
-        tags=(torch.Tag.cudagraph_unsafe,),  # it calls Python
+        # The operator calls Python, which a CUDA graph does not repeat.
+        tags=(torch.Tag.cudagraph_unsafe,),
     )
     library.impl("tap", _tap, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     torch.library.register_fake(
@@ -440,4 +453,5 @@ def _define() -> torch.library.Library:
     return library
 
 
-_LIBRARY = _define()  # the operator exists as long as this object
+# The operator exists as long as this object.
+_LIBRARY = _define()
