@@ -138,7 +138,7 @@ class RankStream:
                 if size <= max(start, self._sizes.get(file, 0)):
                     continue
                 for piece in read_pieces_of(file, mode, start=start, skipped=self.damage):
-                    # Noted before the piece is given out: a caller who stops here continues after it.
+                    # `_ends` is set before the piece is given out: a caller who stops continues after it.
                     if isinstance(piece, ScalarColumns):
                         if piece.seqs.size > limit:
                             piece = piece.chosen(np.arange(piece.seqs.size) < limit)

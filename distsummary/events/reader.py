@@ -228,7 +228,7 @@ def newer_version(path: Path) -> str:
     dialect = dialect_of(path)
     known = {MINDSPORE: mindspore_format.VERSION, TENSORBOARD: tensorboard_format.VERSION}.get(dialect)
     first = next(read_frames(path), None)
-    # Nothing is known of versions of lineage.
+    # Files of lineage have no version that could be newer.
     if known is None or first is None or first.damage is not None:
         return ""
     try:
