@@ -275,7 +275,7 @@ def decode_tensor(tensor: anf_ir_pb2.TensorProto) -> Array:
 def decode_landscape(message: summary_pb2.LossLandscape) -> Landscape:
     """A landscape message as a Landscape; raises DamagedFileError like `decode_tensor`."""
     grid, path, end = message.landscape, message.loss_path.points, message.convergence_point
-    # Each tensor has 0 or 1 numbers.
+    # Each tensor has 0 or 1 numbers: their sum is the number, or 0.
     x, y, z = (float(decode_tensor(point).sum()) for point in (end.x, end.y, end.z))
     return Landscape(
         x=decode_tensor(grid.x),
