@@ -269,7 +269,6 @@ class EventFiles:
                     finally:
                         self._files.close(descriptor)
             except FileNotFoundError:
-                # It was deleted.
                 continue
             except OSError as error:
                 # A later sync would succeed although data may be lost, so the error is kept.

@@ -126,7 +126,6 @@ class Segment:
             # Not the file, whose name changes when it is opened again.
             error.filename = str(self.path.parent)
             try:
-                # Undo the partial write.
                 self._files.truncate(self._descriptor, self.length)
             except OSError:
                 # The torn frame stays; the next writer's `cut_torn_tails` removes it.
@@ -164,7 +163,6 @@ class Segment:
         Raises OSError if the new file cannot be written; the call may be repeated, also after `close`.
         """
         if not self.path.exists():
-            # The file was deleted.
             return
         temporary = temporary_name(self.path.parent)
         descriptor = self._files.create(temporary)

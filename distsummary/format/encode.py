@@ -301,7 +301,6 @@ class EventEncoder:
             if isinstance(item, Scalars):
                 for stretch in self._scalars.encode(seq, item):
                     if stretch.framed is None:
-                        # Rows that the fast encoder leaves out are encoded like any other event.
                         unusual = islice(events_of(item), stretch.start, stretch.stop)
                         for number, event in enumerate(unusual, seq + stretch.start):
                             self._add_event(encoded, number, event)

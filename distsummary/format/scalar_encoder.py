@@ -201,7 +201,6 @@ def _layout(owner: bytes, tags: tuple[str, ...], step_bytes: int, seq_bytes: int
     other = np.frombuffer(payload, np.uint8).copy()
     other[numbers - HEADER_BYTES - 1] = _TENSORBOARD_KEY[0]
     crc_change = google_crc32c.value(payload) ^ google_crc32c.value(other)
-    # With few tags, single events are packed too, as `_one_by_one` does.
     packed, parts = "", {}
     if len(tags) < _FEW_TAGS:
         codes = ["d", f"{step_bytes}s", *["f"] * len(tags), f"{seq_bytes}s"]

@@ -120,7 +120,6 @@ def _block_sums(lines: Sequence[Tensor], dtype: torch.dtype) -> tuple[Floats, Fl
         rows.append(torch.linalg.vector_norm(whole, dim=1, dtype=dtype))
     if not rows:
         return np.zeros(len(lines)), np.zeros(len(lines))
-    # Within a block, squares were added in `dtype`; the sums of blocks are added in float64.
     norms = torch.cat(rows).numpy()
     found = np.add.reduceat(np.multiply(norms, norms, dtype=np.float64), plan.starts)
     sums = np.bincount(plan.owners, found, len(lines)).astype(np.float64, copy=False)
