@@ -27,7 +27,8 @@ class Seen:
         if not seq:
             return True
         known = self._attempt(run_id, attempt)
-        if seq == known.last + 1:  # nearly always
+        # Nearly always the next one.
+        if seq == known.last + 1:
             known.last = seq
             return True
         return known.add(seq)

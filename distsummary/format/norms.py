@@ -93,7 +93,8 @@ class ParameterNorms:
 
     def roots(self) -> dict[str, Array]:
         """The L2 norms: `weight`, `gradient` and `update`; NaN without a gradient, and where not measured."""
-        with np.errstate(invalid="ignore"):  # whatever numbers a file holds
+        # Whatever numbers a file holds, this does not warn.
+        with np.errstate(invalid="ignore"):
             found = {
                 name: np.sqrt(getattr(self, f"{name}_sums")) for name in ("weight", "gradient", "update")
             }

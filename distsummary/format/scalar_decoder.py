@@ -128,7 +128,8 @@ def places_of_fields(frame: bytes, dialect: str) -> FieldPlaces | None:
     step = range(position, position)
     if frame[position] == 0x10:
         step = range(position + 1, read_varint(frame, position + 1)[1])
-    _, position = read_varint(frame, step.stop + 1)  # skips the key and the length of the summary
+    # Skip the key and the length of the summary.
+    _, position = read_varint(frame, step.stop + 1)
     bounds = []
     for _ in values:
         end = position + 4 + frame[position + 3]

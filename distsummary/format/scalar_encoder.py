@@ -223,5 +223,6 @@ def _varint_lengths(numbers: Array) -> Array:
 def _varints(numbers: Array, length: int) -> Array:
     """Varints of `length` bytes each: uint8 (numbers, length)."""
     digits: Array = numbers[:, np.newaxis] >> np.arange(0, 7 * length, 7) & 0x7F
-    digits[:, :-1] |= 0x80  # a set high bit means that more bytes follow
+    # A set high bit means that more bytes follow.
+    digits[:, :-1] |= 0x80
     return digits

@@ -27,7 +27,8 @@ _UINT64 = (1 << 64) - 1
 
 def varint(number: int) -> bytes:
     """`number` as a varint; a negative number as its 64-bit two's complement (ten bytes), as in protobuf."""
-    if 0 <= number <= 0x7F:  # nearly always
+    # Nearly always one byte.
+    if 0 <= number <= 0x7F:
         return _ONE_BYTE[number]
     # Two or three bytes, as for most steps: this takes 0.7 times as long as the loop.
     if 0 < number <= 0x3FFF:
@@ -145,7 +146,8 @@ def read_varint(payload: bytes | mmap, position: int) -> tuple[int, int]:
     """The varint at `position` and the position after it; ValueError if it does not end within ten bytes."""
     try:
         number = payload[position]
-        if number < 0x80:  # nearly always
+        # Nearly always one byte.
+        if number < 0x80:
             return number, position + 1
         number &= 0x7F
         for shift in range(7, 70, 7):
