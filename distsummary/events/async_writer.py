@@ -121,8 +121,10 @@ class AsyncWriter:
         It is ten times faster than `write`.
         """
         count = len(tags)
+        # This way needs no lock: Python changes threads at calls only, and there is none between reading
+        # these counters and setting them.
         put = self._put + NUMBER_BYTES * count + ROW_BYTES
-        if put < self._fast_until:  # Python changes threads at a call only: not between these three lines
+        if put < self._fast_until:
             self._put = put
             self._given_rows += count
             self._queue.append((tags, row))
@@ -179,6 +181,7 @@ class AsyncWriter:
         """Queue as much of the event as the budget has room for; the lock must be held."""
         size = self._size(event)
         if not self._has_room(size):
+            # Without room, bulk values are dropped at once; only the others wait for it.
             bulk = [value for value in event.values if value.plugin in BULK_PLUGINS]
             kept = event._replace(values=[v for v in event.values if v.plugin not in BULK_PLUGINS])
             size = self._size(kept)
@@ -220,7 +223,8 @@ class AsyncWriter:
                 is_found = self._has_room(size)
                 if is_found:
                     self._note_wait(self._clock() - begun, sum(plugins.values()))
-        finally:  # a signal's handler may raise in the wait
+        finally:
+            # Also if a signal's handler raises in the wait: the values must be counted.
             if not is_found:
                 self._drop_step(plugins)
         return is_found
@@ -306,7 +310,8 @@ class AsyncWriter:
             self._check()
             return self._flush(timeout_s)
         finally:
-            # values that other threads gave meanwhile may be among those that were dropped meanwhile
+            # Values that other threads gave meanwhile may be among those that were dropped: then the next
+            # call reports these, too.
             now = self._counted()
             self._dropped = sum((now if now.given == before.given else before).dropped.values())
 
@@ -323,9 +328,11 @@ class AsyncWriter:
             def is_over() -> bool:
                 return self._done >= target or self._is_stopped
 
+            # This call has a disk that refuses tried once more: only after that does the refusal count.
             self._changed.wait_for(is_over, min(timeout_s, REFUSED_S))
             self._changed.wait_for(lambda: is_over() or self._is_refused(), max(0.0, timeout_s - REFUSED_S))
             found = self._counted()
+            # What was dropped since the last call, and lineage that still waits, is not in the files either.
             dropped = sum(found.dropped.values()) - self._dropped + sum(found.waiting.values())
             if self._done < target:
                 reason = self._stop_reason if self._is_stopped else self._refusal or "the writer is slow"
@@ -366,12 +373,14 @@ class AsyncWriter:
             self._is_closed = self._hurry = True
             self._fast_until = 0
             self._closed_at = self._accepted_at = self._clock()
+            # Even a deadline in the past leaves CUT_S for what can be written until then.
             self._deadline = max(self._deadline, self._closed_at + CUT_S)
             self._writer.hurry(is_closing=True)
             self._changed.notify_all()
             try:
                 self._wait_for_end()
-            except BaseException as error:  # Ctrl-C
+            except BaseException as error:
+                # Such as Ctrl-C: what still waits is dropped and counted before it is raised again.
                 self._end(f"{type(error).__name__} ended the wait for {self._disk}")
                 raise
             finally:
@@ -409,6 +418,7 @@ class AsyncWriter:
         self._changed.wait_for(lambda: self._is_stopped, CUT_S)
         if self._is_stopped:
             return
+        # The thread is stuck in a call: what it has not written counts as lost, even if it is written later.
         found = self._counted()
         lost = Counter(found.given) - Counter(found.written) - Counter(found.dropped)
         if lost:
@@ -435,7 +445,8 @@ class AsyncWriter:
         """The counters of this queue and of the inner writer; any thread may call it."""
         if self._final is not None:
             return self._final
-        if self._is_stopped and self._queue:  # a row that came while the thread ended
+        # `write_row` takes no lock, so a row may have come while the thread ended.
+        if self._is_stopped and self._queue:
             with self._changed:
                 self._drop_queue(self._stop_reason)
         return self._counted()
@@ -475,7 +486,8 @@ class AsyncWriter:
     def _cpu_s(self) -> float:
         try:
             return 0.0 if self._cpu_clock is None else time.clock_gettime(self._cpu_clock)
-        except OSError:  # the thread has ended
+        except OSError:
+            # The thread has ended.
             return 0.0
 
     # --- in the writer thread
@@ -487,12 +499,14 @@ class AsyncWriter:
             self._next_seq = self._persist(self._writer.start) + 1
             while not self._ends:
                 with self._changed:
-                    self._is_asleep = True  # set before the queue is read, so that later appends notify
+                    # Set before the queue is looked at, so that whatever is appended later notifies.
+                    self._is_asleep = True
                     self._changed.wait_for(lambda: self._queue or self._is_closed)
                     self._is_asleep = False
                     if not self._queue:
                         break
-                    self._changed.wait_for(  # let the batch grow, unless a caller waits for it
+                    # Let the batch grow, unless a caller waits for it.
+                    self._changed.wait_for(
                         lambda: self._hurry or self._put - self._got >= self._spec.batch_bytes,
                         timeout=self._spec.interval_s,
                     )
@@ -502,15 +516,18 @@ class AsyncWriter:
             if self._ends:
                 self._stop_reason = self._ends
             self._persist(self._writer.flush)
-        except Exception as error:  # shown by health(): no caller waits for this thread
+        except Exception as error:
+            # No caller waits for this thread: `health` shows why it has stopped.
             self._stop_reason = f"the writer thread stopped: {error_line(error)}"
             self._count(self._stop_reason)
         finally:
             try:
                 self._writer.close()
-            except Exception as error:  # as above: no caller is left to raise to
+            except Exception as error:
+                # As above, no caller is left to raise to.
                 self._count(f"closing: {error_line(error)}")
-            finally:  # in any case: `close` waits for this
+            finally:
+                # In any case, since `close` waits for this.
                 with self._changed:
                     self._is_stopped = True
                     self._fast_until = 0
@@ -520,6 +537,7 @@ class AsyncWriter:
 
     def _write_next(self) -> None:
         """Write the next batch of the queue."""
+        # Take items up to the size of a batch, but never so many that the training thread waits long.
         taken: list[Item] = []
         size, most = 0, self._spec.batch_bytes
         with self._changed:
@@ -542,16 +560,20 @@ class AsyncWriter:
                 events=events,
             )
             try:
+                # With the delivery "queued" a batch is offered once, otherwise until the writer accepts it.
                 if self._spec.delivery == QUEUED:
                     self._writer.write(batch)
                 else:
                     self._persist(self._writer.write, batch)
                 self._accepted += batch.plugins()
-            except Exception as error:  # shown by health(), raised on the next call if requested
+            except Exception as error:
+                # `health` shows it, and the next call raises it if that was requested.
                 self._count(f"events were dropped: {error_line(error)}", batch.plugins())
                 if isinstance(error, OSError) and self._is_overdue(LATE_S):
-                    raise  # do not try each of the remaining batches
-            self._next_seq = batch.last_seq + 1  # even if the batch was dropped: a file may contain it
+                    # The time that `close` allows is over: do not try each of the remaining batches.
+                    raise
+            # Even if the batch was dropped, its seqs are used up: a file may contain it.
+            self._next_seq = batch.last_seq + 1
         if any(item[0] is FLUSH for item in taken):
             self._persist(self._writer.flush)
         with self._changed:
@@ -573,6 +595,7 @@ class AsyncWriter:
                 reason = error_line(error)
                 self._count(reason)
                 with self._changed:
+                    # Another process that does not answer is no disk that refuses.
                     if isinstance(error, (ConnectionError, TimeoutError)):
                         self._refusal = ""
                     else:
@@ -612,7 +635,8 @@ class AsyncWriter:
                     value = value._replace(data=value.data.result())
                 if value.plugin == "histogram":
                     value = finish_value(value, compatibility=self._spec.compatibility)
-            except Exception as error:  # one bad value must not affect the others
+            except Exception as error:
+                # One bad value must not affect the others.
                 self._count(f"{value.tag}: {error_line(error)}", {value.plugin: 1})
                 continue
             values.append(value)
@@ -628,7 +652,8 @@ class AsyncWriter:
         """Count a failure; `dropped` maps each plugin to the number of its values that were lost."""
         self._failures.count(reason, dropped=dropped)
         if self._spec.raise_exception:
-            self._fast_until = 0  # so that the next `write_row` raises the failure
+            # The next `write_row` must not skip the check that raises the failure.
+            self._fast_until = 0
 
     def _drop_queue(self, reason: str) -> None:
         """Count as dropped what still waits; the lock must be held."""

@@ -27,7 +27,8 @@ class Seen:
         if not seq:
             return True
         known = self._attempt(run_id, attempt)
-        if seq == known.last + 1:  # nearly always
+        # Nearly always the next one.
+        if seq == known.last + 1:
             known.last = seq
             return True
         return known.add(seq)
@@ -39,7 +40,8 @@ class Seen:
         steps = np.diff(seqs)
         if seqs[0] and (steps > 0).all():
             known = self._attempt(run_id, attempt)
-            if seqs[0] > known.last:  # nearly always
+            # Nearly always all are new, and only the gaps between them are noted one by one.
+            if seqs[0] > known.last:
                 known.add(int(seqs[0]))
                 for place in np.flatnonzero(steps != 1).tolist():
                     known.last = int(seqs[place])
@@ -99,6 +101,7 @@ class _Attempt:
             if len(self.first_missing) > _MAX_GAPS:
                 del self.first_missing[0], self.last_missing[0]
             return True
+        # A seq below the highest one is new only if it lies in a gap, which it makes smaller or splits.
         gap = bisect_right(self.first_missing, seq) - 1
         if gap < 0 or seq > self.last_missing[gap]:
             return False

@@ -88,6 +88,7 @@ class EventFiles:
         self._group = GroupSync(self._sync_group) if spec.delivery == SYNCED else None
         ensure_directory(self._directory)
         remove_leftovers(self._directory)
+        # Remove what killed writers left incomplete, before the files are read for their last seqs.
         cut_torn_tails(self._directory, files)
         self.last_seq = {dialect: self._last_seq_in_files(dialect) for dialect in self._spec.formats}
         self._inherited = [
@@ -116,6 +117,7 @@ class EventFiles:
         """
         nbytes, refused_from = 0, {}
         now = self._files.now()
+        # Before the write, so that no file exceeds its limits. All dialects get new files if one is due.
         for dialect, segment in self._segments.items() if self._rotates else ():
             incoming = sum([frames.nbytes for frames in framed[dialect]])
             is_due = self._spec.limits.is_due(segment.length, now - segment.opened, incoming)
@@ -129,18 +131,21 @@ class EventFiles:
             fitting: Sequence[Framed] = []
             if dialect not in self._full:
                 self._open(first_step)
-                new = self._missing(dialect, new)  # opening may have found more events in the files
+                # Opening may have found more events in the files, which must not be written twice.
+                new = self._missing(dialect, new)
                 segment = self._segments[dialect]
                 fitting = new if self._spec.limits.max_file_size is None else self._fitting(segment, new)
                 if fitting:
                     self._extend(dialect, fitting, first_step)
                     nbytes += sum([frames.nbytes for frames in fitting])
+            # A file of `max_file_size` takes nothing after the first event that does not fit.
             if fitting is not new:
                 first = fitting[-1].last_seq + 1 if fitting else new[0].first_seq
                 if first <= new[-1].last_seq:
                     self._full.add(dialect)
                     refused_from[dialect] = first
-            if new:  # also those that a full file did not take
+            # Also the events that a full file did not take: they are reported once, and not tried again.
+            if new:
                 self.last_seq[dialect] = new[-1].last_seq
         if self._group is not None and nbytes:
             self._group.wrote(nbytes)
@@ -176,6 +181,8 @@ class EventFiles:
         except OSError as error:
             if error.errno != errno.EFBIG or segment.is_dead:
                 raise
+            # The system lets no file grow that far (EFBIG): write to a new file. What does not fit into an
+            # empty file is halved, down to the single event that no file can hold.
             parts = halves(frames) if segment.is_empty else [frames]
             if not parts:
                 self._too_large.add(frames[0].first_seq)
@@ -188,7 +195,8 @@ class EventFiles:
     def _rotate(self, first_step: int, now: float) -> None:
         """Begin new files of all dialects, which share a stamp; if none can be made, keep to the old ones."""
         if any([segment.is_dead for segment in self._segments.values()]):
-            return  # `_open` replaces them
+            # `_open` replaces dead files.
+            return
         try:
             self._retire(self._begin(first_step))
         except OSError as error:
@@ -204,8 +212,10 @@ class EventFiles:
 
     def _begin(self, first_step: int) -> dict[str, Segment]:
         """Open a segment for each dialect, with the first frames of a file."""
-        if self._needs_repair:  # a file was abandoned: cut off its torn frame and find its last seq
-            self._rescue()  # first: it rewrites files without the remains of failed appends
+        if self._needs_repair:
+            # A file was abandoned: cut off its torn frame and find its last seq. `_rescue` comes first, since
+            # it rewrites files without the remains of failed appends.
+            self._rescue()
             cut_torn_tails(self._directory, self._files)
             for dialect in self._spec.formats:
                 self.last_seq[dialect] = max(self.last_seq[dialect], self._last_seq_in_files(dialect))
@@ -226,14 +236,14 @@ class EventFiles:
                     head = frame(mindspore_format.encode_version(begun, self.ids))
                 else:
                     head = frame(tensorboard_format.encode_version(begun, self.ids))
-                    if (
-                        self._spec.attempt > 0 and self.last_seq[TENSORBOARD] == 0
-                    ):  # a later attempt starts here
+                    # The first file of a later attempt hides in TensorBoard what earlier ones wrote.
+                    if self._spec.attempt > 0 and self.last_seq[TENSORBOARD] == 0:
                         head += frame(tensorboard_format.encode_session_start(first_step, now, self.ids))
                 segment.append(head)
         except OSError:
             self._needs_repair = True
-            discard(opened)  # a segment without its first frames would not show whose events it holds
+            # A segment without its first frames would not show whose events it holds.
+            discard(opened)
             raise
         self._named_at = None
         self.paths = {dialect: segment.path for dialect, segment in opened.items()}
@@ -252,14 +262,16 @@ class EventFiles:
             path = self._inherited.pop()
             try:
                 descriptor = self._files.open_dead(path)
-                if descriptor is not None:  # otherwise its writer still lives
+                # None: the file is locked, since its writer still lives.
+                if descriptor is not None:
                     try:
                         self._files.sync(descriptor)
                     finally:
                         self._files.close(descriptor)
             except FileNotFoundError:
-                continue  # it was deleted
-            except OSError as error:  # a later sync would succeed although data may be lost
+                continue
+            except OSError as error:
+                # A later sync would succeed although data may be lost, so the error is kept.
                 self._not_durable = error
                 self._fail(f"what an earlier writer of {self._directory} wrote may not be durable: {error}")
 
@@ -269,18 +281,22 @@ class EventFiles:
 
     def _retire(self, following: Mapping[str, Segment] | None = None) -> None:
         """Make the files durable, close and index them; one with a failed sync is left to `_rescue`."""
+        # Under the lock, so that the background thread does not sync segments that are being replaced.
         with self._syncing:
             segments, self._segments = self._segments, dict(following or {})
         for segment in segments.values():
             self._needs_repair |= segment.is_dead
             error = _try_sync(segment)
+            # With the delivery "synced" the segment has what is not durable in memory, and `_rescue` writes
+            # it again. Otherwise the error can only be reported, by `close`.
             if error is not None and self._group is not None:
                 self._doubtful.append(segment)
             elif error is not None:
-                self._not_durable = error  # close() raises it again
+                self._not_durable = error
             with contextlib.suppress(OSError):
                 segment.close()
-        for dialect in (MINDSPORE, TENSORBOARD):  # readers take the former, if there is one
+        # One index is enough: readers take MindSpore's file if there is one.
+        for dialect in (MINDSPORE, TENSORBOARD):
             if dialect in segments:
                 index_closed(segments[dialect].path)
                 break
@@ -371,11 +387,13 @@ class GroupSync:
 
     def _run(self) -> None:
         while True:
-            with self._changed:  # sleep until a sync is due
+            # Sleep until a sync is due.
+            with self._changed:
                 self._changed.wait_for(lambda: self._pending or self._is_closed)
                 self._changed.wait_for(
                     lambda: self._pending >= GROUP_BYTES or self._is_closed, timeout=self._interval_s
                 )
+                # Reset before the sync: what is written during it counts for the next one.
                 self._pending = 0
                 self._changed.notify_all()
                 if self._is_closed:

@@ -51,9 +51,8 @@ MOST_BYTES = 64 << 20  # of an event file that its writer indexes; the first rea
 _MAX_HEADER = 64 << 20
 _TAG_BYTES = 100  # of a tag in a header
 _BLOCK = 8 << 20
-MAX_RESERVE = (
-    256 << 20
-)  # bytes that an index leaves free, as bulk values do; 1/50 of the disk if that is less
+# Bytes that an index leaves free, as bulk values do; 1/50 of the disk if that is less.
+MAX_RESERVE = 256 << 20
 _HEAD = struct.Struct("<8sII")
 LEAST_EVENT, LEAST_SCALAR, LEAST_VALUE = 16, 7, 2  # bytes in an event file, whatever they hold
 _STORED = tuple[Literal["a"], Literal["<f4", "<f8", "<i4", "<i8"], Whole, Whole, Whole]
@@ -168,6 +167,7 @@ def read_index(segment: Path) -> FileContents | None:
             return None
         part = _part(path, segment, header, at)
         stat = segment.stat()
+        # The CRC is the costly check: it is needed only if the size or the time is another one.
         is_same = (stat.st_size, stat.st_mtime_ns) == (header["size"], header["mtime_ns"])
         if stat.st_size < part.end or not (is_same or crc_of(segment, part.end) == header["crc"]):
             return None
@@ -183,8 +183,10 @@ def continued(part: FileContents, error: DamagedIndexError, segment: Path) -> Fi
     newer = read_index(segment)
     if newer is None or newer.size < part.size:
         return None
-    if error.column in [*_columns(newer)]:  # it is the index that the part was read from
-        with suppress(OSError):  # a directory that may not be written: who can, makes it again
+    if error.column in [*_columns(newer)]:
+        # It is the index that the part was read from, hence damaged. Where it cannot be removed, it stays:
+        # who can write there makes it again.
+        with suppress(OSError):
             error.path.unlink()
         return None
 
@@ -243,11 +245,13 @@ def write_index(segment: Path, part: FileContents) -> bool:
         header = _described(part, data) | {
             "version": VERSION,
             "file": segment.name,
-            "size": stat.st_size if stat.st_size == part.end else -1,  # it grows: the CRC decides
+            # While the file grows, its CRC decides.
+            "size": stat.st_size if stat.st_size == part.end else -1,
             "mtime_ns": stat.st_mtime_ns,
             "crc": crc_of(segment, part.end),
         }
         head = json.dumps(header).encode()
+        # The training needs the rest of the disk more: an index can be made again at any time.
         disk = os.statvfs(path.parent)
         reserved = min(MAX_RESERVE, disk.f_blocks * disk.f_frsize // 50)
         if disk.f_bavail * disk.f_frsize < reserved + len(head) + sum(map(len, data)):
@@ -255,6 +259,7 @@ def write_index(segment: Path, part: FileContents) -> bool:
         with replacing(path, is_durable=False) as temporary, open(temporary, "xb") as file:
             file.write(_HEAD.pack(MAGIC, len(head), google_crc32c.value(head)))
             file.writelines([head, *data])
+        # Indexes are listed before event files, so that one that appears meanwhile is not removed.
         found = [other for other in path.parent.iterdir() if is_index(other)]
         wanted = {index_path(one) for one in all_event_files(path.parent)}
         for other in found:
@@ -343,6 +348,7 @@ def _part(path: Path, segment: Path, header: dict[str, Any], at: int) -> FileCon
             raise ValueError("not every attempt has its lowest step")
         if header["events"] and header["events"].keys() != EVENT_COLUMNS.keys():
             raise ValueError(f"the columns are {', '.join(header['events'])}")
+        # Whatever columns refer to must exist: owners, and below also events, bytes and shards.
         kinds = (("i", 0, len(header["owners"])), ("i",), ("i",), ("f",))
         found = [header["events"][name] for name in EVENT_COLUMNS] if header["events"] else ()
         events = dict(zip(EVENT_COLUMNS, columns(found, LEAST_EVENT, *kinds), strict=True)) if found else {}
@@ -366,7 +372,8 @@ def _part(path: Path, segment: Path, header: dict[str, Any], at: int) -> FileCon
             },
             damage=tuple(Damage(segment, offset, why) for offset, why in header["damage"]),
         )
-    except (ValueError, IndexError) as error:  # one of them is DamagedFileError
+    except (ValueError, IndexError) as error:
+        # DamagedFileError is a ValueError.
         raise DamagedIndexError(path, f"its header is no header ({error})") from error
 
 

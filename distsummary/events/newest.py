@@ -37,6 +37,7 @@ def newest_step(directory: Path, *, attempt: int) -> int | None:
             events = _tail(file, size)
             if found := [event.step for event in events if event.attempt == attempt]:
                 return max(found)
+            # Events of other attempts alone, or a whole file without any: older files may have the answer.
             if events or file.stat().st_size <= size:
                 break
         else:
@@ -75,7 +76,8 @@ def _newest_files(directory: Path) -> Iterator[Path]:
 
 
 def _tail(file: Path, size: int) -> list[ReadEvent]:
-    skipped: list[Damage] = []  # the event in which the tail begins
+    # The tail may begin inside of an event, which is no damage to report.
+    skipped: list[Damage] = []
     return list(read_file(file, "tail", start=max(0, file.stat().st_size - size), skipped=skipped))
 
 
@@ -91,7 +93,8 @@ def step_since(directory: Path, holds: Callable[[ReadEvent], bool | None]) -> in
     """
 
     def first(start: int, wanted: tuple[bool, ...]) -> tuple[int, bool] | None:
-        skipped: list[Damage] = []  # the event in which `start` lies
+        # `start` may lie inside of an event, which is no damage to report.
+        skipped: list[Damage] = []
         events = (
             (event.step, holds(event)) for event in read_file(file, "tail", start=start, skipped=skipped)
         )

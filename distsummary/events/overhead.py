@@ -40,9 +40,8 @@ class Overhead:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.spent_s, self.clock = 0.0, clock
         self._first: int | None = None  # the first step that counts
-        self._marks: list[
-            _Mark
-        ] = []  # the beginnings of the windows in which it was too much, and of this one
+        # The beginnings of the windows in which it was too much, and of this one.
+        self._marks: list[_Mark] = []
         self._is_reported = False
 
     @contextmanager
@@ -71,6 +70,7 @@ class Overhead:
         passed_s, steps = now.time_s - last.time_s, now.step - last.step
         if passed_s < WINDOW_S:
             return None
+        # A window in which it was not too much, or of the tiny steps of an example, begins the count again.
         if now.spent_s - last.spent_s <= MOST * passed_s or passed_s < LEAST_STEP_S * steps:
             self._marks = [now]
             return None
@@ -85,7 +85,8 @@ def _finding(begun: _Mark, now: _Mark) -> OverheadFinding:
     steps, passed_s = max(1, now.step - begun.step), now.time_s - begun.time_s
     spent_s = min(now.spent_s - begun.spent_s, passed_s)
     share, spent_ms, step_ms = spent_s / passed_s, 1e3 * spent_s / steps, 1e3 * passed_s / steps
-    # recorded at each n-th step, it takes spent / n of what is left without it and that
+    # Recorded at each n-th step, it takes share / n, the rest 1 - share as before: `every` is the least n for
+    # which recording takes no more than MOST of both together.
     every = math.ceil(share * (1 - MOST) / (MOST * max(1 - share, 0.01)))
     return OverheadFinding(
         begun.step,

@@ -34,7 +34,8 @@ def owner_of(path: Path) -> Owner | None:
         return None
     try:
         ids = read_identity(first.payload)
-    except ValueError:  # the payload is not an event of this package
+    except ValueError:
+        # The payload is not an event of this package.
         return "", 0
     return (ids.run_id, ids.attempt) if ids.run_id else ("", 0)
 
@@ -103,11 +104,13 @@ class RankStream:
         if path not in self._owners:
             try:
                 owner = owner_of(path)
-            except FileNotFoundError:  # removed since the directory was listed
+            except FileNotFoundError:
+                # Removed since the directory was listed.
                 return None
             except OSError:
                 return _UNREADABLE
-            if owner is None:  # its first record is still to come
+            if owner is None:
+                # Its first record is still to come, so nothing is remembered.
                 return None
             self._owners[path] = owner
         return self._owners[path]
@@ -128,11 +131,14 @@ class RankStream:
         """
         self.is_at_end = False
         for file in (files := self._growing()):
-            with suppress(FileNotFoundError):  # removed since it was listed
+            # The file may have been removed since it was listed.
+            with suppress(FileNotFoundError):
                 size, start = file.stat().st_size, self._ends.get(file, 0)
+                # Nothing was added since: an incomplete event at its end is still incomplete.
                 if size <= max(start, self._sizes.get(file, 0)):
                     continue
                 for piece in read_pieces_of(file, mode, start=start, skipped=self.damage):
+                    # `_ends` is set before the piece is given out: a caller who stops continues after it.
                     if isinstance(piece, ScalarColumns):
                         if piece.seqs.size > limit:
                             piece = piece.chosen(np.arange(piece.seqs.size) < limit)
@@ -145,7 +151,8 @@ class RankStream:
                         return
                 self._sizes[file] = size
         self.is_at_end = True
-        if files and self._owner is not None:  # its writer does not return to a file that is not the newest
+        # The writer of an attempt does not return to a file that is not the newest.
+        if files and self._owner is not None:
             self._newest = files[-1]
 
     def _new(self, piece: Piece) -> Piece | None:
@@ -168,7 +175,8 @@ class RankStream:
         now_s = time.monotonic()
         if changed_ns != self._changed_ns:
             self._changed_ns, self._changed_s = changed_ns, now_s
-        if now_s - self._changed_s < _SETTLED_S:  # a clock too coarse may hide a second change
+        # Listed for a while after each change: a clock too coarse may hide a second one.
+        if now_s - self._changed_s < _SETTLED_S:
             self._files = self.files()
         if self._newest in self._files:
             return self._files[self._files.index(self._newest) :]

@@ -174,6 +174,7 @@ def events_of(piece: Piece, path: Path) -> Iterable[ReadEvent]:
     tags = piece.tag_texts()
     columns = zip(repeat("scalar"), tags, numbers, repeat(None), repeat(""), strict=False)
     values = map(_new_value, columns)
+    # All events take their values from the one iterator `values`, each as many as it has.
     fields = (
         repeat(piece.run_id),
         repeat(piece.attempt),
@@ -209,9 +210,11 @@ def _decode(frame: Frame, dialect: str, file: Path) -> tuple[EventIds, Event] | 
     if frame.damage is not None:
         raise DamagedFileError(frame.damage)
     decoder = _DECODERS[dialect]
+    # Before it is parsed: the parser may need many times the memory of the payload.
     refuse_bombs(frame.payload, decoder.message)
     try:
-        with np.errstate(all="ignore"):  # whatever numbers the file holds, decoding does not warn
+        # Whatever numbers the file holds, decoding does not warn.
+        with np.errstate(all="ignore"):
             decoded = decoder.decode(frame.payload)
         if decoded is not None:
             refuse_bad_text(decoded[1].values)
@@ -225,7 +228,8 @@ def newer_version(path: Path) -> str:
     dialect = dialect_of(path)
     known = {MINDSPORE: mindspore_format.VERSION, TENSORBOARD: tensorboard_format.VERSION}.get(dialect)
     first = next(read_frames(path), None)
-    if known is None or first is None or first.damage is not None:  # None: of lineage
+    # Files of lineage have no version that could be newer.
+    if known is None or first is None or first.damage is not None:
         return ""
     try:
         if dialect == TENSORBOARD:
@@ -234,7 +238,8 @@ def newer_version(path: Path) -> str:
             version = summary_pb2.Event.FromString(first.payload).version
     except DecodeError:
         return ""
-    if not isinstance(version, str):  # protobuf gives bytes that are no UTF-8 as they are
+    # Protobuf gives bytes that are no UTF-8 as they are.
+    if not isinstance(version, str):
         return ""
     (name, _, number), (known_name, _, known_number) = version.rpartition(":"), known.rpartition(":")
     is_number = number.isascii() and number.isdigit() and len(number) < 10
@@ -278,7 +283,8 @@ class _Skipping:
 
     def end(self) -> None:
         if self.mode == "tail":
-            return  # damage at the end may be a frame that is still being written
+            # Damage at the end may be a frame that is still being written.
+            return
         if self._more:
             self._waiting.append(
                 Damage(self.path, self._last_offset, f"{self._more} more places are damaged up to here")
@@ -370,9 +376,11 @@ def read_last_seq(directory: str | os.PathLike[str], dialect: str, run_id: str, 
             except ValueError:
                 break
             if ids[:2] != (run_id, attempt):
-                break  # the first frame, the version record, already shows that it is another attempt's
+                # The first frame, the version record, already shows that the file is another attempt's.
+                break
             last = max(last, ids.seq)
-        if last:  # newer files have higher seqs
+        # Newer files have higher seqs, so older ones need not be read.
+        if last:
             return last
     return 0
 

@@ -70,7 +70,8 @@ class EventPlace(NamedTuple):
                 f"{self.file} no longer holds {self.tag!r} of step {self.step} at byte {self.offset}; it was "
                 "changed while it was read: open the run again"
             )
-        return found[-1]  # the last one counts
+        # Of several values with this tag in one event, the last one counts.
+        return found[-1]
 
     def _is(self, value: Value) -> bool:
         return (value.plugin, value.tag) == (self.plugin, self.tag)
@@ -98,15 +99,18 @@ class _File:
         if known == self._known:
             return False
         if self._known and (stat.st_ino != self._known[0] or stat.st_size < self.end):
-            self.forget()  # another file has taken its place, or it was cut
+            # Another file has taken its place, or it was cut.
+            self.forget()
         if not self._known and self._uses_index and (part := read_index(self.path)) is not None:
             self.parts, self._indexed = [part], part.end
         if self.end < stat.st_size:
             part = scan(self.path, self.end)
             if part.size or part.damage:
                 self.parts.append(part)
+        # A growing file gets a part at each refresh, and each question visits all of them.
         if len(self.parts) > _MAX_PARTS:
             self.parts = [joined(self.parts)]
+        # Written again when the file has grown by a quarter, so that the cost stays in proportion to it.
         if self._uses_index and self.end - self._indexed >= max(LEAST_BYTES, self._indexed // 4):
             self._write_index()
         self._known, self.size = known, stat.st_size
@@ -120,18 +124,21 @@ class _File:
         """Continue with the index that has replaced the one that was read; False if `refresh` is to read the
         file again.
         """
-        with suppress(OSError):  # removed
+        # The file may have been removed.
+        with suppress(OSError):
             is_same = self._known[:1] == (self.path.stat().st_ino,)
             if is_same and (part := continued(self.parts[0], error, self.path)) is not None:
                 self.parts[0] = part
                 return True
         self.forget()
-        self._known = ()  # an index that is there now is of use
+        # As if new, so that `refresh` uses an index that is there now.
+        self._known = ()
         return False
 
     def _write_index(self) -> None:
         part = joined(self.parts)
-        self._indexed = part.end  # also if it cannot be written: another try comes when the file has grown
+        # Also if it cannot be written: another try comes when the file has grown.
+        self._indexed = part.end
         if write_index(self.path, part):
             self.parts = [read_index(self.path) or part]
 
@@ -195,7 +202,8 @@ class Recorded:
             file = self._files.setdefault(path, _File(path, uses_index=self._uses_index))
             try:
                 self._has_changed |= file.refresh()
-            except FileNotFoundError:  # removed since the directory was listed
+            except FileNotFoundError:
+                # Removed since the directory was listed.
                 del self._files[path]
                 self._has_changed = True
             except OSError as error:
@@ -208,7 +216,8 @@ class Recorded:
                 if not part.size:
                     continue
                 column = part.events["seq"]
-                if len(part.owners) == 1 and isinstance(column, Progression):  # nearly always
+                # Nearly always the seqs of a part follow one another; those of other programs are all 0.
+                if len(part.owners) == 1 and isinstance(column, Progression):
                     first, stride, count = column
                     is_nobody = not first and not stride
                     if is_nobody or (
@@ -243,7 +252,8 @@ class Recorded:
                 if not rest and (whole := whole_length(file.path)) < file.size:
                     text = "the file ends inside an event: it is torn, or being written"
                     rest.append(Damage(file.path, max(whole, file.end), text))
-            except OSError as error:  # removed since
+            except OSError as error:
+                # It was removed since.
                 rest.append(Damage(file.path, file.end, str(error)))
             found += rest
         return found
@@ -314,7 +324,8 @@ class Recorded:
             if series is None:
                 continue
             names = ["step", "wall_time"] if has_times else ["step"]
-            each = Progression(0, int(part.size > 1), part.size)  # one value of each event
+            # A tag with one value of each event, the usual case, takes the columns of events as they are.
+            each = Progression(0, int(part.size > 1), part.size)
             is_each = isinstance(series.events, Progression) and series.events == each
             at = series.events.load()
             steps, *times = (
@@ -331,6 +342,7 @@ class Recorded:
             return tuple(np.empty(0, dtype) for dtype in dtypes[: 3 + has_times])
         joint = found[0] if len(found) == 1 else tuple(map(np.concatenate, zip(*found, strict=True)))
         steps = joint[1]
+        # Of equal steps the last value counts, and stays at its place in the recording order.
         if is_ours and steps.size and not (steps[1:] > steps[:-1]).all():
             order = np.argsort(steps, kind="stable")
             last = np.sort(order[np.append(np.diff(steps[order]) != 0, True)])
@@ -348,6 +360,7 @@ class Recorded:
                     continue
                 at = places.events.load()
                 attempts, steps = _attempts(part, at), part.events["step"].take(at)
+                # A graph has no step, so no later attempt repeats it.
                 counts = None if plugin == "graph" else _counting(part, attempts, steps, ends)
                 if is_new is not None:
                     counts = is_new[at] if counts is None else counts & is_new[at]
@@ -363,6 +376,7 @@ class Recorded:
                     one = part.shards[shard] if shard >= 0 else None
                     place = EventPlace(attempt, seq, step, time_s, kind, name, file.path, offset, end, one)
                     here.append((event, place))
+            # Collected tag by tag: bring the values of all tags into the order of their events.
             here.sort(key=lambda one: one[0])
             found += [place for _, place in here]
             is_ours &= all(run_id for run_id, _ in part.owners)
@@ -387,7 +401,8 @@ class Recorded:
 def _attempts(part: FileContents, at: Array) -> Array:
     """The attempt of each of the events with the indices `at`."""
     if len({attempt for _, attempt in part.owners}) == 1:
-        return np.broadcast_to(np.int64(part.owners[0][1]), at.shape)  # takes no memory
+        # The same number for all takes no memory.
+        return np.broadcast_to(np.int64(part.owners[0][1]), at.shape)
     return np.array([attempt for _, attempt in part.owners])[part.events["owner"].take(at)]
 
 

@@ -116,7 +116,8 @@ def read_pieces(
             starts = walker.starts(block, offset - base, most)
             walked, taken = len(starts) - 1, 0
             if not walked and walker.is_cut and not reader.ends_at(base + len(block)):
-                continue  # the next block holds the whole frame
+                # Not even the first frame is whole in this block; the next block holds all of it.
+                continue
             columns = layouts.columns(block, base, starts) if _pays(starts, walked) else None
             if columns is not None and _pays(starts, taken := columns.seqs.size):
                 yield columns
@@ -129,15 +130,18 @@ def read_pieces(
                 if is_few:
                     count = max(walked, pause)
                     pause = min(2 * count, _LONGEST_PAUSE)
-                enough = offset + _FRAME * count  # few long frames are as much work as many short ones
+                # A few long frames are as much work as many short ones, so their bytes are limited as well.
+                enough = offset + _FRAME * count
                 for frame in islice(reader.frames(offset), count):
                     yield frame
                     offset, count = frame.end, count - 1
                     if offset >= enough:
                         break
                 else:
+                    # Fewer frames than were asked for: the file has no more.
                     if count:
                         return
+            # A look of which only a part became columns was too long: begin with a short one again.
             most = min(4 * most, _LONGEST_LOOK) if taken in (0, walked) else _FIRST_LOOK
 
 
@@ -179,7 +183,8 @@ class _Walker:
                 before = b""
                 continue
             before = header
-            if length is None:  # a new header: check that its frame is whole and holds scalars
+            # A new header: check that its frame is whole and holds scalars, once for all frames that have it.
+            if length is None:
                 if len(header) < HEADER_BYTES:
                     self.is_cut = True
                     break
@@ -237,6 +242,7 @@ class _Tags(dict[bytes, int]):
         self._is_shared = like is not None
 
     def __missing__(self, encoded: bytes) -> int:
+        # Copied before it gets a tag of its own: the shared list belongs to a layout that is remembered.
         if self._is_shared:
             self.texts, self._is_shared = [*self.texts], False
         try:
@@ -266,7 +272,8 @@ class _Layouts:
 
     def holds_scalars(self, frame: bytes) -> bool:
         """Whether `decode_scalars` decodes a frame."""
-        if len(frame) >= _SHORT:  # decoded once: its layout is needed then
+        # A long frame is decoded only once: its layout, which `columns` needs then, is remembered.
+        if len(frame) >= _SHORT:
             return self._layout(np.frombuffer(frame, np.uint8)) is not None
         return decode_scalars(frame[HEADER_BYTES:-4], self._dialect) is not None
 
@@ -286,17 +293,20 @@ class _Layouts:
         bounds = np.array(starts, np.int64)
         lengths = np.diff(bounds)
         different = np.unique(lengths)
+        # Each layout has costs of its own: too many, for so many frames or bytes, save nothing.
         most = max(lengths.size // _MIN_GROUP, int(bounds[-1] - bounds[0]) // (4 * _LARGE), 1)
         if different.size > most:
             return None
         octets = np.frombuffer(block, np.uint8)
+        # The tags of the first frame come first, so that columns with the same tags share one list of them.
         first_known = self._layout(octets[bounds[0] : bounds[1]])
         tags = _Tags(None if first_known is None else first_known.tags)
         groups: list[_Group] = []
         for length in different.tolist():
             places = np.flatnonzero(lengths == length)
             at = bounds[:-1][places]
-            if at[-1] - at[0] == length * (at.size - 1):  # the frames are adjacent: no copy
+            # Adjacent frames are viewed where they are; others are copied together.
+            if at[-1] - at[0] == length * (at.size - 1):
                 frames = octets[at[0] : at[-1] + length].reshape(-1, length)
             else:
                 frames = sliding_window_view(octets, length)[at]
@@ -307,10 +317,11 @@ class _Layouts:
         if first is None:
             return None
         groups = [group for group in groups if group.fields.owner == first.fields.owner]
+        # One place more than there are frames, so that `stop` is the number of frames if all of them fit.
         fits = np.zeros(lengths.size + 1, np.bool_)
         for group in groups:
             fits[group.places] = True
-        stop = int(fits.argmin())  # the first frame that does not fit, or the number of frames
+        stop = int(fits.argmin())
         kept = []
         for group in groups:
             count = int(group.places.searchsorted(stop))
@@ -326,6 +337,7 @@ class _Layouts:
         for _ in range(_MAX_GROUPS):
             if not places.size:
                 return
+            # The first frame that is left gives the next layout; if it has none, it alone is left out.
             known = self._layout(frames[0])
             if known is None:
                 places, frames = places[1:], frames[1:]
@@ -337,10 +349,12 @@ class _Layouts:
             others = differences[:, fields.constant & (varying != 0)].any(axis=1)
             longer = (differences[:, fields.high_bits & (varying > 0x7F)] > 0x7F).any(axis=1)
             fits = np.logical_not(others | longer)
+            # The places are only a guess for a damaged frame: it is left out by its CRC.
             stored = unmasked(numbers_at(frames, frames.shape[1] - 4, "<u4"))
             good = fits & (stored == _crcs(frames, like, differences, varying))
             if good.any():
                 its_places, its_frames = _where(good, places, frames)
+                # Only tags that vary are looked up frame by frame; the others are those of the layout.
                 numbers = np.empty((len(its_frames), len(fields.encoded)), np.int32)
                 changed = _changed_tags(fields, varying)
                 for value in changed:
@@ -351,6 +365,7 @@ class _Layouts:
                 else:
                     same = np.delete(np.arange(len(fields.encoded)), changed)
                     numbers[:, same] = [tags[fields.encoded[value]] for value in same.tolist()]
+                # -1 stands for a tag that is not UTF-8: such a frame does not fit.
                 is_text = numbers.min(axis=1, initial=0) >= 0
                 yield _Group(fields, *_where(is_text, its_places, its_frames, numbers))
             places, frames = _where(~fits, places, frames)
@@ -417,6 +432,7 @@ def _joined(groups: list[_Group], bounds: Column, tags: list[str]) -> ScalarColu
         steps[places] = varints_at(frames, fields.step)
         wall_times[places] = numbers_at(frames, HEADER_BYTES + 1, "<f8")
         counts[places] = len(fields.encoded)
+    # Where the values of each event begin: the values of several groups are interleaved.
     firsts = np.cumsum(counts) - counts
     numbers = np.empty(int(counts.sum()))
     tag_numbers = np.empty(numbers.size, np.int32)

@@ -35,7 +35,8 @@ def cut_torn_tail(path: Path, files: Files) -> bool:
     if descriptor is None:
         return False
     try:
-        length = whole_length(path)  # measured again under the lock: a writer may have completed the frame
+        # Measured again under the lock: a writer may have completed the frame.
+        length = whole_length(path)
         tail = os.pread(descriptor, os.fstat(descriptor).st_size - length, length)
         if not tail:
             return False
@@ -47,7 +48,9 @@ def cut_torn_tail(path: Path, files: Files) -> bool:
                 files.write(kept, [tail])
             finally:
                 files.close(kept)
-        except OSError as error:  # a full disk does not prevent the cut itself, which needs no space
+        except OSError as error:
+            # A full disk does not prevent the cut itself, which needs no space. But bytes that are no
+            # beginning of a frame are another program's: they are not removed without a copy.
             if not begins_frame(tail):
                 logger.warning("%d foreign bytes stay in %s: %s", len(tail), path, error)
                 return False
@@ -110,6 +113,7 @@ class Segment:
             self._unsynced += framed
 
     def _write(self, parts: list[Part]) -> None:
+        # A failed write is undone by cutting the file to `length`, so nothing else may have changed it.
         found = self._files.status(self._descriptor)
         if not found.st_nlink or found.st_size != self.length:
             self.is_dead = True
@@ -119,11 +123,13 @@ class Segment:
         try:
             self._write_all(self._descriptor, parts)
         except OSError as error:
-            error.filename = str(self.path.parent)  # not the file: its name changes when it is opened again
+            # Not the file, whose name changes when it is opened again.
+            error.filename = str(self.path.parent)
             try:
-                self._files.truncate(self._descriptor, self.length)  # undo the partial write
+                self._files.truncate(self._descriptor, self.length)
             except OSError:
-                self.is_dead = True  # the torn frame stays; the next writer's `cut_torn_tails` removes it
+                # The torn frame stays; the next writer's `cut_torn_tails` removes it.
+                self.is_dead = True
             raise
 
     def _write_all(self, descriptor: int, parts: list[Part]) -> None:
@@ -135,10 +141,13 @@ class Segment:
     def sync(self) -> None:
         """Make appended data durable; after an OSError the file is dead: the kernel may have dropped data."""
         if self._lost is not None:
-            raise self._lost  # another sync would succeed although data was lost
-        length, count = self.length, len(self._unsynced)  # more may be appended during the sync
+            # Another sync would succeed although data was lost.
+            raise self._lost
+        # More may be appended during the sync, which does not cover it.
+        length, count = self.length, len(self._unsynced)
+        # Nothing is new. A dead file is synced all the same: a failed append may have left frames in it.
         if length == self.synced_length and not self.is_dead:
-            return  # nothing new; but a dead file must be synced: a failed append may have left frames in it
+            return
         try:
             self._files.sync(self._descriptor)
         except OSError as error:
@@ -154,10 +163,11 @@ class Segment:
         Raises OSError if the new file cannot be written; the call may be repeated, also after `close`.
         """
         if not self.path.exists():
-            return  # the file was deleted
+            return
         temporary = temporary_name(self.path.parent)
         descriptor = self._files.create(temporary)
         try:
+            # Only what an earlier sync made durable is read from the file; the rest is still in memory.
             with open(self.path, "rb") as file:
                 durable = file.read(self.synced_length)
             parts = joined([durable, *(part for frames in self._unsynced for part in frames.parts)])
@@ -216,7 +226,8 @@ def open_segments(
                 path = directory / name.file_name(dialect, stamp + attempt)
                 opened[dialect] = Segment(path, files, keeps_unsynced=keeps_unsynced)
             return opened
-        except FileExistsError:  # another writer has just taken the name
+        except FileExistsError:
+            # Another writer has just taken the name: try the next stamp, for all dialects.
             discard(opened)
         except OSError as error:
             discard(opened)
@@ -231,6 +242,7 @@ def open_segments(
 def discard(opened: dict[str, Segment]) -> None:
     """Close and remove segments that hold no acknowledged events."""
     for segment in opened.values():
+        # Removed while it is still locked, so that no other writer tries to repair it.
         segment.path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         for segment in opened.values():

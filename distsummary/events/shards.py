@@ -35,7 +35,8 @@ class AddedShards:
         if shard is None or counts is None or shard.global_shape != self._shape:
             self._is_refused = True
             return
-        if not part.count or shard.offset in self._offsets:  # a rank may have no element of the parameter
+        # A rank may have no element of the parameter, or a copy of a shard that counts already.
+        if not part.count or shard.offset in self._offsets:
             return
         self._offsets.add(shard.offset)
         self._counts += counts

@@ -125,10 +125,8 @@ class RankWriter:
         self._is_closed = False
         self._left_out: tuple[int, Sequence[Value]] = 0, ()  # a batch's first seq, and what a file is missing
         self._norm_totals = NormTotals()
-        self._totals_to, self._totals = (
-            0,
-            dict[int, list[Value]](),
-        )  # of a batch: its last seq; place -> totals
+        # Of the newest batch: its last seq, and the totals of norms by the place of their event.
+        self._totals_to, self._totals = 0, dict[int, list[Value]]()
         self._health = Health()
         self._failures = Failures(self._health, logger)
         self._lineage: list[Value] = []  # not published yet
@@ -166,26 +164,29 @@ class RankWriter:
         try:
             appended = self._event_files.append(encoded.framed, batch.first_step)
         except OSError:
-            if spared and self._event_files.last_seq != before:  # one file took the batch, without them
+            if spared and self._event_files.last_seq != before:
+                # One file took the batch without them; when the batch comes again, that has to be known.
                 self._left_out = batch.first_seq, spared
             raise
-        if not spared and self._left_out[0] == batch.first_seq:  # and now there was room in the other
+        # The batch has come again, now with room for its bulk values; one file is without them.
+        if not spared and self._left_out[0] == batch.first_seq:
             refused = Counter((one.plugin, one.tag) for one in encoded.refused)
             left_out = Counter((value.plugin, value.tag) for value in self._left_out[1]) - refused
             spared = [Value(plugin, tag, None) for plugin, tag in left_out.elements()]
+        # Only of a batch that was accepted: another one comes again with its lineage.
         self._lineage += encoded.lineage
         self._publish_lineage()
 
         health = self._health
         health.bytes += appended.nbytes
         last_seq = batch.last_seq
-        if last_seq <= health.last_seq:  # the batch was sent again: it has been counted
-            if (
-                appended.nbytes
-            ):  # except what an earlier writer could not append to all files, as this one can
+        if last_seq <= health.last_seq:
+            # The batch was sent again, and has been counted, except for what no earlier call could append.
+            if appended.nbytes:
                 self._count_spared(spared)
             return
         counted, health.last_seq = health.last_seq, last_seq
+        # Values that are counted as spared or refused must not be counted again as lost with their events.
         if appended.refused_from or appended.too_large:
             others = Counter([value.plugin for value in spared] + [one.plugin for one in encoded.refused])
             if appended.refused_from:
@@ -267,7 +268,8 @@ class RankWriter:
         try:
             free, size = self._files.free_space(self.directory)
         except OSError:
-            return []  # the write itself will show the reason
+            # The write itself will show the reason.
+            return []
         incoming = sum(nbytes_of(value.data) for value in bulk)
         return bulk if free - incoming < min(MAX_RESERVE, size // 50) else []
 
@@ -296,14 +298,16 @@ class RankWriter:
         payloads = encode_lineage(lineage, now, self._event_files.ids)
         try:
             publish(path, b"".join(frame(payload) for payload in payloads))
-        except RunDirError as error:  # the reason must be the same each time, and `path` is not
+        except RunDirError as error:
+            # Each reason is logged once, so it must not contain `path`, whose stamp changes at each try.
             cause = error.__cause__
             reason = cause.strerror if isinstance(cause, OSError) else cause
             raise RunDirError(
                 f"the lineage in {self.directory} cannot be written: {reason}; free some space or fix the "
                 "permissions of the directory"
             ) from cause
-        for path in older:  # the new file is durable, so the older files may be removed
+        # The new file is durable, so the older ones may be removed.
+        for path in older:
             path.unlink(missing_ok=True)
 
     def flush(self) -> None:

@@ -61,6 +61,7 @@ def located(one: Sequence[int], other: Sequence[int]) -> int | None:
     None if several differ. 2 of 3 numbers distinguish that from one; both are right but for 1 in 16 million.
     """
     first, second, third = ((a - b) % PRIME for a, b in zip(one, other, strict=True))
+    # If only parameter i differs, by d, these are d, i * d and i * i * d, modulo PRIME.
     if not first or first * third % PRIME != second * second % PRIME:
         return None
     number = second * pow(first, -1, PRIME) % PRIME

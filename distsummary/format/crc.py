@@ -52,7 +52,8 @@ def crc_changes(differences: NDArray[np.uint8], places: Iterable[int]) -> NDArra
 
 def byte_tables(length: int) -> NDArray[np.uint32]:
     """Row k, column d: the change of the CRC when a byte that k bytes follow is XORed with d."""
-    return _byte_tables(1 << max(length - 1, 0).bit_length())  # a power of two: few tables serve all lengths
+    # Rounded up to a power of two, so that few tables serve all lengths.
+    return _byte_tables(1 << max(length - 1, 0).bit_length())
 
 
 @lru_cache
@@ -60,7 +61,8 @@ def _byte_tables(count: int) -> NDArray[np.uint32]:
     tables = np.empty((count, 256), np.uint32)
     zero = int(google_crc32c.value(bytes(1)))
     tables[0] = [int(google_crc32c.value(bytes([octet]))) ^ zero for octet in range(256)]
-    for row in range(1, count):  # one more zero after the byte shifts the CRC register by one byte
+    # One more zero after the byte shifts the CRC register by one byte.
+    for row in range(1, count):
         tables[row] = tables[row - 1] >> np.uint32(8) ^ tables[0][tables[row - 1] & 0xFF]
     return tables
 
@@ -80,7 +82,8 @@ def find_headers(data: bytes, max_payload: int) -> list[tuple[int, int]]:
     octets = np.frombuffer(data, np.uint8)
     # Lengths are below 2**40, so a header's bytes 5 to 7 are zero: this leaves few positions in most data.
     found = np.flatnonzero((octets[5 : count + 5] | octets[6 : count + 6] | octets[7 : count + 7]) == 0)
-    if found.size:  # a run of zeros is no header: the CRC of eight zeros is not zero
+    # A run of zeros is no header: the CRC of eight zeros is not zero.
+    if found.size:
         ends = octets[found + 8] | octets[found + 9] | octets[found + 10] | octets[found + 11]
         found = found[ends != 0]
     crcs = np.full(found.size, _CRC_OF_ZEROS, np.uint32)

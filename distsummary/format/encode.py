@@ -146,9 +146,11 @@ def event_parts(
                         f"the value needs {need} bytes, but the event has only {room[dialect]} left; "
                         "record less at a step"
                     )
-        except Exception as error:  # becomes a refusal: another library's array may raise anything
+        except Exception as error:
+            # Becomes a refusal: another library's array may raise anything.
             refused.append(Refusal(value.plugin, str(value.tag), f"{type(error).__name__}: {error}"))
             continue
+        # Only now, since a value that does not fit into one dialect is in none.
         for dialect, need in needs.items():
             room[dialect] -= need
         if value.plugin in _ALONE:
@@ -159,6 +161,7 @@ def event_parts(
                 encoded[dialect].append(part)
 
     payloads: dict[str, list[Part] | None] = {}
+    # Values that were all refused still leave a summary, so that the seqs have no gaps.
     holds_summary = not event.values or any(value.plugin in SUMMARY_PLUGINS for value in event.values)
     for dialect, values in encoded.items():
         if (payload := whole.get(dialect)) is not None:
@@ -224,6 +227,7 @@ def finish_value(
                     f"a tensor must be one of {', '.join(DATA_TYPES)}, got {data.dtype}; "
                     "convert it (bfloat16 to float32)"
                 )
+            # Checked before a copy is made: files hold each element as float32.
             if data.size * 4 > max_payload:
                 raise InvalidValueError(
                     f"a tensor of {data.size} elements takes {data.size * 4} bytes, more than the "

@@ -97,7 +97,8 @@ def frame_parts(payload: Iterable[Part]) -> list[Part]:
     parts = joined(payload)
     length = struct.pack("<Q", sum(map(len, parts)))
     crc = 0
-    for part in parts:  # google_crc32c rejects a memoryview, but accepts a NumPy array that views it
+    # google_crc32c rejects a memoryview, but accepts a NumPy array that views it.
+    for part in parts:
         crc = google_crc32c.extend(crc, part if isinstance(part, bytes) else np.frombuffer(part, np.uint8))
     return joined((length, _CRC.pack(masked_crc(length)), *parts, _CRC.pack(masked(crc))))
 
@@ -172,31 +173,36 @@ class FrameReader:
         """The frames from `offset` on, as in `read_frames`."""
         crc_of = google_crc32c.value
         size, search = self._size, self._search
-        base, block = self._base, self._block  # a block holds many frames
+        # A block holds many frames: begin with the one that was read last.
+        base, block = self._base, self._block
         if base > offset:
             base, block = offset, b""
         while offset + _HEADER.size <= size:
             if offset + _HEADER.size > base + len(block):
                 base, block = self._read(offset)
                 if len(block) < _HEADER.size:
-                    return  # the file was truncated in the meantime
+                    # The file was truncated in the meantime.
+                    return
             length, crc = _HEADER.unpack_from(block, offset - base)
             end = offset + OVERHEAD + length
             damage = None if crc == _length_crc(length) else _WRONG_LENGTH
             if damage is None and length > self._max_payload:
                 damage = f"the event claims {length} bytes, more than the {self._max_payload} allowed"
             if damage is not None or end > size:
+                # Nothing but the next intact frame shows where such a frame ends.
                 if damage == _WRONG_LENGTH or end > size:
                     following = None if search is None else search.next_frame(offset + 1)
                     if following is None and damage is None:
-                        return  # torn
+                        # Torn: the file may be growing.
+                        return
                     end = size if following is None else following
                 yield Frame(
                     offset, b"", damage or f"the event claims {length} bytes, beyond the file's end", end
                 )
             elif end <= base + len(block):
                 payload = block[offset - base + _HEADER.size : end - base - _CRC.size]
-                found = crc_of(payload)  # masked_crc, inlined because reading spends most of its time here
+                # `masked_crc`, inlined because reading spends most of its time here.
+                found = crc_of(payload)
                 found = ((found >> 15 | found << 17) + 0xA282EAD8) & 0xFFFFFFFF
                 intact = _CRC.unpack_from(block, end - base - _CRC.size)[0] == found
                 if not intact and search is not None:
@@ -205,14 +211,17 @@ class FrameReader:
             elif length > _BLOCK // 2:
                 large = _read_body(self._file, offset, end)
                 if large is None:
-                    return  # truncated in the meantime
+                    # Truncated in the meantime.
+                    return
                 if large.damage is not None and search is not None:
                     end = search.true_end(offset, end)
                 yield large._replace(end=end)
             elif base == offset:
-                return  # truncated meanwhile: otherwise the block, which starts here, would hold the frame
+                # Truncated meanwhile: otherwise the block, which starts here, would hold the frame.
+                return
             else:
-                base, block = offset, b""  # the frame crosses the end of this block
+                # The frame crosses the end of this block.
+                base, block = offset, b""
                 continue
             offset = end
 
@@ -231,6 +240,7 @@ class _Search:
         stop = self._size if stop is None else stop
         while start < stop:
             if not self._base <= start < self._end:
+                # A bit more than a block, for a header that begins at the last byte of it.
                 length = min(_BLOCK + _HEADER.size - 1, self._size - start)
                 found = find_headers(_read_at(self._file, start, length), self._max_payload)
                 self._base, self._end = start, min(start + _BLOCK, self._size)
@@ -242,6 +252,7 @@ class _Search:
                 end = offset + OVERHEAD + length
                 if end > self._size or length > self._budget_bytes:
                     continue
+                # What looks like a header may be none, and claim any length: the budget limits such reads.
                 self._budget_bytes -= length
                 candidate = _read_body(self._file, offset, end)
                 if candidate is not None and candidate.damage is None:
@@ -283,12 +294,14 @@ def whole_length(path: str | os.PathLike[str]) -> int:
             if offset + _HEADER.size > base + len(block):
                 base, block = offset, _read_at(file, offset, _BLOCK_OF_HEADERS)
                 if len(block) < _HEADER.size:
-                    return offset  # truncated in the meantime
+                    # The file was truncated in the meantime.
+                    return offset
             length, crc = _HEADER.unpack_from(block, offset - base)
             if crc != _length_crc(length):
                 follow = read_frames(file, start=offset, resync=True)
                 return offset if all(frame.damage for frame in follow) else size
             if offset + OVERHEAD + length > size:
+                # A torn frame, unless it claims more than any writer of ours would write.
                 return offset if length <= MAX_PAYLOAD else size
             offset += OVERHEAD + length
         return offset

@@ -144,7 +144,8 @@ def _together(name: str, nodes: list[Node], places: Mapping[str, str]) -> Node:
         [node] = nodes
         op, outputs, attributes = node.op, node.outputs, dict(node.attributes)
     else:
-        op, outputs = "Scope", nodes[-1].outputs  # the last node makes what leaves most scopes
+        # The last node makes what leaves most scopes.
+        op, outputs = "Scope", nodes[-1].outputs
         attributes = {"nodes": f"{len(nodes)}, left out because the graph is too large"}
     inputs = {
         (places[edge.source], edge.is_order): Edge(places[edge.source], 0, edge.is_order)

@@ -26,7 +26,8 @@ class _Fields(NamedTuple):
     state: str  # the field of Lineage
 
 
-_FIELDS = {  # the fields of each plugin, in the order of the events in MindSpore's lineage files
+# The fields of each plugin, in the order of the events in MindSpore's lineage files.
+_FIELDS = {
     "dataset_graph": _Fields("dataset_graph", "dataset_graph"),
     "custom_lineage_data": _Fields("user_defined_info", "custom"),
     "train_lineage": _Fields("train_lineage", "train"),
@@ -141,7 +142,8 @@ def encode_lineage_message(
         raise InvalidTypeError(
             f"{plugin} must be a {type(field).__name__}, got {type(message).__name__}; pass that message"
         )
-    field.SetInParent()  # writes the field even if the message is empty
+    # Writes the field even if the message is empty.
+    field.SetInParent()
     field.CopyFrom(message)
     return event.SerializeToString(deterministic=True) + wire.identity(ids)
 

@@ -116,7 +116,8 @@ def _tensor_parts(array: Array) -> list[Part]:
     head = dims + wire.integer(2, data_type)
     if not array.size:
         return [head]
-    numbers = to_float32(array).reshape(-1).data.cast("B")  # reshape copies an array that is not in C order
+    # `reshape` copies an array only if it is not in C order.
+    numbers = to_float32(array).reshape(-1).data.cast("B")
     return [head, *wire.message(3, [numbers])]
 
 
@@ -142,6 +143,7 @@ def audio_parts(field: int, audio: Audio) -> list[Part]:
 def _histogram_parts(histogram: Histogram) -> list[Part]:
     parts: list[Part] = []
     is_fixed = histogram.first_fixed is not None
+    # MindInsight gets few enough buckets; all fixed ones follow in fields that only we read.
     shown = coarser(histogram, MAX_BUCKETS) if is_fixed else histogram
     rows = zip(shown.left.tolist(), shown.width.tolist(), shown.counts.tolist(), strict=True)
     for left, width, count in rows:
@@ -261,7 +263,8 @@ def decode_tensor(tensor: anf_ir_pb2.TensorProto) -> Array:
     if dtype.kind not in "iu":
         with np.errstate(over="ignore"):
             return flat.astype(dtype, copy=False).reshape(shape)
-    limits = np.iinfo(dtype)  # a plain cast would wrap a maximum that float32 rounded up
+    # A plain cast would wrap a maximum that float32 rounded up.
+    limits = np.iinfo(dtype)
     inside = (flat > float(limits.min)) & (flat < float(limits.max))
     whole = np.where(inside, flat, 0).astype(dtype)
     whole[flat >= float(limits.max)] = limits.max
@@ -272,7 +275,8 @@ def decode_tensor(tensor: anf_ir_pb2.TensorProto) -> Array:
 def decode_landscape(message: summary_pb2.LossLandscape) -> Landscape:
     """A landscape message as a Landscape; raises DamagedFileError like `decode_tensor`."""
     grid, path, end = message.landscape, message.loss_path.points, message.convergence_point
-    x, y, z = (float(decode_tensor(point).sum()) for point in (end.x, end.y, end.z))  # each: 0 or 1 numbers
+    # Each tensor has 0 or 1 numbers: their sum is the number, or 0.
+    x, y, z = (float(decode_tensor(point).sum()) for point in (end.x, end.y, end.z))
     return Landscape(
         x=decode_tensor(grid.x),
         y=decode_tensor(grid.y),

@@ -39,6 +39,7 @@ def encode(graph: Graph) -> bytes:
             one.input.add(name=ids[edge.source], type=kind, output=edge.output or None)
         _put_types(one, node.outputs)
         shown = dict(node.attributes)
+        # Dtypes that the message cannot name are kept in a text, which `decode` reads.
         if any(kind.dtype not in _DTYPES for kind in node.outputs):
             shown[_OUTPUTS] = "; ".join(map(str, node.outputs))
         if node.parameters:

@@ -30,10 +30,12 @@ class NormTotals:
         self._updates = np.empty(0)
         self._is_moved = np.empty(0, np.bool_)
 
-    @np.errstate(all="ignore")  # the numbers may be NaN, infinite or 0
+    # The numbers may be NaN, infinite or 0.
+    @np.errstate(all="ignore")
     def add(self, norms: ParameterNorms) -> list[Value]:
         """The scalars of the next step."""
-        if norms.table.names != self._names:  # another model: its updates are measured from the beginning
+        # Another model: its updates are measured from the beginning.
+        if norms.table.names != self._names:
             self._names = norms.table.names
             self._updates = np.full(len(self._names), np.nan)
             self._is_moved = np.zeros(len(self._names), np.bool_)
@@ -43,6 +45,7 @@ class NormTotals:
             totals[GRADIENT] = norms.gradient_sums[has_gradient].sum()
         if not _is_missing(norms, "weight").any():
             totals[WEIGHT] = norms.weight_sums.sum()
+        # A step measures the updates of some parameters: wait until those of all that moved are there.
         measured = ~np.isnan(norms.update_sums)
         self._updates[measured] = norms.update_sums[measured]
         self._is_moved |= has_gradient

@@ -93,7 +93,8 @@ class ParameterNorms:
 
     def roots(self) -> dict[str, Array]:
         """The L2 norms: `weight`, `gradient` and `update`; NaN without a gradient, and where not measured."""
-        with np.errstate(invalid="ignore"):  # whatever numbers a file holds
+        # Whatever numbers a file holds, this does not warn.
+        with np.errstate(invalid="ignore"):
             found = {
                 name: np.sqrt(getattr(self, f"{name}_sums")) for name in ("weight", "gradient", "update")
             }
@@ -126,6 +127,7 @@ def encode_norms(norms: ParameterNorms) -> list[bytes]:
         fields.append(wire.delimited(2, parts))
     for field, (name, (dtype, default)) in enumerate(COLUMNS.items(), 3):
         column = getattr(norms, name)
+        # Rows that have the default are left out, and a mask names the others.
         given = ~np.isnan(column) if np.isnan(default) else column != default
         if given.all():
             numbers = column.astype(dtype, copy=False).tobytes()
@@ -175,6 +177,7 @@ def read_table(parameters: bytes, parts: bytes) -> ParameterTable:
             raise DamagedFileError(f"the parts of {len(names)} parameters have {len(stored)} bytes")
         local_sizes, starts = np.frombuffer(stored, "<i8").reshape(2, -1).tolist()
     table = ParameterTable(names, shapes, tuple(local_sizes), tuple(starts))
+    # The cached property need not compute again what was just read.
     table.__dict__["encoded"] = parameters, parts
     return table
 

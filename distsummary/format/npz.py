@@ -24,7 +24,8 @@ def read_npz(data: bytes) -> dict[str, NDArray[Any]]:
             if sum(one.file_size for one in members) > max(len(data), MOST_INFLATED):
                 raise ValueError(f"its arrays would take more than {MOST_INFLATED} bytes")
             return {one.filename.removesuffix(".npy"): _array(archive, one) for one in members}
-    except Exception as error:  # zipfile, zlib and NumPy raise a dozen kinds for damaged bytes
+    except Exception as error:
+        # zipfile, zlib and NumPy raise a dozen kinds of exceptions for damaged bytes.
         raise DamagedFileError(f"it is no archive of arrays ({type(error).__name__}: {error})") from error
 
 
@@ -39,4 +40,5 @@ def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
             raise ValueError(f"{member.filename} says that it is {dtype} of the shape {shape}")
         data = file.read(size)
     array = np.ndarray(shape, dtype, data, order="F" if is_column_major else "C")
-    return array.copy(order="K")  # which may be written
+    # Copied, since `data` may not be written.
+    return array.copy(order="K")

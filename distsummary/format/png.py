@@ -121,7 +121,8 @@ def _canvas(pictures: Array) -> Array:
     canvas = np.zeros((rows, height, columns, width, 3), pictures.dtype)
     for place in range(number):
         tile = canvas[place // columns, :, place % columns]
-        for colour in range(3):  # one channel at a time takes a quarter of the time of a transposed copy
+        # One channel at a time takes a quarter of the time of a transposed copy.
+        for colour in range(3):
             tile[:, :, colour] = pictures[place, colour % channels]
     return canvas.reshape(rows * height, columns * width, 3)
 
@@ -137,6 +138,7 @@ def _to_uint8(pictures: Array) -> Array:
     low, high = (finite.min(), finite.max()) if finite.size else (0.0, 0.0)
     if low >= 0 and high <= 1:
         low, high = 0.0, 1.0
-    half_span = high / 2 - low / 2 or 1.0  # halved, since the span of float64 values may exceed float64
+    # Halved, since the span of float64 values may exceed float64.
+    half_span = high / 2 - low / 2 or 1.0
     scaled = (pictures / 2 - low / 2) / half_span * 255
     return np.rint(np.nan_to_num(scaled, nan=0, posinf=255, neginf=0)).astype(np.uint8)

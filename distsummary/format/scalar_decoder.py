@@ -53,6 +53,7 @@ def decode_scalars(payload: bytes, dialect: str) -> Fields | None:
         while position < end:
             size, tag_size = payload[position + 1], payload[position + 3]
             number = position + 4 + tag_size
+            # Only values whose lengths take one byte each are decoded here.
             if size != tag_size + 7 or size > 0x7F or payload[number] != scalar_key:
                 return None
             if payload[position] != 0x0A or payload[position + 2] != 0x0A:
@@ -62,6 +63,7 @@ def decode_scalars(payload: bytes, dialect: str) -> Fields | None:
             position = number + 5
         if position != end:
             return None
+        # Without an identity: another program wrote the event.
         if end == len(payload):
             return (*_NOBODY, step, wall_time, values)
         owner = _owner(payload[end : end + _OWNER_BYTES])
@@ -74,7 +76,8 @@ def decode_scalars(payload: bytes, dialect: str) -> Fields | None:
             if end > start + _MAX_VARINT:
                 return None
         return (*owner, seq, step, wall_time, values) if end == len(payload) else None
-    except (IndexError, struct.error, ValueError):  # truncated, or a tag that is not UTF-8
+    except (IndexError, struct.error, ValueError):
+        # Truncated, or a tag that is not UTF-8.
         return None
 
 
@@ -125,7 +128,8 @@ def places_of_fields(frame: bytes, dialect: str) -> FieldPlaces | None:
     step = range(position, position)
     if frame[position] == 0x10:
         step = range(position + 1, read_varint(frame, position + 1)[1])
-    _, position = read_varint(frame, step.stop + 1)  # skips the key and the length of the summary
+    # Skip the key and the length of the summary.
+    _, position = read_varint(frame, step.stop + 1)
     bounds = []
     for _ in values:
         end = position + 4 + frame[position + 3]
@@ -135,6 +139,8 @@ def places_of_fields(frame: bytes, dialect: str) -> FieldPlaces | None:
     numbers = tags[:, 1] + 1
     end = len(frame) - 4
     seq = range(min(position + _OWNER_BYTES + 2, end), end)
+    # The high bits of varints give their lengths; everything else in them may vary, as may all numbers, the
+    # CRC and the bytes of tags.
     high_bits = np.zeros(len(frame), np.bool_)
     for span in (step, seq):
         high_bits[span.start : span.stop] = True
@@ -159,8 +165,10 @@ def numbers_at(frames: Octets, place: int, dtype: str) -> Column:
 def floats_at(frames: Octets, places: NDArray[np.int64]) -> NDArray[np.float64]:
     """The float32 at each of `places` (m,) of all frames: float64 (n, m); `frames` as in `numbers_at`."""
     count, length = frames.shape
-    floats = np.ndarray((count, length - 3), "<f4", frames.data, 0, (length, 1))  # at each byte: they overlap
-    with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
+    # The float32 that begins at each byte of a frame: they overlap.
+    floats = np.ndarray((count, length - 3), "<f4", frames.data, 0, (length, 1))
+    # A signalling NaN becomes a quiet one, without a warning.
+    with np.errstate(invalid="ignore"):
         return floats[:, places].astype(np.float64)
 
 

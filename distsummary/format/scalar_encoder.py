@@ -77,7 +77,9 @@ class ScalarEncoder:
         table = np.frombuffer(scalars.rows, row_dtype(len(scalars.tags)))
         seqs = np.arange(first_seq, first_seq + table.size)
         step_bytes, seq_bytes = _varint_lengths(table["step"]), _varint_lengths(seqs)
-        is_usual = (table["step"] > 0) & (table["wall_time"] != 0)  # protobuf omits fields that are 0
+        # Protobuf omits fields that are 0, and writes a negative step in ten bytes.
+        is_usual = (table["step"] > 0) & (table["wall_time"] != 0)
+        # Rows of one kind have varints of equal lengths, hence one layout; unusual rows are of kind 0.
         kinds = np.where(is_usual, 16 * step_bytes + seq_bytes, 0)
         bounds = [0, *(np.flatnonzero(np.diff(kinds)) + 1).tolist(), table.size]
         for start, stop in pairwise(bounds):
@@ -97,7 +99,8 @@ class ScalarEncoder:
             framed = None
             if layout is not None:
                 fields = (wall_time, wire.varint(step), *numbers, seq)
-                with contextlib.suppress(OverflowError):  # a number exceeds float32
+                # A number that exceeds float32 makes the row an unusual one.
+                with contextlib.suppress(OverflowError):
                     framed = {
                         dialect: self._frame(layout, dialect, first_seq + number, fields)
                         for dialect in self._formats
@@ -130,6 +133,7 @@ class ScalarEncoder:
             rows = slice(start, start + at_once)
             crcs = _fill(layout, frames, table[rows], seqs[rows])
             for dialect, parts in filled.items():
+                # Comes last in `formats`: from here on, the frames have the keys of this dialect.
                 if dialect == TENSORBOARD:
                     frames[:, keys] = _TENSORBOARD_KEY[0]
                     crcs = crcs ^ np.uint64(layout.crc_change)
@@ -219,5 +223,6 @@ def _varint_lengths(numbers: Array) -> Array:
 def _varints(numbers: Array, length: int) -> Array:
     """Varints of `length` bytes each: uint8 (numbers, length)."""
     digits: Array = numbers[:, np.newaxis] >> np.arange(0, 7 * length, 7) & 0x7F
-    digits[:, :-1] |= 0x80  # a set high bit means that more bytes follow
+    # A set high bit means that more bytes follow.
+    digits[:, :-1] |= 0x80
     return digits

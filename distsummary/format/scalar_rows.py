@@ -71,7 +71,8 @@ def joined(items: Iterable[Item], finished: Callable[[Event], Event]) -> list[Ev
     tags: tuple[str, ...] | None = None
     rows: list[bytes] = []
     for head, body in items:
-        if head is tags:  # the usual case: a loop that records the same scalars at each step
+        # The usual case: a loop that records the same scalars at each step.
+        if head is tags:
             rows.append(body)
             continue
         parts: list[Event | Row]

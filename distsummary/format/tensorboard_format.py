@@ -214,7 +214,8 @@ def _decode_value(value: tensorboard_pb2.Summary.Value) -> Value | None:
             [layout] = value.tensor.string_val
             wire.refuse_bombs(layout, Layout.DESCRIPTOR)
             return Value(CUSTOM_SCALARS, value.tag, Layout.FromString(layout))
-        case "tensor":  # scalars of TensorFlow 2 and torch, and any other tensor of floats
+        case "tensor":
+            # Scalars of TensorFlow 2 and torch, and any other tensor of floats.
             plugin = value.metadata.plugin_data.plugin_name
             array = _decode_tensor(value.tensor)
             if array is not None and plugin == _CURVES and array.ndim == 2 and len(array) == len(CURVE_ROWS):
@@ -232,7 +233,8 @@ def _decode_histogram(histo: tensorboard_pb2.HistogramProto) -> Histogram:
     limits, counts = np.array(histo.bucket_limit), np.array(histo.bucket)
     if limits.shape != counts.shape:
         raise DamagedFileError(f"a histogram has {limits.size} limits for {counts.size} counts")
-    if not (np.abs(np.append(counts, histo.num)) < 2.0**63).all():  # the comparison is false for NaN too
+    # The comparison is false for NaN too.
+    if not (np.abs(np.append(counts, histo.num)) < 2.0**63).all():
         raise DamagedFileError("the counts of a histogram are not all numbers below 2**63")
     filled = np.flatnonzero(counts)
     if not filled.size:
@@ -262,7 +264,8 @@ def _decode_text(tensor: tensorboard_pb2.TensorProto) -> str | None:
         return None
     cells = [cell.decode() for cell in tensor.string_val]
     shape = [dim.size for dim in tensor.tensor_shape.dim]
-    if len(cells) == 1:  # a single string fills the whole shape
+    # A single string fills the whole shape.
+    if len(cells) == 1:
         return cells[0]
     if len(cells) != math.prod(shape):
         raise DamagedFileError(f"a text of the shape {tuple(shape)} has {len(cells)} strings")
@@ -279,7 +282,8 @@ def _decode_tensor(tensor: tensorboard_pb2.TensorProto) -> Array | None:
     dtype, numbers = stored
     flat = np.frombuffer(tensor.tensor_content, dtype) if tensor.tensor_content else np.array(numbers, dtype)
     shape = tuple(dim.size for dim in tensor.tensor_shape.dim)
-    if flat.size == 1 and 0 <= math.prod(shape) <= _MAX_FILLED:  # a single number fills the whole shape
+    # A single number fills the whole shape.
+    if flat.size == 1 and 0 <= math.prod(shape) <= _MAX_FILLED:
         return np.broadcast_to(flat.reshape(()), shape)
     if flat.size != math.prod(shape):
         raise DamagedFileError(f"a tensor of the shape {shape} has {flat.size} numbers")

@@ -31,6 +31,7 @@ def encode(graph: Graph) -> bytes:
             one.attr[_PARAMETERS].i = node.parameters
         for key, text in node.attributes.items():
             one.attr[key].s = text.encode(errors="replace")[:_MAX_TEXT]
+        # A GraphDef has no name of its own: the first node carries it.
         if not number and graph.name:
             one.attr[_NAME].s = graph.name.encode(errors="replace")
     return message.SerializeToString(deterministic=True)

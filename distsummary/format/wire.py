@@ -27,9 +27,11 @@ _UINT64 = (1 << 64) - 1
 
 def varint(number: int) -> bytes:
     """`number` as a varint; a negative number as its 64-bit two's complement (ten bytes), as in protobuf."""
-    if 0 <= number <= 0x7F:  # nearly always
+    # Nearly always one byte.
+    if 0 <= number <= 0x7F:
         return _ONE_BYTE[number]
-    if 0 < number <= 0x3FFF:  # two or three bytes, as for most steps; takes 0.7 times as long as the loop
+    # Two or three bytes, as for most steps: this takes 0.7 times as long as the loop.
+    if 0 < number <= 0x3FFF:
         return bytes((number & 0x7F | 0x80, number >> 7))
     if 0 < number <= 0x1FFFFF:
         return bytes((number & 0x7F | 0x80, number >> 7 & 0x7F | 0x80, number >> 14))
@@ -144,7 +146,8 @@ def read_varint(payload: bytes | mmap, position: int) -> tuple[int, int]:
     """The varint at `position` and the position after it; ValueError if it does not end within ten bytes."""
     try:
         number = payload[position]
-        if number < 0x80:  # nearly always
+        # Nearly always one byte.
+        if number < 0x80:
             return number, position + 1
         number &= 0x7F
         for shift in range(7, 70, 7):
@@ -187,7 +190,8 @@ def refuse_bombs(payload: bytes, message: Descriptor, most: int | None = None) -
     try:
         left = _count(payload, 0, len(payload), message, most, _MAX_DEPTH)
     except ValueError:
-        return  # not a message: the parser stops here too, before it creates too many objects
+        # Not a message: the parser stops here too, before it creates too many objects.
+        return
     if left < 0:
         raise DamagedFileError(
             f"the event of {len(payload)} bytes holds more than {most} objects; no writer makes such an event"
@@ -246,7 +250,8 @@ def _count(payload: bytes, position: int, end: int, message: Descriptor, left: i
                 left = _count(payload, start, position, kind.message, left, depth - 1)
             elif kind.is_packed:
                 left -= length
-        elif wire_type not in (START_GROUP, END_GROUP):  # the parser skips groups and reads what follows
+        elif wire_type not in (START_GROUP, END_GROUP):
+            # Not a group, which the parser skips to read what follows.
             raise ValueError(f"wire type {wire_type} at byte {position} of an event is unknown")
     return left
 

@@ -247,6 +247,7 @@ def load(name: str) -> Framework:
     try:
         module = importlib.import_module(f"distsummary.frameworks.{name}")
     except ModuleNotFoundError as error:
+        # Either there is no such module of ours, or a package that it imports is missing.
         if error.name is not None and error.name.startswith("distsummary"):
             raise InvalidTypeError(
                 f"there is no framework called {name!r}; known are numpy, torch, jax and mindspore"
@@ -280,7 +281,8 @@ def spec_of(name: str, tensor: Any) -> ArraySpec:
         raise type(error)(f"{name}: {error}") from error
 
 
-@lru_cache(maxsize=256)  # called for every logged tensor
+# Cached, since it is called for every logged tensor.
+@lru_cache(maxsize=256)
 def _framework_of_type(owned: type) -> Framework:
     for kind in owned.__mro__:
         package = kind.__module__.split(".")[0]

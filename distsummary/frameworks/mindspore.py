@@ -75,7 +75,8 @@ class MindSporeFramework(NumpyFramework):
     def learning_rate(self, optimizer: Any) -> float | None:
         """The first rate: the value of a Parameter, or of a schedule at the optimizer's next step."""
         for rate in _rates(optimizer):
-            if isinstance(rate, Cell):  # as in Optimizer.get_lr, which a step calls
+            # A schedule is called as in Optimizer.get_lr, which a step calls.
+            if isinstance(rate, Cell):
                 rate = rate(mindspore.Tensor(optimizer.global_step.asnumpy()))
             return float(rate.asnumpy().reshape(()))
         return None
@@ -127,10 +128,13 @@ class CompiledGraph:
         """Does nothing."""
 
 
-@lru_cache(maxsize=64)  # called for every loss
+# Cached, since it is called for every loss.
+@lru_cache(maxsize=64)
 def _dtype(dtype: Any) -> np.dtype[Any]:
-    found: np.dtype[Any] = mindspore.Tensor([], dtype).asnumpy().dtype  # dtype_to_nptype is deprecated
-    if found.names is not None:  # bytes alone, as of float8
+    # From an empty tensor, since dtype_to_nptype is deprecated.
+    found: np.dtype[Any] = mindspore.Tensor([], dtype).asnumpy().dtype
+    # NumPy gets such numbers as bytes alone, as of float8.
+    if found.names is not None:
         raise InvalidTypeError(f"a tensor of {dtype} has no numbers for NumPy; cast it")
     return found
 

@@ -119,12 +119,13 @@ def known_numbers(array: Array) -> Array:
 
 def is_own_real(dtype: np.dtype[Any]) -> bool:
     """Whether a dtype is one of the real ones that NumPy itself has."""
-    return dtype.isbuiltin == 1 and dtype.kind in "biuf"  # 2 is a dtype of another package
+    # `isbuiltin` is 2 for the dtypes of other packages.
+    return dtype.isbuiltin == 1 and dtype.kind in "biuf"
 
 
 def known(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype that `known_numbers` gives arrays of a dtype."""
-    # isbuiltin == 2: another package registered the dtype; bfloat16, int4 ... can be cast safely to float32
+    # isbuiltin == 2: another package registered the dtype; bfloat16, int4 ... can be cast safely to float32.
     is_small = dtype.isbuiltin == 2 and np.can_cast(dtype, np.float32, casting="safe")
     native = dtype if dtype.isnative else dtype.newbyteorder("=")
     return np.dtype(np.float32) if is_small else native

@@ -54,7 +54,8 @@ class _Pool:
     def __init__(self) -> None:
         self._free: dict[int, list[Array]] = {}
         self._kept_bytes = 0
-        self._lock = threading.RLock()  # reentrant: garbage collection may end a lease while the lock is held
+        # Reentrant: garbage collection may end a lease while the lock is held.
+        self._lock = threading.RLock()
 
     def take(self, size: int) -> Array:
         with self._lock:

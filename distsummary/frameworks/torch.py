@@ -53,7 +53,8 @@ class TorchCopy:
         if self._done is None:
             return _array(self._copy.cpu())
         self._done.synchronize()
-        return _array(self._copy.clone())  # cloned, so that the next copy can use the pinned memory
+        # Cloned, so that the next copy can use the pinned memory.
+        return _array(self._copy.clone())
 
 
 class TorchFramework(Framework):
@@ -126,9 +127,11 @@ class TorchFramework(Framework):
             raise InvalidValueError(
                 f"the tensor is a pending sum over its mesh ({placements}); redistribute it first"
             )
-        try:  # private, checked in torch 2.13: there is no public function for the offsets of a DTensor
+        # Private, checked in torch 2.13: there is no public function for the offsets of a DTensor.
+        try:
             from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-        except ImportError:  # the method that torch's distributed checkpoints use; its imports take long
+        except ImportError:
+            # The method that torch's distributed checkpoints use; its imports take long.
             offset = tuple(dtensor.__create_chunk_list__()[0].offsets)  # type: ignore[no-untyped-call]
         else:
             offset = compute_local_shape_and_global_offset(global_shape, mesh, placements)[1]
@@ -151,6 +154,7 @@ class TorchFramework(Framework):
         Parameters that view the same memory in the same way count as tied.
         """
         trained = [(name, value) for name, value in unwrap(model).named_parameters() if value.requires_grad]
+        # Reversed, so that the first name of tied parameters is the one that stays.
         first = {memory(value): name for name, value in reversed(trained)}
         return [(name, value) for name, value in trained if first[memory(value)] == name]
 
@@ -172,7 +176,8 @@ class TorchFramework(Framework):
 
         For a small model, listing takes a third of the time that sketching the model takes.
         """
-        try:  # private, seen in torch 2.13: the dicts of a module's children and parameters
+        # Private, seen in torch 2.13: the dicts of a module's children and parameters.
+        try:
             dicts = [of for module in model.modules() for of in (module._modules, module._parameters)]
         except AttributeError:
             return lambda: False
@@ -191,7 +196,8 @@ class TorchFramework(Framework):
         """The axes of the parameters' device meshes (unnamed axes are dim_0, dim_1 ...), and "dp" for DDP."""
         axes: dict[str, tuple[int, int]] = {}
         outer: nn.Module | None = model
-        while outer is not None:  # DDP may be inside of torch.compile
+        # DDP may be inside of torch.compile.
+        while outer is not None:
             if isinstance(outer, nn.parallel.DistributedDataParallel):
                 group = outer.process_group
                 axes["dp"] = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
@@ -199,7 +205,8 @@ class TorchFramework(Framework):
         for parameter in unwrap(model).parameters():
             dtensor = as_dtensor(parameter)
             coordinate = None if dtensor is None else dtensor.device_mesh.get_coordinate()
-            if dtensor is not None and coordinate is not None:  # None: this rank is not in the mesh
+            # Without a coordinate, this rank is not in the mesh.
+            if dtensor is not None and coordinate is not None:
                 mesh = dtensor.device_mesh
                 sizes = zip(_axis_names(mesh), zip(coordinate, mesh.shape, strict=True), strict=True)
                 axes = dict(sizes) | axes
@@ -260,14 +267,14 @@ def counted_fixed(tensor: Tensor) -> Computed:
 def _copied(local: Tensor) -> HostCopy | TorchCopy:
     """A copy of a dense tensor as it is now."""
     if local.device.type == "cuda":
-        # copied on the current stream: after the kernels that made the tensor, before kernels that change it
+        # Copied on the current stream: after the kernels that made the tensor, before kernels that change it.
         pinned = torch.empty(local.shape, dtype=local.dtype, pin_memory=True)
         pinned.copy_(local, non_blocking=True)
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         done.record(torch.cuda.current_stream(local.device))
         return TorchCopy(pinned, done)
     if local.device.type == "cpu" and not _becomes_float32(local):
-        # local.numpy() would make it impossible to resize the memory, as FSDP does with gathered parameters
+        # local.numpy() would make it impossible to resize the memory, as FSDP does with gathered parameters.
         copy = blank(tuple(local.shape), _array_dtype(local.dtype))
         torch.from_numpy(copy).copy_(local)
         return HostCopy(copy)
@@ -277,7 +284,8 @@ def _copied(local: Tensor) -> HostCopy | TorchCopy:
 def as_dtensor(tensor: Tensor) -> "DTensor | None":
     """The tensor itself if it is a DTensor, else None."""
     if type(tensor) in (Tensor, nn.Parameter):
-        return None  # the usual case: returns before importing DTensor, which takes about one second
+        # The usual case: returns before importing DTensor, which takes about one second.
+        return None
     from torch.distributed.tensor import DTensor
 
     return tensor if isinstance(tensor, DTensor) else None

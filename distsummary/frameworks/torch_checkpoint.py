@@ -69,6 +69,7 @@ def load_optimizer(optimizer: Any, state: Mapping[str, Array]) -> list[str]:
             tensors.setdefault(place, {})[key] = _state_like(np.asarray(state[name]), parameters[place])
         else:
             groups[place][key] = _number_like(np.asarray(state[name]), groups[place].get(key))
+    # All names fit: only now is the optimizer changed.
     if tensors or any(name not in unused for name in state):
         optimizer.load_state_dict({"state": tensors, "param_groups": groups})
         # Private, seen in torch 2.13: else a scheduler warns that the optimizer has not made a step yet.
@@ -131,6 +132,7 @@ def _state_like(array: Array, parameter: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     assert isinstance(parameter, DTensor)
+    # Each rank has the whole value, and takes its slice of it without a collective operation.
     return distribute_tensor(
         value.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
     )

@@ -28,18 +28,21 @@ def read_groups(*, is_broken: bool = False) -> tuple[str, tuple[ProcessGroup, ..
     members = {
         str(world.pg_names[group]): tuple(sorted(ranks)) for group, ranks in world.pg_group_ranks.items()
     }
-    # our own process wrote these; without stacks, and with what has ended: gloo marks nothing as active
+    # Our own process wrote these pickles. The dumps are without stacks, and with what has ended, since gloo
+    # marks nothing as active.
     dumps = [getattr(_distributed_c10d, name, None) for name in ("_dump_fr_trace", "_dump_nccl_trace")]
     found = [pickle.loads(dump(True, False, False)).get("entries", ()) for dump in dumps if dump is not None]
     if not any(found):
         return OFF, ()
     if is_broken:
+        # The newest entry is the collective that has raised.
         max(chain.from_iterable(found), key=lambda entry: int(entry["time_created_ns"]))["retired"] = False
     entries: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for entry in chain.from_iterable(found):
         name, backend = entry["process_group"][0], entry["profiling_name"].partition(":")[0]
-        if name in members and not entry["is_p2p"]:  # these are counted apart, those of each pair of ranks
-            entries.setdefault((name, backend), []).append(entry)  # so are those of each backend
+        # Sends and receives are counted apart for each pair of ranks, collectives for each backend.
+        if name in members and not entry["is_p2p"]:
+            entries.setdefault((name, backend), []).append(entry)
     return ON, tuple(
         ProcessGroup(f"{name} ({backend})", members[name], _collectives(listed))
         for (name, backend), listed in entries.items()

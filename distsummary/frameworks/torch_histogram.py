@@ -71,13 +71,15 @@ def count(tensor: Tensor) -> Tensor:
     Raises InvalidTypeError for complex tensors.
     """
     (nan, pos_inf, neg_inf), (low, high, total) = _measured(tensor)
+    # Only the device knows the number of bins, so all shapes are those of the most bins.
     bins = _bin_count(tensor.numel() - nan - pos_inf - neg_inf)
     edges = _edges(low, high, bins).to(_edge_dtype(tensor.dtype))
     counts = torch.zeros(MAX_BINS + 1, dtype=torch.int64, device=tensor.device)  # [-1]: outside all bins
     for chunk in _chunks(tensor):
         place = torch.searchsorted(edges, chunk, right=True) - 1
         inside = (chunk >= edges[0]) & (chunk <= high)
-        place = torch.where(inside, torch.minimum(place, bins - 1), MAX_BINS)  # the last bin includes high
+        # The last bin includes `high`.
+        place = torch.where(inside, torch.minimum(place, bins - 1), MAX_BINS)
         counts.scatter_add_(0, place, torch.ones_like(place))
     numbers = torch.stack((nan, pos_inf, neg_inf, bins))
     floats = torch.cat((torch.stack((low, high, total)), edges.double()))
@@ -150,10 +152,12 @@ def _edges(low: Tensor, high: Tensor, bins: Tensor) -> Tensor:
     """`format.histogram.bin_edges` (NumPy's linspace), float64 (MAX_BINS + 1,); Inf after the last edge."""
     is_flat = ~(low < high)
     low, high = torch.where(is_flat, low - 0.5, low), torch.where(is_flat, high + 0.5, high)
-    halves = torch.where((high - low).isfinite(), 1.0, 2.0)  # 2: the span exceeds float64
+    # If the span exceeds float64, the edges are computed at half their size.
+    halves = torch.where((high - low).isfinite(), 1.0, 2.0)
     low, high = low / halves, high / halves
     points = torch.arange(MAX_BINS + 1, dtype=torch.float64, device=low.device)
     step = (high - low) / bins
-    climbed = torch.where(step == 0, points / bins * (high - low), points * step)  # step 0: a denormal span
+    # The step of a denormal span may be 0, where the quotient of points and bins is not.
+    climbed = torch.where(step == 0, points / bins * (high - low), points * step)
     edges = torch.where(points == bins, high, climbed + low) * halves
     return torch.where(points > bins, torch.inf, edges)

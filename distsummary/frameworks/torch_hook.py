@@ -24,7 +24,8 @@ class Hook(partial[Any]):
     """
 
     __slots__ = ()
-    __torch_unserializable__ = True  # torch need not warn that a pickled tensor loses it
+    # torch need not warn that a pickled tensor loses it.
+    __torch_unserializable__ = True
 
     def __new__(cls, guard: Guard | None, function: Callable[..., Any], *args: Any) -> "Hook":
         """Hang up `function`, which is called with `args` before those that torch gives."""
@@ -33,11 +34,13 @@ class Hook(partial[Any]):
         return super().__new__(cls, _call, guard, function, *args)
 
     def __reduce__(self) -> Any:
-        return getattr, (nullcontext(), "__exit__")  # takes any arguments, returns None
+        # A copy becomes a method that takes any arguments and returns None.
+        return getattr, (nullcontext(), "__exit__")
 
 
 def _call(guard: Guard, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    if is_compiling():  # what torch traces of a hook cannot fail later
+    # What torch traces of a hook cannot fail later.
+    if is_compiling():
         return function(*args, **named)
     return guard.call(function.__qualname__, function, *args, **named)
 

@@ -37,17 +37,19 @@ def compiled_from(module: nn.Module) -> nn.Module | None:
 def has_fsdp1(model: nn.Module) -> bool:
     """Whether FullyShardedDataParallel, which is FSDP of the first kind, shards a part of the model."""
     kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
-    return "FullyShardedDataParallel" in kinds  # by name: importing the class takes a second
+    # By name, since importing the class takes a second.
+    return "FullyShardedDataParallel" in kinds
 
 
 def entries(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters, then persistent buffers; does not use state_dict(), whose hooks may run collectives."""
     module = unwrap(model)
     yield from module.named_parameters()
+    # The sets of transient buffers are private, seen in torch 2.13.
     transient = {
         f"{path}.{name}" if path else name
         for path, part in module.named_modules(remove_duplicate=False)
-        for name in getattr(part, "_non_persistent_buffers_set", ())  # private, seen in torch 2.13
+        for name in getattr(part, "_non_persistent_buffers_set", ())
     }
     for name, buffer in module.named_buffers():
         if name not in transient:
@@ -70,4 +72,5 @@ def has_addresses(tensor: Tensor) -> bool:
         return False
     if tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
         return False
-    return tensor.data_ptr() != 0  # 0: FSDP has freed the memory of this gathered parameter
+    # 0: FSDP has freed the memory of this gathered parameter.
+    return tensor.data_ptr() != 0

@@ -103,6 +103,7 @@ class OptimizerSteps:
         self._held: weakref.WeakKeyDictionary[Optimizer, _Held] = weakref.WeakKeyDictionary()
         self._running = _OfThread()
         self._guard = guard = self._failures.guard
+        # The hooks refer to this object weakly, so that it can end without `close`.
         this, pid = weakref.ref(self), os.getpid()
 
         def begin(optimizer: Optimizer, args: _Args, kwargs: _Named) -> "tuple[_Args, _Named] | None":
@@ -159,8 +160,10 @@ class OptimizerSteps:
         if not held.names:
             return None
         caller, running = _step_frame(), self._running.steps
+        # Steps whose frames are not among the callers have raised: their ends were never reported.
         while running and not _is_below(running[-1].caller, caller):
-            running.pop()  # that step raised
+            running.pop()
+        # A step within another one of the same parameters is a part of it.
         if running and held.set <= self._held_by(running[-1].step.optimizer).set:
             return None
         if is_captured():
@@ -169,7 +172,8 @@ class OptimizerSteps:
         scale, found_inf = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
         step = OptimizerStep(optimizer=optimizer, names=held.names, scale=scale, found_inf=found_inf)
         running.append(now := _Running(step, caller))
-        closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)  # args[0]: the optimizer
+        # With a closure, the gradients are there only after it was called. args[0] is the optimizer.
+        closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
         if not callable(closure):
             self._look(now)
             return None
@@ -198,9 +202,11 @@ class OptimizerSteps:
     def _end(self, optimizer: Optimizer) -> None:
         running = self._running.steps
         if not running:
-            return  # it holds nothing of the model, or is not due
+            # It holds nothing of the model, or is not due.
+            return
         if running[-1].step.optimizer is not optimizer or running[-1].caller is not _step_frame():
-            return  # it is part of another optimizer's step
+            # It is a part of another optimizer's step.
+            return
         try:
             if self._after is not None and running[-1].is_seen:
                 self._after()
@@ -260,7 +266,8 @@ def as_seen(gradient: Tensor, scale: Tensor | None) -> Tensor:
         local,
         whole.device_mesh,
         whole.placements,
-        run_check=False,  # it would ask the other ranks
+        # A check would ask the other ranks.
+        run_check=False,
         shape=whole.shape,
         stride=whole.stride(),
     )
@@ -305,12 +312,14 @@ def is_captured() -> bool:
 
 def _is_fullgraph() -> bool:
     """Whether torch.compile traces with fullgraph=True, so that a call that it cannot trace is an error."""
-    try:  # private, seen in torch 2.13
+    # Private, seen in torch 2.13.
+    try:
         from torch._dynamo.symbolic_convert import InstructionTranslator
 
         return bool(InstructionTranslator.current_tx().one_graph)
     except (ImportError, AttributeError):
-        return True  # rather record nothing than stop the training
+        # Rather record nothing than stop the training.
+        return True
 
 
 def _step_frame() -> FrameType:

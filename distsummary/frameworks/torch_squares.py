@@ -37,7 +37,8 @@ def flat(tensor: Tensor) -> Tensor:
         tensor = tensor.coalesce().values() if tensor.layout == torch.sparse_coo else tensor.to_dense()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
-    if not tensor.is_contiguous():  # perhaps transposed, or channels_last
+    # Perhaps transposed, or channels_last: with the axes in the order of memory there is nothing to copy.
+    if not tensor.is_contiguous():
         strides = tensor.stride()
         tensor = tensor.permute(sorted(range(tensor.ndim), key=lambda axis: -strides[axis]))
     return tensor.reshape(-1)
@@ -62,7 +63,8 @@ def host_sums(tensors: Sequence[Tensor], precision: torch.dtype) -> tuple[Floats
     doubles: dict[int, Tensor] = {}  # what is wider than `precision`, by place
     converted: dict[int, float] = {}  # the sums of what is copied in chunks, by place
     native = (torch.float32, precision)  # torch can add their squares in `precision`
-    for index, one in enumerate(tensors):  # most are plain and of these dtypes; each check costs time
+    # Most tensors are plain and of these dtypes, and stay as they are; each check costs time.
+    for index, one in enumerate(tensors):
         if (
             type(one) in _PLAIN
             and one.dtype in native
@@ -72,6 +74,8 @@ def host_sums(tensors: Sequence[Tensor], precision: torch.dtype) -> tuple[Floats
             continue
         line = flat(one)
         is_plain = type(line) in _PLAIN
+        # Wider numbers are added apart, in float64. Subclasses, floats of 8 bits and large ones of 16 bits
+        # are converted in chunks.
         if is_plain and line.dtype == torch.float64 != precision:
             doubles[index], line = line, _zeros(0)
         elif not is_plain or line.itemsize < 2 or (line.itemsize == 2 and line.numel() >= _LARGE):
@@ -86,7 +90,8 @@ def host_sums(tensors: Sequence[Tensor], precision: torch.dtype) -> tuple[Floats
         sums[places], least[places] = _block_sums(list(doubles.values()), torch.float64)
     for index, found in converted.items():
         sums[index], least[index] = found, tensors[index].numel() * _SMALLEST_MEAN
-    sure = (sums >= least) & (sums < np.inf)  # NaN is neither
+    # NaN fails both comparisons, so it is computed again like sums that overflowed or may have lost digits.
+    sure = (sums >= least) & (sums < np.inf)
     if not sure.all():
         for index in np.flatnonzero(~sure).tolist():
             sums[index], counts[index] = _careful_sum(flat(tensors[index]))
@@ -140,7 +145,8 @@ class _Plan(NamedTuple):
     least: Floats
 
 
-@lru_cache(maxsize=16)  # gradients, weights and updates at each turn; the sizes seldom change
+# Asked for gradients, weights and updates at each turn; the sizes seldom change.
+@lru_cache(maxsize=16)
 def _plan(sizes: tuple[int, ...]) -> _Plan:
     small = [index for index, size in enumerate(sizes) if 0 < size < _LARGE]
     wide = [index for index, size in enumerate(sizes) if size >= _LARGE]
@@ -197,12 +203,14 @@ def _careful_sum(one: Tensor) -> tuple[float, int]:
     """The sum of squares, added in float64, and the number of elements that are not finite."""
     if not one.numel():
         return 0.0, 0
+    # All zero, as the gradients of what the batch did not use; a NaN is True.
     if not any(map(bool, torch.aminmax(one.float() if one.itemsize < 2 else one))):
-        return 0.0, 0  # all zero, as the gradients of what the batch did not use; NaN is not False
+        return 0.0, 0
     total, count = 0.0, 0
     for blocks in _converted(one, torch.float64):
         count += blocks.numel() - int(np.count_nonzero(np.isfinite(blocks.numpy())))
-        total += float(_row_norms(blocks).square().sum())  # np.dot would wake numpy's own threads
+        # np.dot would wake NumPy's own threads.
+        total += float(_row_norms(blocks).square().sum())
     return total, count
 
 

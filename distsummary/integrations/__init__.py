@@ -6,7 +6,8 @@ Public names are loaded on first use, together with the host that they belong to
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # type checkers do not run __getattr__
+# Type checkers do not run __getattr__.
+if TYPE_CHECKING:
     from distsummary.integrations.torch_summary_writer import SummaryWriter
 
 __all__ = ["SummaryWriter"]

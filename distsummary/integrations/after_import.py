@@ -48,7 +48,8 @@ class _Finder(MetaPathFinder):
                 for use in self.waiting.pop(fullname, ()):
                     _call(use, module)
 
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]  # of this spec's own loader
+            # The loader belongs to this spec alone, so no other import is changed.
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 

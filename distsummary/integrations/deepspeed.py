@@ -22,8 +22,10 @@ def follow_deepspeed() -> None:
 
 def _follow_engines(module: Any) -> None:
     engine = module.DeepSpeedEngine
-    engine._take_model_step = _step(engine._take_model_step)  # also of its engine for pipelines
-    module.clip_grad_norm_ = door.follow_clip(module.clip_grad_norm_)  # without ZeRO
+    # This is also the step of DeepSpeed's engine for pipelines.
+    engine._take_model_step = _step(engine._take_model_step)
+    # Without ZeRO, the engine clips by this function.
+    module.clip_grad_norm_ = door.follow_clip(module.clip_grad_norm_)
     scaling = module.ZeROOptimizer
     scaling.scale_if_loss = door.follow_scale(scaling.scale_if_loss)
 
@@ -34,7 +36,8 @@ def _step(call: Any) -> Any:
         followed = door.current_door()
         if followed is None:
             return call(engine, *args, **named)
-        followed.model = engine.module  # ZeRO's optimizer holds flat copies of its parameters
+        # ZeRO's optimizer holds flat copies of the model's parameters, by which the model cannot be found.
+        followed.model = engine.module
         followed.call(followed.begin_parts)
         is_done = False
         try:

@@ -25,7 +25,8 @@ from distsummary.integrations.gradient_norm import gradient_norm
 from distsummary.integrations.step_rounds import StepRounds
 from distsummary.training.forks import register_for_forks
 
-if TYPE_CHECKING:  # it imports much
+# `door_run` imports much, so it is imported only when a run begins.
+if TYPE_CHECKING:
     from distsummary.integrations.door_run import DoorRun
 
 Begin: TypeAlias = Callable[[Optimizer, nn.Module | None], tuple["DoorRun | None", Optimizer | None]]
@@ -89,12 +90,14 @@ class Door:
     def begin_backward(self, tensors: Any, gradients: Any) -> None:
         """A backward pass begins; one within another is a part of it, as of a checkpoint."""
         self._passes += 1
+        # A pass within another, or for a further evaluation of a closure, adds no loss.
         if self._passes > 1 or (self._calling and self._has_closure):
             return
         self._has_closure = bool(self._calling)
         self._rounds.note_backward()
         if self.run is not None:
             self.run.begin_backward()
+        # A pass with given gradients, or from other roots than single numbers, is not that of a loss.
         if gradients is not None:
             return
         roots = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
@@ -138,16 +141,19 @@ class Door:
         self.calls += 1
         if self._has_parts and self._calling:
             return
-        if any(optimizer is one for one in self._calling):  # it failed, and is called again
+        # It failed, and is called again.
+        if any(optimizer is one for one in self._calling):
             self._calling.clear()
         self._calling.append(optimizer)
-        if len(self._calling) > 1:  # a part of the step of an optimizer that wraps it
+        # A part of the step of an optimizer that wraps it.
+        if len(self._calling) > 1:
             self._wrapped.append(optimizer)
             return
         self._wrapped.clear()
         self._has_closure = False
         if self.run is None:
             self._begin_run(optimizer)
+        # This call may be what ends the step before. The run may end then, for one of the script's own.
         if self.run is not None and self._rounds.begin(optimizer) and not self.run.end_step():
             close_door()
         if not has_closure:
@@ -220,11 +226,13 @@ def open_door(begin: Begin, *, is_default: bool = False) -> Door:
     if before is not None:
         before.call(before.end, None)
         return door
+    # From here on torch's own calls report to the open door; `close_door` puts back what was there.
     _replace(Optimizer, "profile_hook_step", staticmethod(_steps(Optimizer.profile_hook_step)))
     _replace(torch.autograd, "backward", _backward(torch.autograd.backward))
     save = _between(torch.save, "begin_checkpoint", "end_checkpoint")
     _replace(torch, "save", save)
-    _replace(torch.serialization, "save", save)  # where pickle looks for it
+    # Pickle looks for the function in this module.
+    _replace(torch.serialization, "save", save)
     fetch = _between(_BaseDataLoaderIter.__next__, "begin_batch", "end_batch")
     _replace(_BaseDataLoaderIter, "__next__", fetch)
     clip = follow_clip(torch.nn.utils.clip_grad_norm_)
@@ -268,7 +276,8 @@ def end_training(error: BaseException | None) -> None:
 
 def follow(optimizer: Optimizer) -> None:
     """Have the steps of an optimizer followed that was made before the door was opened."""
-    if not hasattr(call := optimizer.step, FOLLOWED):  # what wraps a step that is followed has that, too
+    # What wraps a step that is followed has the attribute, too.
+    if not hasattr(call := optimizer.step, FOLLOWED):
         method = _step(functools.wraps(call)(lambda self, *args, **named: call(*args, **named)))
         optimizer.step = MethodType(method, optimizer)  # type: ignore[method-assign]
 
@@ -392,6 +401,7 @@ def _scaled_step(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def step(self: Any, optimizer: Any, *args: Any, **named: Any) -> Any:
         door = _door
+        # If GradScaler calls no optimizer, it has left the step out.
         before = door.calls if door is not None else 0
         result = call(self, optimizer, *args, **named)
         if door is not None and door.calls == before:

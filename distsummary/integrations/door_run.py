@@ -50,10 +50,11 @@ def begin_run(
     """
     if open_runs():
         return None, None
+    # Further optimizers, and mostly the model, are not given: look for them among all living objects.
     alive = gc.get_objects()
     kinds = {kind for kind in {type(one) for one in alive} if issubclass(kind, (Optimizer, nn.Module))}
     alive = [one for one in alive if type(one) in kinds]
-    # an optimizer that wraps another, as Accelerate's does, may not step itself
+    # An optimizer that wraps another, as Accelerate's does, may not step itself.
     optimizers = [
         one
         for one in alive
@@ -62,7 +63,7 @@ def begin_run(
     if model is None:
         model = model_of(optimizer, [one for one in alive if isinstance(one, nn.Module)])
     del alive
-    # as far as an optimizer that was loaded from a checkpoint counts its steps
+    # As far as an optimizer that was loaded from a checkpoint counts its steps.
     done = max((int(state["step"]) for state in optimizer.state.values() if "step" in state), default=0)
     arguments = {"optimizer": optimizer, "initial_step": done, **options}
     directory = launch_dir(run_dir, detect())
@@ -90,7 +91,8 @@ def _is_over(run_dir: RunDir) -> bool:
     """Whether a run has begun, and none of its ranks runs any more."""
     try:
         newest = read_run(run_dir).newest
-    except (DistSummaryError, OSError):  # it was removed, or is none
+    except (DistSummaryError, OSError):
+        # The run was removed, or the directory holds none.
         return True
     return newest is not None and newest.state != "running"
 
@@ -170,7 +172,8 @@ class DoorRun:
                 numbers[f"{prefix}loss"] = _sum(losses)
             self._losses += losses
         if (found_inf := getattr(optimizer, "found_inf", None)) is not None:
-            numbers["amp/found_inf"] = found_inf  # not 0: GradScaler has the optimizer skip the step
+            # If it is not 0, GradScaler has the optimizer skip the step.
+            numbers["amp/found_inf"] = found_inf
 
     def end_step(self) -> bool:
         """A step of the training has ended, and the next one begins; False: the script has its own run."""
@@ -188,7 +191,9 @@ class DoorRun:
             self._step = run.next_step()
         phases = self._phases
         if phases is not None and self._model is not None and not phases.is_in_backward:
-            phases.enter(REST if self._has_loader else DATA)  # until the model is called
+            # Until the model is called: without a loader, the loop is taken to prepare its data.
+            phases.enter(REST if self._has_loader else DATA)
+        # The script may open a run of its own later: then this one ends. Looked at ever more rarely.
         self._steps += 1
         if self._steps & (self._steps - 1) == 0 and len(open_runs()) > 1:
             run.close()

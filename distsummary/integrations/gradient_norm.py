@@ -25,7 +25,8 @@ def gradient_norm(optimizer: Optimizer) -> Tensor | float | None:
     if not gradients:
         return None
     norm = _norm(gradients)
-    scale = getattr(optimizer, "grad_scale", None)  # GradScaler has the optimizer unscale them: a fused one
+    # GradScaler has a fused optimizer unscale the gradients itself.
+    scale = getattr(optimizer, "grad_scale", None)
     return norm if scale is None else norm / scale
 
 
@@ -34,11 +35,12 @@ def _norm(gradients: list[Tensor]) -> Tensor | float:
     kinds = {(type(each), each.layout, each.device, each.dtype) for each in gradients}
     kind, layout, device, _ = next(iter(kinds))
     if len(kinds) > 1 or kind is not Tensor or layout is not torch.strided:
-        # of a sparse gradient, the elements of this rank that are not zero for sure
+        # Of a sparse gradient, the elements of this rank that may be other than zero.
         parts = [local_part(each) for each in gradients]
         return get_total_norm([part.coalesce().values() if part.is_sparse else part for part in parts])
     norms = torch._foreach_norm(gradients)
-    if device.type == "cpu":  # there is nothing to wait for, and floats are cheaper than tensors
+    # There is nothing to wait for, and floats are cheaper than tensors.
+    if device.type == "cpu":
         return math.sqrt(sum(norm * norm for norm in map(Tensor.item, norms)))
     total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return total

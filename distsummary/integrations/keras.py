@@ -22,7 +22,8 @@ class DistSummaryCallback(Callback):  # type: ignore[misc]  # without types here
         options: further arguments for `ds.init`, such as norms=True.
     """
 
-    async_safe = True  # no batch waits for the numbers that Keras would hand over
+    # No batch waits for the numbers that Keras would hand over.
+    async_safe = True
 
     def __init__(self, run_dir: str | os.PathLike[str] | None = None, **options: Any) -> None:
         super().__init__()

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:
-    from pytorch_lightning import Callback, Trainer  # the older name of the same package
+    # The older name of the same package.
+    from pytorch_lightning import Callback, Trainer
     from pytorch_lightning.loggers import Logger
 else:
     from lightning.pytorch import Callback, Trainer
@@ -41,7 +42,7 @@ class DistSummaryCallback(Callback):  # type: ignore[misc]  # without types here
         self._hosted.begin(
             optimizers=trainer.optimizers,
             config=settings or None,
-            # without Lightning's own counter, the steps of all its optimizers
+            # Without Lightning's own counter, the steps of all its optimizers.
             initial_step=int(
                 getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", trainer.global_step)
             ),

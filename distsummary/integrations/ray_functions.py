@@ -51,7 +51,8 @@ def _follow_tune(module: Any) -> None:
 
     @functools.wraps(report)
     def report_follower(self: Any, metrics: Any, *others: Any, **named: Any) -> Any:
-        if LAST in metrics:  # after it, Ray waits for nothing
+        # After this report, Ray waits for nothing.
+        if LAST in metrics:
             end_training(None)
         return report(self, metrics, *others, **named)
 
@@ -76,7 +77,8 @@ def _ending(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             result = function(*args, **named)
         except BaseException as error:
-            end_training(None if isinstance(error, StopIteration) else error)  # as Ray takes that one
+            # Ray takes StopIteration for a normal end.
+            end_training(None if isinstance(error, StopIteration) else error)
             raise
         end_training(None)
         return result

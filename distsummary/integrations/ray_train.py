@@ -35,7 +35,8 @@ except ImportError as error:
 logger = logging.getLogger(__name__)
 
 MOST = 300  # characters of a reason
-_HOOKS = {  # the classes of Ray's developer API, and what is called of them
+# The classes of Ray's developer API, and what is called of them.
+_HOOKS = {
     "ControllerCallback": (
         "after_controller_start",
         "after_controller_state_update",
@@ -66,7 +67,8 @@ class _Controller:
         run_dir: by default that of the environment variable DISTSUMMARY, else runs/{time}.
     """
 
-    _own_guard = Guard()  # Ray takes what a callback raises for a failure of the training
+    # Ray takes what a callback raises for a failure of the training.
+    _own_guard = Guard()
 
     def __init__(self, run_dir: str | os.PathLike[str] | None = None) -> None:
         self._run_dir = os.path.abspath(run_dir or os.environ.get(RUN_DIR) or "runs/{time}")
@@ -121,7 +123,8 @@ def _arm(run_dir: str, options: str) -> None:
     os.environ[RUN_DIR] = run_dir
     if options:
         os.environ[OPTIONS] = options
-    if "torch" in sys.modules:  # otherwise it looks at the variables as it is imported
+    # Otherwise torch looks at the variables as it is imported.
+    if "torch" in sys.modules:
         import distsummary_autoload
 
         distsummary_autoload.start()
@@ -131,7 +134,8 @@ def _reason(error: Exception) -> str:
     """Why a worker failed, on one line."""
     cause = getattr(error, "health_check_failure", error)
     text = " ".join(str(cause).rpartition("The actor is dead because ")[2].split())
-    if "connection error code" in text:  # Ray knows nothing more of a process that is gone
+    # Ray knows nothing more of a process that is gone.
+    if "connection error code" in text:
         text = "its process died, by a signal (SIGKILL if memory was short) or by code that is not Python's"
     if len(text) > MOST:
         text = f"{text[:MOST]} ..."
@@ -209,6 +213,7 @@ class _ControllerCallback(_Controller, *_CLASSES):  # type: ignore[misc]  # as a
     def before_worker_group_shutdown(self, worker_group: Any) -> None:
         """Note why Ray ends the workers that have not ended."""
         status = worker_group.get_latest_poll_status()
+        # Workers that have all finished without errors were not ended by Ray.
         if status is None or not status.finished or status.errors:
             why = f", since {named(self._failed, 'rank')} failed" if self._failed else self._resize
             self._note_ended(f"ended by Ray Train{why}")

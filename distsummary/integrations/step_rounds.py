@@ -34,9 +34,11 @@ class StepRounds:
     def begin(self, optimizer: Any) -> bool:
         """An optimizer is called; returns whether the round before has ended only with that."""
         own = weakref.ref(optimizer)
-        if not self._called and self._is_belated():  # its closure may still compute gradients
+        # A call without new gradients begins no round, but its closure may still compute some: `end` decides.
+        if not self._called and self._is_belated():
             return False
         is_again = own in self._called and (not self._backward or self._called[own] < self._backward)
+        # An optimizer that is gone will not be called again either: the round cannot be continued.
         is_over = is_again or any(one() is None for one in self._called)
         if is_over:
             self._last = next(reversed(self._called))

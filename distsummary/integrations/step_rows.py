@@ -37,7 +37,8 @@ class StepRows:
         self._is_asleep = True
         self._begun, self._closed = threading.Event(), threading.Event()
         threading.Thread(target=self._pass_on, name="distsummary-rows", daemon=True).start()
-        close_at_exit(self.close)  # before the writer is
+        # At exit the newest is closed first, hence this one before the writer.
+        close_at_exit(self.close)
 
     def add(self, tag: str, number: float, step: int, wall_time: float | None = None) -> None:
         """Take one scalar; raises InvalidTypeError or InvalidValueError for a bad tag or step."""
@@ -57,7 +58,8 @@ class StepRows:
         """Pass on what waits, if anything does."""
         with self._lock:
             taken: list[Scalar] = []
-            with suppress(IndexError):  # a signal handler has taken the rest
+            # A signal handler may have taken the rest.
+            with suppress(IndexError):
                 for _ in range(len(self._waiting)):
                     taken.append(self._waiting.popleft())
             for tags, rows in _rows(taken) if taken else ():
@@ -68,7 +70,8 @@ class StepRows:
             self._begun.wait()
             self._closed.wait(INTERVAL_S)
             self._begun.clear()
-            self._is_asleep = True  # before it takes what waits: what comes later wakes it again
+            # Set before it takes what waits: what comes later wakes it again.
+            self._is_asleep = True
             self.end_row()
 
     def close(self) -> None:
@@ -83,6 +86,7 @@ class StepRows:
 def _rows(scalars: Sequence[Scalar]) -> list[Row]:
     """The scalars as rows: tags, and the rows of consecutive steps with these tags, one after the other."""
     tags, numbers, steps, given_times, times = zip(*scalars, strict=True)
+    # Mostly each step has the same tags in the same order: the whole rows among these form a table.
     width = next((place for place, step in enumerate(steps) if step != steps[0]), len(steps))
     names, height = tags[:width], len(steps) // width
     table = np.array(steps[: height * width], np.int64).reshape(height, width)

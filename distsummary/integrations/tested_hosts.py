@@ -21,7 +21,8 @@ class HostVersions(NamedTuple):
     last: str
 
 
-TESTED = {  # by the names that pip knows
+# By the names that pip knows.
+TESTED = {
     "accelerate": HostVersions(("accelerate",), "1.10", "1.15"),
     "deepspeed": HostVersions(("deepspeed",), "0.19", "0.19"),
     "keras": HostVersions(("keras",), "3.12", "3.15"),
@@ -53,7 +54,8 @@ def _name(modules: Container[str]) -> None:
         _seen.add(host)
         try:
             installed = version(host)
-        except PackageNotFoundError:  # a copy of its sources, which has no version
+        except PackageNotFoundError:
+            # A copy of its sources, which has no version.
             continue
         if not is_tested(installed, tested):
             only = tested.first == tested.last

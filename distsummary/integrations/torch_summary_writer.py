@@ -139,7 +139,8 @@ class SummaryWriter(tensorboard.SummaryWriter):
         walltime: float | None = None,
     ) -> None:
         """Add videos (N, T, C, H, W), uint8 or in [0, 1], side by side as one animated GIF."""
-        require("SummaryWriter.add_video", "PIL")  # torch's method needs moviepy before 2
+        # Not torch's own method, which needs moviepy before 2.
+        require("SummaryWriter.add_video", "PIL")
         frames = _prepare_video(make_np(vid_tensor))  # type: ignore[no-untyped-call]
         video = animation(f"the video {tag!r}", np.moveaxis(frames, -1, 1), fps)
         image = Summary.Image(

@@ -33,7 +33,8 @@ class DistSummaryCallback(TrainerCallback):  # type: ignore[misc]  # without typ
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Begin a run with the first step; a resumed training continues at its step."""
         optimizer = given.get("optimizer")
-        inner = getattr(optimizer, "optimizer", optimizer)  # in Accelerate's wrapper
+        # The optimizer may be in Accelerate's wrapper.
+        inner = getattr(optimizer, "optimizer", optimizer)
         self._hosted.begin(
             optimizers=[] if inner is None else [inner],
             config=args.to_sanitized_dict(),

@@ -16,7 +16,8 @@ from distsummary.integrations.door import open_door
 from distsummary.integrations.door_options import TEE, read_options
 from distsummary.integrations.ray_functions import follow_functions, function_config
 
-if TYPE_CHECKING:  # it imports much
+# `door_run` imports much, so it is imported only when a run begins.
+if TYPE_CHECKING:
     from distsummary.integrations.door_run import DoorRun
 
 RAY_WORKER = "default_worker.py"  # the script of Ray's processes, whose arguments are no settings
