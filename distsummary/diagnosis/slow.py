@@ -190,8 +190,8 @@ class SlowRanks:
             floors = FLOORS
         else:
             past, floors = recent, UNKNOWN * FLOORS
-        # 1.4826 times the median absolute deviation is the standard deviation of normal noise, and outliers
-        # do not enlarge it. The mean of a window varies less, by the root of its length.
+        # 1.4826 times the median absolute deviation estimates the standard deviation of normal noise,
+        # whatever the outliers. The mean of a window varies less, by the root of its length.
         deviation = 1.4826 * np.nanmedian(np.abs(past - self._usual), axis=(0, 1))
         noise = SIGMAS * deviation / np.sqrt(np.array(WINDOWS)[:, None])
         largest = np.max(self._largest, axis=0) if self._largest else np.zeros(())

@@ -101,7 +101,8 @@ def _report_of(
         else:
             try:
                 report = RankReport.from_json(found[1])
-            except (KeyError, TypeError, ValueError):  # of another version
+            except (KeyError, TypeError, ValueError):
+                # The report is of another version.
                 return silent
             # A report of a rank that has ended stays true. One that runs repeats its report while it is late.
             if rank.state != "running" or newest_s - found[0] <= STALE_S:

@@ -196,7 +196,7 @@ class ConfusionMatrixMetric(Metric):
                 f"decrease={self._decrease!r} gives {reduced.size} numbers for {predicted.shape[0]} "
                 f'samples of {counts.shape[1]} classes; choose "mean" or "sum"'
             )
-        # An update weighs as much as it has measured classes and samples; `eval` divides by all of them.
+        # An update counts by how much was measured in it; `eval` divides by the sum of that.
         self._sum += reduced.item() * int(measured.item())
         self._measured += int(measured.item())
 

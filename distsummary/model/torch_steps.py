@@ -91,7 +91,7 @@ class TorchSteps:
                 return loss.detach()
             held = (parameter.grad for group in optimizer.param_groups for parameter in group["params"])
             gradients = [gradient for gradient in held if gradient is not None]
-            # The optimizer and those who observe it get gradients without the scale.
+            # The optimizer gets gradients without the scale.
             if scale != 1:
                 torch._foreach_mul_(gradients, 1 / scale)
             if not manager.get_drop_overflow_update():
