@@ -67,7 +67,8 @@ def parsed(data: bytes) -> Iterator[tuple[int, Alert | Exception]]:
     for number, line in enumerate(data.splitlines(), 1):
         try:
             alert = parse_json(line, AlertRecord, name="the line")
-            key_of(alert)  # a message needs its evidence
+            # Raises KeyError for a message without evidence, which the type of the record does not require.
+            key_of(alert)
         except (DamagedFileError, KeyError) as error:
             yield number, error
         else:
@@ -102,17 +103,20 @@ def open_findings(
     steps = {rank.rank: rank.step or 0 for rank in attempt.ranks}
     is_over = attempt.state == "finished"
     found = [one.verdict for one in reported if one.attempt == attempt.attempt]
+    # A hang is over once its rank has made a later step, or the attempt has finished.
     found = [
         replace(one, until_step=one.since_step)
         if one.cause == HANG and (is_over or steps.get(one.rank, 0) > one.since_step)
         else one
         for one in found
     ]
+    # Files may show a hang that no alert has reported yet.
     lasting = {one.rank for one in found if one.cause == HANG and one.until_step is None}
     found += [one for one in stuck if one.rank not in lasting and one.cause not in ENDS]
+    # Ranks may have dropped more values since that was reported: the current counts replace the alert.
     dropped = {rank.rank: count for rank in attempt.ranks if (count := rank.dropped)}
     is_muted = any(one["cause"] == DROPPED and one.get("held") == MUTED for one in listed)
-    if dropped and not is_muted:  # more may have been dropped since that was reported
+    if dropped and not is_muted:
         step = max((rank.step or 0 for rank in attempt.ranks), default=0)
         found = [*(one for one in found if one.cause != DROPPED), values_dropped(dropped, step)]
     return found
@@ -171,6 +175,7 @@ def with_reported(judged: Iterable[tuple[int, Verdict]], run_dir: RunDir) -> lis
         if alert["cause"] not in STOPPED and is_finding(alert)
     }
     own = [{"attempt": attempt, **verdict.as_json()} for attempt, verdict in found]
+    # Exact keys go first, so that no alert is taken for a neighboring episode before its own is found.
     for alert in [one for one in own if left.pop(key_of(one), None) is None]:
         if (same := same_episode(alert, left)) is not None:
             del left[same]
@@ -198,11 +203,12 @@ def all_hangs(
             if newer is not None and newer.cause in (hang.cause, LOST, FAILED):
                 del now[hang.rank]
             if newer is not None and newer.cause == hang.cause:
-                # of a rank that is dead, files say less, unless it reported itself where it was
+                # Of a rank that is dead, the files say less, unless the rank itself reported where it was.
                 if hang.cause != HANG or attempt.state == "running" or says_where(newer):
                     hang = replace(hang, evidence=newer.evidence)
                 hang = replace(hang, lost_s=max(hang.lost_s, newer.lost_s))
         hangs.append((number, hang))
+    # What was reported while the attempt ran is the reason why it ended: its files add nothing to that.
     has_ended = attempt is not None and attempt.state != "running"
     if attempt is None or (is_reported and has_ended):
         return hangs
@@ -227,7 +233,8 @@ def key_of(alert: Mapping[str, Any]) -> Key:
     attempt, rank, cause = int(alert.get("attempt", 0)), int(alert["rank"]), str(alert["cause"])
     if cause in OF_THE_RUN:
         return attempt, 0, cause, 0
-    if cause in SLOW:  # all times at which the rank was slow for that cause
+    # All times at which the rank was slow for that cause share one alert.
+    if cause in SLOW:
         return attempt, rank, cause, 0
     if cause == MESSAGE:
         cause = f"{MESSAGE} {alert['evidence']}"

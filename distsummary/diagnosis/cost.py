@@ -46,6 +46,7 @@ def step_times(
     mine = columns[which] >= 0 if len(tags) else np.zeros(0, np.bool_)
     if not mine.any():
         return
+    # A row of the table is a rank at a step, its columns are those of `_column`.
     where, place = np.unique(np.stack([steps[mine], ranks[mine]], axis=1), axis=0, return_inverse=True)
     table = np.zeros((len(where), 3))
     np.add.at(table, (place.reshape(-1), columns[which[mine]]), values[mine])
@@ -117,6 +118,7 @@ class Costs:
         account = self._open.get(key)
         if account is None:
             account = self._open[key] = _Account()
+            # A verdict is certain only some steps after it began: those are charged now.
             for place, times in enumerate(self._recent):
                 if times.step >= verdict.since_step:
                     self._recent[place] = self._charge(times, {key: account})
@@ -163,6 +165,7 @@ class _Account:
 
     def add(self, times: StepTimes, lost: float, excess: float) -> None:
         """Charge a step with the milliseconds that were lost, of those that the rank took longer."""
+        # What was not waited for yet may be waited for at the next step, up to the excess of one step.
         self.left_ms = min(excess, self.left_ms + excess - lost)
         self.lost_s += 1e-3 * lost * times.every
         self._newest.append((times.step, 1e-3 * lost * times.every))

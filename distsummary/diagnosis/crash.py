@@ -41,7 +41,8 @@ def read_crash(directory: Path, attempt: int) -> Crash | None:
     head, error = _HEAD.match(text), _ERROR.search(text)
     if head is None or error is None or int(head[1]) != attempt:
         return None
-    _, *parts = _THREAD.split(text)  # the number of a thread, then its lines
+    # `split` gives the text before the first thread, then in turn the number of a thread and its lines.
+    _, *parts = _THREAD.split(text)
     stacks = {int(number, 16): lines for number, lines in zip(parts[::2], parts[1::2], strict=True)}
     stack = [
         SourceLine(file, int(number), function)

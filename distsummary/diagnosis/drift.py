@@ -68,6 +68,7 @@ class Drift:
             peers = places.get((rank, group))
             if peers is None:
                 peers = places[rank, group] = self._peers(rank, group)
+            # A copy has PARTS sums; it is compared only when none of them is still -1.
             sums = reported.setdefault(step, {}).setdefault(peers, {}).setdefault(rank, [-1] * PARTS)
             sums[part] = int(value)
         found: list[Verdict] = []
@@ -88,11 +89,13 @@ class Drift:
         replicas.seen.update(reported)
         if len(reported) < 2:
             return []
+        # Two copies that differ do not show which one is right. A third one may be late, and decide it.
         if len(reported) == 2 and any(
             step - self._last_seen.before(rank, step) < SILENT for rank in replicas.seen.difference(reported)
         ):
-            return []  # the third may show which one is right, later
+            return []
         vote = _voted(reported)
+        # A verdict ends when none of the ranks that it names differs any more.
         over = {
             id(verdict): replace(verdict, until_step=replicas.last)
             for rank, verdict in sorted(replicas.open.items())
@@ -104,6 +107,7 @@ class Drift:
             replicas.equal = step
             return changed
         replicas.last = step
+        # With a majority, each odd rank has its own verdict; without one, a single verdict names all ranks.
         new = [rank for rank in vote.others if rank not in replicas.open][:NAMED]
         for ranks in ([rank] for rank in new) if vote.has_majority else [new] if new else ():
             verdict = Verdict(
@@ -188,6 +192,7 @@ class _LastSeen:
 
     def add(self, ranks: Ints, steps: Ints) -> None:
         """Add steps that are larger than those before."""
+        # What was added last becomes the past. A new rank starts far enough back to count as silent.
         more = int(self._ranks.max(initial=-1)) + 1 - len(self._newest)
         self._newest = np.append(self._newest, np.full(max(0, more), -SILENT))
         np.maximum.at(self._newest, self._ranks, self._steps)

@@ -25,9 +25,10 @@ def attempt_verdicts(attempt: AttemptState, *, is_over: bool) -> list[Verdict]:
     lost = [rank for rank in attempt.ranks if rank.state == "lost"]
     if failure is not None and (is_over or not follows_from_another(failure.error)):
         is_lost = failure.rank in {rank.rank for rank in lost}
-        at = step if is_lost else steps[failure.rank]  # what a lost rank reported last may be seconds old
+        # What a lost rank reported last may be seconds old, unlike the newest step of all ranks.
+        at = step if is_lost else steps[failure.rank]
         failed = tuple(rank.rank for rank in attempt.ranks if rank.state == "failed")
-        # If all only lost a connection, it is not known to whom.
+        # If all failed ranks only lost a connection, it is not known to whom: all of them are named.
         named = failed if follows_from_another(failure.error) and len(failed) > 1 else ()
         found.append(_of(LOST if is_lost else FAILED, failure.rank, at, failure.error, named))
     elif lost and failure is None:

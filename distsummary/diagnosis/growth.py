@@ -71,6 +71,7 @@ class _Memory:
         """Add a sample; returns the window in which memory grows, if there is one."""
         self._count += 1
         count, scale = self._count, 0
+        # The first WARM_UP samples enter no scale; every COARSER-th sample of a scale enters the next one.
         while count > 0:
             if scale == len(self._scales):
                 self._scales.append(deque())

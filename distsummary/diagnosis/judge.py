@@ -80,6 +80,7 @@ def own_times(
     every[place[is_every]] = np.maximum(values[is_every], 1)
     queued = np.zeros(len(reported))
     np.add.at(queued, place[is_queued], values[is_queued])
+    # `reported` is sorted by step, so that the rows of a step follow each other.
     starts = np.flatnonzero(np.append(True, np.diff(reported[:, 0]) != 0))
     for start, end in zip(starts, [*starts[1:], len(reported)], strict=True):
         rows = slice(start, end)
@@ -136,6 +137,7 @@ class Judge:
             groups[tuple(sorted(one for one in axes if one[0] not in EQUAL_AXES))].append(rank)
         old = {int(peers.ranks[0]): peers for peers in self._peers}
         self._peers = []
+        # Peers that only become more keep what is known of them; divided groups begin from nothing.
         for group in groups.values():
             known = next((old[rank] for rank in group if rank in old), None)
             if known is not None and set(group).issuperset(known.ranks.tolist()):
@@ -163,6 +165,7 @@ class _Peers:
     def join(self, ranks: Sequence[int]) -> None:
         """Compare more ranks; `ranks` are all of them."""
         new = [index for index, rank in enumerate(ranks) if rank not in set(self.ranks.tolist())]
+        # The first steps of a rank that joins are not typical, and are not compared.
         for index in new:
             self.ranks = np.insert(self.ranks, index, ranks[index])
             self._next = np.insert(self._next, index, 0)
@@ -176,12 +179,13 @@ class _Peers:
         index = np.searchsorted(self.ranks, reported.ranks)
         is_peer = self.ranks[np.minimum(index, len(self.ranks) - 1)] == reported.ranks
         index, every = index[is_peer], reported.every[is_peer]
+        # NaN marks a rank that does not report this step.
         times = np.full((len(self.ranks), 2, len(PHASES)), np.nan)
         times[index] = reported.times[is_peer]
         for one in np.unique(every).tolist():
             self._next[index[every == one]] = next_measured(reported.step, one)
-        # Not if a rank does not report the step: what the others took at it says little. One that reported
-        # nothing when it should have is not waited for.
+        # The step is not judged if a rank has still to report it: what the others took at it says little. A
+        # rank that reported nothing when it should have is not waited for.
         is_awaited = self._next > reported.step
         is_awaited[index] = False
         self.is_judged = not is_awaited.any()
@@ -189,9 +193,11 @@ class _Peers:
             return []
         times[self._skipped > 0] = np.nan
         self._skipped[index] = np.maximum(self._skipped[index] - 1, 0)
+        # A stall is at a single step, which the median below hides: these times are kept for `Stalls`.
         at_once = times.sum(axis=1)
         self._blocked.append(times[:, _BLOCKED, _COMPUTING])
-        # 0 for a rank that has reported only a few of these steps
+        # Phases that compute count as blocked for the median of the newest steps, see BLOCKED_STEPS. NaN
+        # becomes 0, for a rank of which some of these steps are missing.
         times[:, _BLOCKED, _COMPUTING] = np.nan_to_num(np.median(self._blocked, axis=0))
         own = times.sum(axis=1)
         self._loads.append((float(reported.queued[is_peer].sum()), float(np.nansum(own))))
@@ -200,6 +206,7 @@ class _Peers:
         found = self._slow.add(reported.step, own, times[:, _CPU], is_busy=self.is_busy)
         for slow in found:
             (self._are_slow.add if slow.until is None else self._are_slow.discard)(slow.rank)
+        # On a quiet host, a single blocked step is due to the rank itself, otherwise perhaps to the host.
         times = at_once if queued_ms < QUIET * own_ms else own
         return found + self._stalls.add(
             reported.step, self.ranks, times, slow=self._are_slow, is_busy=self.is_busy

@@ -63,7 +63,9 @@ class LoaderShare:
         at, place = np.unique(steps, return_inverse=True)
         place, is_step = place.reshape(-1), column == 1
         counts = np.maximum(np.bincount(place[is_step], minlength=len(at)), 1)
-        step_ms = np.bincount(place[is_step], values[is_step], len(at)) / counts  # the mean of the ranks
+        # The length of a step is the mean of its ranks.
+        step_ms = np.bincount(place[is_step], values[is_step], len(at)) / counts
+        # Divide the steps into windows; one that is too short stays open, and the next call continues it.
         found, start = [], 0
         while start < len(at):
             lengths, reached = (
@@ -90,7 +92,8 @@ class LoaderShare:
         shares = {rank: loader / max(all_ms, 1e-9) for rank, (loader, all_ms) in self._times.items()}
         share, step_ms = median_low(shares.values()), self._ms / self._steps
         known = self._verdict
-        if known is not None and known.until_step is not None:  # once is enough
+        # The verdict is given once: after its end, loaders are no longer judged.
+        if known is not None and known.until_step is not None:
             return []
         is_slow = share > (FEW if known else MOST) and step_ms >= LEAST_STEP_MS
         if not is_slow:
@@ -102,6 +105,7 @@ class LoaderShare:
         self._since = self._begun if self._since is None else self._since
         self._windows += 1
         self._lost_s += 1e-3 * share * self._ms
+        # A verdict that lasts is given again only when its cost has grown much.
         if known is not None:
             if self._lost_s <= max(GROWTH * self._reported_s, self._reported_s + GROWTH_S):
                 return []

@@ -73,18 +73,20 @@ class Alerts:
 
         A line that cannot be written is kept for `write`.
         """
+        # A file that fails must not stop a training: the next call of `write` raises the error.
         with self._lock:
-            with contextlib.suppress(OSError):  # the next call of `write` raises it
+            with contextlib.suppress(OSError):
                 self._read()
             alert = self._note(attempt, verdict)
             if alert is not None and (text := self._said(verdict, alert.get("held"))):
                 self._print(text)
-            with contextlib.suppress(OSError):  # see above
+            with contextlib.suppress(OSError):
                 self.write()
         return alert is not None
 
     def _said(self, verdict: Verdict, held: str | None) -> str:
         """What is printed of a new verdict, and of those that were held back; empty if nothing is."""
+        # The first alert that is held back is announced; those after it are only counted.
         if held == RATE:
             self._held += 1
             most = self._diagnose().most_per_hour
@@ -98,7 +100,8 @@ class Alerts:
         return f"{sentence(verdict)}{more}"
 
     def _print(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # the terminal may be gone
+        # The terminal may be gone, or stderr be closed.
+        with contextlib.suppress(OSError, ValueError):
             text = f"distsummary: {text} More: distsummary why {self._run_dir.base}"
             print(text, file=sys.stderr, flush=True)
 
@@ -173,7 +176,8 @@ class Alerts:
     def lasting_hangs(self) -> list[Reported]:
         """The hangs that have not ended."""
         with self._lock:
-            with contextlib.suppress(OSError):  # `write` raises it
+            # An error is left to `write`, which raises it.
+            with contextlib.suppress(OSError):
                 self._read()
             return hangs_among(alert for alert in self._newest.values() if alert["until_step"] is None)
 
@@ -183,12 +187,14 @@ class Alerts:
             if self._run_dir.alerts_path.stat().st_size == self._read_to:
                 return
             with open(self._run_dir.alerts_path, "rb") as file:
-                if os.fstat(file.fileno()).st_size < self._read_to:  # another file
+                # A file that is shorter than what was read is another one.
+                if os.fstat(file.fileno()).st_size < self._read_to:
                     self._read_to = 0
                 file.seek(self._read_to)
                 data = file.read()
         except FileNotFoundError:
             return
+        # A line without its end is still being written; the next call reads it.
         whole = data[: data.rfind(b"\n") + 1]
         self._read_to += len(whole)
         due = {key_of(alert) for alert in self._due}
@@ -199,6 +205,7 @@ class Alerts:
             if key not in self._newest:
                 self._unmatched[key] = alert
                 self._count(alert)
+            # A line that this object has still to write is newer than what the file holds.
             if key not in due:
                 self._newest[key] = alert
 
@@ -228,12 +235,14 @@ def _newer(alert: Alert, verdict: Verdict) -> Alert:
             if lasts == lasted or (lasts and verdict.cause != HANG)
             else newer | {"until_step": verdict.until_step}
         )
+    # An interval that ended stays ended: whoever judges the files again finds it open at first.
     known = [tuple(one) for one in alert.get("intervals") or [(alert["since_step"], alert["until_step"])]]
     now = intervals_of(verdict)
     if verdict.until_step is None and any(
         until is not None and since <= now[-1][0] <= until for since, until in known
     ):
         return newer
+    # Intervals at other steps stay. One that overlaps a known interval keeps the first step of that.
     others = [one for one in known if not any(_overlap(one, each) for each in now)]
     begun = [next((one[0] for one in known if _overlap(one, each)), each[0]) for each in now]
     intervals = sorted([*others, *((since, each[1]) for since, each in zip(begun, now, strict=True))])
@@ -256,12 +265,14 @@ def _append(path: Path, lines: bytes) -> None:
     place = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666 & rights_in(path.parent))
     try:
         size = os.fstat(place).st_size
-        if size and os.pread(place, 1, size - 1) != b"\n":  # a line that a process which died had begun
+        # A process that died may have left a line without its end: the new lines must not continue it.
+        if size and os.pread(place, 1, size - 1) != b"\n":
             lines = b"\n" + lines
         try:
             while lines:
                 lines = lines[os.write(place, lines) :]
         except OSError:
+            # Remove what was written of the lines, so that `write` can try again without writing them twice.
             os.ftruncate(place, size)
             raise
     finally:

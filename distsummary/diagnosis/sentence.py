@@ -72,7 +72,8 @@ def sentence(verdict: Verdict, *, is_over: bool = False, of_s: float | None = No
     Args:
         is_over: no rank runs any more. of_s: seconds that the run took so far; None: not given.
     """
-    evidence = as_unicode(verdict.evidence.rstrip("."))  # a path or a host may be no text
+    # The evidence may hold a path or a name of a host that is no valid text.
+    evidence = as_unicode(verdict.evidence.rstrip("."))
     said = f"{finding(verdict, is_over=is_over)}: {evidence}."
     if verdict.lost_s < LEAST_S:
         return said

@@ -38,6 +38,7 @@ def different_settings(facts: Mapping[int, RankFacts], first_step: int) -> list[
     found: dict[int, dict[str, str]] = defaultdict(dict)
     for name, rank, reason in differences(facts):
         found[rank][name] = reason
+    # If all ranks are named, as of two that differ, the value distinguishes none: one verdict names all.
     both = (
         {name for name in found[min(found)] if all(name in found.get(rank, ()) for rank in facts)}
         if found
@@ -98,6 +99,7 @@ def differences(facts: Mapping[int, RankFacts]) -> list[tuple[str, int, str]]:
     found = []
     for name in sorted(set[str]().union(*reported.values())):
         values = {rank: settings.get(name) for rank, settings in reported.items()}
+        # A user's setting that only some ranks have differs; other facts are unknown where they are absent.
         if name.startswith((CONFIG_PREFIX, ENVIRONMENT_PREFIX)):
             values = {rank: ABSENT if value is None else value for rank, value in values.items()}
         known = {rank: value for rank, value in values.items() if value is not None}
@@ -112,6 +114,7 @@ def _differing(name: str, values: Mapping[int, str], leaders: set[int]) -> dict[
     counts = Counter(values.values())
     if len(counts) < 2:
         return {}
+    # A setting that is called after ranks or hosts, or whose value holds the rank, differs by design.
     if name.startswith(CONFIG_PREFIX):
         if _OF_RANK.search(name.removeprefix(CONFIG_PREFIX)):
             return {}
@@ -120,6 +123,7 @@ def _differing(name: str, values: Mapping[int, str], leaders: set[int]) -> dict[
     usual, count = counts.most_common(1)[0]
     if 2 * count > len(values):
         others = {rank: value for rank, value in values.items() if value != usual}
+        # What only the first ranks of the hosts have set, and others leave empty, is meant for them.
         if name.startswith(CONFIG_PREFIX) and usual in _NOTHING and leaders.issuperset(others):
             return {}
         return {rank: f"{value} on rank {rank}, {usual} on {count} others" for rank, value in others.items()}
@@ -147,6 +151,7 @@ def _halves(name: str, values: Mapping[int, str], facts: Mapping[int, RankFacts]
         return ""
     if None in hosts[0] | hosts[1] or hosts[0] & hosts[1]:
         return ""
+    # A value that holds the name of its host differs by design, as seeds do.
     is_of_host = any(str(host) in value for value, its in zip(sides, hosts, strict=True) for host in its)
     if is_of_host or name.startswith(SEED_PREFIX):
         return ""

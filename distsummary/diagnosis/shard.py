@@ -55,6 +55,7 @@ class SameBatches:
         low, high = parts
         before = self._verdicts[:]
         for step, rank in sorted(low.keys() & high.keys()):
+            # A digest is recorded in two halves, which a scalar can hold exactly.
             digest = int(low[step, rank]) | int(high[step, rank]) << 24
             if (found := self._look(step, rank, digest)) is not None:
                 self._note(*found)
@@ -69,6 +70,7 @@ class SameBatches:
 
     def _look(self, step: int, rank: int, digest: int) -> tuple[int, int, int] | None:
         """Two ranks that have the same batches, as is certain since this step; None if there are none."""
+        # A batch that a rank has again counts once, so that constant data never has enough in common.
         if digest in self._seen[rank]:
             return None
         self._seen[rank].add(digest)

@@ -68,6 +68,7 @@ class FirstNonFinite:
         is_nan = np.isnan(values[bad])
         infinite_at = int(steps[bad[~is_nan]].min(initial=_NEVER))
         nan_at = int(steps[bad[is_nan]].min(initial=_NEVER))
+        # A NaN is recorded itself, or reported with the norms some steps later.
         parameters = self._parameters(rows)
         nan_at = min([nan_at, *(one.step for one in parameters)])
         found = []
@@ -89,6 +90,7 @@ class FirstNonFinite:
         if not is_bad.any():
             self._finite.update(rows.tags[number] for number in np.unique(rows.which).tolist())
             return np.empty(0, np.int64)
+        # A tag counts after its first finite number: -1 marks those that were finite before this call.
         first_finite = np.full(len(rows.tags), _NEVER)
         np.minimum.at(first_finite, rows.which[~is_bad], rows.steps[~is_bad])
         first_finite[[number for number, tag in enumerate(rows.tags) if tag in self._finite]] = -1
@@ -198,6 +200,7 @@ def _numbers(rows: _Rows, bad: Ints) -> list[_Candidate]:
     found = []
     for number in np.unique(rows.which[bad]).tolist():
         places = bad[rows.which[bad] == number]
+        # Where some ranks have NaN and others infinity, those with NaN are named.
         nan = places[np.isnan(rows.values[places])]
         sick = np.unique(rows.ranks[nan if len(nan) else places])
         step = int(rows.steps[places[0]])

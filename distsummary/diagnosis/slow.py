@@ -145,9 +145,11 @@ class SlowRanks:
             return []
         both: Floats = np.stack([own, computed], axis=1)
         reference = reference_of(both[present])
+        # The scale is a median over many steps, so that one long step of all ranks does not hide an excess.
         self._scales.append(float(_median(own[present].sum(axis=1), 0)))
         self._scale = float(_median(np.array(self._scales), 0)) or 1.0
         excess = np.clip((own - reference[0]) / self._scale, -CLIP, CLIP)
+        # A rank that does not report the step counts as usual: the windows of all ranks move together.
         excess = np.where(present[:, None], excess, self._usual)
         both = np.where(present[:, None, None], both, reference)
         self._remember(step, both, reference, excess)
@@ -171,6 +173,7 @@ class SlowRanks:
         self._steps.append(step)
         for ring in (self._is_clean, self._means):
             ring[:-1] = ring[1:]
+        # Steps of a rank that is reported as slow must not become what is usual of it.
         self._is_clean[-1] = [index not in self._open for index in range(len(self._ranks))]
         if self._seen % REFRESH == 0:
             self._refresh()
@@ -187,6 +190,8 @@ class SlowRanks:
             floors = FLOORS
         else:
             past, floors = recent, UNKNOWN * FLOORS
+        # 1.4826 times the median absolute deviation estimates the standard deviation of normal noise,
+        # whatever the outliers. The mean of a window varies less, by the root of its length.
         deviation = 1.4826 * np.nanmedian(np.abs(past - self._usual), axis=(0, 1))
         noise = SIGMAS * deviation / np.sqrt(np.array(WINDOWS)[:, None])
         largest = np.max(self._largest, axis=0) if self._largest else np.zeros(())
@@ -198,9 +203,12 @@ class SlowRanks:
         It is 0 if it is less than LEAST_MS, and for a window that is not filled yet.
         """
         rows = np.stack([self._excess, self._own, self._computed], axis=1)
+        # Sums from the newest step backwards, of which each window takes the one at its length.
         sums = np.cumsum(rows[::-1], axis=0)[_LAST] / _SIZES[:, None, None, None]
         reference = np.cumsum(self._reference[::-1], axis=0)[_LAST] / _SIZES[:, None, None]
         means: Floats = sums[:, 0] - self._usual
+        # What the other phases of the rank take longer is due to the host, see SHARED: the largest of their
+        # factors is subtracted, and for the phase with the largest one the second largest.
         computed, peers = sums[:, 2][:, :, _COMPUTE], reference[:, 1][:, None, _COMPUTE]
         is_sizeable = peers > SIZEABLE * self._scale
         more = np.where(is_sizeable, computed / np.where(is_sizeable, peers, 1.0) - 1.0, 0.0)
@@ -232,6 +240,7 @@ class SlowRanks:
             peers_step_ms=self._scale,
         )
         self._open[int(index)], self._reported_at[int(index)] = found, self._seen
+        # The steps since the onset counted as clean until now.
         self._is_clean[rows, index] = False
         self._means[rows] = 0.0
         return [found]
@@ -241,6 +250,7 @@ class SlowRanks:
         steps = list(self._steps)
         excess = self._excess[-len(steps) :, index, phase] - self._usual[index, phase]
         half = float(excess[-WINDOWS[0] :].mean()) / 2
+        # The sum of what exceeds half, from the newest step backwards, is largest at the onset.
         gains = np.cumsum((excess - half)[::-1])
         return steps[len(steps) - 1 - int(np.argmax(gains))]
 
@@ -257,6 +267,7 @@ class SlowRanks:
                 place = int(quiet[-1]) + 1 if len(quiet) else 0
                 until = self._steps[len(self._steps) - len(rows) + place - 1]
                 over.append(replace(slow, until=until))
+                # Its windows become those of its peers, so that what is over is not reported again.
                 self._excess[:, index] = self._usual[index]
                 self._own[:, index], self._computed[:, index] = np.moveaxis(self._reference, 1, 0)
                 self._now[:, index] = 0.0

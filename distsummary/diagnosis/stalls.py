@@ -66,6 +66,7 @@ class Stalls:
             return []
         reference = reference_of(own[present])
         self._steps_ms.append(float(np.median(own[present].sum(axis=1))))
+        # What a rank stalled before it was found to be slow at each step is part of that.
         for key in [key for key in self._stalls if key[0] in slow and key not in self._open]:
             del self._stalls[key]
         own = np.where(present[:, None], own, 0.0)
@@ -98,6 +99,7 @@ class Stalls:
         stalls = self._recent(key)
         steps = self._seen - stalls[0].number + 1
         count = len(stalls)
+        # Of the phases that compute, only stalls that no batch explains count in full, see LONG and MORE.
         if key[1] in COMPUTING:
             least_ms = LONG * float(np.median(self._steps_ms))
             long = sum(stall.own_ms - stall.peers_ms >= least_ms for stall in stalls)

@@ -202,8 +202,9 @@ def hung(reports: Sequence[RankReport]) -> list[Verdict]:
     Args:
         reports: one for each rank that has registered, by rising rank.
     """
+    # What a rank that has ended reported at an earlier step is no longer where it was.
     left = [one.step for one in reports if one.is_waiting and not one.has_ended and _has_stopped(one)]
-    if left:  # what a rank that has ended reported at an earlier step is no longer where it was
+    if left:
         reports = [
             replace(one, late_s=None, groups=())
             if one.has_ended and one.step < max(left) and one.phase != AFTER_RUN
@@ -215,8 +216,9 @@ def hung(reports: Sequence[RankReport]) -> list[Verdict]:
         return _still(reports)
     if not any(one.is_over_limit() or one.has_lost_another for one in reports):
         return []
+    # A rank that a signal ends, or that waits itself, says more than those it took with it: wait for it.
     if any(map(_may_report, reports)) and any(one.ended_s < PATIENCE_S for one in reports):
-        return []  # one that a signal ends, or that waits itself, says more than those it took with it
+        return []
     return _differing(reports, waiting) or _missing(reports, waiting)
 
 
@@ -244,7 +246,7 @@ def _differing(reports: Sequence[RankReport], waiting: Sequence[RankReport]) -> 
     for name, ranks in _groups(waiting):
         begun: dict[int, dict[int, Collective]] = defaultdict(dict)  # number -> rank -> collective
         for one in reports:
-            # what one begins whose loop has ended is not what the loops of the others begin
+            # What a rank begins after the end of its loop is not what the loops of the others begin.
             group = None if one.phase == AFTER_RUN else _in_group(one, name, ranks)
             for collective in () if group is None else group.collectives:
                 begun[collective.number][one.rank] = collective
@@ -257,6 +259,7 @@ def _differing(reports: Sequence[RankReport], waiting: Sequence[RankReport]) -> 
                     sides.append(_Side(report, collective, [rank]))
                 else:
                     same.ranks.append(rank)
+            # The first difference decides: those under later numbers follow from it.
             if len(sides) > 1:
                 silent = [by_rank[rank] for rank in ranks if rank in by_rank and rank not in begun[number]]
                 return _odd_sides(reports, sides, silent, f"collective {number} of group {name}")
@@ -293,16 +296,19 @@ def _odd_sides(
         if there:
             min(there, key=lambda side: side.begun.elements).ranks.append(one.rank)
     by_rank = {one.rank: one for one in reports}
+    # Only ranks that reported what they began count here: the steps of silent ones may be old.
     steps = [[by_rank[rank].step for rank in side.ranks if by_rank[rank].groups] for side in sides]
     ahead = max(range(len(sides)), key=lambda place: min(steps[place]))
     is_ahead = all(max(steps[place]) < min(steps[ahead]) for place in range(len(sides)) if place != ahead)
     sides = [sides[ahead], *(side for place, side in enumerate(sides) if place != ahead)]
     usual = max(sides, key=lambda side: len(side.ranks))
     has_majority = all(len(side.ranks) < len(usual.ranks) for side in sides if side is not usual)
+    # Without a majority, the side that is ahead is the odd one, which is why it was put first.
     if not has_majority:
         usual = max(sides[1:], key=lambda side: len(side.ranks))
     odd = [side for side in sides if side is not usual]
     first = odd[0]
+    # Of two ranks, or if no side is ahead, any may be wrong.
     names_all = not has_majority and (len(by_rank) == 2 or not is_ahead)
     ranks = sorted(by_rank) if names_all else [rank for side in odd for rank in side.ranks]
     who = "it" if len(ranks) == 1 else named_ranks(first.ranks)
@@ -343,6 +349,7 @@ def _missing(reports: Sequence[RankReport], waiting: Sequence[RankReport]) -> li
         group = _in_group(first, name, ranks)
         pending = group.pending if group is not None else None
         what = f"{_what(pending)} (collective {number} of group {name})"
+        # For each rank of the group that has not begun what the first of the others wait in, note who waits.
         for rank in ranks:
             other = by_rank.get(rank)
             if other is None:
@@ -351,14 +358,16 @@ def _missing(reports: Sequence[RankReport], waiting: Sequence[RankReport]) -> li
             seen = None if other.phase == AFTER_RUN else _in_group(other, name, ranks)
             if seen is not None and seen.newest >= number:
                 continue
+            # It waits, too. What for, it reports when it is late by its own measure.
             if other.phase == WAITING and _has_stopped(other) and not other.groups:
-                continue  # it waits, too; what for, it reports when it is late by its own measure
+                continue
             here = [one for one in inside if pending is None or _pending_number(one, name, ranks) < _NEVER]
             who = [one.rank for one in here if one.rank != rank]
             if who:
                 awaited.setdefault(rank, f"has not begun {what}, in which {_waits(who, inside)}")
                 inside_of.setdefault(rank, f"{_waits(who, inside)} in {what}")
-    if not awaited:  # which collective it is was not reported
+    # No rank reported which collective it is: then those that do not wait at all are missing.
+    if not awaited:
         waits = _waits([one.rank for one in waiting], waiting)
         text = f"is not where {waits}{_no_recorder(waiting)}"
         awaited = {one.rank: text for one in reports if not one.is_waiting}
@@ -370,22 +379,24 @@ def _missing(reports: Sequence[RankReport], waiting: Sequence[RankReport]) -> li
         or by_rank[rank].phase == AFTER_RUN
         or not _has_stopped(by_rank[rank])
     ]
+    # A lost rank that had reported where it is may have been killed only later: its end is not the reason.
     ended = [
-        (one, text)
-        for one, text in found
-        if one.has_ended and (one.state != "lost" or not _has_stopped(one))  # it may have been killed since
+        (one, text) for one, text in found if one.has_ended and (one.state != "lost" or not _has_stopped(one))
     ]
     if ended:
         return _because_of_ends(reports, waiting, ended, inside_of)
+    # A rank that a signal interrupted was asked to end.
     if any(one.state == "interrupted" and one.late_s is None for one, _ in found):
-        return []  # it was asked to end
+        return []
+    # Some were cut off a moment ago, and none has ended; the others may be cut off, too.
     if not any(one.is_over_limit() for one in waiting):
-        return []  # some were cut off a moment ago, and none has ended; the others may be cut off, too
+        return []
     if not found:
         return _all_wait(reports, waiting, awaited, unknown)
     longest_s = max(one.late_s or 0.0 for one in waiting)
+    # The others wait for an evaluation, a checkpoint, or a rank that has continued.
     if any(_goes_on(one, longest_s) for one, _ in found):
-        return []  # the others wait for an evaluation, a checkpoint, or a rank that has continued
+        return []
     return _on_each(found, reports)
 
 
@@ -423,6 +434,7 @@ def _because_of_ends(
     first, text = ended[0]
     alike = [one.rank for one, _ in ended if one.state == first.state]
     others = [one.rank for one, _ in ended if one.state != first.state]
+    # All are lost, and no connection broke: something ended all ranks after the first one had become silent.
     together = first.state == "lost" and all(one.state == "lost" for one in waiting)
     if together and not any(one.has_lost_another for one in waiting):
         text = f"{_they(text, len(alike))}; it {_silence(first)}, and all have ended since"
@@ -489,18 +501,21 @@ def _all_wait(
 ) -> list[Verdict]:
     """All that report wait: for each other in a circle, for ranks that do not record, or for the network."""
     by_rank = {one.rank: one for one in reports}
-    if awaited:  # each waits in another collective than the one that it has not begun
+    # Each waits in another collective than the one that it has not begun.
+    if awaited:
         circle = [by_rank[rank] for rank in awaited if by_rank[rank].pending is not None]
         if not circle:
             return []
         texts = {one.rank: f"{awaited[one.rank]}, and waits in {_where(one)}" for one in circle}
-        if fewer := _minority(circle):  # one left a collective out, as by an early return, and is in the next
+        # A minority has left a collective out, as by an early return, and waits in the next one.
+        if fewer := _minority(circle):
             return _on_each([(one, texts[one.rank]) for one in fewer], reports)
         text = "; ".join(f"rank {rank} {one}" for rank, one in texts.items())
         return [_verdict(circle[0], reports, text, ranks=[one.rank for one in circle])]
     first = waiting[0]
+    # The connection broke, and the reason is not known.
     if first.has_lost_another:
-        return []  # the connection broke, and the reason is not known
+        return []
     if behind := _behind(waiting):
         others = [one.rank for one in waiting if one not in behind]
         text = f"is in {_where(behind[0])}{_root_of(behind[0])}, which {named_ranks(others)} ended"
@@ -508,7 +523,8 @@ def _all_wait(
     all_s = min(one.late_s or 0.0 for one in waiting)
     if unknown:
         why = f"{named_ranks(unknown)} of the group, for which they may wait, recorded nothing here"
-    elif any(one.late_s is None for one in reports):  # it has begun the collective, and reports nothing now
+    elif any(one.late_s is None for one in reports):
+        # The rank that has not reported has begun the collective all the same.
         text = f"has begun {_where(first)}, in which {_waits([one.rank for one in waiting], waiting)}"
         return _on_each([(one, text) for one in reports if one.is_stopped], reports)
     elif not any(one.groups for one in waiting) and (odd := _elsewhere(reports, waiting)):
@@ -546,6 +562,8 @@ def _still(reports: Sequence[RankReport]) -> list[Verdict]:
     late = [one for one in running if one.is_over_limit()]
     if not late:
         return []
+    # If no rank makes progress, all may do the same long work: ranks at another line than most are named at
+    # once, otherwise all have LONG_S.
     if len(late) == len(running):
         if odd := _elsewhere(reports, late):
             return odd
@@ -637,7 +655,8 @@ def _place(report: RankReport) -> str:
         return _silence(report)
     where = report.line or "an unknown line"
     phase = f", {_PHASES.get(report.phase, f'in {report.phase}')}" if report.phase else ""
-    if report.late_s < _BRIEF_S or report.phase == AFTER_RUN:  # which is reported once
+    # After the run a rank reports once, so that its time does not grow.
+    if report.late_s < _BRIEF_S or report.phase == AFTER_RUN:
         return f"{STANDS[1]} {where}{phase}"
     return f"{STANDS[0]} {where} for {seconds(report.late_s)}{phase}"
 

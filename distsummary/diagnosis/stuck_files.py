@@ -39,6 +39,7 @@ def hung_ranks(run_dir: RunDir, attempt: AttemptState, *, now: float | None = No
         (found if found is not None and found[1].get("attempt") == attempt.attempt else None)
         for found in read_each(_read, places)
     ]
+    # Most of the time all is well: then neither the file system's clock is asked nor a crash looked for.
     has_failed = any(rank.state == "failed" for rank in attempt.ranks)
     if not has_failed and not any(one is not None and not one[1]["is_over"] for one in reported):
         return []
@@ -51,6 +52,7 @@ def hung_ranks(run_dir: RunDir, attempt: AttemptState, *, now: float | None = No
         for rank, found, place in zip(attempt.ranks, reported, places, strict=True)
     ]
     verdicts = hung(reports)
+    # A rank that is silent may compute in native code: those that do so are judged again as moving.
     named = {verdict.rank for verdict in verdicts}
     silent = {
         one.rank: rank.process
@@ -99,13 +101,16 @@ def _report_of(
         else:
             try:
                 report = RankReport.from_json(found[1])
-            except (KeyError, TypeError, ValueError):  # of another version
+            except (KeyError, TypeError, ValueError):
+                # The report is of another version.
                 return silent
+            # A report of a rank that has ended stays true. One that runs repeats its report while it is late.
             if rank.state != "running" or newest_s - found[0] <= STALE_S:
                 if rank.state == "running" and report.late_s is not None:
                     report = replace(report, late_s=report.late_s + min(reported_s, FRESH_S))
                 return replace(report, state=rank.state, error=error, ended_s=ended_s)
-            if (rank.step or 0) < report.step:  # it has not finished that step since
+            # It has not finished that step since: what it had begun by then stays begun.
+            if (rank.step or 0) < report.step:
                 silent = replace(report, late_s=None, is_moving=False, is_cut_off=False, error=error)
     if rank.state == "running":
         stopped = is_stopped(rank.process)
@@ -122,5 +127,6 @@ def _read(directory: Path) -> tuple[float, dict[str, object]] | None:
         # ended_s of a rank that runs is infinite
         found = parse_json(data, StuckRecord, name=STUCK, is_finite=False)
     except (OSError, DamagedFileError):
-        return None  # none, or of a disk that fails: what is known of the rank then is its state
+        # There is none, or the disk fails: what is known of the rank then is its state.
+        return None
     return (written, found) if found["format"] == FORMAT else None

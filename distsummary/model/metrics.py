@@ -95,7 +95,8 @@ class _Evaluation(Metric):
         try:
             check_choice("eval_type", eval_type, EVAL_TYPES)
         except InvalidValueError as error:
-            raise InvalidTypeError(str(error)) from None  # MindSpore's class of error
+            # MindSpore raises an error of this class.
+            raise InvalidTypeError(str(error)) from None
         self._type = eval_type
         self.clear()
 
@@ -123,6 +124,7 @@ class _Evaluation(Metric):
             raise InvalidValueError(
                 f"{self._name} of multilabel takes only 0 and 1; compare the predictions with a threshold"
             )
+        # Counts are kept for each class, so that the number of classes must not change before `clear`.
         if self._classes not in (0, predicted.shape[1]):
             raise InvalidValueError(
                 f"{self._name} got predictions of {predicted.shape[1]} classes after {self._classes}; call "
@@ -165,6 +167,7 @@ class _Counts(_Evaluation):
         """Add predictions and labels; raises InvalidValueError if their shapes or classes do not fit."""
         predicted, true = self._checked(inputs)
         if self._type == MULTILABEL:
+            # Of multilabel, samples take the place of classes: each update adds columns.
             predicted, true = (
                 np.moveaxis(each, 1, 0).reshape(self._classes, -1) for each in (predicted, true)
             )
@@ -178,6 +181,7 @@ class _Counts(_Evaluation):
                 f"{self._name} got labels from {labels.min()} to {labels.max()} for predictions of "
                 f"{self._classes} classes; labels must be in [0, {self._classes - 1}]"
             )
+        # The right, the predicted and the actual positives, see `_share`.
         chosen = (largest[largest == labels], largest, labels)
         counts = np.stack([np.bincount(each, minlength=self._classes) for each in chosen])
         self._counts = self._counts + counts if self._counts.size else counts
@@ -255,6 +259,7 @@ class TopKCategoricalAccuracy(Mean):
                 f"{self._name} takes predictions (N, C) and labels (N,) or one-hot labels (N, C), got the "
                 f"shapes {predicted.shape} and {true.shape}"
             )
+        # The stable sort puts the first of equal predictions first, as `argmax` does.
         largest = np.argsort(-predicted.astype(np.float64), axis=1, kind="stable")[:, : self.k]
         self._add(int((largest == true[:, None]).sum()), len(true))
 
@@ -286,6 +291,7 @@ class _Deviation(Mean):
                 f"{self._name} takes predictions and true values of the same shape (N, ...), got "
                 f"{predicted.shape} and {true.shape}"
             )
+        # Differences of unsigned integers would be wrong below 0: float64 comes first.
         difference = true.reshape(predicted.shape).astype(np.float64) - predicted
         self._add(float(self.error(difference).sum()), len(true))
 
@@ -331,7 +337,8 @@ class CosineSimilarity(LastUpdate):
             raise InvalidValueError(f"CosineSimilarity takes a matrix (N, M), got the shape {rows.shape}")
         rows = rows.astype(np.float64)
         if self._is_cosine:
-            with np.errstate(invalid="ignore"):  # the similarity to a row of zeros is NaN
+            # The norm of a row of zeros is 0: its similarity to any row is NaN.
+            with np.errstate(invalid="ignore"):
                 rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
         self._held = rows @ rows.T
 
@@ -422,6 +429,7 @@ def get_metrics(metrics: object) -> dict[str, Updatable]:
     """
     if metrics is None:
         return {}
+    # The names in a string, list or tuple are a likely mistake: the message shows the set that is meant.
     if isinstance(metrics, (str, list, tuple)):
         listed = [metrics] if isinstance(metrics, str) else metrics
         meant = ", ".join(f'"{name}"' for name in listed if isinstance(name, str))

@@ -47,6 +47,7 @@ class ConfusionMatrix(Metric):
         Raises InvalidValueError for other shapes or labels.
         """
         predicted, true = self._arrays(inputs, 2, PAIR)
+        # Scores of all classes become the best class, scores of one class are compared with the threshold.
         if predicted.ndim == true.ndim + 1 and predicted.ndim > 1:
             predicted = predicted.argmax(axis=1)
         elif np.issubdtype(predicted.dtype, np.floating):
@@ -195,6 +196,7 @@ class ConfusionMatrixMetric(Metric):
                 f"decrease={self._decrease!r} gives {reduced.size} numbers for {predicted.shape[0]} "
                 f'samples of {counts.shape[1]} classes; choose "mean" or "sum"'
             )
+        # An update counts by how much was measured in it; `eval` divides by the sum of that.
         self._sum += reduced.item() * int(measured.item())
         self._measured += int(measured.item())
 
@@ -208,9 +210,11 @@ class ConfusionMatrixMetric(Metric):
 
     def _counted(self, predicted: Array, true: Array) -> Array:
         """(N, C, 4) float64: true and false positives, true and false negatives."""
+        # The meaning is the one that MindSpore gives it: False leaves out class 0.
         if not self._skip_channel and true.shape[1] > 1:
             predicted, true = predicted[:, 1:], true[:, 1:]
         predicted, true = (each.reshape(*each.shape[:2], -1).astype(float) for each in (predicted, true))
+        # Where both are 1 the sum is 2, a true positive; where both are 0 it is 0, a true negative.
         both, positives = predicted + true, true.sum(axis=2)
         true_positives, true_negatives = (both == 2).sum(axis=2), (both == 0).sum(axis=2)
         false_positives = true.shape[2] - positives - true_negatives
@@ -260,6 +264,7 @@ class ROC(LastUpdate):
         Raises InvalidValueError unless they fit each other, class_num and pos_label.
         """
         scores, true = self._arrays(inputs, 2, "two inputs, scores and labels")
+        # Scores in the shape of the labels are those of one class, the positive one.
         if scores.shape == true.shape and self._classes in (None, 1):
             self._held = (
                 [scores.reshape(-1)],
@@ -275,6 +280,7 @@ class ROC(LastUpdate):
             raise InvalidValueError(
                 f"pos_label must be None for scores of {self._classes} classes, got {self._positive}"
             )
+        # Of several classes, each one has its curve against all others.
         columns = np.moveaxis(scores, 1, 0).reshape(scores.shape[1], -1)
         self._held = [*columns], [true.reshape(-1) == each for each in range(len(columns))]
 
@@ -297,8 +303,10 @@ def _curve(scores: Array, is_positive: Array) -> tuple[Array, Array, Array]:
         raise InvalidValueError(f"ROC has no {sort} samples in the labels, so that their rate has no meaning")
     order = np.argsort(scores, kind="stable")[::-1]
     scores, is_positive = scores[order].astype(np.float64), is_positive[order]
-    ends = np.append(np.flatnonzero(np.diff(scores)), len(scores) - 1)  # of runs of equal scores
+    # Equal scores make one point of the curve, at the end of their run.
+    ends = np.append(np.flatnonzero(np.diff(scores)), len(scores) - 1)
     positives = np.cumsum(is_positive)[ends]
+    # The curve begins at (0, 0), with a threshold above all scores.
     rates = [np.append(0, count / count[-1]) for count in (1 + ends - positives, positives)]
     return rates[0], rates[1], np.append(scores[0] + 1, scores[ends])
 
@@ -326,5 +334,6 @@ def auc(x: Any, y: Any, reorder: bool = False) -> float:
     steps = np.diff(x)
     if not ((steps >= 0).all() or (steps <= 0).all()):
         raise InvalidValueError("x of auc must rise or fall; pass reorder=True to sort the points")
+    # Where x falls, all steps are negative, but the area must not be.
     direction = -1 if (steps < 0).any() else 1
     return direction * float((steps * (y[1:] + y[:-1]) / 2).sum())

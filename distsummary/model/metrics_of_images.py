@@ -86,9 +86,11 @@ class _Surfaces(LastUpdate):
         """From each point of one surface (0: the predicted one) to the other, (K,) float64."""
         surfaces = self._last()
         here, there = surfaces[begin], surfaces[1 - begin]
+        # To an empty surface there is no distance.
         if not there.any():
             return np.full(np.count_nonzero(here), np.inf)
         ndimage = extra(self._name, "scipy.ndimage")
+        # The transform gives each pixel its distance to the nearest zero: the other surface becomes zeros.
         if self._kind == "euclidean":
             found: Array = ndimage.distance_transform_edt(~there)
         else:
@@ -98,6 +100,7 @@ class _Surfaces(LastUpdate):
 
 
 def _edges(region: Array) -> Array:
+    # Erosion takes away the outermost pixels of a region, which are its edge.
     eroded: Array = extra("the edges of a region", "scipy.ndimage").binary_erosion(region)
     return eroded ^ region
 
@@ -145,6 +148,7 @@ class HausdorffDistance(_Surfaces):
         regions = predicted == label, true == label
         if not self._crop:
             return regions
+        # Distances are only measured within the box that holds both regions.
         places = np.nonzero(regions[0] | regions[1])
         box = tuple(slice(each.min(), each.max() + 1) for each in places)
         return np.squeeze(regions[0][box]), np.squeeze(regions[1][box])
@@ -240,6 +244,7 @@ class OcclusionSensitivity(LastUpdate):
         shape = tuple(last - first + 1)
         where = [np.array(index) + first for index in np.ndindex(*shape)]
         scores: list[float] = []
+        # Each place is covered in its own copy of the image; at most n_batch copies exist at a time.
         for begin in range(0, len(where), self._batch):
             covered = np.repeat(image, len(where[begin : begin + self._batch]), axis=0)
             for one, place in zip(covered, where[begin:], strict=False):
@@ -275,6 +280,7 @@ class OcclusionSensitivity(LastUpdate):
 
 def _scores(model: Any, images: Array) -> Array:
     if framework_of(model).name == "torch":
+        # Imported here, as models of other frameworks need no torch.
         from distsummary.model.torch_steps import outputs_of
 
         return array_of("OcclusionSensitivity", outputs_of(model, images))

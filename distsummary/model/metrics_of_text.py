@@ -46,10 +46,12 @@ class BleuScore(Metric):
             )
         for words, given in zip(translations, references, strict=True):
             self._words += len(words)
+            # Of several references, the one that is nearest in length counts for the penalty.
             self._reference_words += min(
                 (len(each) for each in given), key=lambda size: abs(len(words) - size)
             )
             counts, allowed = self._ngrams(words), Counter[tuple[Hashable, ...]]()
+            # An n-gram may be found as often as it is in the reference that has it most often.
             for each in given:
                 allowed |= self._ngrams(each)
             for total, counted in ((self._all, counts), (self._found, counts & allowed)):
@@ -63,6 +65,7 @@ class BleuScore(Metric):
         if not self._found.all():
             return 0.0
         shares = (self._found + self._smooth) / (self._all + self._smooth)
+        # Without a penalty, short translations would score best: they hold little that can be wrong.
         penalty = min(0.0, 1 - self._reference_words / self._words)
         return float(np.exp(penalty + np.log(shares).mean()))
 
@@ -107,6 +110,7 @@ class Perplexity(Mean):
                 f"classes; labels must be in [0, {classes - 1}], or be ignore_label"
             )
         likely = predicted.reshape(-1, classes)[counted, labels].astype(np.float64)
+        # A single probability of 0 would make the perplexity infinite.
         self._add(-float(np.log(np.maximum(1e-10, likely)).sum()), labels.size)
 
     def eval(self) -> float:

@@ -112,12 +112,14 @@ class Model:
             )
         if amp_level == "O2" and loss_scale_manager is None:
             loss_scale_manager = DynamicLossScaleManager()
+        # A curvature source observes the gradients before Model divides them by the scale.
         if loss_scale_manager is not None and isinstance(optimizer, CurvatureSource):
-            optimizer.loss_scale = loss_scale_manager  # it observes gradients before Model divides them
+            optimizer.loss_scale = loss_scale_manager
         self.loss_fn = loss_fn
         self._network, self._optimizer, self._manager = network, optimizer, loss_scale_manager
         self._eval_network = eval_network
         self._eval_indexes = [0, 1, 2] if eval_network is None else eval_indexes
+        # Imported here, as it imports torch.
         from distsummary.model.torch_steps import TorchSteps
 
         self._steps = TorchSteps(
@@ -240,6 +242,7 @@ class Model:
         check_int("sink_size", sink_size)
         if sink_size < -1 or sink_size == 0:
             raise InvalidValueError(f"sink_size must be -1 or >= 1, got {sink_size}")
+        # The checkpoint alone says where a resumed training continues.
         resumed = None
         if resume is not None:
             if initial_epoch or initial_step is not None:
@@ -260,6 +263,7 @@ class Model:
             )
         _check_dataset("train_dataset", train_dataset)
         has_sinks = dataset_sink_mode and sink_size > 0
+        # An iterator cannot be read again for a second epoch or evaluation.
         if isinstance(train_dataset, Iterator) and (epoch - initial_epoch > 1) and not has_sinks:
             raise InvalidValueError(
                 f"train_dataset can be read only once, got a {type(train_dataset).__name__} for "
@@ -271,6 +275,7 @@ class Model:
                 "evaluations; pass a list or a loader"
             )
         batch_num = sink_size if has_sinks else length(train_dataset)
+        # Without the length of the data set, it is unknown how many steps the epochs before had.
         if initial_epoch and not batch_num and initial_step is None:
             raise InvalidValueError(
                 f"initial_epoch={initial_epoch} needs the step or a train_dataset with a length, got a "
@@ -292,9 +297,11 @@ class Model:
         try:
             with run:
                 for number in run.epochs(epoch):
+                    # With a sink_size, batches continue beyond epochs, and `_endless` calls set_epoch.
                     if following is None:
                         _set_epoch(train_dataset, number)
                     batches: Iterable[Any] = train_dataset
+                    # The first epoch of a resumed training has only what the checkpoint left of it.
                     is_rest = resumed is not None and following is None and number == resumed.epoch
                     if resumed is not None and is_rest:
                         batches = resumed.rest_of(train_dataset)
@@ -303,21 +310,24 @@ class Model:
                             params["net_outputs"] = step(batch)
                     else:
                         if is_rest:
+                            # Nothing may be left of the epoch: one batch shows whether there is a step.
                             rest = iter(batches)
-                            some = list(itertools.islice(rest, 1))  # whether there is a step to make
+                            some = list(itertools.islice(rest, 1))
                             batches = itertools.chain(some, rest)
                         for _ in run.steps([None] if not is_rest or some else []):
                             outputs = None
                             for batch in run.sunk(batches if following is None else following, sink_size):
                                 outputs = step(batch)
                             params["net_outputs"] = outputs
+                    # Only the rest of a resumed epoch may be empty.
                     if params.cur_step_num == run.initial_step and not is_rest:
                         raise InvalidValueError("train_dataset gave no batches; check the data")
                     if valid_dataset is not None and is_due(number + 1):
                         self._evaluate(run, valid_dataset)
         finally:
+            # Closing the generator ends the workers of its loader.
             if following is not None:
-                following.close()  # ends the workers of a loader
+                following.close()
 
     def eval(
         self,
@@ -372,6 +382,7 @@ class Model:
     ) -> Resumed:
         """Load a checkpoint into all that this training has."""
         given = [callbacks] if isinstance(callbacks, Callback) else callbacks or []
+        # The key, and the objects that were saved with the network, are known to ModelCheckpoint.
         configs = [callback.config for callback in given if isinstance(callback, ModelCheckpoint)]
         states = {
             name: value
@@ -457,7 +468,8 @@ def _check_dataset(field: str, dataset: Any) -> None:
                 "list(dataset.create_tuple_iterator(num_epochs=1, output_numpy=True))"
             )
         raise InvalidTypeError(f"{field} must be iterable, got {type(dataset).__name__}; {instead}")
-    with contextlib.suppress(TypeError, NotImplementedError):  # it has no length
+    # Many iterables have no length: whether they are empty shows in the first epoch.
+    with contextlib.suppress(TypeError, NotImplementedError):
         if not len(dataset):
             raise InvalidValueError(f"{field} must hold at least one batch, got none; check the data")
 

@@ -35,7 +35,8 @@ class ModelRun(Run):
         super().__init__(**others)
         self._dataset, self._batch_num, self._skipped = dataset, batch_num, skipped
         self._params |= {
-            "is_model": True,  # values tapped in the network are recorded at the same steps as the loss
+            # Values tapped in the network are recorded at the same steps as the loss.
+            "is_model": True,
             "dataset_sink_mode": sink_size is not None,
             "loss_scale_mananger": manager,
             "batch_num": batch_num,
@@ -59,14 +60,17 @@ class ModelRun(Run):
         source, count = iter(batches), 0
         while count != size:
             asked_s = clock()
+            # The iterator itself marks its end, as no batch can be that iterator.
             batch = next(source, source)
             waited_s = clock() - asked_s
+            # Waiting for data does not belong to the body of the step, whose start moves by as much.
             self._data_wait_s += waited_s
             self._body_start_s += waited_s
             if batch is source:
                 if not count:
                     raise InvalidValueError("train_dataset gave no batches; check the data")
                 return
+            # `steps([None])` has counted the first step already.
             if count:
                 params["cur_step_num"] += 1
             count += 1
@@ -74,10 +78,12 @@ class ModelRun(Run):
             yield batch
 
     def _begin_epoch(self, loader: object, steps: int = 0, *, done: int = 0) -> None:
+        # Only the first epoch of a resumed training has steps that were done before.
         done, self._skipped = self._skipped, 0
         super()._begin_epoch(self._dataset, self._batch_num, done=done)
 
     def _recorder_of_steps(self) -> Recorder | NoRecorder:
-        if self._params["optimizer"] is None:  # a collector plans loss/auto only with a learning rate
+        # Without an optimizer there is no learning rate, and a collector plans loss/auto only with one.
+        if self._params["optimizer"] is None:
             return NoRecorder(-math.inf, self._own_failures)
         return super()._recorder_of_steps()

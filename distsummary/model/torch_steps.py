@@ -82,19 +82,23 @@ class TorchSteps:
             loss = _loss_in(run(batch))
             optimizer.zero_grad()
             scale = 1.0 if manager is None else manager.get_loss_scale()
+            # A scaled loss would overflow in float16.
             scaled = loss if scale == 1 else loss.float() * scale
+            # A loss of several elements is trained on their sum.
             torch.autograd.backward(scaled, None if loss.numel() == 1 else torch.ones_like(scaled))
             if manager is None:
                 optimizer.step()
                 return loss.detach()
             held = (parameter.grad for group in optimizer.param_groups for parameter in group["params"])
             gradients = [gradient for gradient in held if gradient is not None]
+            # The optimizer gets gradients without the scale.
             if scale != 1:
                 torch._foreach_mul_(gradients, 1 / scale)
             if not manager.get_drop_overflow_update():
                 optimizer.step()
                 manager.update_loss_scale(False)
                 return loss.detach()
+            # After an overflow the step is dropped: parameters and optimizer stay as they are.
             overflow = not _all_finite(gradients)
             if not overflow:
                 optimizer.step()
@@ -111,6 +115,7 @@ class TorchSteps:
         def step(batch: Any) -> Any:
             nonlocal versions
             outputs = _detached(run(batch))
+            # A network that trains itself has gradients or newer versions of parameters after a step.
             if versions is not None:
                 is_trained = any(parameter.grad is not None for parameter in parameters)
                 if not is_trained and versions == [parameter._version for parameter in parameters]:
@@ -151,6 +156,7 @@ class TorchSteps:
             with precision():
                 outputs = network(place(inputs))
                 loss = loss_fn(outputs, labels)
+            # Metrics get float32, whatever autocast computed in.
             if self._mixed and isinstance(outputs, Tensor) and outputs.is_floating_point():
                 outputs = outputs.float()
             return loss, outputs, labels
@@ -170,8 +176,9 @@ class TorchSteps:
         finally:
             for module, was_training in modes:
                 module.training = was_training
+            # A forward without a backward leaves FSDP2's root with whole parameters: it is sharded again.
             for module in _sharded(networks):
-                module.reshard()  # a forward without a backward leaves FSDP2's root with whole parameters
+                module.reshard()
 
     def predict(self, inputs: tuple[Any, ...]) -> Any:
         """The network's outputs in evaluation mode, without gradients."""
@@ -239,7 +246,8 @@ def _placing(device: torch.device) -> Callable[[Any], Any]:
         if isinstance(part, Tensor):
             return part if is_host and part.is_cpu else part.to(device, non_blocking=True)
         if isinstance(part, np.ndarray):
-            writable = part if part.flags.writeable else part.copy()  # torch has no read-only tensors
+            # torch has no read-only tensors.
+            writable = part if part.flags.writeable else part.copy()
             return torch.from_numpy(writable).to(device, non_blocking=True)
         if isinstance(part, Mapping):
             return {name: place(each) for name, each in part.items()}
@@ -269,7 +277,8 @@ def _loss_in(outputs: Any) -> Tensor:
     if isinstance(outputs, Tensor):
         return outputs
     loss = outputs[0] if isinstance(outputs, (tuple, list)) and outputs else outputs
-    if isinstance(outputs, Mapping):  # as the models of Hugging Face return
+    # The models of Hugging Face return their loss by name.
+    if isinstance(outputs, Mapping):
         loss = outputs.get("loss")
     if not isinstance(loss, Tensor):
         raise InvalidTypeError(
@@ -291,8 +300,10 @@ def _all_finite(gradients: list[Tensor]) -> bool:
     """Whether no gradient is NaN or infinite; of sharded ones, on any rank. Waits for the device."""
     if not gradients:
         return True
+    # One norm of all gradients, so that the host waits for the device once.
     largest = torch.nn.utils.get_total_norm(gradients, norm_type=float("inf"))
-    whole = getattr(largest, "full_tensor", None)  # of FSDP2's gradients: all ranks then agree
+    # The norm of FSDP2's gradients is sharded; as a whole it is the same on all ranks, which then agree.
+    whole = getattr(largest, "full_tensor", None)
     return bool(torch.isfinite(largest if whole is None else whole()))
 
 

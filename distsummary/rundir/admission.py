@@ -107,6 +107,7 @@ def admit(
     is_new = topology.role == "train" and not resumes
     if is_new and on_existing in (AUTO, NEW):
         run_dir = _free_run_dir(run_dir, topology, on_existing)
+    # What is compared with the run has to be as the run records it, which may be masks.
     topology = as_recorded(run_dir, topology)
     admission = Admission(run_dir, topology, door=door, resumes=resumes)
     if is_new:
@@ -156,6 +157,8 @@ def _free_run_dir(run_dir: RunDir, topology: Topology, on_existing: str) -> RunD
         if is_taken(manifest) or is_open(manifest):
             is_free = False
             return True
+        # A directory in which a training has begun needs no reservation. One that a living job has reserved
+        # is free for that job alone, and any other one gets reserved by `claim`.
         has_trained = newest_attempt(manifest, topology.role) is not None
         claimed = manifest.get("claimed_by")
         is_free = has_trained or (claimed is not None and claimed["job"] == mark(manifest))
@@ -170,6 +173,7 @@ def _free_run_dir(run_dir: RunDir, topology: Topology, on_existing: str) -> RunD
             return run_dir
         number, found = 2, RunDir(f"{run_dir.base}-2").create()
     while True:
+        # Of the ranks that ask at once, one reserves the directory, and the others find its mark.
         found.update_manifest(claim, is_done=is_decided)
         if is_free:
             return found
@@ -183,6 +187,7 @@ def _newest_of_others(run_dir: RunDir, manifest: Manifest, topology: Topology) -
     if not attempts or choose_attempt(attempts, topology, now=now_for(run_dir, topology)):
         return None
     newest = _newest(attempts)
+    # The launcher starts a job again under another incarnation of the same job.
     known, own = newest["incarnation"], topology.incarnation
     is_restart = topology.is_incarnation_unique and known != own and job_of(known) == job_of(own)
     return None if is_restart else newest
@@ -225,7 +230,8 @@ def _is_slower_peer(
 
 def refuse_other_version(run_dir: RunDir, registration: Registration) -> None:
     """Raise RunDirError if the aggregator that registered the rank is of a version with other calls."""
-    found = getattr(registration, "protocol", 0)  # an older version has no such field
+    # An older version has no such field.
+    found = getattr(registration, "protocol", 0)
     if found != PROTOCOL:
         raise RunDirError(
             f"the aggregator of {run_dir.base}, on {registration.host}, has another version of distsummary "
@@ -249,8 +255,9 @@ def refuse_unshared(run_dir: RunDir, registration: Registration) -> None:
                 "nodes share (NFS, Lustre, ...), under the same path on each"
             )
         time.sleep(SHARED_POLL_S)
+        # NFS looks for new files when a directory is opened.
         with suppress(OSError):
-            os.listdir(run_dir.base)  # NFS looks for new files when a directory is opened
+            os.listdir(run_dir.base)
 
 
 def refuse_other_world(run_dir: RunDir, entry: Manifest, topology: Topology) -> None:
@@ -281,11 +288,13 @@ def refuse_in_use(
     if job_of(newest["incarnation"]) == job_of(topology.incarnation):
         return
     now = file_system_time(run_dir.base)
+    # Ranks on other machines that were seen lately: only their next heartbeat shows whether they live.
     far = {
         rank: known
         for rank, known in newest["ranks"].items()
         if known["state"] == "running"
-        and rank not in newest.get("deaths", {})  # its launcher saw it die; it may not know on a cut-off host
+        # Its launcher saw it die; the rank itself may not know, on a host that is cut off.
+        and rank not in newest.get("deaths", {})
         and is_alive(known) is None
         and now - known.get("last_seen", 0.0) < SILENT_S
         if not known.get("source") == topology.source == "ray.train"
@@ -329,6 +338,7 @@ def refuse_taken(
     for rank, known in newest["ranks"].items():
         is_running = known["state"] == "running" and bool(alive(known))
         same_process = all(known.get(key) == getattr(topology, key) for key in PROCESS)
+        # Ranks of one job may join each other, but not two processes as the same rank of one start.
         same_job = job_of(newest["incarnation"]) == job_of(topology.incarnation)
         is_peer = same_job and (rank != own or not is_same_start)
         # Ray Train replaces failed workers under a new incarnation, while the old ones may still be ending.

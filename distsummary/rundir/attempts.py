@@ -124,13 +124,15 @@ def attempts_seen(run_dir: RunDir, manifest: Manifest, topology: Topology) -> li
         entry["ranks"] = entries_of(entry, shown[entry["world_size"] == 1])
     same_start = [entry for entry in attempts if entry["incarnation"] == topology.incarnation]
     own = str(topology.rank)
+    # An attempt of this start without the rank is the one to join, if the incarnation is unique.
     if topology.is_incarnation_unique and any(own not in entry["ranks"] for entry in same_start):
         return attempts
     looked_at = {entry["attempt"]: entry for entry in (*attempts[-1:], *same_start[-1:])}
     for entry in looked_at.values():
         entry["ranks"] |= ranks_of(run_dir, entry, spread(entry["world_size"]))
+        # The first rank enters itself in its own file a moment after the attempt in run.json.
         first = entry.get("first")
-        if first:  # it enters itself in its own file a moment later
+        if first:
             entry["ranks"].setdefault(str(first["rank"]), first | {"state": "running"})
     return attempts
 
@@ -221,11 +223,13 @@ def choose_attempt(
     known_ranks = [*newest["ranks"].values()]
     others = [known_ranks[index] for index in spread(len(known_ranks))]
     running = [alive(other) for other in others if other["state"] == "running"]
+    # Living ranks with another world size belong to this job; otherwise there are two jobs.
     if newest["world_size"] != topology.world_size:
-        may_join = True in running and False not in running  # otherwise these are two jobs
+        may_join = True in running and False not in running
     elif running:
         may_join = False not in running
     else:
+        # All have left: a short training may be over before its slowest rank joins it.
         have_finished = all(other["state"] in TRAINED for other in others)
         may_join = have_finished and now - newest.get("started", 0.0) < JOIN_WINDOW_S
     return newest if may_join else None

@@ -117,13 +117,15 @@ class LocalCoordinator:
 
         def begin(manifest: Manifest) -> None:
             nonlocal found
-            refuse_taken_run(self.run_dir, manifest, topology)  # again: another job may have begun since
+            # Another job may have begun since this one was admitted.
+            refuse_taken_run(self.run_dir, manifest, topology)
             found = begin_attempt(
                 manifest, topology, self._first_attempt, started=file_system_time(self.run_dir.base)
             )
 
         manifest = self.run_dir.update_manifest(begin, is_done=is_there)
-        assert found is not None  # chosen or begun
+        # `is_there` has chosen an attempt, or `begin` has begun one.
+        assert found is not None
         return Registration(
             run_id=manifest["run_id"],
             attempt=int(found["attempt"]),
@@ -151,6 +153,7 @@ class LocalCoordinator:
         Writes nothing once the job was started again. Raises StaleAttemptError if the run dir was replaced.
         """
         manifest = self.run_dir.read_manifest()
+        # If run.json was removed, the heartbeat is written all the same, and rank 0 alone reports it.
         if not manifest["run_id"]:
             self.run_dir.refuse_missing()
             RankManifest(self.run_dir, topology).beat(attempt, heartbeat)
@@ -177,6 +180,7 @@ class LocalCoordinator:
         if manifest["run_id"]:
             refuse_stale(manifest, topology.role, attempt)
             find_attempt(manifest, topology.role, attempt)
+        # The end of the rank is written first, as it counts even if run.json was removed.
         RankManifest(self.run_dir, topology).leave(
             attempt, end_of_rank(health), error=str(health.get("error", "")), health=health
         )
@@ -192,6 +196,7 @@ class LocalCoordinator:
         entry = self.leave(topology, attempt, health)
         state = end_of_rank(health)
         others = states_of_all_that_left(self.run_dir, entry, topology.rank)
+        # A failure shows in run.json at once, a good end only when all ranks have left.
         if others is not None or state in STOPPED:
             note_state(self.run_dir, topology.role, attempt, end_of({state, *(others or ())}))
         return others is not None
@@ -218,20 +223,24 @@ def states_of_all_that_left(run_dir: RunDir, entry: Manifest, own: int) -> set[s
     """
     own_end = ranks_of(run_dir, entry, [own]).get(str(own), {}).get("shown_ns", 0)
     world_size = entry["world_size"]
+    # A stride that has no divisor in common with the world size leads to each rank once.
     strides = [number for number in range(1, world_size + 1) if gcd(number, world_size) == 1]
-    # not the training's generator, which all ranks may have seeded alike
+    # Not from the training's generator, which all ranks may have seeded alike.
     stride = random.SystemRandom().choice(strides)
-    others = [(own + stride * number) % world_size for number in range(1, world_size)]  # each one, once
+    others = [(own + stride * number) % world_size for number in range(1, world_size)]
     states: set[str] = set()
     is_awaited: bool | None = None
     at, size = 0, 1
     while at < len(others):
         asked = others[at : at + size]
-        at, size = at + size, max(1, at)  # the more have left, the more are asked at once
+        # The more ranks have left, the more are asked at once.
+        at, size = at + size, max(1, at)
         found = ranks_of(run_dir, entry, asked)
         states |= {known["state"] for known in found.values()}
+        # A rank that runs, or whose end was shown after this one's, looks at the others itself.
         if "running" in states or any(known["shown_ns"] > own_end for known in found.values()):
             return None
+        # Ranks that are missing may still register, soon after the attempt has begun.
         if len(found) < len(asked) and is_awaited is None:
             is_awaited = file_system_time(run_dir.base) - entry.get("started", 0.0) < JOIN_WINDOW_S
         if len(found) < len(asked) and is_awaited:

@@ -43,13 +43,15 @@ class Steps:
         if step < 1:
             return 0
         multiples = self._multiples(step)
+        # Step 1 is one of the multiples only if `every` is 1.
         return max(1, multiples) if self.every == 1 else 1 + multiples
 
     def after(self, step: int) -> float:
         """The first of these steps after `step`, infinity if there is none."""
         if step < 1:
             return 1
-        number = step // self.every  # number of multiples so far, ignoring `stop`
+        # The number of multiples so far, without regard to `stop`.
+        number = step // self.every
         following = self.every * (1 << number.bit_length() if self.doubling else number + 1)
         return following if self.stop is None or following < self.stop else math.inf
 

@@ -52,7 +52,8 @@ def own_place(manifest: Manifest) -> Manifest:
 def host_in(directory: Path) -> str:
     """The name of this host for files in a directory of a run, or in any other directory."""
     for base in (directory, directory.parent):
-        with suppress(DistSummaryError):  # it may be a run.json of another program
+        # It may be a run.json of another program.
+        with suppress(DistSummaryError):
             if salt := salt_of(RunDir(base).read_manifest()):
                 return mask_of_host(salt)
     return platform.node()
@@ -72,7 +73,8 @@ def without_places(text: str) -> str:
     home = os.path.expanduser("~")
     for place in (os.getcwd(), home):
         if len(place) > _LEAST:
-            text = text.replace(place + os.sep, "/~/")  # spaces within are no end of the path
+            # These directories go as a whole: the pattern below takes a space for the end of a path.
+            text = text.replace(place + os.sep, "/~/")
     text = _DIRECTORIES.sub("", text)
     for name in (platform.node(), os.path.basename(home)):
         if len(name) >= _LEAST:

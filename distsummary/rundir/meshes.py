@@ -35,7 +35,8 @@ class Meshes:
         known = self._known.get((attempt, rank))
         if known is None:
             entry = None
-            with suppress(DistSummaryError):  # fsck reports it
+            # A file that cannot be read is reported by fsck.
+            with suppress(DistSummaryError):
                 record = read_entries(self.directories[rank])
                 entry = record and record.entry(attempt)
             if not entry:

@@ -46,6 +46,8 @@ def is_numbered(run_dir: RunDir, topology: Topology, *, sleep: Callable[[float],
     note = NoteRecord(rank=own, world_size=size, job=_job(topology))
     ensure_directory(run_dir.base)
     publish(run_dir.base / NOTE, json.dumps(note).encode())
+    # The note of a neighbor shows that each rank has its own directory. An attempt of this start in the
+    # run.json here, which only another rank can have entered, shows that all share one.
     for _ in range(round(NUMBERED_S / _LOOK_AGAIN_S)):
         if any((found := read_note(path)) and found["job"] == note["job"] for path in others):
             return True
@@ -57,6 +59,7 @@ def is_numbered(run_dir: RunDir, topology: Topology, *, sleep: Callable[[float],
             "rank=%d waited %g s for another rank to write to %s or to %s; it is taken for the directory of "
             "all ranks", own, NUMBERED_S, run_dir.base, " or ".join(map(str, others)),
         )  # fmt: skip
+    # All ranks share the directory: the note would make `distsummary adopt` believe the opposite.
     with suppress(FileNotFoundError):
         (run_dir.base / NOTE).unlink()
     return False

@@ -35,7 +35,8 @@ _REMEDY = "rebuild it with: distsummary fsck --repair"
 _BLOCK = 512  # bytes, the unit of st_blocks
 
 _locks: dict[Path, threading.Lock] = {}  # a rank's threads change its file in turn
-os.register_at_fork(after_in_child=_locks.clear)  # a thread of the parent may have held one
+# A thread of the parent may hold a lock at the fork, which nothing would release in the child.
+os.register_at_fork(after_in_child=_locks.clear)
 
 
 class RankEntries(NamedTuple):
@@ -87,6 +88,7 @@ class RankManifest:
                 f"the lock {lock.lock_file} cannot be taken: {error.strerror}; fix the permissions"
             ) from error
         try:
+            # The lock file keeps other processes away, the turn other threads of this one.
             with self._turn():
                 record = self._read()
                 check(record)
@@ -102,6 +104,7 @@ class RankManifest:
 
         with self._turn():
             attempts = self._read().attempts
+            # A heartbeat that comes late must not revive an attempt that the rank has left.
             if attempts and attempts[-1]["attempt"] > attempt:
                 return
             if all(entry["attempt"] != attempt or entry["state"] == "running" for entry in attempts):
@@ -156,6 +159,7 @@ class RankManifest:
             with replacing(self.path, is_durable=is_durable) as temporary, open(temporary, "xb") as file:
                 file.write(changed(os.fstat(file.fileno()).st_mtime))
         except RunDirError:
+            # A full disk may have room for the new text only in the place of the old one.
             if not self._overwrite(changed, is_durable=is_durable):
                 raise
 
@@ -163,12 +167,14 @@ class RankManifest:
         """Write into the old file if its blocks have room: a full disk may have none for a second file."""
         try:
             with open(self.path, "r+b", buffering=0) as file:
+                # Touching the file asks for the file system's time.
                 os.utime(file.fileno())
                 old = os.fstat(file.fileno())
                 data = changed(old.st_mtime)
                 if len(data) > old.st_blocks * _BLOCK:
                     return False
-                file.write(data.ljust(old.st_size))  # one call; JSON may end with spaces
+                # One call writes all of it; spaces, with which JSON may end, cover the rest of the old text.
+                file.write(data.ljust(old.st_size))
                 if is_durable:
                     os.fsync(file.fileno())
                 return True
@@ -204,9 +210,8 @@ def read_entries(directory: Path) -> RankEntries | None:
     found = parse_json(data, RankRecord, name=str(path), remedy=_REMEDY)
     if found["format"] != FORMAT:
         raise damaged(str(path), f"is not the manifest of a rank in format {FORMAT}", _REMEDY)
-    return RankEntries(
-        stat.st_mtime, found["attempts"], shown_ns=stat.st_ctime_ns
-    )  # a rename changes the ctime
+    # A rename changes the ctime, which so says when the file got its name.
+    return RankEntries(stat.st_mtime, found["attempts"], shown_ns=stat.st_ctime_ns)
 
 
 def read_ranks(

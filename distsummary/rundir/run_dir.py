@@ -166,7 +166,8 @@ class RunDir:
             remove_leftovers(self.base)
             try:
                 with open(probe, "xb") as file:
-                    file.write(bytes(PROBE_BYTES))  # a full disk may still take an empty file
+                    # A full disk may still take an empty file, so that the probe needs some bytes.
+                    file.write(bytes(PROBE_BYTES))
             finally:
                 probe.unlink(missing_ok=True)
         except OSError as error:
@@ -197,6 +198,7 @@ class RunDir:
             return {"format": FORMAT, "run_id": "", "created": 0.0, "state": "unknown", "attempts": []}
         except OSError as error:
             raise RunDirError(f"{path} cannot be read: {error.strerror}; fix its permissions") from error
+        # The format comes first: a record of another version would be taken for a damaged one.
         if isinstance(manifest.get("attempts"), list) and manifest.get("format") != FORMAT:
             raise DamagedFileError(
                 f"{path} has format {repr(manifest.get('format'))[:60]}, this version of distsummary "
@@ -233,8 +235,10 @@ class RunDir:
                 except Timeout:
                     if is_done is None or time.monotonic() > until:
                         raise
-                time.sleep(random.SystemRandom().uniform(*_LOOK_AGAIN_S))  # the training's generator stays
+                # Not from the training's generator, whose sequence must stay the same.
+                time.sleep(random.SystemRandom().uniform(*_LOOK_AGAIN_S))
             try:
+                # Another process may have made the change before this one got the lock.
                 manifest = self.read_manifest()
                 if is_done is not None and is_done(manifest):
                     return manifest
@@ -243,6 +247,7 @@ class RunDir:
                     manifest |= {"run_id": secrets.token_hex(8), "created": time.time(), "state": "running"}
                 manifest.setdefault("nonce", secrets.token_hex(8))
                 change(manifest)
+                # A new run.json without attempts would hide that the old one was removed.
                 if is_new and not manifest["attempts"]:
                     self.refuse_removed_manifest()
                 publish(self.manifest_path, json.dumps(manifest, indent=1).encode())
@@ -255,7 +260,8 @@ class RunDir:
                 "another process of the run hangs; end it"
             ) from error
         except DistSummaryError:
-            raise  # past the next clause: some of these errors are also OSErrors
+            # Some of these errors are OSErrors, too, which the next clause would report in other words.
+            raise
         except OSError as error:
             raise RunDirError(
                 f"{self.manifest_path} cannot be written: {error.strerror}; free space or fix permissions"
@@ -355,6 +361,7 @@ def dated_run_dir(
     text, now = os.fspath(path), now or time.strftime("%Y%m%d-%H%M%S")
     if not job:
         return _new_run_dir(text, now)[0].create()
+    # The decision lies next to the new directories, where all ranks of the job look for it.
     parent = RunDir(RunDir(text[: text.index(TIME)] + "time").base.parent).create()
     kept = parent.base / f".time-{hashlib.blake2b(job.encode(), digest_size=8).hexdigest()}"
     with parent.locked("time"):
@@ -374,6 +381,7 @@ def _new_run_dir(text: str, now: str) -> tuple[RunDir, str]:
     while True:
         run_dir = RunDir(text.replace(TIME, stamp))
         ensure_directory(run_dir.base.parent)
+        # `mkdir` decides between jobs that start in the same second.
         with suppress(FileExistsError):
             os.mkdir(run_dir.base)
             return run_dir, stamp

@@ -47,7 +47,8 @@ def _attempt(attempt: AttemptState) -> str:
     states = Counter(known.state for known in attempt.ranks)
     started = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(attempt.started))
     if states.keys() <= {"running"}:
-        return f"began {started}"  # the text stays as it is when they end
+        # The text stays as it is when the ranks end, so that it must not say that they run.
+        return f"began {started}"
     failure = attempt.failure
     first = f"; first: rank {failure.rank}, {failure.error}" if failure else ""
     return f"began {started}; ranks: {', '.join(f'{n} {state}' for state, n in states.items())}{first}"

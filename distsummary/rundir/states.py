@@ -203,8 +203,9 @@ def _attempt(
             failures.append(Failure(rank, state.reason, float(death.get("time", 0.0))))
     if noted := entry.get("failure"):
         failures.append(Failure(int(noted["rank"]), str(noted["error"]), float(noted.get("time", 0.0))))
+    # A rank whose death was not seen may be the cause of the failures and interruptions that were.
     unseen = {one.rank for one in ranks if is_silent(one) and str(one.rank) not in deaths}
-    if failures or any(one.state == "interrupted" for one in ranks):  # which may follow from the death
+    if failures or any(one.state == "interrupted" for one in ranks):
         silent = [one for one in ranks if one.rank in unseen]
         failures += [Failure(one.rank, one.reason, now - one.last_seen_s) for one in silent]
 
@@ -217,6 +218,7 @@ def _attempt(
 
     ending = _state_of(entry, ranks, is_replaced=is_replaced, now=now)
     failure = min(failures, key=precedence, default=None)
+    # If the attempt was interrupted, connections that broke then are no failure.
     if failure is not None and ending == "interrupted" and follows_from_another(failure.error):
         failure = None
     registered = {one.rank for one in ranks}
@@ -233,21 +235,24 @@ def _attempt(
 
 
 def _state_of(entry: Manifest, ranks: Collection[RankState], *, is_replaced: bool, now: float) -> str:
-    if not ranks:  # the first rank enters the attempt in run.json, then itself in its own file
+    # The first rank enters the attempt in run.json, then itself in its own file: there may be no rank yet.
+    if not ranks:
         if is_replaced:
             return "superseded"
         first: Mapping[str, Any] = entry.get("first") or {}
         is_beginning = now - float(entry.get("started", 0.0)) < LOST_S
         return "running" if is_beginning and (not first or is_alive(first) is not False) else "unknown"
     states = {one.state for one in ranks}
+    # Ranks that only lost the connection to an interrupted one did not fail.
     if "interrupted" in states and all(
         follows_from_another(one.error) for one in ranks if one.state == "failed"
     ):
-        states.discard("failed")  # these ranks only lost the connection to one that was interrupted
+        states.discard("failed")
+    # Ranks that got SIGTERM after another one had died were ended by their launcher because of it.
     stopped = [one for one in ranks if one.state == "interrupted"]
     silent_s = max((one.last_seen_s for one in ranks if is_silent(one)), default=0.0)
     if all(one.error.startswith(TERMINATED) and one.last_seen_s < silent_s for one in stopped):
-        states.discard("interrupted")  # their launcher ended these ranks because another one had died
+        states.discard("interrupted")
     return next((state for state in STATES if state in states), "finished")
 
 
@@ -262,11 +267,11 @@ def _rank(
     beat: Mapping[str, Any] = found["heartbeat"]
     is_newest = found is record.attempts[-1]
     recorded = float(found.get("ended") or beat.get("time") or found.get("started") or 0.0)
-    last_seen = (
-        record.last_seen if is_newest else recorded
-    )  # the file has been written since, for a later attempt
+    # If this is not the newest attempt, the file has been written since: its time says nothing of this one.
+    last_seen = record.last_seen if is_newest else recorded
     last_seen_s = max(0.0, now - last_seen)
     state, reason = found["state"], str(death.get("reason", ""))
+    # No rank reports its own death: the reader concludes it, from the surest sign to the weakest.
     if state == "running":
         if is_replaced or not is_newest:
             gone = is_alive(found) is False
@@ -281,7 +286,8 @@ def _rank(
         reason = str(found["health"].get("missing", ""))
     elif state == "unknown":
         reason = REBUILT
-    if state != "running" and 0 < recorded < last_seen:  # a copy of the run has files that are newer than it
+    # In a copy of the run, files are newer than what they record.
+    if state != "running" and 0 < recorded < last_seen:
         last_seen, last_seen_s = recorded, max(0.0, now - recorded)
     return RankState(
         role=entry["role"],

@@ -154,6 +154,7 @@ def detect(
                 f"0 <= coordinate < size, got {place!r}"
             )
     sources = _sources(environ, modules)
+    # SLURM counts tasks, and a task may be the launcher of several ranks.
     sizes = {source["source"]: source["world_size"] for source in sources if source["source"] != "slurm"}
     if world_size is not None:
         sizes["the argument world_size"] = world_size
@@ -202,7 +203,8 @@ def has_cluster() -> bool:
 
 def in_notebook(modules: Mapping[str, ModuleType] | None = None) -> bool:
     """Whether this process is the kernel of a notebook."""
-    kinds = type(ipython_shell(modules)).__mro__  # subclasses count
+    # Subclasses of the shell count, too.
+    kinds = type(ipython_shell(modules)).__mro__
     return any(kind.__name__ == "ZMQInteractiveShell" for kind in kinds)
 
 
@@ -231,7 +233,8 @@ def masked(topology: Topology, salt: str) -> Topology:
     if not topology.has_identity:
         return topology
     job, plus, starts = topology.incarnation.partition("+")
-    is_random = re.fullmatch("[0-9a-f]{32}", job) is not None  # as of ds.launch, which looks for it
+    # A random name identifies no one, and ds.launch looks for the one that it gave.
+    is_random = re.fullmatch("[0-9a-f]{32}", job) is not None
     incarnation = topology.incarnation if is_random or not job else f"{mask(salt, job)}{plus}{starts}"
     return replace(topology, incarnation=incarnation, host=mask_of_host(salt), **own_process(salt))
 
@@ -258,7 +261,8 @@ def job_name(environ: Mapping[str, str] | None = None) -> str:
     run_id = environ.get("TORCHELASTIC_RUN_ID", "none")
     if environ.get(LAUNCH_ID):
         return environ[LAUNCH_ID]
-    if run_id not in ("", "none"):  # without --rdzv-id, torchrun sets "none" in every job
+    # Without --rdzv-id, torchrun sets "none" in every job.
+    if run_id not in ("", "none"):
         return f"torchrun {run_id}"
     if environ.get("SLURM_JOB_ID"):
         return f"slurm {environ['SLURM_JOB_ID']}.{environ.get('SLURM_STEP_ID', '')}"
@@ -284,8 +288,9 @@ def launch_token(
         return train_token(modules["ray.train"].get_context().get_experiment_name(), environ, modules), True
     restarts = environ.get("TORCHELASTIC_RESTART_COUNT")
     parent = f"{topology.host} {os.getppid()} {pid_start_of(os.getppid())}"
+    # One agent of torch has all the ranks and starts them again: its process names the launch.
     if restarts is not None and environ.get("LOCAL_WORLD_SIZE") == environ.get("WORLD_SIZE"):
-        return parent, True  # one agent of torch, which starts the ranks again
+        return parent, True
     if topology.world_size == 1:
         return "", True
     if topology.is_incarnation_unique:
@@ -386,13 +391,15 @@ def _incarnation(environ: Mapping[str, str], rank: int, world_size: int) -> tupl
     if environ.get(LAUNCH_ID):
         return f"{environ[LAUNCH_ID]}+{restarts}", True
     for source, choices in _JOB_IDS.items():
+        # The variables may be those of another process, such as of a launcher of Ray's nodes.
         numbers = tuple(environ.get(name) for name in _VARIABLES[source][:2])
         if numbers != (str(rank), str(world_size)):
-            continue  # the variables describe another process: the launcher of Ray's nodes may have set them
+            continue
         for names in choices:
             if all(name in environ for name in names):
                 job = ".".join(environ[name] for name in names)
                 return f"{source} {job}+{environ.get('SLURM_RESTART_COUNT', '0')}+{restarts}", True
+    # An address and a port may serve many jobs, so that the name is not unique.
     for names in _MEETINGS:
         if all(name in environ for name in names[:2]):
             return f"{':'.join(environ[name] for name in names if name in environ)}+{restarts}", False

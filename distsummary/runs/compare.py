@@ -81,15 +81,19 @@ def where_they_part(steps: Array, values: Array, other_steps: Array, other_value
     with np.errstate(invalid="ignore"):
         difference = np.where(is_same, 0.0, a - b)
     is_finite = np.isfinite(difference)
-    difference[~is_finite] = np.inf  # one of them is NaN or infinite: far in any direction
+    # Where one of the values is NaN or infinite, they are far apart in any direction.
+    difference[~is_finite] = np.inf
     far = APART * max(_usual_change(a), _usual_change(b))
     end = min(max(_LEAST, common.size // _SHARE), (common.size + 1) // 2)
     at_end = float(np.median(difference[-end:]))
     parts_at = None
-    if common.size > 1 and abs(at_end) > far:  # one value says nothing of a usual change
+    # A single step says nothing of a usual change.
+    if common.size > 1 and abs(at_end) > far:
+        # Only what differs in the direction of the end counts as far.
         towards = difference if at_end > 0 else np.where(is_finite, -difference, np.inf)
         steps_far = np.clip(towards / far, 0, 2) - 1 if far else np.where(towards > 0, 1.0, -1.0)
-        sums = np.concatenate(([0.0], np.cumsum(steps_far)[:-1]))  # of the steps before each
+        # Each sum is that of the steps before; far steps begin at the last of the smallest sums.
+        sums = np.concatenate(([0.0], np.cumsum(steps_far)[:-1]))
         parts_at = int(common[sums.size - 1 - sums[::-1].argmin()])
     return Parting(int(common.size), first, parts_at, (float(a[-1]), float(b[-1])))
 
@@ -168,6 +172,7 @@ def text_of(found: Comparison, *, width: int) -> str:
 
 
 def _by_step(steps: Array, values: Array) -> tuple[Array, Array]:
+    # The order is stable, so that the last of equal steps is the one that was recorded last.
     order = np.argsort(steps, kind="stable")
     last = order[np.append(np.diff(steps[order]) != 0, True)] if steps.size else order
     return steps[last], values[last]

@@ -34,6 +34,7 @@ def deal_rows(
     """
     rows = []
     for rank, of_rank in sorted(parts.items()):
+        # A part ends before the rank's next one begins, the last part with the rank's last step.
         ends = [*(part.since - 1 for part in of_rank[1:]), last_steps.get(rank, 0)]
         for number, (part, end) in enumerate(zip(of_rank, ends, strict=True)):
             if end < part.since:
@@ -53,8 +54,9 @@ def deal_lines(rows: Iterable[Any]) -> list[list[str]]:  # Any: rows of the tabl
     deals = []
     for (attempt, deal), group in groupby(rows, key=lambda row: (row.attempt, row.deal)):
         of_deal = [*group]
+        # A deal of nothing is not shown.
         if not any(row.values for row in of_deal):
-            continue  # nothing was dealt
+            continue
         ranks = sorted({row.rank for row in of_deal})
         first, last = min(row.since_step for row in of_deal), max(row.until_step for row in of_deal)
         parts = [_rank_line(rank, [row for row in of_deal if row.rank == rank]) for rank in ranks[:_RANKS]]

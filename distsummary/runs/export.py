@@ -71,6 +71,7 @@ def _write_parquet(table: ScalarTable, path: Path) -> None:
             doing("rows", written, len(table))
             written += len(batch)
             rows = batch.to_arrow()
+            # The schema is that of the first batch, and is the same in all.
             if writer is None:
                 writer = parquet.ParquetWriter(
                     path,

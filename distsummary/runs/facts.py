@@ -59,11 +59,13 @@ def facts(run: RecordedRun) -> dict[str, Fact]:
     found |= {f"code.{name}": str(version) for name, version in sorted(versions.items())}
     lineage = run.lineage
     for path, name in _LINEAGE.items():
+        # Lineages of other programs may have any shape: a path is only followed through mappings.
         value: Any = lineage
         for key in path:
             value = value.get(key) if isinstance(value, Mapping) else None
         if value is not None and not isinstance(value, Mapping):
             found[name] = value
+    # A hash of the stages is enough to see whether two runs prepared their data alike.
     if "dataset_graph" in lineage:
         text = json.dumps(lineage["dataset_graph"], sort_keys=True, default=str)
         found[DATA_PIPELINE] = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()

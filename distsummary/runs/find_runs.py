@@ -110,10 +110,12 @@ def text_of(rows: Sequence[RunRow], *, width: int = UNLIMITED) -> str:
         )
         for row in rows
     ]
+    # The path gets the room that the other columns leave.
     sizes = [max(map(len, column)) for column in zip(_HEAD[1:], *cells, strict=True)]
     room = max(LEAST, width - sum(sizes) - 2 * len(sizes))
     named = [(shortened(printable(row.name), room), *cell) for row, cell in zip(rows, cells, strict=True)]
     head, *lines = aligned([_HEAD, *named], right=(2, 3, 5, 6), width=width)
+    # Notes are inserted from the last row back, so that the numbers of the rows before stay right.
     for number, row in reversed([*enumerate(rows, 1)]):
         lines[number:number] = paragraph(f"    {printable(row.note)}", width, indent="    ", most=NOTE_LINES)
     return "\n".join([head, *lines])
@@ -136,7 +138,8 @@ def _places(directory: Path, depth: int) -> Iterator[Path]:
         else:
             is_run = False
         children = sorted(child for child in directory.iterdir() if child.is_dir() and not child.is_symlink())
-    except OSError:  # may not be read
+    except OSError:
+        # What may not be read hides no other run.
         return
     for child in children:
         is_hidden = child.name.startswith(".")
@@ -181,6 +184,7 @@ def row_of(name: str, status: Status, *, step: int | None, loss: float | None) -
     notes = [line.strip() for line in causes(status)]
     if newest.failure is not None and not notes:
         notes.append(f"rank {newest.failure.rank} failed: {newest.failure.error}")
+    # Where ranks wait for a stuck one, it need not be said that they are behind.
     if stuck := stuck_in_short(status):
         notes.insert(0, stuck)
     else:
@@ -191,6 +195,7 @@ def row_of(name: str, status: Status, *, step: int | None, loss: float | None) -
     if earlier := newest.attempt:
         notes.append(f"attempt {earlier}")
     began = min(attempt.started for attempt in status.run.attempts)
+    # A run that has ended lasted until its last sign of life.
     last_seen = status.now - min((rank.last_seen_s for rank in newest.ranks), default=0.0)
     return RunRow(
         name=name,

@@ -66,6 +66,7 @@ class RankFiles:
                     must_refresh = False
                 return read()
             except DamagedIndexError as error:
+                # Each reader is asked, hence the list; if none mends its index, the files are read again.
                 must_refresh |= not any([recorded.mend(error) for recorded in self.all()])
 
     @contextmanager
@@ -84,6 +85,7 @@ class RankFiles:
         is_alone = [*directories.values()] == [base]
         if is_alone and not self._run_dir.base.is_dir():
             raise MissingFileError(f"the run {self._run_dir.base} was removed while it was read")
+        # Reasons from earlier calls stay, until the directory is there again.
         self.gone = {
             rank: f"its directory {recorded.directory} was removed"
             for rank, recorded in self.ranks.items()
@@ -104,6 +106,7 @@ class RankFiles:
             try:
                 recorded.refresh()
             except (DistSummaryError, OSError) as error:
+                # What failed may have read a part: a new object reads the rank from the beginning.
                 self.gone[rank] = said(error)
                 self.ranks[rank] = Recorded(recorded.directory, uses_index=self._uses_index)
         if self.merged is not None:
@@ -122,9 +125,11 @@ class RankFiles:
         if rank == MERGED and self.merged is not None:
             return {MERGED_RANK: self.merged}, ends([self.merged])
         until = ends(self.ranks.values())
-        if rank is None or (rank == MERGED and len(self.ranks) == 1):  # of one rank, its files are the run
+        # Of one rank alone, its files are the run.
+        if rank is None or (rank == MERGED and len(self.ranks) == 1):
             return self.ranks, until
-        if rank == MERGED:  # there is nothing yet, or it cannot be read
+        # There is no merged run yet, or it cannot be read.
+        if rank == MERGED:
             return {}, {}
         check_type("rank", rank, (int, str), optional=True)
         if isinstance(rank, str) or rank not in self.ranks:

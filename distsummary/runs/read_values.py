@@ -38,6 +38,7 @@ def value_table(
             rows += [(number, place, partial(_data, place)) for number, place in parts]
         else:
             rows.append((*min(parts, key=lambda part: part[0]), whole))
+    # The joined values came last: bring them to their ranks and steps.
     if shards:
         rows.sort(key=lambda row: (row[0], row[1].step))
     places = [place for _, place, _ in rows]
@@ -85,6 +86,7 @@ def _assemble(places: list[EventPlace]) -> Any:
         value = place.read()
         assert value.shard is not None
         part = np.asarray(value.data)
+        # A damaged shard may claim any size, for which memory would be taken.
         if whole is None:
             claimed = math.prod(value.shard.global_shape) * part.dtype.itemsize
             if claimed > MOST_CLAIMED * len(places) * max(1, part.nbytes):

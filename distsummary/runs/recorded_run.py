@@ -140,7 +140,8 @@ class RecordedRun:
     @property
     def id(self) -> str:
         """The random id of the run, which stays when it is moved; empty without a run.json."""
-        with noting({}):  # `problems` have it from elsewhere
+        # `problems` have it from other properties.
+        with noting({}):
             return str(self._run_dir.read_manifest().get("run_id", ""))
         return ""
 
@@ -184,6 +185,7 @@ class RecordedRun:
         rows = []
         for one in state.attempts if state else ():
             rank, error = (one.failure.rank, one.failure.error) if one.failure else (-1, "")
+            # Of ranks that died without an error, the one that fell silent first is nearest to the cause.
             silent = [known for known in one.ranks if is_silent(known)]
             if one.failure is None and silent:
                 first = max(silent, key=lambda known: known.last_seen_s)
@@ -257,6 +259,7 @@ class RecordedRun:
         for rank, why in self._files.gone.items():
             problems.append(f"{'the merged run' if rank == MERGED_RANK else f'rank {rank}'}: {why}")
         damage = [one for recorded in self._files.all() for one in recorded.damage]
+        # What a running rank has not finished may still be written.
         if state is None or state.state != "running":
             damage += [one for recorded in self._files.all() for one in recorded.unfinished()]
         problems += map(_place, damage)
@@ -342,12 +345,14 @@ class RecordedRun:
             try:
                 with os.scandir(directory) as entries:
                     for entry in entries:
+                        # Readers write indexes: they do not show that the run has recorded more.
                         if entry.is_file() and not is_index(Path(entry)):
                             stat = entry.stat()
                             found.append((entry.path, stat.st_ino, stat.st_size, stat.st_mtime_ns))
             except FileNotFoundError:
                 pass
-            except OSError as error:  # it may not be read
+            except OSError as error:
+                # It may not be read: the error stands for its files, so that a change of rights shows.
                 found.append((os.fspath(directory), error.errno))
         if not found:
             raise MissingFileError(f"the run {self.path} was removed while it was read")
@@ -415,6 +420,7 @@ class RecordedRun:
                 for number, names in of_rank.items()
                 if name in names
             ]
+            # The table takes its memory at once, and the pieces are read into it one after the other.
             room = sum(chosen[number].count(name) for number, name in asked)
             pieces = (Piece(number, *chosen[number].scalars(name, until)) for number, name in asked)
             return ScalarTable(pieces, room)
@@ -436,6 +442,7 @@ class RecordedRun:
             until = ends(self._files.ranks.values())
             having = {rank: one for rank, one in self._files.ranks.items() if tag in one.tags()}
             if not having:
+                # Raises the error that names the tags which are nearest.
                 wanted(
                     tag,
                     [*dict.fromkeys(t for one in self._files.ranks.values() for t in one.tags())],
@@ -490,6 +497,7 @@ class RecordedRun:
             problems = self._problems["graph"] = {}
             for recorded in self._files.all():
                 places = recorded.places("graph", None, {})
+                # The newest attempt first: the model may have been changed for a restart.
                 for place in sorted(places, key=lambda place: place.attempt, reverse=True):
                     for data in readable(place, problems):
                         return GraphProto.FromString(data)
@@ -533,6 +541,7 @@ class RecordedRun:
             with noting(problems):
                 found[path.stem] = LossGrid.load(path)
         if not found:
+            # Event files have landscapes, too, without what only the .npz files hold.
             skipped: list[Damage] = []
             for path in landscape_files(self.path) if self.path.is_dir() else ():
                 with noting(problems):
@@ -616,6 +625,7 @@ def _check_is_run(run: RunDir, given: str, role: str) -> None:
         raise MissingFileError(
             f"{given} holds nothing of the role {role!r}; leave role= out for its training"
         )
+    # The message helps those who named a directory of runs.
     children = [child for child in base.iterdir() if child.is_dir()]
     has_runs = any((child / MANIFEST).exists() or all_event_files(child) for child in children)
     remedy = f"it holds runs: distsummary runs {given}" if has_runs else "name the directory of a run"
@@ -639,6 +649,7 @@ def _with_sentences(alerts: Iterable[dict[str, Any]], *, is_over: bool) -> list[
             verdict = Verdict.from_json(alert)
             said = sentence(verdict, is_over=is_over)
         except (DistSummaryError, AttributeError, KeyError, TypeError, ValueError):
+            # An alert of another version may have causes or fields that are unknown here.
             foreign.append(alert)
             continue
         found.append((weight(verdict), {**alert, "sentence": said}))

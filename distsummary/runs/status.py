@@ -110,6 +110,7 @@ def read_status(path: str | os.PathLike[str]) -> Status:
     attempts = []
     for attempt in run.attempts:
         is_newest = attempt is run.newest
+        # A rank that has ended may have recorded more than its last heartbeat said.
         recorded = _recorded_steps(run_dir, attempt, EACH_RANK if is_newest else 1)
         if is_newest:
             unmerged = _unmerged(run_dir, attempt, recorded)
@@ -124,7 +125,8 @@ def read_status(path: str | os.PathLike[str]) -> Status:
     stuck = hung_ranks(run_dir, run.newest, now=now) if run.newest else []
     try:
         alerts = read_alerts(run_dir)
-    except OSError:  # `why` names what cannot be read
+    except OSError:
+        # `distsummary why` names what cannot be read.
         alerts = []
     findings = open_findings(alerts, run.newest, stuck)
     number = run.newest.attempt if run.newest else -1
@@ -149,6 +151,7 @@ def ranks_behind(ranks: Sequence[RankState]) -> dict[int, int]:
     """Rank -> by how many steps it is behind the first, of ranks that run and miss the steps of BEHIND_S."""
     running = [rank for rank in ranks if rank.state == "running"]
     paces = [rank.step_s for rank in running if rank.step_s]
+    # Ranks report at different times, so that a distance of two steps means nothing.
     allowed = max(2.0, BEHIND_S / statistics.median(paces)) if paces else BEHIND_STEPS
     first = max((rank.step or 0 for rank in running), default=0)
     return {rank.rank: first - (rank.step or 0) for rank in running if first - (rank.step or 0) > allowed}
@@ -179,14 +182,16 @@ def _recorded_steps(run_dir: RunDir, attempt: AttemptState, most: int) -> dict[i
 
     Each costs the reading of an event file's end.
     """
-    from distsummary.events.newest import newest_events  # loads NumPy, which a running rank does not need
+    # Imported here, as it loads NumPy, which a running rank does not need.
+    from distsummary.events.newest import newest_events
 
     found = {}
     for rank in [rank for rank in attempt.ranks if rank.state != "running"][:most]:
         place = run_dir.writer_dir(attempt.role, rank.rank, attempt.world_size)
         try:
             steps = [event.step for event in newest_events(place, attempt=attempt.attempt)]
-        except (DistSummaryError, OSError):  # fsck names what cannot be read
+        except (DistSummaryError, OSError):
+            # `distsummary fsck` names what cannot be read.
             continue
         if steps:
             found[rank.rank] = max(steps)
@@ -204,8 +209,9 @@ def _unmerged(run_dir: RunDir, attempt: AttemptState, recorded: Mapping[int, int
 
 def _merged(base: Path, newest: AttemptState) -> Merged | None:
     """What the ends of the merged files say; None without any."""
+    # Imported here, as both load NumPy.
     from distsummary.events.newest import newest_events, step_since
-    from distsummary.format.records import ALERT_TAGS, RANKS_TAG  # both load NumPy, as above
+    from distsummary.format.records import ALERT_TAGS, RANKS_TAG
 
     def ranks_of(event: "ReadEvent") -> int | None:
         """On how many ranks an event of the attempt stands; None if it does not say."""
@@ -213,7 +219,7 @@ def _merged(base: Path, newest: AttemptState) -> Merged | None:
         return int(reported[0]) if reported and event.attempt == newest.attempt else None
 
     try:
-        # an alert may be shown at a step that no rank ends
+        # An alert may be shown at a step that no rank has ended.
         events = [
             event
             for event in newest_events(base)
@@ -223,6 +229,7 @@ def _merged(base: Path, newest: AttemptState) -> Merged | None:
             return None
         step = max(event.step for event in events)
         reported = [ranks for event in events if (ranks := ranks_of(event)) is not None]
+        # The newest steps may still be without ranks that are a little late: the best of them counts.
         ranks = max(reported[-NEWEST:], default=None)
         run = sum(rank.state == "running" for rank in newest.ranks)
         if ranks is None or ranks >= run:
@@ -230,5 +237,6 @@ def _merged(base: Path, newest: AttemptState) -> Merged | None:
         return Merged(
             step, ranks, step_since(base, lambda event: None if (n := ranks_of(event)) is None else n < run)
         )
-    except (DistSummaryError, OSError):  # fsck names what cannot be read
+    except (DistSummaryError, OSError):
+        # `distsummary fsck` names what cannot be read.
         return None

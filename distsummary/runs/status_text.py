@@ -70,6 +70,7 @@ def _wrapped(sentences: Iterable[str], width: int) -> list[str]:
     """Sentences in lines of at most `width` characters; commands and long words stay whole."""
     lines: list[str] = []
     for one in sentences:
+        # A character that is no space keeps a command whole while lines are broken.
         text = _COMMAND.sub(lambda found: found[0].replace(" ", "\x00"), one)
         broken = paragraph(text, width, indent="    " if one.startswith(" ") else "  ")
         lines += [line.replace("\x00", " ") for line in broken]
@@ -121,12 +122,14 @@ def hints(status: Status) -> list[str]:
     path = shlex.quote(printable(str(run.path)))
     if newest is None:
         return ["No rank has registered: the job has not reached its first step."]
+    # First how the run is, and why.
     bad = [rank for rank in newest.ranks if rank.state not in GOOD]
     living = [rank for rank in newest.ranks if rank.state == "running"]
     lost = [rank for rank in bad if rank.state == "lost"]
     found = findings_of(status, "more " if status.stuck else "")
     verdict = _verdict(status, newest, bad, living, found)
     said = [f"{verdict}, with {found}." if found else f"{verdict}.", *causes(status)]
+    # What a dead run was stuck in may be the reason for its end, so it comes before the advice.
     was_stuck = not living and any(verdict.cause == HANG for verdict in status.stuck)
     if was_stuck:
         said += _stuck(status)
@@ -143,6 +146,7 @@ def hints(status: Status) -> list[str]:
         said.append(f"{named(newest.missing)} never registered; a training may record on some ranks only.")
     if not was_stuck:
         said += _stuck(status) or _standing_still(newest, living) or slow_ranks(status)
+    # Then where to read on, and what the merged run is missing.
     if status.findings or status.earlier:
         earlier = f"{numbered(status.earlier, 'finding')} of earlier attempts" if status.earlier else ""
         what = " and ".join(filter(None, ("evidence" if status.findings else "", earlier)))
@@ -169,6 +173,7 @@ def hints(status: Status) -> list[str]:
     if living and bad:
         bad_names = named([rank.rank for rank in bad], "rank")
         said.append(f"To have {bad_names} again, end the job and {again}{none}.")
+    # Last, the one next step that such a run needs most.
     if living and status.stuck:
         said.append(
             "next: look at what is said of the rank, end the job (it does not end by itself) and start it "
@@ -255,6 +260,7 @@ def _verdict(
     verb = {"interrupted": "was interrupted", "failed": "has failed", "lost": "is dead"}
     if any(verdict.cause == HANG for verdict in status.stuck):
         return f"The run {verb.get(newest.state, 'has ended')}; it was stuck {_stuck_at(status)}"
+    # The step of the rank that failed first: others may have been ahead of it.
     first = None if newest.failure is None else newest.failure.rank
     failed = [rank.step for rank in newest.ranks if rank.state == "failed" and rank.rank == first]
     step = failed[0] if failed else newest_step(newest)
@@ -313,6 +319,7 @@ def causes(status: Status) -> list[str]:
         return []
     first = newest.failure.rank if newest.failure else -1
     bad = _alike(rank for rank in newest.ranks if rank.state not in GOOD)
+    # The rank that failed first leads the list.
     bad.sort(key=lambda ranks: first not in [rank.rank for rank in ranks])
     said = []
     for ranks in bad[:3]:
@@ -329,6 +336,7 @@ def _of_hosts(ranks: Sequence[RankState], attempt: AttemptState) -> str:
     """Such as Host h1 (ranks 2-3), if the ranks are all of it, and others run elsewhere; else empty."""
     numbers, hosts = {rank.rank for rank in ranks}, {rank.host for rank in ranks}
     there = {rank.rank for rank in attempt.ranks if rank.host in hosts}
+    # A host is named only where all its ranks are concerned, as the host is then the likely cause.
     if there != numbers or len(numbers) == len(attempt.ranks) or len(hosts) > MOST_HOSTS:
         return ""
     shown = printable(", ".join(sorted(hosts)))
@@ -404,6 +412,7 @@ def _stuck(status: Status) -> list[str]:
 def _standing_still(newest: AttemptState, living: Sequence[RankState]) -> list[str]:
     """Whether no rank makes steps any more, and at which one to look first."""
     training = [rank for rank in living if rank.phase == "training" and rank.step]
+    # A rank that does something else, such as saving, may be what the others wait for.
     if not training or len(training) < len(living) or any(rank.step_s for rank in training):
         return []
     least = min(rank.step or 0 for rank in training)
@@ -435,6 +444,7 @@ def _rows(status: Status) -> list[tuple[str, ...]]:
     end = [missing] if attempt.missing else []
     if len(ranks) <= EACH_RANK:
         return [_row([rank]) for rank in ranks] + end
+    # Of many ranks, only those that are not as they should be have a line each.
     behind = ranks_behind(ranks)
     special = behind.keys() | stuck
     is_odd = [rank.state not in GOOD or rank.rank in special or bool(rank.dropped) for rank in ranks]

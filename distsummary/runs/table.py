@@ -64,6 +64,7 @@ class Table:
         return tuple(self._columns)
 
     def __len__(self) -> int:
+        # Columns that are functions are not made just to be counted.
         for column in self._columns.values():
             if not callable(column):
                 return int((column.codes if isinstance(column, Labels) else column).size)
@@ -91,6 +92,7 @@ class Table:
     def _repr_html_(self) -> str:
         """What a notebook shows: the first and the last rows."""
         shown = [*range(len(self))]
+        # -1 marks the place of the rows that are left out.
         if len(shown) > 2 * _SHOWN:
             shown = [*shown[:_SHOWN], -1, *shown[-_SHOWN:]]
         cells = [
@@ -161,6 +163,7 @@ class ScalarTable(Table):
         if rows is None:
             pieces = [*pieces]
             rows = sum(piece.steps.size for piece in pieces)
+        # Each column is one array, and the pieces become views of it: values are held once.
         blocks = [np.empty(rows, kind) for kind in (np.int64, np.int64, np.float64, np.float32)]
         self._pieces: list[Piece] = []
         end = 0
@@ -195,6 +198,7 @@ class ScalarTable(Table):
         """The table in parts of at most `rows` rows, for programs that cannot hold all columns at once."""
         ends = np.cumsum([piece.steps.size for piece in self._pieces])
         for start in range(0, len(self), rows):
+            # The pieces that reach into this batch, from the one with its first row to the one with its last.
             first, last = np.searchsorted(ends, (start, start + rows - 1), "right")
             found = []
             for piece, end in zip(self._pieces[first : last + 1], ends[first : last + 1], strict=True):
@@ -253,6 +257,7 @@ class ScalarTable(Table):
             ranks = [piece for piece in pieces if piece.rank >= 0]
             if len(ranks) > MAX_LINES:
                 steps, _, values, _ = matrix_of((one.rank, one.steps, one.values) for one in ranks)
+                # A step without any finite value has no median, and NumPy would warn of it.
                 has_any = np.isfinite(values).any(axis=1)
                 steps, values = steps[has_any], np.where(np.isfinite(values), values, np.nan)[has_any]
                 low, median, high = (f(values, axis=1) for f in (np.nanmin, np.nanmedian, np.nanmax))
@@ -265,7 +270,8 @@ class ScalarTable(Table):
                 axis.plot(
                     piece.steps, piece.values, label=name, linewidth=width, marker="o" if is_alone else None
                 )
-            axis.set_title(tag.replace("$", r"\$"), fontsize=10)  # no formulas
+            # Matplotlib takes what stands between dollars for a formula.
+            axis.set_title(tag.replace("$", r"\$"), fontsize=10)
             axis.set_xlabel("step", fontsize=9)
             if log:
                 axis.set_yscale("log")
@@ -296,9 +302,11 @@ def matrix_of(curves: Iterable[tuple[int, Array, Array]]) -> Matrix:
     grids: list[Array] = []
     rows: list[tuple[int, int, Array]] = []  # rank, number of its grid, values at the first steps of the grid
     for rank, steps, values in curves:
+        # Most ranks have the same steps, so that only the newest grids are compared.
         for number in range(len(grids) - 1, max(-1, len(grids) - 1 - _GRIDS), -1):
             both = min(grids[number].size, steps.size)
-            if (grids[number][:both] == steps[:both]).all():  # a rank may be some steps behind
+            # A rank that is some steps behind has the beginning of a grid.
+            if (grids[number][:both] == steps[:both]).all():
                 grids[number] = max(grids[number], steps, key=len)
                 break
         else:
@@ -306,12 +314,14 @@ def matrix_of(curves: Iterable[tuple[int, Array, Array]]) -> Matrix:
             grids.append(steps)
         rows.append((rank, number, values))
     merged = np.unique(np.concatenate([np.empty(0, np.int64), *grids]))
+    # A grid that has all steps is copied as a slice, which is quicker than by indices.
     places = [
         slice(None) if np.array_equal(grid, merged) else np.searchsorted(merged, grid) for grid in grids
     ]
     found = np.full((len(rows), merged.size), np.nan, np.float32)
     ranks = np.array([rank for rank, _, _ in rows], np.int32)
     nans: Array | None = None
+    # Rows are taken from the list, so that each one's memory is free once it is copied.
     while rows:
         _, number, values = rows.pop()
         place = places[number]
