@@ -71,10 +71,12 @@ class FiniteCheck:
         for number, tensor in enumerate(tensors_in(batch)):
             try:
                 array = framework_of(tensor).to_numpy(tensor)
-            except Exception as error:  # such as of a tensor without values
+            except Exception as error:
+                # Some tensors have no values to look at.
                 self._failures().count(f"whether the input was finite: {type(error).__name__}: {error}")
                 continue
             if array.dtype.kind in "fc" and not np.isfinite(array).all():
+                # One input that is not finite answers the question for this run: no other batch is looked at.
                 self._inputs = 0
                 return {NONFINITE_TAGS["input"]: float(number)}
         return {}
