@@ -14,7 +14,8 @@ from distsummary.training.values import Scalar, resolve
 
 WARN, STOP, IGNORE = "warn", "stop", "ignore"
 ON_NAN = (WARN, STOP, IGNORE)
-MAX_TAGS = 1 << 10  # if there are more, all are forgotten and may be named again: memory stays bounded
+# If there are more tags, all are forgotten and may be named again, so that memory stays bounded.
+MAX_TAGS = 1 << 10
 LARGEST = 3.4028235677973366e38  # numbers from here on are infinite in the files, which hold float32
 LOWEST = -LARGEST
 INPUTS = 8  # batches that are looked at because a logged number is not finite
@@ -36,7 +37,8 @@ class FiniteCheck:
 
     def __init__(self, on_nan: str, rank: int, failures: Callable[[], Failures]) -> None:
         self.error: NonFiniteError | None = None
-        self.is_over = False  # a callback has raised, such as LossMonitor, which names the loss itself
+        # True when a callback has raised, such as LossMonitor, which names the loss itself.
+        self.is_over = False
         self.is_judged = False  # then nothing is logged here
         self.rank = rank
         self._on_nan, self._failures = on_nan, failures

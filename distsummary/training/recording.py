@@ -35,7 +35,8 @@ R = TypeVar("R")
 
 WHOLE_ARRAY = "log its mean, or record the whole array by run.image, run.histogram or run.tensor"
 IN_THE_PAST = "run.log(..., step=n): values of steps before run.step are dropped"
-MAX_KNOWN_NAMES = 1 << 14  # if there are more, all are forgotten and checked again: memory stays bounded
+# If there are more names, all are forgotten and checked again, so that memory stays bounded.
+MAX_KNOWN_NAMES = 1 << 14
 SHOWN_BY_TAG = ("scalar", "histogram", "image", "text", "audio", "pr_curve")  # plugins that TensorBoard has
 SEVERAL = "several"
 MAX_SHOWN = 40  # characters of a name in a message

@@ -102,7 +102,8 @@ class TorchPhases:
                 self._hook(parameter)
 
     def _hook(self, parameter: nn.Parameter) -> None:
-        register = parameter.register_post_accumulate_grad_hook  # torch leaves it untyped
+        # Torch leaves this method untyped.
+        register = parameter.register_post_accumulate_grad_hook
         self._hooks[parameter] = register(Hook(self._guard, self._have_gradient))  # type: ignore[no-untyped-call]
 
     # What torch.compile traces has no phases: to leave the trace for a hook would cost more than the hook.
