@@ -6,7 +6,8 @@ Public names are loaded on first use: importing this package imports neither Ray
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # type checkers do not run __getattr__
+# Type checkers do not run `__getattr__`: they need the names imported.
+if TYPE_CHECKING:
     from distsummary import summary as summary  # modules, named as ds.summary and ds.thor
     from distsummary import thor as thor
     from distsummary._init import init
@@ -218,6 +219,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    # Python then finds the name without calling this function again.
     globals()[name] = value
     return value
 

@@ -161,10 +161,12 @@ def init(
     check_on_alert(on_alert, aggregate=aggregate)
     check_objects(optimizer=optimizer, loss_fn=loss_fn)
     initial_step, initial_epoch = position(resume, initial_step, initial_epoch)
+    # A distributed model knows its mesh; a mesh that is given has priority.
     found = framework_of(watch).mesh(watch) if mesh is None and watch is not None else mesh
     topology = topologies.detect(role=role, rank=rank, world_size=world_size, mesh=found)
     if mesh is not None:
-        dealing_group(topology)  # raises if it does not fit into the world
+        # This raises if the mesh does not fit into the world.
+        dealing_group(topology)
     settings = settings_of(
         record,
         muted(diagnose, NAN) if on_nan == IGNORE else diagnose,
@@ -179,6 +181,7 @@ def init(
         config=read_config(config, is_quiet=topology.rank > 0),
     )
     settings.refuse_unfit(watch, topology)
+    # Another training that finds this run open in its process can then name the line that opened it.
     caller = sys._getframe(1)
     place = f"the run made at {caller.f_code.co_filename}:{caller.f_lineno}"
     given = directory_of(run_dir, topology)
@@ -197,7 +200,8 @@ def init(
         topology = without_identity(directory, topology)
     merged = directory.writer_dir(role, 0, 1)
     if topology.world_size > 1 and merged.is_dir():
-        refuse_foreign_files(merged)  # fail now, not after the training
+        # Refused now, and not by the merge after the training.
+        refuse_foreign_files(merged)
     joined = coordinator(directory, topology, aggregate=aggregate)
     collector = CollectorCallback(
         directory,
@@ -206,7 +210,8 @@ def init(
         coordinate=lambda place: joined,
         admission=admission,
     )
-    alerted: list[Callback] = []  # left after the collector, whose end may make the last alerts
+    # These are left after the collector, whose end may make the last alerts.
+    alerted: list[Callback] = []
     if on_alert is not None and role == "train" and topology.rank == 0:
         alerted.append(OnAlert(directory, on_alert, collector.count_failure))
     reported: list[Callback] = []
@@ -268,7 +273,8 @@ def announcement(directory: RunDir, topology: Topology, settings: RunSettings, *
     `is_merged`: whether an aggregator writes the merged run.
     """
     base, here = directory.base, Path.cwd()
-    if base.is_relative_to(here) and not in_ray():  # Ray's workers may run elsewhere
+    # A relative path is shorter, but Ray's workers may run in another directory.
+    if base.is_relative_to(here) and not in_ray():
         base = base.relative_to(here)
     parent = shlex.quote(str(base.parent))
     show = f"tensorboard --logdir {parent}"

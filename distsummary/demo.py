@@ -91,9 +91,12 @@ def train(run_dir: str, epochs: int) -> dict[str, float]:
         tensors="fc",
         graph="modules",
         collect_freq=5,
-        record=ds.Record(images=True, collect_landscape=trajectory),  # the digits are public
-        on_existing="attempt",  # the demo may be run again in its default directory
-        quiet=True,  # `report` says where the run is
+        # The digits are public: their pictures may be recorded.
+        record=ds.Record(images=True, collect_landscape=trajectory),
+        # The demo may be run again in its default directory.
+        on_existing="attempt",
+        # `report` says where the run is.
+        quiet=True,
         config={
             "epochs": epochs,
             "batch_size": BATCH,
@@ -101,7 +104,8 @@ def train(run_dir: str, epochs: int) -> dict[str, float]:
         },
     ) as run:
         images, labels = test_set.tensors
-        if run.rank == 0:  # a text or picture that is the same on all ranks is needed once
+        # A text or picture that is the same on all ranks is needed once.
+        if run.rank == 0:
             run.text("about", ABOUT)
         for epoch in run.epochs(epochs):
             sampler.set_epoch(epoch)
@@ -136,7 +140,8 @@ def run_demo(run_dir: str, *, ranks: int = 4, epochs: int = 3, as_json: bool = F
     say = partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)
     begun = time.monotonic()
     directory = RunDir(run_dir).create()
-    require("the demo", "sklearn", "matplotlib")  # now, before Ray starts
+    # A missing package is reported now, before Ray starts.
+    require("the demo", "sklearn", "matplotlib")
     say(f"1/3 starting Ray and {ranks} ranks")
     with connected(ranks, {"CPU": 1}, "local"):
         results = ds.launch(partial(train, str(directory.base), epochs), ranks=ranks)
@@ -158,7 +163,8 @@ def run_demo(run_dir: str, *, ranks: int = 4, epochs: int = 3, as_json: bool = F
     page, why_not = directory.base.parent / f"{directory.base.name}.html", ""
     try:
         write_report(directory.base, out=page)
-    except DistSummaryError as error:  # the front end is not built: the run is there without its page
+    except DistSummaryError as error:
+        # The front end is not built: the run is complete, but without its page.
         why_not = str(error)
     say("3/3 done")
     summary = {
@@ -201,6 +207,7 @@ def _indented(texts: list[str]) -> list[str]:
 def step_times(run_dir: RunDir) -> dict[int, float]:
     """Rank -> the median duration (ms) of a step in the newest attempt, read from the rank's files."""
     table = ds.open_run(run_dir).scalars("perf/step_ms")
+    # Rows of earlier attempts get the rank -1, which is left out below.
     ranks = np.where(table["attempt"] == table["attempt"].max(), table["rank"], -1)
     return {
         rank: float(np.median(table["value"][ranks == rank])) for rank in sorted({*ranks.tolist()} - {-1})

@@ -79,7 +79,8 @@ class DamagedFileError(DistSummaryError, ValueError):
 class MissingParameterError(DistSummaryError, AttributeError, KeyError):
     """A callback asked the run context for something that the training loop does not provide."""
 
-    __str__ = Exception.__str__  # KeyError would quote the message
+    # KeyError would show the message in quotes.
+    __str__ = Exception.__str__
 
 
 class ClosedError(DistSummaryError, RuntimeError):
@@ -127,7 +128,8 @@ class LandscapeCancelled(KeyboardInterrupt):
     It is a KeyboardInterrupt, not a DistSummaryError: `except Exception` must not swallow a Ctrl-C.
     """
 
-    def __init__(self, grids: Mapping[str, Any]) -> None:  # Any: a LossGrid, whose module imports this one
+    # The values are of the type LossGrid, whose module imports this one.
+    def __init__(self, grids: Mapping[str, Any]) -> None:
         super().__init__(grids)
         self.grids = grids
 

@@ -37,6 +37,7 @@ def scalar(name: str, value: Tensor) -> None:
         InvalidTypeError: the name is not str, or the value is not a tensor.
         InvalidValueError: the name is blank or too long, or the value has several dimensions.
     """
+    # TorchScript does not compile code under this condition: in a scripted network, taps do nothing.
     if not torch.jit.is_scripting():  # type: ignore[attr-defined]
         torch_operators.scalar(name, value)
 

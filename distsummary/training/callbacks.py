@@ -203,7 +203,8 @@ class Callback:
         self.end(run_context)
 
 
-for _hook in HOOKS:  # what they call is a user's, or has a door of its own
+# The default hooks call the user's methods, or methods that are doors: what these raise reaches the user.
+for _hook in HOOKS:
     calls_user(getattr(Callback, _hook))
 
 
@@ -256,6 +257,7 @@ class CallbackList:
 
     @calls_user
     def _enter_each(self) -> None:
+        # If one callback cannot be entered, those that were entered before it are exited.
         with contextlib.ExitStack() as stack:
             entered: list[Callback] = []
             for callback in self.callbacks:
@@ -268,7 +270,8 @@ class CallbackList:
                     given = callback
                 entered.append(given)
             self.is_entered, self._stack = True, stack.pop_all()
-        self.callbacks[:] = entered  # in place: this list is the parameter `list_callback`
+        # The list is changed in place, because it is also the parameter `list_callback`.
+        self.callbacks[:] = entered
 
     def _look_up(self) -> None:
         """Find the methods that each hook calls: a callback's own, or else its method with the older name."""
@@ -277,6 +280,7 @@ class CallbackList:
         for hook, methods in found.items():
             for callback in self.callbacks:
                 for name in (hook, hook.split("_", 2)[2]):
+                    # What neither the class nor the object overrides is not called, and costs nothing.
                     if getattr(type(callback), name) is not getattr(Callback, name) or name in vars(callback):
                         methods.append(getattr(callback, name))
                         if hook in STEP_HOOKS and callback not in at_steps:
@@ -307,7 +311,8 @@ class LossMonitor(Callback):
         check_int_or_both("per_print_times", per_print_times, low=0)
         self._per_print_times = per_print_times
         self._last_printed = 0
-        self._has_loss = True  # no warning if no training was seen from its beginning
+        # True also before a training: one that was not seen from its beginning causes no warning.
+        self._has_loss = True
 
     def on_train_begin(self, run_context: RunContext) -> None:
         """Count as if a resumed training had not been interrupted."""
@@ -331,7 +336,8 @@ class LossMonitor(Callback):
                 "or fix the data"
             )
         step = params["cur_step_num"]
-        if step < self._last_printed:  # the loop went back to an earlier step
+        # If the loop went back to an earlier step, print from there on.
+        if step < self._last_printed:
             self._last_printed = step - 1
         if 0 < self._per_print_times <= step - self._last_printed:
             self._last_printed = step
@@ -371,7 +377,8 @@ class TimeMonitor(Callback):
         check_int_or_both("data_size", data_size, low=1, optional=True)
         self._data_size = data_size
         self._data_time = data_time
-        self._started_s: dict[str, float] = {}  # by mode, as an evaluation may run inside a training epoch
+        # The times are kept by mode, as an evaluation may run inside of a training epoch.
+        self._started_s: dict[str, float] = {}
         self._begun_step, self._waited_ms = 0, 0.0
 
     def epoch_begin(self, run_context: RunContext) -> None:
@@ -414,7 +421,8 @@ def loss_of(outputs: object) -> float | None:
     """The loss in a network's outputs as a float, waiting for its device; None if they hold no number."""
     if outputs is None or type(outputs) is float:
         return outputs
-    number = framework_of(outputs).number(outputs)  # the usual tensor, found quickly
+    # Most losses are a tensor of one number, which is found quickly.
+    number = framework_of(outputs).number(outputs)
     if number is not None:
         return number
     try:

@@ -90,6 +90,7 @@ class CheckpointConfig:
             check_choice("async_save", async_save, ("process", "thread"))
         if saved_network is not None:
             try:
+                # Tried here, so that what is no model is refused now and not when it is first saved.
                 dict(framework_of(saved_network).tensors(saved_network))
             except InvalidTypeError as error:
                 raise InvalidTypeError(f"saved_network: {error}") from None
@@ -102,6 +103,7 @@ class CheckpointConfig:
             )
         self.exception_save = exception_save
         self.save_checkpoint_steps = save_checkpoint_steps
+        # A number of steps has priority over seconds, and a number of files over minutes.
         self.save_checkpoint_seconds = None if save_checkpoint_steps else save_checkpoint_seconds
         self.keep_checkpoint_max = keep_checkpoint_max
         self.keep_checkpoint_per_n_minutes = None if keep_checkpoint_max else keep_checkpoint_per_n_minutes
@@ -140,6 +142,7 @@ def _append_dict(append_info: object) -> dict[str, Any] | None:
     for key, value in (dicts[0] if dicts else {}).items():
         check_type("a name in append_info's dict", key, str)
         if all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict")):
+            # The state is read here only to refuse one that cannot be saved before the training.
             state_entries(f"{key!r} in append_info", value.state_dict())
         elif not isinstance(value, int | float | bool | str):
             if not framework_of(value).is_tensor(value):

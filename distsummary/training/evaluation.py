@@ -22,7 +22,7 @@ def evaluation_params(
         dataset: the data on which the model is evaluated, if known beforehand.
         train: the parameters of the training that the evaluation belongs to.
     """
-    # as in MindSpore, a callback also finds what it knows of the training: the optimizer, for example
+    # As in MindSpore, a callback also finds what it knows of the training: the optimizer, for example.
     hidden = ("step_in_epoch", "eval_results")
     of_training = {name: value for name, value in train.items() if name not in hidden}
     return CallbackParams(

@@ -14,7 +14,8 @@ from distsummary.training.values import Scalar, resolve
 
 WARN, STOP, IGNORE = "warn", "stop", "ignore"
 ON_NAN = (WARN, STOP, IGNORE)
-MAX_TAGS = 1 << 10  # if there are more, all are forgotten and may be named again: memory stays bounded
+# If there are more tags, all are forgotten and may be named again, so that memory stays bounded.
+MAX_TAGS = 1 << 10
 LARGEST = 3.4028235677973366e38  # numbers from here on are infinite in the files, which hold float32
 LOWEST = -LARGEST
 INPUTS = 8  # batches that are looked at because a logged number is not finite
@@ -36,7 +37,8 @@ class FiniteCheck:
 
     def __init__(self, on_nan: str, rank: int, failures: Callable[[], Failures]) -> None:
         self.error: NonFiniteError | None = None
-        self.is_over = False  # a callback has raised, such as LossMonitor, which names the loss itself
+        # True when a callback has raised, such as LossMonitor, which names the loss itself.
+        self.is_over = False
         self.is_judged = False  # then nothing is logged here
         self.rank = rank
         self._on_nan, self._failures = on_nan, failures
@@ -71,10 +73,12 @@ class FiniteCheck:
         for number, tensor in enumerate(tensors_in(batch)):
             try:
                 array = framework_of(tensor).to_numpy(tensor)
-            except Exception as error:  # such as of a tensor without values
+            except Exception as error:
+                # Some tensors have no values to look at.
                 self._failures().count(f"whether the input was finite: {type(error).__name__}: {error}")
                 continue
             if array.dtype.kind in "fc" and not np.isfinite(array).all():
+                # One input that is not finite answers the question for this run: no other batch is looked at.
                 self._inputs = 0
                 return {NONFINITE_TAGS["input"]: float(number)}
         return {}

@@ -50,4 +50,5 @@ class LambdaCallback(Callback):
                 raise InvalidTypeError(
                     f"{name} must be callable or None, got {hook!r}; pass a function of the run context"
                 )
-            setattr(self, name, hook)  # a CallbackList finds hooks of the instance too
+            # A CallbackList finds hooks of the object, too, not only of its class.
+            setattr(self, name, hook)

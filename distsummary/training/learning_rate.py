@@ -77,7 +77,8 @@ class LearningRateScheduler(Callback):
     def _next(self, rate: float, step: int) -> float:
         given = self.learning_rate_function(rate, step)
         if type(given) is not float:
-            given = getattr(given, "item", lambda: given)()  # a number of NumPy or torch
+            # A number of NumPy or torch becomes one of Python.
+            given = getattr(given, "item", lambda: given)()
             check_type("the result of learning_rate_function", given, (int, float))
         if not 0 <= given < math.inf:
             raise InvalidValueError(
@@ -91,7 +92,8 @@ def _takes_two(function: Callable[..., object]) -> bool:
     """Whether a function can be called with two arguments; True if Python cannot say."""
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some built-in functions have none
+    except (TypeError, ValueError):
+        # Some built-in functions have no signature.
         return True
     try:
         signature.bind(0.1, 1)

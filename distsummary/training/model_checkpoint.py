@@ -112,7 +112,7 @@ class ModelCheckpoint(Callback):
         self._begun_step = self._saved_step = 0
         self._next_step: float | None = None  # the step that is due; None: seconds count, or only the end
         self._saved_s, self._seconds = 0.0, self.config.save_checkpoint_seconds
-        # of one thread, which is kept: starting one takes longer than a copy
+        # It has one thread, which is kept: starting one takes longer than a copy.
         self._writer: ThreadPoolExecutor | None = None
         self._writing: Future[None] | None = None
         self._wanted = threading.Event()  # a signal ends the process: save at the end of this step
@@ -151,12 +151,16 @@ class ModelCheckpoint(Callback):
                     "leave one out"
                 )
         self._source = source
+        # A further training with this object continues the names that were chosen for the first one.
         if not self._own_prefix:
             prefix = self._prefix
             if isinstance(prefix, str):
-                # replicas need not communicate: none has written before all have come to their first step
+                # Replicas need not communicate: no rank has written a file before all have come to their
+                # first step.
                 is_naming = (self._topology.rank == 0) or not source.is_split
                 prefix = free_prefix(self._place(params), prefix) if is_naming else prefix
+            # The ranks of a sharded model share rank 0's run id, mark and prefix, sent by one collective
+            # operation.
             token = f"{uuid.uuid4().hex}/{dcp.writers_mark()}/{prefix if isinstance(prefix, str) else ''}"
             if source.is_split:
                 token = source.framework.agreed(token)
@@ -167,7 +171,8 @@ class ModelCheckpoint(Callback):
         self._is_saved.clear()
         self._begun_step = self._saved_step = int(params["cur_step_num"])
         self._plan_next()
-        if steps := config.save_checkpoint_steps:  # as in a training that was not interrupted
+        # A resumed training saves at the same steps as one that was not interrupted.
+        if steps := config.save_checkpoint_steps:
             self._next_step = self._begun_step - self._begun_step % steps + steps
         super().on_train_begin(run_context)
 
@@ -206,18 +211,21 @@ class ModelCheckpoint(Callback):
         if self._wanted.is_set():
             self._save_breakpoint(params)
             self._is_saved.set()
-            sleep(END_S)  # make no step that the checkpoint does not have: the process dies of the signal
+            # The process dies of the signal meanwhile: the checkpoint would not have the steps made after it.
+            sleep(END_S)
             self._wanted.clear()
         self._interrupts.let_go()
 
     def on_train_end(self, run_context: RunContext) -> None:
         """Save the last step, and wait until it is written."""
         params = run_context.original_args()
+        # While a file is being written, `_save` would put off the last step, which has no later one.
         self._join()
         if params["cur_step_num"] != self._saved_step:
             self._save(params)
         self._join()
-        self._is_saved.set()  # a signal need not wait for another step
+        # A signal that comes now need not wait for another step.
+        self._is_saved.set()
         self._report(params)
         super().on_train_end(run_context)
 
@@ -234,7 +242,8 @@ class ModelCheckpoint(Callback):
         self._params = self._writer = None
         self._interrupts.stop()
 
-    @check(Exception)  # of the user's function
+    # All that the user's function raises reaches the user.
+    @check(Exception)
     def _place(self, params: CallbackParams) -> Path:
         directory: Any = self._directory
         if callable(directory):
@@ -258,7 +267,8 @@ class ModelCheckpoint(Callback):
     def _save(self, params: CallbackParams) -> None:
         assert self._source is not None
         if self._writing is not None and not self._writing.done() and not self._source.is_split:
-            return  # still due at the next step
+            # The previous file is still being written, and this save stays due at the next step.
+            return
         self._join()
         self._report(params)
         what = f"the checkpoint of step {params['cur_step_num']} {NOT_SAVED}"
@@ -273,7 +283,7 @@ class ModelCheckpoint(Callback):
     def _begin_save(self, params: CallbackParams, suffix: str = "") -> None:
         """Copy what this rank saves and write it, in a thread if async_save; nothing if it saves nothing."""
         assert self._source is not None
-        # no other rank may be left to take part after an exception
+        # A save after an exception gathers nothing, as no other rank may be left to take part.
         gathers = self.config.integrated_save and self.config.format != "dcp" and not suffix
         training = self._training(params)
         kept = self._source.keep(
@@ -281,7 +291,9 @@ class ModelCheckpoint(Callback):
         )
         directory, stem = self._place(params), self._stem(params) + suffix
         if kept is None and self._next_step is None:
-            return  # this rank does not know what rank 0 saves, and when
+            # Without a number of steps, rank 0 may save at another step, to which this state would not
+            # belong.
+            return
         if kept is None:
             write = partial(self._write_training, training, directory / f"{stem}.{self.config.format}")
         else:
@@ -322,14 +334,15 @@ class ModelCheckpoint(Callback):
         config = self.config
         if not is_counted or not kept.is_first or callable(self._prefix):
             return
-        # only what is complete counts, so that there always is a checkpoint to load
-        # the file just written is the newest, even if a clock was set back
+        # Only complete checkpoints count, so that there always is one to load. The file just written is the
+        # newest, even if a clock was set back.
         listed = sorted(saved_in(directory, self._own_prefix), key=lambda one: (one.path == path, one))
         complete = [one for one in listed if one.is_complete()]
         removed = superseded(
             complete, keep_max=config.keep_checkpoint_max, keep_minutes=config.keep_checkpoint_per_n_minutes
         )
         kept_ones = [one for one in complete if one not in removed]
+        # Incomplete checkpoints that are older than all kept ones will never be completed: remove them, too.
         torn = [
             one for one in listed[: listed.index(kept_ones[0]) if kept_ones else 0] if one not in complete
         ]
@@ -343,7 +356,8 @@ class ModelCheckpoint(Callback):
         self._join()
         step = int(params["cur_step_num"])
         if (step == self._saved_step and self._latest) or step == self._begun_step:
-            return  # it is saved already, or nothing was trained
+            # The step is saved already, or nothing was trained.
+            return
         what = f"the checkpoint of step {step}, at which the training ends, {NOT_SAVED}"
         self._guard(what, self._begin_save, params, BREAKPOINT)
         self._report(params)

@@ -72,7 +72,7 @@ class Kept:
         header = replace(self.header, slices=slices)
         if self.config.format == "dcp":
             path = directory / (stem + dcp.SUFFIX)
-            # a rank without elements writes none: torch would take its empty slice for one at that place
+            # A rank without elements writes none: torch would take its empty slice for one at that place.
             arrays = {n: a for n, a in arrays.items() if a.size or not math.prod(slices[n].global_shape)}
             dcp.write_dcp(
                 path, header, arrays, self.names, mark=self.mark, wait_s=wait_s, failure=self.failure
@@ -129,6 +129,7 @@ class CheckpointParts:
         is_writer = self.is_first if gathers else self.share is not None
         kept = Kept(config=config, mark=mark)
         place = None if gathers or self.share is None else self.share.shard_rank
+        # A whole model in a .dcp is written like the shards of a single rank.
         if config.format == "dcp" and place is None:
             place = ShardRank(rank=0, ranks=1)
         if place is not None:
@@ -138,6 +139,7 @@ class CheckpointParts:
             self._fill(kept, params, place, gathers=gathers, is_writer=is_writer)
             kept.training = training
         except Exception as error:
+            # The ranks that write a .dcp wait for each other: a rank that has failed takes part and says so.
             if config.format != "dcp" or passes(error, is_door=False):
                 raise
             kept.values.clear()
@@ -155,6 +157,7 @@ class CheckpointParts:
         for name, value in (model | of_optimizer).items():
             framework = framework_of(value)
             if not framework.is_tensor(value):
+                # What is no tensor is the same on all ranks, of which the first one writes it.
                 if is_writer and failure is None and (place is None or place.rank == 0):
                     kept.values[name] = np.array(value)
                 continue
@@ -165,6 +168,8 @@ class CheckpointParts:
                     "FSDP2 gathers parameters for an evaluation: call model.reshard() after it"
                 )
             if gathers:
+                # Gathering is collective: ranks that write nothing, or that have failed, take part to the
+                # end.
                 value, shard = framework.whole(value), None
             elif self.share is not None and not self.share.holds(framework.split_axes(value)):
                 continue
@@ -176,13 +181,15 @@ class CheckpointParts:
                 if not gathers:
                     raise
                 kept.values.clear()
-                failure = error  # raised later: the other ranks wait for this one to gather the rest
+                # Raised later: the other ranks wait for this one to gather the rest.
+                failure = error
             if shard is not None:
                 kept.slices[name] = shard
         if failure is not None:
             raise failure
         if not is_writer:
             return
+        # In a .dcp, the optimizer's entries have the names by which torch.distributed.checkpoint loads them.
         if config.format == "dcp" and of_optimizer:
             known = {id(tensor): name for name, tensor in model.items()}
             groups = getattr(self.optimizer, "param_groups", [])
@@ -204,6 +211,7 @@ def source_of(params: CallbackParams, config: CheckpointConfig, topology: Topolo
         )
     framework = framework_of(network)
     split = frozenset(name for name, tensor in framework.tensors(network) if framework.split_axes(tensor))
+    # The replicas of a shard are the ranks along the axes of data; without a mesh, all ranks.
     sizes = (extent for axis, (_, extent) in topology.mesh.items() if axis in DATA_AXES)
     copies = math.prod(sizes) if topology.mesh else topology.world_size
     return CheckpointParts(
@@ -229,6 +237,7 @@ def _information(
                 f"append_info must not have the name {name!r} of a parameter; choose another"
             )
         if name in counted:
+            # A number that append_info gives for the epoch or the step is added to that of the training.
             before = given.get(name, 0)
             found[name] = np.array(int(value) + (int(before) if isinstance(before, int) else 0), np.int64)
         elif isinstance(value, str):

@@ -32,7 +32,8 @@ def set_random_state(state: Mapping[str, Any]) -> None:
     random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
     np.random.set_state(state["numpy"])
     if "torch" in state:
-        torch = sys.modules["torch"]  # whose tensors the states are
+        # The states are tensors of torch, so that it is loaded already.
+        torch = sys.modules["torch"]
         torch.set_rng_state(state["torch"]["cpu"])
         if "cuda" in state["torch"] and torch.cuda.is_available():
             torch.cuda.set_rng_state(state["torch"]["cuda"])

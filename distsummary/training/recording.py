@@ -35,7 +35,8 @@ R = TypeVar("R")
 
 WHOLE_ARRAY = "log its mean, or record the whole array by run.image, run.histogram or run.tensor"
 IN_THE_PAST = "run.log(..., step=n): values of steps before run.step are dropped"
-MAX_KNOWN_NAMES = 1 << 14  # if there are more, all are forgotten and checked again: memory stays bounded
+# If there are more names, all are forgotten and checked again, so that memory stays bounded.
+MAX_KNOWN_NAMES = 1 << 14
 SHOWN_BY_TAG = ("scalar", "histogram", "image", "text", "audio", "pr_curve")  # plugins that TensorBoard has
 SEVERAL = "several"
 MAX_SHOWN = 40  # characters of a name in a message
@@ -204,6 +205,7 @@ class Recording(abc.ABC):
             )
         new: dict[str, Scalar] = given
         known = self._known_names
+        # Most calls give only floats under known names, which need no check; any other value has all checked.
         for name, value in given.items():
             if type(value) is not float or name not in known:
                 new = self._numbers(given)
@@ -221,15 +223,18 @@ class Recording(abc.ABC):
             return
         if held.has_more:
             held.gather()
+        # In a loop that counts no steps itself, this call may begin the next step.
         if step is not None or not self._is_stepped:
             if not self._begin_step_of(step, not new.keys().isdisjoint(held.numbers), {"scalar": len(new)}):
                 return
+            # The step may have begun only now, after these numbers were made.
             for number in new.values():
                 if isinstance(number, Checked):
                     number.step = self.step
         if "loss" in new:
             self._params["net_outputs"] = given["loss"]
-        if held.numbers:  # last: if anything raises, the values of this call are dropped
+        # This comes last: if anything raises before, all values of the call are dropped.
+        if held.numbers:
             held.numbers |= new
         else:
             held.numbers = new
@@ -447,6 +452,7 @@ class Recording(abc.ABC):
                 return False
         elif is_repeated and not self._is_stepped:
             self._go_on()
+        # What operators inside of the network have tapped so far belongs to the step of this value.
         if not self._is_stepped:
             for recorder in self._recorders():
                 self._own_guard.call("operators", recorder.gather)
@@ -454,11 +460,14 @@ class Recording(abc.ABC):
 
     def after_fork(self) -> None:
         """In a forked child: from now on, only count the values that it gives."""
-        self._is_forked = True  # first: whatever fails below, nothing is recorded here
-        self._thread = 0  # no thread's id: `log` checks for a fork only in threads other than the loop's
+        # This comes first: whatever fails below, nothing is recorded here.
+        self._is_forked = True
+        # No thread has this id: `log` checks for a fork only in threads other than the loop's.
+        self._thread = 0
         recorders = self._recorders()
         self._inherited_dir = recorders[0].dir if recorders else None
-        self._given = Given()  # the parent records its own values; the lock of the copy may be held
+        # The parent records its own values, and a thread that is not in the child may hold the lock.
+        self._given = Given()
         self._own_failures = Failures(Health(), logger)
 
     def _begin_stepping(self) -> None:
@@ -509,6 +518,7 @@ class Recording(abc.ABC):
             except Exception as error:
                 self._refuse("scalar", name, error)
                 continue
+            # A number that is still on its device is checked for NaN when it has arrived.
             if not isinstance(number, float):
                 number = Checked(number, self._finite.check, self.step, name)
             numbers[name] = number
@@ -534,7 +544,8 @@ class Recording(abc.ABC):
         if passes(error, is_door=False):
             raise error
         reason = str(error)
-        if not isinstance(error, DistSummaryError):  # ours name the value
+        # The errors of distsummary name the value themselves.
+        if not isinstance(error, DistSummaryError):
             shown = name if name is None else name[:MAX_SHOWN]
             reason = f"the {plugin} {shown!r}: {type(error).__name__}: {error}"
             if self._strict:
@@ -556,6 +567,7 @@ class Recording(abc.ABC):
     def _recorder_of_steps(self) -> Recorder | NoRecorder:
         """The recorder that may take plain steps: that of the only callback with hooks for steps."""
         at_steps = self._callbacks.at_steps
+        # A step may go without hooks if there are no callbacks, or if the only one with hooks for it records.
         if not self._callbacks.callbacks:
             return NoRecorder(math.inf, self._own_failures)
         recorder = at_steps[0].recorder if len(at_steps) == 1 else None
@@ -566,6 +578,7 @@ class Recording(abc.ABC):
         ended, self._ended = self._ended, None
         if ended is not None:
             counts = Counter(value.plugin for value in ended[1])
+            # The times that the run adds to a step are no values of the user's.
             counts["scalar"] += sum(not tag.startswith(TIMES) for tag in ended[0])
             self._failures().drop(counts)
 

@@ -27,9 +27,11 @@ class Rest:
         self._skipped, self._set_random = steps * accumulate, set_random
 
     def __iter__(self) -> Iterator[Any]:
+        # If no batch is left, those that were done need not be read to be skipped.
         if self._skipped and 0 < length(self.loader) <= self._skipped:
             self._set_random(False)
             return
+        # A loader that shuffles does so by these random numbers, and so gives the same order again.
         self._set_random(True)
         batches = iter(self.loader)
         if self._skipped:

@@ -106,6 +106,7 @@ def resume(
                 f"{type(value).__name__}"
             )
     path = Path(checkpoint)
+    # In a directory, the newest complete checkpoint is meant; a .dcp is itself a checkpoint.
     if path.is_dir() and path.suffix != dcp.SUFFIX:
         complete = [one for one in saved_in(path) if one.is_complete()]
         if not complete:
@@ -114,6 +115,7 @@ def resume(
         path = complete[-1].path
     stored = read_model(path, key=dec_key, mode=dec_mode)
     saved = saved_states(stored)
+    # A wrong name is refused before anything is loaded, so that no object is left half resumed.
     for name in states:
         if name not in saved:
             raise InvalidValueError(
@@ -125,9 +127,11 @@ def resume(
             load_param_into_net(target, parameters)
     for name, value in states.items():
         value.load_state_dict(named_state(STATES + name, stored))
+    # Where the training stood is in rank 0's state; the random numbers are those of this rank.
     rank = detect().rank
     first = training_state(path, stored, 0, key=dec_key, mode=dec_mode)
     own = first if not rank else training_state(path, stored, rank, key=dec_key, mode=dec_mode)
+    # A checkpoint without the state of a training may still have the numbers of its step and epoch.
     if first is None:
         step, epoch = (
             int(parameters[name]) if name in parameters else 0 for name in ("step_num", "epoch_num")
@@ -140,7 +144,8 @@ def resume(
         )
         return Resumed(epoch=epoch, step=step)
     if own is not None and own["step"] != first["step"]:
-        own = None  # of a rank that saved at another step
+        # A rank that saved at another step had other random numbers than those of this checkpoint.
+        own = None
     if own is None:
         logger.warning("%s holds no random numbers of rank %d: it continues with others", path, rank)
     resumed = Resumed(

@@ -147,7 +147,9 @@ class Run(Recording):
             rank=self.topology.rank, callbacks=listed, params=params, on_nan=on_nan, strict=strict
         )
         for callback in listed.callbacks:
-            if hasattr(type(callback), "_own_guard") and callback.recorder is None:  # else it counts itself
+            # The run counts the failures of guarded callbacks, except of those that record: these count
+            # themselves.
+            if hasattr(type(callback), "_own_guard") and callback.recorder is None:
                 vars(callback)["_own_guard"] = self._own_guard
         self._context = RunContext(params)
         self._context.step = self._step_context
@@ -158,7 +160,7 @@ class Run(Recording):
         self._data_wait_s = self._body_start_s = 0.0
         # What began the current step: a `steps` iterator's token, a ManualStep or BY_LOG; None between steps.
         self._opener: object | None = None
-        # records the steps before its `plain_before`, in place of their hooks
+        # Records the steps before its `plain_before`, in place of their hooks.
         self._recorder: Recorder | NoRecorder = NoRecorder(-math.inf, self._own_failures)
         self._error: BaseException | None = None  # the next call raises it
         self._is_training = self._is_ended = False
@@ -243,7 +245,9 @@ class Run(Recording):
         self._begin_stepping()
         if loader is ENDLESS:
             loader = itertools.count(self.step * accumulate)
+        # Read before the epoch begins: if a hook of its begin requests the stop, there is still one step.
         was_stopped = self._context.is_stop_requested
+        # Of an epoch that a resumed training continues, callbacks see the whole loader.
         whole, done = (loader.loader, loader.steps) if isinstance(loader, Rest) else (loader, 0)
         self._begin_epoch(whole, -(-length(whole) // accumulate), done=done)
         self._record_pending()
@@ -266,35 +270,41 @@ class Run(Recording):
         try:
             while True:
                 asked_s = clock()
-                if self._opener is not opener:  # no step has begun yet, or another call ended it
+                # No step of this iterator is open if none has begun yet, or if another call has ended it.
+                if self._opener is not opener:
                     missing = 0
                     self._settle_step()
                 elif not missing:
                     self._end_step(asked_s, is_whole=True)
                     asked_s = clock()
+                # A stop takes effect only between steps: a step of several batches is completed first.
                 if not missing and (self._is_closed or (may_stop and context.is_stop_requested)):
                     break
                 may_stop = True
                 if phases is not None:
                     phases.enter(DATA)
-                if batches is None:  # only now, because starting the loader's workers counts as waiting
+                # Made only now, because starting the loader's workers counts as waiting for data.
+                if batches is None:
                     batches = iter(loader)
                 try:
                     batch = next(batches)
                 except StopIteration:
+                    # The last step of a loader may have fewer batches than `accumulate`.
                     if missing:
                         self._end_step(asked_s, is_whole=True)
                     break
                 started_s = clock()
                 params["train_dataset_element"] = batch
                 if missing:
+                    # Waiting for a further batch moves the body's begin by as much: the step's time must not
+                    # have it twice.
                     missing -= 1
                     self._data_wait_s += started_s - asked_s
                     self._body_start_s += started_s - asked_s
                 else:
                     missing = accumulate - 1
                     self._data_wait_s = started_s - asked_s
-                    # the same as _begin_step, inlined to save a function call at every step
+                    # The same as `_begin_step`, inlined to save a function call at every step.
                     params["cur_step_num"] = step = params["cur_step_num"] + 1
                     params["net_outputs"] = None
                     self._opener, self._body_start_s = opener, started_s
@@ -305,16 +315,20 @@ class Run(Recording):
                     phases.enter(self._body)
                 try:
                     yield batch
-                except GeneratorExit:  # the loop was left; no one would see an exception raised here
+                except GeneratorExit:
+                    # The loop was left: no caller would see an exception here, so it is kept for the run's
+                    # next call.
                     if self._opener is opener and os.getpid() == self._pid:
                         try:
                             self._end_step(clock())
                         except BaseException as error:
                             self._error = error
-                            atexit.register(self._raise_kept)  # raises it if no other call does
+                            # If there is no other call, the end of the interpreter raises it.
+                            atexit.register(self._raise_kept)
                     raise
-        finally:  # also where the loader raises
-            if self._phases is not None and self._opener in (None, opener):  # no other loop has begun
+        finally:
+            # This is reached also if the loader raises. If another loop has begun, the phase is that one's.
+            if self._phases is not None and self._opener in (None, opener):
                 self._phases.enter(REST)
                 self._phases.is_in_loop = False
         if not self._in_epochs:
@@ -350,7 +364,7 @@ class Run(Recording):
         if not self._is_epoch_begun:
             self._begin_epoch(())
         self._record_pending()
-        # last: it begins the step whatever fails
+        # Last: whatever fails in it, the step has begun, and the fallback must not begin another one.
         step = self._begin_step(ManualStep(self._end_manual_step, self._own_guard))
         if began_s is not None:
             self._body_start_s = began_s
@@ -384,7 +398,8 @@ class Run(Recording):
     def _go_on(self) -> None:
         if self._is_evaluating:
             return
-        if self._opener is None:  # the values given before become a step of their own
+        # Between two steps, the values given so far become a step of their own.
+        if self._opener is None:
             self._begin_step_by_log(self.step + 1, with_pending=True)
         self._begin_step_by_log(self.step + 1)
 
@@ -408,7 +423,8 @@ class Run(Recording):
             if phases is not None:
                 phases.enter(phase)
         self._end_evaluation(evaluation)
-        self._body_start_s += self._clock() - started_s  # an evaluation is not part of the step's time
+        # An evaluation is not part of the step's time.
+        self._body_start_s += self._clock() - started_s
 
     @door(lambda self, dataset: EvaluationRun(self._call, self._numbers, self._own_guard, self._step_context))
     def _begin_evaluation(self, dataset: Iterable[Any] | None) -> EvaluationRun:
@@ -451,10 +467,10 @@ class Run(Recording):
             return
         if self._given and not self._is_training:
             if self._callbacks.is_entered:
-                # the run only evaluated: record the values together with its evaluations
+                # The run only evaluated: record the values together with its evaluations.
                 self._record_given()
             else:
-                # given without any step: recorded at step 0
+                # The values were given without any step: they are recorded at step 0.
                 self._begin_epoch(())
         self._settle_epoch()
         if self._is_training and not self._is_ended:
@@ -485,6 +501,7 @@ class Run(Recording):
         """Begin an epoch of `steps` steps (0: unknown), of which `done` were made before this training."""
         if self._in_epochs:
             self._settle_step()
+        # Outside of `epochs`, this begins a new epoch, unless a first try that failed has counted it.
         elif self._is_epoch_begun or not self._is_epoch_counted:
             self._settle_epoch()
             epoch = self.epoch + 1
@@ -502,7 +519,9 @@ class Run(Recording):
         self._enter()
         if not self._is_training:
             self._call("on_train_begin")
+        # Looked up only now, because entering the callbacks may replace some of them by others.
         self._recorder = self._recorder_of_steps()
+        # Phases serve to find the rank that is slow: a single rank has none to be compared with.
         if self.topology.world_size > 1 and self._phases is None:
             self._measure_phases()
 
@@ -510,12 +529,15 @@ class Run(Recording):
     def _measure_phases(self) -> None:
         """From now on, measure the phases of each step; those of a torch model, too."""
         self._step_context.phases = phases = self._phases = Phases(failures=self._counted)
+        # The function below must not refer to the run, which could then not be released.
         failures = self._counted
         phases.on_failure = lambda reason: failures().count(reason)
-        phases.is_computing_shared = True  # until it is known when ranks wait for each other
+        # Until it is known when ranks wait for each other, all blocked time of computing counts as waiting.
+        phases.is_computing_shared = True
         if (torch := sys.modules.get("torch")) is None:
             return
         network = self._params.network
+        # A torch model reports its phases itself. One that takes no hooks leaves two: data and the rest.
         if network is not None and framework_of(network).name == "torch":
             from distsummary.training.timing.torch_phases import TorchPhases
 
@@ -549,7 +571,7 @@ class Run(Recording):
             self._call("on_train_step_begin")
         if self._phases is not None:
             self._phases.begin_step(step)
-            # a step that `log` begins waits for its batch first, by a loader that the run does not know
+            # A step that `log` begins first waits for its batch, from a loader that the run does not know.
             self._phases.enter(REST if opener is BY_LOG and self._phases.is_marked else self._body)
             self._phases.is_in_loop = True
         self._body_start_s = self._clock()
@@ -577,11 +599,13 @@ class Run(Recording):
         if not with_pending:
             self._record_pending()
         self._params["cur_step_num"] = step - 1
-        self._begin_step(BY_LOG)  # last: it begins the step whatever fails
+        # Last: whatever fails in it, the step has begun, and the fallback must not begin it again.
+        self._begin_step(BY_LOG)
 
     def _end_step_all_the_same(self, ended_s: float | None, *, is_whole: bool = False) -> None:
         """End a step that could not end in order: what was not recorded of its values is dropped."""
-        if self._opener is not None:  # nothing has been done yet
+        # If a step is still open, `_end_step` has failed before it took the values.
+        if self._opener is not None:
             self._ended, self._opener = self._given.take(), None
         if self._phases is not None:
             self._phases.end_step(self.step)
@@ -607,15 +631,18 @@ class Run(Recording):
             given.gather()
         logged = given.numbers
         values: Sequence[Value] = given.take_values() if given.values else ()
+        # Until they are recorded, `_ended` holds the values: if this fails, they are counted as dropped.
         self._ended, given.numbers, self._opener = (logged, values), {}, None
         if not logged and not values and not is_whole:
             params["cur_step_num"] -= 1
             self._ended = None
             return
+        # If the body ended at an unknown time, the step has no times, and the model may have changed since.
         if ended_s is None:
             if self._phases is not None:
                 found = self._phases.end_step(params["cur_step_num"])
-                if opener is BY_LOG:  # others hold what came after their loop
+                # The phases of any other step would contain what came after its loop.
+                if opener is BY_LOG:
                     logged.update(found)
             self._step_context.ended_late = True
             try:
@@ -627,7 +654,8 @@ class Run(Recording):
         is_timed = True
         if type(opener) is ManualStep:
             step_s = ended_s - self._body_start_s
-            if is_timed := step_s == step_s:  # it is NaN if its begin is not known
+            # The time is NaN if the user does not know when the step began.
+            if is_timed := step_s == step_s:
                 logged[STEP_MS] = 1e3 * step_s
         else:
             waited_s = self._data_wait_s
@@ -638,14 +666,17 @@ class Run(Recording):
             found = self._phases.end_step(step)
             if is_timed:
                 logged.update(found)
-        try:  # a quick check: with a NaN or an infinity the sum is neither finite nor in this range
+        # A quick check of all numbers: with a NaN or an infinity, their sum is not in this range.
+        try:
             is_finite = LOWEST < sum(logged.values()) < LARGEST  # type: ignore[arg-type]
-        except TypeError:  # a number is not on the host yet
+        except TypeError:
+            # A number is still on its device.
             is_finite = False
         if not is_finite:
             logged.update(self._finite.input_of(params["train_dataset_element"], logged))
         recorder, seen = self._recorder, len(logged)
-        if step < recorder.plain_before:  # most steps
+        # At most steps, the recorder takes the values at once, and no hooks are called.
+        if step < recorder.plain_before:
             try:
                 recorder.record(step, logged, values)
             except BaseException as error:
@@ -654,7 +685,8 @@ class Run(Recording):
             self._ended = None
         else:
             self._call("on_train_step_end", given=(logged, values))
-        if not is_finite or len(logged) != seen or self._finite.error is not None:  # operators tap more
+        # Checked one by one if the quick check failed, if operators added numbers, or if an error is due.
+        if not is_finite or len(logged) != seen or self._finite.error is not None:
             self._check_finite(logged)
 
     def _settle_step(self) -> None:
@@ -685,7 +717,8 @@ class Run(Recording):
             self._ended = given = self._given.take()
             self._call("on_train_epoch_end", given=given)
             self._check_finite(given[0])
-            for name in ("metrics", "eval_results"):  # of an evaluation in this epoch
+            # The results of an evaluation are those of its epoch, and must not appear in the next one.
+            for name in ("metrics", "eval_results"):
                 self._params.pop(name, None)
 
     @calls_user
@@ -721,7 +754,7 @@ class Run(Recording):
             self._leave(error)
             raise
         if not self._is_guarded:
-            # only now: the first hook of the callbacks has opened writers, which are closed after this run
+            # Only now: the first hook of the callbacks has opened writers, which are closed after this run.
             self._is_guarded = True
             close_at_exit(self._close_at_exit)
 
@@ -734,13 +767,15 @@ class Run(Recording):
         if os.getpid() != self._pid:
             return
         if not self._is_closed:
+            # What forked children dropped is counted while the run is open, in the health of its recorder.
             self._own_guard.call("forks", self._count_forked)
             self._is_closed = True
             for measured in (*self._measured, self._phases):
                 if measured is not None:
                     self._own_guard.call("phases", measured.close)
             self._end_last_step(error)
-        if self._callbacks.is_entered:  # those who were left already are not left again
+        # Callbacks are exited once; those that were never entered only free what they hold.
+        if self._callbacks.is_entered:
             self._callbacks.__exit__(
                 type(error) if error else None, error, error.__traceback__ if error else None
             )
@@ -759,9 +794,11 @@ class Run(Recording):
         self._opener = None
         self._params["step_in_epoch"] = self._params["cur_step_num"] - self._steps_before_epoch
         if has_values:
-            with contextlib.suppress(NonFiniteError):  # the run ends anyway
+            # The run ends anyway: the numbers are reported, but raise nothing.
+            with contextlib.suppress(NonFiniteError):
                 self._finite.look(self.step, logged)
-            if self._is_training:  # callbacks see them in __exit__
+            # If a training has begun, the callbacks find the values in `__exit__`.
+            if self._is_training:
                 self._step_context.logged, self._step_context.values = logged, values
             else:
                 for recorder in self._recorders():
@@ -771,7 +808,8 @@ class Run(Recording):
     def __del__(self) -> None:
         """Close, in a thread, a run that nothing refers to any more, such as one that an exception left."""
         if getattr(self, "_is_guarded", False) and not self._is_closed and os.getpid() == self._pid:
-            with contextlib.suppress(RuntimeError):  # the interpreter is ending
+            # While the interpreter is ending, no thread can be started.
+            with contextlib.suppress(RuntimeError):
                 threading.Thread(target=self._close_at_exit, name="distsummary-end", daemon=True).start()
 
     @door()

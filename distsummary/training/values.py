@@ -23,6 +23,7 @@ def check_tag(tag: object) -> str:
         raise InvalidTypeError(f"the name of a value must be str, got {tag!r} of type {type(tag).__name__}")
     if not tag.strip():
         raise InvalidValueError(f"the name of a value must not be blank, got {tag!r}")
+    # A character has at most four bytes, so that most names need not be encoded.
     if len(tag) * 4 > MAX_TAG_BYTES and len(tag.encode(errors="replace")) > MAX_TAG_BYTES:
         raise InvalidValueError(
             f"the name of a value must have at most {MAX_TAG_BYTES} bytes, got {tag[:40]!r}...; shorten it"
@@ -53,6 +54,7 @@ def scalar(name: str, value: object, *, instead: str = "log its mean, for exampl
     if not framework.is_tensor(value):
         raise _not_a_number(name, value)
     tensor: Any = value
+    # The usual tensors of one number are done here, without the checks below.
     number = framework.number(tensor)
     if number is not None:
         return number
@@ -63,7 +65,8 @@ def scalar(name: str, value: object, *, instead: str = "log its mean, for exampl
         raise InvalidValueError(f"{name} must have one element, got shape {tuple(tensor.shape)}; {instead}")
     if isinstance(tensor, (np.ndarray, np.generic)):
         return float(known_numbers(np.asarray(tensor)).reshape(-1)[0])
-    if framework.split_axes(tensor):  # the number here would be a part, such as the norm of a shard
+    # The number on this rank would be a part of the value, such as the norm of a shard.
+    if framework.split_axes(tensor):
         raise InvalidValueError(
             f"{name} is spread over ranks, each of which has a part; log value.full_tensor(), which all "
             "ranks must call"
@@ -77,7 +80,8 @@ def refuse_sparse(name: str, tensor: Any, instead: str = "") -> None:
     `instead`: what the error message advises for more than one element.
     """
     layout = str(getattr(tensor, "layout", ""))
-    if "sparse" in layout:  # torch's COO, CSR ...
+    # Torch's layouts are called torch.sparse_coo, torch.sparse_csr and so on.
+    if "sparse" in layout:
         shape = tuple(tensor.shape)
         raise InvalidTypeError(
             f"{name} must be dense, got {layout} of shape {shape}; convert it: value.to_dense()"

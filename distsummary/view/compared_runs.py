@@ -55,6 +55,7 @@ def comparison(
     shown = [tag for tag in tags if any(tag in of_run for of_run in curves)]
     found = []
     for place, tag in enumerate(shown):
+        # The first tags share half of the points, all others the rest.
         share = _POINTS / 2 / (min(len(shown), _FIRST_TAGS) if place < _FIRST_TAGS else len(shown))
         columns = int(min(width, max(20, share / (3 * len(runs)))))
         found.append(_tag(tag, curves, columns))

@@ -55,12 +55,14 @@ def _tag(run: RecordedRun, tag: str, ranks: tuple[int, ...], size: int) -> dict[
         try:
             table = run.histograms(tag, MERGED)
             is_merged = len(table) > 0 and bool(table["rank"][0] < 0)
-        except DistSummaryError:  # not merged yet
+        except DistSummaryError:
+            # The run is not merged yet.
             pass
     if not is_merged:
         table = run.histograms(tag, ranks[0])
     assert table is not None
-    steps, rows = np.unique(table["step"][::-1], return_index=True)  # of a step recorded twice, the last
+    # Of a step that was recorded twice, the last row counts.
+    steps, rows = np.unique(table["step"][::-1], return_index=True)
     rows = len(table) - 1 - rows
     kept: list[tuple[int, Histogram]] = []
     chosen = spread(steps.size, size)
@@ -108,10 +110,13 @@ def axis(found: list[Histogram]) -> tuple[float, float, float | None]:
         return 0.0, 1.0, None
     low, high = min(low for low, _ in ends), max(high for _, high in ends)
     if low == high:
+        # A single value stands in the middle of an axis around it.
         half = abs(low) / 2 or 0.5
         return low - half, high + half, None
+    # Differences of huge values may overflow, and so may the widths that are compared below.
     if max(-low, high) > _HUGE:
         return low, high, 1.0
+    # If a few far values would leave all others in one bin, the axis is linear only where most lie.
     at = np.array([quantiles(one, (0.01, 0.1, 0.9, 0.99)) for one in found if one.min is not None])
     if high - low > _FAR * (at[:, 3].max() - at[:, 0].min()):
         usual = float(np.median(at[:, 2] - at[:, 1])) / 2
@@ -125,6 +130,7 @@ def bin_edges(low: float, high: float, linear: float | None) -> Array:
     if linear is None:
         return low + (high - low) * np.linspace(0, 1, BINS + 1)
     edges = linear * np.sinh(np.linspace(np.arcsinh(low / linear), np.arcsinh(high / linear), BINS + 1))
+    # Rounding in sinh and arcsinh must not leave the extreme values outside.
     edges[0], edges[-1] = low, high
     return edges
 
@@ -135,7 +141,8 @@ def shares_of(one: Histogram, edges: Array) -> Array:
     if not places.size:
         return np.zeros(edges.size - 1)
     found = np.interp(edges, places, below)
-    found[0], found[-1] = 0.0, 1.0  # also if all values are the same
+    # All values lie between the outer edges, also if all of them are the same.
+    found[0], found[-1] = 0.0, 1.0
     return np.diff(found)
 
 

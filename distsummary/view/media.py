@@ -61,7 +61,7 @@ class _Tag:
     def __init__(self, tag: str, tables: dict[int, ValueTable], all_ranks: int, item: Callable[[Any], Item]):
         self.tag, self.all_ranks, self.size = tag, all_ranks, 0
         self._tables, self._item = tables, item
-        # The last row counts if a step was recorded twice.
+        # If a step was recorded twice, its last row counts.
         self._rows = {
             rank: dict(zip(one["step"].tolist(), range(len(one)), strict=True))
             for rank, one in tables.items()
@@ -107,7 +107,8 @@ def _within(
     tags = [one for one in tags if one.all_steps]
     if not tags:
         return None
-    taken: set[bytes] = set()  # what is there already costs nothing
+    # Items that are on the page already, such as the same picture of another rank, cost nothing.
+    taken: set[bytes] = set()
     left = budget
 
     def cost(items: list[Item | None]) -> int:
@@ -122,6 +123,7 @@ def _within(
         one.items[step] = items
         return True
 
+    # First the newest step of each tag: if that takes too large a share, fewer ranks stand side by side.
     newest = []
     for one in tags:
         items = one.read(one.all_steps[-1])
@@ -129,7 +131,8 @@ def _within(
             one.ranks.pop()
             items = one.read(one.all_steps[-1])
         newest.append((cost(items), one, items))
-    newest.sort(key=lambda entry: entry[0])  # small ones first, so that as many tags as possible are there
+    # Small ones come first, so that as many tags as possible are there.
+    newest.sort(key=lambda entry: entry[0])
     turns = []
     for price, one, items in newest:
         *earlier, last = one.all_steps
@@ -137,6 +140,7 @@ def _within(
             turns.append((one, (earlier[place] for place in evenly(len(earlier)))))
         else:
             one.size = price
+    # Then all tags take one step each in turns, until they have enough or their next step does not fit.
     while turns:
         turns = [
             (one, steps)
@@ -153,6 +157,7 @@ def evenly(count: int) -> Iterator[int]:
     seen = set[int]()
     size = 1 << max(0, count - 1).bit_length()
     bits = size.bit_length() - 1
+    # Counting with the bits in reverse order halves the widest gaps first.
     for number in range(size):
         place = int(f"{number:0{bits}b}"[::-1], 2) if bits else 0
         if place < count and place not in seen:

@@ -58,6 +58,7 @@ def norms(run: RecordedRun) -> dict[str, Any] | None:
     names = next((one.table.names for at in order if (one := _read(table, at)) is not None), ())
     if not names:
         return None
+    # Names are collected while the steps are read; mostly the first one has them all, and one pass is enough.
     while True:
         rows = module_rows(names, _ROWS)
         edges = columns(steps, max(1, min(_WIDTH, _CELLS // len(rows))))
@@ -72,11 +73,13 @@ def norms(run: RecordedRun) -> dict[str, Any] | None:
                 ]
                 unread += len(places) - len(part)
                 new |= {name: None for _, one in part for name in reduced.unknown(one)}
+                # After a new name, the rest of the pass only looks for further ones: its maps are dropped.
                 if part and not new:
                     reduced.add(column, part)
         if not new:
             break
-        names = (*names, *new)  # parameters that came later have rows of their own: begin again
+        # Parameters that came later need rows of their own: begin again with all names.
+        names = (*names, *new)
     return {
         "rank": rank,
         "steps": int(steps.size),
@@ -126,9 +129,10 @@ def module_rows(names: Sequence[str], limit: int) -> list[NormRow]:
         if count <= limit:
             rows = [row for some in divided for row in some]
             continue
+        # With more than half of the rows in use, the map is fine enough without splitting modules.
         if len(rows) > limit // 2:
             break
-        # A module of so many children that they do not fit: several of them share a row.
+        # A module has so many children that they do not fit: several of them share a row.
         kept = len(rows)
         room = (limit - kept) / max(1, count - kept)
         found = []
@@ -222,6 +226,7 @@ class _Reduced:
             ):  # fmt: skip
                 is_bad = (count > 0) | np.isinf(norm)
                 signs |= is_bad * np.uint8(sign)
+                # Steps come in their order, so that the first one found is the first of the run.
                 if self.first_bad is None and is_bad.any():
                     first = int(np.flatnonzero(is_bad)[0])
                     kind = "gradient" if sign == 1 else "weight"
@@ -233,6 +238,7 @@ class _Reduced:
             bad[line, at] = signs
         self.bad[:, column] |= np.bitwise_or.reduceat(np.bitwise_or.reduce(bad, 0), self._starts)
         for name, block in values.items():
+            # The lowest value is found as the highest of the negated values.
             for sign, extremes, place in ((1, self._highest, (slice(None), column)), (-1, self._lowest, ...)):
                 filled = np.where(np.isfinite(block), sign * block, -np.inf)
                 lines = filled.argmax(axis=0)
@@ -256,6 +262,7 @@ class _Reduced:
                 "highest": (values, steps, parameters),
             }
         of_ends = [one[2] for both in ends.values() for one in both.values()]
+        # If the names of all cells are too long together, only those of the rows' extremes are kept.
         for named in ([*of_ends, *(self._highest[name].parameters for name in measured)], of_ends):
             used = np.unique(np.concatenate([np.zeros(0, np.int64), *(one.reshape(-1) for one in named)]))
             used = used[used >= 0]

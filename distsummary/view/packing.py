@@ -54,6 +54,7 @@ def packed(page: dict[str, Any]) -> tuple[str, bytes]:
             raise TypeError(f"{type(value).__name__} cannot be in the data of a page")
         kind = _TYPES[value.dtype.newbyteorder("=").str[1:]]
         data = np.ascontiguousarray(value, value.dtype.newbyteorder("<"))
+        # Bytes of equal significance are often alike, and compress better side by side.
         raw = data.reshape(-1, 1).view(np.uint8).T.tobytes()
         place = places.setdefault((kind, raw), len(block))
         if place == len(block):
@@ -72,6 +73,7 @@ def plain(value: Any) -> Any:
 def rounded(values: Array) -> Array:
     """Floats with three digits left, whose other bits are 0 and take no place in the file."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    # Adding half of the lowest kept bit rounds what is cleared; a NaN may become another number by it.
     rounded = ((bits + np.uint32(0x800)) & np.uint32(0xFFFFF000)).view(np.float32)
     return np.where(np.isnan(values), np.float32(np.nan), rounded)
 

@@ -52,7 +52,8 @@ _PHASE_MAPS = 4  # of the phases that verdicts name
 _UNITS = {"_ms": "ms", "_percent": "%", "_gib": "GiB", "_mb_per_s": "MB/s", "_s": "s"}
 _LOSS = re.compile(r"(?:.*[/_])?loss(?:/auto)?", re.IGNORECASE)
 _PHASE = "perf/phase/"
-_LEFT_OUT = ({"nan"}, {"inf"}, {"-inf"})  # by a merge, although the ranks agree
+# A merge leaves these out, although the ranks agree on them: they are no conflicts.
+_LEFT_OUT = ({"nan"}, {"inf"}, {"-inf"})
 _LAST = (_PHASE, "system/", "alerts/", "perf/check/")
 
 
@@ -89,6 +90,7 @@ def _page(
     shown, left_out = _shown(run, tags, {row["cause"] for row in verdicts})
     planes = landscapes(run)
     compared = comparison(run, others, shown, width=WIDTH)
+    # The ranks that a verdict names have lines of their own as well.
     named = [*dict.fromkeys([*ranks, *(int(row["rank"]) for row in verdicts)])]
     maps = _map_tags(shown, verdicts) if len(run.ranks) > 1 else {}
     merged = _merged_curves(run, shown)
@@ -100,18 +102,21 @@ def _page(
         first_steps += matrix.steps[:1].tolist()
         of_all = band(matrix.ranks, matrix.values, matrix.nans)
         lines = _lines(matrix.ranks, named, of_all)
+        # The first tags share half of the points, all others the rest; the more lines, the fewer columns.
         share = _POINTS / 2 / (min(len(shown), _FIRST_TAGS) if place < _FIRST_TAGS else len(shown))
         width = int(min(WIDTH, max(40, share / (3 * (len(lines) + 2)))))
         curves.append(
             _curve(tag, matrix, of_all, lines, width)
             | {"merged": line_of(*merged[tag], width) if tag in merged else None}
         )
+        # The most interesting tag, which is the first one, stands for the run in the timeline.
         if place == 0:
             starts = _starts(run, tag, int(matrix.ranks[0]))
             timeline |= {"starts": starts, "counts": _counts(matrix.steps, of_all)}
         if tag in maps:
             pictures += _pictures(maps[tag], tag, matrix, of_all, _CELLS // len(maps))
-        del matrix  # 400 MB of 1,000 ranks, before the next ones come
+        # Released before the next one is read: the matrices of 1,000 ranks take 400 MB.
+        del matrix
     order = [*maps]
     pictures.sort(key=lambda one: order.index(one["tag"]))
     return {
@@ -144,7 +149,8 @@ def _shown(run: RecordedRun, tags: Sequence[str] | None, causes: Collection[str]
         known = [tag for tag in known if not tag.endswith(STATISTICS)]
     if tags is not None:
         if absent := [tag for tag in tags if tag not in known]:
-            run.scalars(absent[0])  # raises, and names the nearest
+            # This raises the error, which names the nearest tag.
+            run.scalars(absent[0])
         known = [tag for tag in known if tag in set(tags)]
 
     def by_interest(tag: str) -> Any:
@@ -171,6 +177,7 @@ def _lines(having: Array, named: Sequence[int], of_all: Band) -> list[int]:
     """The places of the ranks with lines of their own: all; of many those that are named or often extreme."""
     if having.size <= _LINES:
         return [*range(having.size)]
+    # Of many ranks, those that were named come first, then those that are often the highest or lowest.
     extreme = [*_most_often(of_all.high_rank), *_most_often(of_all.low_rank)]
     chosen = [*dict.fromkeys([*named, *extreme, *having.tolist()])]
     place = {int(rank): number for number, rank in enumerate(having)}
@@ -189,6 +196,7 @@ def _curve(tag: str, matrix: Matrix, of_all: Band, lines: Sequence[int], width: 
     starts = edges[:-1]
     bands: dict[str, Any] = {"steps": small(steps[starts])}
     for name, missing, reduce in (("low", np.inf, np.minimum), ("high", -np.inf, np.maximum)):
+        # The extreme of each column, with the first step that has it and the rank it is of.
         extremes = getattr(of_all, name)
         filled = np.where(np.isnan(extremes), missing, extremes)
         found = reduce.reduceat(filled, starts) if starts.size else filled
@@ -201,6 +209,7 @@ def _curve(tag: str, matrix: Matrix, of_all: Band, lines: Sequence[int], width: 
     bad = np.flatnonzero(of_all.not_finite)
     own = []
     for at in lines:
+        # A NaN in the matrix means that nothing was recorded, unless `nans` says that NaN itself was.
         recorded = np.isfinite(values[:, at]) | np.isinf(values[:, at])
         if nans is not None:
             recorded |= nans[:, at]
@@ -229,6 +238,7 @@ def _pictures(title: str, tag: str, matrix: Matrix, of_all: Band, cells: int) ->
     steps, ranks, values, nans = matrix
     found = []
     kinds: dict[str, Array | None] = {"value": None}
+    # The median of two ranks is their mean: a ratio to it would not show which of them is unusual.
     if ranks.size > 2 and (of_all.median > 0).any():
         kinds["ratio"] = of_all.median
     for kind, by in kinds.items():
@@ -265,7 +275,8 @@ def _merged_curves(run: RecordedRun, shown: Sequence[str]) -> dict[str, tuple[Ar
     if len(run.ranks) == 1:
         return {}
     table = run.scalars(rank=MERGED)
-    if not len(table) or (table["rank"] != MERGED_RANK).any():  # it is not merged
+    # A run that is not merged has no such rows, or those of its ranks in their place.
+    if not len(table) or (table["rank"] != MERGED_RANK).any():
         return {}
     wanted = {*shown}
     return {tag: curve for tag, curve in table.curves().items() if tag in wanted}
@@ -305,7 +316,8 @@ def _conflicts(run: RecordedRun) -> list[dict[str, Any]]:
     try:
         merged = RunDir(run.path).read_manifest().get("merged") or {}
     except (DistSummaryError, OSError):
-        return []  # the run's problems say it
+        # The problems of the run name this error.
+        return []
     found = (merged.get(run.role) or {}).get("conflicts") or []
     said = [
         {"field": one["field"], "by_rank": {rank: plain(value) for rank, value in one["by_rank"].items()}}

@@ -98,6 +98,7 @@ def band(ranks: Array, values: Array, nans: Array | None = None) -> Band:
     low_rank, high_rank = (np.full(size, -1, np.int32) for _ in range(2))
     count, not_finite = (np.zeros(size, np.int32) for _ in range(2))
     each = max(1, _CHUNK // max(1, values.shape[1]))
+    # Block by block, so that copies take little memory beside the matrix.
     for start in range(0, size, each):
         rows = slice(start, start + each)
         block = np.array(values[rows], order="C")
@@ -114,7 +115,8 @@ def band(ranks: Array, values: Array, nans: Array | None = None) -> Band:
         if is_finite.all():
             middle = np.median(block, axis=1)
         else:
-            ordered = np.sort(block, axis=1)  # what is not finite comes last
+            # What is not finite has been set to infinity, and is sorted to the end.
+            ordered = np.sort(block, axis=1)
             pair = np.stack([np.maximum(finite - 1, 0) // 2, finite // 2], axis=1)
             pair = np.minimum(pair, block.shape[1] - 1)
             with np.errstate(over="ignore", invalid="ignore"):
@@ -175,6 +177,7 @@ def heat_map(
             left empty; None: the values as they are.
         nans: as for `band`.
     """
+    # Ranks share rows if there are too many of them for the cells; the fewer rows, the more columns.
     rows = min(ranks.size, max(1, int((cells / 2.25) ** 0.5), cells // width))
     group = -(-ranks.size // rows)
     rows = -(-ranks.size // group)
@@ -193,15 +196,18 @@ def heat_map(
             with np.errstate(all="ignore"):
                 block = block / divisor
             is_finite &= (divisor > 0) & np.isfinite(block)
+        # What a cell shows: the highest value, or the ratio whose logarithm is the farthest from 0.
         far = block if by is None else np.abs(np.log(np.maximum(block, _LEAST_RATIO)))
         filled = np.where(is_finite, far, -np.inf)
         place = filled.argmax(axis=0)  # (R,)
+        # The last row may hold fewer ranks than others: -inf in their place is never the highest.
         of_ranks = np.full(padded, -np.inf, np.float32)
         of_ranks[: ranks.size] = np.take_along_axis(filled, place[None], 0)[0]
         best = of_ranks.reshape(rows, group)
         of_rank = best.argmax(axis=1)
         highest = best[np.arange(rows), of_rank]
         has_any = highest > -np.inf
+        # From the place within its row to the place among all ranks.
         of_rank = np.minimum(of_rank + np.arange(rows) * group, ranks.size - 1)
         found[has_any, column] = block[place[of_rank], of_rank][has_any]
         at_rank[has_any, column] = ranks[of_rank][has_any]

@@ -63,6 +63,7 @@ def report(
     refuse_others(Path(run), [Path(other) for other in others])
     opened = open_run(run)
     path = Path(out if out is not None else f"{opened.path.resolve().name}.html")
+    # What cannot be written is refused before the run is read, which may take long.
     refuse_unlike_files(path)
     check_writable(path.parent)
     data, block = embedded(page(opened, ranks=ranks, tags=tags, others=[open_run(other) for other in others]))
@@ -76,7 +77,7 @@ def report(
         block=block,
     )
     with replacing(path, is_durable=False) as temporary:
-        # A name that is no UTF-8 has code points that are none.
+        # A name of a file that is not UTF-8 contains code points which cannot be encoded.
         temporary.write_text(text, encoding="utf-8", errors="replace", newline="\n")
     return path
 

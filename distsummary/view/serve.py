@@ -82,6 +82,7 @@ class Server(ThreadingHTTPServer):
             ) from error
         self.address_family, address = found[0][0], found[0][4][0]
         self.is_local = ipaddress.ip_address(str(address).partition("%")[0]).is_loopback
+        # If no port was asked for and the usual one is taken, any free one will do.
         for number in (PORT, 0) if port is None else (port,):
             try:
                 super().__init__((str(address), number), _Handler)
@@ -117,7 +118,8 @@ class Server(ThreadingHTTPServer):
             return True
         try:
             address = ipaddress.ip_address(name)
-        except ValueError:  # a name
+        except ValueError:
+            # The host is a name and not an address.
             return not self.is_local and name in (socket.gethostname().lower(), socket.getfqdn().lower())
         # No name server can make a page of another site out of an address.
         return address.is_loopback or not self.is_local
@@ -178,7 +180,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._say(HTTPStatus.NOT_FOUND, str(error))
         except (DistSummaryError, OSError) as error:
             if isinstance(error, (ConnectionError, TimeoutError)):
-                raise  # of the connection
+                # The browser is gone, and no answer would reach it.
+                raise
             self._say(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
         except Exception as error:
             logger.exception("%s could not be answered", self.path.partition("/")[2].partition("/")[2])
@@ -196,6 +199,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         url = urlsplit(self.path)
         token, slash, name = url.path.removeprefix("/").partition("/")
+        # The time that this comparison takes reveals nothing of the right token.
         if not slash or not hmac.compare_digest(token.encode(), self.server.token.encode()):
             self._say(
                 HTTPStatus.FORBIDDEN,

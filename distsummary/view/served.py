@@ -26,7 +26,8 @@ from distsummary.view.packing import plain, sent
 from distsummary.view.page import page, rank_curve
 
 EVERY_S = 2.0  # at most so often the files are looked at
-PAUSE = 4  # times as long as reading took, before it is done again: it takes a fifth of the time at most
+# After reading, a pause of so many times its duration follows: reading takes a fifth of the time at most.
+PAUSE = 4
 OPEN = 8  # runs that are kept open
 T = TypeVar("T")
 ALONE = "."  # the name of the run if the directory is itself one
@@ -68,7 +69,8 @@ class Served:
         self._names: set[str] = set()  # all that were ever listed
         self._listing = _Kept[Response](every_s)
         if not self.path.is_dir():
-            open_run(directory)  # raises
+            # There is no such directory: this raises the error that says so.
+            open_run(directory)
 
     def runs(self) -> Response:
         """The runs as JSON: `directory`, `runs` (see `RunRow`) and `note`, why there are none.
@@ -98,7 +100,8 @@ class Served:
             run = RunDir(self.path)
             if run.manifest_path.exists() or not run.rank_dirs():
                 rows = find_runs(self.path)
-            else:  # its ranks, of which each would be listed
+            else:
+                # A run without a manifest: a search would list each of its ranks as a run.
                 alone = open_run(self.path)
                 rows = [RunRow(name=ALONE, state=alone.state, ranks=len(alone.ranks))]
         except MissingFileError as error:
@@ -109,6 +112,7 @@ class Served:
 
     def _run(self, *names: str) -> "_Run":
         for name in names:
+            # A run that began after the last listing may be there by now.
             if name not in self._names:
                 self.runs()
                 if name not in self._names:
@@ -116,6 +120,7 @@ class Served:
         refuse_others(self.path / names[0], [self.path / name for name in names[1:]])
         with self._lock:
             paths = [self.path / name for name in names]
+            # Put at the end of the order: the first one, which was unused for the longest time, is dropped.
             run = self._opened.pop(names, None) or _Run(paths, self._every_s, self._make)
             self._opened[names] = run
             if len(self._opened) > OPEN:
@@ -193,7 +198,8 @@ class _Run:
                 self._stamp, self._page, self._curves = stamp, None, {}
         except MissingFileError:
             self._held.close()
-            self._runs, self._stamp = [], ""  # if it comes back, it is another one
+            # If a run comes back in this place, it is another one.
+            self._runs, self._stamp = [], ""
             raise
         return stamp
 
@@ -203,7 +209,8 @@ def _tried(make: Callable[[], T]) -> T | Exception:
     try:
         return make()
     except Exception as error:
-        traceback.clear_frames(error.__traceback__)  # of a long run, hundreds of MB
+        # The frames of a kept error would hold what was read, hundreds of MB of a long run.
+        traceback.clear_frames(error.__traceback__)
         return error
 
 

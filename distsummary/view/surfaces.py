@@ -45,10 +45,12 @@ def landscapes(run: RecordedRun) -> dict[str, Any] | None:
 def _landscape(name: str, grid: Grid, count: int) -> dict[str, Any]:
     """One of `count` landscapes."""
     rows, columns = grid.z.shape
+    # All landscapes share a number of points: of a fine grid, only some rows and columns remain.
     each = max(1, int(np.ceil((grid.z.size * count / _POINTS) ** 0.5)))
     checkpoints = thinned(len(grid.path), _CHECKPOINTS // count)
     kept_rows, kept_columns = (thinned(size, max(2, -(-size // each))) for size in (rows, columns))
     kept = np.ix_(kept_rows, kept_columns)
+    # Later marks replace earlier ones, since a point may fit several.
     how = np.full(grid.z.shape, COMPUTED, np.uint8)
     how[~grid.computed] = INTERPOLATED
     how[~np.isfinite(grid.z)] = NOT_FINITE
@@ -58,7 +60,8 @@ def _landscape(name: str, grid: Grid, count: int) -> dict[str, Any]:
     is_known = grid.normalization != UNKNOWN
     surface = clipped(grid.z)[kept]
     low, high = finite_bounds(grid.z)
-    is_flat = high - low < 1e-3 * max(abs(low), abs(high))  # float32 would show steps
+    # float32 would show steps in a surface that is almost flat.
+    is_flat = high - low < 1e-3 * max(abs(low), abs(high))
     return {
         "name": name,
         "title": title(grid) if is_known else "",

@@ -20,5 +20,6 @@ def affordable_every(
     most_s = share * max(step_s, 1e-6)
     if cost_s <= most_s:
         return 1
+    # What each step takes longer is spent in any case: only the rest of the share is left for measuring.
     wanted = cost_s / max(most_s - idle_s, cost_s / highest)
     return min(1 << math.ceil(math.log2(max(wanted, 2.0))), highest)

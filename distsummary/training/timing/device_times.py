@@ -67,9 +67,11 @@ class DeviceTimes:
         """
         self.current = ""
         self.enter(then)
+        # The mark just entered ends the last phase of this step.
         if self._marks and len(self._pending) < MAX_PENDING:
             self._pending.append(self._marks)
             self._marks = []
+        # Only steps whose last event the device has reached are read, so that it is never waited for.
         while self._pending and self._pending[0][-1][1].query():
             marks = self._pending.popleft()
             found: dict[str, float] = {}

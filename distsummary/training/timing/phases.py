@@ -77,7 +77,8 @@ class ThreadClocks:
             return 0.0
         try:
             return 1e-9 * int(os.pread(self._file, 64, 0).split(b" ", 2)[1])
-        except (OSError, IndexError, ValueError):  # the thread is gone, or the kernel keeps no statistics
+        except (OSError, IndexError, ValueError):
+            # The thread has ended, or the kernel keeps no statistics.
             self.close()
             return 0.0
 
@@ -164,14 +165,16 @@ class Phases:
         """The current phase ends, and `phase` begins."""
         if get_ident() != self._thread:
             return
-        if self._interrupted is not None:  # a finalizer, called by the garbage collector
+        # A finalizer may call this while garbage is collected: its phase begins when the collection is over.
+        if self._interrupted is not None:
             self._interrupted = phase
             return
         if not self.is_marked:
             self.current = UNKNOWN if phase == FORWARD else phase
         elif phase != self.current:
             self._account()
-            self.current = phase = phase or REST  # after `within` began in a step that was not marked
+            # The phase is unknown if `within` began in a step that was not marked.
+            self.current = phase = phase or REST
             if self.device is not None:
                 self.device.enter(phase)
 
@@ -191,6 +194,7 @@ class Phases:
         if self._waits > 1 or not self.is_marked:
             return
         wall, cpu = self._wall(), self._cpu()
+        # Time for which the thread was blocked before this call belongs to the current phase.
         if wall - self._wall_s - (cpu - self._cpu_s) > SHORT_S:
             self._account()
             wall, cpu = self._wall_s, self._cpu_s
@@ -201,7 +205,8 @@ class Phases:
 
     def end_wait(self) -> None:
         """The call returns; one that took no longer than SHORT_S has not waited."""
-        self._waits = max(0, self._waits - 1)  # 0 if the step was dropped meanwhile
+        # The count is 0 already if the step was dropped during the call.
+        self._waits = max(0, self._waits - 1)
         if self._waits or self._asked_s is None:
             return
         (wall, cpu), self._asked_s = self._asked_s, None
@@ -209,6 +214,7 @@ class Phases:
             self.device.enter(self._on_device)
         if self._wall() - wall <= SHORT_S:
             return
+        # The time until the call began belongs to the current phase, and only the rest is waiting.
         self._add(wall - self._wall_s, cpu - self._cpu_s, 0.0)
         self._wall_s, self._cpu_s = wall, cpu
         self._is_waiting = True
@@ -270,6 +276,7 @@ class Phases:
         If some take so long that they are a good part of the time, more can be marked, and they are found.
         """
         self._steps_ms.append(step_ms)
+        # The cost of marks is measured in the first steps after each choice.
         if self._is_weighed:
             self._costs_s.append(self._cost_s)
             self._cost_s = 0.0
@@ -277,11 +284,13 @@ class Phases:
         if len(self._steps_ms) < self._next_choice:
             return
         step_s = 1e-3 * statistics.fmean(self._steps_ms[SKIPPED:])
-        cost_s = statistics.quantiles(self._costs_s[SKIPPED:])[0] + AROUND_S  # other work only adds to it
+        # Other work can only add to what was measured, so that the lower quartile is the best estimate.
+        cost_s = statistics.quantiles(self._costs_s[SKIPPED:])[0] + AROUND_S
         self._steps_ms.clear()
         self._costs_s.clear()
         self._is_weighed, self._next_choice = True, MEASURED
         every = partial(affordable_every, step_s=step_s, share=SHARE, idle_s=IDLE_S, highest=MAX_EVERY)
+        # More steps are marked only if there is a margin: otherwise the choice would change back and forth.
         if every(cost_s) > self.every or every(STEADY * cost_s) < self.every:
             self.every = every(cost_s)
 
@@ -296,10 +305,9 @@ class Phases:
         self.current, self._waits, self._asked_s = then, 0, None
         self._excuse_loader()
         device_ms = {} if self.device is None else self.device.take(then)
+        # The device may have a phase that this thread has not: torch may call hooks in a thread of its own.
         for phase in device_ms:
-            if (
-                phase in ON_DEVICE
-            ):  # also one that the thread has not entered: torch's own may call backward's hooks
+            if phase in ON_DEVICE:
                 self._spent.setdefault(phase, [*_NOTHING])
         found: dict[str, float] = {}
         own = waited = 0.0
@@ -310,6 +318,8 @@ class Phases:
             blocked = wall - cpu - queue
             if blocked < 0:
                 blocked = 0.0
+            # The thread only queues the device's work: blocked is how much longer the device computed than it
+            # ran.
             if self.device is not None and phase in ON_DEVICE:
                 on_device = 1e-3 * device_ms.get(phase, 0.0)
                 blocked = max(0.0, on_device - cpu)
@@ -319,8 +329,10 @@ class Phases:
             else:
                 own += cpu + blocked
             found[cpu_tag], found[blocked_tag], found[queue_tag] = 1e3 * cpu, 1e3 * blocked, 1e3 * queue
-        found[OWN_MS], found[WAIT_MS] = 1e3 * own, 1e3 * max(0.0, waited)  # clocks are not read at once
+        # Clocks are not read at the same moment, so that a time of waiting may come out negative.
+        found[OWN_MS], found[WAIT_MS] = 1e3 * own, 1e3 * max(0.0, waited)
         if self._is_weighed:
+            # All of this call is a cost, including what `_account` has already added.
             self._cost_s = weighed_s + self._cpu() - self._cpu_s
         return found
 
@@ -333,6 +345,7 @@ class Phases:
         waited = self._workers.take()
         if not waited:
             return
+        # What a worker waited may also delay later batches, which it loads ahead; the less, the older it is.
         kept = STARVED_KEPT**self.every
         starved = {pid: kept * self._starved_s.get(pid, 0.0) + seconds for pid, seconds in waited.items()}
         if (spent := self._spent.get(DATA)) is not None:
@@ -355,7 +368,8 @@ class Phases:
         wall, cpu = self._wall(), self._cpu()
         begun_s = cpu
         queue = self._queue_s
-        if wall - self._wall_s - (cpu - self._cpu_s) > SHORT_S:  # else it was not in the run queue for long
+        # A thread that ran nearly all the time was not in the run queue for long: reading it is saved.
+        if wall - self._wall_s - (cpu - self._cpu_s) > SHORT_S:
             queue = self._clocks.queue()
             # Reading takes system calls, after which the thread may wait for a processor: clocks that were
             # not read together would count that as blocked time of the next phase.
@@ -374,6 +388,7 @@ class Phases:
         phase = self.current
         if self._is_waiting:
             self._spend(WAIT, took, ran, queued)
+        # If nothing shows when the thread waits for other ranks, all blocked time of computing is waiting.
         elif (self.is_computing_shared and phase in COMPUTING) or (
             self.is_backward_shared and phase == BACKWARD
         ):

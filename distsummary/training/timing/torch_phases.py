@@ -51,7 +51,8 @@ class TorchPhases:
         try:
             self._set_hooks(True)
             self._hook_all()
-        except Exception:  # such as of a ScriptModule
+        except Exception:
+            # Some models take no hooks, such as a ScriptModule.
             self.close()
             raise
         phases.on_marked = self._set_hooks
@@ -80,14 +81,15 @@ class TorchPhases:
         if not is_marked:
             return
         hook = partial(Hook, self._guard)
-        # one by one, so that all are known if this fails
+        # Added one by one, so that all are known if one of them fails.
         handles.append(self._model.register_forward_pre_hook(hook(self._begin_forward), prepend=True))
-        # of any optimizer, also one of another model: `OptimizerSteps`, which finds out whose it is, takes
-        # ten times as long
+        # These are called for any optimizer, also one of another model: `OptimizerSteps`, which finds out
+        # whose it is, takes ten times as long.
         handles.append(register_optimizer_step_pre_hook(hook(self._begin_optimizer)))
         handles.append(register_optimizer_step_post_hook(hook(self._end_optimizer)))
         for parameter in self._hooks:
-            if parameter.requires_grad:  # not frozen since
+            # A parameter that was frozen since takes no hook.
+            if parameter.requires_grad:
                 self._hook(parameter)
 
     def _hook_all(self) -> None:
@@ -100,7 +102,8 @@ class TorchPhases:
                 self._hook(parameter)
 
     def _hook(self, parameter: nn.Parameter) -> None:
-        register = parameter.register_post_accumulate_grad_hook  # torch leaves it untyped
+        # Torch leaves this method untyped.
+        register = parameter.register_post_accumulate_grad_hook
         self._hooks[parameter] = register(Hook(self._guard, self._have_gradient))  # type: ignore[no-untyped-call]
 
     # What torch.compile traces has no phases: to leave the trace for a hook would cost more than the hook.
@@ -108,7 +111,8 @@ class TorchPhases:
     def _begin_forward(self, module: nn.Module, args: Any) -> None:
         if is_compiling():
             return
-        if torch.is_grad_enabled() and self._phases.current in (REST, OPTIMIZER):  # a further micro-batch
+        # After a backward pass or the optimizer, this is the forward pass of a further micro-batch.
+        if torch.is_grad_enabled() and self._phases.current in (REST, OPTIMIZER):
             self._phases.enter(FORWARD)
 
     def _begin_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -127,18 +131,20 @@ class TorchPhases:
         if self._passes < LEARNING:
             self._last = parameter
         if parameter in self._lasts:
-            if self._device.current == WAIT:  # not the last one after all
+            # The gradient that seemed to be the last was not: what followed it was computing, not waiting.
+            if self._device.current == WAIT:
                 self._device.was(BACKWARD)
             self._device.enter(WAIT)
             self._has_waited = True
 
     def _end_backward(self) -> None:
+        # If this pass ran in the closure of an optimizer, the optimizer's phase continues.
         if self._is_in_optimizer:
             self._phases.enter(OPTIMIZER)
         if self._device is None:
             return
         has_waited, self._has_waited = self._has_waited, False
-        # Not all parameters had hooks, or the last gradient was another one.
+        # Learn again if parameters without shapes have got them, or if none of the known last gradients came.
         if not all(map(is_lazy, self._lazy)) or (self._passes >= LEARNING and not has_waited):
             self._passes = 0
             self._lasts.clear()
@@ -147,6 +153,7 @@ class TorchPhases:
             self._passes += 1
             self._lasts.add(self._last)
             if self._passes == LEARNING:
+                # From now on, only the parameters whose gradients came last keep hooks, to save their time.
                 for parameter in [p for p in self._hooks if p not in self._lasts]:
                     self._hooks.pop(parameter).remove()
         self._last = None

@@ -71,7 +71,8 @@ class TorchWaits:
                 if not _measured:
                     _replace_all()
                 _measured[self._thread] = measured
-            except Exception as error:  # torch calls some of them private
+            except Exception as error:
+                # Some of these names are private: a version of torch may not have them.
                 _restore_all()
                 _stop(measured, error)
         register_for_forks(self)
@@ -100,7 +101,8 @@ def _report(measured: tuple[Phases, ...], method: str) -> None:
 
 def _stop(measured: tuple[Phases, ...], error: Exception) -> None:
     """Measure no more waiting in this thread: from now on only what it computes counts."""
-    if passes(error, is_door=False):  # of a signal handler of the user's
+    # The exception of a user's signal handler has to reach the user.
+    if passes(error, is_door=False):
         raise error
     _measured.pop(get_ident(), None)
     for phases in measured:
@@ -165,10 +167,13 @@ class _Engine(_ImperativeEngine):
     """Torch's engine of backward passes, which reports their begin and end."""
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or not kwargs.get("accumulate_grad"):  # otherwise gradients are returned
+        # Without `accumulate_grad`, gradients are returned and reach no parameter: that is no phase of a
+        # step.
+        if is_compiling() or not kwargs.get("accumulate_grad"):
             return super().run_backward(*args, **kwargs)
         measured = _measured.get(get_ident(), ())
-        if any(phases.is_in_backward for phases in measured):  # such as of a checkpoint
+        # A pass within another one, such as that of a checkpoint, is a part of it.
+        if any(phases.is_in_backward for phases in measured):
             return super().run_backward(*args, **kwargs)
         _report(measured, "begin_backward")
         try:
@@ -202,6 +207,7 @@ def _replace_all() -> None:
     groups = [each for each in _classes(c10d.ProcessGroup) if is_checked or each is not c10d.ProcessGroup]
     methods += [(each, name) for each in groups for name in BEGINS]
     for owner, name in methods:
+        # A class that inherits a method also inherits the replaced one.
         if name in vars(owner):
             _replace(owner, name, _method(getattr(owner, name), name))
     _replace(c10d.Reducer, "prepare_for_backward", _ddp_waits(c10d.Reducer.prepare_for_backward))
@@ -224,5 +230,7 @@ def _replace(owner: Any, name: str, new: Any) -> None:
 def _restore_all() -> None:
     while _replaced:
         owner, name, old, new = _replaced.pop()
-        if getattr(owner, name) is new:  # not replaced again since; then it only calls the old one
+        # If others have replaced the call since, theirs stays; ours, which it calls, then only calls the old
+        # one.
+        if getattr(owner, name) is new:
             setattr(owner, name, old)

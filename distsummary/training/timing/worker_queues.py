@@ -21,11 +21,13 @@ class WorkerQueues:
 
     def take(self) -> dict[int, float]:
         """The seconds since the last call, by pid; takes 3 us for each thread."""
-        # `active_children` would also collect those that have ended, before their loader sees it
+        # `active_children` would also collect processes that have ended, before their loader sees it.
         pids = {child.pid for child in getattr(sys.modules.get("multiprocessing.process"), "_children", ())}
         if not pids and not self._files:
             return {}
         is_first, self._calls = not self._calls, self._calls + 1
+        # A process may start threads later. What they waited before the first call does not count; of a
+        # thread that is found later all counts.
         if pids - self._pids or self._calls < LISTED or self._calls % LISTED == 0:
             self._list(pids, None if is_first else 0)
         self._pids = pids
@@ -33,7 +35,8 @@ class WorkerQueues:
         for path, (pid, file, before) in [*self._files.items()]:
             try:
                 now = int(os.pread(file, 64, 0).split(b" ", 2)[1])
-            except (OSError, IndexError, ValueError):  # it has ended
+            except (OSError, IndexError, ValueError):
+                # The thread has ended.
                 self._close(path)
                 continue
             waited[pid] = waited.get(pid, 0.0) + 1e-9 * (now - (now if before is None else before))
