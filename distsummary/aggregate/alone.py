@@ -40,11 +40,11 @@ Floats = NDArray[np.float64]
 ROUND_S = 0.5  # between two rounds of the thread
 LOOK_S = 5.0  # between two looks at the state of the rank, which costs a third of a millisecond
 STOP_S = 5.0  # the end waits so long for a round that hangs, as on a disk that does
-MOST_ROWS = 1 << 14  # that wait for a round; the oldest are left out of judging, which a full run never is
-MOST_SETS = 1 << 10  # of tags, that are remembered
+MOST_ROWS = 1 << 14  # entries that wait for a round; beyond it, the oldest are not judged
+MOST_SETS = 1 << 10  # sets of tags whose sieves are kept
 JUDGED = frozenset((*NONFINITE_TAGS.values(), *(tag + LAG for tag in NONFINITE_TAGS.values()), *GROWING_TAGS))
 TIMES = DATA_TAG, STEP_TAG  # judged at every step
-MOST_TABLES = 1 << 8  # of them that wait for a round, as of rows
+MOST_TABLES = 1 << 8  # entries of TIMES that wait for a round; beyond it, the oldest are not judged
 
 
 class LoneRank:
@@ -97,6 +97,7 @@ class LoneRank:
         try:
             self._inner.finish(topology, attempt, health)
         finally:
+            # What the thread has not judged is judged here. By now, `_look` finds how the rank ended.
             with self._guarded():
                 self._round()
                 self._look(is_over=True)
@@ -131,13 +132,17 @@ class LoneRank:
         sieve = self._sieves.get(tags)
         if sieve is None:
             sieve = self._sieves[tags] = _Sieve(tags)
+            # A training that records ever different sets of tags must not fill the memory.
             if len(self._sieves) > MOST_SETS:
                 del self._sieves[next(iter(self._sieves))]
+        # Both times of each step are judged together, so they stay in one table.
         if sieve.times:
             self._times.append((table["step"].astype(np.int64), table["numbers"][:, sieve.times].T))
+        # Whole rows are kept only where a tag becomes finite, NaN or infinite for the first time.
         wanted = sieve.rows(table["numbers"])
         if wanted:
             self._keep_columns(tags, table["step"][wanted], table["numbers"][wanted])
+        # Of the other rows, only the columns that are judged at every step are kept.
         if sieve.judged:
             rest = np.delete(table, wanted) if wanted else table
             names = [tags[place] for place in sieve.judged]
@@ -156,12 +161,14 @@ class LoneRank:
         is_stopped = False
         while not is_stopped:
             with self._guarded():
-                self._look()  # first: the start is reported before what was found
+                # First the look: the start of the training is reported before anything that was found in it.
+                self._look()
                 self._round()
             is_stopped = self._is_stopped.wait(ROUND_S)
 
     def _round(self) -> None:
         """Judge what was written, and whether the loop stands still."""
+        # The writer's thread appends meanwhile: take what is there now.
         rows = [self._rows.popleft() for _ in range(len(self._rows))]
         if rows:
             which, steps, values = map(np.concatenate, zip(*rows, strict=True))
@@ -192,7 +199,8 @@ class LoneRank:
         """Log what is raised, once: judging ends no training, and the next round may succeed."""
         try:
             yield
-        except Exception as error:  # of the disk, mostly
+        except Exception as error:
+            # Mostly an error of the disk.
             reason = error_line(error)
             if reason not in self._warned:
                 self._warned.add(reason)
@@ -209,24 +217,26 @@ class _Sieve:
     def __init__(self, tags: Sequence[str]) -> None:
         self.judged = [place for place, tag in enumerate(tags) if tag in JUDGED]
         self.times = [tags.index(tag) for tag in TIMES] if {*TIMES} <= {*tags} else []
-        self._is_known = np.array(
-            [tag in LOSSES for tag in tags], np.bool_
-        )  # it has been finite, or need not
+        # By tag: it has been finite, or it is a loss, which need not have been.
+        self._is_known = np.array([tag in LOSSES for tag in tags], np.bool_)
         self._is_done = np.zeros((2, len(tags)), np.bool_)  # it has been NaN; it has been infinite
 
     def rows(self, numbers: Floats) -> list[int]:
         """The rows of `numbers` (N, k), as places in it."""
+        # The files hold float32: a number that is too large for it counts as infinite here too.
         with np.errstate(over="ignore"):
-            numbers = numbers.astype(np.float32)  # as the files hold them
+            numbers = numbers.astype(np.float32)
         is_finite = np.isfinite(numbers)
         if self._is_known.all() and is_finite.all():
             return []
+        # By tag, the row in which it is finite for the first time: -1 if it was before, N if it is not yet.
         begun = np.where(
             self._is_known, -1, np.where(is_finite.any(axis=0), is_finite.argmax(axis=0), len(numbers))
         )
         found = set(begun[(begun >= 0) & (begun < len(numbers))].tolist())
         self._is_known |= begun < len(numbers)
         is_nan = np.isnan(numbers)
+        # Of each tag, the row of the first NaN after that one, and the row of the first infinity.
         for is_done, is_bad in zip(self._is_done, (is_nan, ~is_finite & ~is_nan), strict=True):
             for column in np.flatnonzero(is_bad.any(axis=0) & ~is_done).tolist():
                 later = np.flatnonzero(is_bad[begun[column] + 1 :, column])
@@ -258,5 +268,6 @@ def _number(value: Value) -> float | None:
         return value.data
     try:
         return float(finish_value(value).data)
-    except Exception:  # another library's array may raise anything
+    except Exception:
+        # An array of another library may raise anything.
         return None

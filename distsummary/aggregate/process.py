@@ -82,6 +82,7 @@ class AggregatorProcess:
         self._thread.join()
 
     def _keep(self) -> None:
+        # After the last try there is no pause: if it fails, the aggregator is given up.
         for pause_s in (*self._backoff_s, 0.0):
             how = self._run()
             if not how:
@@ -144,7 +145,8 @@ class ProcessCoordinator(LocalCoordinator):
         """Join the run; rank 0 starts the aggregator."""
         registration = super().register(topology)
         self._start(topology)
-        if topology.rank > 0 and topology.local_rank == 0:  # one rank of each node
+        # On each other node, one rank looks later whether rank 0 records in this directory.
+        if topology.rank > 0 and topology.local_rank == 0:
             self._look_at_s = self._clock() + MISSING_S
         return registration
 
@@ -171,7 +173,8 @@ class ProcessCoordinator(LocalCoordinator):
 
     def finish(self, topology: Topology, attempt: int, health: Mapping[str, int | str]) -> None:
         """Leave the run; the last rank waits for the merged run."""
-        self._start(topology)  # unless it is there
+        # If the aggregator has ended meanwhile, rank 0 starts another one: the run has to be merged.
+        self._start(topology)
         if self._process is not None:
             self._process.hurry()
         if self._finish(topology, attempt, health):
@@ -199,6 +202,7 @@ class ProcessCoordinator(LocalCoordinator):
 
     def _await_merge_now(self, role: str, attempt: int) -> None:
         entry = find_attempt(self.run_dir.read_manifest(), role, attempt)
+        # Others still evaluate, and the last of them waits for the merge.
         if entry.get("evaluated") and len(entry["evaluated"]) < entry["world_size"]:
             return
         ended = merged_states(with_ranks(self.run_dir, entry))
