@@ -29,7 +29,7 @@ from distsummary.rundir.topology import Topology
 logger = logging.getLogger(__name__)
 
 BACKOFF_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # pauses before the aggregator is started again
-AGAIN_S = 10.0  # the first of the intervals, each twice the one before
+AGAIN_S = 10.0  # the first interval between starts by heartbeats; each is twice the one before
 MISSING_S = 30.0  # when one rank of each node looks whether rank 0 has begun in the same directory
 START_S = 1.0  # how long rank 0 waits at its end for the start of an aggregator that had died
 MERGE_WAIT_S = 10.0  # how long the last rank's `finish` waits for the merged run

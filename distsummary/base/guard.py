@@ -284,7 +284,7 @@ def passes(error: Exception, *, is_door: bool = True) -> bool:
             return True
         if is_door and isinstance(error, _checks.get(code, ())):
             return True
-        # Deeper frames are no longer called directly by a door.
+        # From here on, only a frame that a door calls directly counts as part of it.
         is_door = is_door and code in _doors
         trace = trace.tb_next
     return is_ours and is_door
